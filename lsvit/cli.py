@@ -1,0 +1,83 @@
+"""The `lsvit` command: what a user does around the pipeline. The pipeline itself is DVC's."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lsvit.errors import one_line_errors
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+track = typer.Typer(no_args_is_help=True, help="The MLflow store.")
+data = typer.Typer(no_args_is_help=True, help="The embedded images.")
+app.add_typer(track, name="track")
+app.add_typer(data, name="data")
+
+
+@app.command()
+def smoke(keep: Annotated[Path | None, typer.Option(help="Run in this new folder and leave it there.")] = None) -> None:
+    """Run the whole pipeline on tiny presets in a temporary copy of the repository and print its table: a first look."""
+    import tempfile
+
+    from lsvit.smoke import run
+
+    with tempfile.TemporaryDirectory(prefix="lsvit-smoke-") as temporary:
+        folder = keep or Path(temporary)
+        run(folder)
+        show_table(folder / "results" / "table1.csv")
+
+
+@app.command()
+def table(file: Annotated[Path, typer.Argument(help="A table1.csv of the pipeline.")] = Path("results/table1.csv")) -> None:
+    """Print Table 1: this repository's figures beside the published ones."""
+    show_table(file)
+
+
+@track.command()
+def sync() -> None:
+    """Fill the MLflow store from the files of finished stages; what is already there stays as it is."""
+    from lsvit import tracking
+
+    print(f"{tracking.sync()} runs added")
+
+
+@data.command()
+def subset(
+    source: Annotated[Path, typer.Option(help="Folder of the four original files.")] = Path("/usr/share/datasets/fashion-mnist"),
+    out: Annotated[Path, typer.Option(help="Where to write.")] = Path("data/fashion_mnist_10k"),
+    train: int = 10_000,
+    validation: int = 2_000,
+    seed: int = 0,
+) -> None:
+    """Make the embedded class-balanced subset of Fashion-MNIST from the original files."""
+    from lsvit.data import write_subset
+
+    write_subset(source, out, {"train": train, "validation": validation}, seed)
+
+
+def show_table(file: Path) -> None:
+    """Print a table1.csv in the paper's form."""
+    import pandas as pd
+    from rich.console import Console
+    from rich.table import Table
+
+    from lsvit.errors import UserError
+    from lsvit.tables import paper_table
+
+    if not file.is_file():
+        raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
+    paper = paper_table(pd.read_csv(file))
+    shown = Table(*paper.columns, title="Top-1 validation accuracy in %, mean ± standard deviation over seeds")
+    for row in paper.itertuples(index=False):
+        shown.add_row(*row)
+    Console(width=None if Console().is_terminal else 180).print(shown)
+
+
+@one_line_errors()
+def main() -> None:
+    """Entry point of the `lsvit` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""A user's mistake ends in one line and exit code 2, never in a traceback."""
+
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # `lsvit --help` needs no pydantic
+    from pydantic import BaseModel, ValidationError
+
+
+class UserError(Exception):
+    """A mistake the user can mend: the message names the file or key, what was found and what is accepted."""
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the process with `error: <one line>` on standard error and exit code 2 when a UserError is raised."""
+    try:
+        yield
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def accepted(name: Any, names: Iterable[Any]) -> str:
+    """What is accepted, the nearest known name first."""
+    known = [str(n) for n in names]
+    near = difflib.get_close_matches(str(name), known, n=1)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"accepted: {', '.join(known)}"
+
+
+def _keys_at(section: "type[BaseModel]", path: tuple[str | int, ...]) -> list[str]:
+    """The keys accepted where an unknown one was found."""
+    from pydantic import BaseModel
+
+    annotation: Any = section
+    for part in path:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            annotation = annotation.model_fields[str(part)].annotation
+        else:  # dict[str, X], list[X]: one of the arguments is the item
+            annotation = annotation.__args__[-1]
+        models = [a for a in getattr(annotation, "__args__", ()) if isinstance(a, type) and issubclass(a, BaseModel)]
+        if models and getattr(annotation, "__origin__", None) not in (dict, list):  # X | None
+            annotation = models[0]
+    return list(annotation.model_fields)
+
+
+def one_line(error: "ValidationError", section: "type[BaseModel]", prefix: str = "", file: str = "params.yaml") -> str:
+    """The first error of a validation as one line: key, value found, what is accepted, the nearest known name."""
+    first = error.errors()[0]
+    loc = list(first["loc"])
+    key = ".".join(str(part) for part in ([prefix] if prefix else []) + loc)
+    found, message = first["input"], first["msg"]
+    if first["type"] == "extra_forbidden":
+        return f"{file}: {key}: unknown key (value {found!r}), {accepted(loc[-1], _keys_at(section, tuple(loc[:-1])))}"
+    if first["type"] == "missing":
+        return f"{file}: {key}: missing, accepted: a value for this key"
+    message = message.removeprefix("Value error, ")
+    if message.count("\n") == 2:  # a cross-check inside a preset names its own key and value
+        sub, value, wanted = message.split("\n")
+        return f"{file}: {key}.{sub}: found {value}, accepted: {wanted}"
+    if first["type"] == "literal_error":
+        choices = [choice.strip(" '") for choice in re.split(r",| or ", first["ctx"]["expected"])]
+        return f"{file}: {key}: found {found!r}, {accepted(found, choices)}"
+    message = re.sub(r"^(Input should be |String should |List should )", "", message).replace("valid ", "")
+    return f"{file}: {key}: found {found!r}, accepted: {message}"

@@ -1,0 +1,119 @@
+"""What a training, an evaluation and an analysis depend on, and how their files are gathered. No torch here."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lsvit.errors import UserError
+from lsvit.params import Analysis, ModelPreset, Optimisation, Params, Preset, PruneEval, Section, Value, Variant
+from lsvit.routes import training_order
+
+Row = dict[str, float]  # one epoch's metrics, names {suite}/{metric}
+WEIGHTS, HISTORY, FINAL, CONFIG = "weights.safetensors", "history.json", "final.json", "config.json"
+EVALUATION_ROWS, ANALYSIS_ARRAYS, ANALYSIS_NUMBERS = "rows.csv", "arrays.npz", "numbers.json"
+
+
+class RunConfig(Section):
+    """What every job depends on; the digests stand for the data and the weights."""
+
+    title: str  # the variant's name
+    dataset: str
+    model_name: str
+    model: ModelPreset
+    variant: Variant
+    device: str
+    data_sha256: str
+    weights_sha256: str | None
+
+
+class TrainConfig(RunConfig):
+    """One training; `weights` are the starting weights."""
+
+    options: Optimisation
+    seed: int
+
+
+class EvalConfig(RunConfig):
+    """One evaluation."""
+
+    options: PruneEval
+    precision: str
+
+
+class AnalysisConfig(RunConfig):
+    """The analysis of one model."""
+
+    options: Analysis
+    precision: str
+
+
+def run_config(params: Params, title: str, variant: Variant, data_sha256: str, weights_sha256: str | None) -> dict[str, Any]:
+    """The fields of a RunConfig for one variant of the chosen model and data set.
+
+    Overrides of sections are left out: a job's own options hold their effect, and others must not change its key.
+    """
+    model = params.model_preset.model_copy(update={key: {} for key in Preset.model_fields})
+    variant = variant.model_copy(update={"finetune": {}})
+    return {
+        "title": title, "dataset": params.dataset, "model_name": params.model, "model": model, "variant": variant,
+        "device": params.device, "data_sha256": data_sha256, "weights_sha256": weights_sha256,
+    }  # fmt: skip
+
+
+def starting_weights(folder: Path = Path("outs/pretrain")) -> Path:
+    """The weights that stage pretrain left. Raises UserError if there are none."""
+    found = sorted(folder.glob(f"seed_*/{WEIGHTS}"))
+    if not found:
+        raise UserError(f"{folder}: no weights; `dvc repro pretrain` makes them")
+    return found[0]
+
+
+def kept_epoch(history: list[Row], route: str | dict[str, float]) -> Row:
+    """The epoch whose weights were kept: lowest validation loss in the order the variant trains for, the last of equals."""
+    return min(reversed(history), key=lambda row: row[f"validation/{training_order(route)}/loss"])
+
+
+def gather_trainings(folders: dict[int, Path], out: Path, table: Path) -> None:
+    """Copy finished trainings, by seed, to `out/seed_<n>/`, add `final.json`, and write all epochs to one CSV table."""
+    rows: list[dict[str, Any]] = []
+    for seed, folder in folders.items():
+        target = out / f"seed_{seed}"
+        target.mkdir(parents=True, exist_ok=True)
+        for name in (WEIGHTS, HISTORY, CONFIG):
+            shutil.copyfile(folder / name, target / name)
+        history = json.loads((folder / HISTORY).read_text())
+        config = json.loads((folder / CONFIG).read_text())
+        kept = kept_epoch(history, config["variant"]["route"]) if history else {}
+        final = {key.replace("validation/", ""): value for key, value in kept.items() if key.startswith(("validation/", "epoch"))}
+        (target / FINAL).write_text(json.dumps(final, indent=1) + "\n")
+        rows += [{"seed": seed, **row} for row in history]
+    table.parent.mkdir(parents=True, exist_ok=True)
+    with open(table, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else ["seed", "epoch"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+
+
+def show_options(title: str, config: RunConfig, values: dict[str, Value], count: str) -> None:
+    """Print the one table of every effective hyper-parameter and the place it comes from."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("key", "value", "from", title=f"{title}: {count}", box=SIMPLE_HEAD, title_justify="left")
+    model = {"dataset": config.dataset, "model": config.model_name, "device": config.device}
+    preset = {"timm": config.model.timm, "weights": config.model.weights, "init_std": config.model.init_std} | config.model.kwargs
+    for key, value in model.items():
+        table.add_row(key, str(value), key)
+    for key, value in preset.items():
+        table.add_row(key, str(value), f"models.{config.model_name}")
+    for key, value in config.variant.model_dump(exclude_none=True, exclude={"finetune"}).items():
+        if value != {}:
+            table.add_row(key, str(value), title if title in ("baseline", "pretrain") else f"variants.{title}")
+    hidden = {"baseline_epochs"} | (set() if config.variant.position.predict else {"position_weight"})
+    for key, (value, source) in values.items():
+        if key not in hidden:
+            table.add_row(key, str(value), source)
+    Console(width=None if Console().is_terminal else 110).print(table)

@@ -1,0 +1,154 @@
+"""The figures of the paper, from the pipeline's result files. The only module that imports matplotlib.
+
+Colours: Okabe and Ito's colour-blind safe palette (yellow replaced by brown) for variants, viridis (dark: near the input) for positions.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.stats import gaussian_kde
+
+from lsvit.params import PaperFigures
+from lsvit.tables import label
+
+OKABE_ITO = ["#000000", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#8B6914"]
+MARKERS = "os^Dv<>P"
+STYLE: Any = {
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 6.5, "xtick.labelsize": 7, "ytick.labelsize": 7,
+    "axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.2, "lines.markersize": 4, "pdf.fonttype": 42,
+    "legend.frameon": False,
+}  # fmt: skip
+
+
+class Figures:
+    """Draws and saves every figure of `folder` as PDF and PNG, the same bytes for the same results."""
+
+    def __init__(self, folder: Path, size: PaperFigures, variants: list[str]) -> None:
+        self.folder, self.size = folder, size
+        plain = [v for v in variants if not v.startswith("refit")]
+        self.colours = {v: OKABE_ITO[i % len(OKABE_ITO)] for i, v in enumerate(plain)}
+        self.markers = {v: MARKERS[i % len(MARKERS)] for i, v in enumerate(plain)}
+        folder.mkdir(parents=True, exist_ok=True)
+        matplotlib.rcParams.update(STYLE)
+
+    def _figure(self, height: float, **grid: Any) -> tuple[Figure, np.ndarray]:
+        return plt.subplots(figsize=(self.size.column_width, height * self.size.column_width), layout="constrained", squeeze=False, **grid)
+
+    def _save(self, figure: Figure, name: str) -> None:
+        figure.savefig(self.folder / f"{name}.pdf", metadata={"CreationDate": None})
+        figure.savefig(self.folder / f"{name}.png", dpi=self.size.dpi, metadata={"Software": None})
+        plt.close(figure)
+
+    def pruning(self, cells: pd.DataFrame, order: str, name: str) -> str:
+        """Figures 1b and 1c: accuracy against layers kept. Returns the caption."""
+        figure, axes = self._figure(0.78)
+        axis: Axes = axes[0, 0]
+        shown = cells[cells["order"] == order]
+        for variant, colour in self.colours.items():
+            line = shown[shown["variant"] == variant].sort_values("keep")
+            axis.errorbar(line["keep"], 100 * line["mean"], 100 * line["std"].fillna(0), color=colour, marker=self.markers[variant],
+                          capsize=2, label=label(variant))  # fmt: skip
+        refits = shown[shown["variant"].str.startswith("refit")].sort_values("keep")
+        if len(refits):
+            axis.errorbar(refits["keep"], 100 * refits["mean"], 100 * refits["std"].fillna(0), color="#777777", marker="*",
+                          markersize=7, linestyle=":", capsize=2, label="refit-k")  # fmt: skip
+        axis.set(xlabel="layers kept", ylabel="validation accuracy (%)", xticks=sorted(shown["keep"].unique()), ylim=(0, 100))
+        axis.grid(axis="y", linewidth=0.4, alpha=0.5)
+        axis.legend(ncols=3, loc="upper left", bbox_to_anchor=(0, 1.26), columnspacing=1, handlelength=1.6)
+        self._save(figure, name)
+        pruned = shown[~shown["full"]]
+        orders = "their original order" if order == "sequential" else "random order"
+        text = f"Accuracy with k layers kept, executed in {orders}. "
+        text += f"Mean over {shown['n'].max():.0f} seeds; bars: standard deviation over the seeds"
+        if len(pruned):
+            text += f". Pruned cells: {pruned['orders'].max():.0f} random routes each, the same for every model, "
+            text += f"on {pruned['images'].max():.0f} images"
+            if pruned["std_orders"].notna().any():
+                low, high = 100 * pruned["std_orders"].min(), 100 * pruned["std_orders"].max()
+                text += f"; the standard deviation over routes is {low:.1f} to {high:.1f} points"
+        full = shown[shown["full"] & ~shown["variant"].str.startswith("refit")]
+        text += (
+            f". All layers: {full['orders'].max():.0f} order{'s' if full['orders'].max() > 1 else ''}, {full['images'].max():.0f} images"
+        )
+        if len(refits):
+            text += f". refit-k: trained as a k-layer model; {', '.join(f'k = {c.keep}: {c.orders}' for c in refits.itertuples())} orders"
+        return text + "."
+
+    def umap(self, arrays: dict[str, np.ndarray], layer: int, name: str, title: str) -> str:
+        """Figures 4a and 4b: a layer's whole output in the plane, coloured by its position. Returns the caption."""
+        figure, axes = self._figure(0.85)
+        axis: Axes = axes[0, 0]
+        positions = arrays["positions"][:, layer] + 1
+        plane = arrays["plane"]
+        points = axis.scatter(
+            plane[:, 0], plane[:, 1], c=positions, cmap="viridis", s=5, linewidths=0, vmin=1, vmax=arrays["positions"].shape[1]
+        )
+        axis.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2", title=f"{title}, layer {layer + 1}")
+        figure.colorbar(points, label="position of the layer", shrink=0.9)
+        self._save(figure, name)
+        return (
+            f"UMAP of the whole output (class and patch tokens) of layer {layer + 1} (counted from 1), {title}: "
+            f"{len(plane)} validation images (one point each), a random order per image, n = 1 model."
+        )
+
+    def ridges(self, arrays: dict[str, np.ndarray], name: str, title: str) -> str:
+        """Figures 4c and 4d: distribution of class-token contribution norms by layer and position. Returns the caption."""
+        positions, norms = arrays["positions"], arrays["norms"]
+        num_layers = norms.shape[1]
+        figure, axes = self._figure(1.2)
+        axis: Axes = axes[0, 0]
+        norms = norms / norms.max(axis=0)
+        grid = np.linspace(0, 1, 200)
+        colours = plt.get_cmap("viridis")(np.linspace(0, 1, num_layers))
+        for layer in range(num_layers):
+            curves = np.stack([_density(norms[positions[:, layer] == p, layer], grid) for p in range(num_layers)])
+            curves *= 1.6 / max(curves.max(), 1e-9)
+            for p in range(num_layers):
+                axis.fill_between(grid, -layer, curves[p] - layer, color=colours[p], alpha=0.35, linewidth=0, zorder=2 * layer)
+                axis.plot(grid, curves[p] - layer, color=colours[p], linewidth=0.6, zorder=2 * layer + 1)
+        axis.set(yticks=-np.arange(num_layers), yticklabels=range(1, num_layers + 1), xlim=(0, 1), title=title)
+        axis.set(xlabel="norm of the contribution to the class token\n(relative to the layer's largest)", ylabel="layer (original place)")
+        scale = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(1, num_layers), "viridis")
+        figure.colorbar(scale, ax=axis, label="position of the layer", shrink=0.6)
+        self._save(figure, name)
+        return (
+            f"Distribution of the L2 norm of each layer's additive contribution to the class token, relative to the layer's largest, "
+            f"by position, {title}: {len(norms)} validation images, a random order per image, n = 1 model."
+        )
+
+    def training_curves(self, histories: dict[str, pd.DataFrame], name: str) -> str:
+        """Validation accuracy per epoch in both orders, mean over the seeds. Returns the caption."""
+        figure, axes = self._figure(1.15, nrows=2, sharex=True)
+        for axis, order in zip(axes[:, 0], ("sequential", "arbitrary"), strict=True):
+            for variant, history in histories.items():
+                curve = history.groupby("epoch")[f"validation/{order}/accuracy"].agg(["mean", "std"]) * 100
+                refit = variant not in self.colours
+                axis.errorbar(curve.index, curve["mean"], curve["std"].fillna(0), label=label(variant), linestyle=":" if refit else "-",
+                              color="#777777" if refit else self.colours[variant], capsize=1.5,
+                              marker=f"${variant.rsplit('_', 1)[-1]}$" if refit else self.markers[variant])  # fmt: skip
+            axis.set(ylabel=f"accuracy (%),\n{order}", ylim=(0, 100))
+            axis.grid(axis="y", linewidth=0.4, alpha=0.5)
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        axes[1, 0].set(xlabel="epoch")
+        axes[0, 0].legend(ncols=4, loc="lower left", bbox_to_anchor=(-0.1, 1.0), columnspacing=1, handlelength=1.6)
+        self._save(figure, name)
+        seeds = max(history["seed"].nunique() for history in histories.values())
+        return (
+            f"Validation accuracy per epoch of refinement, mean and standard deviation over {seeds} seeds; "
+            f"arbitrary: a fresh order per validation batch."
+        )
+
+
+def _density(values: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """A smooth density on the grid; zero where there is too little to estimate one."""
+    if len(values) < 3 or values.std() < 1e-6:
+        return np.zeros_like(grid)
+    return gaussian_kde(values)(grid)

@@ -1,0 +1,144 @@
+"""From evaluation rows to the paper's tables, with the published figures beside ours."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lsvit.params import BASELINE, Analysis
+
+KEYS = ["dataset", "model", "variant", "order", "keep"]
+TABLE1 = ["dataset", "model", "order", "variant", "mean", "std", "n"]
+LABELS = {BASELINE: "baseline", "ls": "LS", "ls_pos": "LS-pos", "ls_pred": "LS-pred", "layerdrop": "LayerDrop"}
+
+# LayerShuffle, table 1: top-1 validation accuracy, mean and standard deviation over 5 seeds, in per cent
+PUBLISHED_VARIANTS = (BASELINE, "ls", "ls_pos", "ls_pred")
+PUBLISHED = {
+    ("ImageNet", "ViT-B/16", "sequential"): ((82.61, 0.08), (75.22, 0.28), (75.28, 0.18), (74.41, 0.20)),
+    ("ImageNet", "ViT-B/16", "arbitrary"): ((0.13, 0.03), (62.77, 0.41), (63.61, 0.23), (61.18, 1.06)),
+    ("ImageNet", "DeiT-B dist.", "sequential"): ((81.16, 0.06), (76.57, 0.12), (76.18, 0.46), (75.08, 0.27)),
+    ("ImageNet", "DeiT-B dist.", "arbitrary"): ((0.12, 0.05), (66.62, 0.40), (65.89, 1.28), (64.51, 0.85)),
+    ("CIFAR-100", "ViT-B/16", "sequential"): ((89.62, 0.26), (64.43, 0.95), (61.98, 0.49), (60.88, 0.76)),
+    ("CIFAR-100", "ViT-B/16", "arbitrary"): ((0.64, 0.13), (54.34, 2.64), (55.47, 1.41), (53.53, 1.45)),
+    ("CIFAR-100", "DeiT-B dist.", "sequential"): ((87.31, 0.25), (75.04, 0.83), (72.13, 1.50), (66.94, 0.60)),
+    ("CIFAR-100", "DeiT-B dist.", "arbitrary"): ((0.53, 0.16), (64.99, 0.76), (64.31, 1.70), (58.77, 1.18)),
+}
+
+
+def label(variant: str) -> str:
+    """A variant's name in the paper's words."""
+    return LABELS.get(variant, variant.replace("_", "-"))
+
+
+def gather_evaluations(dataset: str, model: str, files: dict[tuple[str, int], Path]) -> pd.DataFrame:
+    """The rows of all evaluations, by (variant, seed): one row a route."""
+    frames = []
+    for (variant, seed), path in files.items():
+        frame = pd.read_csv(path)
+        for position, (name, value) in enumerate({"dataset": dataset, "model": model, "variant": variant, "seed": seed}.items()):
+            frame.insert(position, name, value)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def summarise(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row a (variant, order, keep): mean accuracy; spread over seeds and spread over orders, kept apart.
+
+    `mean`, `std`: of the seeds' means over their routes. `std_orders`: over the routes of one seed, averaged over the seeds.
+    Sample standard deviations (n - 1), absent for a single value. `n`: seeds. `orders`: routes a seed. `full`: all layers.
+    """
+    by_seed = rows.groupby([*KEYS, "seed"], sort=False)
+    seeds = by_seed["accuracy"].agg(["mean", "std"]).join(by_seed["routes"].sum()).reset_index()
+    cells = seeds.groupby(KEYS, sort=False).agg(
+        mean=("mean", "mean"), std=("mean", "std"), n=("mean", "count"), std_orders=("std", "mean"), orders=("routes", "first")
+    )
+    cells = cells.join(rows.groupby(KEYS, sort=False)[["position_accuracy", "images"]].mean()).reset_index()
+    cells["full"] = cells["keep"] == cells.groupby("variant")["keep"].transform("max")
+    return cells
+
+
+def table_metrics(rows: pd.DataFrame) -> dict[str, dict[str, dict[str, float]]]:
+    """Final metrics for `dvc metrics`: variant -> order -> name -> value, with all layers."""
+    metrics: dict[str, dict[str, dict[str, float]]] = {}
+    names = {"mean": "accuracy", "std": "std_over_seeds", "std_orders": "std_over_orders", "position_accuracy": "position_accuracy"}
+    for cell in summarise(rows).query("full").to_dict("records"):
+        values = {new: round(float(cell[old]), 6) for old, new in names.items() if pd.notna(cell[old])}
+        metrics.setdefault(cell["variant"], {})[cell["order"]] = values
+    return metrics
+
+
+def table1(cells: pd.DataFrame) -> pd.DataFrame:
+    """Table 1 as numbers: accuracy as a fraction, every variant, both orders, all layers."""
+    full = cells[cells["full"]].copy()
+    full["order"] = pd.Categorical(full["order"], ["sequential", "arbitrary"], ordered=True)
+    return full.sort_values("order", kind="stable")[TABLE1].round({"mean": 6, "std": 6})
+
+
+def _cell(mean: float, std: float) -> str:
+    return f"{mean:.2f}" if pd.isna(std) else f"{mean:.2f} ± {std:.2f}"
+
+
+def paper_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Table 1 in the paper's form, in per cent: our rows, then the published ones."""
+    variants = list(dict.fromkeys(table["variant"]))
+    rows: list[dict[str, str]] = []
+    for (dataset, model, order), group in table.groupby(["dataset", "model", "order"], sort=False, observed=True):
+        row = {"source": "ours", "data": dataset, "model": model, "order": order}
+        rows.append(row | {label(c["variant"]): _cell(100 * c["mean"], 100 * c["std"]) for c in group.to_dict("records")})
+    for (dataset, model, order), published in PUBLISHED.items():
+        row = {"source": "published", "data": dataset, "model": model, "order": order}
+        rows.append(row | {label(v): _cell(*cell) for v, cell in zip(PUBLISHED_VARIANTS, published, strict=True)})
+    return pd.DataFrame(rows, columns=["source", "data", "model", "order", *map(label, variants)]).fillna("–")
+
+
+def table_caption(cells: pd.DataFrame) -> str:
+    """What the numbers of Table 1 are."""
+    full = cells[cells["full"]]
+    arbitrary = full[full["order"] == "arbitrary"]
+    few = arbitrary[arbitrary["orders"] < arbitrary["orders"].max()]
+    text = (
+        f"Top-1 validation accuracy in %, mean ± standard deviation over {_range(full['n'])} seeds, "
+        f"{_range(full['images'])} validation images; arbitrary order: mean over {arbitrary['orders'].max():.0f} random orders"
+    )
+    text += "".join(f" ({label(c['variant'])}: all {c['orders']:.0f} there are)" for c in few.to_dict("records"))
+    positions = arbitrary.dropna(subset="position_accuracy")
+    for cell in positions.to_dict("records"):
+        text += (
+            f". {label(cell['variant'])} names a layer's position correctly in {100 * cell['position_accuracy']:.2f} % of cases "
+            f"under arbitrary orders (published: 99.99 %, ImageNet)"
+        )
+    return text + ". Published: 5 seeds."
+
+
+def _range(values: pd.Series) -> str:
+    low, high = f"{values.min():.0f}", f"{values.max():.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def write_table1(cells: pd.DataFrame, folder: Path) -> None:
+    """Write table1.csv (fractions), table1.md and table1.tex (per cent, the published rows beside ours)."""
+    table = table1(cells)
+    table.to_csv(folder / "table1.csv", index=False, lineterminator="\n")
+    paper, caption = paper_table(table), table_caption(cells)
+    (folder / "table1.md").write_text(f"{paper.to_markdown(index=False, disable_numparse=True)}\n\n{caption}\n")
+    buffer = io.StringIO()
+    latex = paper.map(lambda text: text.replace(" ± ", " $\\pm$ ").replace("_", "\\_").replace("–", "--"))
+    latex.to_latex(buffer, index=False, caption=caption.replace("%", "\\%").replace("±", "$\\pm$"), label="tab:layershuffle")
+    (folder / "table1.tex").write_text(buffer.getvalue())
+
+
+def summarise_analysis(numbers: dict[tuple[str, int], dict[str, float]], options: Analysis) -> dict[str, Any]:
+    """Mean and standard deviation over the seeds of every number of the analysis, by model."""
+    frame = pd.DataFrame([{"name": name, "seed": seed, **values} for (name, seed), values in numbers.items()])
+    models: dict[str, Any] = {}
+    for name, group in frame.groupby("name", sort=False):
+        values = group.drop(columns=["name", "seed"])
+        models[str(name)] = {
+            key: {"mean": round(float(values[key].mean()), 6), "std": _number(values[key].std()), "n": len(values)} for key in values
+        }
+    return {"layer": options.layer, "images": options.images, "models": models}
+
+
+def _number(value: float) -> float | None:
+    return None if pd.isna(value) else round(float(value), 6)

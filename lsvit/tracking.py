@@ -1,0 +1,269 @@
+"""MLflow, write-only: DVC is the record, and the store can be filled again from the files at any time.
+
+Every run carries a key, a hash of what it is; logging the same thing twice changes nothing. A store that cannot be
+reached is warned about once and never stops a stage.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from lsvit.errors import UserError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+KEY = "lsvit.key"
+DATABASE = "mlflow.db"
+Row = dict[str, float]
+RESULTS = {  # stage -> its files below results/
+    "prune-eval": ("prune_eval.csv", "metrics.json"),
+    "analysis": ("analysis.json",),
+    "paper-figures": ("table1.*", "figure1.csv", "figures/*"),
+}
+
+
+def store_uri(root: Path) -> str:
+    """`MLFLOW_TRACKING_URI`, or the sqlite store at the repository's root."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or _default_uri(root)
+
+
+def _default_uri(root: Path) -> str:
+    return f"sqlite:///{root.resolve() / DATABASE}"
+
+
+def _create_store(path: Path) -> None:
+    """Create the sqlite store under another name first: a kill during its migration leaves no half-made store."""
+    if path.exists():
+        return
+    import mlflow
+
+    partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    mlflow.MlflowClient(f"sqlite:///{partial.resolve()}").search_experiments()
+    partial.replace(path)
+
+
+def context_tags() -> dict[str, str]:
+    """Git commit, dirty flag and the DVC stage and experiment the process runs in."""
+
+    def git(*args: str) -> str:
+        return subprocess.run(["git", *args], capture_output=True, text=True, check=False).stdout.strip()
+
+    tags = {"mlflow.source.git.commit": git("rev-parse", "HEAD"), "git.dirty": str(bool(git("status", "--porcelain", "-uno"))).lower()}
+    for tag, variable in (("dvc.stage", "DVC_STAGE"), ("dvc.exp", "DVC_EXP_NAME"), ("dvc.rev", "DVC_EXP_BASELINE_REV")):
+        if os.environ.get(variable):
+            tags[tag] = os.environ[variable]
+    return tags
+
+
+class Tracker:
+    """Logs to one MLflow experiment, named `<data set>/<model>`. No method raises.
+
+    Args:
+        experiment: the experiment's name.
+        root: the real repository, where the default store lies.
+        retries: of a request to a server. Few, so that an outage does not hold up a training.
+    """
+
+    def __init__(self, experiment: str, root: Path, retries: int = 1) -> None:
+        self.experiment, self.root, self.uri = experiment, root, store_uri(root)
+        self.failed = False
+        self.retries = retries
+        self._lock = threading.Lock()
+        self.recorded = 0  # runs finished by this tracker
+        self._client: MlflowClient | None = None
+        self._experiment_id = ""
+        self._runs: dict[str, str] = {}  # key -> run id
+        self._steps: dict[str, set[int]] = {}  # run id -> epochs logged
+        # Importing mlflow and opening the store take seconds, which the trainings' own start hides.
+        threading.Thread(target=lambda: self._guard(self.client), daemon=True).start()
+
+    # ---- what stages call ----
+
+    def epoch(self, config: dict[str, Any], row: Row) -> None:
+        """Log one epoch of a running training."""
+        self._context(config["key"])
+        rows = [{name: value for name, value in row.items() if name != "seconds"}]
+        self._guard(lambda: self._rows(self._training_run(config), rows))
+
+    def training(self, folder: Path) -> None:
+        """Log a finished variant: `folder/seed_*/{config.json, history.json, weights.safetensors}`, and its summary."""
+        self._guard(lambda: self._training(folder))
+
+    def results(self, stage: str, folder: Path = Path("results")) -> None:
+        """Log a stage's tables and figures as artifacts, and the numbers of its JSON files as metrics, of one run."""
+        self._guard(lambda: self._results(stage, [file for name in RESULTS[stage] for file in sorted(folder.glob(name))]))
+
+    # ---- how ----
+
+    def _guard(self, action: Callable[[], object]) -> None:
+        with self._lock:
+            if self.failed:
+                return
+            try:
+                action()
+            except Exception as error:  # whatever a store may raise, the work goes on
+                self.failed = True
+                reason = " ".join(str(error).split())[:160]
+                print(f"warning: MLflow at {self.uri} is not logging ({type(error).__name__}: {reason}); the work goes on, "
+                      f"`lsvit track sync` fills the store later", file=sys.stderr, flush=True)  # fmt: skip
+
+    def client(self) -> "MlflowClient":
+        """The connected client; creates the experiment on first use. Raises what MLflow raises."""
+        if self._client is None:
+            os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(self.retries))
+            os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(10 * self.retries))
+            os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+            import mlflow
+
+            for name in ("mlflow", "alembic"):
+                logging.getLogger(name).setLevel(logging.ERROR)
+            local = self.uri.startswith("sqlite:")
+            # The first opening of a fresh sqlite store migrates it, and two processes doing so at once break it.
+            with FileLock(self.root / ".mlflow.lock") if local else nullcontext():
+                if self.uri == _default_uri(self.root):
+                    _create_store(self.root / DATABASE)
+                client = mlflow.MlflowClient(self.uri)
+                found = client.get_experiment_by_name(self.experiment)
+                location = (self.root.resolve() / "mlartifacts" / self.experiment.replace("/", "-")).as_uri() if local else None
+                self._experiment_id = found.experiment_id if found else client.create_experiment(self.experiment, location)
+            self._client = client
+        return self._client
+
+    def _context(self, key: str) -> dict[str, str]:
+        """Where a run was made: noted beside the jobs on first sight, so that a later replay tells the truth."""
+        path = self.root / ".lsvit" / "context" / f"{key}.json"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(context_tags()))
+        return json.loads(path.read_text())
+
+    def _run(self, key: str, name: str, tags: dict[str, str], params: dict[str, Any]) -> str:
+        """The run with this key, created with its tags and parameters if there is none."""
+        if key not in self._runs:
+            client = self.client()
+            found = client.search_runs([self._experiment_id], f"tags.`{KEY}` = '{key}'", max_results=1)
+            if found:
+                run = found[0]
+            else:
+                tags = {KEY: key, **self._context(key), **tags}
+                run = client.create_run(self._experiment_id, tags=tags, run_name=name)
+            if params and not run.data.params:  # also where an outage came between the run and its parameters
+                from mlflow.entities import Param
+
+                client.log_batch(run.info.run_id, params=[Param(k, str(v)) for k, v in _flat(params).items()])
+            self._runs[key] = run.info.run_id
+        return self._runs[key]
+
+    def _training_run(self, config: dict[str, Any]) -> str:
+        variant = config["title"]
+        hidden = ("title", "key", "group")
+        params = {k: v for k, v in config.items() if k not in hidden}
+        tags = {"variant": variant}
+        parent = self._run(config["group"], variant, tags, {k: v for k, v in params.items() if k != "seed"})
+        name = f"{variant} seed {config['seed']}"
+        return self._run(config["key"], name, {**tags, "seed": str(config["seed"]), "mlflow.parentRunId": parent}, params)
+
+    def _rows(self, run_id: str, rows: list[Row]) -> None:
+        from mlflow.entities import Metric
+
+        if run_id not in self._steps:
+            self._steps[run_id] = {metric.step for metric in self.client().get_metric_history(run_id, "epoch")}
+        now = int(time.time() * 1000)
+        fresh = [row for row in rows if int(row["epoch"]) not in self._steps[run_id]]
+        metrics = [Metric(name, value, now, int(row["epoch"])) for row in fresh for name, value in row.items()]
+        for start in range(0, len(metrics), 1000):  # the most one request takes
+            self.client().log_batch(run_id, metrics=metrics[start : start + 1000])
+        self._steps[run_id] |= {int(row["epoch"]) for row in fresh}
+
+    def _finish(self, run_id: str, files: list[Path], metrics: dict[str, float]) -> None:
+        """Upload files, log final metrics and mark the run finished, once."""
+        from mlflow.entities import Metric
+
+        client = self.client()
+        if client.get_run(run_id).info.status == "FINISHED":
+            return
+        for file in files:
+            client.log_artifact(run_id, str(file))
+        now = int(time.time() * 1000)
+        client.log_batch(run_id, metrics=[Metric(name, value, now, 0) for name, value in metrics.items()])
+        client.set_terminated(run_id)
+        self.recorded += 1
+
+    def _training(self, folder: Path) -> None:
+        seeds = sorted(folder.glob("seed_*/config.json"), key=lambda path: int(path.parent.name.removeprefix("seed_")))
+        finals = []
+        for path in seeds:
+            config, history = json.loads(path.read_text()), json.loads((path.parent / "history.json").read_text())
+            run_id = self._training_run(config)
+            self._rows(run_id, history)
+            finals.append(json.loads((path.parent / "final.json").read_text()))
+            self._finish(run_id, sorted(path.parent.iterdir()), {f"final/{k}": v for k, v in finals[-1].items()})
+        self._summary(json.loads(seeds[0].read_text()), finals)
+
+    def _summary(self, config: dict[str, Any], finals: list[Row]) -> None:
+        """Mean and standard deviation over the seeds, on the variant's parent run."""
+        from mlflow.entities import Metric
+
+        parent, now = self._runs[config["group"]], int(time.time() * 1000)
+        summary = {"n": float(len(finals))}
+        for name in finals[0]:
+            values = [final[name] for final in finals]
+            summary |= {f"mean/{name}": statistics.fmean(values), f"std/{name}": statistics.stdev(values) if len(values) > 1 else 0.0}
+        self.client().log_batch(parent, metrics=[Metric(k, v, now, 0) for k, v in summary.items()])
+        self.client().set_terminated(parent)
+
+    def _results(self, stage: str, files: list[Path]) -> None:
+        if not files:  # a stage that has not run
+            return
+        content = hashlib.sha256(stage.encode())
+        metrics: Row = {}
+        for file in files:
+            content.update(file.read_bytes())
+            if file.suffix == ".json":
+                metrics |= {k: float(v) for k, v in _flat(json.loads(file.read_text()), separator="/").items() if v is not None}
+        self._finish(self._run(content.hexdigest()[:20], stage, {"variant": stage}, {}), files, metrics)
+
+
+def sync(root: Path = Path()) -> int:
+    """Log what finished stages left in outs/ and results/; what the store has stays as it is. Returns the runs added.
+
+    Raises:
+        UserError: there is nothing to log, or the store cannot be reached.
+    """
+    trainings = sorted({path.parent.parent for path in Path("outs").glob("**/seed_*/config.json")})
+    if not trainings:
+        raise UserError("outs/: no finished training found; `dvc repro` or `dvc checkout` brings them")
+    trackers: dict[str, Tracker] = {}
+    for folder in trainings:
+        config = json.loads(next(folder.glob("seed_*/config.json")).read_text())
+        experiment = f"{config['dataset']}/{config['model_name']}"
+        tracker = trackers.setdefault(experiment, Tracker(experiment, root, retries=3))
+        tracker.training(folder)
+    for stage in RESULTS:
+        tracker.results(stage)  # of the last training's experiment
+    if any(tracker.failed for tracker in trackers.values()):
+        raise UserError(f"MLflow at {store_uri(root)} cannot be filled")
+    return sum(tracker.recorded for tracker in trackers.values())
+
+
+def _flat(values: dict[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat |= _flat(value, f"{name}{separator}", separator) if isinstance(value, dict) else {name: value}
+    return flat
