@@ -1,0 +1,44 @@
+"""Stage analysis: UMAP of a layer's output and class-token contributions, for the starting weights and for LayerShuffle."""
+
+import json
+import shutil
+from pathlib import Path
+
+from lsvit import launch
+from lsvit.data import read_meta, sha256
+from lsvit.errors import one_line_errors
+from lsvit.jobs import ANALYSIS_ARRAYS, ANALYSIS_NUMBERS, WEIGHTS, AnalysisConfig, run_config
+from lsvit.params import Analysis, Finetune, Pretrain, Variant, load
+from lsvit.tables import summarise_analysis
+from lsvit.tracking import Tracker
+
+DATA, OUT, SUMMARY = Path("outs/prepare_data"), Path("outs/analysis"), Path("results/analysis.json")
+
+
+@one_line_errors()
+def main() -> None:
+    """outs/pretrain/, outs/finetune/ -> outs/analysis/<model>.npz, results/analysis.json (mean and std over the seeds)"""
+    launch.warm_up("lsvit.analysis")
+    params = load()
+    options = params.resolve(Analysis)
+    models = {("pretrained", params.resolve(Pretrain).seed): (Path("outs/pretrain"), Variant(route="sequential"))}
+    for name in options.variants:
+        models |= {(name, seed): (Path("outs/finetune") / name, params.all_variants[name]) for seed in params.seeds}
+    jobs = {}
+    for (name, seed), (folder, variant) in models.items():
+        weights = folder / f"seed_{seed}" / WEIGHTS
+        run = run_config(params, name, variant, read_meta(DATA)["sha256"], sha256(weights))
+        config = AnalysisConfig(**run, options=options, precision=params.resolve(Finetune).precision)
+        inputs = {"data": DATA, "weights": weights}
+        jobs[name, seed] = launch.Job(f"{name} seed {seed}", "lsvit.analysis:analyse", config, inputs)
+    launch.run(list(jobs.values()), params.device)
+    OUT.mkdir(parents=True, exist_ok=True)
+    for (name, seed), job in jobs.items():
+        shutil.copyfile(job.folder / ANALYSIS_ARRAYS, OUT / f"{name}_seed_{seed}.npz")
+    summary = summarise_analysis({key: json.loads((job.folder / ANALYSIS_NUMBERS).read_text()) for key, job in jobs.items()}, options)
+    SUMMARY.write_text(json.dumps(summary, indent=1) + "\n")
+    Tracker(f"{params.dataset}/{params.model}", launch.root()).results("analysis")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Stage check-params: every value of params.yaml is checked here, before any compute."""
+
+from pathlib import Path
+
+from lsvit.errors import UserError, one_line_errors
+from lsvit.launch import cuda_devices
+from lsvit.params import Params, load
+
+KNOWN = {"embed_dim", "num_heads", "depth", "patch_size", "img_size"}  # kwargs that say all the checks need
+
+
+def num_layers(params: Params) -> int:
+    """The model's depth: from params.yaml where it says all, else from the model built without memory, which takes seconds."""
+    preset, positions = params.model_preset, [v.position for v in params.all_variants.values()]
+    reads_class_token = any(p.predict and p.predict.token == "class_token" for p in positions)
+    if preset.kwargs.keys() >= KNOWN and not reads_class_token:
+        return preset.kwargs["depth"]
+    import torch
+
+    from lsvit.models import RoutedModel, create_backbone
+
+    with torch.device("meta"):
+        backbone = create_backbone(preset.model_copy(update={"weights": "scratch", "init_std": None}), 10)
+        return max(RoutedModel(backbone, position).num_layers for position in positions)
+
+
+@one_line_errors()
+def main() -> None:
+    """Write outs/check_params.txt, always the same, so that a passed check makes nothing run again."""
+    params = load()
+    params.check_layers(num_layers(params))
+    if params.device == "cuda" and not cuda_devices():
+        raise UserError("params.yaml: device: found 'cuda', but this machine has no CUDA device; accepted here: auto, cpu")
+    out = Path("outs/check_params.txt")
+    out.parent.mkdir(exist_ok=True)
+    out.write_text("params.yaml is valid\n")
+
+
+if __name__ == "__main__":
+    main()

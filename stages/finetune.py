@@ -1,0 +1,43 @@
+"""Stages finetune-baseline and finetune-variants@<name>: refine the starting weights, once per seed, seeds in parallel."""
+
+from pathlib import Path
+
+import typer
+
+from lsvit import launch
+from lsvit.data import read_meta, sha256
+from lsvit.errors import UserError, accepted, one_line_errors
+from lsvit.jobs import TrainConfig, gather_trainings, run_config, show_options, starting_weights
+from lsvit.params import Finetune, load
+from lsvit.tracking import Tracker
+
+DATA = Path("outs/prepare_data")
+
+
+@one_line_errors()
+def main(variant: str) -> None:
+    """outs/prepare_data/, outs/pretrain/ -> outs/finetune/<variant>/, results/finetune/<variant>.csv"""
+    launch.warm_up("lsvit.training")
+    params = load()
+    if variant not in params.all_variants:
+        raise UserError(f"variant: found {variant!r}, {accepted(variant, params.all_variants)}")
+    options = params.resolve(Finetune, variant)
+    start = starting_weights()
+    run = run_config(params, variant, params.all_variants[variant], read_meta(DATA)["sha256"], sha256(start))
+    jobs = {
+        seed: launch.Job(
+            f"{variant} seed {seed}", "lsvit.training:train", TrainConfig(**run, options=options, seed=seed),
+            {"data": DATA, "weights": start}, total=options.epochs,
+        )
+        for seed in params.seeds
+    }  # fmt: skip
+    show_options(variant, jobs[params.seeds[0]].config, params.values(Finetune, variant), f"{len(jobs)} trainings, seeds {params.seeds}")
+    tracker = Tracker(f"{params.dataset}/{params.model}", launch.root())
+    launch.run(list(jobs.values()), params.device, lambda job, row: tracker.epoch(job.record(), row), options.threads)
+    out = Path("outs/finetune") / variant
+    gather_trainings({seed: job.folder for seed, job in jobs.items()}, out, Path("results/finetune") / f"{variant}.csv")
+    tracker.training(out)
+
+
+if __name__ == "__main__":
+    typer.run(main)

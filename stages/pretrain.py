@@ -1,0 +1,37 @@
+"""Stage pretrain: the starting weights of every variant, trained from scratch or fetched."""
+
+from pathlib import Path
+
+from lsvit import launch
+from lsvit.data import read_meta, sha256
+from lsvit.errors import one_line_errors
+from lsvit.jobs import TrainConfig, gather_trainings, run_config, show_options
+from lsvit.params import Pretrain, Variant, load
+from lsvit.tracking import Tracker
+
+DATA, OUT, TABLE = Path("outs/prepare_data"), Path("outs/pretrain"), Path("results/pretrain.csv")
+
+
+@one_line_errors()
+def main() -> None:
+    """outs/prepare_data/ -> outs/pretrain/, results/pretrain.csv"""
+    launch.warm_up("lsvit.training")
+    params = load()
+    options = params.resolve(Pretrain)
+    weights = params.model_preset.weights
+    scratch, local = weights == "scratch", None if weights in ("scratch", "hub") else launch.root() / weights
+    digest = sha256(local) if local and local.is_file() else None
+    run = run_config(params, "pretrain", Variant(route="sequential"), read_meta(DATA)["sha256"], digest)
+    config = TrainConfig(**run, options=options, seed=options.seed)
+    if scratch:
+        show_options("pretrain", config, params.values(Pretrain), "one training")
+    function = "lsvit.training:train" if scratch else "lsvit.training:fetch"
+    job = launch.Job("pretrain", function, config, {"data": DATA, "weights": local}, total=options.epochs)
+    tracker = Tracker(f"{params.dataset}/{params.model}", launch.root())
+    launch.run([job], params.device, lambda job, row: tracker.epoch(job.record(), row), options.threads)
+    gather_trainings({options.seed: job.folder}, OUT, TABLE)
+    tracker.training(OUT)
+
+
+if __name__ == "__main__":
+    main()
