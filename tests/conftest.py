@@ -1,0 +1,86 @@
+"""Small models, data and configurations shared by the tests."""
+
+import gzip
+import hashlib
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lsvit.data import CHECKSUMS, IDX_KIND, SPLITS, idx_name, prepare, read_meta
+from lsvit.jobs import TrainConfig
+from lsvit.params import DatasetPreset, Finetune, ModelPreset, Params, Variant, load
+
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+ROOT = Path(__file__).parent.parent
+PICO = {"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "depth": 4, "num_heads": 2}
+
+
+@pytest.fixture(scope="session")
+def params() -> Params:
+    """The repository's own params.yaml."""
+    return load(ROOT / "params.yaml")
+
+
+@pytest.fixture(scope="session")
+def pico() -> ModelPreset:
+    """A 4-layer model of width 16."""
+    return ModelPreset(timm="vit_tiny_patch16_224", kwargs=PICO, weights="scratch", init_std=0.14)
+
+
+def write_idx(path: Path, array: np.ndarray) -> str:
+    """Write a gzipped IDX file and return the sha256 of its content."""
+    content = struct.pack(f">I{array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.tobytes()
+    path.write_bytes(gzip.compress(content, mtime=0))
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_raw(folder: Path, counts: dict[str, int]) -> None:
+    """Small learnable images in the original format: a bright bar whose place is the class."""
+    folder.mkdir(parents=True)
+    sums = []
+    for number, split in enumerate(SPLITS):
+        rng = np.random.default_rng(number)
+        labels = rng.integers(0, 10, counts[split]).astype(np.uint8)
+        images = rng.integers(0, 60, (counts[split], 28, 28)).astype(np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            image[2 * label + 2 : 2 * label + 6] = 255
+        for part, array in zip(IDX_KIND, (images, labels), strict=True):
+            sums.append(f"{write_idx(folder / idx_name(split, part), array)}  {idx_name(split, part)}\n")
+    (folder / CHECKSUMS).write_text("".join(sums))
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """A folder of raw files: 96 training and 40 validation images."""
+    write_raw(tmp_path / "raw", {"train": 96, "validation": 40})
+    return tmp_path / "raw"
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same files, prepared."""
+    folder = tmp_path_factory.mktemp("data")
+    write_raw(folder / "raw", {"train": 96, "validation": 40})
+    prepare("bars", DatasetPreset(source="embedded"), folder / "raw", folder / "prepared")
+    return folder / "prepared"
+
+
+@pytest.fixture
+def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[..., TrainConfig]:
+    """A factory of training configurations: `route`, `position`, `layers`, any key of `finetune`, and `seed`."""
+
+    def make(seed: int = 0, route: Any = "arbitrary", position: Any = None, layers: int | None = None, **options: Any) -> TrainConfig:
+        defaults = {"batch_size": 32, "epochs": 3, "validation_batch_size": 20, "lr": 0.003}
+        values = params.finetune.model_dump() | defaults | options
+        variant = Variant.model_validate({"route": route, "layers": layers} | ({"position": position} if position else {}))
+        return TrainConfig(
+            title="test", dataset="bars", model_name="pico", model=pico, variant=variant, device="cpu", seed=seed,
+            data_sha256=read_meta(prepared)["sha256"], weights_sha256=None, options=Finetune(**values),
+        )  # fmt: skip
+
+    return make

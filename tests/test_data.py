@@ -1,0 +1,173 @@
+"""Data: the original format is verified, decoded once, and given in batches."""
+
+import gzip
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lsvit import data
+from lsvit.data import CLASSES, DEBIAN_FOLDER, Split, prepare, read_idx, read_meta, sha256, write_subset
+from lsvit.errors import UserError
+from lsvit.params import DatasetPreset
+from lsvit.smoke import copy_repository
+from tests.conftest import ROOT, write_idx
+
+EMBEDDED = DatasetPreset(source="embedded")
+IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
+
+
+def test_prepare(raw: Path, tmp_path: Path) -> None:
+    meta = prepare("bars", EMBEDDED, raw, tmp_path / "out")
+    assert meta == read_meta(tmp_path / "out")
+    assert meta["counts"] == {"train": 96, "validation": 40}
+    assert meta["image_shape"] == [28, 28]
+    images = np.load(tmp_path / "out" / "train_images.npy", mmap_mode="r")
+    assert images.dtype == np.uint8
+    assert np.array_equal(images, read_idx(raw / IMAGES))
+    assert abs(meta["mean"][0] - images.mean() / 255) < 1e-5
+    again = prepare("bars", EMBEDDED, raw, tmp_path / "again")
+    assert again == meta
+    assert sha256(tmp_path / "out" / "train_images.npy") == sha256(tmp_path / "again" / "train_images.npy")
+
+
+def test_limits(raw: Path, tmp_path: Path) -> None:
+    meta = prepare("bars", EMBEDDED.model_copy(update={"train": 10, "validation": 5}), raw, tmp_path / "out")
+    assert meta["counts"] == {"train": 10, "validation": 5}
+    with pytest.raises(UserError, match=r"datasets\.bars\.train: found 97, accepted: at most 96"):
+        prepare("bars", EMBEDDED.model_copy(update={"train": 97}), raw, tmp_path / "more")
+
+
+def _truncate(raw: Path) -> None:
+    (raw / IMAGES).write_bytes((raw / IMAGES).read_bytes()[:-100])
+
+
+def _cut_content(raw: Path) -> None:
+    (raw / IMAGES).write_bytes(gzip.compress(gzip.decompress((raw / IMAGES).read_bytes())[:-1]))
+
+
+def _other_content(raw: Path) -> None:
+    content = bytearray(gzip.decompress((raw / IMAGES).read_bytes()))
+    content[-1] ^= 1
+    (raw / IMAGES).write_bytes(gzip.compress(content))
+
+
+def _drop_checksum(raw: Path, name: str) -> None:
+    """As if the wrong file had been there from the start."""
+    sums = raw / "SHA256SUMS"
+    content = data.hashlib.sha256(gzip.decompress((raw / name).read_bytes())).hexdigest()
+    sums.write_text("".join(f"{content}  {name}\n" if name in line else f"{line}\n" for line in sums.read_text().splitlines()))
+
+
+def _class_11(raw: Path) -> None:
+    write_idx(raw / LABELS, np.full(96, 11, np.uint8))
+    _drop_checksum(raw, LABELS)
+
+
+def _too_few_labels(raw: Path) -> None:
+    write_idx(raw / LABELS, np.zeros(95, np.uint8))
+    _drop_checksum(raw, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("damage", "name", "said"),
+    [
+        (lambda raw: (raw / IMAGES).unlink(), IMAGES, "missing"),
+        (_truncate, IMAGES, "truncated or not gzip"),
+        (lambda raw: (raw / IMAGES).write_bytes(b"hello"), IMAGES, "truncated or not gzip"),
+        (_cut_content, IMAGES, "its header promises"),
+        (lambda raw: shutil.copy(raw / LABELS, raw / IMAGES), IMAGES, "mislabelled: its header is 00000801"),
+        (lambda raw: shutil.copy(raw / IMAGES, raw / LABELS), LABELS, "mislabelled: its header is 00000803"),
+        (lambda raw: (raw / LABELS).write_bytes(gzip.compress(b"")), LABELS, "its header is nothing"),
+        (_other_content, IMAGES, "its content's sha256 is"),
+        (_class_11, LABELS, "class 11, accepted: 0 to 9"),
+        (_too_few_labels, LABELS, "95 labels for the 96 images"),
+        (lambda raw: (raw / "SHA256SUMS").unlink(), "SHA256SUMS", "dvc pull"),
+        (lambda raw: (raw / "SHA256SUMS").write_text(""), "SHA256SUMS", "no checksum for train-images"),
+        (lambda raw: (raw / "SHA256SUMS").write_text("abc"), "SHA256SUMS", "no checksum for train-images"),
+    ],
+)
+def test_damaged_file_is_named(raw: Path, tmp_path: Path, damage: object, name: str, said: str) -> None:
+    damage(raw)  # type: ignore[operator]
+    with pytest.raises(UserError, match=said) as error:
+        prepare("bars", EMBEDDED, raw, tmp_path / "out")
+    assert str(error.value).startswith(str(raw / name))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_embedded_data_is_what_its_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files in the repository: counts, balanced classes; and, where the originals are, made by the kept command."""
+    monkeypatch.chdir(ROOT)
+    copy_repository(tmp_path / "copy")
+    subprocess.run([sys.executable, "-m", "dvc", "pull", "-q", "data.dvc"], cwd=tmp_path / "copy", check=True)
+    folder = tmp_path / "copy" / "data" / "fashion_mnist_10k"
+    meta = prepare("fashion_mnist_10k", EMBEDDED, folder, tmp_path / "out")
+    assert meta["counts"] == {"train": 10_000, "validation": 2_000}
+    for split, count in (("train", 1000), ("validation", 200)):
+        assert np.bincount(np.load(tmp_path / "out" / f"{split}_labels.npy")).tolist() == [count] * 10
+    if DEBIAN_FOLDER.is_dir():
+        write_subset(DEBIAN_FOLDER, tmp_path / "subset", {"train": 10_000, "validation": 2_000}, 0)
+        assert (tmp_path / "subset" / "SHA256SUMS").read_text() == (folder / "SHA256SUMS").read_text()
+
+
+@pytest.mark.skipif(not DEBIAN_FOLDER.is_dir(), reason="Debian's package dataset-fashion-mnist is not installed")
+def test_all_of_fashion_mnist(tmp_path: Path) -> None:
+    meta = prepare("fashion_mnist", DatasetPreset(source="fashion_mnist"), Path("none"), tmp_path / "debian")
+    assert meta["counts"] == {"train": 60_000, "validation": 10_000}
+    folder = DatasetPreset(source="fashion_mnist", folder=str(DEBIAN_FOLDER))
+    assert prepare("fashion_mnist", folder, Path("none"), tmp_path / "folder")["sha256"] == meta["sha256"]
+
+
+def test_fashion_mnist_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The download is torchvision's; where it fails, the line names all three sources."""
+    monkeypatch.setattr(data, "DEBIAN_FOLDER", tmp_path / "none")
+    monkeypatch.setattr(data, "DOWNLOADS", tmp_path / "downloads")
+    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", _offline)
+    with pytest.raises(UserError, match=r"dataset-fashion-mnist.*download failed.*fashion_mnist.folder") as error:
+        prepare("fashion_mnist", DatasetPreset(source="fashion_mnist"), Path("none"), tmp_path / "out")
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=f"{tmp_path}/here/{IMAGES}: missing"):
+        prepare("f", DatasetPreset(source="fashion_mnist", folder=str(tmp_path / "here")), Path("none"), tmp_path / "out")
+
+
+def _offline(*_: object, **__: object) -> None:
+    raise OSError("no network")
+
+
+def test_batches(prepared: Path) -> None:
+    split = Split(prepared, "train", torch.device("cpu"), 1, 28, (0.5,), (0.25,))
+    images, labels = split.take(slice(0, 4))
+    raw = np.load(prepared / "train_images.npy")[:4]
+    assert images.shape == (4, 1, 28, 28)
+    assert torch.allclose(images[:, 0], (torch.from_numpy(raw) / 255 - 0.5) / 0.25)
+    assert labels.tolist() == np.load(prepared / "train_labels.npy")[:4].tolist()
+    assert sum(len(labels) for _, labels in split.in_order(36)) == 96
+
+
+def test_shuffled_batches_depend_on_seed_and_epoch_alone(prepared: Path) -> None:
+    split = Split(prepared, "train", torch.device("cpu"), 1, 28, (0.0,), (1.0,))
+    orders = {
+        (seed, epoch): torch.cat([images[:, 0, 0, 0] for images, _ in split.shuffled(40, seed, epoch)]).tolist()
+        for seed in range(2)
+        for epoch in range(2)
+    }
+    assert all(len(order) == 80 for order in orders.values())  # the incomplete batch is left out
+    assert len({tuple(order) for order in orders.values()}) == 4
+    assert torch.cat([i[:, 0, 0, 0] for i, _ in split.shuffled(40, 1, 1)]).tolist() == orders[1, 1]
+
+
+def test_small_grey_images_fill_a_large_colour_model(prepared: Path) -> None:
+    split = Split(prepared, "validation", torch.device("cpu"), 3, 56, (0.1, 0.2, 0.3), (1.0, 1.0, 1.0), limit=7)
+    images, _ = split.take(slice(0, 100))
+    assert images.shape == (7, 3, 56, 56)
+    assert torch.allclose(images[:, 0] + 0.1, images[:, 2] + 0.3, atol=1e-6)
+
+
+def test_subset_counts_must_be_balanced(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"train: found 11, accepted: a multiple of {len(CLASSES)}"):
+        write_subset(tmp_path, tmp_path / "out", {"train": 11, "validation": 10}, 0)

@@ -1,0 +1,129 @@
+"""Tables and figures: right numbers, the published rows beside them, the same bytes from the same results."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lsvit.analysis import contribution_numbers, position_r2
+from lsvit.data import sha256
+from lsvit.params import Params
+from lsvit.plots import Figures
+from lsvit.tables import PUBLISHED, TABLE1, paper_table, summarise, summarise_analysis, table1, table_caption, table_metrics, write_table1
+
+VARIANTS = ["baseline", "ls", "ls_pos", "ls_pred", "layerdrop", "refit_3"]
+
+
+@pytest.fixture
+def rows() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    rows = []
+    for variant in VARIANTS:
+        for seed in range(5):
+            for keep in [3] if variant == "refit_3" else [3, 6, 12]:
+                for order in ("sequential", "arbitrary"):
+                    count = 1 if order == "sequential" and keep == 12 else 6 if variant == "refit_3" else 20
+                    for route in range(count):
+                        accuracy = 0.5 + 0.01 * seed + 0.001 * route + 0.0001 * rng.random()
+                        rows.append(
+                            ("d", "m", variant, seed, keep, order, str(route), 1, 200, accuracy, 1.0, 0.6 if variant == "ls_pred" else None)
+                        )
+    names = ["dataset", "model", "variant", "seed", "keep", "order", "route", "routes", "images", "accuracy", "loss", "position_accuracy"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def test_spreads_are_kept_apart(rows: pd.DataFrame) -> None:
+    cells = summarise(rows).set_index(["variant", "order", "keep"])
+    cell = cells.loc["ls", "arbitrary", 6]
+    assert cell["n"] == 5
+    assert cell["orders"] == 20
+    assert cell["std"] == pytest.approx(np.std([0, 0.01, 0.02, 0.03, 0.04], ddof=1), rel=0.02)
+    assert cell["std_orders"] == pytest.approx(np.std(np.arange(20) * 0.001, ddof=1), rel=0.05)
+    assert np.isnan(cells.loc["ls", "sequential", 12]["std_orders"])  # one order has no spread
+    assert cells.loc["refit_3", "arbitrary", 3]["full"]
+
+
+def test_table1(rows: pd.DataFrame, tmp_path: Path) -> None:
+    cells = summarise(rows)
+    write_table1(cells, tmp_path)
+    table = pd.read_csv(tmp_path / "table1.csv")
+    assert list(table.columns) == TABLE1
+    assert len(table) == 2 * len(VARIANTS)
+    assert (table["n"] == 5).all()
+    assert table["mean"].between(0, 1).all()
+    expected = rows.query("variant == 'ls' and order == 'arbitrary' and keep == 12")["accuracy"].mean()
+    assert table.query("variant == 'ls' and order == 'arbitrary'")["mean"].item() == pytest.approx(expected, abs=1e-6)
+    text = (tmp_path / "table1.md").read_text()
+    for published in PUBLISHED.values():
+        for mean, std in published:
+            assert f"{mean:.2f} ± {std:.2f}" in text
+    assert "20 random orders (refit-3: all 6 there are)" in text
+    assert "60.00 % of cases" in text
+    latex = (tmp_path / "table1.tex").read_text()
+    assert "62.77 $\\pm$ 0.41" in latex
+    assert "±" not in latex
+
+
+def test_one_seed_has_no_spread(rows: pd.DataFrame) -> None:
+    cells = summarise(rows[rows["seed"] == 0])
+    assert paper_table(table1(cells))["LS"][0].count("±") == 0
+    assert "std_over_seeds" not in table_metrics(rows[rows["seed"] == 0])["ls"]["arbitrary"]
+    assert "over 1 seeds" in table_caption(cells)
+
+
+def test_figures_are_the_same_bytes_again(rows: pd.DataFrame, params: Params, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    positions = np.argsort(rng.random((300, 4)), axis=1)
+    arrays = {"plane": rng.random((300, 2)), "positions": positions, "norms": 1 + rng.random((300, 4))}
+    history = pd.DataFrame({"seed": [0, 0, 1, 1], "epoch": [1, 2, 1, 2]})
+    for order in ("sequential", "arbitrary"):
+        history[f"validation/{order}/accuracy"] = [0.2, 0.4, 0.3, 0.5]
+    digests, captions = [], []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        figures = Figures(folder, params.paper_figures, VARIANTS)
+        captions.append([
+            figures.pruning(summarise(rows), "sequential", "figure_1b"),
+            figures.pruning(summarise(rows), "arbitrary", "figure_1c"),
+            figures.umap(arrays, 2, "figure_4a", "x"),
+            figures.ridges(arrays, "figure_4c", "x"),
+            figures.training_curves(dict.fromkeys(VARIANTS, history), "training_curves"),
+        ])  # fmt: skip
+        digests.append({path.name: sha256(path) for path in folder.iterdir()})
+    assert len(digests[0]) == 10
+    assert digests[0] == digests[1]
+    assert captions[0] == captions[1]
+    assert "Mean over 5 seeds" in captions[0][1]
+    assert "20 random routes" in captions[0][1]
+    assert "k = 3: 6" in captions[0][1]
+    assert "layer 3 (counted from 1)" in captions[0][2]
+    assert "n = 1 model" in captions[0][3]
+
+
+def test_position_r2_tells_order_from_noise() -> None:
+    rng = np.random.default_rng(0)
+    positions = rng.integers(0, 12, 600)
+    line = np.stack([positions + rng.normal(size=600), rng.normal(size=600)], axis=1)
+    assert position_r2(line, positions) > 0.7
+    assert position_r2(rng.normal(size=(600, 2)), positions) < 0.1
+
+
+def test_contribution_numbers_know_the_papers_claim() -> None:
+    rng = np.random.default_rng(0)
+    positions = np.argsort(rng.random((500, 12)), axis=1)
+    distance = np.abs(positions - np.arange(12))
+    noise = 0.1 * rng.random((500, 12))
+    claimed = contribution_numbers(positions, 2 - distance / 12 + noise)
+    assert claimed["distance_spearman"] < -0.8
+    assert claimed["near_far_ratio"] > 1.3
+    assert claimed["slope_late_minus_early"] > 1
+    flat = contribution_numbers(positions, 1 + noise)
+    assert abs(flat["distance_spearman"]) < 0.1
+    assert flat["near_far_ratio"] == pytest.approx(1, abs=0.02)
+
+
+def test_analysis_summary(params: Params) -> None:
+    numbers = {("pretrained", 0): {"position_r2": 0.2}, ("ls", 0): {"position_r2": 0.5}, ("ls", 1): {"position_r2": 0.7}}
+    models = summarise_analysis(numbers, params.analysis)["models"]
+    assert models["pretrained"]["position_r2"] == {"mean": 0.2, "std": None, "n": 1}
+    assert models["ls"]["position_r2"] == {"mean": 0.6, "std": 0.141421, "n": 2}

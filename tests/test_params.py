@@ -1,0 +1,185 @@
+"""params.yaml: wrong values end in one line before any compute; presets resolve in the documented order."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lsvit.errors import UserError
+from lsvit.params import Analysis, Finetune, Pretrain, PruneEval, load
+from tests.conftest import ROOT
+
+# (dotted key, value; DELETE removes the key), what the one line must say
+DELETE = object()
+WRONG: list[tuple[str, Any, list[str]]] = [
+    ("sedes", [1], ["sedes", "unknown key", "did you mean 'seeds'?"]),
+    ("finetune.epoch", 3, ["finetune.epoch", "unknown key", "did you mean 'epochs'?"]),
+    ("variants.ls.rout", "arbitrary", ["variants.ls.rout", "did you mean 'route'?"]),
+    ("models.vit_b16.weight", "hub", ["models.vit_b16.weight", "did you mean 'weights'?"]),
+    ("variants.ls_pos.position.encode.dims", 3, ["variants.ls_pos.position.encode.dims", "did you mean 'dim'?"]),
+    ("models.vit_micro.finetune.learning_rate", 0.1, ["models.vit_micro.finetune.learning_rate", "unknown key", "lr"]),
+    ("datasets.fashion_mnist_tiny.analysis.image", 3, ["datasets.fashion_mnist_tiny.analysis.image", "did you mean 'images'?"]),
+    ("variants.ls.finetune", {"epohcs": 3}, ["variants.ls.finetune.epohcs", "did you mean 'epochs'?"]),
+    ("model", "vit_micr", ["model", "'vit_micr'", "did you mean 'vit_micro'?"]),
+    ("dataset", "mnist", ["dataset", "'mnist'", "fashion_mnist_10k"]),
+    ("device", "gpu", ["device", "'gpu'", "auto", "cuda"]),
+    ("seeds", [], ["seeds", "[]", "at least 1"]),
+    ("seeds", 3, ["seeds", "3", "list"]),
+    ("seeds", [0, -1], ["seeds.1", "-1"]),
+    ("seeds", [0, 0], ["seeds", "0 twice"]),
+    ("seeds", ["a"], ["seeds.0", "'a'", "integer"]),
+    ("finetune.epochs", -1, ["finetune.epochs", "-1", "greater than or equal to 1"]),
+    ("finetune.epochs", 1.5, ["finetune.epochs", "1.5", "integer"]),
+    ("finetune.epochs", True, ["finetune.epochs", "True", "a number"]),
+    ("finetune.lr", "fast", ["finetune.lr", "'fast'", "number"]),
+    ("finetune.lr", 0, ["finetune.lr", "0", "greater than 0"]),
+    ("finetune.lr", float("nan"), ["finetune.lr", "nan", "finite"]),
+    ("finetune.optimizer", "adamx", ["finetune.optimizer", "'adamx'", "did you mean 'adam"]),
+    ("finetune.schedule", "one_cycel", ["finetune.schedule", "did you mean 'one_cycle'?"]),
+    ("finetune.betas", [0.9], ["finetune.betas.1", "missing"]),
+    ("finetune.betas", [0.9, 1.0], ["finetune.betas.1", "less than 1"]),
+    ("finetune.precision", "fp16", ["finetune.precision", "'fp16'", "bf16"]),
+    ("finetune.lr", DELETE, ["finetune.lr", "missing"]),
+    ("variants.ls.finetune", {"epochs": -2}, ["variants.ls.finetune.epochs", "-2"]),
+    ("models.vit_b16.finetune.lr", -1, ["models.vit_b16.finetune.lr", "-1"]),
+    ("variants.ls.route", "arbitary", ["variants.ls.route", "'arbitary'", "did you mean 'arbitrary'?"]),
+    ("variants.layerdrop.route", {"drop": 1.5}, ["variants.layerdrop.route", "{'drop': 1.5}", "0 <= p < 1"]),
+    ("variants.layerdrop.route", {"skip": 0.1}, ["variants.layerdrop.route", "{drop: p}"]),
+    ("variants.ls_pred.position.predict.token", "first", ["variants.ls_pred.position.predict.token", "'first'", "class_token"]),
+    ("variants.a-b", {"route": "sequential"}, ["variants", "'a-b'"]),
+    ("variants.pretrained", {"route": "sequential"}, ["variants", "'pretrained'"]),
+    ("variants.refit_3.layers", 0, ["variants.refit_3.layers", "0", "greater than or equal to 1"]),
+    ("variants.refit_3.layers", 13, ["variants.refit_3.layers", "13", "at most 12"]),
+    ("prune_eval.keep", [3, 13], ["prune_eval.keep", "13", "at most 12"]),
+    ("prune_eval.keep", [], ["prune_eval.keep", "[]", "at least 1"]),
+    ("prune_eval.orders", 0, ["prune_eval.orders", "0"]),
+    ("analysis.layer", 12, ["analysis.layer", "12", "at most 11"]),
+    ("analysis.variants", ["lss"], ["analysis.variants", "'lss'", "did you mean 'ls'?"]),
+    ("analysis.min_dist", 2, ["analysis.min_dist", "2"]),
+    ("analysis.neighbors", 1000, ["analysis.neighbors", "1000", "at most 999"]),
+    ("variants.ls.finetune", {"baseline_epochs": 2}, ["baseline_epochs", "epochs"]),
+    ("paper_figures.dpi", 99999, ["paper_figures.dpi", "99999"]),
+    ("models.vit_micro.kwargs.num_heads", 5, ["models.vit_micro.kwargs.num_heads", "5", "divisor of embed_dim 48"]),
+    ("models.vit_micro.kwargs.patch_size", 5, ["models.vit_micro.kwargs.patch_size", "5", "divisor of img_size 28"]),
+    ("models.vit_micro.kwargs.depth", 0, ["models.vit_micro.kwargs.depth", "0", "at least 1"]),
+    ("models.vit_micro.kwargs.embed_dim", "wide", ["models.vit_micro.kwargs.embed_dim", "'wide'"]),
+    ("models.vit_b16.weights", "imagenet", ["models.vit_b16.weights", "'imagenet'", "safetensors"]),
+    ("models.vit_b16.sha256", "abc", ["models.vit_b16.sha256", "'abc'"]),
+    ("datasets.fashion_mnist_tiny.train", 0, ["datasets.fashion_mnist_tiny.train", "0"]),
+    ("datasets.fashion_mnist.source", "debain", ["datasets.fashion_mnist.source", "'debain'", "embedded"]),
+    ("baseline", DELETE, ["baseline", "missing"]),
+    ("variants", ["ls"], ["variants", "['ls']"]),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def content() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "params.yaml").read_text())
+
+
+def write(content: dict[str, Any], path: Path, key: str, value: Any) -> Path:
+    content = copy.deepcopy(content)
+    *parents, last = key.split(".")
+    place = content
+    for parent in parents:
+        place = place.setdefault(parent, {})
+    if value is DELETE:
+        del place[last]
+    else:
+        place[last] = value
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize(("key", "value", "said"), WRONG, ids=[f"{i}-{key}" for i, (key, _, _) in enumerate(WRONG)])
+def test_wrong_value_is_one_clear_line(content: dict[str, Any], tmp_path: Path, key: str, value: Any, said: list[str]) -> None:
+    path = write(content, tmp_path / "params.yaml", key, value)
+    with pytest.raises(UserError) as error:
+        load(path).check_layers(12)
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith("params.yaml: ")
+    for part in said:
+        assert part in message
+
+
+@pytest.mark.parametrize(("text", "said"), [("a: [1", "not valid YAML"), ("[1]", "found list"), ("", "found NoneType")])
+def test_broken_file(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "params.yaml").write_text(text)
+    with pytest.raises(UserError, match=said) as error:
+        load(tmp_path / "params.yaml")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1.0e-4", "0.0001", "'0.0001'", "1e-04"])
+def test_numbers_written_in_any_way(content: dict[str, Any], tmp_path: Path, text: str) -> None:
+    """PyYAML reads 1e-4 as text, DVC as a number, and DVC rewrites 0.00001 as 1e-05."""
+    path = write(content, tmp_path / "params.yaml", "finetune.lr", "HERE")
+    path.write_text(path.read_text().replace("HERE", text))
+    assert load(path).finetune.lr == 1e-4
+
+
+def test_drop_written_as_text(content: dict[str, Any], tmp_path: Path) -> None:
+    params = load(write(content, tmp_path / "params.yaml", "variants.layerdrop.route", {"drop": "1e-1"}))
+    assert params.variants["layerdrop"].route == {"drop": 0.1}
+
+
+def test_stage_ends_with_one_line_and_exit_code_2(content: dict[str, Any], tmp_path: Path) -> None:
+    write(content, tmp_path / "params.yaml", "finetune.epoch", 3)
+    done = subprocess.run([sys.executable, "-m", "stages.check_params"], cwd=tmp_path, capture_output=True, text=True,
+                          env={"PYTHONPATH": str(ROOT), "PATH": ""}, check=False)  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "did you mean 'epochs'?" in done.stderr
+    assert not list(tmp_path.glob("outs"))
+
+
+def test_resolution_order(content: dict[str, Any], tmp_path: Path) -> None:
+    """Section < model preset < data-set preset < variant."""
+    path = tmp_path / "params.yaml"
+
+    def lr(**changes: Any) -> tuple[float, str]:
+        changed = copy.deepcopy(content) | {"model": "vit_b16", "dataset": "fashion_mnist"}
+        for key, value in changes.items():
+            write(changed, path, key.replace("__", "."), value)
+            changed = yaml.safe_load(path.read_text())
+        write(changed, path, "device", "auto")
+        params = load(path)
+        value = params.values(Finetune, "ls")["lr"]
+        assert params.resolve(Finetune, "ls").lr == value.value
+        return value
+
+    section = {"finetune__lr": 0.1}
+    model = section | {"models__vit_b16__finetune__lr": 0.2}
+    dataset = model | {"datasets__fashion_mnist__finetune": {"lr": 0.3}}
+    variant = dataset | {"variants__ls__finetune": {"lr": 0.4}}
+    assert lr(**section) == (0.1, "finetune")
+    assert lr(**model) == (0.2, "models.vit_b16.finetune")
+    assert lr(**dataset) == (0.3, "datasets.fashion_mnist.finetune")
+    assert lr(**variant) == (0.4, "variants.ls.finetune")
+
+
+def test_baseline_epochs(content: dict[str, Any], tmp_path: Path) -> None:
+    params = load(write(content, tmp_path / "params.yaml", "finetune.baseline_epochs", 1))
+    assert params.resolve(Finetune, "baseline").epochs == 1
+    assert params.resolve(Finetune, "ls").epochs != 1
+
+
+def test_paper_values_are_the_sections_values(content: dict[str, Any], tmp_path: Path) -> None:
+    """Without a micro preset's overrides, refinement is the paper's (section 4)."""
+    params = load(write(content, tmp_path / "params.yaml", "model", "vit_b16"))
+    options = params.resolve(Finetune, "ls_pred")
+    assert (options.optimizer, options.betas, options.eps, options.lr) == ("adam", (0.9, 0.999), 1e-6, 1e-4)
+    assert (options.schedule, options.position_weight, options.epochs) == ("constant", 1.0, 20)
+
+
+@pytest.mark.parametrize("section", [Pretrain, Finetune, PruneEval, Analysis])
+def test_every_preset_resolves(content: dict[str, Any], tmp_path: Path, section: Any) -> None:
+    for model in content["models"]:
+        for dataset in content["datasets"]:
+            changed = copy.deepcopy(content) | {"model": model}
+            assert load(write(changed, tmp_path / "params.yaml", "dataset", dataset)).resolve(section)

@@ -1,0 +1,229 @@
+"""The pipeline as a user meets it: every stage end to end on the smallest presets, and the project's own rules."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from lsvit.launch import imported_modules
+from lsvit.params import load
+from lsvit.smoke import PRESETS, copy_repository, environment
+from tests.conftest import ROOT
+
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+SMOKE = [f"-S{preset}" for preset in PRESETS]
+
+# What each module may import: one way only
+LEVELS = [
+    {"errors"},
+    {"routes"},
+    {"params"},
+    {"data", "jobs", "losses"},
+    {"models"},
+    {"runs"},
+    {"training", "evaluation", "analysis", "tables", "tracking", "launch"},
+    {"plots"},
+    {"smoke"},
+    {"cli"},
+]
+
+
+def lsvit_imports(path: Path) -> set[str]:
+    """The lsvit modules a file imports directly."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "lsvit":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lsvit."):
+            found.add((node.module or "").split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("lsvit.")}
+    return found
+
+
+def test_imports_point_one_way() -> None:
+    level = {name: i for i, names in enumerate(LEVELS) for name in names}
+    assert {path.stem for path in (ROOT / "lsvit").glob("*.py")} - {"__init__"} == set(level)
+    assert (ROOT / "lsvit" / "__init__.py").read_text().strip() == ""
+    for name, place in level.items():
+        for imported in lsvit_imports(ROOT / "lsvit" / f"{name}.py"):
+            assert level[imported] < place, f"lsvit/{name}.py imports lsvit/{imported}.py"
+
+
+def test_one_module_each_for_mlflow_and_matplotlib() -> None:
+    for library, owner in (("mlflow", "tracking"), ("matplotlib", "plots")):
+        users = {p.stem for p in [*(ROOT / "lsvit").glob("*.py"), *(ROOT / "stages").glob("*.py")]
+                 if re.search(rf"^\s*(import|from) {library}\b", p.read_text(), re.M)}  # fmt: skip
+        assert users == {owner}
+
+
+def test_modules_are_short() -> None:
+    for path in [*(ROOT / "lsvit").glob("*.py"), *(ROOT / "stages").glob("*.py")]:
+        assert len(path.read_text().splitlines()) <= 350, path
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stages_deps_are_the_modules_it_imports(name: str) -> None:
+    """No more, no less: a module boundary is a cache boundary. Jobs name their function as "lsvit.module:function"."""
+    stage = STAGES[name].get("do", STAGES[name])
+    script = re.match(r"python -m (stages\.\w+)", stage["cmd"])
+    assert script
+    source = (ROOT / (script[1].replace(".", "/") + ".py")).read_text()
+    modules = imported_modules(script[1])
+    for job in re.findall(r'"(lsvit\.\w+):\w+"', source):
+        modules |= imported_modules(job)
+    expected = {module.replace(".", "/") + ".py" for module in modules}
+    assert {dep for dep in stage["deps"] if dep.endswith(".py")} == expected
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
+    """A section read but not declared would not run the stage again when it changes."""
+    stage = STAGES[name].get("do", STAGES[name])
+    source = (ROOT / "stages" / f"{stage['cmd'].split('.')[1].split()[0]}.py").read_text()
+    declared = set(stage.get("params", ()))
+    if name == "check-params":
+        assert "params.yaml" in stage["deps"]
+        return
+    sections = {"Pretrain": "pretrain", "Finetune": "finetune", "PruneEval": "prune_eval", "Analysis": "analysis",
+                "PaperFigures": "paper_figures"}  # fmt: skip
+    read = {section for cls, section in sections.items() if re.search(rf"resolve\({cls}", source)}
+    read |= {key for key in ("seeds", "device") if re.search(rf"params\.{key}\b", source)} | {"dataset"}
+    assert read <= declared
+    assert "datasets.${dataset}" in declared
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def smoked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`lsvit smoke`, its copy kept."""
+    folder = tmp_path_factory.mktemp("smoke") / "copy"
+    before = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run([sys.executable, "-m", "lsvit.cli", "smoke", "--keep", str(folder)], cwd=ROOT, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "smoke.log").write_text(done.stdout)
+    after = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert before == after, "the working tree is not as it was"
+    return folder
+
+
+def test_smoke_passes_through_every_stage_and_prints_the_table(smoked: Path) -> None:
+    log = (smoked / "smoke.log").read_text()
+    variants = load(ROOT / "params.yaml").variants
+    for stage in [*(name for name in STAGES if "foreach" not in STAGES[name]), *(f"finetune-variants@{v}" for v in variants)]:
+        assert f"Running stage '{stage}'" in log
+    assert "published" in log
+    assert "62.77 ± 0.41" in log
+    table = pd.read_csv(smoked / "results" / "table1.csv")
+    assert set(table["variant"]) == {"baseline", *variants}
+    assert set(table["order"]) == {"sequential", "arbitrary"}
+    assert set(table["n"]) == {1}
+    figures = {path.name for path in (smoked / "results" / "figures").iterdir()}
+    assert {f"figure_{n}.{e}" for n in ("1b", "1c", "4a", "4b", "4c", "4d") for e in ("pdf", "png")} <= figures
+
+
+def test_nothing_is_left_to_do(smoked: Path) -> None:
+    assert "up to date" in run(["dvc", "status"], smoked)
+    assert "Running stage" not in run(["dvc", "repro"], smoked)
+
+
+def test_figures_made_again_are_the_same_bytes(smoked: Path) -> None:
+    before = {path.name: path.read_bytes() for path in sorted((smoked / "results" / "figures").iterdir())}
+    run(["dvc", "repro", "-f", "-s", "paper-figures"], smoked)
+    assert {path.name: path.read_bytes() for path in sorted((smoked / "results" / "figures").iterdir())} == before
+
+
+def test_metrics_and_plots_say_something(smoked: Path) -> None:
+    assert "ls.arbitrary.accuracy" in run(["dvc", "metrics", "show", "--json"], smoked) or "arbitrary" in run(
+        ["dvc", "metrics", "show"], smoked
+    )
+    assert "results" in run(["dvc", "metrics", "diff", "--all"], smoked)
+    run(["dvc", "plots", "show", "-o", "plots"], smoked)
+    assert "figure_1b" in (smoked / "plots" / "index.html").read_text()
+
+
+def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None:
+    """Through the queue, in a temporary copy: only what changed runs, and its run is in the one store at the root."""
+    store = f"sqlite:///{smoked / 'mlflow.db'}"
+    before = tracked_runs(store)
+    variants = load(ROOT / "params.yaml").all_variants
+    assert set(before) == {
+        "pretrain",
+        "pretrain seed 0",
+        "prune-eval",
+        "analysis",
+        "paper-figures",
+        *variants,
+        *(f"{v} seed 0" for v in variants),
+    }
+    run(["dvc", "exp", "run", "--queue", *SMOKE, "-S", "prune_eval.orders=2"], smoked)
+    run(["dvc", "queue", "start"], smoked)
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        status = run(["dvc", "queue", "status"], smoked)
+        if "Success" in status or "Failed" in status:
+            break
+        time.sleep(1)
+    task = next(line.split()[0] for line in status.splitlines() if "Success" in line or "Failed" in line)
+    log = run(["dvc", "queue", "logs", task], smoked)
+    assert "Success" in status, log
+    assert "Running stage 'prune-eval'" in log
+    assert "Running stage 'finetune" not in log
+    assert not list(smoked.glob(".dvc/tmp/exps/**/mlflow.db"))
+    added = list((Counter(tracked_runs(store)) - Counter(before)).elements())
+    assert sorted(added) == ["paper-figures", "prune-eval"]
+
+
+def tracked_runs(uri: str) -> list[str]:
+    code = (
+        "import sys, mlflow; c = mlflow.MlflowClient(sys.argv[1]); e = c.get_experiment_by_name('fashion_mnist_tiny/vit_pico');"
+        "print(*[r.info.run_name for r in c.search_runs([e.experiment_id], max_results=1000)], sep='\\n')"
+    )
+    return subprocess.run([sys.executable, "-c", code, uri], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_an_unknown_preset_ends_before_any_compute(tmp_path: Path) -> None:
+    copy_repository(tmp_path / "copy")
+    done = subprocess.run([sys.executable, "-m", "dvc", "exp", "run", "--pull", "-S", "model=vit_micra"], cwd=tmp_path / "copy",
+                          env=environment(), capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode != 0
+    assert "error: params.yaml: model: found 'vit_micra', did you mean 'vit_micro'?" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Running stage 'prepare-data'" not in done.stdout
+
+
+def test_help_is_quick() -> None:
+    """Late imports: the help needs none of the heavy libraries."""
+    code = (
+        "import sys; from lsvit.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'pydantic', 'torch', 'timm', 'mlflow', 'pandas', 'matplotlib', 'umap', 'dvc', 'sklearn', 'scipy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "smoke" in done.stdout
+
+
+def test_commands_users_mistakes_are_one_line(tmp_path: Path) -> None:
+    for command, said in ((["table"], "table1.csv: not found"), (["smoke"], "not the root of a clone"), (["track", "sync"], "no finished")):
+        done = subprocess.run([sys.executable, "-m", "lsvit.cli", *command], cwd=tmp_path, capture_output=True, text=True, check=False,
+                              env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1

@@ -1,0 +1,184 @@
+"""MLflow: a real server, a local store, an outage, and the replay from files."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from lsvit import tracking
+from lsvit.errors import UserError
+from lsvit.jobs import TrainConfig, gather_trainings
+from lsvit.launch import Job, run
+from lsvit.tracking import Tracker
+from tests.conftest import ROOT
+
+Config = Callable[..., TrainConfig]
+pytestmark = pytest.mark.filterwarnings("default")  # mlflow's own dependencies warn
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real `mlflow server` on the loopback interface."""
+    folder, port = tmp_path_factory.mktemp("server"), free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+               "--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", str(folder / "artifacts")]  # fmt: skip
+    log = (folder / "log").open("w")
+    process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        with socket.socket() as s:
+            if s.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.3)
+    yield f"http://127.0.0.1:{port}"
+    os.killpg(process.pid, 15)
+    process.wait(20)
+    log.close()
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root with one finished variant of two seeds, and results."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.setenv("DVC_STAGE", "finetune-variants@test")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    jobs = jobs_for(train_config, prepared)
+    run(jobs, "cpu")
+    gather_trainings({job.config.seed: job.folder for job in jobs}, Path("outs/finetune/test"), Path("results/finetune/test.csv"))  # type: ignore[attr-defined]
+    Path("results/metrics.json").write_text(json.dumps({"test": {"arbitrary": {"accuracy": 0.5}}}))
+    Path("results/prune_eval.csv").write_text("a\n1\n")
+    return tmp_path
+
+
+def jobs_for(train_config: Config, prepared: Path) -> list[Job]:
+    configs = [train_config(seed=seed) for seed in (0, 1)]
+    return [Job(f"test seed {c.seed}", "lsvit.training:train", c, {"data": prepared, "weights": None}, 3) for c in configs]
+
+
+def runs(uri: str) -> dict[str, Run]:
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("bars/pico")
+    assert experiment is not None
+    return {run.info.run_name or "": run for run in client.search_runs([experiment.experiment_id])}
+
+
+def check_store(uri: str) -> None:
+    found, client = runs(uri), MlflowClient(uri)
+    assert set(found) == {"test", "test seed 0", "test seed 1", "prune-eval"}
+    child, parent = found["test seed 0"], found["test"]
+    assert child.info.status == parent.info.status == "FINISHED"
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    for tag in ("mlflow.source.git.commit", "git.dirty", "dvc.stage"):
+        assert tag in child.data.tags
+    assert child.data.params["options.lr"] == "0.003"
+    assert child.data.params["seed"] == "0"
+    curve = client.get_metric_history(child.info.run_id, "validation/arbitrary/accuracy")
+    assert [metric.step for metric in curve] == [1, 2, 3]
+    history = json.loads(Path("outs/finetune/test/seed_0/history.json").read_text())
+    assert [metric.value for metric in curve] == pytest.approx([row["validation/arbitrary/accuracy"] for row in history])
+    names = {file.path for file in client.list_artifacts(child.info.run_id)}
+    assert names == {"config.json", "history.json", "final.json", "weights.safetensors"}
+    values = [found[f"test seed {seed}"].data.metrics["final/arbitrary/accuracy"] for seed in (0, 1)]
+    assert parent.data.metrics["n"] == 2
+    assert parent.data.metrics["mean/arbitrary/accuracy"] == pytest.approx(sum(values) / 2)
+    assert parent.data.metrics["std/arbitrary/accuracy"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert found["prune-eval"].data.metrics == {"test/arbitrary/accuracy": 0.5}
+    assert {file.path for file in client.list_artifacts(found["prune-eval"].info.run_id)} == {"metrics.json", "prune_eval.csv"}
+
+
+def log_everything(jobs: list[Job]) -> Tracker:
+    """What the stages do: rows as they come, the finished variant, the results."""
+    tracker = Tracker("bars/pico", Path(os.environ["DVC_ROOT"]))
+    for job in jobs:
+        tracker.epoch(job.record(), json.loads((job.folder / "history.json").read_text())[0])
+    tracker.training(Path("outs/finetune/test"))
+    for stage in tracking.RESULTS:
+        tracker.results(stage)
+    return tracker
+
+
+def test_local_store(workspace: Path, train_config: Config, prepared: Path) -> None:
+    """Also from another folder: the store lies at DVC_ROOT, artifacts too; logging twice changes nothing."""
+    uri = f"sqlite:///{workspace}/mlflow.db"
+    first = log_everything(jobs_for(train_config, prepared))
+    assert not first.failed
+    check_store(uri)
+    assert (workspace / "mlartifacts" / "bars-pico").is_dir()
+    assert log_everything(jobs_for(train_config, prepared)).recorded == 0
+    check_store(uri)
+    assert tracking.sync() == 0
+
+
+def test_real_server(workspace: Path, train_config: Config, prepared: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    assert not log_everything(jobs_for(train_config, prepared)).failed
+    check_store(server)
+    assert not (workspace / "mlflow.db").exists()
+
+
+def test_store_that_is_down(
+    workspace: Path, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One warning, no error, little waiting; the files fill a store later."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+    start = time.monotonic()
+    assert log_everything(jobs_for(train_config, prepared)).failed
+    assert time.monotonic() - start < 30
+    err = capsys.readouterr().err
+    assert err.count("warning: MLflow") == 1
+    assert "lsvit track sync" in err
+    with pytest.raises(UserError, match="cannot be filled"):
+        tracking.sync()
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert tracking.sync() == 3
+    check_store(f"sqlite:///{workspace}/mlflow.db")
+
+
+def test_store_that_dies_during_a_training(
+    workspace: Path, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = Tracker("bars/pico", workspace)
+    jobs = jobs_for(train_config, prepared)
+    rows = json.loads((jobs[0].folder / "history.json").read_text())
+    tracker.epoch(jobs[0].record(), rows[0])
+    assert not tracker.failed
+    monkeypatch.setattr(MlflowClient, "log_batch", lambda *_, **__: (_ for _ in ()).throw(ConnectionError("gone")))
+    tracker.epoch(jobs[0].record(), rows[1])
+    tracker.epoch(jobs[0].record(), rows[2])
+    assert capsys.readouterr().err.count("warning: MLflow") == 1
+    monkeypatch.undo()
+    monkeypatch.chdir(workspace)
+    tracking.sync()  # fills the epochs that are missing, keeps the one that is there
+    assert len(MlflowClient(f"sqlite:///{workspace}/mlflow.db").get_metric_history(
+        runs(f"sqlite:///{workspace}/mlflow.db")["test seed 0"].info.run_id, "epoch")) == 3  # fmt: skip
+
+
+def test_nothing_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="no finished training found"):
+        tracking.sync()
+
+
+def test_fresh_store_opened_by_two_processes_at_once(tmp_path: Path) -> None:
+    """Migration of a fresh sqlite store by two processes breaks it; the lock keeps them apart."""
+    code = (
+        f"from pathlib import Path; from lsvit.tracking import Tracker\n"
+        f"tracker = Tracker('e', Path({str(tmp_path)!r})); tracker._guard(tracker.client); exit(tracker.failed)"
+    )
+    started = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(2)]
+    assert [process.wait(120) for process in started] == [0, 0]
