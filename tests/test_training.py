@@ -109,7 +109,7 @@ def test_position_weight_zero_equals_no_prediction(train_config: Config, prepare
 
 
 def test_position_prediction_learns(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    rows = run(train_config(position={"predict": {}}, epochs=8, lr=0.01), prepared, tmp_path / "run")
+    rows = run(train_config(position={"predict": {}}, epochs=30, lr=0.01), prepared, tmp_path / "run")
     assert rows[-1]["validation/arbitrary/position_accuracy"] > 0.4  # chance 0.25
     assert rows[-1]["train/loss"] == pytest.approx(rows[-1]["train/class_loss"] + rows[-1]["train/position_loss"], rel=1e-5)
 
