@@ -1,5 +1,6 @@
 """Stage pretrain: the starting weights of every variant, trained from scratch or fetched."""
 
+import os
 from pathlib import Path
 
 from lsvit import launch
@@ -15,6 +16,7 @@ DATA, OUT, TABLE = Path("outs/prepare_data"), Path("outs/pretrain"), Path("resul
 @one_line_errors()
 def main() -> None:
     """outs/prepare_data/ -> outs/pretrain/, results/pretrain.csv"""
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # the hub client's retries would drown the one line that helps
     launch.warm_up("lsvit.training")
     params = load()
     options = params.resolve(Pretrain)
