@@ -167,11 +167,12 @@ def run(jobs: Sequence[Job], device: str = "auto", on_epoch: Callable[[Job, Even
                     elif on_epoch and "epoch" in event:
                         on_epoch(todo[i], event)
                 _raise_first_error(finished)
-    finally:
-        workers_left = list((pool._processes or {}).values())  # no public way to stop running work; shutdown forgets them
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in workers_left:
+    except BaseException:
+        for process in list((pool._processes or {}).values()):  # no public way to stop running work
             process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _drain(events: Any) -> Iterator[tuple[int, Event]]:

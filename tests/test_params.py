@@ -63,7 +63,7 @@ WRONG: list[tuple[str, Any, list[str]]] = [
     ("analysis.neighbors", 1000, ["analysis.neighbors", "1000", "at most 999"]),
     ("variants.ls.finetune", {"baseline_epochs": 2}, ["baseline_epochs", "epochs"]),
     ("paper_figures.dpi", 99999, ["paper_figures.dpi", "99999"]),
-    ("models.vit_micro.kwargs.num_heads", 5, ["models.vit_micro.kwargs.num_heads", "5", "divisor of embed_dim 48"]),
+    ("models.vit_micro.kwargs.num_heads", 5, ["models.vit_micro.kwargs.num_heads", "5", "divisor of embed_dim 32"]),
     ("models.vit_micro.kwargs.patch_size", 5, ["models.vit_micro.kwargs.patch_size", "5", "divisor of img_size 28"]),
     ("models.vit_micro.kwargs.depth", 0, ["models.vit_micro.kwargs.depth", "0", "at least 1"]),
     ("models.vit_micro.kwargs.embed_dim", "wide", ["models.vit_micro.kwargs.embed_dim", "'wide'"]),
