@@ -21,6 +21,7 @@ from lsvit.tables import label
 
 OKABE_ITO = ["#000000", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#8B6914"]
 MARKERS = "os^Dv<>P"
+REFIT_MARKERS = "*Xpd"
 STYLE: Any = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 6.5, "xtick.labelsize": 7, "ytick.labelsize": 7,
     "axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.2, "lines.markersize": 4, "pdf.fonttype": 42,
@@ -112,8 +113,8 @@ class Figures:
             curves = np.stack([_density(norms[positions[:, layer] == p, layer], grid) for p in range(num_layers)])
             curves *= 1.6 / max(curves.max(), 1e-9)
             for p in range(num_layers):
-                axis.fill_between(grid, -layer, curves[p] - layer, color=colours[p], alpha=0.35, linewidth=0, zorder=2 * layer)
-                axis.plot(grid, curves[p] - layer, color=colours[p], linewidth=0.6, zorder=2 * layer + 1)
+                axis.fill_between(grid, -layer, curves[p] - layer, color=colours[p], alpha=0.08, linewidth=0, zorder=2 * layer)
+                axis.plot(grid, curves[p] - layer, color=colours[p], linewidth=0.8, zorder=2 * layer + 1)
         axis.set(yticks=-np.arange(num_layers), yticklabels=range(1, num_layers + 1), xlim=(0, 1), title=title)
         axis.set(xlabel="norm of the contribution to the class token\n(relative to the layer's largest)", ylabel="layer (original place)")
         scale = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(1, num_layers), "viridis")
@@ -131,9 +132,9 @@ class Figures:
             for variant, history in histories.items():
                 curve = history.groupby("epoch")[f"validation/{order}/accuracy"].agg(["mean", "std"]) * 100
                 refit = variant not in self.colours
+                marker = REFIT_MARKERS[list(histories).index(variant) % len(REFIT_MARKERS)] if refit else self.markers[variant]
                 axis.errorbar(curve.index, curve["mean"], curve["std"].fillna(0), label=label(variant), linestyle=":" if refit else "-",
-                              color="#777777" if refit else self.colours[variant], capsize=1.5,
-                              marker=f"${variant.rsplit('_', 1)[-1]}$" if refit else self.markers[variant])  # fmt: skip
+                              color="#777777" if refit else self.colours[variant], capsize=1.5, marker=marker)  # fmt: skip
             axis.set(ylabel=f"accuracy (%),\n{order}", ylim=(0, 100))
             axis.grid(axis="y", linewidth=0.4, alpha=0.5)
             axis.xaxis.get_major_locator().set_params(integer=True)
