@@ -8,7 +8,7 @@ from lsvit.data import read_meta, sha256
 from lsvit.errors import one_line_errors
 from lsvit.jobs import EVALUATION_ROWS, WEIGHTS, EvalConfig, run_config
 from lsvit.params import Finetune, PruneEval, load
-from lsvit.tables import gather_evaluations, table_metrics
+from lsvit.tables import gather_evaluations, summarise, table_metrics
 from lsvit.tracking import Tracker
 
 DATA, ROWS, METRICS = Path("outs/prepare_data"), Path("results/prune_eval.csv"), Path("results/metrics.json")
@@ -16,7 +16,7 @@ DATA, ROWS, METRICS = Path("outs/prepare_data"), Path("results/prune_eval.csv"),
 
 @one_line_errors()
 def main() -> None:
-    """outs/finetune/ -> results/prune_eval.csv (a row a route), results/metrics.json (means over the seeds)"""
+    """outs/finetune/ -> results/prune_eval.csv (a row a route), results/metrics.json (means)"""
     launch.warm_up("lsvit.evaluation")
     params = load()
     options = params.resolve(PruneEval)
@@ -32,8 +32,7 @@ def main() -> None:
     launch.run(list(jobs.values()), params.device)
     rows = gather_evaluations(params.dataset, params.model, {key: job.folder / EVALUATION_ROWS for key, job in jobs.items()})
     rows.to_csv(ROWS, index=False, lineterminator="\n")
-    metrics = table_metrics(rows)
-    METRICS.write_text(json.dumps(metrics, indent=1) + "\n")
+    METRICS.write_text(json.dumps(table_metrics(summarise(rows)), indent=1) + "\n")
     Tracker(f"{params.dataset}/{params.model}", launch.root()).results("prune-eval")
 
 
