@@ -168,7 +168,7 @@ def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None
         *variants,
         *(f"{v} seed 0" for v in variants),
     }
-    run(["dvc", "exp", "run", "--queue", *SMOKE, "-S", "prune_eval.orders=2"], smoked)
+    run(["dvc", "exp", "run", "--queue", *SMOKE, "-S", "datasets.fashion_mnist_tiny.prune_eval.orders=2"], smoked)
     run(["dvc", "queue", "start"], smoked)
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
