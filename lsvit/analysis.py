@@ -8,12 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lsvit.data import Split
 from lsvit.errors import UserError
 from lsvit.jobs import ANALYSIS_ARRAYS, ANALYSIS_NUMBERS, AnalysisConfig
-from lsvit.models import RoutedModel
+from lsvit.models import RoutedModel, Samples
 from lsvit.params import Analysis
-from lsvit.routes import Route, arbitrary, generator
+from lsvit.routes import arbitrary, generator
 from lsvit.runs import autocast, open_model, open_split
+
+BATCH_SIZE = 250
 
 
 class Contributions:
@@ -22,46 +25,52 @@ class Contributions:
     Models without a class token classify the mean of their tokens, whose contribution is taken instead.
     """
 
-    def __init__(self, model: RoutedModel) -> None:
+    def __init__(self, model: RoutedModel, batch: int) -> None:
         self.class_token = model.num_prefix_tokens > 0
-        self.norms = torch.zeros(model.num_layers)  # by layer
+        self.norms = torch.zeros(batch, model.num_layers)  # by sample and layer
 
-    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor) -> None:
-        """Called after each block; states (B, N, D)."""
+    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+        """Called after each block; states (n, N, D)."""
         change = (after - before)[:, 0] if self.class_token else (after - before).mean(dim=1)
-        self.norms[layer] = change.float().norm(dim=-1).mean()
+        self.norms[samples, layer] = change.float().norm(dim=-1).cpu()
 
 
 class Output:
-    """A tap: the whole output (class and patch tokens) of one layer, as one vector per image."""
+    """A tap: the whole output (class and patch tokens) of one layer, as one vector per sample."""
 
-    def __init__(self, layer: int) -> None:
+    def __init__(self, layer: int, batch: int) -> None:
         self.layer = layer
-        self.vectors: list[Tensor] = []  # (B, N * D) each
+        self.vectors = torch.empty(batch, 0)  # (B, N * D) once the layer has run
 
-    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor) -> None:
-        """Called after each block; states (B, N, D)."""
+    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+        """Called after each block; states (n, N, D)."""
         if layer == self.layer:
-            self.vectors.append(after.float().flatten(1).cpu())
+            vectors = after.float().flatten(1).cpu()
+            if not self.vectors.numel():
+                self.vectors = torch.zeros(len(self.vectors), vectors.shape[1])
+            self.vectors[samples] = vectors
 
 
 @torch.inference_mode()
 def record(
-    model: RoutedModel, images: list[Tensor], routes: list[Route], layer: int, precision: str = "fp32"
+    model: RoutedModel, split: Split, chosen: np.ndarray, routes: np.ndarray, layer: int, precision: str = "fp32"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run each image (1, C, H, W) under a route of its own, batch size 1 as in the paper.
+    """Run the `chosen` images (n,) of a split, each under its own row of `routes` (n, L), as the paper does one by one.
 
     Returns:
         (outputs of `layer` (n, N * D), contribution norms by layer (n, L)).
     """
     model.eval()
-    output, norms = Output(layer), []
-    for image, route in zip(images, routes, strict=True):
-        contributions = Contributions(model)
-        with autocast(image.device, precision):
-            model(image, route, [output, contributions])
+    outputs, norms = [], []
+    for start in range(0, len(chosen), BATCH_SIZE):
+        part = slice(start, start + BATCH_SIZE)
+        images, _ = split.take(torch.from_numpy(chosen[part]))
+        output, contributions = Output(layer, len(images)), Contributions(model, len(images))
+        with autocast(split.device, precision):
+            model(images, torch.from_numpy(routes[part]), [output, contributions])
+        outputs.append(output.vectors)
         norms.append(contributions.norms)
-    return torch.cat(output.vectors).numpy(), torch.stack(norms).numpy()
+    return torch.cat(outputs).numpy(), torch.cat(norms).numpy()
 
 
 def project(vectors: np.ndarray, options: Analysis) -> np.ndarray:
@@ -124,10 +133,10 @@ def analyse(config: AnalysisConfig, data: Path, weights: Path, folder: Path, rep
     if options.images > len(split):
         raise UserError(f"analysis.images: found {options.images}, accepted: at most the {len(split)} validation images")
     chosen = generator("analysis", options.seed).permutation(len(split))[: options.images]
-    routes = [arbitrary(generator("analysis", options.seed, i), model.num_layers) for i in range(len(chosen))]
-    vectors, norms = record(model, [split.take(slice(i, i + 1))[0] for i in chosen], routes, options.layer, config.precision)
+    routes = np.array([arbitrary(generator("analysis", options.seed, i), model.num_layers) for i in range(len(chosen))])
+    vectors, norms = record(model, split, chosen, routes, options.layer, config.precision)
     report({"cell": f"{len(chosen)} images recorded"})
-    positions = np.argsort(np.array(routes), axis=1)  # positions[i, layer]: where the layer ran for image i
+    positions = np.argsort(routes, axis=1)  # positions[i, layer]: where the layer ran for image i
     plane = project(vectors, options)
     numbers = {"position_r2": position_r2(plane, positions[:, options.layer])} | contribution_numbers(positions, norms)
     np.savez(folder / ANALYSIS_ARRAYS, plane=plane, positions=positions.astype(np.int16), norms=norms)

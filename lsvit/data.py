@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # preparing data needs no torch
     from torch import Tensor
 
 SPLITS = ("train", "validation")
+HELDOUT = "heldout"  # training images set aside: never trained on, they choose the epoch of protocol heldout
 CLASSES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
 IDX_PREFIX = {"train": "train", "validation": "t10k"}  # split -> prefix of the original file names
 IDX_KIND = {"images": "idx3", "labels": "idx1"}
@@ -125,8 +126,30 @@ def locate(preset: DatasetPreset, embedded: Path) -> tuple[Path, dict[str, str]]
     return DOWNLOADS / "FashionMNIST" / "raw", FASHION_MNIST_SHA256
 
 
+def read_digits() -> dict[str, Arrays]:
+    """The 1,797 handwritten digits of 8 x 8 pixels that scikit-learn brings: 1,437 for training, 360 for validation, by class."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    images = (digits.images * (255 / 16)).round().astype(np.uint8)  # 17 levels of grey
+    parts = train_test_split(images, digits.target.astype(np.uint8), test_size=360, random_state=0, stratify=digits.target)
+    return {"train": Arrays(parts[0], parts[2]), "validation": Arrays(parts[1], parts[3])}
+
+
+def hold_out(train: Arrays, count: int, key: str) -> dict[str, Arrays]:
+    """Split `count` random images off the training set, always the same ones. Raises UserError if none would be left."""
+    if count >= len(train.labels):
+        raise UserError(f"{key}: found {count}, accepted: fewer than the {len(train.labels)} training images")
+    chosen = np.zeros(len(train.labels), dtype=bool)
+    chosen[generator("heldout", 0).permutation(len(chosen))[:count]] = True
+    return {"train": Arrays(*(array[~chosen] for array in train)), HELDOUT: Arrays(*(array[chosen] for array in train))}
+
+
 def prepare(name: str, preset: DatasetPreset, embedded: Path, out: Path) -> dict[str, Any]:
     """Verify a data set, decode it once and write `{split}_images.npy`, `{split}_labels.npy` and `meta.json` to `out`.
+
+    The splits are train, validation and, if the preset holds images out of the training set, heldout.
 
     Returns:
         The metadata: name, class names, counts, image shape, mean and std of the training pixels in [0, 1], sha256 of the arrays.
@@ -134,12 +157,17 @@ def prepare(name: str, preset: DatasetPreset, embedded: Path, out: Path) -> dict
     Raises:
         UserError: a file is missing, truncated or mislabelled, or the preset asks for more images than there are.
     """
-    folder, checksums = locate(preset, embedded)
-    splits = {split: read_split(folder, split, checksums) for split in SPLITS}
+    if preset.source == "digits":
+        splits, classes = read_digits(), [str(digit) for digit in range(10)]
+    else:
+        folder, checksums = locate(preset, embedded)
+        splits, classes = {split: read_split(folder, split, checksums) for split in SPLITS}, CLASSES
     for split, wanted in (("train", preset.train), ("validation", preset.validation)):
         if wanted is not None and wanted > len(splits[split].labels):
             raise UserError(f"datasets.{name}.{split}: found {wanted}, accepted: at most {len(splits[split].labels)}")
         splits[split] = Arrays(*(array[:wanted] for array in splits[split]))
+    if preset.heldout:
+        splits |= hold_out(splits["train"], preset.heldout, f"datasets.{name}.heldout")
     out.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     for split, arrays in splits.items():
@@ -149,7 +177,7 @@ def prepare(name: str, preset: DatasetPreset, embedded: Path, out: Path) -> dict
     pixels = splits["train"].images / np.float32(255)
     meta: dict[str, Any] = {
         "name": name,
-        "classes": CLASSES,
+        "classes": classes,
         "counts": {split: len(arrays.labels) for split, arrays in splits.items()},
         "image_shape": list(splits["train"].images.shape[1:]),
         "mean": [round(float(pixels.mean(dtype=np.float64)), 6)],
@@ -200,7 +228,7 @@ class Split:
 
     Args:
         folder: where :func:`prepare` wrote.
-        split: "train" or "validation".
+        split: "train", "validation" or "heldout".
         in_chans, img_size: what the model takes; grey images are repeated over the channels, sizes interpolated (bilinear,
             antialiased) on the device.
         mean, std: per channel, of pixels in [0, 1].

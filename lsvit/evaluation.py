@@ -1,17 +1,33 @@
-"""Accuracy with k layers kept, sequential and arbitrary, over many routes (LayerShuffle, section 4.2)."""
+"""Accuracy with k layers kept, sequential and arbitrary, over many routes, and under any sampler (LayerShuffle, section 4.2)."""
 
 import csv
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from lsvit.jobs import EVALUATION_ROWS, EvalConfig
-from lsvit.routes import ORDERS, evaluation_routes
-from lsvit.runs import open_model, open_split, score
+from lsvit.data import Split
+from lsvit.jobs import EVALUATION_ROWS, SAMPLER_ROWS, EvalConfig
+from lsvit.models import RoutedModel
+from lsvit.params import PruneEval
+from lsvit.routes import (
+    ORDERS,
+    Order,
+    Sampler,
+    evaluation_routes,
+    generator,
+    kendall_distance,
+    limit,
+    make_sampler,
+    per_sample,
+    sampler_name,
+)
+from lsvit.runs import Score, open_model, open_split, score
 
-COLUMNS = ("keep", "order", "route", "routes", "images", "accuracy", "loss", "position_accuracy")
+COLUMNS = ("keep", "order", "route", "routes", "images", "accuracy", "loss", "position_accuracy", "std_images")
+SAMPLER_COLUMNS = ("sampler", "distance", "length", "images", "accuracy", "loss")
 
 
 def cells(num_layers: int, config: EvalConfig) -> list[int]:
@@ -19,27 +35,76 @@ def cells(num_layers: int, config: EvalConfig) -> list[int]:
     return [num_layers] if config.variant.layers else sorted({*config.options.keep, num_layers})
 
 
-def evaluate(config: EvalConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]) -> None:
-    """Evaluate one trained model in every cell and write one row a route to `rows.csv`.
+def kept_layers(keep: int, order: Order) -> Sampler:
+    """A random choice of `keep` layers, in their original or in a random order."""
 
-    Under ``per: batch`` (the published code's reading) a cell is one pass, an order per batch, and gives one row.
+    def draw(rng: np.random.Generator, num_layers: int) -> tuple[int, ...]:
+        route = rng.permutation(num_layers)[:keep]
+        return tuple((np.sort(route) if order == "sequential" else route).tolist())
+
+    return draw
+
+
+def evaluate_cell(model: RoutedModel, split: Split, keep: int, order: Order, options: PruneEval, precision: str) -> list[tuple]:
+    """One row a route; under ``per: batch`` (the published code's reading) and ``per: sample`` one row for the one pass."""
+    passes: list[tuple[str, int, Score]] = []
+    routes = evaluation_routes(model.num_layers, keep, order, options.orders, options.seed)
+    if options.per == "sample" and len(routes) > 1:
+        rng = generator("samples", options.seed, keep, ORDERS.index(order))
+        table = per_sample(kept_layers(keep, order), rng, model.num_layers, len(split))
+        result = score(model, split, torch.from_numpy(table), options.batch_size, precision)
+        passes.append((f"{len(split)} routes, one a sample", len(split), result))
+    elif options.per == "batch":
+        used = routes[: math.ceil(len(split) / options.batch_size)]
+        name = f"{len(used)} routes, one a batch" if len(used) > 1 else "-".join(map(str, used[0]))
+        passes.append((name, len(used), score(model, split, used, options.batch_size, precision)))
+    else:
+        passes += [("-".join(map(str, route)), 1, score(model, split, [route], options.batch_size, precision)) for route in routes]
+    # How much the images differ: of each image's share of correct answers over the routes
+    std_images = torch.stack([result.correct for *_, result in passes]).double().mean(0).std().item()
+    return [
+        (keep, order, name, count, len(split), *map(_rounded, (r.accuracy, r.loss, r.position_accuracy, std_images)))
+        for name, count, r in passes
+    ]
+
+
+def evaluate_sampler(model: RoutedModel, split: Split, spec: str | dict, options: PruneEval, precision: str) -> tuple:
+    """One row: a pass in which every image runs along a route of its own, the same routes for every model of this depth."""
+    rng = generator("samples", options.seed, model.num_layers)
+    routes = per_sample(make_sampler(spec), rng, model.num_layers, len(split))
+    layers = [tuple(route[route >= 0].tolist()) for route in routes]
+    result = score(model, split, torch.from_numpy(routes), options.batch_size, precision)
+    distance, length = (np.mean(list(map(f, layers))).item() for f in (kendall_distance, len))
+    return (sampler_name(spec), *map(_rounded, (distance, length)), len(split), *map(_rounded, (result.accuracy, result.loss)))
+
+
+def evaluate(config: EvalConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]) -> None:
+    """Evaluate one trained model in every cell and under every sampler that fits its depth.
+
+    Writes `rows.csv`, a row a route and cell, and `samplers.csv`, a row a sampler.
     """
     torch.set_num_threads(1)
     options = config.options
     model = open_model(config, data, weights)
+    whole = open_split(config, data, "validation", model)
+    part = open_split(config, data, "validation", model, options.images)
     rows = []
     for keep in cells(model.num_layers, config):
-        limit = options.images if keep < model.num_layers else None
-        split = open_split(config, data, "validation", model, limit)
         for order in ORDERS:
-            routes = evaluation_routes(model.num_layers, keep, order, options.orders, options.seed)
-            groups = [routes] if options.per == "batch" else [[route] for route in routes]
-            for group in groups:
-                result = score(model, split, group, options.batch_size, config.precision)
-                used = group[: math.ceil(len(split) / options.batch_size)]
-                name = "-".join(map(str, used[0])) if len(used) == 1 else f"{len(used)} routes, one a batch"
-                numbers = (None if value is None else round(value, 6) for value in (result.accuracy, result.loss, result.position_accuracy))
-                rows.append((keep, order, name, len(used), len(split), *numbers))
+            split = part if keep < model.num_layers else whole
+            rows += evaluate_cell(model, split, keep, order, options, config.precision)
         report({"cell": f"{keep} layers kept"})
-    with open(folder / EVALUATION_ROWS, "w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
+    fitting = [spec for spec in options.samplers if limit(spec, model.num_layers) is None]
+    sampled = [evaluate_sampler(model, part, spec, options, config.precision) for spec in fitting]
+    report({"cell": f"{len(sampled)} samplers"})
+    _write(folder / EVALUATION_ROWS, [COLUMNS, *rows])
+    _write(folder / SAMPLER_ROWS, [SAMPLER_COLUMNS, *sampled])
+
+
+def _write(path: Path, rows: Iterable[Iterable]) -> None:
+    with open(path, "w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)

@@ -8,11 +8,12 @@ from typing import Any
 
 from lsvit.errors import UserError
 from lsvit.params import Analysis, ModelPreset, Optimisation, Params, Preset, PruneEval, Section, Value, Variant
-from lsvit.routes import training_order
+from lsvit.routes import Spec, training_order
 
 Row = dict[str, float]  # one epoch's metrics, names {suite}/{metric}
 WEIGHTS, HISTORY, FINAL, CONFIG = "weights.safetensors", "history.json", "final.json", "config.json"
-EVALUATION_ROWS, ANALYSIS_ARRAYS, ANALYSIS_NUMBERS = "rows.csv", "arrays.npz", "numbers.json"
+EVALUATION_ROWS, SAMPLER_ROWS, ANALYSIS_ARRAYS, ANALYSIS_NUMBERS = "rows.csv", "samplers.csv", "arrays.npz", "numbers.json"
+JUDGES = {"paper": "validation", "heldout": "heldout"}  # protocol -> the split whose loss chooses the epoch
 
 
 class RunConfig(Section):
@@ -62,27 +63,40 @@ def run_config(params: Params, title: str, variant: Variant, data_sha256: str, w
     }  # fmt: skip
 
 
+def weights_file(judge: str) -> str:
+    """File name of the weights of the epoch that a split, "validation" or "heldout", chose."""
+    return WEIGHTS if judge == "validation" else f"weights_{judge}.safetensors"
+
+
 def starting_weights(folder: Path = Path("outs/pretrain")) -> Path:
-    """The weights that stage pretrain left. Raises UserError if there are none."""
-    found = sorted(folder.glob(f"seed_*/{WEIGHTS}"))
-    if not found:
-        raise UserError(f"{folder}: no weights; `dvc repro pretrain` makes them")
-    return found[0]
+    """The weights that stage pretrain left: of the epoch that held-out images chose, if some are held out.
+
+    Raises:
+        UserError: there are none.
+    """
+    for judge in ("heldout", "validation"):
+        found = sorted(folder.glob(f"seed_*/{weights_file(judge)}"))
+        if found:
+            return found[0]
+    raise UserError(f"{folder}: no weights; `dvc repro pretrain` makes them")
 
 
-def kept_epoch(history: list[Row], route: str | dict[str, float]) -> Row:
-    """The epoch whose weights were kept: lowest validation loss in the order the variant trains for, the last of equals."""
-    return min(reversed(history), key=lambda row: row[f"validation/{training_order(route)}/loss"])
+def kept_epoch(history: list[Row], route: Spec, judge: str = "validation") -> Row:
+    """The epoch whose weights were kept: lowest loss on the judging split in the order the variant trains for, last of equals."""
+    return min(reversed(history), key=lambda row: row[f"{judge}/{training_order(route)}/loss"])
 
 
 def gather_trainings(folders: dict[int, Path], out: Path, table: Path) -> None:
-    """Copy finished trainings, by seed, to `out/seed_<n>/`, add `final.json`, and write all epochs to one CSV table."""
+    """Copy finished trainings, by seed, to `out/seed_<n>/`, add `final.json`, and write all epochs to one CSV table.
+
+    `final.json` holds the validation metrics of the epoch that the validation images chose.
+    """
     rows: list[dict[str, Any]] = []
     for seed, folder in folders.items():
         target = out / f"seed_{seed}"
         target.mkdir(parents=True, exist_ok=True)
-        for name in (WEIGHTS, HISTORY, CONFIG):
-            shutil.copyfile(folder / name, target / name)
+        for path in [*folder.glob("weights*.safetensors"), folder / HISTORY, folder / CONFIG]:
+            shutil.copyfile(path, target / path.name)
         history = json.loads((folder / HISTORY).read_text())
         config = json.loads((folder / CONFIG).read_text())
         kept = kept_epoch(history, config["variant"]["route"]) if history else {}

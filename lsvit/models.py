@@ -10,17 +10,21 @@ from torch import Tensor, nn
 from lsvit.data import sha256
 from lsvit.errors import UserError
 from lsvit.params import Encode, ModelPreset, Position, Predict
-from lsvit.routes import Route
+from lsvit.routes import ENDED, Route
 
 NO_PARTS = Position()
+Samples = slice | Tensor
 POSITION_PREFIX = "position."  # keys of the position parts in a weights file; all others are timm's own
 
 
 class Tap(Protocol):
-    """Reads the states along a route: called after each block."""
+    """Reads the states along a route: called after each block; with per-sample routes, after each block's group of samples."""
 
-    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor) -> None:
-        """`depth`: blocks executed before this one; `layer`: index of its weights; `before`, `after`: (B, N, D)."""
+    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+        """`depth`: blocks executed before this one; `layer`: index of its weights; `before`, `after`: (n, N, D).
+
+        `samples`: which samples of the batch these are: ``slice(None)`` for all, else their indices (n,) on the CPU.
+        """
 
 
 class PositionEncoding(nn.Module):
@@ -104,13 +108,14 @@ class RoutedModel(nn.Module):
             return b.stem(images)
         return b.norm_pre(b.patch_drop(b._pos_embed(b.patch_embed(images))))
 
-    def forward(self, images: Tensor, route: Route | None = None, taps: Sequence[Tap] = ()) -> Tensor:
+    def forward(self, images: Tensor, route: Route | Tensor | None = None, taps: Sequence[Tap] = ()) -> Tensor:
         """Execute the layers of `route`, in order, and the classification head.
 
         Args:
             images: (B, C, H, W).
             route: layer indices; layers may repeat or be absent. Default: all, in their original order, which equals timm's
-                own forward bit for bit.
+                own forward bit for bit. Or one route per sample, an integer tensor (B, L), a shorter one ending in -1s: at
+                each depth the samples that run the same layer next go through it together.
             taps: called after each block.
 
         Returns:
@@ -118,22 +123,66 @@ class RoutedModel(nn.Module):
 
         Raises:
             IndexError: a layer of the route does not exist, or the route outruns the positions of a position part.
+            ValueError: per-sample routes are no integer tensor of B rows, or go on after a -1.
         """
         route = tuple(range(self.num_layers)) if route is None else route
-        for layer in route:
+        if isinstance(route, Tensor):
+            route = route.cpu()
+            self._check_routes(route, len(images))
+            state = self._run_groups(self.embed(images), route, taps)
+        else:
+            self._check_layers(route, min(route, default=0), max(route, default=0), len(route))
+            state = self.embed(images)
+            for depth, layer in enumerate(route):
+                state = self._step(state, layer, depth, taps, slice(None))
+        return self.backbone.forward_head(self.backbone.norm(state))
+
+    def _step(self, before: Tensor, layer: int, depth: int, taps: Sequence[Tap], samples: Samples) -> Tensor:
+        """One layer with its position part, on samples that share it: (n, N, D) -> (n, N, D)."""
+        state = self.position["encode"](before, layer, depth) if "encode" in self.position else before
+        state = self.backbone.blocks[layer](state)
+        for tap in taps:
+            tap(depth, layer, before, state, samples)
+        return state
+
+    def _run_groups(self, state: Tensor, routes: Tensor, taps: Sequence[Tap]) -> Tensor:
+        """Per-sample routes (B, L): at each depth the samples are sorted by their next layer and split into its groups.
+
+        The rows stay sorted between depths, so that each depth moves every sample once; `row[i]` is where sample i lies.
+        """
+        row = torch.arange(len(routes))
+        for depth, layers in enumerate(routes.unbind(1)):
+            order = layers.argsort(stable=True)  # samples by layer; those at their end, -1, first
+            sizes = torch.bincount(layers + 1, minlength=self.num_layers + 1).tolist()
+            groups = state.index_select(0, row[order].to(state.device, non_blocking=True)).split(sizes)
+            samples = order.split(sizes)
+            done = [groups[0]] if sizes[0] else []
+            done += [
+                self._step(groups[layer + 1], layer, depth, taps, samples[layer + 1])
+                for layer in range(self.num_layers)
+                if sizes[layer + 1]
+            ]
+            state = torch.cat(done)
+            row[order] = torch.arange(len(routes))
+        return state.index_select(0, row.to(state.device, non_blocking=True))
+
+    def _check_layers(self, route: Route | list[Route], lowest: int, highest: int, length: int) -> None:
+        for layer in (lowest, highest):
             if not 0 <= layer < self.num_layers:
                 raise IndexError(f"route {route}: layer {layer} does not exist, the model has layers 0 to {self.num_layers - 1}")
-        if len(self.position) and len(route) > self.num_layers:
-            raise IndexError(f"route of {len(route)} layers: the position parts know {self.num_layers} positions")
-        state = self.embed(images)
-        for depth, layer in enumerate(route):
-            before = state
-            if "encode" in self.position:
-                state = self.position["encode"](state, layer, depth)
-            state = self.backbone.blocks[layer](state)
-            for tap in taps:
-                tap(depth, layer, before, state)
-        return self.backbone.forward_head(self.backbone.norm(state))
+        if len(self.position) and length > self.num_layers:
+            raise IndexError(f"route of {length} layers: the position parts know {self.num_layers} positions")
+
+    def _check_routes(self, routes: Tensor, batch: int) -> None:
+        if routes.ndim != 2 or len(routes) != batch or routes.is_floating_point() or routes.dtype == torch.bool:
+            raise ValueError(f"per-sample routes: found {routes.dtype} {tuple(routes.shape)}, accepted: integers ({batch}, length)")
+        ended = routes == ENDED
+        if (ended[:, :-1] & ~ended[:, 1:]).any():
+            raise ValueError("per-sample routes: found a layer after -1, accepted: -1 after a route's last layer alone")
+        layers = routes[~ended]
+        if len(layers):
+            worst = routes[((routes < ENDED) | (routes >= self.num_layers)).any(1)]
+            self._check_layers(tuple((worst if len(worst) else routes)[0].tolist()), int(layers.min()), int(layers.max()), routes.shape[1])
 
 
 class PositionLogits:
@@ -141,11 +190,18 @@ class PositionLogits:
 
     def __init__(self, model: RoutedModel) -> None:
         self.predict = model.position["predict"]
-        self.logits: list[Tensor] = []  # by depth, (B, L) each
+        self.groups: list[list[Tensor]] = []  # by depth, then by group of samples
 
-    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor) -> None:
-        """Called after each block; states (B, N, D)."""
-        self.logits.append(self.predict(after, layer))
+    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+        """Called after each block; states (n, N, D)."""
+        if depth == len(self.groups):
+            self.groups.append([])
+        self.groups[depth].append(self.predict(after, layer))
+
+    @property
+    def logits(self) -> list[Tensor]:
+        """By depth: (n, L), the n samples whose routes reach it, grouped by the layer they ran."""
+        return [torch.cat(groups) for groups in self.groups]
 
 
 def create_backbone(preset: ModelPreset, num_classes: int) -> Any:

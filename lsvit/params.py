@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from lsvit.errors import UserError, accepted, one_line
-from lsvit.routes import check_sampler
+from lsvit.routes import check_sampler, limit, sampler_name
 
 BASELINE = "baseline"
 
@@ -30,6 +30,7 @@ Fraction = Annotated[Float, Field(ge=0, lt=1)]
 Int = Annotated[int, BeforeValidator(_number)]
 Count = Annotated[Int, Field(ge=1)]
 Seed = Annotated[Int, Field(ge=0)]
+Sampler = Annotated[str | dict[str, Any], BeforeValidator(check_sampler)]
 
 
 class Section(BaseModel):
@@ -76,7 +77,8 @@ class PruneEval(Section):
     name = "prune_eval"
     keep: Annotated[list[Count], Field(min_length=1)]
     orders: Count
-    per: Literal["pass", "batch"]
+    per: Literal["pass", "batch", "sample"]
+    samplers: list[Sampler]
     images: Count | None
     batch_size: Count
     seed: Seed
@@ -124,13 +126,11 @@ class Position(Section):
     predict: Predict | None = None
 
 
-Route = Annotated[str | dict[str, Float], BeforeValidator(check_sampler)]
-
-
 class Variant(Section):
     """One column of the paper's tables."""
 
-    route: Route
+    route: Sampler
+    per: Literal["batch", "sample"] = "batch"
     position: Position = Position()
     layers: Count | None = None
     finetune: dict[str, Any] = {}
@@ -168,12 +168,13 @@ class ModelPreset(Preset):
 
 
 class DatasetPreset(Preset):
-    """Where images come from, and how many of them are used."""
+    """Where images come from, how many of them are used, and how many of the training images are held out."""
 
-    source: Literal["embedded", "fashion_mnist"]
+    source: Literal["embedded", "fashion_mnist", "digits"]
     folder: str | None = None
     train: Count | None = None
     validation: Count | None = None
+    heldout: Count | None = None
 
 
 class Value(NamedTuple):
@@ -193,6 +194,7 @@ class Params(Section):
     model: str
     device: Literal["auto", "cpu", "cuda"]
     seeds: Annotated[list[Seed], Field(min_length=1)]
+    protocol: Literal["paper", "heldout"]
     baseline: Variant
     variants: dict[str, Variant]
     pretrain: Pretrain
@@ -280,10 +282,16 @@ class Params(Section):
             limits += [("analysis.images", analysis.images, data.validation, f"{self.dataset!r} uses {data.validation} validation images")]
         for key, options in (("pretrain", self.resolve(Pretrain)), ("finetune", self.resolve(Finetune))):
             if data.train:
-                limits += [(f"{key}.batch_size", options.batch_size, data.train, f"{self.dataset!r} uses {data.train} training images")]
+                used = data.train - (data.heldout or 0)
+                limits += [(f"{key}.batch_size", options.batch_size, used, f"{self.dataset!r} uses {used} training images")]
+        if data.train and data.heldout:
+            limits.insert(0, (f"datasets.{self.dataset}.heldout", data.heldout, data.train - 1, f"{data.train} training images are used"))
         for key, found, most, why in limits:
             if found > most:
                 raise UserError(f"{file}: {key}: found {found}, accepted: at most {most} ({why})")
+        if self.protocol == "heldout" and not data.heldout:
+            raise UserError(f"{file}: protocol: found 'heldout', accepted: paper ({self.dataset!r} holds no images out; "
+                            f"datasets.{self.dataset}.heldout says how many)")  # fmt: skip
         for name in self.resolve(Analysis).variants:
             if name not in self.all_variants:
                 raise UserError(f"{file}: analysis.variants: found {name!r}, {accepted(name, self.all_variants)}")
@@ -295,6 +303,9 @@ class Params(Section):
         limits += [("analysis.layer", self.resolve(Analysis).layer, num_layers - 1)]
         for name in self.resolve(Analysis).variants:
             limits += [("analysis.layer", self.resolve(Analysis).layer, (self.all_variants[name].layers or num_layers) - 1)]
+        samplers = [(f"prune_eval.samplers: {sampler_name(spec)}", spec, num_layers) for spec in self.resolve(PruneEval).samplers]
+        samplers += [(f"{name}.route", v.route, min(v.layers or num_layers, num_layers)) for name, v in self.all_variants.items()]
+        limits += [(key, *beyond) for key, spec, layers in samplers if (beyond := limit(spec, layers))]
         for key, found, most in limits:
             if found > most:
                 raise UserError(f"{file}: {key}: found {found}, accepted: at most {most} (model {self.model!r} has {num_layers} layers)")

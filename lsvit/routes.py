@@ -7,8 +7,9 @@ step): the same key gives the same route, whatever ran before.
 import difflib
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,13 +17,18 @@ Route = tuple[int, ...]  # layer indices, 0-based, in order of execution
 Order = Literal["sequential", "arbitrary"]
 ORDERS: tuple[Order, Order] = ("sequential", "arbitrary")
 Sampler = Callable[[np.random.Generator, int], Route]  # (generator, num_layers) -> route
+Spec = str | dict[str, Any]  # a `route:` value of params.yaml
+ENDED = -1  # fills a per-sample route after its last layer
 
-STREAMS = ("train", "validation", "evaluation", "analysis", "batches", "subset")
+STREAMS = ("train", "validation", "evaluation", "analysis", "batches", "subset", "heldout", "samples")
 
 
 def generator(stream: str, *key: int) -> np.random.Generator:
     """A generator that depends on its key alone. `stream` (one of STREAMS) keeps uses with equal numbers apart."""
     return np.random.default_rng([STREAMS.index(stream), len(key), *key])  # numpy takes (1,) and (1, 0) for the same
+
+
+# ---- samplers ---------------------------------------------------------------------------------------------------------
 
 
 def sequential(rng: np.random.Generator, num_layers: int) -> Route:
@@ -35,46 +41,193 @@ def arbitrary(rng: np.random.Generator, num_layers: int) -> Route:
     return tuple(rng.permutation(num_layers).tolist())
 
 
-def layer_drop(p: float) -> Sampler:
+def reverse(rng: np.random.Generator, num_layers: int) -> Route:
+    """The layers from last to first."""
+    return tuple(reversed(range(num_layers)))
+
+
+def drop(p: float, schedule: str = "constant") -> Sampler:
     """Each layer is kept with probability 1 - p, in the original order (LayerDrop; LayerShuffle, section 4.2).
 
-    A draw that would drop every layer is drawn again.
+    `schedule: linear` raises the probability with depth, from p / num_layers at the first layer to p at the last (the linear
+    decay rule of stochastic depth). A draw that would drop every layer is drawn again.
     """
 
     def draw(rng: np.random.Generator, num_layers: int) -> Route:
-        kept = np.flatnonzero(rng.random(num_layers) >= p)
+        rates = p * np.arange(1, num_layers + 1) / num_layers if schedule == "linear" else p
+        kept = np.flatnonzero(rng.random(num_layers) >= rates)
         return tuple(kept.tolist()) or draw(rng, num_layers)
 
     return draw
 
 
-SAMPLERS: dict[str, Sampler] = {"sequential": sequential, "arbitrary": arbitrary}
+@cache
+def _orders_at(num_layers: int, distance: int) -> int:
+    """How many permutations of `num_layers` have `distance` inversions (Mahonian numbers)."""
+    if num_layers <= 1 or distance < 0:
+        return int(distance == 0)
+    return sum(_orders_at(num_layers - 1, distance - i) for i in range(min(num_layers - 1, distance) + 1))
 
 
-def check_sampler(spec: Any) -> Any:
-    """Validate a `route:` value of params.yaml. Raises ValueError saying what is accepted."""
-    accepted = f"{', '.join(SAMPLERS)}, or {{drop: p}} with 0 <= p < 1"
-    if isinstance(spec, str) and spec in SAMPLERS:
+@cache
+def _jumps(num_layers: int, distance: int) -> np.ndarray:
+    """Cumulative probability that the first of the layers in an order at `distance` has 0, 1, ... lower ones after it."""
+    return np.cumsum([_orders_at(num_layers - 1, distance - jump) for jump in range(num_layers)]) / _orders_at(num_layers, distance)
+
+
+def swap(k: int) -> Sampler:
+    """An order that takes exactly k swaps of neighbours to reach: uniformly random among those at Kendall tau distance k."""
+
+    def draw(rng: np.random.Generator, num_layers: int) -> Route:
+        left, layers, route = k, list(range(num_layers)), []
+        while layers:
+            jump = int(np.searchsorted(_jumps(len(layers), left), rng.random(), side="right"))
+            route.append(layers.pop(jump))
+            left -= jump
+        return tuple(route)
+
+    return draw
+
+
+def fixed(order: Sequence[int]) -> Sampler:
+    """The given layers, in the given order; layers may repeat or be absent."""
+    return lambda rng, num_layers: tuple(order)
+
+
+def skip(layers: Sequence[int]) -> Sampler:
+    """The original order without the given layers."""
+    return lambda rng, num_layers: tuple(layer for layer in range(num_layers) if layer not in layers)
+
+
+def fix_first(k: int) -> Sampler:
+    """The first k layers stay in place, the others run in a random order."""
+    return lambda rng, num_layers: (*range(k), *(k + rng.permutation(num_layers - k)).tolist())
+
+
+def fix_last(k: int) -> Sampler:
+    """The last k layers stay in place, the others run in a random order."""
+    return lambda rng, num_layers: (*rng.permutation(num_layers - k).tolist(), *range(num_layers - k, num_layers))
+
+
+# ---- their names in params.yaml ---------------------------------------------------------------------------------------
+
+
+def _rate(value: Any) -> float:
+    number = math.nan if isinstance(value, bool) else float(value)  # PyYAML reads 1e-1 as text
+    if not 0 <= number < 1:
+        raise ValueError
+    return number
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or int(value) != float(value) or int(value) < 0:
+        raise ValueError
+    return int(value)
+
+
+def _layers(value: Any) -> list[int]:
+    layers = [_whole(layer) for layer in value]
+    if not layers or isinstance(value, str):
+        raise ValueError
+    return layers
+
+
+def _pairs(num_layers: int) -> int:
+    return math.comb(num_layers, 2)
+
+
+class Kind(NamedTuple):
+    """A sampler with a parameter, `{name: value}`."""
+
+    make: Callable[..., Sampler]
+    read: Callable[[Any], Any]  # the value as given -> as needed; ValueError or TypeError if it is none
+    accepted: str
+    most: Callable[[int], int] | None = None  # num_layers -> the largest value, or the largest of a list
+
+
+PLAIN: dict[str, Sampler] = {"sequential": sequential, "arbitrary": arbitrary, "reversed": reverse}
+KINDS = {
+    "drop": Kind(drop, _rate, "{drop: p} with 0 <= p < 1 (also schedule: constant or linear)"),
+    "swap": Kind(swap, _whole, "{swap: k}", _pairs),
+    "order": Kind(fixed, _layers, "{order: [layers]}", lambda num_layers: num_layers - 1),
+    "skip": Kind(skip, _layers, "{skip: [layers]}", lambda num_layers: num_layers - 1),
+    "fix_first": Kind(fix_first, _whole, "{fix_first: k}", lambda num_layers: num_layers),
+    "fix_last": Kind(fix_last, _whole, "{fix_last: k}", lambda num_layers: num_layers),
+}
+SCHEDULES = ("constant", "linear")
+
+
+def check_sampler(spec: Any) -> Spec:
+    """Validate a sampler's name as written in params.yaml. Raises ValueError saying what is accepted."""
+    if isinstance(spec, str) and spec in PLAIN:
         return spec
-    if isinstance(spec, dict) and set(spec) == {"drop"}:
-        try:  # PyYAML reads 1e-1 as text
-            p = float("nan") if isinstance(spec["drop"], bool) else float(spec["drop"])
-        except (TypeError, ValueError):
-            p = float("nan")
-        if 0 <= p < 1:
-            return {"drop": p}
-    near = difflib.get_close_matches(str(spec), SAMPLERS, n=1)
-    raise ValueError(f"{accepted}{f'; did you mean {near[0]!r}?' if near else ''}")
+    if isinstance(spec, dict) and (named := [key for key in spec if key in KINDS]):
+        kind, rest = named[0], {key: value for key, value in spec.items() if key != named[0]}
+        known = {} if kind != "drop" else {"schedule": rest.get("schedule", "constant")}
+        if rest.keys() <= known.keys() and known.get("schedule", "constant") in SCHEDULES:
+            try:
+                return {kind: KINDS[kind].read(spec[kind]), **rest}
+            except (TypeError, ValueError):
+                pass
+    words = [*PLAIN, *(kind.accepted for kind in KINDS.values())]
+    near = difflib.get_close_matches(spec if isinstance(spec, str) else next(iter(spec), "") if isinstance(spec, dict) else "",
+                                     [*PLAIN, *KINDS], n=1)  # fmt: skip
+    raise ValueError(f"{', '.join(words)}{f'; did you mean {near[0]!r}?' if near else ''}")
 
 
-def make_sampler(spec: str | dict[str, float]) -> Sampler:
+def limit(spec: Spec, num_layers: int) -> tuple[int, int] | None:
+    """(largest number found, largest accepted) where a checked sampler does not fit a model of `num_layers`, else None."""
+    for name, value in spec.items() if isinstance(spec, dict) else ():
+        kind = KINDS.get(name)
+        if kind and kind.most:
+            found, most = (max(value) if isinstance(value, list) else value), kind.most(num_layers)
+            if found > most:
+                return found, most
+            if name == "skip" and len(set(value)) == num_layers:
+                return num_layers, num_layers - 1
+    return None
+
+
+def make_sampler(spec: Spec) -> Sampler:
     """The sampler that a checked `route:` value names."""
-    return SAMPLERS[spec] if isinstance(spec, str) else layer_drop(spec["drop"])
+    if isinstance(spec, str):
+        return PLAIN[spec]
+    name = next(key for key in spec if key in KINDS)
+    return KINDS[name].make(spec[name], **{key: value for key, value in spec.items() if key != name})
 
 
-def training_order(spec: str | dict[str, float]) -> Order:
-    """The order a variant is trained for: its validation loss chooses the epoch."""
-    return "arbitrary" if spec == "arbitrary" else "sequential"
+def sampler_name(spec: Spec) -> str:
+    """A checked sampler in one word and its parameters, as in tables: "arbitrary", "swap 4", "order 2-0-1"."""
+    if isinstance(spec, str):
+        return spec
+    return " ".join(f"{key} {'-'.join(map(str, value)) if isinstance(value, list) else value}" for key, value in spec.items())
+
+
+# ---- drawing ----------------------------------------------------------------------------------------------------------
+
+
+def per_sample(sampler: Sampler, rng: np.random.Generator, num_layers: int, samples: int) -> np.ndarray:
+    """A route for each of `samples` samples: integers (samples, length of the longest), shorter ones end in -1."""
+    routes = [sampler(rng, num_layers) for _ in range(samples)]
+    table = np.full((samples, max(map(len, routes))), ENDED, dtype=np.int64)
+    for row, route in zip(table, routes, strict=True):
+        row[: len(route)] = route
+    return table
+
+
+def kendall_distance(route: Route) -> int:
+    """Swaps of neighbours that bring the layers of a route into their original order (Kendall tau distance)."""
+    return sum(a > b for a, b in itertools.combinations(route, 2))
+
+
+def training_order(spec: Spec) -> str:
+    """The order a variant is trained for, under which its validation loss chooses the epoch.
+
+    LayerDrop is meant to be run with all layers; samplers beyond the paper are validated under themselves, "trained".
+    """
+    if spec == "sequential" or (isinstance(spec, dict) and "drop" in spec):
+        return "sequential"
+    return "arbitrary" if spec == "arbitrary" else "trained"
 
 
 def evaluation_routes(num_layers: int, keep: int, order: Order, orders: int, seed: int) -> list[Route]:

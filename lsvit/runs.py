@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lsvit.data import Split, read_meta
@@ -33,6 +34,11 @@ class Score(NamedTuple):
     loss: float
     accuracy: float
     position_accuracy: float | None
+    correct: Tensor  # (n,) bool, on the CPU: which images are classified correctly
+
+    def numbers(self) -> dict[str, float]:
+        """The means there are, by name."""
+        return {key: value for key in ("loss", "accuracy", "position_accuracy") if (value := getattr(self, key)) is not None}
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
@@ -41,19 +47,24 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 @torch.inference_mode()
-def score(model: RoutedModel, split: Split, routes: Sequence[Route], batch_size: int, precision: str = "fp32") -> Score:
-    """Run every image once; batch i takes the i-th route, cyclically. One route: every image under it."""
+def score(model: RoutedModel, split: Split, routes: Sequence[Route] | Tensor, batch_size: int, precision: str = "fp32") -> Score:
+    """Run every image once.
+
+    Batch i takes the i-th of `routes`, cyclically (one route: every image under it); or, if it is an integer tensor
+    (len(split), L), every image takes its own row.
+    """
     model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=split.device)
-    hits, positions = loss.clone(), loss.clone()
+    positions, correct = loss.clone(), []
     predicts = "predict" in model.position
     for i, (images, labels) in enumerate(split.in_order(batch_size)):
+        each = isinstance(routes, Tensor)
         taps = [PositionLogits(model)] if predicts else []
         with autocast(split.device, precision):
-            logits = model(images, routes[i % len(routes)], taps).float()
+            logits = model(images, routes[i * batch_size :][: len(labels)] if each else routes[i % len(routes)], taps).float()
         loss += cross_entropy(logits, labels, reduction="sum")
-        hits += (logits.argmax(-1) == labels).sum()
+        correct.append(logits.argmax(-1) == labels)
         if predicts:
             positions += position_hits(taps[0].logits) * len(labels)
-    n = len(split)
-    return Score(loss.item() / n, hits.item() / n, positions.item() / n if predicts else None)
+    n, hits = len(split), torch.cat(correct).cpu()
+    return Score(loss.item() / n, hits.double().mean().item(), positions.item() / n if predicts else None, hits)

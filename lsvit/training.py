@@ -3,20 +3,20 @@
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from lsvit.data import SPLITS, Split, read_meta
+from lsvit.data import HELDOUT, Split, read_meta
 from lsvit.errors import UserError
-from lsvit.jobs import HISTORY, WEIGHTS, Row, TrainConfig
+from lsvit.jobs import HISTORY, WEIGHTS, Row, TrainConfig, weights_file
 from lsvit.losses import position_hits, position_loss
 from lsvit.models import PositionLogits, RoutedModel, create_backbone, save_weights
 from lsvit.params import Optimisation
-from lsvit.routes import ORDERS, Route, arbitrary, generator, make_sampler, training_order
+from lsvit.routes import Route, Spec, arbitrary, generator, make_sampler, per_sample, training_order
 from lsvit.runs import autocast, open_model, open_split, score
 
 CHECKPOINT = "checkpoint.pt"
@@ -39,19 +39,24 @@ def make_scheduler(optimizer: torch.optim.Optimizer, options: Optimisation, step
     return schedulers.ConstantLR(optimizer, factor=1.0)
 
 
-def validation_routes(num_layers: int, batches: int) -> dict[str, list[Route]]:
-    """The routes of per-epoch validation, the same for every variant, seed and epoch: a fresh order per batch if arbitrary."""
-    orders = [arbitrary(generator("validation", num_layers, i), num_layers) for i in range(batches)]
-    return {"sequential": [tuple(range(num_layers))], "arbitrary": orders}
+def validation_routes(num_layers: int, batches: int, spec: Spec) -> dict[str, list[Route]]:
+    """The routes of per-epoch validation, by order, the same for every variant, seed and epoch: a fresh one per batch if random.
+
+    A variant trained with a sampler beyond the paper also has "trained": routes of that sampler.
+    """
+    samplers = {"arbitrary": arbitrary} | ({"trained": make_sampler(spec)} if training_order(spec) == "trained" else {})
+    drawn = {name: [draw(generator("validation", num_layers, i), num_layers) for i in range(batches)] for name, draw in samplers.items()}
+    return {"sequential": [tuple(range(num_layers))]} | drawn
 
 
-def validate(model: RoutedModel, split: Split, options: Optimisation) -> Row:
-    """Loss, accuracy and, where predicted, position accuracy in both orders."""
-    routes = validation_routes(model.num_layers, math.ceil(len(split) / options.validation_batch_size))
+def validate(model: RoutedModel, split: Split, suite: str, orders: Sequence[str], config: TrainConfig) -> Row:
+    """Loss, accuracy and, where predicted, position accuracy in the given orders; names {suite}/{order}/{metric}."""
+    options = config.options
+    routes = validation_routes(model.num_layers, math.ceil(len(split) / options.validation_batch_size), config.variant.route)
     row: Row = {}
-    for order in ORDERS:
+    for order in orders or routes:
         result = score(model, split, routes[order], options.validation_batch_size, options.precision)
-        row |= {f"validation/{order}/{k}": v for k, v in result._asdict().items() if v is not None}
+        row |= {f"{suite}/{order}/{name}": value for name, value in result.numbers().items()}
     return row
 
 
@@ -65,9 +70,14 @@ def train_epoch(
     torch.manual_seed(int(generator("train", config.seed, epoch).integers(2**62)))  # dropout
     model.train()
     totals: dict[str, torch.Tensor] = {}
+    route: Route | torch.Tensor
     images_seen, last_report = 0, time.monotonic()
     for step, (images, labels) in enumerate(split.shuffled(options.batch_size, config.seed, epoch)):
-        route = sampler(generator("train", config.seed, epoch, step), model.num_layers)
+        rng = generator("train", config.seed, epoch, step)
+        if config.variant.per == "sample":
+            route = torch.from_numpy(per_sample(sampler, rng, model.num_layers, len(labels)))
+        else:
+            route = sampler(rng, model.num_layers)
         taps = [PositionLogits(model)] if "predict" in model.position else []
         with autocast(device, options.precision):
             logits = model(images, route, taps)
@@ -92,8 +102,9 @@ def train_epoch(
 def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, report: Callable[[Row], None]) -> None:
     """Train one model in `folder`, going on from the checkpoint there if there is one.
 
-    Leaves `weights.safetensors` of the epoch with the lowest validation loss (in the order the variant trains for) and
-    `history.json`. `report` receives every finished epoch's metrics and its seconds.
+    Leaves `history.json` and, per protocol, the weights of the epoch with the lowest loss (in the order the variant trains
+    for): on the validation images and, if some training images are held out, on those. `report` receives every finished
+    epoch's metrics and its seconds.
 
     Raises:
         UserError: the loss is not finite, or an epoch has no complete batch.
@@ -104,7 +115,8 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
     torch.set_num_threads(options.threads)
     torch.manual_seed(config.seed)
     model = open_model(config, data, weights)
-    train_split, validation = (open_split(config, data, split, model) for split in SPLITS)
+    splits = {split: open_split(config, data, split, model) for split in read_meta(data)["counts"]}
+    train_split = splits.pop("train")
     steps = len(train_split) // options.batch_size
     if steps == 0:
         raise UserError(f"batch_size: found {options.batch_size}, accepted: at most the {len(train_split)} training images")
@@ -120,19 +132,23 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
         history = state["history"]
 
     # ---- epochs ----
-    chosen = f"validation/{training_order(config.variant.route)}/loss"
+    order = training_order(config.variant.route)
+    judges = {judge: f"{judge}/{order}/loss" for judge in splits}
     for epoch in range(len(history) + 1, options.epochs + 1):
         start = time.perf_counter()
         row = {"epoch": epoch, "lr": optimizer.param_groups[0]["lr"]}
         row |= train_epoch(model, train_split, config, epoch, optimizer, scheduler, report)
-        row |= validate(model, validation, options)
+        row |= validate(model, splits["validation"], "validation", (), config)
+        if HELDOUT in splits:
+            row |= validate(model, splits[HELDOUT], HELDOUT, (order,), config)
         if not all(math.isfinite(value) for value in row.values()):
             raise UserError(
                 f"{config.title}, seed {config.seed}: the loss is not finite in epoch {epoch}; try a smaller lr than {options.lr}"
             )
         history.append(row)
-        if row[chosen] <= min(r[chosen] for r in history):
-            _replace(folder / WEIGHTS, lambda path: save_weights(model, path))
+        for judge, loss in judges.items():
+            if row[loss] <= min(r[loss] for r in history):
+                _replace(folder / weights_file(judge), lambda path: save_weights(model, path))
         parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
         _replace(folder / CHECKPOINT, partial(torch.save, parts | {"history": history}))
         report(row | {"seconds": time.perf_counter() - start})

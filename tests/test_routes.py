@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from lsvit.routes import arbitrary, check_sampler, evaluation_routes, generator, layer_drop, make_sampler, sequential, training_order
+from lsvit.routes import arbitrary, check_sampler, evaluation_routes, generator, drop, make_sampler, sequential, training_order
 
 
 def test_a_route_depends_on_its_key_alone() -> None:
@@ -26,16 +26,16 @@ def test_arbitrary_is_uniform() -> None:
     assert np.abs(shares - 1 / 12).max() < 5 * 0.0051
 
 
-def test_layer_drop_rate_and_order() -> None:
+def test_drop_rate_and_order() -> None:
     """12,000 layers kept with probability 0.8, standard deviation of the share 0.0037."""
-    draw = layer_drop(0.2)
+    draw = drop(0.2)
     routes = [draw(generator("train", 0, step), 12) for step in range(1000)]
     assert all(list(route) == sorted(set(route)) for route in routes)
     assert abs(sum(map(len, routes)) / 12_000 - 0.8) < 5 * 0.0037
 
 
-def test_layer_drop_keeps_a_layer() -> None:
-    assert all(layer_drop(0.95)(generator("train", 0, step), 2) for step in range(200))
+def test_drop_keeps_a_layer() -> None:
+    assert all(drop(0.95)(generator("train", 0, step), 2) for step in range(200))
 
 
 def test_sampler_names() -> None:

@@ -158,10 +158,12 @@ def test_adam_is_the_papers(params: Any) -> None:
 
 
 def test_validation_orders_are_many_and_fixed() -> None:
-    routes = validation_routes(12, 10)
+    routes = validation_routes(12, 10, {"drop": 0.2})
     assert routes["sequential"] == [tuple(range(12))]
     assert len(set(routes["arbitrary"])) == 10
-    assert validation_routes(12, 10) == routes
+    assert validation_routes(12, 10, {"drop": 0.2}) == routes
+    assert set(routes) == {"sequential", "arbitrary"}
+    assert validation_routes(12, 10, "reversed")["trained"] == [tuple(reversed(range(12)))] * 10
 
 
 def test_refit_trains_k_layers_alone(train_config: Config, prepared: Path, tmp_path: Path) -> None:
