@@ -161,18 +161,19 @@ def check_sampler(spec: Any) -> Spec:
     """Validate a sampler's name as written in params.yaml. Raises ValueError saying what is accepted."""
     if isinstance(spec, str) and spec in PLAIN:
         return spec
-    if isinstance(spec, dict) and (named := [key for key in spec if key in KINDS]):
-        kind, rest = named[0], {key: value for key, value in spec.items() if key != named[0]}
-        known = {} if kind != "drop" else {"schedule": rest.get("schedule", "constant")}
-        if rest.keys() <= known.keys() and known.get("schedule", "constant") in SCHEDULES:
-            try:
-                return {kind: KINDS[kind].read(spec[kind]), **rest}
-            except (TypeError, ValueError):
-                pass
-    words = [*PLAIN, *(kind.accepted for kind in KINDS.values())]
-    near = difflib.get_close_matches(spec if isinstance(spec, str) else next(iter(spec), "") if isinstance(spec, dict) else "",
-                                     [*PLAIN, *KINDS], n=1)  # fmt: skip
-    raise ValueError(f"{', '.join(words)}{f'; did you mean {near[0]!r}?' if near else ''}")
+    keys = list(spec) if isinstance(spec, dict) else [spec]
+    name = next((key for key in keys if key in KINDS), None)
+    if name is None or not isinstance(spec, dict):
+        near = difflib.get_close_matches(str(keys[0]) if keys else "", [*PLAIN, *KINDS], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{', '.join([*PLAIN, *(kind.accepted for kind in KINDS.values())])}{hint}")
+    rest = {key: value for key, value in spec.items() if key != name}
+    try:
+        if (name == "drop" and rest.keys() <= {"schedule"} and rest.get("schedule", "constant") in SCHEDULES) or not rest:
+            return {name: KINDS[name].read(spec[name]), **rest}
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(KINDS[name].accepted)
 
 
 def limit(spec: Spec, num_layers: int) -> tuple[int, int] | None:

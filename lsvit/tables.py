@@ -4,9 +4,12 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lsvit.params import BASELINE, Analysis
+from lsvit.routes import ORDERS
+from lsvit.stats import METHOD, estimate
 
 KEYS = ["dataset", "model", "variant", "order", "keep"]
 TABLE1 = ["dataset", "model", "order", "variant", "mean", "std", "n"]
@@ -43,19 +46,75 @@ def gather_evaluations(dataset: str, model: str, files: dict[tuple[str, int], Pa
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row a (variant, order, keep): mean accuracy; spread over seeds and spread over orders, kept apart.
+    """One row a (variant, order, keep): mean accuracy with its interval; three spreads, kept apart: seeds, orders, images.
 
-    `mean`, `std`: of the seeds' means over their routes. `std_orders`: over the routes of one seed, averaged over the seeds.
-    Sample standard deviations (n - 1), absent for a single value. `n`: seeds. `orders`: routes a seed. `full`: all layers.
+    `mean`, `std`, `low`, `high`: of the seeds' means over their routes, see :class:`lsvit.stats.Estimate`. `std_orders`: over
+    the routes of one seed, averaged over the seeds. `se_images`: standard error from the finite number of images, of one seed,
+    averaged over the seeds; an image's value is its share of correct answers over the routes. Sample standard deviations
+    (n - 1), absent for a single value. `n`: seeds. `orders`: routes a seed. `full`: all layers.
     """
     by_seed = rows.groupby([*KEYS, "seed"], sort=False)
     seeds = by_seed["accuracy"].agg(["mean", "std"]).join(by_seed["routes"].sum()).reset_index()
-    cells = seeds.groupby(KEYS, sort=False).agg(
-        mean=("mean", "mean"), std=("mean", "std"), n=("mean", "count"), std_orders=("std", "mean"), orders=("routes", "first")
-    )
+    seeds["se_images"] = (by_seed["std_images"].first() / np.sqrt(by_seed["images"].first())).values
+    by_cell = seeds.groupby(KEYS, sort=False)
+    cells = by_cell["mean"].apply(lambda means: pd.Series(estimate(means.to_numpy())._asdict())).unstack(sort=False)
+    cells = cells.join(by_cell.agg(std_orders=("std", "mean"), orders=("routes", "first"), se_images=("se_images", "mean")))
     cells = cells.join(rows.groupby(KEYS, sort=False)[["position_accuracy", "images"]].mean()).reset_index()
+    cells["n"] = cells["n"].astype(int)
     cells["full"] = cells["keep"] == cells.groupby("variant")["keep"].transform("max")
     return cells
+
+
+def seed_means(rows: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy of each seed with all layers, mean over the routes: a row a (variant, seed), columns sequential, arbitrary."""
+    full = rows[rows["keep"] == rows.groupby("variant")["keep"].transform("max")]
+    return full.pivot_table("accuracy", ["variant", "seed"], "order", "mean", sort=False)
+
+
+def protocol_rows(rows: dict[str, pd.DataFrame], epochs: dict[tuple[str, str, int], int]) -> pd.DataFrame:
+    """What each protocol keeps and how it scores: a row a (protocol, variant, seed), accuracy with all layers in both orders.
+
+    Args:
+        rows: protocol -> evaluation rows.
+        epochs: (protocol, variant, seed) -> epoch kept.
+    """
+    frames = [seed_means(frame).reset_index().assign(protocol=protocol) for protocol, frame in rows.items()]
+    table = pd.concat(frames, ignore_index=True)
+    table["epoch"] = [epochs[c.protocol, c.variant, c.seed] for c in table.itertuples()]
+    return table[["protocol", "variant", "seed", "epoch", *ORDERS]].round(6)
+
+
+def compare_protocols(protocols: pd.DataFrame) -> pd.DataFrame:
+    """Table 1 under both protocols: a row a (order, variant), and the paired difference heldout - paper over the seeds.
+
+    `other_epoch`: for how many seeds the two protocols keep different epochs.
+    """
+    paper, heldout = (protocols[protocols["protocol"] == name].set_index(["variant", "seed"]) for name in ("paper", "heldout"))
+    records = []
+    for order in ORDERS:
+        for variant in dict.fromkeys(protocols["variant"]):
+            a, b = paper.loc[variant], heldout.loc[variant]
+            difference = estimate((b[order] - a[order]).to_numpy())
+            record = {"order": order, "variant": variant, "n": difference.n, "other_epoch": int((a["epoch"] != b["epoch"]).sum())}
+            for name, values in (("paper", a), ("heldout", b)):
+                found = estimate(values[order].to_numpy())
+                record |= {name: found.mean, f"{name}_std": found.std}
+            records.append(record | {"difference": difference.mean, "low": difference.low, "high": difference.high})
+    return pd.DataFrame(records).round(6)
+
+
+def differences(rows: pd.DataFrame) -> pd.DataFrame:
+    """Paired differences in accuracy, seed by seed: every variant minus the baseline and minus LS, with all layers."""
+    means = seed_means(rows)
+    variants = list(dict.fromkeys(rows["variant"]))
+    records = []
+    for order in ORDERS:
+        for reference in (BASELINE, "ls"):
+            for variant in variants:
+                if variant != reference and reference in variants:
+                    found = estimate((means.loc[variant][order] - means.loc[reference][order]).to_numpy())
+                    records.append({"order": order, "variant": variant, "minus": reference, **found._asdict(), "interval": METHOD})
+    return pd.DataFrame(records).round(6)
 
 
 def table_metrics(cells: pd.DataFrame) -> dict[str, dict[str, float]]:
@@ -133,14 +192,16 @@ def write_table1(cells: pd.DataFrame, folder: Path) -> None:
 
 
 def summarise_analysis(numbers: dict[tuple[str, int], dict[str, float]], options: Analysis) -> dict[str, Any]:
-    """Mean and standard deviation over the seeds of every number of the analysis, by model."""
+    """Mean and standard deviation over the seeds of every number of the analysis, and each seed's value, by model."""
     frame = pd.DataFrame([{"name": name, "seed": seed, **values} for (name, seed), values in numbers.items()])
     models: dict[str, Any] = {}
     for name, group in frame.groupby("name", sort=False):
         values = group.drop(columns=["name", "seed"])
         models[str(name)] = {
-            key: {"mean": round(float(values[key].mean()), 6), "std": _number(values[key].std()), "n": len(values)} for key in values
-        }
+            key: {"mean": round(float(values[key].mean()), 6), "std": _number(values[key].std()), "n": len(values),
+                  "seeds": dict(zip(map(str, group["seed"]), values[key].tolist(), strict=True))}
+            for key in values
+        }  # fmt: skip
     return {"layer": options.layer, "images": options.images, "models": models}
 
 

@@ -29,7 +29,7 @@ KEY = "lsvit.key"
 DATABASE = "mlflow.db"
 Row = dict[str, float]
 RESULTS = {  # stage -> its files below results/
-    "prune-eval": ("prune_eval.csv", "metrics.json"),
+    "prune-eval": ("prune_eval.csv", "samplers.csv", "protocols.csv", "metrics.json"),
     "analysis": ("analysis.json",),
     "paper-figures": ("table1.*", "figure1.csv", "figures/*"),
 }

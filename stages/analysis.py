@@ -7,7 +7,7 @@ from pathlib import Path
 from lsvit import launch
 from lsvit.data import read_meta, sha256
 from lsvit.errors import one_line_errors
-from lsvit.jobs import ANALYSIS_ARRAYS, ANALYSIS_NUMBERS, WEIGHTS, AnalysisConfig, run_config
+from lsvit.jobs import ANALYSIS_ARRAYS, ANALYSIS_NUMBERS, JUDGES, AnalysisConfig, run_config, starting_weights, weights_file
 from lsvit.params import Analysis, Finetune, Pretrain, Variant, load
 from lsvit.tables import summarise_analysis
 from lsvit.tracking import Tracker
@@ -21,12 +21,13 @@ def main() -> None:
     launch.warm_up("lsvit.analysis")
     params = load()
     options = params.resolve(Analysis)
-    models = {("pretrained", params.resolve(Pretrain).seed): (Path("outs/pretrain"), Variant(route="sequential"))}
+    models = {("pretrained", params.resolve(Pretrain).seed): (starting_weights(), Variant(route="sequential"))}
     for name in options.variants:
-        models |= {(name, seed): (Path("outs/finetune") / name, params.all_variants[name]) for seed in params.seeds}
+        for seed in params.seeds:
+            weights = Path("outs/finetune") / name / f"seed_{seed}" / weights_file(JUDGES[params.protocol])
+            models[name, seed] = (weights, params.all_variants[name])
     jobs = {}
-    for (name, seed), (folder, variant) in models.items():
-        weights = folder / f"seed_{seed}" / WEIGHTS
+    for (name, seed), (weights, variant) in models.items():
         run = run_config(params, name, variant, read_meta(DATA)["sha256"], sha256(weights))
         config = AnalysisConfig(**run, options=options, precision=params.resolve(Finetune).precision)
         inputs = {"data": DATA, "weights": weights}

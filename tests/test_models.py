@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from lsvit.errors import UserError
+from lsvit.losses import position_hits, position_loss
 from lsvit.models import PositionLogits, RoutedModel, build, create_backbone, load_weights, save_weights
 from lsvit.params import Encode, ModelPreset, Position, Predict
+from lsvit.routes import arbitrary, drop, generator, per_sample
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_classes": 7}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -110,11 +112,77 @@ def test_shared_position_encoding_starts_at_zero(pico: ModelPreset) -> None:
     assert not encode.embeddings[0].weight.any()
 
 
+def rows(routes: Tensor) -> list[tuple[int, ...]]:
+    """Per-sample routes as tuples, without the -1s that end shorter ones."""
+    return [tuple(layer for layer in route if layer >= 0) for route in routes.tolist()]
+
+
+@pytest.mark.parametrize("sampler", [arbitrary, drop(0.5)], ids=["permutations", "of different lengths"])
+def test_per_sample_routes_equal_running_each_sample_alone(backbone: Any, sampler: Any) -> None:
+    """All families, with both position parts: outputs, position predictions, taps and gradients, in double precision."""
+    model = RoutedModel(backbone, Position(encode=Encode(dim=8), predict=Predict())).double()
+    images = images_for(backbone, 7).double()
+    routes = torch.from_numpy(per_sample(sampler, generator("samples", 3), model.num_layers, 7))
+    labels = torch.arange(7) % 7
+
+    def gradients() -> list[Tensor]:
+        found = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    together = PositionLogits(model)
+    states: dict[tuple[int, int], Tensor] = {}
+
+    def tap(depth: int, layer: int, before: Tensor, after: Tensor, samples: Any) -> None:
+        states.update({(int(i), depth): state for i, state in zip(samples, after, strict=True)})
+        assert all(routes[i, depth] == layer for i in samples)
+
+    logits = model(images, routes, [together, tap])
+    (torch.nn.functional.cross_entropy(logits, labels) + position_loss(together.logits)).backward()
+    found = gradients()
+
+    hits, count = 0.0, 0
+    for i, route in enumerate(rows(routes)):
+        alone = PositionLogits(model)
+        last: list[Tensor] = []
+        expected = model(images[i : i + 1], route, [alone, lambda *a, last=last: last.append(a[3])])
+        assert torch.allclose(logits[i], expected[0], atol=1e-11, rtol=1e-9)
+        assert all(torch.allclose(states[i, depth], state[0], atol=1e-11, rtol=1e-9) for depth, state in enumerate(last))
+        ((torch.nn.functional.cross_entropy(expected, labels[i : i + 1]) + position_loss(alone.logits)) / 7).backward()
+        hits, count = hits + float(position_hits(alone.logits)) * len(route), count + len(route)
+    assert len(states) == count  # a layer not in a sample's route is not executed for it
+    for a, b in zip(found, gradients(), strict=True):
+        assert torch.allclose(a, b, atol=1e-10, rtol=1e-8)
+    assert float(position_hits(together.logits)) == pytest.approx(hits / count)
+
+
+def test_per_sample_routes_that_all_agree_are_one_route(pico: ModelPreset) -> None:
+    model = build(pico, 10).eval()
+    images = torch.randn(5, 1, 28, 28)
+    for route in ((2, 0, 3), (1, 1), ()):
+        assert torch.equal(model(images, torch.tensor([route] * 5, dtype=torch.int32).reshape(5, -1)), model(images, route))
+
+
+@pytest.mark.parametrize(
+    ("routes", "error", "said"),
+    [
+        ([[0, 4]], IndexError, r"route \(0, 4\): layer 4 does not exist, the model has layers 0 to 3"),
+        ([[0, -2]], IndexError, "layer -2 does not exist"),
+        ([[0.0, 1.0]], ValueError, "accepted: integers"),
+        ([[0, 1], [1, 0]], ValueError, r"accepted: integers \(1, length\)"),
+        ([[-1, 1]], ValueError, "found a layer after -1"),
+    ],
+)
+def test_wrong_per_sample_routes(pico: ModelPreset, routes: list, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        build(pico, 10)(torch.zeros(1, 1, 28, 28), torch.tensor(routes))
+
+
 @pytest.mark.parametrize("token", ["mean", "class_token"])
 def test_position_prediction(pico: ModelPreset, token: Any) -> None:
     model = build(pico, 10, Position(predict=Predict(token=token)))
     tap, states = PositionLogits(model), []
-    model(torch.randn(2, 1, 28, 28), (2, 0, 3), [tap, lambda depth, layer, before, after: states.append((layer, after))])
+    model(torch.randn(2, 1, 28, 28), (2, 0, 3), [tap, lambda depth, layer, before, after, samples: states.append((layer, after))])
     assert [logits.shape for logits in tap.logits] == [(2, 4)] * 3
     for logits, (layer, state) in zip(tap.logits, states, strict=True):
         read = state.mean(1) if token == "mean" else state[:, 0]

@@ -25,11 +25,12 @@ SMOKE = [f"-S{preset}" for preset in PRESETS]
 LEVELS = [
     {"errors"},
     {"routes"},
-    {"params"},
+    {"params", "stats"},
     {"data", "jobs", "losses"},
     {"models"},
     {"runs"},
-    {"training", "evaluation", "analysis", "tables", "tracking", "launch"},
+    {"training", "evaluation", "analysis", "tables", "tracking", "launch", "cost"},
+    {"claims"},
     {"plots"},
     {"smoke"},
     {"cli"},
@@ -96,7 +97,7 @@ def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
     sections = {"Pretrain": "pretrain", "Finetune": "finetune", "PruneEval": "prune_eval", "Analysis": "analysis",
                 "PaperFigures": "paper_figures"}  # fmt: skip
     read = {section for cls, section in sections.items() if re.search(rf"resolve\({cls}", source)}
-    read |= {key for key in ("seeds", "device") if re.search(rf"params\.{key}\b", source)} | {"dataset"}
+    read |= {key for key in ("seeds", "device", "protocol") if re.search(rf"params\.{key}\b", source)} | {"dataset"}
     assert read <= declared
     assert "datasets.${dataset}" in declared
 
