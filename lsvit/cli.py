@@ -33,6 +33,53 @@ def table(file: Annotated[Path, typer.Argument(help="A table1.csv of the pipelin
     show_table(file)
 
 
+@app.command()
+def claims() -> None:
+    """Print the reproduction ledger, claim by claim, and check it.
+
+    Ends with exit code 1 if a claim that held in the committed ledger has stopped holding, or a result file was changed by hand.
+    """
+    import json
+    import subprocess
+    import sys
+
+    from lsvit.claims import CLAIMS
+    from lsvit.errors import UserError
+    from lsvit.ledger import changes, edited, judge, show, stopped_holding
+
+    results = Path("results")
+    if not (results / "claims.json").is_file():
+        raise UserError(f"{results / 'claims.json'}: not found; `dvc repro` makes it, or run in the repository's root")
+    found = json.loads((results / "claims.json").read_text())
+    show(found)
+    problems = edited()
+    differing = changes(judge(results, CLAIMS), found)
+    if differing:
+        problems.append(f"{results / 'claims.json'}: not what the result files give for {', '.join(differing)}; `dvc repro` writes it anew")
+    committed = subprocess.run(["git", "show", f"HEAD:{results / 'claims.json'}"], capture_output=True, text=True, check=False)
+    if committed.returncode == 0:
+        problems += stopped_holding(found, json.loads(committed.stdout))
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if problems:
+        raise SystemExit(1)
+
+
+@app.command()
+def cost(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say before anything runs how many trainings, images and FLOPs params.yaml asks for, and the time they take on known hardware."""
+    import json
+
+    from lsvit.cost import estimate, known_hardware, show
+    from lsvit.params import load
+
+    estimated = estimate(load(), known_hardware())
+    if as_json:
+        print(json.dumps(estimated, indent=1))
+    else:
+        show(estimated)
+
+
 @track.command()
 def sync() -> None:
     """Fill the MLflow store from the files of finished stages; what is already there stays as it is."""

@@ -83,6 +83,58 @@ class Figures:
             text += f". refit-k: trained as a k-layer model; {', '.join(f'k = {c.keep}: {c.orders}' for c in refits.itertuples())} orders"
         return text + "."
 
+    def disorder(self, samplers: pd.DataFrame, variants: list[str], name: str) -> str:
+        """Accuracy against the Kendall tau distance from the original order. Returns the caption."""
+        figure, axes = self._figure(0.78)
+        axis: Axes = axes[0, 0]
+        exact = samplers["sampler"].str.startswith("swap") | (samplers["sampler"] == "reversed") | (samplers["distance"] == 0)
+        shown = samplers[samplers["variant"].isin(variants) & exact]
+        for variant in variants:
+            line = _over_seeds(shown[shown["variant"] == variant], "distance")
+            axis.errorbar(line.index, line["mean"], line["std"], color=self.colours[variant], marker=self.markers[variant], capsize=2,
+                          label=label(variant))  # fmt: skip
+        most = shown["distance"].max()
+        axis.set(
+            xlabel="Kendall tau distance from the original order\n(swaps of neighbours)", ylabel="validation accuracy (%)", ylim=(0, 100)
+        )
+
+        def to_tau(distance: Any) -> Any:
+            return 1 - 2 * distance / most
+
+        def to_distance(tau: Any) -> Any:
+            return (1 - tau) * most / 2
+
+        axis.secondary_xaxis("top", functions=(to_tau, to_distance)).set_xlabel("Kendall's tau", fontsize=7)
+        axis.grid(axis="y", linewidth=0.4, alpha=0.5)
+        axis.legend(loc="lower left")
+        self._save(figure, name)
+        return (
+            f"Accuracy against disorder: from the original order (0) to the reversed one ({most:.0f} swaps of neighbours); in between, a "
+            f"random order at exactly that distance for every image. {_counts(shown)}"
+        )
+
+    def first_layers(self, samplers: pd.DataFrame, name: str) -> str:
+        """The control: accuracy with the first k layers in place and the others shuffled. Returns the caption."""
+        figure, axes = self._figure(0.78)
+        axis: Axes = axes[0, 0]
+        kinds = samplers["sampler"].str.extract(r"^fix_first (\d+)$")[0]
+        shown = samplers[kinds.notna()].assign(k=kinds.dropna().astype(int))
+        refits = dict(zip((v for v in dict.fromkeys(shown["variant"]) if v not in self.colours), REFIT_MARKERS, strict=False))
+        for variant in [*self.colours, *refits]:
+            line, refit = _over_seeds(shown[shown["variant"] == variant], "k"), variant in refits
+            axis.errorbar(line.index, line["mean"], line["std"], label=label(variant), capsize=2, linestyle=":" if refit else "-",
+                          color="#777777" if refit else self.colours[variant],
+                          marker=refits[variant] if refit else self.markers[variant])  # fmt: skip
+        axis.set(xlabel="first layers kept in place, the rest shuffled", ylabel="validation accuracy (%)", ylim=(0, 100))
+        axis.set(xticks=sorted(shown["k"].unique()))
+        axis.grid(axis="y", linewidth=0.4, alpha=0.5)
+        axis.legend(ncols=2, loc="lower right")
+        self._save(figure, name)
+        return (
+            f"The control: the first k layers run in their place and the others in a random order, one for every image; "
+            f"k = 0 is the paper's arbitrary order. {_counts(shown)}"
+        )
+
     def umap(self, arrays: dict[str, np.ndarray], layer: int, name: str, title: str) -> str:
         """Figures 4a and 4b: a layer's whole output in the plane, coloured by its position. Returns the caption."""
         figure, axes = self._figure(0.85)
@@ -146,6 +198,16 @@ class Figures:
             f"Validation accuracy per epoch of refinement, mean and standard deviation over {seeds} seeds; "
             f"arbitrary: a fresh order per validation batch."
         )
+
+
+def _over_seeds(rows: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Mean and standard deviation over the seeds, in %, by a column."""
+    return 100 * rows.groupby(by)["accuracy"].agg(["mean", "std"]).sort_index().fillna(0)
+
+
+def _counts(rows: pd.DataFrame) -> str:
+    images = rows["images"].max()
+    return f"Mean and standard deviation over {rows['seed'].nunique()} seeds, {images:.0f} images, each with an order of its own."
 
 
 def _density(values: np.ndarray, grid: np.ndarray) -> np.ndarray:

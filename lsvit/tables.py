@@ -27,6 +27,13 @@ PUBLISHED = {
     ("CIFAR-100", "DeiT-B dist.", "sequential"): ((87.31, 0.25), (75.04, 0.83), (72.13, 1.50), (66.94, 0.60)),
     ("CIFAR-100", "DeiT-B dist.", "arbitrary"): ((0.53, 0.16), (64.99, 0.76), (64.31, 1.70), (58.77, 1.18)),
 }
+# (data-set preset, model preset) -> the paper's name of that cell
+CELLS = {
+    ("imagenet", "vit_b16"): ("ImageNet", "ViT-B/16"),
+    ("imagenet", "deit_b16"): ("ImageNet", "DeiT-B dist."),
+    ("cifar100", "vit_b16"): ("CIFAR-100", "ViT-B/16"),
+    ("cifar100", "deit_b16"): ("CIFAR-100", "DeiT-B dist."),
+}
 
 
 def label(variant: str) -> str:
@@ -189,6 +196,71 @@ def write_table1(cells: pd.DataFrame, folder: Path) -> None:
     latex = paper.map(lambda text: text.replace(" ± ", " $\\pm$ ").replace("_", "\\_").replace("–", "--"))
     latex.to_latex(buffer, index=False, caption=caption.replace("%", "\\%").replace("±", "$\\pm$"), label="tab:layershuffle")
     (folder / "table1.tex").write_text(buffer.getvalue())
+
+
+def write_statistics(cells: pd.DataFrame, rows: pd.DataFrame, folder: Path) -> None:
+    """Write differences.csv and statistics.md: intervals, the three spreads of every full cell, paired differences."""
+    paired = differences(rows)
+    paired.to_csv(folder / "differences.csv", index=False, lineterminator="\n")
+    full = cells[cells["full"]].copy()
+    full["order"] = pd.Categorical(full["order"], ORDERS, ordered=True)
+    spreads = [
+        {"order": c.order, "variant": label(c.variant), "mean": f"{100 * c.mean:.2f}", "interval": _interval(c.low, c.high),
+         "seeds": _percent(c.std), "orders": _percent(c.std_orders), "images": _percent(c.se_images),
+         "n seeds": c.n, "n orders": c.orders, "n images": f"{c.images:.0f}"}
+        for c in full.sort_values("order", kind="stable").itertuples()
+    ]  # fmt: skip
+    pairs = [
+        {"order": d.order, "difference": f"{label(d.variant)} - {label(d.minus)}", "mean": f"{100 * d.mean:+.2f}",
+         "interval": _interval(d.low, d.high, "+"), "std": _percent(d.std), "n": d.n}
+        for d in paired.itertuples()
+    ]  # fmt: skip
+    text = (
+        f"# Statistics\n\nAccuracy with all layers in %. Interval: {METHOD}. Three spreads: *seeds*, standard deviation of the seeds' "
+        "means; *orders*, standard deviation over the orders of one seed, averaged over the seeds; *images*, standard error from the "
+        "finite number of validation images. The interval covers the seeds alone: the orders and the images are the same for every "
+        f"variant.\n\n{_markdown(spreads)}\n\n## Paired differences\n\nSeed by seed (same starting weights, batches and evaluation "
+        f"orders), in points. Few seeds: intervals are shown, significance is not claimed.\n\n{_markdown(pairs)}\n"
+    )
+    (folder / "statistics.md").write_text(text)
+
+
+def write_protocols(protocols: pd.DataFrame, folder: Path) -> None:
+    """Write protocols.md: Table 1 under both protocols, their paired difference, and how often they chose another epoch."""
+    head = (
+        "# Protocols\n\nTable 1 in %, mean ± standard deviation over the seeds. *paper*: the epoch is chosen on the reported validation "
+        "images, as published. *heldout*: it is chosen on training images that were held out of the training; the validation images "
+        "only report.\n\n"
+    )
+    if set(protocols["protocol"]) != {"paper", "heldout"}:
+        (folder / "protocols.md").write_text(head + "No images were held out: protocol paper alone.\n")
+        return
+    compared = compare_protocols(protocols)
+    table = [
+        {"order": c.order, "variant": label(c.variant), "paper": _cell(100 * c.paper, 100 * c.paper_std),
+         "heldout": _cell(100 * c.heldout, 100 * c.heldout_std), "heldout - paper": f"{100 * c.difference:+.2f}",
+         "interval": _interval(c.low, c.high, "+"), "seeds with another epoch": f"{c.other_epoch} of {c.n}"}
+        for c in compared.itertuples()
+    ]  # fmt: skip
+    worst = compared["difference"].abs().max()
+    text = (
+        f"{head}{_markdown(table)}\n\nThe largest difference of a row is {100 * worst:.2f} points; interval: {METHOD}, of the paired "
+        "differences. Both protocols share their trainings, which never see the held-out images: the difference is that of the choice "
+        "alone.\n"
+    )
+    (folder / "protocols.md").write_text(text)
+
+
+def _percent(value: float) -> str:
+    return "–" if pd.isna(value) else f"{100 * value:.2f}"
+
+
+def _interval(low: float, high: float, sign: str = "") -> str:
+    return "–" if pd.isna(low) else f"[{100 * low:{sign}.2f}, {100 * high:{sign}.2f}]"
+
+
+def _markdown(records: list[dict[str, Any]]) -> str:
+    return pd.DataFrame(records).to_markdown(index=False, disable_numparse=True)
 
 
 def summarise_analysis(numbers: dict[tuple[str, int], dict[str, float]], options: Analysis) -> dict[str, Any]:

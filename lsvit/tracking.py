@@ -31,7 +31,7 @@ Row = dict[str, float]
 RESULTS = {  # stage -> its files below results/
     "prune-eval": ("prune_eval.csv", "samplers.csv", "protocols.csv", "metrics.json"),
     "analysis": ("analysis.json",),
-    "paper-figures": ("table1.*", "figure1.csv", "figures/*"),
+    "paper-figures": ("table1.*", "figure1.csv", "differences.csv", "statistics.md", "protocols.md", "claims.*", "figures/*"),
 }
 
 
@@ -234,7 +234,8 @@ class Tracker:
         for file in files:
             content.update(file.read_bytes())
             if file.suffix == ".json":
-                metrics |= {k: float(v) for k, v in _flat(json.loads(file.read_text()), separator="/").items() if v is not None}
+                numbers = _flat(json.loads(file.read_text()), separator="/")
+                metrics |= {k: float(v) for k, v in numbers.items() if isinstance(v, int | float)}
         self._finish(self._run(content.hexdigest()[:20], stage, {"variant": stage}, {}), files, metrics)
 
 

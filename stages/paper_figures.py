@@ -1,4 +1,4 @@
-"""Stage paper-figures: Table 1 and figures 1b, 1c, 4a-d of the paper, and training curves, from the result files."""
+"""Stage paper-figures: tables, statistics, the figures of the paper and more, and the ledger of claims, from the result files."""
 
 import json
 from pathlib import Path
@@ -7,22 +7,31 @@ import numpy as np
 import pandas as pd
 
 from lsvit import launch
+from lsvit.claims import CLAIMS
 from lsvit.errors import one_line_errors
+from lsvit.ledger import judge, markdown
 from lsvit.params import PaperFigures, Pretrain, load
 from lsvit.plots import Figures
-from lsvit.tables import label, summarise, table_caption, write_table1
+from lsvit.tables import label, summarise, table_caption, write_protocols, write_statistics, write_table1
 from lsvit.tracking import Tracker
 
 RESULTS, ARRAYS = Path("results"), Path("outs/analysis")
+SHOWN = ("baseline", "layerdrop", "ls")  # in the figure of accuracy against disorder
 
 
 @one_line_errors()
 def main() -> None:
-    """results/, outs/analysis/ -> results/table1.{csv,md,tex}, results/figure1.csv, results/figures/"""
+    """results/, outs/analysis/ -> results/: table1, figure1, statistics, differences, protocols, claims, figures/"""
     params = load()
-    cells = summarise(pd.read_csv(RESULTS / "prune_eval.csv"))
+    rows, samplers = (pd.read_csv(RESULTS / f"{name}.csv") for name in ("prune_eval", "samplers"))
+    cells = summarise(rows)
     cells.drop(columns="full").round(6).to_csv(RESULTS / "figure1.csv", index=False, lineterminator="\n")
     write_table1(cells, RESULTS)
+    write_statistics(cells, rows, RESULTS)
+    write_protocols(pd.read_csv(RESULTS / "protocols.csv"), RESULTS)
+    found = judge(RESULTS, CLAIMS)
+    (RESULTS / "claims.json").write_text(json.dumps(found, indent=1) + "\n")
+    (RESULTS / "claims.md").write_text(markdown(found))
 
     figures = Figures(RESULTS / "figures", params.resolve(PaperFigures), list(params.all_variants))
     captions = {"Table 1": table_caption(cells)}
@@ -35,6 +44,8 @@ def main() -> None:
         with np.load(ARRAYS / f"{name}_seed_{seed}.npz") as arrays:
             captions[f"Figure 4{a}"] = figures.umap(dict(arrays), layer, f"figure_4{a}", title)
             captions[f"Figure 4{c}"] = figures.ridges(dict(arrays), f"figure_4{c}", title)
+    captions["Distance"] = figures.disorder(samplers, [v for v in SHOWN if v in params.all_variants], "distance")
+    captions["First layers"] = figures.first_layers(samplers, "first_layers")
     histories = {v: pd.read_csv(RESULTS / "finetune" / f"{v}.csv") for v in params.all_variants}
     captions["Training curves"] = figures.training_curves(histories, "training_curves")
     head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"

@@ -30,6 +30,7 @@ LEVELS = [
     {"models"},
     {"runs"},
     {"training", "evaluation", "analysis", "tables", "tracking", "launch", "cost"},
+    {"ledger"},
     {"claims"},
     {"plots"},
     {"smoke"},
