@@ -95,7 +95,7 @@ def evaluate(config: EvalConfig, data: Path, weights: Path, folder: Path, report
             rows += evaluate_cell(model, split, keep, order, options, config.precision)
         report({"cell": f"{keep} layers kept"})
     fitting = [spec for spec in options.samplers if limit(spec, model.num_layers) is None]
-    sampled = [evaluate_sampler(model, part, spec, options, config.precision) for spec in fitting]
+    sampled = [evaluate_sampler(model, whole, spec, options, config.precision) for spec in fitting]
     report({"cell": f"{len(sampled)} samplers"})
     _write(folder / EVALUATION_ROWS, [COLUMNS, *rows])
     _write(folder / SAMPLER_ROWS, [SAMPLER_COLUMNS, *sampled])
