@@ -15,6 +15,7 @@ from lsvit.params import PruneEval
 from lsvit.routes import (
     ORDERS,
     Order,
+    Route,
     Sampler,
     evaluation_routes,
     generator,
@@ -45,27 +46,45 @@ def kept_layers(keep: int, order: Order) -> Sampler:
     return draw
 
 
-def evaluate_cell(model: RoutedModel, split: Split, keep: int, order: Order, options: PruneEval, precision: str) -> list[tuple]:
-    """One row a route; under ``per: batch`` (the published code's reading) and ``per: sample`` one row for the one pass."""
-    passes: list[tuple[str, int, Score]] = []
-    routes = evaluation_routes(model.num_layers, keep, order, options.orders, options.seed)
-    if options.per == "sample" and len(routes) > 1:
-        rng = generator("samples", options.seed, keep, ORDERS.index(order))
-        table = per_sample(kept_layers(keep, order), rng, model.num_layers, len(split))
-        result = score(model, split, torch.from_numpy(table), options.batch_size, precision)
-        passes.append((f"{len(split)} routes, one a sample", len(split), result))
-    elif options.per == "batch":
+def evaluate_cell(
+    model: RoutedModel, whole: Split, part: Split, keep: int, order: Order, options: PruneEval, precision: str
+) -> list[tuple]:  # fmt: skip
+    """Rows of one cell: accuracy along single routes (one row each) and along many in one pass (one row).
+
+    Where at most `orders` routes exist, a row for each, on all images. Else, under ``per: sample``, one pass over all images
+    with a route of its own for each, which gives the mean, and `orders` routes on the images of `part`, which give the spread
+    over orders. Under ``per: pass`` those routes give both; under ``per: batch`` (the published code's reading) there is one
+    pass with a route a batch. All layers use all images throughout.
+    """
+    routes = evaluation_routes(model.num_layers, keep, order, options.orders + 1, options.seed)
+    exhaustive = len(routes) <= options.orders
+    routes = routes[: options.orders]
+    split = whole if exhaustive or (options.per != "sample" and keep == model.num_layers) else part
+    passes: list[tuple[str, int, Split, Score]] = []
+    if options.per == "batch" and not exhaustive:
         used = routes[: math.ceil(len(split) / options.batch_size)]
-        name = f"{len(used)} routes, one a batch" if len(used) > 1 else "-".join(map(str, used[0]))
-        passes.append((name, len(used), score(model, split, used, options.batch_size, precision)))
+        name = f"{len(used)} routes, one a batch" if len(used) > 1 else _name(used[0])
+        passes.append((name, len(used), split, score(model, split, used, options.batch_size, precision)))
     else:
-        passes += [("-".join(map(str, route)), 1, score(model, split, [route], options.batch_size, precision)) for route in routes]
+        passes += [(_name(route), 1, split, score(model, split, [route], options.batch_size, precision)) for route in routes]
     # How much the images differ: of each image's share of correct answers over the routes
     std_images = torch.stack([result.correct for *_, result in passes]).double().mean(0).std().item()
-    return [
-        (keep, order, name, count, len(split), *map(_rounded, (r.accuracy, r.loss, r.position_accuracy, std_images)))
-        for name, count, r in passes
-    ]
+    rows = [(keep, order, name, count, len(images), *_numbers(result), std_images) for name, count, images, result in passes]
+    if options.per == "sample" and not exhaustive:
+        rng = generator("samples", options.seed, keep, ORDERS.index(order))
+        table = per_sample(kept_layers(keep, order), rng, model.num_layers, len(whole))
+        result = score(model, whole, torch.from_numpy(table), options.batch_size, precision)
+        name = f"{len(whole)} routes, one a sample"
+        rows.append((keep, order, name, len(whole), len(whole), *_numbers(result), result.correct.double().std().item()))
+    return [tuple(round(v, 6) if isinstance(v, float) else v for v in row) for row in rows]
+
+
+def _name(route: Route) -> str:
+    return "-".join(map(str, route))
+
+
+def _numbers(result: Score) -> tuple[float, float, float | None]:
+    return result.accuracy, result.loss, result.position_accuracy
 
 
 def evaluate_sampler(model: RoutedModel, split: Split, spec: str | dict, options: PruneEval, precision: str) -> tuple:
@@ -75,7 +94,8 @@ def evaluate_sampler(model: RoutedModel, split: Split, spec: str | dict, options
     layers = [tuple(route[route >= 0].tolist()) for route in routes]
     result = score(model, split, torch.from_numpy(routes), options.batch_size, precision)
     distance, length = (np.mean(list(map(f, layers))).item() for f in (kendall_distance, len))
-    return (sampler_name(spec), *map(_rounded, (distance, length)), len(split), *map(_rounded, (result.accuracy, result.loss)))
+    numbers = (round(value, 6) for value in (result.accuracy, result.loss))
+    return (sampler_name(spec), round(distance, 3), round(length, 3), len(split), *numbers)
 
 
 def evaluate(config: EvalConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]) -> None:
@@ -91,8 +111,7 @@ def evaluate(config: EvalConfig, data: Path, weights: Path, folder: Path, report
     rows = []
     for keep in cells(model.num_layers, config):
         for order in ORDERS:
-            split = part if keep < model.num_layers else whole
-            rows += evaluate_cell(model, split, keep, order, options, config.precision)
+            rows += evaluate_cell(model, whole, part, keep, order, options, config.precision)
         report({"cell": f"{keep} layers kept"})
     fitting = [spec for spec in options.samplers if limit(spec, model.num_layers) is None]
     sampled = [evaluate_sampler(model, whole, spec, options, config.precision) for spec in fitting]
@@ -104,7 +123,3 @@ def evaluate(config: EvalConfig, data: Path, weights: Path, folder: Path, report
 def _write(path: Path, rows: Iterable[Iterable]) -> None:
     with open(path, "w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from lsvit.stats import METHOD, estimate
-from lsvit.tables import CELLS, label
+from lsvit.tables import CELLS, label, mean_rows
 
 HOLDS, FAILS, NOT_REACHED, NOT_RUN = VERDICTS = ("holds", "does not hold", "not reached at this scale", "not run")
 Range = tuple[float, float]
@@ -45,7 +45,7 @@ class Evidence:
 
     def _cell(self, variant: str, order: str, keep: int | None) -> pd.DataFrame:
         rows = self.rows[(self.rows["variant"] == variant) & (self.rows["order"] == order)]
-        rows = rows[rows["keep"] == (rows["keep"].max() if keep is None else keep)]
+        rows = mean_rows(rows[rows["keep"] == (rows["keep"].max() if keep is None else keep)])
         if len(rows):
             self.orders.append(int(rows.groupby("seed")["routes"].sum().iloc[0]))
         return rows
@@ -134,7 +134,8 @@ class Claim:
             verdict = self._verdict(found.low - centre, found.high - centre)
             if verdict == NOT_REACHED:
                 reason = "the interval includes the border" if self.plausible in (None, self.holds) else "between the two ranges"
-            reason = "; ".join(filter(None, (reason, self.scale if verdict in (FAILS, NOT_REACHED) else "")))
+            if self.scale and verdict in (FAILS, NOT_REACHED):
+                reason += f"{'; ' if reason else ''}possible reason: {self.scale}"
         except NotRun as missing:
             reason = str(missing)
         orders = {"min": min(evidence.orders), "max": max(evidence.orders)} if evidence.orders else None

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from scipy.stats import gaussian_kde
 
 from lsvit.params import PaperFigures
-from lsvit.tables import label
+from lsvit.tables import count_orders, label
 
 OKABE_ITO = ["#000000", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#8B6914"]
 MARKERS = "os^Dv<>P"
@@ -48,6 +48,10 @@ class Figures:
         figure.savefig(self.folder / f"{name}.png", dpi=self.size.dpi, metadata={"Software": None})
         plt.close(figure)
 
+    def _chance(self, axis: Axes, chance: float) -> None:
+        axis.axhline(chance, color="#777777", linewidth=0.8, linestyle="--")
+        axis.annotate("chance", (0.995, chance), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=6.5, color="#777777")
+
     def pruning(self, cells: pd.DataFrame, order: str, name: str) -> str:
         """Figures 1b and 1c: accuracy against layers kept. Returns the caption."""
         figure, axes = self._figure(0.78)
@@ -70,20 +74,17 @@ class Figures:
         text = f"Accuracy with k layers kept, executed in {orders}. "
         text += f"Mean over {shown['n'].max():.0f} seeds; bars: standard deviation over the seeds"
         if len(pruned):
-            text += f". Pruned cells: {pruned['orders'].max():.0f} random routes each, the same for every model, "
-            text += f"on {pruned['images'].max():.0f} images"
+            text += f". Pruned cells: {count_orders(pruned)} random routes each, the same for every model"
             if pruned["std_orders"].notna().any():
                 low, high = 100 * pruned["std_orders"].min(), 100 * pruned["std_orders"].max()
                 text += f"; the standard deviation over routes is {low:.1f} to {high:.1f} points"
         full = shown[shown["full"] & ~shown["variant"].str.startswith("refit")]
-        text += (
-            f". All layers: {full['orders'].max():.0f} order{'s' if full['orders'].max() > 1 else ''}, {full['images'].max():.0f} images"
-        )
+        text += f". All layers: {count_orders(full)} order{'s' if full['orders'].max() > 1 else ''}, {full['images'].max():.0f} images"
         if len(refits):
             text += f". refit-k: trained as a k-layer model; {', '.join(f'k = {c.keep}: {c.orders}' for c in refits.itertuples())} orders"
         return text + "."
 
-    def disorder(self, samplers: pd.DataFrame, variants: list[str], name: str) -> str:
+    def disorder(self, samplers: pd.DataFrame, variants: list[str], chance: float, name: str) -> str:
         """Accuracy against the Kendall tau distance from the original order. Returns the caption."""
         figure, axes = self._figure(0.78)
         axis: Axes = axes[0, 0]
@@ -104,7 +105,8 @@ class Figures:
         def to_distance(tau: Any) -> Any:
             return (1 - tau) * most / 2
 
-        axis.secondary_xaxis("top", functions=(to_tau, to_distance)).set_xlabel("Kendall's tau", fontsize=7)
+        axis.secondary_xaxis("top", functions=(to_tau, to_distance)).set(xlabel="Kendall's tau", xticks=[1, 0.5, 0, -0.5, -1])
+        self._chance(axis, chance)
         axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         axis.legend(loc="lower left")
         self._save(figure, name)
@@ -113,7 +115,7 @@ class Figures:
             f"random order at exactly that distance for every image. {_counts(shown)}"
         )
 
-    def first_layers(self, samplers: pd.DataFrame, name: str) -> str:
+    def first_layers(self, samplers: pd.DataFrame, chance: float, name: str) -> str:
         """The control: accuracy with the first k layers in place and the others shuffled. Returns the caption."""
         figure, axes = self._figure(0.78)
         axis: Axes = axes[0, 0]
@@ -127,6 +129,7 @@ class Figures:
                           marker=refits[variant] if refit else self.markers[variant])  # fmt: skip
         axis.set(xlabel="first layers kept in place, the rest shuffled", ylabel="validation accuracy (%)", ylim=(0, 100))
         axis.set(xticks=sorted(shown["k"].unique()))
+        self._chance(axis, chance)
         axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         axis.legend(ncols=2, loc="lower right")
         self._save(figure, name)

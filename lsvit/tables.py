@@ -56,25 +56,32 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     """One row a (variant, order, keep): mean accuracy with its interval; three spreads, kept apart: seeds, orders, images.
 
     `mean`, `std`, `low`, `high`: of the seeds' means over their routes, see :class:`lsvit.stats.Estimate`. `std_orders`: over
-    the routes of one seed, averaged over the seeds. `se_images`: standard error from the finite number of images, of one seed,
-    averaged over the seeds; an image's value is its share of correct answers over the routes. Sample standard deviations
+    single routes of one seed, averaged over the seeds. `se_images`: standard error from the finite number of images, of one
+    seed, averaged over the seeds; an image's value is its share of correct answers over the routes. Sample standard deviations
     (n - 1), absent for a single value. `n`: seeds. `orders`: routes a seed. `full`: all layers.
     """
-    by_seed = rows.groupby([*KEYS, "seed"], sort=False)
-    seeds = by_seed["accuracy"].agg(["mean", "std"]).join(by_seed["routes"].sum()).reset_index()
+    means, single = mean_rows(rows), rows[rows["routes"] == 1]
+    by_seed = means.groupby([*KEYS, "seed"], sort=False)
+    seeds = by_seed["accuracy"].agg(["mean"]).join(by_seed["routes"].sum()).reset_index()
     seeds["se_images"] = (by_seed["std_images"].first() / np.sqrt(by_seed["images"].first())).values
+    spread = single.groupby([*KEYS, "seed"], sort=False)["accuracy"].std().groupby(KEYS, sort=False).mean().rename("std_orders")
     by_cell = seeds.groupby(KEYS, sort=False)
-    cells = by_cell["mean"].apply(lambda means: pd.Series(estimate(means.to_numpy())._asdict())).unstack(sort=False)
-    cells = cells.join(by_cell.agg(std_orders=("std", "mean"), orders=("routes", "first"), se_images=("se_images", "mean")))
-    cells = cells.join(rows.groupby(KEYS, sort=False)[["position_accuracy", "images"]].mean()).reset_index()
+    cells = by_cell["mean"].apply(lambda values: pd.Series(estimate(values.to_numpy())._asdict())).unstack(sort=False)
+    cells = cells.join(spread).join(by_cell.agg(orders=("routes", "first"), se_images=("se_images", "mean")))
+    cells = cells.join(means.groupby(KEYS, sort=False)[["position_accuracy", "images"]].mean()).reset_index()
     cells["n"] = cells["n"].astype(int)
     cells["full"] = cells["keep"] == cells.groupby("variant")["keep"].transform("max")
     return cells
 
 
+def mean_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that give a cell's mean: of the pass over many routes where there is one, else of all single routes."""
+    return rows[rows["routes"] == rows.groupby(KEYS)["routes"].transform("max")]
+
+
 def seed_means(rows: pd.DataFrame) -> pd.DataFrame:
     """Accuracy of each seed with all layers, mean over the routes: a row a (variant, seed), columns sequential, arbitrary."""
-    full = rows[rows["keep"] == rows.groupby("variant")["keep"].transform("max")]
+    full = mean_rows(rows[rows["keep"] == rows.groupby("variant")["keep"].transform("max")])
     return full.pivot_table("accuracy", ["variant", "seed"], "order", "mean", sort=False)
 
 
@@ -118,7 +125,7 @@ def differences(rows: pd.DataFrame) -> pd.DataFrame:
     for order in ORDERS:
         for reference in (BASELINE, "ls"):
             for variant in variants:
-                if variant != reference and reference in variants:
+                if variant not in (BASELINE, reference) and reference in variants:
                     found = estimate((means.loc[variant][order] - means.loc[reference][order]).to_numpy())
                     records.append({"order": order, "variant": variant, "minus": reference, **found._asdict(), "interval": METHOD})
     return pd.DataFrame(records).round(6)
@@ -169,7 +176,7 @@ def table_caption(cells: pd.DataFrame) -> str:
     few = arbitrary[arbitrary["orders"] < arbitrary["orders"].max()]
     text = (
         f"Top-1 validation accuracy in %, mean ± standard deviation over {_range(full['n'])} seeds, "
-        f"{_range(full['images'])} validation images; arbitrary order: mean over {arbitrary['orders'].max():.0f} random orders"
+        f"{_range(full['images'])} validation images; arbitrary order: mean over {count_orders(arbitrary)} random orders"
     )
     text += "".join(f" ({label(c['variant'])}: all {c['orders']:.0f} there are)" for c in few.to_dict("records"))
     positions = arbitrary.dropna(subset="position_accuracy")
@@ -179,6 +186,12 @@ def table_caption(cells: pd.DataFrame) -> str:
             f"under arbitrary orders (published: 99.99 %, ImageNet)"
         )
     return text + ". Published: 5 seeds."
+
+
+def count_orders(cells: pd.DataFrame) -> str:
+    """How many orders a cell's mean is over: "20", or "2000 (one an image)"."""
+    most = cells.loc[cells["orders"].idxmax()]
+    return f"{most['orders']:.0f}{' (one an image)' if 1 < most['orders'] == most['images'] else ''}"
 
 
 def _range(values: pd.Series) -> str:
@@ -217,8 +230,8 @@ def write_statistics(cells: pd.DataFrame, rows: pd.DataFrame, folder: Path) -> N
     ]  # fmt: skip
     text = (
         f"# Statistics\n\nAccuracy with all layers in %. Interval: {METHOD}. Three spreads: *seeds*, standard deviation of the seeds' "
-        "means; *orders*, standard deviation over the orders of one seed, averaged over the seeds; *images*, standard error from the "
-        "finite number of validation images. The interval covers the seeds alone: the orders and the images are the same for every "
+        "means; *orders*, standard deviation over single orders of one seed, averaged over the seeds; *images*, standard error from "
+        "the finite number of validation images. The interval covers the seeds alone: the orders and the images are the same for every "
         f"variant.\n\n{_markdown(spreads)}\n\n## Paired differences\n\nSeed by seed (same starting weights, batches and evaluation "
         f"orders), in points. Few seeds: intervals are shown, significance is not claimed.\n\n{_markdown(pairs)}\n"
     )

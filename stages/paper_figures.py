@@ -44,8 +44,9 @@ def main() -> None:
         with np.load(ARRAYS / f"{name}_seed_{seed}.npz") as arrays:
             captions[f"Figure 4{a}"] = figures.umap(dict(arrays), layer, f"figure_4{a}", title)
             captions[f"Figure 4{c}"] = figures.ridges(dict(arrays), f"figure_4{c}", title)
-    captions["Distance"] = figures.disorder(samplers, [v for v in SHOWN if v in params.all_variants], "distance")
-    captions["First layers"] = figures.first_layers(samplers, "first_layers")
+    chance = 100 / json.loads((RESULTS / "cell.json").read_text())["classes"]
+    captions["Distance"] = figures.disorder(samplers, [v for v in SHOWN if v in params.all_variants], chance, "distance")
+    captions["First layers"] = figures.first_layers(samplers, chance, "first_layers")
     histories = {v: pd.read_csv(RESULTS / "finetune" / f"{v}.csv") for v in params.all_variants}
     captions["Training curves"] = figures.training_curves(histories, "training_curves")
     head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"
