@@ -1,11 +1,14 @@
 """The `lsvit` command: what a user does around the pipeline. The pipeline itself is DVC's."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lsvit.errors import one_line_errors
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 track = typer.Typer(no_args_is_help=True, help="The MLflow store.")
@@ -80,6 +83,20 @@ def cost(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
         show(estimated)
 
 
+@app.command()
+def grid() -> None:
+    """Collect Table 1 of the workspace and of all DVC experiments into one table, results/grid.{csv,md,tex}, and print it."""
+    from lsvit.errors import UserError
+    from lsvit.grid import TABLE, collect, experiments, write
+
+    if not Path("dvc.yaml").is_file():
+        raise UserError(f"{Path.cwd()}: not the root of a clone of the repository")
+    cells = collect(experiments())
+    if cells.empty:
+        raise UserError(f"{TABLE}: not found, neither here nor in an experiment; `dvc repro` or `dvc exp run` makes it")
+    print_table(write(cells, Path("results")), "Top-1 validation accuracy in %, mean ± standard deviation over n seeds")
+
+
 @track.command()
 def sync() -> None:
     """Fill the MLflow store from the files of finished stages; what is already there stays as it is."""
@@ -105,19 +122,24 @@ def subset(
 def show_table(file: Path) -> None:
     """Print a table1.csv in the paper's form."""
     import pandas as pd
-    from rich.console import Console
-    from rich.table import Table
 
     from lsvit.errors import UserError
     from lsvit.tables import paper_table
 
     if not file.is_file():
         raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
-    paper = paper_table(pd.read_csv(file))
-    shown = Table(*paper.columns, title="Top-1 validation accuracy in %, mean ± standard deviation over seeds")
+    print_table(paper_table(pd.read_csv(file)), "Top-1 validation accuracy in %, mean ± standard deviation over seeds")
+
+
+def print_table(paper: "pd.DataFrame", title: str) -> None:
+    """Print a table of texts."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(*paper.columns, title=title)
     for row in paper.itertuples(index=False):
         shown.add_row(*row)
-    Console(width=None if Console().is_terminal else 180).print(shown)
+    Console(width=None if Console().is_terminal else 200).print(shown)
 
 
 @one_line_errors()

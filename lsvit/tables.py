@@ -152,7 +152,8 @@ def table1(cells: pd.DataFrame) -> pd.DataFrame:
     return full.sort_values("order", kind="stable")[TABLE1].round({"mean": 6, "std": 6})
 
 
-def _cell(mean: float, std: float) -> str:
+def cell_text(mean: float, std: float) -> str:
+    """A cell of a table: "12.34 ± 0.56", or the mean alone where there is no spread."""
     return f"{mean:.2f}" if pd.isna(std) else f"{mean:.2f} ± {std:.2f}"
 
 
@@ -162,11 +163,16 @@ def paper_table(table: pd.DataFrame) -> pd.DataFrame:
     rows: list[dict[str, str]] = []
     for (dataset, model, order), group in table.groupby(["dataset", "model", "order"], sort=False, observed=True):
         row = {"source": "ours", "data": dataset, "model": model, "order": order}
-        rows.append(row | {label(c["variant"]): _cell(100 * c["mean"], 100 * c["std"]) for c in group.to_dict("records")})
-    for (dataset, model, order), published in PUBLISHED.items():
+        rows.append(row | {label(c["variant"]): cell_text(100 * c["mean"], 100 * c["std"]) for c in group.to_dict("records")})
+    for dataset, model, order in PUBLISHED:
         row = {"source": "published", "data": dataset, "model": model, "order": order}
-        rows.append(row | {label(v): _cell(*cell) for v, cell in zip(PUBLISHED_VARIANTS, published, strict=True)})
+        rows.append(row | published_row(dataset, model, order))
     return pd.DataFrame(rows, columns=["source", "data", "model", "order", *map(label, variants)]).fillna("–")
+
+
+def published_row(dataset: str, model: str, order: str) -> dict[str, str]:
+    """A row of the paper's table 1, by column."""
+    return {label(v): cell_text(*cell) for v, cell in zip(PUBLISHED_VARIANTS, PUBLISHED[dataset, model, order], strict=True)}
 
 
 def table_caption(cells: pd.DataFrame) -> str:
@@ -205,10 +211,15 @@ def write_table1(cells: pd.DataFrame, folder: Path) -> None:
     table.to_csv(folder / "table1.csv", index=False, lineterminator="\n")
     paper, caption = paper_table(table), table_caption(cells)
     (folder / "table1.md").write_text(f"{paper.to_markdown(index=False, disable_numparse=True)}\n\n{caption}\n")
+    write_latex(paper, caption, "tab:layershuffle", folder / "table1.tex")
+
+
+def write_latex(paper: pd.DataFrame, caption: str, name: str, path: Path) -> None:
+    """Write a table in the paper's form as LaTeX."""
     buffer = io.StringIO()
     latex = paper.map(lambda text: text.replace(" ± ", " $\\pm$ ").replace("_", "\\_").replace("–", "--"))
-    latex.to_latex(buffer, index=False, caption=caption.replace("%", "\\%").replace("±", "$\\pm$"), label="tab:layershuffle")
-    (folder / "table1.tex").write_text(buffer.getvalue())
+    latex.to_latex(buffer, index=False, caption=caption.replace("%", "\\%").replace("±", "$\\pm$"), label=name)
+    path.write_text(buffer.getvalue())
 
 
 def write_statistics(cells: pd.DataFrame, rows: pd.DataFrame, folder: Path) -> None:
@@ -250,8 +261,8 @@ def write_protocols(protocols: pd.DataFrame, folder: Path) -> None:
         return
     compared = compare_protocols(protocols)
     table = [
-        {"order": c.order, "variant": label(c.variant), "paper": _cell(100 * c.paper, 100 * c.paper_std),
-         "heldout": _cell(100 * c.heldout, 100 * c.heldout_std), "heldout - paper": f"{100 * c.difference:+.2f}",
+        {"order": c.order, "variant": label(c.variant), "paper": cell_text(100 * c.paper, 100 * c.paper_std),
+         "heldout": cell_text(100 * c.heldout, 100 * c.heldout_std), "heldout - paper": f"{100 * c.difference:+.2f}",
          "interval": _interval(c.low, c.high, "+"), "seeds with another epoch": f"{c.other_epoch} of {c.n}"}
         for c in compared.itertuples()
     ]  # fmt: skip

@@ -30,7 +30,7 @@ LEVELS = [
     {"models"},
     {"runs"},
     {"training", "evaluation", "analysis", "tables", "tracking", "launch", "cost"},
-    {"ledger"},
+    {"ledger", "grid"},
     {"claims"},
     {"plots"},
     {"smoke"},

@@ -1,0 +1,79 @@
+"""Several cells in one table: Table 1 of the workspace and of every DVC experiment, in the paper's form."""
+
+import io
+import itertools
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+
+from lsvit.tables import CELLS, PUBLISHED, cell_text, label, published_row, write_latex
+
+TABLE = "results/table1.csv"
+NOT_RUN = "not run"
+
+
+def experiments() -> dict[str, str]:
+    """The experiments that DVC keeps in this repository: name -> revision."""
+    from dvc.repo import Repo
+
+    with Repo() as repo:
+        listed = repo.experiments.ls(all_commits=True)
+    return {name: rev for group in listed.values() for name, rev in group}
+
+
+def collect(revisions: dict[str, str]) -> pd.DataFrame:
+    """The rows of table1.csv of the workspace and of git revisions, each cell (data set, model) from one source alone.
+
+    Where several have a cell, the one with the most seeds counts, then the workspace's, then the first. Adds the column
+    `source`.
+    """
+    tables = {"workspace": pd.read_csv(TABLE)} if Path(TABLE).is_file() else {}
+    for name, revision in revisions.items():
+        shown = subprocess.run(["git", "show", f"{revision}:{TABLE}"], capture_output=True, text=True, check=False)
+        if shown.returncode == 0:
+            tables[name] = pd.read_csv(io.StringIO(shown.stdout))
+    cells: dict[tuple[str, str], pd.DataFrame] = {}
+    for name, table in tables.items():
+        for cell, rows in table.groupby(["dataset", "model"], sort=False):
+            if cell not in cells or rows["n"].max() > cells[cell]["n"].max():
+                cells[cell] = rows.assign(source=name)
+    return pd.concat(cells.values(), ignore_index=True) if cells else pd.DataFrame()
+
+
+def paper_form(table: pd.DataFrame) -> pd.DataFrame:
+    """The grid in the paper's form, in per cent: every combination of the data sets and models found, then the paper's cells.
+
+    Missing cells say "not run"; below each of the paper's rows stands ours.
+    """
+    found = dict(iter(table.groupby(["dataset", "model", "order"], sort=False)))
+    variants = list(dict.fromkeys(table["variant"]))
+    columns = ["data", "model", "order", "source", *map(label, variants)]
+
+    def ours(dataset: str, model: str, order: str) -> dict[str, str]:
+        if (dataset, model, order) not in found:
+            return {"source": "ours", **dict.fromkeys(map(label, variants), NOT_RUN)}
+        rows = found[dataset, model, order].to_dict("records")
+        return {"source": f"ours, n = {rows[0]['n']}", **{label(r["variant"]): cell_text(100 * r["mean"], 100 * r["std"]) for r in rows}}
+
+    records = []
+    own = itertools.product(dict.fromkeys(table["dataset"]), dict.fromkeys(table["model"]), dict.fromkeys(table["order"]))
+    for dataset, model, order in own:
+        if (dataset, model) not in CELLS:
+            records.append({"data": dataset, "model": model, "order": order} | ours(dataset, model, order))
+    presets = {names: cell for cell, names in CELLS.items()}
+    for data, model, order in PUBLISHED:
+        head = {"data": data, "model": model, "order": order}
+        records.append(head | {"source": "published"} | published_row(data, model, order))
+        records.append(head | ours(*presets[data, model], order))
+    return pd.DataFrame(records, columns=columns).fillna("–")
+
+
+def write(table: pd.DataFrame, folder: Path) -> pd.DataFrame:
+    """Write grid.csv (fractions), grid.md and grid.tex (per cent, the paper's form); returns the latter table."""
+    table.to_csv(folder / "grid.csv", index=False, lineterminator="\n")
+    paper = paper_form(table)
+    caption = "Top-1 validation accuracy in %, mean ± standard deviation over n seeds, for every data set and model. Published: 5 seeds."
+    (folder / "grid.md").write_text(f"{paper.to_markdown(index=False, disable_numparse=True)}\n\n{caption}\n")
+    write_latex(paper, caption, "tab:grid", folder / "grid.tex")
+    return paper

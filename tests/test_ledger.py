@@ -1,0 +1,167 @@
+"""The ledger: rules decide as they say, and a figure changed by hand is found."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lsvit.claims import CLAIMS
+from lsvit.ledger import FAILS, HOLDS, NOT_REACHED, NOT_RUN, VERDICTS, Claim, Evidence, NotRun, changes, judge, markdown, stopped_holding
+from lsvit.stats import estimate
+from tests.conftest import ROOT
+
+RESULTS = ROOT / "results"
+
+
+def test_interval_is_students_t() -> None:
+    """scipy's own example of a t interval: 2.776 = t(0.975, 4 df)."""
+    values = [1.0, 2.0, 3.0, 4.0, 5.0]
+    found = estimate(values)
+    half = 2.7764451 * math.sqrt(2.5) / math.sqrt(5)
+    assert found.mean == 3
+    assert found.std == pytest.approx(math.sqrt(2.5))
+    assert (found.low, found.high) == pytest.approx((3 - half, 3 + half))
+    assert math.isnan(estimate([1.0]).low)
+    assert estimate([2.0, 2.0])[3:] == (2, 2)
+
+
+def test_interval_covers_as_often_as_it_says() -> None:
+    """2,000 sets of five normal values: 95 % of the intervals hold the mean, standard deviation of the share 0.005."""
+    rng = np.random.default_rng(0)
+    found = [estimate(rng.normal(size=5)) for _ in range(2000)]
+    assert abs(np.mean([e.low <= 0 <= e.high for e in found]) - 0.95) < 4 * 0.005
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([6, 6.1, 5.9], HOLDS),
+        ([4.9, 5.1, 5.3], NOT_REACHED),  # the interval includes the border of 5
+        ([2, 2.1, 1.9], NOT_REACHED),  # between 0 and 5
+        ([-2, -2.1, -1.9], FAILS),
+        ([6], NOT_RUN),
+    ],
+)
+def test_verdicts(values: list[float], verdict: str) -> None:
+    claim = Claim("c", "s", "text", "5", "it", lambda e: np.array(values), (5, math.inf), (0, math.inf), scale="small")
+    entry = claim.judge(Evidence(RESULTS))
+    assert entry["verdict"] == verdict
+    assert "above 5 points" in entry["rule"]
+    assert ("small" in entry["reason"]) == (verdict in (FAILS, NOT_REACHED))
+    assert (entry["measured"]["low"] is None) == (len(values) == 1)
+
+
+def test_a_claim_about_a_missing_variant_is_not_run() -> None:
+    def missing(e: Evidence) -> np.ndarray:
+        return e.accuracy("ls_nowhere", "arbitrary")
+
+    entry = Claim("c", "s", "t", "p", "it", missing, (0, 1)).judge(Evidence(RESULTS))
+    assert entry["verdict"] == NOT_RUN
+    assert "ls-nowhere, arbitrary is not among the results" in entry["reason"]
+    with pytest.raises(NotRun, match="none of the paper's cells"):
+        Evidence(RESULTS).published_cell()
+
+
+def test_figures_of_the_papers_cells_are_compared_there(tmp_path: Path) -> None:
+    """On one of the paper's cells a row of Table 1 is judged against the published figure of that cell."""
+    shutil.copytree(RESULTS, tmp_path / "results")
+    cell = json.loads((RESULTS / "cell.json").read_text()) | {"dataset": "imagenet", "model": "vit_b16"}
+    (tmp_path / "results" / "cell.json").write_text(json.dumps(cell))
+    found = {entry["id"]: entry for entry in judge(tmp_path / "results", CLAIMS)["claims"]}
+    entry = found["table1.baseline.sequential"]
+    difference = entry["measured"]["mean"] - 82.61
+    half = entry["measured"]["mean"] - entry["measured"]["low"]
+    assert entry["verdict"] == (HOLDS if abs(difference) + half <= 2 else FAILS if abs(difference) - half > 2 else NOT_REACHED)
+    assert found["table1.baseline.arbitrary"]["verdict"] == FAILS  # a micro model is no ViT-B/16
+
+
+def test_the_committed_ledger() -> None:
+    """What the ledger promises: every verdict known, measured or with a reason, the counts of seeds and orders beside it."""
+    found = json.loads((RESULTS / "claims.json").read_text())
+    entries = found["claims"]
+    assert [entry["id"] for entry in entries] == [claim.id for claim in CLAIMS]
+    assert len({entry["id"] for entry in entries}) == len(entries) >= 20
+    for entry in entries:
+        assert entry["verdict"] in VERDICTS
+        assert entry["reason"] or entry["verdict"] in (HOLDS, FAILS)
+        if entry["verdict"] != NOT_RUN:
+            assert entry["measured"]["low"] <= entry["measured"]["mean"] <= entry["measured"]["high"]
+            assert entry["measured"]["n"] == len(found["seeds"])
+    page = (RESULTS / "claims.md").read_text()
+    assert page == markdown(found)
+    assert all(f"| {entry['id']} |" in page for entry in entries)
+
+
+def test_ledgers_are_compared() -> None:
+    found = judge(RESULTS, CLAIMS)
+    assert changes(found, found) == []
+    other = json.loads(json.dumps(found))
+    held = next(entry for entry in other["claims"] if entry["verdict"] == HOLDS)
+    held["verdict"] = FAILS
+    assert changes(found, other) == [held["id"]]
+    assert stopped_holding(other, found) == [f"{held['id']}: held in the committed ledger, now: does not hold"]
+    assert stopped_holding(found, other) == []
+    other["dataset"] = "another"
+    assert stopped_holding(other, found) == []  # another cell says nothing about this one
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A fresh clone of the last commit: a user's own run may have changed the working tree."""
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "clone")], check=True)
+    return tmp_path / "clone"
+
+
+def claims(folder: Path) -> tuple[int, str, str]:
+    done = subprocess.run([sys.executable, "-m", "lsvit.cli", "claims"], cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_command_on_a_fresh_clone(clone: Path) -> None:
+    code, shown, errors = claims(clone)
+    assert (code, errors) == (0, "")
+    assert "s4.1.collapse" in shown
+    assert re.search(r"\d+ claims: \d+ holds", shown)
+
+
+def test_a_figure_changed_by_hand_fails_the_check(clone: Path) -> None:
+    for name in ("prune_eval.csv", "table1.csv", "figure1.csv", "analysis.json", "samplers.csv"):
+        path = clone / "results" / name
+        text = path.read_text()
+        digit = re.search(r"0\.\d*[1-8](?=\D)", text)
+        assert digit
+        end = digit.end() - 1
+        path.write_text(f"{text[:end]}{int(text[end]) + 1}{text[digit.end() :]}")
+        code, _, errors = claims(clone)
+        assert code == 1
+        assert f"error: results/{name}: modified since its stage wrote it" in errors
+        path.write_text(text)
+
+
+def test_a_verdict_changed_by_hand_fails_the_check(clone: Path) -> None:
+    path = clone / "results" / "claims.json"
+    path.write_text(path.read_text().replace('"verdict": "does not hold"', '"verdict": "holds"', 1))
+    code, _, errors = claims(clone)
+    assert code == 1
+    assert "not what the result files give" in errors
+
+
+def test_a_claim_that_stopped_holding_fails_the_check(clone: Path) -> None:
+    """As after a run that went another way: result files, ledger and lock agree, but the committed ledger said otherwise."""
+    path = clone / "results" / "claims.json"
+    ledger = json.loads(path.read_text())
+    fallen = next(entry for entry in ledger["claims"] if entry["verdict"] == FAILS)
+    fallen["verdict"] = HOLDS
+    path.write_text(json.dumps(ledger, indent=1) + "\n")
+    identity = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
+    subprocess.run(["git", *identity, "commit", "-qam", "a ledger in which it held"], cwd=clone, check=True)
+    subprocess.run(["git", "checkout", "-q", "HEAD~1", "--", "results"], cwd=clone, check=True)
+    code, _, errors = claims(clone)
+    assert code == 1
+    assert errors == f"error: {fallen['id']}: held in the committed ledger, now: does not hold\n"
