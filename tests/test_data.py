@@ -42,6 +42,34 @@ def test_limits(raw: Path, tmp_path: Path) -> None:
         prepare("bars", EMBEDDED.model_copy(update={"train": 97}), raw, tmp_path / "more")
 
 
+def test_held_out_images_are_taken_from_the_training_set_alone(raw: Path, tmp_path: Path) -> None:
+    whole = prepare("bars", EMBEDDED, raw, tmp_path / "whole")
+    meta = prepare("bars", EMBEDDED.model_copy(update={"heldout": 16}), raw, tmp_path / "out")
+    assert meta["counts"] == {"train": 80, "heldout": 16, "validation": 40}
+    assert meta["sha256"] != whole["sha256"]
+    images = {split: np.load(tmp_path / "out" / f"{split}_images.npy") for split in meta["counts"]}
+    everything = np.load(tmp_path / "whole" / "train_images.npy")
+    parts = np.concatenate([images["train"], images["heldout"]])
+    assert sorted(image.tobytes() for image in parts) == sorted(image.tobytes() for image in everything)  # each once
+    assert np.array_equal(images["validation"], np.load(tmp_path / "whole" / "validation_images.npy"))
+    again = prepare("bars", EMBEDDED.model_copy(update={"heldout": 16}), raw, tmp_path / "again")
+    assert again == meta
+    with pytest.raises(UserError, match=r"datasets\.bars\.heldout: found 96, accepted: fewer than the 96 training images"):
+        prepare("bars", EMBEDDED.model_copy(update={"heldout": 96}), raw, tmp_path / "none")
+
+
+def test_digits(tmp_path: Path) -> None:
+    """The second set of embedded size: every image once, every class in the same share."""
+    meta = prepare("digits", DatasetPreset(source="digits"), tmp_path, tmp_path / "out")
+    assert meta["counts"] == {"train": 1437, "validation": 360}
+    assert meta["image_shape"] == [8, 8]
+    assert meta["classes"] == [str(digit) for digit in range(10)]
+    labels = [np.load(tmp_path / "out" / f"{split}_labels.npy") for split in meta["counts"]]
+    shares = [np.bincount(part) / len(part) for part in labels]
+    assert np.abs(shares[0] - shares[1]).max() < 0.003
+    assert np.load(tmp_path / "out" / "train_images.npy").max() == 255
+
+
 def _truncate(raw: Path) -> None:
     (raw / IMAGES).write_bytes((raw / IMAGES).read_bytes()[:-100])
 

@@ -48,7 +48,16 @@ WRONG: list[tuple[str, Any, list[str]]] = [
     ("models.vit_b16.finetune.lr", -1, ["models.vit_b16.finetune.lr", "-1"]),
     ("variants.ls.route", "arbitary", ["variants.ls.route", "'arbitary'", "did you mean 'arbitrary'?"]),
     ("variants.layerdrop.route", {"drop": 1.5}, ["variants.layerdrop.route", "{'drop': 1.5}", "0 <= p < 1"]),
-    ("variants.layerdrop.route", {"skip": 0.1}, ["variants.layerdrop.route", "{drop: p}"]),
+    ("variants.layerdrop.route", {"skip": 0.1}, ["variants.layerdrop.route", "{'skip': 0.1}", "{skip: [layers]}"]),
+    ("variants.layerdrop.route", {"drp": 0.1}, ["variants.layerdrop.route", "{drop: p}", "did you mean 'drop'?"]),
+    ("variants.ls.per", "image", ["variants.ls.per", "'image'", "sample"]),
+    ("variants.ls.route", {"fix_first": 13}, ["ls.route", "13", "at most 12"]),
+    ("variants.refit_3.route", {"order": [0, 3]}, ["refit_3.route", "3", "at most 2"]),
+    ("prune_eval.samplers", ["backwards"], ["prune_eval.samplers.0", "'backwards'", "reversed"]),
+    ("prune_eval.samplers", [{"swap": 67}], ["prune_eval.samplers: swap 67", "at most 66"]),
+    ("prune_eval.per", "order", ["prune_eval.per", "'order'", "sample", "pass", "batch"]),
+    ("protocol", "held_out", ["protocol", "'held_out'", "did you mean 'heldout'?"]),
+    ("datasets.fashion_mnist_10k.heldout", 0, ["datasets.fashion_mnist_10k.heldout", "0"]),
     ("variants.ls_pred.position.predict.token", "first", ["variants.ls_pred.position.predict.token", "'first'", "class_token"]),
     ("variants.a-b", {"route": "sequential"}, ["variants", "'a-b'"]),
     ("variants.pretrained", {"route": "sequential"}, ["variants", "'pretrained'"]),
@@ -183,3 +192,21 @@ def test_every_preset_resolves(content: dict[str, Any], tmp_path: Path, section:
         for dataset in content["datasets"]:
             changed = copy.deepcopy(content) | {"model": model}
             assert load(write(changed, tmp_path / "params.yaml", "dataset", dataset)).resolve(section)
+
+
+def test_protocol_heldout_needs_held_out_images(content: dict[str, Any], tmp_path: Path) -> None:
+    changed = content | {"protocol": "heldout"}
+    changed["datasets"] = changed["datasets"] | {"fashion_mnist_10k": {"source": "embedded"}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
+    with pytest.raises(UserError, match=r"protocol: found 'heldout', accepted: paper .*datasets\.fashion_mnist_10k\.heldout"):
+        load(tmp_path / "params.yaml")
+
+
+def test_held_out_images_leave_some_to_train_on(content: dict[str, Any], tmp_path: Path) -> None:
+    changed = content | {"dataset": "fashion_mnist_tiny"}
+    tiny = changed["datasets"]["fashion_mnist_tiny"]
+    for heldout, key in ((512, r"datasets\.fashion_mnist_tiny\.heldout"), (450, r"pretrain\.batch_size: found 128, accepted: at most 62")):
+        changed["datasets"] = changed["datasets"] | {"fashion_mnist_tiny": tiny | {"heldout": heldout}}
+        (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
+        with pytest.raises(UserError, match=key):
+            load(tmp_path / "params.yaml")

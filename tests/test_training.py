@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from lsvit.data import sha256
+from lsvit.data import prepare, sha256
 from lsvit.errors import UserError
-from lsvit.jobs import FINAL, HISTORY, WEIGHTS, Row, TrainConfig, gather_trainings, kept_epoch
+from lsvit.jobs import FINAL, HISTORY, WEIGHTS, Row, TrainConfig, gather_trainings, kept_epoch, starting_weights, weights_file
 from lsvit.losses import position_hits, position_loss
 from lsvit.models import RoutedModel
-from lsvit.params import Optimisation
-from lsvit.training import CHECKPOINT, fetch, make_optimizer, make_scheduler, train, validation_routes
+from lsvit.params import DatasetPreset, Optimisation
+from lsvit.runs import open_model, open_split
+from lsvit.training import CHECKPOINT, fetch, make_optimizer, make_scheduler, train, validate, validation_routes
 
 Config = Callable[..., TrainConfig]
 
@@ -223,3 +224,58 @@ def test_trains_on_cuda(train_config: Config, prepared: Path, tmp_path: Path) ->
     config = train_config(epochs=2, precision="bf16").model_copy(update={"device": "cuda"})
     rows = run(config, prepared, tmp_path / "cuda")
     assert rows[1]["train/loss"] < rows[0]["train/loss"]
+
+
+def test_an_order_a_sample(train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`per: sample` draws a route for every sample of a batch, and trains to other weights than `per: batch`."""
+    seen: list[torch.Tensor] = []
+    forward = RoutedModel.forward
+
+    def spy(self: RoutedModel, images: torch.Tensor, route: Any = None, taps: Any = ()) -> torch.Tensor:
+        if isinstance(route, torch.Tensor):
+            seen.append(route)
+        return forward(self, images, route, taps)
+
+    monkeypatch.setattr(RoutedModel, "forward", spy)
+    base = train_config(position={"predict": {}}, epochs=1)
+    config = base.model_copy(update={"variant": base.variant.model_copy(update={"per": "sample"})})
+    run(config, prepared, tmp_path / "sample")
+    assert [tuple(route.shape) for route in seen] == [(32, 4)] * 3
+    assert all((route.sort(dim=1).values == torch.arange(4)).all() for route in seen)
+    assert len({tuple(row) for row in torch.cat(seen).tolist()}) > 12
+    run(base, prepared, tmp_path / "batch")
+    assert outcome(tmp_path / "sample") != outcome(tmp_path / "batch")
+    run(config, prepared, tmp_path / "again")
+    assert outcome(tmp_path / "again") == outcome(tmp_path / "sample")
+
+
+def test_layer_drop_a_sample(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    """Routes of different lengths in one batch, with both position parts."""
+    base = train_config(route={"drop": 0.5, "schedule": "linear"}, position={"encode": {}, "predict": {}}, epochs=2)
+    rows = run(base.model_copy(update={"variant": base.variant.model_copy(update={"per": "sample"})}), prepared, tmp_path / "run")
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+
+
+def test_two_protocols_keep_two_epochs(train_config: Config, raw: Path, tmp_path: Path) -> None:
+    """Validation images choose one epoch, held-out training images another; both weights are kept, each from its epoch."""
+    prepare("bars", DatasetPreset(source="embedded", heldout=16), raw, tmp_path / "data")
+    config = train_config(epochs=12, lr=0.02, batch_size=16)
+    run(config, tmp_path / "data", tmp_path / "run")
+    history = json.loads((tmp_path / "run" / HISTORY).read_text())
+    kept = {judge: int(kept_epoch(history, "arbitrary", judge)["epoch"]) for judge in ("validation", "heldout")}
+    for judge, epoch in kept.items():
+        assert history[epoch - 1][f"{judge}/arbitrary/loss"] == min(row[f"{judge}/arbitrary/loss"] for row in history)
+        model = open_model(config, tmp_path / "data", tmp_path / "run" / weights_file(judge))
+        split = open_split(config, tmp_path / "data", judge, model)
+        row = validate(model, split, judge, ["arbitrary"], config)
+        assert row[f"{judge}/arbitrary/loss"] == pytest.approx(history[epoch - 1][f"{judge}/arbitrary/loss"], rel=1e-6)
+    (tmp_path / "run" / "config.json").write_text(config.model_dump_json())
+    gather_trainings({0: tmp_path / "run"}, tmp_path / "out", tmp_path / "table.csv")
+    assert {path.name for path in (tmp_path / "out" / "seed_0").glob("weights*")} == {"weights.safetensors", "weights_heldout.safetensors"}
+    assert starting_weights(tmp_path / "out").name == "weights_heldout.safetensors"
+
+
+def test_a_sampler_beyond_the_paper_is_judged_under_itself(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    run(train_config(route="reversed", epochs=2), prepared, tmp_path / "run")
+    history = json.loads((tmp_path / "run" / HISTORY).read_text())
+    assert kept_epoch(history, "reversed")["validation/trained/loss"] == min(row["validation/trained/loss"] for row in history)

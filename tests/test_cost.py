@@ -1,0 +1,306 @@
+"""What a configuration costs: FLOPs against formulas, counts against real runs, times against hand-made hardware."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
+
+from lsvit.analysis import record
+from lsvit.cli import app
+from lsvit.cost import (
+    NUM_CLASSES,
+    SIZES,
+    STEP,
+    Forward,
+    Hardware,
+    Speed,
+    Stage,
+    Work,
+    count_forward,
+    estimate,
+    format_flops,
+    format_seconds,
+    known_hardware,
+    mean_length,
+    meta_backbone,
+    paper_stages,
+    stages,
+)
+from lsvit.data import CLASSES, prepare, read_digits, read_meta
+from lsvit.errors import UserError
+from lsvit.evaluation import evaluate
+from lsvit.jobs import EvalConfig, TrainConfig, run_config
+from lsvit.models import RoutedModel, save_weights
+from lsvit.params import DatasetPreset, Encode, Finetune, ModelPreset, Params, Position, Predict, PruneEval, Variant
+from lsvit.routes import arbitrary, drop, generator
+from lsvit.runs import open_model, open_split
+from lsvit.training import train
+from tests.conftest import PICO, ROOT
+from tests.test_models import FAMILIES
+
+FLOPS = 2  # index in the counts of a Forward
+
+
+def vit(**kwargs: Any) -> ModelPreset:
+    return ModelPreset(timm="vit_tiny_patch16_224", kwargs=PICO | kwargs, weights="scratch")
+
+
+# ---- FLOPs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"patch_size": 7, "embed_dim": 64}, {"mlp_ratio": 3, "num_heads": 4}, {"img_size": 56, "in_chans": 3}]
+)
+def test_flops_of_a_vit_are_the_formulas(kwargs: dict[str, Any]) -> None:
+    preset = vit(**kwargs)
+    k = preset.kwargs
+    width, patch, hidden = k["embed_dim"], k["patch_size"], int(k["embed_dim"] * k.get("mlp_ratio", 4))
+    patches = (k["img_size"] // patch) ** 2
+    tokens = patches + 1
+    backbone = meta_backbone(preset, 10)
+    forward = count_forward(backbone, preset)
+    linear = 2 * tokens * 4 * width**2  # queries, keys, values, projection
+    attention = 2 * 2 * tokens**2 * width
+    block = linear + attention + 2 * 2 * tokens * width * hidden
+    assert forward.block[FLOPS] == block
+    assert forward.outside[FLOPS] == 2 * patches * patch**2 * k["in_chans"] * width + 2 * width * 10
+    encoding = count_forward(backbone, preset, Position(encode=Encode(dim=8)))
+    assert encoding.block[FLOPS] == block + 2 * tokens * (width + 8) * width
+    prediction = count_forward(backbone, preset, Position(predict=Predict()))
+    assert prediction.block[FLOPS] == block + 2 * width * k["depth"]
+
+
+def test_flops_of_vit_b16_are_the_known_ones() -> None:
+    """17.6 G multiply-adds at 224 px with 1000 classes."""
+    preset = ModelPreset(timm="vit_base_patch16_224", weights="scratch")
+    forward = count_forward(meta_backbone(preset, 1000), preset)
+    assert forward.run(1, 1, 12).flops == pytest.approx(35.1e9, rel=1e-3)
+    assert forward.run(1, 1, 12).flops / 2 == pytest.approx(17.58e9, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_models_blocks_cost_the_same(name: str) -> None:
+    """Outside plus a block a layer is the whole model of any family, run by timm itself."""
+    preset = ModelPreset(timm=name, kwargs={k: v for k, v in FAMILIES[name].items() if k != "num_classes"}, weights="scratch")
+    backbone = meta_backbone(preset, 7)
+    forward = count_forward(backbone, preset)
+    size = (getattr(backbone, "stem", None) or backbone.patch_embed).img_size
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        backbone.eval()(torch.empty(1, 3, *size, device="meta"))
+    assert forward.run(1, 1, forward.num_layers).flops == counter.get_total_flops() > 0
+
+
+# ---- counts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(params: Params, pico: ModelPreset) -> Params:
+    """80 training images (16 more held out), 40 validation images, a 4-layer model."""
+    options = {"batch_size": 32, "epochs": 2, "validation_batch_size": 16}
+    evaluation = {"keep": [2, 4], "orders": 3, "images": 24, "batch_size": 40, "samplers": ["arbitrary", {"swap": 2}, {"swap": 6}]}
+    variants = {
+        "ls": Variant(route="arbitrary"), "ls_pred": Variant(route="arbitrary", position=Position(predict=Predict())),
+        "layerdrop": Variant(route={"drop": 0.5}), "refit_3": Variant(route="sequential", layers=3),
+        "skip": Variant(route={"skip": [1]}), "sample": Variant(route="arbitrary", per="sample", finetune={"epochs": 1}),
+    }  # fmt: skip
+    return params.model_copy(update={
+        "dataset": "bars", "datasets": {"bars": DatasetPreset(source="embedded", train=96, validation=40, heldout=16)},
+        "model": "pico", "models": {"pico": pico}, "seeds": [0, 1], "variants": variants,
+        "pretrain": params.pretrain.model_copy(update=options), "finetune": params.finetune.model_copy(update=options | {"threads": 1}),
+        "prune_eval": params.prune_eval.model_copy(update=evaluation),
+        "analysis": params.analysis.model_copy(update={"images": 30, "layer": 2, "variants": ["ls"]}),
+    })  # fmt: skip
+
+
+class Spy:
+    """Counts what real models are asked to do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.images = {True: 0, False: 0}
+        self.batches, self.calls, self.layers = 0, 0, 0
+        forward, step = RoutedModel.forward, RoutedModel._step
+
+        def count_forward(model: RoutedModel, images: torch.Tensor, *args: Any) -> torch.Tensor:
+            self.images[model.training] += len(images)
+            self.batches += 1
+            return forward(model, images, *args)
+
+        def count_step(model: RoutedModel, before: torch.Tensor, *args: Any) -> torch.Tensor:
+            self.calls += 1
+            self.layers += len(before)
+            return step(model, before, *args)
+
+        monkeypatch.setattr(RoutedModel, "forward", count_forward)
+        monkeypatch.setattr(RoutedModel, "_step", count_step)
+
+    def check(self, job: list[Work], model: Forward, rel: float) -> None:
+        """Images are equal; operations and FLOPs are equal up to what depends on drawn routes."""
+        for training, images in self.images.items():
+            assert sum(work.images for work in job if work.training == training) == images
+        operations = self.batches * model.outside[0] + self.calls * model.block[0]
+        assert sum(work.operations for work in job) == pytest.approx(operations, rel=rel)
+        flops = sum(self.images.values()) * model.outside[FLOPS] + self.layers * model.block[FLOPS]
+        assert sum(work.flops / (STEP if work.training else 1) for work in job) == pytest.approx(flops, rel=rel)
+
+
+def job_of(params: Params, part: str, name: str, position: int = 0) -> list[Work]:
+    return next(stage.jobs[position] for stage in stages(params) if (stage.part, stage.name) == (part, name))
+
+
+@pytest.fixture
+def bars(raw: Path, tmp_path: Path, small: Params) -> Path:
+    prepare("bars", small.dataset_preset, raw, tmp_path / "prepared")
+    return tmp_path / "prepared"
+
+
+@pytest.mark.parametrize("name", ["baseline", "ls", "ls_pred", "layerdrop", "refit_3", "skip", "sample"])
+def test_counts_of_a_training_are_those_of_a_real_one(
+    name: str, small: Params, bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = small.all_variants[name]
+    run = run_config(small, name, variant, read_meta(bars)["sha256"], None)
+    model = count_forward(meta_backbone(small.model_preset, NUM_CLASSES), small.model_preset, variant.position)
+    job, spy = job_of(small, "finetune", name), Spy(monkeypatch)
+    train(TrainConfig(**run, options=small.resolve(Finetune, name), seed=0), bars, None, tmp_path, lambda row: None)
+    drawn = {"layerdrop": 0.3, "sample": 0.03}
+    spy.check(job, model, drawn.get(name, 1e-9))
+
+
+@pytest.mark.parametrize("name", ["ls", "refit_3"])
+@pytest.mark.parametrize("per", ["pass", "batch", "sample"])
+def test_counts_of_an_evaluation_are_those_of_a_real_one(
+    per: str, name: str, small: Params, bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = small.model_copy(update={"prune_eval": small.prune_eval.model_copy(update={"per": per})})
+    run = run_config(small, name, small.variants[name], read_meta(bars)["sha256"], None)
+    config = EvalConfig(**run, options=small.resolve(PruneEval), precision="fp32")
+    save_weights(open_model(config, bars, None), tmp_path / "weights.safetensors")
+    model = count_forward(meta_backbone(small.model_preset, NUM_CLASSES), small.model_preset)
+    first = list(small.all_variants).index(name) * len(small.seeds) * 2  # two protocols
+    job, spy = job_of(small, "prune-eval", "", first), Spy(monkeypatch)
+    evaluate(config, bars, tmp_path / "weights.safetensors", tmp_path, lambda event: None)
+    spy.check(job, model, 0.05)
+
+
+def test_counts_of_the_analysis_are_those_of_a_real_one(small: Params, bars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_config(small, "ls", small.variants["ls"], read_meta(bars)["sha256"], None)
+    config = EvalConfig(**run, options=small.resolve(PruneEval), precision="fp32")
+    model = open_model(config, bars, None)
+    routes = np.array([arbitrary(generator("analysis", 0, i), model.num_layers) for i in range(30)])
+    counted = count_forward(meta_backbone(small.model_preset, NUM_CLASSES), small.model_preset)
+    job, spy = job_of(small, "analysis", "", 1), Spy(monkeypatch)
+    record(model, open_split(config, bars, "validation", model), np.arange(30), routes, 2)
+    spy.check(job, counted, 1e-9)
+
+
+def test_stages_and_their_jobs(small: Params) -> None:
+    found = {f"{stage.part} {stage.name}".strip(): len(stage.jobs) for stage in stages(small)}
+    trained = {f"finetune {name}": 2 for name in small.all_variants}
+    assert found == {"pretrain": 1, **trained, "prune-eval": 7 * 2 * 2, "analysis": 1 + 2}  # an epoch a protocol is evaluated
+    no_heldout = {"datasets": {"bars": small.dataset_preset.model_copy(update={"heldout": None})}}
+    assert {stage.part: len(stage.jobs) for stage in stages(small.model_copy(update=no_heldout))}["prune-eval"] == 7 * 2
+    hub = {"models": {"pico": small.model_preset.model_copy(update={"weights": "hub"})}}  # counted without the weights
+    assert stages(small.model_copy(update=hub))[0].name == "baseline"
+
+
+def test_a_value_that_does_not_fit_the_model_is_refused(small: Params) -> None:
+    wrong = small.model_copy(update={"prune_eval": small.prune_eval.model_copy(update={"keep": [5]})})
+    with pytest.raises(UserError, match=r"prune_eval\.keep: found 5, accepted: at most 4"):
+        stages(wrong)
+
+
+@pytest.mark.parametrize("spec", [{"drop": 0.3}, {"drop": 0.6, "schedule": "linear"}, "arbitrary", {"skip": [0, 2]}, {"order": [1, 1, 0]}])
+def test_mean_length_of_routes(spec: Any) -> None:
+    if "drop" in spec:
+        draw = drop(spec["drop"], spec.get("schedule", "constant"))
+        rng = generator("samples", 1)
+        assert mean_length(spec, 12) == pytest.approx(np.mean([len(draw(rng, 12)) for _ in range(4000)]), rel=0.02)
+    else:
+        assert mean_length(spec, 12) == {"arbitrary": 12, "skip": 10, "order": 3}[spec if isinstance(spec, str) else next(iter(spec))]
+
+
+def test_sizes_of_data_sets() -> None:
+    assert set(SIZES) == set(get_args(DatasetPreset.model_fields["source"].annotation))
+    digits = read_digits()
+    assert SIZES["digits"] == (len(digits["train"].labels), len(digits["validation"].labels))
+    assert len(CLASSES) == NUM_CLASSES == len(np.unique(digits["train"].labels))
+
+
+# ---- time -------------------------------------------------------------------------------------------------------------
+
+
+def hardware(**kwargs: Any) -> Hardware:
+    speed = Speed(overhead=0.5, element=0.25, rate=10)
+    return Hardware(training=speed, evaluation=Speed(overhead=0, element=0, rate=1), source="a test", **kwargs)
+
+
+def test_seconds_and_processes_side_by_side() -> None:
+    training, evaluation = Work(True, 1, 2, 4, 10), Work(False, 1, 9, 9, 7)
+    assert training.seconds(hardware()) == 2 * 0.5 + 4 * 0.25 + 10 / 10
+    assert evaluation.seconds(hardware()) == 7
+    stage = Stage("finetune", "", [[training, evaluation]] * 5)
+    assert stage.time(hardware(cores=2)) == {"sum": 50, "wall": 30}  # two, two, one
+    assert stage.time(hardware(gpus=1, cores=16)) == {"sum": 50, "wall": 50}
+    assert stage._replace(threads=4).time(hardware(cores=2)) == {"sum": 50, "wall": 50}
+    mixed = Stage("prune-eval", "", [[Work(False, 1, 0, 0, seconds)] for seconds in (5, 1, 1, 1)])
+    assert mixed.time(hardware(cores=2)) == {"sum": 8, "wall": 5}
+
+
+def test_the_papers_trainings(params: Params) -> None:
+    """Counts of section 4; 20 ImageNet epochs of a ViT-B/16 take 7 hours of training on the paper's own hardware."""
+    paper = {(stage.part, stage.name): stage for stage in paper_stages(params)}
+    assert len(paper) == 16
+    assert {len(stage.jobs) for stage in paper.values()} == {5}
+    for (part, name), stage in paper.items():
+        train_images, validation = (1_281_167, 50_000) if "ImageNet" in part else (50_000, 10_000)
+        epochs = ({"baseline": 1}.get(name, 20)) if "ImageNet" in part else ({"baseline": 20}.get(name, 100))
+        assert sum(work.images for work in stage.jobs[0] if work.training) == epochs * (train_images // 128) * 128
+        assert sum(work.images for work in stage.jobs[0] if not work.training) == epochs * 2 * validation
+    h100 = next(hardware for name, hardware in known_hardware(ROOT / "benchmarks" / "cost.json").items() if "from the paper" in name)
+    work = [work for work in paper["ImageNet, ViT-B/16", "LS"].jobs[0] if work.training]
+    assert sum(each.seconds(h100) for each in work) == pytest.approx(7 * 3600, rel=0.01)
+    assert h100.training == h100.evaluation
+    assert h100.gpus == 1
+
+
+def test_an_estimate_adds_up(small: Params) -> None:
+    estimated = estimate(small, {"one": hardware(cores=2), "other": hardware(gpus=1)})
+    *rows, total = estimated["stages"]
+    for key in ("trainings", "training_images", "validation_images", "evaluation_images", "flops"):
+        assert total[key] == pytest.approx(sum(row[key] for row in rows))
+    assert total["trainings"] == 1 + 2 * 7
+    assert total["seconds"]["one"]["wall"] == pytest.approx(sum(row["seconds"]["one"]["wall"] for row in rows))
+    assert total["seconds"]["other"]["wall"] == pytest.approx(total["seconds"]["other"]["sum"])
+    assert "paper" in estimated["notes"][-1]
+
+
+def test_numbers_are_readable() -> None:
+    assert [format_flops(flops) for flops in (0, 999, 1e9, 35.13e9, 1.39e19)] == ["0", "999", "1 G", "35.1 G", "13.9 E"]
+    assert [format_seconds(s) for s in (0.04, 119, 150, 7 * 3600, 3e6)] == ["0.0 s", "119.0 s", "2.5 min", "7.0 h", "34.7 d"]
+
+
+# ---- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_needs_no_data_and_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    with pytest.raises(UserError, match=r"not found; `python benchmarks/cost\.py` makes it"):
+        CliRunner().invoke(app, ["cost"], catch_exceptions=False)
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "cost.json").write_text("{")
+    with pytest.raises(UserError, match="make it anew"):
+        CliRunner().invoke(app, ["cost"], catch_exceptions=False)
+    shutil.copy(ROOT / "benchmarks" / "cost.json", tmp_path / "benchmarks")
+    printed = CliRunner().invoke(app, ["cost"], catch_exceptions=False).stdout
+    for words in ("params.yaml", "The paper's four cells", "ImageNet, ViT-B/16", "(1) sum", "(1) wall", "NVIDIA H100 80GB (from the paper"):
+        assert words in printed
+    rows = json.loads(CliRunner().invoke(app, ["cost", "--json"], catch_exceptions=False).stdout)
+    assert rows["stages"][-1]["part"] == "total"
+    assert {path.name for path in tmp_path.iterdir()} == {"params.yaml", "benchmarks"}
