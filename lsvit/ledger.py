@@ -123,7 +123,8 @@ class Claim:
     def judge(self, evidence: Evidence) -> dict[str, Any]:
         """The ledger entry: the claim, what was measured, the verdict and its reason."""
         evidence.orders = []
-        entry: dict[str, Any] = {"id": self.id, "source": self.source, "claim": self.text, "published": self.published, "rule": self.rule}
+        entry: dict[str, Any] = {"id": self.id, "source": self.source, "claim": self.text, "published": self.published,
+                                 "quantity": self.quantity, "rule": self.rule}  # fmt: skip
         value, verdict, reason = None, NOT_RUN, ""
         try:
             found = estimate(self.measure(evidence))
@@ -189,13 +190,14 @@ def markdown(found: dict[str, Any]) -> str:
         "# Claims", "",
         f"Data set {found['dataset']}, model {found['model']}, protocol {found['protocol']}, {len(found['seeds'])} seeds. "
         f"Measured: mean and {found['interval']}. {_count(found)}.", "",
-        "| id | claim | published | measured | orders | verdict |", "|:--|:--|:--|:--|:--|:--|",
+        "| id | claim | published | what is measured | value | orders | verdict |", "|:--|:--|:--|:--|:--|:--|:--|",
     ]  # fmt: skip
     for entry in found["claims"]:
         orders = entry["orders"]
         shown = "–" if orders is None else f"{orders['min']}" if orders["min"] == orders["max"] else f"{orders['min']} to {orders['max']}"
         verdict = f"**{entry['verdict']}**" + (f": {entry['reason']}" if entry["reason"] else "")
-        lines.append(f"| {entry['id']} | {entry['claim']} | {entry['published']} | {show_value(entry)} | {shown} | {verdict} |")
+        cells = (entry["id"], entry["claim"], entry["published"], entry["quantity"], show_value(entry), shown, verdict)
+        lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Rules", ""] + [f"- `{entry['id']}` ({entry['source']}): {entry['rule']}." for entry in found["claims"]]
     return "\n".join(lines) + "\n"
 

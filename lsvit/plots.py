@@ -74,12 +74,12 @@ class Figures:
         text = f"Accuracy with k layers kept, executed in {orders}. "
         text += f"Mean over {shown['n'].max():.0f} seeds; bars: standard deviation over the seeds"
         if len(pruned):
-            text += f". Pruned cells: {count_orders(pruned)} random routes each, the same for every model"
+            text += f". Pruned cells: {count_orders(pruned, 'random routes')} each, the same for every model"
             if pruned["std_orders"].notna().any():
                 low, high = 100 * pruned["std_orders"].min(), 100 * pruned["std_orders"].max()
                 text += f"; the standard deviation over routes is {low:.1f} to {high:.1f} points"
         full = shown[shown["full"] & ~shown["variant"].str.startswith("refit")]
-        text += f". All layers: {count_orders(full)} order{'s' if full['orders'].max() > 1 else ''}, {full['images'].max():.0f} images"
+        text += f". All layers: {count_orders(full, 'orders' if full['orders'].max() > 1 else 'order')}, {full['images'].max():.0f} images"
         if len(refits):
             text += f". refit-k: trained as a k-layer model; {', '.join(f'k = {c.keep}: {c.orders}' for c in refits.itertuples())} orders"
         return text + "."

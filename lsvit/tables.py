@@ -182,7 +182,7 @@ def table_caption(cells: pd.DataFrame) -> str:
     few = arbitrary[arbitrary["orders"] < arbitrary["orders"].max()]
     text = (
         f"Top-1 validation accuracy in %, mean ± standard deviation over {_range(full['n'])} seeds, "
-        f"{_range(full['images'])} validation images; arbitrary order: mean over {count_orders(arbitrary)} random orders"
+        f"{_range(full['images'])} validation images; arbitrary order: mean over {count_orders(arbitrary, 'random orders')}"
     )
     text += "".join(f" ({label(c['variant'])}: all {c['orders']:.0f} there are)" for c in few.to_dict("records"))
     positions = arbitrary.dropna(subset="position_accuracy")
@@ -194,10 +194,10 @@ def table_caption(cells: pd.DataFrame) -> str:
     return text + ". Published: 5 seeds."
 
 
-def count_orders(cells: pd.DataFrame) -> str:
-    """How many orders a cell's mean is over: "20", or "2000 (one an image)"."""
+def count_orders(cells: pd.DataFrame, noun: str) -> str:
+    """How many orders a cell's mean is over: "20 random orders", or "2000 random orders (one an image)"."""
     most = cells.loc[cells["orders"].idxmax()]
-    return f"{most['orders']:.0f}{' (one an image)' if 1 < most['orders'] == most['images'] else ''}"
+    return f"{most['orders']:.0f} {noun}{' (one an image)' if 1 < most['orders'] == most['images'] else ''}"
 
 
 def _range(values: pd.Series) -> str:
