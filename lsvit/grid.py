@@ -56,11 +56,12 @@ def paper_form(table: pd.DataFrame) -> pd.DataFrame:
         rows = found[dataset, model, order].to_dict("records")
         return {"source": f"ours, n = {rows[0]['n']}", **{label(r["variant"]): cell_text(100 * r["mean"], 100 * r["std"]) for r in rows}}
 
-    records = []
-    own = itertools.product(dict.fromkeys(table["dataset"]), dict.fromkeys(table["model"]), dict.fromkeys(table["order"]))
-    for dataset, model, order in own:
-        if (dataset, model) not in CELLS:
-            records.append({"data": dataset, "model": model, "order": order} | ours(dataset, model, order))
+    own = [cell for cell in dict.fromkeys(zip(table["dataset"], table["model"], strict=True)) if cell not in CELLS]
+    datasets, models = (dict.fromkeys(names) for names in zip(*own, strict=True)) if own else ((), ())
+    records = [
+        {"data": dataset, "model": model, "order": order} | ours(dataset, model, order)
+        for dataset, model, order in itertools.product(datasets, models, dict.fromkeys(table["order"]))
+    ]
     presets = {names: cell for cell, names in CELLS.items()}
     for data, model, order in PUBLISHED:
         head = {"data": data, "model": model, "order": order}
