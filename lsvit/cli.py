@@ -58,7 +58,8 @@ def claims() -> None:
     problems = edited()
     differing = changes(judge(results, CLAIMS), found)
     if differing:
-        problems.append(f"{results / 'claims.json'}: not what the result files give for {', '.join(differing)}; `dvc repro` writes it anew")
+        which = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
+        problems.append(f"{results / 'claims.json'}: not what the result files give for {which}; `dvc repro` writes it anew")
     committed = subprocess.run(["git", "show", f"HEAD:{results / 'claims.json'}"], capture_output=True, text=True, check=False)
     if committed.returncode == 0:
         problems += stopped_holding(found, json.loads(committed.stdout))
