@@ -11,12 +11,13 @@ import torch
 from lsvit.data import Split
 from lsvit.jobs import EVALUATION_ROWS, SAMPLER_ROWS, EvalConfig
 from lsvit.models import RoutedModel
-from lsvit.params import PruneEval
 from lsvit.routes import (
     ORDERS,
     Order,
     Route,
     Sampler,
+    Spec,
+    count_routes,
     evaluation_routes,
     generator,
     kendall_distance,
@@ -46,9 +47,12 @@ def kept_layers(keep: int, order: Order) -> Sampler:
     return draw
 
 
-def evaluate_cell(
-    model: RoutedModel, whole: Split, part: Split, keep: int, order: Order, options: PruneEval, precision: str
-) -> list[tuple]:  # fmt: skip
+def _generator(config: EvalConfig, model: RoutedModel) -> np.random.Generator:
+    """Of a pass with a route a sample: the same for all variants (paired), another for every seed (its spread counts the routes')."""
+    return generator("samples", config.options.seed, config.seed, model.num_layers)
+
+
+def evaluate_cell(model: RoutedModel, whole: Split, part: Split, keep: int, order: Order, config: EvalConfig) -> list[tuple]:
     """Rows of one cell: accuracy along single routes (one row each) and along many in one pass (one row).
 
     Where at most `orders` routes exist, a row for each, on all images. Else, under ``per: sample``, one pass over all images
@@ -56,9 +60,9 @@ def evaluate_cell(
     over orders. Under ``per: pass`` those routes give both; under ``per: batch`` (the published code's reading) there is one
     pass with a route a batch. All layers use all images throughout.
     """
-    routes = evaluation_routes(model.num_layers, keep, order, options.orders + 1, options.seed)
-    exhaustive = len(routes) <= options.orders
-    routes = routes[: options.orders]
+    options, precision = config.options, config.precision
+    routes = evaluation_routes(model.num_layers, keep, order, options.orders, options.seed)
+    exhaustive = count_routes(model.num_layers, keep, order) <= options.orders
     split = whole if exhaustive or (options.per != "sample" and keep == model.num_layers) else part
     passes: list[tuple[str, int, Split, Score]] = []
     if options.per == "batch" and not exhaustive:
@@ -71,8 +75,7 @@ def evaluate_cell(
     std_images = torch.stack([result.correct for *_, result in passes]).double().mean(0).std().item()
     rows = [(keep, order, name, count, len(images), *_numbers(result), std_images) for name, count, images, result in passes]
     if options.per == "sample" and not exhaustive:
-        rng = generator("samples", options.seed, keep, ORDERS.index(order))
-        table = per_sample(kept_layers(keep, order), rng, model.num_layers, len(whole))
+        table = per_sample(kept_layers(keep, order), _generator(config, model), model.num_layers, len(whole))
         result = score(model, whole, torch.from_numpy(table), options.batch_size, precision)
         name = f"{len(whole)} routes, one a sample"
         rows.append((keep, order, name, len(whole), len(whole), *_numbers(result), result.correct.double().std().item()))
@@ -87,12 +90,11 @@ def _numbers(result: Score) -> tuple[float, float, float | None]:
     return result.accuracy, result.loss, result.position_accuracy
 
 
-def evaluate_sampler(model: RoutedModel, split: Split, spec: str | dict, options: PruneEval, precision: str) -> tuple:
-    """One row: a pass in which every image runs along a route of its own, the same routes for every model of this depth."""
-    rng = generator("samples", options.seed, model.num_layers)
-    routes = per_sample(make_sampler(spec), rng, model.num_layers, len(split))
+def evaluate_sampler(model: RoutedModel, split: Split, spec: Spec, config: EvalConfig) -> tuple:
+    """One row: a pass in which every image runs along a route of its own."""
+    routes = per_sample(make_sampler(spec), _generator(config, model), model.num_layers, len(split))
     layers = [tuple(route[route >= 0].tolist()) for route in routes]
-    result = score(model, split, torch.from_numpy(routes), options.batch_size, precision)
+    result = score(model, split, torch.from_numpy(routes), config.options.batch_size, config.precision)
     distance, length = (np.mean(list(map(f, layers))).item() for f in (kendall_distance, len))
     numbers = (round(value, 6) for value in (result.accuracy, result.loss))
     return (sampler_name(spec), round(distance, 3), round(length, 3), len(split), *numbers)
@@ -111,10 +113,10 @@ def evaluate(config: EvalConfig, data: Path, weights: Path, folder: Path, report
     rows = []
     for keep in cells(model.num_layers, config):
         for order in ORDERS:
-            rows += evaluate_cell(model, whole, part, keep, order, options, config.precision)
+            rows += evaluate_cell(model, whole, part, keep, order, config)
         report({"cell": f"{keep} layers kept"})
     fitting = [spec for spec in options.samplers if limit(spec, model.num_layers) is None]
-    sampled = [evaluate_sampler(model, whole, spec, options, config.precision) for spec in fitting]
+    sampled = [evaluate_sampler(model, whole, spec, config) for spec in fitting]
     report({"cell": f"{len(sampled)} samplers"})
     _write(folder / EVALUATION_ROWS, [COLUMNS, *rows])
     _write(folder / SAMPLER_ROWS, [SAMPLER_COLUMNS, *sampled])

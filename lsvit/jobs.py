@@ -37,8 +37,9 @@ class TrainConfig(RunConfig):
 
 
 class EvalConfig(RunConfig):
-    """One evaluation."""
+    """One evaluation; `seed` is the training's, so that every seed is evaluated on routes of its own."""
 
+    seed: int
     options: PruneEval
     precision: str
 
@@ -86,10 +87,10 @@ def kept_epoch(history: list[Row], route: Spec, judge: str = "validation") -> Ro
     return min(reversed(history), key=lambda row: row[f"{judge}/{training_order(route)}/loss"])
 
 
-def gather_trainings(folders: dict[int, Path], out: Path, table: Path) -> None:
+def gather_trainings(folders: dict[int, Path], out: Path, table: Path, judge: str = "validation") -> None:
     """Copy finished trainings, by seed, to `out/seed_<n>/`, add `final.json`, and write all epochs to one CSV table.
 
-    `final.json` holds the validation metrics of the epoch that the validation images chose.
+    `final.json` holds the validation metrics of the epoch that the judging split chose.
     """
     rows: list[dict[str, Any]] = []
     for seed, folder in folders.items():
@@ -99,7 +100,7 @@ def gather_trainings(folders: dict[int, Path], out: Path, table: Path) -> None:
             shutil.copyfile(path, target / path.name)
         history = json.loads((folder / HISTORY).read_text())
         config = json.loads((folder / CONFIG).read_text())
-        kept = kept_epoch(history, config["variant"]["route"]) if history else {}
+        kept = kept_epoch(history, config["variant"]["route"], judge) if history else {}
         final = {key.replace("validation/", ""): value for key, value in kept.items() if key.startswith(("validation/", "epoch"))}
         (target / FINAL).write_text(json.dumps(final, indent=1) + "\n")
         rows += [{"seed": seed, **row} for row in history]

@@ -123,7 +123,7 @@ class RoutedModel(nn.Module):
 
         Raises:
             IndexError: a layer of the route does not exist, or the route outruns the positions of a position part.
-            ValueError: per-sample routes are no integer tensor of B rows, or go on after a -1.
+            ValueError: per-sample routes are no integer tensor of B rows, are empty for a sample, or go on after a -1.
         """
         route = tuple(range(self.num_layers)) if route is None else route
         if isinstance(route, Tensor):
@@ -177,8 +177,8 @@ class RoutedModel(nn.Module):
         if routes.ndim != 2 or len(routes) != batch or routes.is_floating_point() or routes.dtype == torch.bool:
             raise ValueError(f"per-sample routes: found {routes.dtype} {tuple(routes.shape)}, accepted: integers ({batch}, length)")
         ended = routes == ENDED
-        if (ended[:, :-1] & ~ended[:, 1:]).any():
-            raise ValueError("per-sample routes: found a layer after -1, accepted: -1 after a route's last layer alone")
+        if (ended[:, :-1] & ~ended[:, 1:]).any() or ended[:, :1].any():
+            raise ValueError("per-sample routes: found -1 before a layer or an empty route, accepted: -1 after a route's last layer alone")
         layers = routes[~ended]
         if len(layers):
             worst = routes[((routes < ENDED) | (routes >= self.num_layers)).any(1)]

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from lsvit.errors import UserError, accepted, one_line
-from lsvit.routes import check_sampler, limit, sampler_name
+from lsvit.routes import check_sampler, limit
 
 BASELINE = "baseline"
 
@@ -303,9 +303,8 @@ class Params(Section):
         limits += [("analysis.layer", self.resolve(Analysis).layer, num_layers - 1)]
         for name in self.resolve(Analysis).variants:
             limits += [("analysis.layer", self.resolve(Analysis).layer, (self.all_variants[name].layers or num_layers) - 1)]
-        samplers = [(f"prune_eval.samplers: {sampler_name(spec)}", spec, num_layers) for spec in self.resolve(PruneEval).samplers]
-        samplers += [(f"{name}.route", v.route, min(v.layers or num_layers, num_layers)) for name, v in self.all_variants.items()]
-        limits += [(key, *beyond) for key, spec, layers in samplers if (beyond := limit(spec, layers))]
+        routes = [(f"variants.{name}.route", v.route, v.layers or num_layers) for name, v in self.all_variants.items()]
+        limits += [(key, *beyond) for key, spec, layers in routes if (beyond := limit(spec, layers))]
         for key, found, most in limits:
             if found > most:
                 raise UserError(f"{file}: {key}: found {found}, accepted: at most {most} (model {self.model!r} has {num_layers} layers)")

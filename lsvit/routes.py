@@ -120,16 +120,16 @@ def _rate(value: Any) -> float:
 
 
 def _whole(value: Any) -> int:
-    if isinstance(value, bool) or int(value) != float(value) or int(value) < 0:
+    number = math.nan if isinstance(value, bool) else float(value)
+    if not (number.is_integer() and number >= 0):
         raise ValueError
-    return int(value)
+    return int(number)
 
 
 def _layers(value: Any) -> list[int]:
-    layers = [_whole(layer) for layer in value]
-    if not layers or isinstance(value, str):
+    if not isinstance(value, list) or not value:
         raise ValueError
-    return layers
+    return [_whole(layer) for layer in value]
 
 
 def _pairs(num_layers: int) -> int:
@@ -161,10 +161,10 @@ def check_sampler(spec: Any) -> Spec:
     """Validate a sampler's name as written in params.yaml. Raises ValueError saying what is accepted."""
     if isinstance(spec, str) and spec in PLAIN:
         return spec
-    keys = list(spec) if isinstance(spec, dict) else [spec]
+    keys = [str(key) for key in spec] if isinstance(spec, dict) else [str(spec)]
     name = next((key for key in keys if key in KINDS), None)
     if name is None or not isinstance(spec, dict):
-        near = difflib.get_close_matches(str(keys[0]) if keys else "", [*PLAIN, *KINDS], n=1)
+        near = difflib.get_close_matches(keys[0] if keys else "", [*PLAIN, *KINDS], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{', '.join([*PLAIN, *(kind.accepted for kind in KINDS.values())])}{hint}")
     rest = {key: value for key, value in spec.items() if key != name}
@@ -177,15 +177,16 @@ def check_sampler(spec: Any) -> Spec:
 
 
 def limit(spec: Spec, num_layers: int) -> tuple[int, int] | None:
-    """(largest number found, largest accepted) where a checked sampler does not fit a model of `num_layers`, else None."""
+    """(found, most accepted) where a checked sampler's number, layer or count of layers is too large for `num_layers`, else None."""
     for name, value in spec.items() if isinstance(spec, dict) else ():
         kind = KINDS.get(name)
         if kind and kind.most:
             found, most = (max(value) if isinstance(value, list) else value), kind.most(num_layers)
             if found > most:
                 return found, most
-            if name == "skip" and len(set(value)) == num_layers:
-                return num_layers, num_layers - 1
+            longest = num_layers - 1 if name == "skip" else num_layers
+            if isinstance(value, list) and len(set(value) if name == "skip" else value) > longest:
+                return len(value), longest
     return None
 
 
@@ -231,14 +232,18 @@ def training_order(spec: Spec) -> str:
     return "arbitrary" if spec == "arbitrary" else "trained"
 
 
+def count_routes(num_layers: int, keep: int, order: Order) -> int:
+    """How many different routes of `keep` layers there are."""
+    return math.comb(num_layers, keep) if order == "sequential" else math.perm(num_layers, keep)
+
+
 def evaluation_routes(num_layers: int, keep: int, order: Order, orders: int, seed: int) -> list[Route]:
     """Distinct routes of `keep` layers out of `num_layers`: all that exist if there are at most `orders`, else random ones.
 
     Sequential: random subsets in their original order; arbitrary: random subsets in random order (section 4.2).
     The result depends on the arguments alone, so every variant and seed is evaluated on the same routes.
     """
-    count = math.comb(num_layers, keep) if order == "sequential" else math.perm(num_layers, keep)
-    if count <= orders:
+    if count_routes(num_layers, keep, order) <= orders:
         choose = itertools.combinations if order == "sequential" else itertools.permutations
         return list(choose(range(num_layers), keep))
     rng = generator("evaluation", seed, num_layers, keep, ORDERS.index(order))

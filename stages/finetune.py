@@ -7,7 +7,7 @@ import typer
 from lsvit import launch
 from lsvit.data import read_meta, sha256
 from lsvit.errors import UserError, accepted, one_line_errors
-from lsvit.jobs import TrainConfig, gather_trainings, run_config, show_options, starting_weights
+from lsvit.jobs import JUDGES, TrainConfig, gather_trainings, run_config, show_options, starting_weights
 from lsvit.params import Finetune, load
 from lsvit.tracking import Tracker
 
@@ -35,7 +35,8 @@ def main(variant: str) -> None:
     tracker = Tracker(f"{params.dataset}/{params.model}", launch.root())
     launch.run(list(jobs.values()), params.device, lambda job, row: tracker.epoch(job.record(), row), options.threads)
     out = Path("outs/finetune") / variant
-    gather_trainings({seed: job.folder for seed, job in jobs.items()}, out, Path("results/finetune") / f"{variant}.csv")
+    folders, table = {seed: job.folder for seed, job in jobs.items()}, Path("results/finetune") / f"{variant}.csv"
+    gather_trainings(folders, out, table, JUDGES[params.protocol])
     tracker.training(out)
 
 

@@ -32,7 +32,7 @@ def main() -> None:
             for protocol in protocols:
                 weights = folder / weights_file(JUDGES[protocol])
                 run = run_config(params, name, variant, data["sha256"], sha256(weights))
-                config = EvalConfig(**run, options=options, precision=precision)
+                config = EvalConfig(**run, options=options, precision=precision, seed=seed)
                 inputs = {"data": DATA, "weights": weights}
                 job = launch.Job(f"{name} seed {seed}", "lsvit.evaluation:evaluate", config, inputs, total=len(options.keep) + 1)
                 jobs[protocol, name, seed] = job

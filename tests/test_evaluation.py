@@ -28,7 +28,7 @@ def config(params: Params, pico: ModelPreset, layers: int | None = None, **optio
     values = params.prune_eval.model_dump() | {"keep": [2], "orders": 5, "batch_size": 16, "samplers": ["reversed"]} | options
     return EvalConfig(
         title="test", dataset="bars", model_name="pico", model=pico, variant=Variant(route="arbitrary", layers=layers), device="cpu",
-        data_sha256="", weights_sha256=None, options=PruneEval(**values), precision="fp32",
+        data_sha256="", weights_sha256=None, seed=0, options=PruneEval(**values), precision="fp32",
     )  # fmt: skip
 
 

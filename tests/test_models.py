@@ -170,7 +170,8 @@ def test_per_sample_routes_that_all_agree_are_one_route(pico: ModelPreset) -> No
         ([[0, -2]], IndexError, "layer -2 does not exist"),
         ([[0.0, 1.0]], ValueError, "accepted: integers"),
         ([[0, 1], [1, 0]], ValueError, r"accepted: integers \(1, length\)"),
-        ([[-1, 1]], ValueError, "found a layer after -1"),
+        ([[0, -1, 1]], ValueError, "found -1 before a layer"),
+        ([[-1, -1]], ValueError, "or an empty route"),
     ],
 )
 def test_wrong_per_sample_routes(pico: ModelPreset, routes: list, error: type[Exception], said: str) -> None:
