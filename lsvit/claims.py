@@ -7,6 +7,7 @@ import numpy as np
 
 from lsvit.ledger import Claim, Evidence, NotRun, Range
 from lsvit.params import BASELINE
+from lsvit.routes import ORDERS, Order
 from lsvit.tables import PUBLISHED, PUBLISHED_VARIANTS, label
 
 LAYERSHUFFLED = ("ls", "ls_pos", "ls_pred")
@@ -15,11 +16,22 @@ ABOVE_ZERO: Range = (0, INF)
 S41, S42, S43 = (f"LayerShuffle, section 4.{n}" for n in (1, 2, 3))
 
 
-def _best(e: Evidence, order: str, choose: Callable[..., np.ndarray]) -> np.ndarray:
-    return choose([e.accuracy(v, order) for v in LAYERSHUFFLED], axis=0)
+def _published(measure: Callable[[dict[str, float], dict[str, float]], float]) -> str:
+    """The range, over the paper's four cells, of a measure of (sequential, arbitrary), each the accuracies in % by variant."""
+    rows = {cell: {v: mean for v, (mean, _) in zip(PUBLISHED_VARIANTS, row, strict=True)} for cell, row in PUBLISHED.items()}
+    found = [measure(rows[data, model, "sequential"], row) for (data, model, order), row in rows.items() if order == "arbitrary"]
+    return f"{min(found):.1f} to {max(found):.1f} points"
 
 
-def _refit(e: Evidence, order: str, keep: int) -> np.ndarray:
+def _shuffled(e: Evidence, order: Order) -> list[np.ndarray]:
+    return [e.accuracy(variant, order) for variant in LAYERSHUFFLED]
+
+
+def _of(row: dict[str, float]) -> list[float]:
+    return [row[variant] for variant in LAYERSHUFFLED]
+
+
+def _refit(e: Evidence, order: Order, keep: int) -> np.ndarray:
     """refit-k; with all layers that is the baseline."""
     return e.accuracy(BASELINE if keep == e.num_layers else f"refit_{keep}", order)
 
@@ -35,10 +47,24 @@ def _regained(e: Evidence, variant: str, k: int) -> np.ndarray:
 
 
 def _keep(e: Evidence) -> list[int]:
-    return sorted(int(k) for k in e.rows.loc[e.rows["variant"] == "ls", "keep"].unique())
+    keep = sorted(int(k) for k in e.rows.loc[e.rows["variant"] == "ls", "keep"].unique())
+    if len(keep) < 2:
+        raise NotRun("LS with several numbers of layers is not among the results")
+    return keep
 
 
-def _table_row(variant: str, order: str) -> Claim:
+def _smallest_gain(e: Evidence, order: Order) -> np.ndarray:
+    return np.min(np.diff([e.accuracy("ls", order, k) for k in _keep(e)], axis=0), axis=0)
+
+
+def _only_ls(e: Evidence) -> np.ndarray:
+    def others(k: int) -> list[np.ndarray]:
+        return [e.accuracy("layerdrop", "arbitrary", k), e.accuracy(BASELINE, "arbitrary", k), _refit(e, "arbitrary", k)]
+
+    return np.min([e.accuracy("ls", "arbitrary", k) - other for k in _keep(e) for other in others(k)], axis=0)
+
+
+def _table_row(variant: str, order: Order) -> Claim:
     column = PUBLISHED_VARIANTS.index(variant)
     published = {cell[:2]: values[column] for cell, values in PUBLISHED.items() if cell[2] == order}
     return Claim(
@@ -49,65 +75,77 @@ def _table_row(variant: str, order: str) -> Claim:
     )  # fmt: skip
 
 
-def _imagenet_vit(e: Evidence) -> None:
-    if e.published_cell() != ("ImageNet", "ViT-B/16"):
-        raise NotRun("the figure is about ImageNet with ViT-B/16")
-
-
 def _about(figure: float) -> Callable[[Evidence], float]:
+    """For a figure that the paper gives for ImageNet with ViT-B/16 alone."""
+
     def centre(e: Evidence) -> float:
-        _imagenet_vit(e)
+        if e.published_cell() != ("ImageNet", "ViT-B/16"):
+            raise NotRun("the figure is about ImageNet with ViT-B/16")
         return figure
 
     return centre
 
 
-def _not_deit(e: Evidence, values: np.ndarray) -> np.ndarray:
-    if e.cell["model"].startswith("deit"):
-        raise NotRun("the claim is about ViT; on DeiT the paper finds LS narrowly ahead")
+def _if_deit(e: Evidence, deit: bool, values: np.ndarray) -> np.ndarray:
+    if e.cell["model"].startswith("deit") != deit:
+        raise NotRun(f"the claim is about {'DeiT' if deit else 'ViT'}")
     return values
 
 
-def _hours(e: Evidence) -> np.ndarray:
-    raise NotRun("needs an H100 and ImageNet; `lsvit cost` estimates it")
+def _needs(what: str) -> Callable[[Evidence], np.ndarray]:
+    def measure(e: Evidence) -> np.ndarray:
+        raise NotRun(f"needs {what}")
+
+    return measure
 
 
 LAYERSHUFFLE = [
-    *(_table_row(variant, order) for variant in PUBLISHED_VARIANTS for order in ("sequential", "arbitrary")),
+    *(_table_row(variant, order) for variant in PUBLISHED_VARIANTS for order in ORDERS),
     Claim("s4.1.collapse", S41, "Without LayerShuffle accuracy falls to chance under arbitrary orders", "below 1 % in every cell",
           "the baseline's accuracy above chance under arbitrary orders, in % of that in the original order",
           lambda e: e.excess(e.accuracy(BASELINE, "arbitrary"), e.accuracy(BASELINE, "sequential")), (-INF, 1), (-INF, 50), "%",
           scale="a collapse, but orders that begin with the first layers keep some accuracy, see control.first-layer"),
-    Claim("s4.1.price", S41, "In the original order every LayerShuffle approach is below the baseline", "4.6 to 28.7 points below",
-          "the baseline's lead over the best of LS, LS-pos, LS-pred",
-          lambda e: e.accuracy(BASELINE, "sequential") - _best(e, "sequential", np.max), ABOVE_ZERO),
+    Claim("s4.1.price", S41, "In the original order every LayerShuffle approach is below the baseline",
+          _published(lambda s, a: s[BASELINE] - max(_of(s))), "the baseline's lead over the best of LS, LS-pos, LS-pred",
+          lambda e: e.accuracy(BASELINE, "sequential") - np.max(_shuffled(e, "sequential"), axis=0), ABOVE_ZERO),
     Claim("s4.1.gain", S41, "Under arbitrary orders every LayerShuffle approach improves dramatically on the baseline",
-          "52.9 to 66.5 points above", "the lead of the worst of LS, LS-pos, LS-pred over the baseline",
-          lambda e: _best(e, "arbitrary", np.min) - e.accuracy(BASELINE, "arbitrary"), (10, INF), ABOVE_ZERO),
+          _published(lambda s, a: min(_of(a)) - a[BASELINE]), "the lead of the worst of LS, LS-pos, LS-pred over the baseline",
+          lambda e: np.min(_shuffled(e, "arbitrary"), axis=0) - e.accuracy(BASELINE, "arbitrary"), (10, INF), ABOVE_ZERO),
     Claim("s4.1.sequential-better", S41, "Every LayerShuffle approach is better in the original order than in an arbitrary one",
-          "6.5 to 13.9 points, every approach and cell", "the smallest lead of the original order among LS, LS-pos, LS-pred",
-          lambda e: np.min([e.accuracy(v, "sequential") - e.accuracy(v, "arbitrary") for v in LAYERSHUFFLED], axis=0), ABOVE_ZERO),
+          _published(lambda s, a: min(x - y for x, y in zip(_of(s), _of(a), strict=True))),
+          "the smallest lead of the original order among LS, LS-pos, LS-pred",
+          lambda e: np.min(np.subtract(_shuffled(e, "sequential"), _shuffled(e, "arbitrary")), axis=0), ABOVE_ZERO),
     Claim("s4.1.position-slight", "LayerShuffle, section 1", "Telling each layer its position changes accuracy only slightly",
-          "-0.7 to +1.1 points, arbitrary order", "LS-pos minus LS under arbitrary orders",
+          _published(lambda s, a: a["ls_pos"] - a["ls"]), "LS-pos minus LS under arbitrary orders",
           lambda e: e.accuracy("ls_pos", "arbitrary") - e.accuracy("ls", "arbitrary"), (-2, 2),
           scale="the new position parts start from random weights and have few steps to become useful"),
     Claim("s4.1.position-better", S41, "For ViT, LS-pos outperforms LS under arbitrary orders", "+0.84 (ImageNet), +1.13 (CIFAR-100)",
           "LS-pos minus LS under arbitrary orders",
-          lambda e: _not_deit(e, e.accuracy("ls_pos", "arbitrary") - e.accuracy("ls", "arbitrary")), ABOVE_ZERO,
+          lambda e: _if_deit(e, False, e.accuracy("ls_pos", "arbitrary") - e.accuracy("ls", "arbitrary")), ABOVE_ZERO,
           scale="the new position parts start from random weights and have few steps to become useful"),
-    Claim("s4.1.predict-worst", S41, "LS-pred is below LS and LS-pos under arbitrary orders", "0.8 to 6.2 points below",
-          "the lead of the worse of LS and LS-pos over LS-pred",
+    Claim("s4.1.position-deit", S41, "For DeiT, LS narrowly outperforms LS-pos under arbitrary orders",
+          "+0.73 (ImageNet), +0.68 (CIFAR-100)", "LS minus LS-pos under arbitrary orders",
+          lambda e: _if_deit(e, True, e.accuracy("ls", "arbitrary") - e.accuracy("ls_pos", "arbitrary")), (0, 2), ABOVE_ZERO),
+    Claim("s4.1.baseline", S41, "The refined baseline is very close to the starting weights in the original order", "very close",
+          "the baseline minus the starting weights", lambda e: e.accuracy(BASELINE, "sequential") - e.starting_accuracy(), (-2, 2)),
+    Claim("s4.1.cifar", S41, "On CIFAR-100 the gap between baseline and LS is larger for ViT-B/16 than on ImageNet",
+          "25.2 points against 7.4", "the difference of the two gaps", _needs("the cells of both data sets"), ABOVE_ZERO),
+    Claim("table1.above60", "LayerShuffle, table 1", "Even LS alone reaches more than 60 % under arbitrary orders",
+          "62.77 % (ImageNet ViT-B/16)", "its accuracy", lambda e: e.accuracy("ls", "arbitrary"), ABOVE_ZERO, unit="%", centre=_about(60)),
+    Claim("s4.1.predict-worst", S41, "LS-pred is below LS and LS-pos under arbitrary orders",
+          _published(lambda s, a: min(a["ls"], a["ls_pos"]) - a["ls_pred"]), "the lead of the worse of LS and LS-pos over LS-pred",
           lambda e: np.minimum(e.accuracy("ls", "arbitrary"), e.accuracy("ls_pos", "arbitrary")) - e.accuracy("ls_pred", "arbitrary"),
           ABOVE_ZERO, scale="LS-pos itself falls short here, see s4.1.position-slight"),
     Claim("s4.1.position-accuracy", S41, "LS-pred names a layer's position correctly", "99.99 % (ImageNet)",
           "its position accuracy, in % of the way from chance to certainty",
           lambda e: 100 * (e.position_accuracy() - 100 / e.num_layers) / (100 - 100 / e.num_layers), (99.9, INF), ABOVE_ZERO, "%",
           scale="twelve new heads share few steps, and the position loss is averaged, not summed, over the layers"),
-    Claim("abstract.reduction", "LayerShuffle, abstract", "Arbitrary orders cost about 20 % in accuracy at the same model size",
-          "19.8 points (ImageNet ViT-B/16), 14.5 (DeiT-B)", "the baseline in original order minus LS under arbitrary orders",
+    Claim("abstract.reduction", "LayerShuffle, abstract",
+          "Arbitrary orders cost no more than about 20 % in accuracy at the same model size",
+          _published(lambda s, a: s[BASELINE] - a["ls"]), "the baseline in original order minus LS under arbitrary orders",
           lambda e: e.accuracy(BASELINE, "sequential") - e.accuracy("ls", "arbitrary"), (-INF, 25), (-INF, 50)),
     Claim("s4.speed", "LayerShuffle, section 4", "20 epochs on ImageNet take about 7 h on one H100", "1,016 training images/s",
-          "the hours", _hours, (0, 7), unit="h"),
+          "the hours", _needs("an H100 and ImageNet; `lsvit cost` estimates them"), (0, 8), unit="h"),
     Claim("fig1b.keep3", S42, "Original order, 3 layers: LS is ahead of LayerDrop", "18 % against nearly 0", "LS minus LayerDrop",
           lambda e: _lead(e, "ls", "layerdrop", 3), ABOVE_ZERO),
     Claim("fig1b.keep3.ls", S42, "Original order, 3 layers: LS reaches about 18 %", "18 %", "its accuracy",
@@ -119,7 +157,11 @@ LAYERSHUFFLE = [
     Claim("fig1b.keep6", S42, "Original order, 6 layers: LS and LayerDrop are on par", "on par", "LS minus LayerDrop",
           lambda e: _lead(e, "ls", "layerdrop", 6), (-5, 5)),
     Claim("fig1b.keep9", S42, "Original order, 9 layers: LayerDrop is ahead of LS", "slightly", "LayerDrop minus LS",
-          lambda e: _lead(e, "layerdrop", "ls", 9), ABOVE_ZERO),
+          lambda e: _lead(e, "layerdrop", "ls", 9), (0, 10), ABOVE_ZERO),
+    Claim("fig1b.grows", S42, "Original order: LS declines gracefully as layers are removed", "every step",
+          "its smallest gain from one number of layers to the next", lambda e: _smallest_gain(e, "sequential"), ABOVE_ZERO),
+    Claim("fig1b.full.ls", S42, "Original order, all layers: LS is below LayerDrop", "slightly", "LayerDrop minus LS",
+          lambda e: _lead(e, "layerdrop", "ls", e.num_layers), (0, 10), ABOVE_ZERO),
     Claim("fig1b.keep9.range", S42, "Original order, 9 layers: LS and LayerDrop both lie between 70 and 80 %", "70 to 80 %",
           "75 % plus the larger of their distances from it",
           lambda e: 75 + np.max(np.abs([e.accuracy(v, "sequential", 9) - 75 for v in ("ls", "layerdrop")]), axis=0), (-5, 5), unit="%",
@@ -136,13 +178,14 @@ LAYERSHUFFLE = [
     Claim("fig1b.refit9", S42, "Original order: refit-9 is similar to LayerDrop with 9 layers", "similar", "refit-9 minus LayerDrop",
           lambda e: _refit(e, "sequential", 9) - e.accuracy("layerdrop", "sequential", 9), (-3, 3),
           scale="LayerDrop at p = 0.2 has seen few sub-networks in few epochs"),
-    Claim("fig1c.only-ls", S42, "Random order: LS is the only approach that succeeds", "LS alone",
-          "the smallest lead of LS over LayerDrop and refit-k at any number of layers",
-          lambda e: np.min([e.accuracy("ls", "arbitrary", k) - other for k in _keep(e)
-                            for other in (e.accuracy("layerdrop", "arbitrary", k), _refit(e, "arbitrary", k))], axis=0), ABOVE_ZERO),
-    Claim("fig1c.grows", S42, "Random order: LS improves with every layer kept", "3, 6, 9, 12 layers",
-          "its smallest gain from one number of layers to the next",
-          lambda e: np.min(np.diff([e.accuracy("ls", "arbitrary", k) for k in _keep(e)], axis=0), axis=0), ABOVE_ZERO),
+    Claim("fig1c.only-ls", S42, "Random order: LS is ahead of every other approach with every number of layers", "LS alone succeeds",
+          "its smallest lead over LayerDrop, refit-k and the baseline", _only_ls, ABOVE_ZERO),
+    Claim("fig1c.grows", S42, "Random order: LS improves with every layer kept", "every step",
+          "its smallest gain from one number of layers to the next", lambda e: _smallest_gain(e, "arbitrary"), ABOVE_ZERO),
+    Claim("fig1c.refit", S42, "Random order: refit-6 and refit-9 fail", "near 0 %",
+          "the better one's accuracy above chance, in % of that in its original order",
+          lambda e: np.max([e.excess(_refit(e, "arbitrary", k), _refit(e, "sequential", k)) for k in (6, 9)], axis=0),
+          (-INF, 5), (-INF, 50), "%", scale="orders that begin with the first layers keep some accuracy, see control.first-layer"),
     Claim("fig1c.layerdrop", S42, "Random order: LayerDrop fails regardless of the number of layers", "near 0 %",
           "LayerDrop's best accuracy above chance, in % of that in original order",
           lambda e: e.excess(np.max([e.accuracy("layerdrop", "arbitrary", k) for k in _keep(e)], axis=0),
@@ -151,12 +194,19 @@ LAYERSHUFFLE = [
     Claim("fig1c.refit3", S42, "Random order: refit-3 stands out only because few permutations include the trained order",
           "one of 5 drawn permutations", "refit-3 over the five orders it was not trained in, minus refit-6",
           lambda e: e.without("refit_3", "arbitrary", "0-1-2") - e.accuracy("refit_6", "arbitrary"), (-INF, 5)),
-    Claim("fig4ab", S43, "After LayerShuffle a layer's output tells its position; in the starting weights it does not", "by eye",
+    Claim("fig4a", S43, "In the starting weights a layer's output shows no clear order of its position", "by eye",
+          "R² of the position in the plane", lambda e: e.number("pretrained", "position_r2"), (-INF, 0.5), unit=""),
+    Claim("fig4b", S43, "After LayerShuffle a layer's output tells its position better than in the starting weights", "by eye",
           "R² of the position in the plane, LS minus starting weights",
           lambda e: e.number("ls", "position_r2") - e.number("pretrained", "position_r2"), ABOVE_ZERO, unit=""),
-    Claim("fig4cd", S43, "After LayerShuffle a layer's contribution falls away from its place; in the starting weights it does not",
-          "by eye", "Spearman's correlation of distance and norm, LS minus starting weights",
+    Claim("fig4c", S43, "In the starting weights a layer's contribution does not depend on the distance from its place", "by eye",
+          "Spearman's correlation of distance and norm", lambda e: e.number("pretrained", "distance_spearman"), (-0.05, 0.05), unit=""),
+    Claim("fig4d", S43, "After LayerShuffle a layer's contribution falls away from its place, more than in the starting weights", "by eye",
+          "Spearman's correlation of distance and norm, LS minus starting weights",
           lambda e: e.number("ls", "distance_spearman") - e.number("pretrained", "distance_spearman"), (-INF, 0), unit=""),
+    Claim("fig4d.ends", S43, "After LayerShuffle layers from the input's end contribute more near the input, and vice versa", "often",
+          "Spearman's correlation of position and norm, last minus first quarter of the layers, LS minus starting weights",
+          lambda e: e.number("ls", "slope_late_minus_early") - e.number("pretrained", "slope_late_minus_early"), ABOVE_ZERO, unit=""),
     Claim("control.first-layer", "beyond the paper", "Most of the baseline's collapse comes from its first layer alone", "not studied",
           "the part of its loss under arbitrary orders that goes away when the first layer stays in place",
           lambda e: _regained(e, BASELINE, 1), (50, INF), unit="%"),

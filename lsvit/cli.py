@@ -51,18 +51,25 @@ def claims() -> None:
     from lsvit.ledger import changes, edited, judge, show, stopped_holding
 
     results = Path("results")
-    if not (results / "claims.json").is_file():
-        raise UserError(f"{results / 'claims.json'}: not found; `dvc repro` makes it, or run in the repository's root")
-    found = json.loads((results / "claims.json").read_text())
-    show(found)
+    file = results / "claims.json"
+    if not file.is_file():
+        raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
     problems = edited()
-    differing = changes(judge(results, CLAIMS), found)
-    if differing:
-        which = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
-        problems.append(f"{results / 'claims.json'}: not what the result files give for {which}; `dvc repro` writes it anew")
-    committed = subprocess.run(["git", "show", f"HEAD:{results / 'claims.json'}"], capture_output=True, text=True, check=False)
-    if committed.returncode == 0:
-        problems += stopped_holding(found, json.loads(committed.stdout))
+    try:
+        found = json.loads(file.read_text())
+        show(found)
+        differing = changes(judge(results, CLAIMS), found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problems.append(f"{results}: cannot be judged ({type(error).__name__}: {error}); `dvc repro` writes it anew")
+    else:
+        if differing:
+            which = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
+            problems.append(f"{file}: not what the result files give for {which}; `dvc repro` writes it anew")
+        committed = subprocess.run(["git", "show", f"HEAD:./{file}"], capture_output=True, text=True, check=False)
+        if committed.returncode:
+            print("no committed ledger to compare with", file=sys.stderr)
+        else:
+            problems += stopped_holding(found, json.loads(committed.stdout))
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:

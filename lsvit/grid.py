@@ -7,36 +7,43 @@ from pathlib import Path
 
 import pandas as pd
 
+from lsvit.errors import UserError
 from lsvit.tables import CELLS, PUBLISHED, cell_text, label, published_row, write_latex
 
 TABLE = "results/table1.csv"
 NOT_RUN = "not run"
+WORKSPACE = "workspace"
 
 
 def experiments() -> dict[str, str]:
-    """The experiments that DVC keeps in this repository: name -> revision."""
+    """The experiments that DVC keeps in this repository: name -> revision. Raises UserError if this is none of DVC's."""
+    from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    with Repo() as repo:
-        listed = repo.experiments.ls(all_commits=True)
+    try:
+        with Repo() as repo:
+            listed = repo.experiments.ls(all_commits=True)
+    except DvcException as error:
+        raise UserError(f"DVC cannot list the experiments: {error}") from None
     return {name: rev for group in listed.values() for name, rev in group}
 
 
 def collect(revisions: dict[str, str]) -> pd.DataFrame:
     """The rows of table1.csv of the workspace and of git revisions, each cell (data set, model) from one source alone.
 
-    Where several have a cell, the one with the most seeds counts, then the workspace's, then the first. Adds the column
+    The workspace's cell counts before any experiment's, then the one with the most seeds, then the first. Adds the column
     `source`.
     """
-    tables = {"workspace": pd.read_csv(TABLE)} if Path(TABLE).is_file() else {}
+    tables = {WORKSPACE: pd.read_csv(TABLE)} if Path(TABLE).is_file() else {}
     for name, revision in revisions.items():
-        shown = subprocess.run(["git", "show", f"{revision}:{TABLE}"], capture_output=True, text=True, check=False)
+        shown = subprocess.run(["git", "show", f"{revision}:./{TABLE}"], capture_output=True, text=True, check=False)
         if shown.returncode == 0:
             tables[name] = pd.read_csv(io.StringIO(shown.stdout))
     cells: dict[tuple[str, str], pd.DataFrame] = {}
     for name, table in tables.items():
         for cell, rows in table.groupby(["dataset", "model"], sort=False):
-            if cell not in cells or rows["n"].max() > cells[cell]["n"].max():
+            known = cells.get(cell)
+            if known is None or (known["source"].iloc[0] != WORKSPACE and rows["n"].max() > known["n"].max()):
                 cells[cell] = rows.assign(source=name)
     return pd.concat(cells.values(), ignore_index=True) if cells else pd.DataFrame()
 
@@ -54,7 +61,10 @@ def paper_form(table: pd.DataFrame) -> pd.DataFrame:
         if (dataset, model, order) not in found:
             return {"source": "ours", **dict.fromkeys(map(label, variants), NOT_RUN)}
         rows = found[dataset, model, order].to_dict("records")
-        return {"source": f"ours, n = {rows[0]['n']}", **{label(r["variant"]): cell_text(100 * r["mean"], 100 * r["std"]) for r in rows}}
+        return {
+            "source": f"ours ({rows[0]['source']}), n = {rows[0]['n']}",
+            **{label(r["variant"]): cell_text(100 * r["mean"], 100 * r["std"]) for r in rows},
+        }
 
     own = [cell for cell in dict.fromkeys(zip(table["dataset"], table["model"], strict=True)) if cell not in CELLS]
     datasets, models = (dict.fromkeys(names) for names in zip(*own, strict=True)) if own else ((), ())
@@ -74,7 +84,8 @@ def write(table: pd.DataFrame, folder: Path) -> pd.DataFrame:
     """Write grid.csv (fractions), grid.md and grid.tex (per cent, the paper's form); returns the latter table."""
     table.to_csv(folder / "grid.csv", index=False, lineterminator="\n")
     paper = paper_form(table)
-    caption = "Top-1 validation accuracy in %, mean ± standard deviation over n seeds, for every data set and model. Published: 5 seeds."
+    caption = "Top-1 validation accuracy in %, mean ± standard deviation over n seeds, for every data set and model; in brackets the DVC "
+    caption += "experiment that a row comes from. Published: 5 seeds."
     (folder / "grid.md").write_text(f"{paper.to_markdown(index=False, disable_numparse=True)}\n\n{caption}\n")
     write_latex(paper, caption, "tab:grid", folder / "grid.tex")
     return paper

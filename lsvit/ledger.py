@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lsvit.errors import UserError
+from lsvit.params import BASELINE
+from lsvit.routes import ORDERS, Order, count_routes
 from lsvit.stats import METHOD, estimate
 from lsvit.tables import CELLS, label, mean_rows
 
@@ -33,7 +36,8 @@ class Evidence:
         self.rows = pd.read_csv(folder / "prune_eval.csv", dtype={"route": str})
         self.samplers = pd.read_csv(folder / "samplers.csv")
         self.protocols = pd.read_csv(folder / "protocols.csv")
-        self.analysis = json.loads((folder / "analysis.json").read_text())["models"]
+        self.analysis = json.loads((folder / "analysis.json").read_text())
+        self.pretrain = pd.read_csv(folder / "pretrain.csv")
         self.chance = 100 / self.cell["classes"]
         self.num_layers = int(self.rows["keep"].max())
         self.orders: list[int] = []  # orders behind the values asked for since this was emptied
@@ -43,22 +47,33 @@ class Evidence:
             raise NotRun(f"{what} is not among the results")
         return rows.groupby("seed", sort=False)[column].mean().to_numpy()
 
-    def _cell(self, variant: str, order: str, keep: int | None) -> pd.DataFrame:
+    def _cell(self, variant: str, order: Order, keep: int | None) -> pd.DataFrame:
         rows = self.rows[(self.rows["variant"] == variant) & (self.rows["order"] == order)]
-        rows = mean_rows(rows[rows["keep"] == (rows["keep"].max() if keep is None else keep)])
+        depth = rows["keep"].max()
+        rows = mean_rows(rows[rows["keep"] == (depth if keep is None else keep)])
         if len(rows):
-            self.orders.append(int(rows.groupby("seed")["routes"].sum().iloc[0]))
+            drawn = int(rows.groupby("seed")["routes"].sum().iloc[0])
+            self.orders.append(min(drawn, count_routes(depth, depth if keep is None else keep, order)))
         return rows
 
-    def accuracy(self, variant: str, order: str, keep: int | None = None) -> np.ndarray:
+    def accuracy(self, variant: str, order: Order, keep: int | None = None) -> np.ndarray:
         """Accuracy in % with `keep` layers (default: all the variant has), mean over the routes."""
         what = f"{label(variant)}, {order}" + (f", {keep} layers" if keep else "")
         return 100 * self._by_seed(self._cell(variant, order, keep), "accuracy", what)
 
-    def without(self, variant: str, order: str, route: str) -> np.ndarray:
+    def without(self, variant: str, order: Order, route: str) -> np.ndarray:
         """Accuracy in % with all layers, one route left out of the mean."""
         rows = self._cell(variant, order, None)
+        if route not in set(rows["route"]):
+            raise NotRun(f"{label(variant)}, {order}: its {len(rows)} routes were not evaluated one by one")
         return 100 * self._by_seed(rows[rows["route"] != route], "accuracy", f"{label(variant)}, {order}")
+
+    def starting_accuracy(self) -> float:
+        """Accuracy in % of the starting weights in the original order, where this project trained them."""
+        judges = [f"{judge}/sequential/loss" for judge in ("heldout", "validation") if f"{judge}/sequential/loss" in self.pretrain]
+        if not judges:
+            raise NotRun("the accuracy of the starting weights is not among the results")
+        return 100 * self.pretrain.loc[self.pretrain[judges[0]].idxmin(), "validation/sequential/accuracy"]
 
     def position_accuracy(self) -> np.ndarray:
         """How often LS-pred names a layer's position under arbitrary orders, in %."""
@@ -72,10 +87,11 @@ class Evidence:
         return 100 * self._by_seed(rows, "accuracy", f"{label(variant)} under {sampler}")
 
     def number(self, model: str, name: str) -> np.ndarray:
-        """A number of the analysis."""
-        if model not in self.analysis:
+        """A number of the analysis, in which every image has an order of its own."""
+        if model not in self.analysis["models"]:
             raise NotRun(f"the analysis of {label(model)} is not among the results")
-        return np.array(list(self.analysis[model][name]["seeds"].values()))
+        self.orders.append(self.analysis["images"])
+        return np.array(list(self.analysis["models"][model][name]["seeds"].values()))
 
     def excess(self, values: np.ndarray, of: np.ndarray) -> np.ndarray:
         """Accuracy above chance in % of another accuracy above chance."""
@@ -85,14 +101,21 @@ class Evidence:
         """Largest change of a row of Table 1, in points, when held-out images choose the epoch."""
         if set(self.protocols["protocol"]) != {"paper", "heldout"}:
             raise NotRun("no images were held out")
+        for order in ORDERS:
+            self._cell(BASELINE, order, None)
         table = self.protocols.set_index(["protocol", "variant", "seed"])[["sequential", "arbitrary"]]
         change = (100 * (table.loc["heldout"] - table.loc["paper"])).abs().max(axis=1)
         return change.groupby("seed", sort=False).max().to_numpy()
 
+    @property
+    def is_published(self) -> bool:
+        """Whether this is one of the paper's cells."""
+        return (self.cell["dataset"], self.cell["model"]) in CELLS
+
     def published_cell(self) -> tuple[str, str]:
         """The paper's name of this cell. Raises NotRun if it is none of the paper's."""
         key = (self.cell["dataset"], self.cell["model"])
-        if key not in CELLS:
+        if not self.is_published:
             raise NotRun(f"{' with '.join(key)} is none of the paper's cells; the figure is shown for comparison")
         return CELLS[key]
 
@@ -127,26 +150,32 @@ class Claim:
                                  "quantity": self.quantity, "rule": self.rule}  # fmt: skip
         value, verdict, reason = None, NOT_RUN, ""
         try:
-            found = estimate(self.measure(evidence))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                values = self.measure(evidence)
+            if not np.isfinite(values).all():
+                raise NotRun("the quantity is a quotient by zero")
+            found = estimate(values)
             value = {name: _rounded(number) for name, number in found._asdict().items()} | {"unit": self.unit}
             centre = self.centre(evidence) if self.centre else 0.0
             if found.n < 2:
-                raise NotRun("one seed gives no interval")
-            verdict = self._verdict(found.low - centre, found.high - centre)
-            if verdict == NOT_REACHED:
-                reason = "the interval includes the border" if self.plausible in (None, self.holds) else "between the two ranges"
-            if self.scale and verdict in (FAILS, NOT_REACHED):
-                reason += f"{'; ' if reason else ''}possible reason: {self.scale}"
+                raise NotRun("one seed, or one model, gives no interval")
+            verdict, reason = self._verdict(found.low - centre, found.high - centre)
+            if self.scale and verdict in (FAILS, NOT_REACHED) and not evidence.is_published:
+                reason += f"; possible reason: {self.scale}"
         except NotRun as missing:
             reason = str(missing)
         orders = {"min": min(evidence.orders), "max": max(evidence.orders)} if evidence.orders else None
         return entry | {"measured": value, "orders": orders, "verdict": verdict, "reason": reason}
 
-    def _verdict(self, low: float, high: float) -> str:
-        if self.holds[0] <= low and high <= self.holds[1]:
-            return HOLDS
+    def _verdict(self, low: float, high: float) -> tuple[str, str]:
+        """The verdict on an interval, and the reason if it is not `holds`."""
         least, most = self.plausible or self.holds
-        return FAILS if high < least or low > most else NOT_REACHED
+        if self.holds[0] <= low and high <= self.holds[1]:
+            return HOLDS, ""
+        if high < least or low > most:
+            return FAILS, "the interval lies wholly outside"
+        inside = (least <= low and high < self.holds[0]) or (self.holds[1] < low and high <= most)
+        return NOT_REACHED, "between the two ranges" if inside else "the interval includes a border"
 
 
 def _rounded(number: float) -> float | None:
@@ -184,6 +213,12 @@ def show_value(entry: dict[str, Any]) -> str:
     return f"{value['mean']:.{digits}f}{interval} {value['unit']}".strip() + f", n = {value['n']}"
 
 
+def show_orders(entry: dict[str, Any]) -> str:
+    """How many different orders a seed is behind the value, in words: "20", "1 to 2000"."""
+    orders = entry["orders"]
+    return "–" if orders is None else " to ".join(map(str, dict.fromkeys(orders.values())))
+
+
 def markdown(found: dict[str, Any]) -> str:
     """The ledger as a page."""
     lines = [
@@ -193,10 +228,8 @@ def markdown(found: dict[str, Any]) -> str:
         "| id | claim | published | what is measured | value | orders | verdict |", "|:--|:--|:--|:--|:--|:--|:--|",
     ]  # fmt: skip
     for entry in found["claims"]:
-        orders = entry["orders"]
-        shown = "–" if orders is None else f"{orders['min']}" if orders["min"] == orders["max"] else f"{orders['min']} to {orders['max']}"
         verdict = f"**{entry['verdict']}**" + (f": {entry['reason']}" if entry["reason"] else "")
-        cells = (entry["id"], entry["claim"], entry["published"], entry["quantity"], show_value(entry), shown, verdict)
+        cells = (entry["id"], entry["claim"], entry["published"], entry["quantity"], show_value(entry), show_orders(entry), verdict)
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Rules", ""] + [f"- `{entry['id']}` ({entry['source']}): {entry['rule']}." for entry in found["claims"]]
     return "\n".join(lines) + "\n"
@@ -205,14 +238,16 @@ def markdown(found: dict[str, Any]) -> str:
 def show(found: dict[str, Any]) -> None:
     """Print the ledger as a table."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     colours = {HOLDS: "green", FAILS: "red", NOT_REACHED: "yellow", NOT_RUN: "dim"}
     title = f"{found['dataset']}, {found['model']}, protocol {found['protocol']}; measured: mean and {found['interval']}"
-    table = Table("id", "claim", "published", "measured", "verdict", title=title, title_justify="left")
+    table = Table("claim", "published", "measured", "orders", "verdict", title=title, title_justify="left", show_lines=True)
     for entry in found["claims"]:
-        verdict = f"[{colours[entry['verdict']]}]{entry['verdict']}[/]"
-        table.add_row(entry["id"], entry["claim"], entry["published"], show_value(entry).replace("[", "\\["), verdict)
+        verdict = f"[{colours[entry['verdict']]}]{entry['verdict']}[/]" + (f"\n[dim]{entry['reason']}[/]" if entry["reason"] else "")
+        claim = f"{entry['claim']}\n[dim]{entry['id']}: {entry['source']}[/]"
+        table.add_row(claim, entry["published"], f"{escape(show_value(entry))}\n[dim]{entry['quantity']}[/]", show_orders(entry), verdict)
     Console(width=None if Console().is_terminal else 180).print(table, _count(found))
 
 
@@ -240,11 +275,15 @@ def stopped_holding(found: dict[str, Any], committed: dict[str, Any]) -> list[st
 
 
 def edited(folder: str = "results") -> list[str]:
-    """Result files that are not what dvc.lock says the stages wrote."""
+    """Result files that are not what dvc.lock says the stages wrote. Raises UserError if DVC cannot tell."""
+    from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    with Repo() as repo:
-        status = repo.status()
+    try:
+        with Repo() as repo:
+            status = repo.status()
+    except DvcException as error:
+        raise UserError(f"DVC cannot tell what has changed: {error}") from None
     outs = [change["changed outs"] for stage in status.values() for change in stage if "changed outs" in change]
     found = {path: state for changed in outs for path, state in changed.items() if state != "not in cache"}
     return [f"{path}: {state} since its stage wrote it" for path, state in found.items() if path.startswith(f"{folder}/")]

@@ -3,6 +3,8 @@
 Colours: Okabe and Ito's colour-blind safe palette (yellow replaced by brown) for variants, viridis (dark: near the input) for positions.
 """
 
+import math
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +76,10 @@ class Figures:
         text = f"Accuracy with k layers kept, executed in {orders}. "
         text += f"Mean over {shown['n'].max():.0f} seeds; bars: standard deviation over the seeds"
         if len(pruned):
-            text += f". Pruned cells: {count_orders(pruned, 'random routes')} each, the same for every model"
+            text += f". Pruned cells: at most {count_orders(pruned, 'random routes')} each, the same for every variant"
             if pruned["std_orders"].notna().any():
                 low, high = 100 * pruned["std_orders"].min(), 100 * pruned["std_orders"].max()
-                text += f"; the standard deviation over routes is {low:.1f} to {high:.1f} points"
+                text += f"; the standard deviation over {pruned['spread_orders'].max():.0f} single routes is {low:.1f} to {high:.1f} points"
         full = shown[shown["full"] & ~shown["variant"].str.startswith("refit")]
         text += f". All layers: {count_orders(full, 'orders' if full['orders'].max() > 1 else 'order')}, {full['images'].max():.0f} images"
         if len(refits):
@@ -88,13 +90,14 @@ class Figures:
         """Accuracy against the Kendall tau distance from the original order. Returns the caption."""
         figure, axes = self._figure(0.78)
         axis: Axes = axes[0, 0]
-        exact = samplers["sampler"].str.startswith("swap") | (samplers["sampler"] == "reversed") | (samplers["distance"] == 0)
+        depth = int(samplers["length"].max())
+        exact = samplers["sampler"].str.startswith("swap ") | samplers["sampler"].isin(["reversed", f"fix_first {depth}"])
         shown = samplers[samplers["variant"].isin(variants) & exact]
         for variant in variants:
             line = _over_seeds(shown[shown["variant"] == variant], "distance")
             axis.errorbar(line.index, line["mean"], line["std"], color=self.colours[variant], marker=self.markers[variant], capsize=2,
                           label=label(variant))  # fmt: skip
-        most = shown["distance"].max()
+        most = math.comb(depth, 2)
         axis.set(
             xlabel="Kendall tau distance from the original order\n(swaps of neighbours)", ylabel="validation accuracy (%)", ylim=(0, 100)
         )
@@ -111,7 +114,7 @@ class Figures:
         axis.legend(loc="lower left")
         self._save(figure, name)
         return (
-            f"Accuracy against disorder: from the original order (0) to the reversed one ({most:.0f} swaps of neighbours); in between, a "
+            f"Accuracy against disorder: from the original order (0) to the reversed one ({most} swaps of neighbours); in between, a "
             f"random order at exactly that distance for every image. {_counts(shown)}"
         )
 
@@ -121,7 +124,7 @@ class Figures:
         axis: Axes = axes[0, 0]
         kinds = samplers["sampler"].str.extract(r"^fix_first (\d+)$")[0]
         shown = samplers[kinds.notna()].assign(k=kinds.dropna().astype(int))
-        refits = dict(zip((v for v in dict.fromkeys(shown["variant"]) if v not in self.colours), REFIT_MARKERS, strict=False))
+        refits = dict(zip((v for v in dict.fromkeys(shown["variant"]) if v not in self.colours), cycle(REFIT_MARKERS), strict=False))
         for variant in [*self.colours, *refits]:
             line, refit = _over_seeds(shown[shown["variant"] == variant], "k"), variant in refits
             axis.errorbar(line.index, line["mean"], line["std"], label=label(variant), capsize=2, linestyle=":" if refit else "-",

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from lsvit.params import BASELINE, Analysis
-from lsvit.routes import ORDERS
+from lsvit.routes import ORDERS, count_routes
 from lsvit.stats import METHOD, estimate
 
 KEYS = ["dataset", "model", "variant", "order", "keep"]
@@ -56,27 +56,39 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     """One row a (variant, order, keep): mean accuracy with its interval; three spreads, kept apart: seeds, orders, images.
 
     `mean`, `std`, `low`, `high`: of the seeds' means over their routes, see :class:`lsvit.stats.Estimate`. `std_orders`: over
-    single routes of one seed, averaged over the seeds. `se_images`: standard error from the finite number of images, of one
-    seed, averaged over the seeds; an image's value is its share of correct answers over the routes. Sample standard deviations
-    (n - 1), absent for a single value. `n`: seeds. `orders`: routes a seed. `full`: all layers.
+    the `spread_orders` single routes of one seed, averaged over the seeds. `se_images`: standard error from the finite number
+    of images, of one seed, averaged over the seeds; an image's value is its share of correct answers over the single routes.
+    Sample standard deviations (n - 1), absent for a single value. `n`: seeds. `orders`: different routes a seed, drawn or all
+    there are. `full`: all layers.
     """
-    means, single = mean_rows(rows), rows[rows["routes"] == 1]
+    means, single = mean_rows(rows), single_rows(rows)
     by_seed = means.groupby([*KEYS, "seed"], sort=False)
     seeds = by_seed["accuracy"].agg(["mean"]).join(by_seed["routes"].sum()).reset_index()
-    seeds["se_images"] = (by_seed["std_images"].first() / np.sqrt(by_seed["images"].first())).values
-    spread = single.groupby([*KEYS, "seed"], sort=False)["accuracy"].std().groupby(KEYS, sort=False).mean().rename("std_orders")
+    singles = single.groupby([*KEYS, "seed"], sort=False)
+    spread = singles["accuracy"].std().groupby(KEYS, sort=False).mean().rename("std_orders")
+    counts = singles["routes"].sum().groupby(KEYS, sort=False).first().rename("spread_orders")
+    std_images = singles["std_images"].first().groupby(KEYS, sort=False).mean().rename("std_images")
     by_cell = seeds.groupby(KEYS, sort=False)
     cells = by_cell["mean"].apply(lambda values: pd.Series(estimate(values.to_numpy())._asdict())).unstack(sort=False)
-    cells = cells.join(spread).join(by_cell.agg(orders=("routes", "first"), se_images=("se_images", "mean")))
+    cells = cells.join([spread, counts, std_images, by_cell.agg(orders=("routes", "first"))])
     cells = cells.join(means.groupby(KEYS, sort=False)[["position_accuracy", "images"]].mean()).reset_index()
     cells["n"] = cells["n"].astype(int)
-    cells["full"] = cells["keep"] == cells.groupby("variant")["keep"].transform("max")
+    cells["se_images"] = cells.pop("std_images") / np.sqrt(cells["images"])
+    most = cells.groupby("variant")["keep"].transform("max")
+    existing = [count_routes(layers, c.keep, c.order) for layers, c in zip(most, cells.itertuples(), strict=True)]
+    cells["orders"] = np.minimum(cells["orders"], existing)
+    cells["full"] = cells["keep"] == most
     return cells
 
 
 def mean_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows that give a cell's mean: of the pass over many routes where there is one, else of all single routes."""
     return rows[rows["routes"] == rows.groupby(KEYS)["routes"].transform("max")]
+
+
+def single_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of single routes, which tell the spread; of the one pass where there are none (`per: batch`)."""
+    return rows[rows["routes"] == rows.groupby(KEYS)["routes"].transform("min")]
 
 
 def seed_means(rows: pd.DataFrame) -> pd.DataFrame:
@@ -179,10 +191,12 @@ def table_caption(cells: pd.DataFrame) -> str:
     """What the numbers of Table 1 are."""
     full = cells[cells["full"]]
     arbitrary = full[full["order"] == "arbitrary"]
-    few = arbitrary[arbitrary["orders"] < arbitrary["orders"].max()]
+    exist = [count_routes(keep, keep, "arbitrary") for keep in arbitrary["keep"]]
+    few, drawn = arbitrary[arbitrary["orders"] == exist], arbitrary[arbitrary["orders"] != exist]
+    common = count_orders(drawn if len(drawn) else few, "random orders")
     text = (
         f"Top-1 validation accuracy in %, mean ± standard deviation over {_range(full['n'])} seeds, "
-        f"{_range(full['images'])} validation images; arbitrary order: mean over {count_orders(arbitrary, 'random orders')}"
+        f"{_range(full['images'])} validation images; arbitrary order: mean over {common}"
     )
     text += "".join(f" ({label(c['variant'])}: all {c['orders']:.0f} there are)" for c in few.to_dict("records"))
     positions = arbitrary.dropna(subset="position_accuracy")
@@ -196,7 +210,7 @@ def table_caption(cells: pd.DataFrame) -> str:
 
 def count_orders(cells: pd.DataFrame, noun: str) -> str:
     """How many orders a cell's mean is over: "20 random orders", or "2000 random orders (one an image)"."""
-    most = cells.loc[cells["orders"].idxmax()]
+    most = cells.loc[cells["orders"].idxmax()]  # in small cells fewer may exist
     return f"{most['orders']:.0f} {noun}{' (one an image)' if 1 < most['orders'] == most['images'] else ''}"
 
 
@@ -230,7 +244,7 @@ def write_statistics(cells: pd.DataFrame, rows: pd.DataFrame, folder: Path) -> N
     full["order"] = pd.Categorical(full["order"], ORDERS, ordered=True)
     spreads = [
         {"order": c.order, "variant": label(c.variant), "mean": f"{100 * c.mean:.2f}", "interval": _interval(c.low, c.high),
-         "seeds": _percent(c.std), "orders": _percent(c.std_orders), "images": _percent(c.se_images),
+         "seeds": _percent(c.std), "orders": f"{_percent(c.std_orders)} ({c.spread_orders})", "images": _percent(c.se_images),
          "n seeds": c.n, "n orders": c.orders, "n images": f"{c.images:.0f}"}
         for c in full.sort_values("order", kind="stable").itertuples()
     ]  # fmt: skip
@@ -240,10 +254,11 @@ def write_statistics(cells: pd.DataFrame, rows: pd.DataFrame, folder: Path) -> N
         for d in paired.itertuples()
     ]  # fmt: skip
     text = (
-        f"# Statistics\n\nAccuracy with all layers in %. Interval: {METHOD}. Three spreads: *seeds*, standard deviation of the seeds' "
-        "means; *orders*, standard deviation over single orders of one seed, averaged over the seeds; *images*, standard error from "
-        "the finite number of validation images. The interval covers the seeds alone: the orders and the images are the same for every "
-        f"variant.\n\n{_markdown(spreads)}\n\n## Paired differences\n\nSeed by seed (same starting weights, batches and evaluation "
+        f"# Statistics\n\nAccuracy with all layers in %, mean over *n orders* and *n images*. Interval: {METHOD}. Three spreads: *seeds*, "
+        "standard deviation of the seeds' means; *orders*, standard deviation over as many single orders of one seed as the number in "
+        "brackets says, averaged over the seeds; *images*, standard error from the finite number of validation images. The interval "
+        "covers the seeds, and the orders where every seed draws its own (one an image); it does not cover the images, which are the "
+        f"same for all.\n\n{_markdown(spreads)}\n\n## Paired differences\n\nSeed by seed (same starting weights, batches and evaluation "
         f"orders), in points. Few seeds: intervals are shown, significance is not claimed.\n\n{_markdown(pairs)}\n"
     )
     (folder / "statistics.md").write_text(text)

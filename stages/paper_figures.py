@@ -10,7 +10,7 @@ from lsvit import launch
 from lsvit.claims import CLAIMS
 from lsvit.errors import one_line_errors
 from lsvit.ledger import judge, markdown
-from lsvit.params import PaperFigures, Pretrain, load
+from lsvit.params import Analysis, PaperFigures, Pretrain, load
 from lsvit.plots import Figures
 from lsvit.tables import label, summarise, table_caption, write_protocols, write_statistics, write_table1
 from lsvit.tracking import Tracker
@@ -38,15 +38,16 @@ def main() -> None:
     captions["Figure 1b"] = figures.pruning(cells, "sequential", "figure_1b")
     captions["Figure 1c"] = figures.pruning(cells, "arbitrary", "figure_1c")
     layer = json.loads((RESULTS / "analysis.json").read_text())["layer"]
-    compared = params.analysis.variants[0]
+    compared = params.resolve(Analysis).variants[0]
     for (a, c), name, seed in (("ac", "pretrained", params.resolve(Pretrain).seed), ("bd", compared, params.seeds[0])):
         title = "starting weights" if name == "pretrained" else f"refined with {label(name)}"
         with np.load(ARRAYS / f"{name}_seed_{seed}.npz") as arrays:
             captions[f"Figure 4{a}"] = figures.umap(dict(arrays), layer, f"figure_4{a}", title)
             captions[f"Figure 4{c}"] = figures.ridges(dict(arrays), f"figure_4{c}", title)
     chance = 100 / json.loads((RESULTS / "cell.json").read_text())["classes"]
-    captions["Distance"] = figures.disorder(samplers, [v for v in SHOWN if v in params.all_variants], chance, "distance")
-    captions["First layers"] = figures.first_layers(samplers, chance, "first_layers")
+    if len(samplers):  # `prune_eval.samplers` may be empty
+        captions["Distance"] = figures.disorder(samplers, [v for v in SHOWN if v in params.all_variants], chance, "distance")
+        captions["First layers"] = figures.first_layers(samplers, chance, "first_layers")
     histories = {v: pd.read_csv(RESULTS / "finetune" / f"{v}.csv") for v in params.all_variants}
     captions["Training curves"] = figures.training_curves(histories, "training_curves")
     head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"

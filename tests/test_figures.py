@@ -1,6 +1,7 @@
 """Tables and figures: right numbers, the published rows beside them, the same bytes from the same results."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from lsvit.analysis import contribution_numbers, position_r2
 from lsvit.data import sha256
-from lsvit.grid import write
+from lsvit.grid import collect, write
 from lsvit.params import Params
 from lsvit.plots import Figures
 from lsvit.tables import (
@@ -79,11 +80,13 @@ def test_spreads_are_kept_apart(rows: pd.DataFrame) -> None:
 
 
 def test_a_pass_with_an_order_an_image_gives_the_mean_and_single_orders_the_spread(rows: pd.DataFrame) -> None:
-    pruned = rows[(rows["variant"] == "ls") & (rows["keep"] == 6) & (rows["order"] == "arbitrary")]
+    pruned = rows[(rows["variant"] == "ls") & (rows["keep"] == 6) & (rows["order"] == "sequential")]
     passes = pruned.groupby("seed").head(1).assign(route="1000 routes, one a sample", routes=1000, images=1000, accuracy=0.7)
-    cell = summarise(pd.concat([rows, passes])).set_index(["variant", "order", "keep"]).loc["ls", "arbitrary", 6]
+    cell = summarise(pd.concat([rows, passes])).set_index(["variant", "order", "keep"]).loc["ls", "sequential", 6]
     assert cell["mean"] == pytest.approx(0.7)
-    assert cell["orders"] == cell["images"] == 1000
+    assert cell["orders"] == 924  # of the 1,000 drawn, so many exist
+    assert cell["images"] == 1000
+    assert cell["spread_orders"] == 20
     assert cell["std_orders"] == pytest.approx(np.std(np.arange(20) * 0.001, ddof=1), rel=0.05)
 
 
@@ -128,20 +131,43 @@ def test_grid_in_the_papers_form(rows: pd.DataFrame, tmp_path: Path) -> None:
     """Two data sets by two models, one combination missing, one of the paper's cells run."""
     one = table1(summarise(rows))
     cells = [("a", "x", 5), ("a", "y", 3), ("b", "x", 5), ("imagenet", "vit_b16", 5)]
-    table = pd.concat([one.assign(dataset=d, model=m, n=n) for d, m, n in cells], ignore_index=True)
+    table = pd.concat([one.assign(dataset=d, model=m, n=n, source="e") for d, m, n in cells], ignore_index=True)
     grid = write(table, tmp_path)
 
     def row(data: str, model: str, source: str) -> pd.DataFrame:
         return grid[(grid["data"] == data) & (grid["model"] == model) & (grid["source"] == source) & (grid["order"] == "arbitrary")]
 
-    assert "±" in row("a", "y", "ours, n = 3")["LS"].item()
+    assert "±" in row("a", "y", "ours (e), n = 3")["LS"].item()
     assert set(row("b", "y", "ours").iloc[0, 4:]) == {"not run"}
     assert row("ImageNet", "ViT-B/16", "published")["LS"].item() == "62.77 ± 0.41"
-    assert "±" in row("ImageNet", "ViT-B/16", "ours, n = 5")["LS"].item()
+    assert "±" in row("ImageNet", "ViT-B/16", "ours (e), n = 5")["LS"].item()
     assert set(row("CIFAR-100", "DeiT-B dist.", "ours").iloc[0, 4:]) == {"not run"}
     assert "imagenet" not in set(grid["data"])  # under the paper's name alone
     assert "not run" in (tmp_path / "grid.md").read_text()
     assert "not run" in (tmp_path / "grid.tex").read_text()
+
+
+def test_cells_are_collected_from_experiments(rows: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workspace first, then the most seeds; a revision without a table is passed over."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    revisions = {}
+    one = table1(summarise(rows))
+    for name, model, n in (("few", "x", 2), ("many", "x", 9), ("mine", "y", 9), ("none", "", 0)):
+        if name == "none":
+            (tmp_path / "results" / "table1.csv").unlink()
+        else:
+            one.assign(model=model, n=n).to_csv("results/table1.csv", index=False)
+        subprocess.run([*git, "add", "-A"], check=True)
+        subprocess.run([*git, "commit", "-qm", name], check=True)
+        revisions[name] = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert collect({}).empty
+    one.assign(model="y", n=1).to_csv("results/table1.csv", index=False)
+    found = collect(revisions)
+    assert dict(zip(found["model"], found["source"], strict=True)) == {"y": "workspace", "x": "many"}
+    assert len(found) == 2 * len(one)
 
 
 def test_table1(rows: pd.DataFrame, tmp_path: Path) -> None:
@@ -185,9 +211,9 @@ def test_figures_are_the_same_bytes_again(rows: pd.DataFrame, params: Params, tm
     history = pd.DataFrame({"seed": [0, 0, 1, 1], "epoch": [1, 2, 1, 2]})
     for order in ("sequential", "arbitrary"):
         history[f"validation/{order}/accuracy"] = [0.2, 0.4, 0.3, 0.5]
-    sampled = [(v, s, name, d, 50, 0.3 + 0.01 * s) for v in VARIANTS for s in range(2)
-               for name, d in (("swap 3", 3), ("reversed", 6), ("fix_first 0", 2.9), ("fix_first 1", 1.4), ("fix_first 4", 0))]  # fmt: skip
-    samplers = pd.DataFrame(sampled, columns=["variant", "seed", "sampler", "distance", "images", "accuracy"])
+    kinds = (("swap 3", 3, 4), ("fix_first 0", 2.9, 4), ("fix_first 1", 1.4, 4), ("fix_first 4", 0, 4), ("skip 1", 0, 3))
+    sampled = [(v, s, *kind, 50, 0.3 + 0.01 * s) for v in VARIANTS for s in range(2) for kind in kinds]
+    samplers = pd.DataFrame(sampled, columns=["variant", "seed", "sampler", "distance", "length", "images", "accuracy"])
     digests, captions = [], []
     for folder in (tmp_path / "a", tmp_path / "b"):
         figures = Figures(folder, params.paper_figures, VARIANTS)

@@ -6,9 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lsvit.claims import CLAIMS
@@ -54,6 +56,8 @@ def test_verdicts(values: list[float], verdict: str) -> None:
     assert entry["verdict"] == verdict
     assert "above 5 points" in entry["rule"]
     assert ("small" in entry["reason"]) == (verdict in (FAILS, NOT_REACHED))
+    assert bool(entry["reason"]) == (verdict != HOLDS)
+    assert ("between" in entry["reason"]) == (values[0] == 2)
     assert (entry["measured"]["low"] is None) == (len(values) == 1)
 
 
@@ -89,13 +93,66 @@ def test_the_committed_ledger() -> None:
     assert len({entry["id"] for entry in entries}) == len(entries) >= 20
     for entry in entries:
         assert entry["verdict"] in VERDICTS
-        assert entry["reason"] or entry["verdict"] in (HOLDS, FAILS)
+        assert bool(entry["reason"]) == (entry["verdict"] != HOLDS)
         if entry["verdict"] != NOT_RUN:
             assert entry["measured"]["low"] <= entry["measured"]["mean"] <= entry["measured"]["high"]
             assert entry["measured"]["n"] == len(found["seeds"])
     page = (RESULTS / "claims.md").read_text()
     assert page == markdown(found)
     assert all(f"| {entry['id']} |" in page for entry in entries)
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Path:
+    """A copy of the results, to be changed."""
+    shutil.copytree(RESULTS, tmp_path / "results")
+    return tmp_path / "results"
+
+
+def verdicts(folder: Path) -> dict[str, tuple[str, str]]:
+    found = judge(folder, CLAIMS)
+    markdown(found)  # shows every entry
+    return {entry["id"]: (entry["verdict"], entry["reason"]) for entry in found["claims"]}
+
+
+def rewrite(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame], name: str = "prune_eval.csv") -> None:
+    change(pd.read_csv(folder / name, dtype={"route": str})).to_csv(folder / name, index=False)
+
+
+def test_without_ls_its_claims_are_not_run(changed: Path) -> None:
+    for name in ("prune_eval.csv", "samplers.csv", "protocols.csv"):
+        rewrite(changed, lambda rows: rows[rows["variant"] != "ls"], name)
+    found = verdicts(changed)
+    assert found["s4.1.price"] == (NOT_RUN, "LS, sequential is not among the results")
+    assert found["fig1c.only-ls"][0] == found["fig1c.grows"][0] == NOT_RUN
+    assert found["fig1b.full"][0] != NOT_RUN
+
+
+def test_with_all_layers_alone_the_pruning_claims_are_not_run(changed: Path) -> None:
+    rewrite(changed, lambda rows: rows[(rows["keep"] == 12) | rows["variant"].str.startswith("refit")])
+    found = verdicts(changed)
+    assert found["fig1c.grows"][0] == found["fig1b.keep3"][0] == NOT_RUN
+    assert found["s4.1.gain"][0] == HOLDS
+
+
+def test_a_model_at_chance_has_no_share_of_its_own_accuracy(changed: Path) -> None:
+    rewrite(changed, lambda rows: rows.assign(accuracy=rows["accuracy"].where(rows["variant"] != "baseline", 0.1)))
+    assert verdicts(changed)["s4.1.collapse"] == (NOT_RUN, "the quantity is a quotient by zero")
+
+
+def test_the_trained_order_is_left_out_or_the_claim_is_not_run(changed: Path) -> None:
+    rewrite(changed, lambda rows: rows[rows["route"] != "0-1-2"])
+    verdict, reason = verdicts(changed)["fig1c.refit3"]
+    assert verdict == NOT_RUN
+    assert "were not evaluated one by one" in reason
+
+
+def test_one_seed_has_no_verdict(changed: Path) -> None:
+    for name in ("prune_eval.csv", "samplers.csv", "protocols.csv"):
+        rewrite(changed, lambda rows: rows[rows["seed"] == 0], name)
+    found = verdicts(changed)
+    assert {verdict for name, (verdict, _) in found.items() if not name.startswith("fig4")} == {NOT_RUN}
+    assert found["s4.1.gain"][1] == "one seed, or one model, gives no interval"
 
 
 def test_ledgers_are_compared() -> None:
@@ -141,6 +198,21 @@ def test_a_figure_changed_by_hand_fails_the_check(clone: Path) -> None:
         code, _, errors = claims(clone)
         assert code == 1
         assert f"error: results/{name}: modified since its stage wrote it" in errors
+        path.write_text(text)
+
+
+def test_a_broken_or_missing_result_is_one_line(clone: Path) -> None:
+    for name, break_it, said in (
+        ("samplers.csv", Path.unlink, "samplers.csv: deleted since its stage wrote it"),
+        ("cell.json", lambda path: path.write_text("{"), "results: cannot be judged (JSONDecodeError"),
+    ):
+        path = clone / "results" / name
+        text = path.read_text()
+        break_it(path)
+        code, _, errors = claims(clone)
+        assert code == 1
+        assert said in errors
+        assert "Traceback" not in errors
         path.write_text(text)
 
 

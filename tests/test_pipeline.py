@@ -222,7 +222,10 @@ def test_help_is_quick() -> None:
 
 
 def test_commands_users_mistakes_are_one_line(tmp_path: Path) -> None:
-    for command, said in ((["table"], "table1.csv: not found"), (["smoke"], "not the root of a clone"), (["track", "sync"], "no finished")):
+    for command, said in (
+        (["table"], "table1.csv: not found"), (["smoke"], "not the root of a clone"), (["track", "sync"], "no finished"),
+        (["claims"], "claims.json: not found"), (["grid"], "not the root of a clone"), (["cost"], "not found"),
+    ):  # fmt: skip
         done = subprocess.run([sys.executable, "-m", "lsvit.cli", *command], cwd=tmp_path, capture_output=True, text=True, check=False,
                               env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
         assert done.returncode == 2
