@@ -143,6 +143,7 @@ class Spy:
         """Images are equal; operations and FLOPs are equal up to what depends on drawn routes."""
         for training, images in self.images.items():
             assert sum(work.images for work in job if work.training == training) == images
+        assert sum(work.batches for work in job) == self.batches
         operations = self.batches * model.outside[0] + self.calls * model.block[0]
         assert sum(work.operations for work in job) == pytest.approx(operations, rel=rel)
         flops = sum(self.images.values()) * model.outside[FLOPS] + self.layers * model.block[FLOPS]
@@ -179,7 +180,7 @@ def test_counts_of_an_evaluation_are_those_of_a_real_one(
 ) -> None:
     small = small.model_copy(update={"prune_eval": small.prune_eval.model_copy(update={"per": per})})
     run = run_config(small, name, small.variants[name], read_meta(bars)["sha256"], None)
-    config = EvalConfig(**run, options=small.resolve(PruneEval), precision="fp32")
+    config = EvalConfig(**run, options=small.resolve(PruneEval), precision="fp32", seed=0)
     save_weights(open_model(config, bars, None), tmp_path / "weights.safetensors")
     model = count_forward(meta_backbone(small.model_preset, NUM_CLASSES), small.model_preset)
     first = list(small.all_variants).index(name) * len(small.seeds) * 2  # two protocols
@@ -190,7 +191,7 @@ def test_counts_of_an_evaluation_are_those_of_a_real_one(
 
 def test_counts_of_the_analysis_are_those_of_a_real_one(small: Params, bars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_config(small, "ls", small.variants["ls"], read_meta(bars)["sha256"], None)
-    config = EvalConfig(**run, options=small.resolve(PruneEval), precision="fp32")
+    config = EvalConfig(**run, options=small.resolve(PruneEval), precision="fp32", seed=0)
     model = open_model(config, bars, None)
     routes = np.array([arbitrary(generator("analysis", 0, i), model.num_layers) for i in range(30)])
     counted = count_forward(meta_backbone(small.model_preset, NUM_CLASSES), small.model_preset)
@@ -236,19 +237,19 @@ def test_sizes_of_data_sets() -> None:
 
 
 def hardware(**kwargs: Any) -> Hardware:
-    speed = Speed(overhead=0.5, element=0.25, rate=10)
-    return Hardware(training=speed, evaluation=Speed(overhead=0, element=0, rate=1), source="a test", **kwargs)
+    speed = Speed(batch=2, operation=0.5, element=0.25, rate=10)
+    return Hardware(training=speed, evaluation=Speed(batch=0, operation=0, element=0, rate=1), source="a test", **kwargs)
 
 
 def test_seconds_and_processes_side_by_side() -> None:
-    training, evaluation = Work(True, 1, 2, 4, 10), Work(False, 1, 9, 9, 7)
-    assert training.seconds(hardware()) == 2 * 0.5 + 4 * 0.25 + 10 / 10
+    training, evaluation = Work(True, 1, 3, 2, 4, 10), Work(False, 1, 9, 9, 9, 7)
+    assert training.seconds(hardware()) == 3 * 2 + 2 * 0.5 + 4 * 0.25 + 10 / 10
     assert evaluation.seconds(hardware()) == 7
     stage = Stage("finetune", "", [[training, evaluation]] * 5)
-    assert stage.time(hardware(cores=2)) == {"sum": 50, "wall": 30}  # two, two, one
-    assert stage.time(hardware(gpus=1, cores=16)) == {"sum": 50, "wall": 50}
-    assert stage._replace(threads=4).time(hardware(cores=2)) == {"sum": 50, "wall": 50}
-    mixed = Stage("prune-eval", "", [[Work(False, 1, 0, 0, seconds)] for seconds in (5, 1, 1, 1)])
+    assert stage.time(hardware(cores=2)) == {"sum": 80, "wall": 48}  # two, two, one
+    assert stage.time(hardware(gpus=1, cores=16)) == {"sum": 80, "wall": 80}
+    assert stage._replace(threads=4).time(hardware(cores=2)) == {"sum": 80, "wall": 80}
+    mixed = Stage("prune-eval", "", [[Work(False, 1, 0, 0, 0, seconds)] for seconds in (5, 1, 1, 1)])
     assert mixed.time(hardware(cores=2)) == {"sum": 8, "wall": 5}
 
 
