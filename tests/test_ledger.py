@@ -13,8 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lsvit import cli
 from lsvit.claims import CLAIMS
 from lsvit.ledger import FAILS, HOLDS, NOT_REACHED, NOT_RUN, VERDICTS, Claim, Evidence, NotRun, changes, judge, markdown, stopped_holding
+from lsvit.smoke import environment
 from lsvit.stats import estimate
 from tests.conftest import ROOT
 
@@ -175,19 +177,33 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path / "clone"
 
 
-def claims(folder: Path) -> tuple[int, str, str]:
-    done = subprocess.run([sys.executable, "-m", "lsvit.cli", "claims"], cwd=folder, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, done.stderr
+Claims = Callable[[], tuple[int, str, str]]
+
+
+@pytest.fixture
+def claims(clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Claims:
+    """`lsvit claims` in the clone, in this process: exit code, output, errors."""
+    monkeypatch.chdir(clone)
+
+    def run() -> tuple[int, str, str]:
+        try:
+            cli.claims()
+        except SystemExit as end:
+            return int(str(end.code)), *capsys.readouterr()
+        return 0, *capsys.readouterr()
+
+    return run
 
 
 def test_the_command_on_a_fresh_clone(clone: Path) -> None:
-    code, shown, errors = claims(clone)
-    assert (code, errors) == (0, "")
-    assert "s4.1.collapse" in shown
-    assert re.search(r"\d+ claims: \d+ holds", shown)
+    command = [sys.executable, "-m", "lsvit.cli", "claims"]
+    done = subprocess.run(command, cwd=clone, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "s4.1.collapse" in done.stdout
+    assert re.search(r"\d+ claims: \d+ holds", done.stdout)
 
 
-def test_a_figure_changed_by_hand_fails_the_check(clone: Path) -> None:
+def test_a_figure_changed_by_hand_fails_the_check(clone: Path, claims: Claims) -> None:
     for name in ("prune_eval.csv", "table1.csv", "figure1.csv", "analysis.json", "samplers.csv"):
         path = clone / "results" / name
         text = path.read_text()
@@ -195,13 +211,13 @@ def test_a_figure_changed_by_hand_fails_the_check(clone: Path) -> None:
         assert digit
         end = digit.end() - 1
         path.write_text(f"{text[:end]}{int(text[end]) + 1}{text[digit.end() :]}")
-        code, _, errors = claims(clone)
+        code, _, errors = claims()
         assert code == 1
         assert f"error: results/{name}: modified since its stage wrote it" in errors
         path.write_text(text)
 
 
-def test_a_broken_or_missing_result_is_one_line(clone: Path) -> None:
+def test_a_broken_or_missing_result_is_one_line(clone: Path, claims: Claims) -> None:
     for name, break_it, said in (
         ("samplers.csv", Path.unlink, "samplers.csv: deleted since its stage wrote it"),
         ("cell.json", lambda path: path.write_text("{"), "results: cannot be judged (JSONDecodeError"),
@@ -209,22 +225,22 @@ def test_a_broken_or_missing_result_is_one_line(clone: Path) -> None:
         path = clone / "results" / name
         text = path.read_text()
         break_it(path)
-        code, _, errors = claims(clone)
+        code, _, errors = claims()
         assert code == 1
         assert said in errors
         assert "Traceback" not in errors
         path.write_text(text)
 
 
-def test_a_verdict_changed_by_hand_fails_the_check(clone: Path) -> None:
+def test_a_verdict_changed_by_hand_fails_the_check(clone: Path, claims: Claims) -> None:
     path = clone / "results" / "claims.json"
     path.write_text(path.read_text().replace('"verdict": "does not hold"', '"verdict": "holds"', 1))
-    code, _, errors = claims(clone)
+    code, _, errors = claims()
     assert code == 1
     assert "not what the result files give" in errors
 
 
-def test_a_claim_that_stopped_holding_fails_the_check(clone: Path) -> None:
+def test_a_claim_that_stopped_holding_fails_the_check(clone: Path, claims: Claims) -> None:
     """As after a run that went another way: result files, ledger and lock agree, but the committed ledger said otherwise."""
     path = clone / "results" / "claims.json"
     ledger = json.loads(path.read_text())
@@ -234,6 +250,6 @@ def test_a_claim_that_stopped_holding_fails_the_check(clone: Path) -> None:
     identity = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
     subprocess.run(["git", *identity, "commit", "-qam", "a ledger in which it held"], cwd=clone, check=True)
     subprocess.run(["git", "checkout", "-q", "HEAD~1", "--", "results"], cwd=clone, check=True)
-    code, _, errors = claims(clone)
+    code, _, errors = claims()
     assert code == 1
     assert errors == f"error: {fallen['id']}: held in the committed ledger, now: does not hold\n"
