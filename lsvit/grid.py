@@ -16,7 +16,11 @@ WORKSPACE = "workspace"
 
 
 def experiments() -> dict[str, str]:
-    """The experiments that DVC keeps in this repository: name -> revision. Raises UserError if this is none of DVC's."""
+    """The experiments that DVC keeps in this repository, the newest first: name -> revision.
+
+    Raises:
+        UserError: this is no repository of DVC's.
+    """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
@@ -25,13 +29,17 @@ def experiments() -> dict[str, str]:
             listed = repo.experiments.ls(all_commits=True)
     except DvcException as error:
         raise UserError(f"DVC cannot list the experiments: {error}") from None
-    return {name: rev for group in listed.values() for name, rev in group}
+    names = {rev: name for group in listed.values() for name, rev in group}
+    if not names:
+        return {}
+    newest_first = subprocess.run(["git", "rev-list", "--no-walk=sorted", *names], capture_output=True, text=True, check=True)
+    return {names[rev]: rev for rev in newest_first.stdout.split()}
 
 
 def collect(revisions: dict[str, str]) -> pd.DataFrame:
     """The rows of table1.csv of the workspace and of git revisions, each cell (data set, model) from one source alone.
 
-    The workspace's cell counts before any experiment's, then the one with the most seeds, then the first. Adds the column
+    The workspace's cell counts before any experiment's, then the one with the most seeds, then the newest. Adds the column
     `source`.
     """
     tables = {WORKSPACE: pd.read_csv(TABLE)} if Path(TABLE).is_file() else {}
