@@ -72,12 +72,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[..., TrainConfig]:
-    """A factory of training configurations: `route`, `position`, `layers`, any key of `finetune`, and `seed`."""
+    """A factory of training configurations: `route`, `per`, `position`, `layers`, any key of `finetune`, and `seed`."""
 
-    def make(seed: int = 0, route: Any = "arbitrary", position: Any = None, layers: int | None = None, **options: Any) -> TrainConfig:
+    def make(
+        seed: int = 0, route: Any = "arbitrary", position: Any = None, layers: int | None = None, per: str = "batch", **options: Any
+    ) -> TrainConfig:  # fmt: skip
         defaults = {"batch_size": 32, "epochs": 3, "validation_batch_size": 20, "lr": 0.003}
         values = params.finetune.model_dump() | defaults | options
-        variant = Variant.model_validate({"route": route, "layers": layers} | ({"position": position} if position else {}))
+        variant = Variant.model_validate({"route": route, "per": per, "layers": layers} | ({"position": position} if position else {}))
         return TrainConfig(
             title="test", dataset="bars", model_name="pico", model=pico, variant=variant, device="cpu", seed=seed,
             data_sha256=read_meta(prepared)["sha256"], weights_sha256=None, options=Finetune(**values),

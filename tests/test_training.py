@@ -51,8 +51,9 @@ def outcome(folder: Path) -> tuple[str, str]:
         {"route": "sequential", "schedule": "linear", "optimizer": "adamw"},
         {"position": {"encode": {"dropout": 0.1}, "predict": {}}, "schedule": "one_cycle"},
         {"route": {"drop": 0.3}},
+        {"route": {"fix_first": 1}, "per": "sample"},
     ],
-    ids=["ls", "sequential", "position with dropout", "layerdrop"],
+    ids=["ls", "sequential", "position with dropout", "layerdrop", "an order a sample"],
 )
 def test_resumed_training_equals_an_undisturbed_one(train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     config = train_config(**changes)
@@ -220,8 +221,9 @@ def test_gathered_files(train_config: Config, prepared: Path, tmp_path: Path) ->
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_trains_on_cuda(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    config = train_config(epochs=2, precision="bf16").model_copy(update={"device": "cuda"})
+@pytest.mark.parametrize("per", ["batch", "sample"])
+def test_trains_on_cuda(per: str, train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    config = train_config(epochs=2, precision="bf16", per=per).model_copy(update={"device": "cuda"})
     rows = run(config, prepared, tmp_path / "cuda")
     assert rows[1]["train/loss"] < rows[0]["train/loss"]
 
@@ -237,8 +239,7 @@ def test_an_order_a_sample(train_config: Config, prepared: Path, tmp_path: Path,
         return forward(self, images, route, taps)
 
     monkeypatch.setattr(RoutedModel, "forward", spy)
-    base = train_config(position={"predict": {}}, epochs=1)
-    config = base.model_copy(update={"variant": base.variant.model_copy(update={"per": "sample"})})
+    base, config = (train_config(position={"predict": {}}, epochs=1, per=per) for per in ("batch", "sample"))
     run(config, prepared, tmp_path / "sample")
     assert [tuple(route.shape) for route in seen] == [(32, 4)] * 3
     assert all((route.sort(dim=1).values == torch.arange(4)).all() for route in seen)
@@ -251,8 +252,9 @@ def test_an_order_a_sample(train_config: Config, prepared: Path, tmp_path: Path,
 
 def test_layer_drop_a_sample(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     """Routes of different lengths in one batch, with both position parts."""
-    base = train_config(route={"drop": 0.5, "schedule": "linear"}, position={"encode": {}, "predict": {}}, epochs=2)
-    rows = run(base.model_copy(update={"variant": base.variant.model_copy(update={"per": "sample"})}), prepared, tmp_path / "run")
+    position: dict[str, dict] = {"encode": {}, "predict": {}}
+    config = train_config(route={"drop": 0.5, "schedule": "linear"}, position=position, epochs=2, per="sample")
+    rows = run(config, prepared, tmp_path / "run")
     assert all(math.isfinite(value) for row in rows for value in row.values())
 
 
