@@ -96,8 +96,7 @@ class Work(NamedTuple):
     def seconds(self, hardware: Hardware) -> float:
         """Time on this hardware."""
         speed = hardware.training if self.training else hardware.evaluation
-        started = self.batches * speed.batch + self.operations * speed.operation
-        return started + self.elements * speed.element + self.flops / speed.rate
+        return self.batches * speed.batch + self.operations * speed.operation + self.elements * speed.element + self.flops / speed.rate
 
 
 class Operations(TorchDispatchMode):
