@@ -48,7 +48,7 @@ def claims() -> None:
 
     from lsvit.claims import CLAIMS
     from lsvit.errors import UserError
-    from lsvit.ledger import changes, edited, judge, show, stopped_holding
+    from lsvit.ledger import changes, edited, judge, same_cell, show, stopped_holding
 
     results = Path("results")
     file = results / "claims.json"
@@ -68,8 +68,10 @@ def claims() -> None:
         committed = subprocess.run(["git", "show", f"HEAD:./{file}"], capture_output=True, text=True, check=False)
         if committed.returncode:
             print("no committed ledger to compare with", file=sys.stderr)
+        elif same_cell(found, before := json.loads(committed.stdout)):
+            problems += stopped_holding(found, before)
         else:
-            problems += stopped_holding(found, json.loads(committed.stdout))
+            print(f"the committed ledger is about {before['dataset']} with {before['model']}: verdicts are not compared", file=sys.stderr)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:
@@ -141,13 +143,14 @@ def show_table(file: Path) -> None:
 
 def print_table(paper: "pd.DataFrame", title: str) -> None:
     """Print a table of texts."""
-    from rich.console import Console
     from rich.table import Table
+
+    from lsvit.tables import console
 
     shown = Table(*paper.columns, title=title)
     for row in paper.itertuples(index=False):
         shown.add_row(*row)
-    Console(width=None if Console().is_terminal else 200).print(shown)
+    console(200).print(shown)
 
 
 @one_line_errors()

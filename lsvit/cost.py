@@ -28,18 +28,18 @@ from lsvit.jobs import EvalConfig, run_config
 from lsvit.models import NO_PARTS, PositionLogits, RoutedModel, create_backbone, input_size
 from lsvit.params import BASELINE, Analysis, Finetune, ModelPreset, Optimisation, Params, Position, Pretrain, PruneEval, Variant
 from lsvit.routes import ENDED, ORDERS, Sampler, Spec, count_routes, generator, limit, make_sampler, per_sample, training_order
+from lsvit.tables import console
 from lsvit.training import validation_routes
 
 KNOWN_HARDWARE = Path("benchmarks/cost.json")
 STEP = 3  # a training step's FLOPs in forward passes: the backward pass takes two
-SIZES = {"embedded": (10_000, 2_000), "fashion_mnist": (60_000, 10_000), "digits": (1_437, 360)}  # training, validation images
 NUM_CLASSES = 10  # of each of these sources
 NOTES = (
     "FLOPs: 1 multiply-add = 2; attention and position parts included; a training step = 3 forward passes.",
     "sum: the times of all processes; wall: a stage's processes side by side, the stages one after another.",
     "Not in the time: start of processes, reading and writing files, tracking, UMAP, figures.",
-    "prune-eval: the epochs that both protocols choose; where they are the same, it takes half.",
-    "Another machine: `python benchmarks/cost.py` measures it and adds it.",
+    "prune-eval: one epoch a training; where the two protocols choose different ones, both are evaluated.",
+    "Another machine: `uv run python benchmarks/cost.py` measures it and adds it.",
 )
 # LayerShuffle, section 4: 224 px, batch 640 or 128
 PAPER = "batch 128, 5 seeds, every epoch validated in both orders as here"
@@ -241,20 +241,13 @@ class Stage(NamedTuple):
         }  # fmt: skip
 
 
-def data_sizes(params: Params) -> tuple[int, int, int]:
-    """Images to train on, validation images and held-out images of the chosen data set, which need not be there."""
-    preset = params.dataset_preset
-    train, validation = preset.train or SIZES[preset.source][0], preset.validation or SIZES[preset.source][1]
-    return train - (preset.heldout or 0), validation, preset.heldout or 0
-
-
 def stages(params: Params) -> list[Stage]:
     """The stages of the pipeline that compute, for the chosen model and data set.
 
     Raises:
         UserError: timm does not know the model, or a value does not fit its number of layers.
     """
-    preset, sizes, seeds = params.model_preset, data_sizes(params), len(params.seeds)
+    preset, sizes, seeds = params.model_preset, params.dataset_preset.sizes, len(params.seeds)
     backbone = meta_backbone(preset, NUM_CLASSES)
     whole = count_forward(backbone, preset)
     params.check_layers(whole.num_layers)
@@ -272,7 +265,7 @@ def stages(params: Params) -> list[Stage]:
         found.append(Stage("finetune", name, [training_job(routed, variant, tuning, *sizes)] * seeds, tuning.threads))
         run = run_config(params, name, variant, "", None)
         config = EvalConfig(**run, options=params.resolve(PruneEval), precision=tuning.precision, seed=0)
-        evaluations += [evaluation_job(routed, config, sizes[1])] * (2 * seeds if sizes[2] else seeds)  # an epoch a protocol
+        evaluations += [evaluation_job(routed, config, sizes[1])] * seeds
     found.append(Stage("prune-eval", "", evaluations))
     options, analysed = params.resolve(Analysis), [whole]
     for variant in map(params.all_variants.__getitem__, options.variants):  # their predictions are not read
@@ -315,10 +308,9 @@ def total(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def show(estimated: dict[str, Any]) -> None:
     """Print an :func:`estimate` as two tables."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if Console().is_terminal else 180, highlight=False)
+    out = console(180)
     ours = "params.yaml: {dataset}, {model}, {seeds} seeds".format(**estimated)
     times = [f"({i}) {what}" for i in range(1, len(estimated["hardware"]) + 1) for what in ("sum", "wall")]
     counts = ["trainings", "training_images", "validation_images", "evaluation_images"]
@@ -332,8 +324,8 @@ def show(estimated: dict[str, Any]) -> None:
             shown = [f"{row[count]:,}" if row[count] else "" for count in counts] + [format_flops(row["flops"])]
             shown += [format_seconds(seconds) for of_hardware in row["seconds"].values() for seconds in of_hardware.values()]
             table.add_row(row["part"], row["name"], *shown)
-        console.print(table)
-    console.print(*(f"({i}) {name}: {source}" for i, (name, source) in enumerate(estimated["hardware"].items(), 1)), *NOTES, sep="\n")
+        out.print(table)
+    out.print(*(f"({i}) {name}: {source}" for i, (name, source) in enumerate(estimated["hardware"].items(), 1)), *NOTES, sep="\n")
 
 
 def format_flops(flops: float) -> str:

@@ -18,7 +18,7 @@ from lsvit.errors import UserError
 from lsvit.params import BASELINE
 from lsvit.routes import ORDERS, Order, count_routes
 from lsvit.stats import METHOD, estimate
-from lsvit.tables import CELLS, label, mean_rows
+from lsvit.tables import CELLS, console, label, mean_rows
 
 HOLDS, FAILS, NOT_REACHED, NOT_RUN = VERDICTS = ("holds", "does not hold", "not reached at this scale", "not run")
 Range = tuple[float, float]
@@ -65,7 +65,7 @@ class Evidence:
         """Accuracy in % with all layers, one route left out of the mean."""
         rows = self._cell(variant, order, None)
         if route not in set(rows["route"]):
-            raise NotRun(f"{label(variant)}, {order}: its {len(rows)} routes were not evaluated one by one")
+            raise NotRun(f"{label(variant)}, {order}: its routes were not evaluated one by one")
         return 100 * self._by_seed(rows[rows["route"] != route], "accuracy", f"{label(variant)}, {order}")
 
     def starting_accuracy(self) -> float:
@@ -237,7 +237,6 @@ def markdown(found: dict[str, Any]) -> str:
 
 def show(found: dict[str, Any]) -> None:
     """Print the ledger as a table."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -248,7 +247,7 @@ def show(found: dict[str, Any]) -> None:
         verdict = f"[{colours[entry['verdict']]}]{entry['verdict']}[/]" + (f"\n[dim]{entry['reason']}[/]" if entry["reason"] else "")
         claim = f"{entry['claim']}\n[dim]{entry['id']}: {entry['source']}[/]"
         table.add_row(claim, entry["published"], f"{escape(show_value(entry))}\n[dim]{entry['quantity']}[/]", show_orders(entry), verdict)
-    Console(width=None if Console().is_terminal else 180).print(table, _count(found))
+    console(140).print(table, _count(found))
 
 
 def _count(found: dict[str, Any]) -> str:
@@ -262,10 +261,13 @@ def changes(found: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return [entry["id"] for entry in found["claims"] if theirs.get(entry["id"]) != entry]
 
 
+def same_cell(found: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two ledgers are about the same data set and model."""
+    return all(found[key] == other[key] for key in ("dataset", "model"))
+
+
 def stopped_holding(found: dict[str, Any], committed: dict[str, Any]) -> list[str]:
-    """Claims that held in the committed ledger and no longer do, if both are about the same cell."""
-    if any(found[key] != committed[key] for key in ("dataset", "model")):
-        return []
+    """Claims that held in the committed ledger of the same cell and no longer do."""
     now = {entry["id"]: entry["verdict"] for entry in found["claims"]}
     return [
         f"{entry['id']}: held in the committed ledger, now: {now.get(entry['id'], 'no such claim')}"

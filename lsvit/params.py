@@ -15,6 +15,7 @@ from lsvit.errors import UserError, accepted, one_line
 from lsvit.routes import check_sampler, limit
 
 BASELINE = "baseline"
+SIZES = {"embedded": (10_000, 2_000), "fashion_mnist": (60_000, 10_000), "digits": (1_437, 360)}  # training, validation images of a source
 
 
 def _number(value: Any) -> Any:
@@ -176,6 +177,12 @@ class DatasetPreset(Preset):
     validation: Count | None = None
     heldout: Count | None = None
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Images to train on, to validate on, and held out."""
+        train, validation = SIZES[self.source]
+        return (self.train or train) - (self.heldout or 0), self.validation or validation, self.heldout or 0
+
 
 class Value(NamedTuple):
     """An effective value and the place in params.yaml it comes from."""
@@ -277,15 +284,14 @@ class Params(Section):
             if "baseline_epochs" in variant.finetune:
                 raise UserError(f"{file}: {name}: finetune.baseline_epochs belongs to the section; accepted here: epochs")
         analysis, data = self.resolve(Analysis), self.dataset_preset
-        limits = [("analysis.neighbors", analysis.neighbors, analysis.images - 1, f"{analysis.images} images are analysed")]
-        if data.validation:
-            limits += [("analysis.images", analysis.images, data.validation, f"{self.dataset!r} uses {data.validation} validation images")]
+        train, validation, heldout = data.sizes
+        limits = [
+            (f"datasets.{self.dataset}.heldout", heldout, train + heldout - 1, f"{train + heldout} training images are used"),
+            ("analysis.neighbors", analysis.neighbors, analysis.images - 1, f"{analysis.images} images are analysed"),
+            ("analysis.images", analysis.images, validation, f"{self.dataset!r} uses {validation} validation images"),
+        ]
         for key, options in (("pretrain", self.resolve(Pretrain)), ("finetune", self.resolve(Finetune))):
-            if data.train:
-                used = data.train - (data.heldout or 0)
-                limits += [(f"{key}.batch_size", options.batch_size, used, f"{self.dataset!r} uses {used} training images")]
-        if data.train and data.heldout:
-            limits.insert(0, (f"datasets.{self.dataset}.heldout", data.heldout, data.train - 1, f"{data.train} training images are used"))
+            limits += [(f"{key}.batch_size", options.batch_size, train, f"{self.dataset!r} uses {train} training images")]
         for key, found, most, why in limits:
             if found > most:
                 raise UserError(f"{file}: {key}: found {found}, accepted: at most {most} ({why})")

@@ -76,7 +76,9 @@ class Figures:
         text = f"Accuracy with k layers kept, executed in {orders}. "
         text += f"Mean over {shown['n'].max():.0f} seeds; bars: standard deviation over the seeds"
         if len(pruned):
-            text += f". Pruned cells: at most {count_orders(pruned, 'random routes')} each, the same for every variant"
+            text += (
+                f". Pruned cells: at most {count_orders(pruned, 'random routes')} each, the same for every variant, others for every seed"
+            )
             if pruned["std_orders"].notna().any():
                 low, high = 100 * pruned["std_orders"].min(), 100 * pruned["std_orders"].max()
                 text += f"; the standard deviation over {pruned['spread_orders'].max():.0f} single routes is {low:.1f} to {high:.1f} points"
@@ -111,7 +113,7 @@ class Figures:
         axis.secondary_xaxis("top", functions=(to_tau, to_distance)).set(xlabel="Kendall's tau", xticks=[1, 0.5, 0, -0.5, -1])
         self._chance(axis, chance)
         axis.grid(axis="y", linewidth=0.4, alpha=0.5)
-        axis.legend(loc="lower left")
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 0.12))
         self._save(figure, name)
         return (
             f"Accuracy against disorder: from the original order (0) to the reversed one ({most} swaps of neighbours); in between, a "
@@ -134,7 +136,7 @@ class Figures:
         axis.set(xticks=sorted(shown["k"].unique()))
         self._chance(axis, chance)
         axis.grid(axis="y", linewidth=0.4, alpha=0.5)
-        axis.legend(ncols=2, loc="lower right")
+        axis.legend(ncols=4, loc="upper left", bbox_to_anchor=(0, 1.26), columnspacing=1, handlelength=1.6)
         self._save(figure, name)
         return (
             f"The control: the first k layers run in their place and the others in a random order, one for every image; "

@@ -2,10 +2,13 @@
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 from lsvit.params import BASELINE, Analysis
 from lsvit.routes import ORDERS, count_routes
@@ -195,10 +198,11 @@ def table_caption(cells: pd.DataFrame) -> str:
     few, drawn = arbitrary[arbitrary["orders"] == exist], arbitrary[arbitrary["orders"] != exist]
     common = count_orders(drawn if len(drawn) else few, "random orders")
     text = (
-        f"Top-1 validation accuracy in %, mean ± standard deviation over {_range(full['n'])} seeds, "
+        f"Top-1 validation accuracy in %, mean ± standard deviation over {_range(full['n'])} seed{'s' if full['n'].max() > 1 else ''}, "
         f"{_range(full['images'])} validation images; arbitrary order: mean over {common}"
     )
-    text += "".join(f" ({label(c['variant'])}: all {c['orders']:.0f} there are)" for c in few.to_dict("records"))
+    if len(few) and len(drawn):
+        text += f" ({', '.join(f'{label(c.variant)}: all {c.orders:.0f} there are' for c in few.itertuples())})"
     positions = arbitrary.dropna(subset="position_accuracy")
     for cell in positions.to_dict("records"):
         text += (
@@ -288,6 +292,13 @@ def write_protocols(protocols: pd.DataFrame, folder: Path) -> None:
         "alone.\n"
     )
     (folder / "protocols.md").write_text(text)
+
+
+def console(width: int) -> "Console":
+    """A console of at least `width` columns: a narrow terminal wraps lines rather than losing numbers."""
+    from rich.console import Console
+
+    return Console(width=max(width, Console().width), highlight=False)
 
 
 def _percent(value: float) -> str:

@@ -15,7 +15,6 @@ from lsvit.analysis import record
 from lsvit.cli import app
 from lsvit.cost import (
     NUM_CLASSES,
-    SIZES,
     STEP,
     Forward,
     Hardware,
@@ -37,7 +36,7 @@ from lsvit.errors import UserError
 from lsvit.evaluation import evaluate
 from lsvit.jobs import EvalConfig, TrainConfig, run_config
 from lsvit.models import RoutedModel, save_weights
-from lsvit.params import DatasetPreset, Encode, Finetune, ModelPreset, Params, Position, Predict, PruneEval, Variant
+from lsvit.params import SIZES, DatasetPreset, Encode, Finetune, ModelPreset, Params, Position, Predict, PruneEval, Variant
 from lsvit.routes import arbitrary, drop, generator
 from lsvit.runs import open_model, open_split
 from lsvit.training import train
@@ -183,7 +182,7 @@ def test_counts_of_an_evaluation_are_those_of_a_real_one(
     config = EvalConfig(**run, options=small.resolve(PruneEval), precision="fp32", seed=0)
     save_weights(open_model(config, bars, None), tmp_path / "weights.safetensors")
     model = count_forward(meta_backbone(small.model_preset, NUM_CLASSES), small.model_preset)
-    first = list(small.all_variants).index(name) * len(small.seeds) * 2  # two protocols
+    first = list(small.all_variants).index(name) * len(small.seeds)
     job, spy = job_of(small, "prune-eval", "", first), Spy(monkeypatch)
     evaluate(config, bars, tmp_path / "weights.safetensors", tmp_path, lambda event: None)
     spy.check(job, model, 0.05)
@@ -203,9 +202,7 @@ def test_counts_of_the_analysis_are_those_of_a_real_one(small: Params, bars: Pat
 def test_stages_and_their_jobs(small: Params) -> None:
     found = {f"{stage.part} {stage.name}".strip(): len(stage.jobs) for stage in stages(small)}
     trained = {f"finetune {name}": 2 for name in small.all_variants}
-    assert found == {"pretrain": 1, **trained, "prune-eval": 7 * 2 * 2, "analysis": 1 + 2}  # an epoch a protocol is evaluated
-    no_heldout = {"datasets": {"bars": small.dataset_preset.model_copy(update={"heldout": None})}}
-    assert {stage.part: len(stage.jobs) for stage in stages(small.model_copy(update=no_heldout))}["prune-eval"] == 7 * 2
+    assert found == {"pretrain": 1, **trained, "prune-eval": 7 * 2, "analysis": 1 + 2}
     hub = {"models": {"pico": small.model_preset.model_copy(update={"weights": "hub"})}}  # counted without the weights
     assert stages(small.model_copy(update=hub))[0].name == "baseline"
 

@@ -201,7 +201,7 @@ def test_metrics_for_dvc(rows: pd.DataFrame) -> None:
 def test_one_seed_has_no_spread(rows: pd.DataFrame) -> None:
     cells = summarise(rows[rows["seed"] == 0])
     assert paper_table(table1(cells))["LS"][0].count("±") == 0
-    assert "over 1 seeds" in table_caption(cells)
+    assert "over 1 seed," in table_caption(cells)
 
 
 def test_figures_are_the_same_bytes_again(rows: pd.DataFrame, params: Params, tmp_path: Path) -> None:
