@@ -76,9 +76,7 @@ class Figures:
         text = f"Accuracy with k layers kept, executed in {orders}. "
         text += f"Mean over {shown['n'].max():.0f} seeds; bars: standard deviation over the seeds"
         if len(pruned):
-            text += (
-                f". Pruned cells: at most {count_orders(pruned, 'random routes')} each, the same for every variant, others for every seed"
-            )
+            text += f". Pruned cells: at most {count_orders(pruned, 'random routes')} each, the same for every variant"
             if pruned["std_orders"].notna().any():
                 low, high = 100 * pruned["std_orders"].min(), 100 * pruned["std_orders"].max()
                 text += f"; the standard deviation over {pruned['spread_orders'].max():.0f} single routes is {low:.1f} to {high:.1f} points"
