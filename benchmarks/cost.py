@@ -22,11 +22,11 @@ from scipy.optimize import nnls
 from lsvit.cost import Hardware, Speed, Work, count_forward, meta_backbone, sampler_work, training_job
 from lsvit.data import SPLITS, Split
 from lsvit.jobs import TrainConfig
-from lsvit.models import build, input_size
-from lsvit.params import Finetune, ModelPreset, Variant
 from lsvit.routes import arbitrary, generator, per_sample
 from lsvit.runs import score
+from lsvit.sections import Finetune, ModelPreset, Variant
 from lsvit.training import make_optimizer, make_scheduler, train, train_epoch
+from lsvit.weights import build, input_size
 
 FILE = Path(__file__).with_suffix(".json")
 REPETITIONS = 5  # after a first one that does not count
@@ -73,7 +73,7 @@ class Case:
         kwargs = {"img_size": self.size, "patch_size": self.patch, "in_chans": 1 if self.size < 200 else 3, "embed_dim": self.width,
                   "depth": LAYERS, "num_heads": max(2, self.width // 64)}  # fmt: skip
         options = Finetune(
-            optimizer="adam", lr=1e-4, betas=(0.9, 0.999), eps=1e-6, weight_decay=0, schedule="constant", epochs=1, precision="fp32",
+            optimizer="adam", lr=1e-4, betas=(0.9, 0.999), eps=1e-6, weight_decay=0, schedule="constant", epochs=1, precision="fp32", compile="none", micro_batch_size=None, checkpointing=False,
             batch_size=self.batch_size, validation_batch_size=200, threads=1, baseline_epochs=None,
         )  # fmt: skip
         return TrainConfig(

@@ -19,11 +19,13 @@ from machine import machine, show, write
 
 from lsvit.data import prepare, read_meta
 from lsvit.jobs import WEIGHTS, TrainConfig, run_config
-from lsvit.models import RoutedModel, build, input_size
-from lsvit.params import Finetune, ModelPreset, Variant, load
+from lsvit.models import RoutedModel
+from lsvit.params import load
 from lsvit.routes import arbitrary, generator, per_sample
 from lsvit.runs import open_model, open_split, score
+from lsvit.sections import Finetune, ModelPreset, Variant
 from lsvit.training import train
+from lsvit.weights import build, input_size
 
 FILE = Path(__file__).with_suffix(".json")
 REPETITIONS = 7

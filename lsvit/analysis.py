@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from lsvit.data import Split
+from lsvit.devices import autocast
 from lsvit.errors import UserError
 from lsvit.jobs import ANALYSIS_ARRAYS, ANALYSIS_NUMBERS, AnalysisConfig
 from lsvit.models import RoutedModel, Samples
-from lsvit.params import Analysis
 from lsvit.routes import arbitrary, generator
-from lsvit.runs import autocast, open_model, open_split
+from lsvit.runs import open_model, open_split
+from lsvit.sections import Analysis
 
 BATCH_SIZE = 250
 

@@ -25,11 +25,13 @@ from lsvit.analysis import BATCH_SIZE
 from lsvit.errors import UserError
 from lsvit.evaluation import cells, kept_layers
 from lsvit.jobs import EvalConfig, run_config
-from lsvit.models import NO_PARTS, PositionLogits, RoutedModel, create_backbone, input_size
-from lsvit.params import BASELINE, Analysis, Finetune, ModelPreset, Optimisation, Params, Position, Pretrain, PruneEval, Variant
+from lsvit.models import NO_PARTS, PositionLogits, RoutedModel
+from lsvit.params import BASELINE, Params
 from lsvit.routes import ENDED, ORDERS, Sampler, Spec, count_routes, generator, limit, make_sampler, per_sample, training_order
+from lsvit.sections import Analysis, Finetune, ModelPreset, Optimisation, Position, Pretrain, PruneEval, Variant
 from lsvit.tables import console
 from lsvit.training import validation_routes
+from lsvit.weights import create_backbone, input_size
 
 KNOWN_HARDWARE = Path("benchmarks/cost.json")
 STEP = 3  # a training step's FLOPs in forward passes: the backward pass takes two

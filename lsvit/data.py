@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lsvit.errors import UserError
-from lsvit.params import DatasetPreset
 from lsvit.routes import generator
+from lsvit.sections import DatasetPreset
 
 if TYPE_CHECKING:  # preparing data needs no torch
     import torch

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lsvit.errors import UserError
-from lsvit.params import Analysis, ModelPreset, Optimisation, Params, Preset, PruneEval, Section, Value, Variant
+from lsvit.params import Params, Value
 from lsvit.routes import Spec, training_order
+from lsvit.sections import Analysis, ModelPreset, Optimisation, Preset, PruneEval, Section, Variant
 
 Row = dict[str, float]  # one epoch's metrics, names {suite}/{metric}
 WEIGHTS, HISTORY, FINAL, CONFIG = "weights.safetensors", "history.json", "final.json", "config.json"

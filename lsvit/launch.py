@@ -34,7 +34,7 @@ from lsvit.jobs import RunConfig
 
 DONE = "done"
 ENDED: dict = {}  # the last event of a job
-NOT_CODE = {"lsvit.params", "lsvit.jobs", "lsvit.errors"}  # what they decide is in a job's configuration
+NOT_CODE = {"lsvit.params", "lsvit.sections", "lsvit.jobs", "lsvit.errors"}  # what they decide is in a job's configuration
 _events: Any = None  # in a worker process: the queue to the parent
 Event = dict[str, Any]  # what a job reports: numbers by name
 

@@ -1,187 +1,32 @@
-"""params.yaml: the typed sections, their validation, and the resolution of presets.
+"""params.yaml as a whole: loading, cross-checks, and the resolution of presets.
 
-Torch-free, so that a wrong parameter is reported in a fraction of a second and before any compute. A value resolves
-section < model preset < data-set preset < variant, in :meth:`Params.resolve` and nowhere else.
+A value resolves section < model preset < data-set preset < variant, in :meth:`Params.resolve` and nowhere else.
 """
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from lsvit.errors import UserError, accepted, one_line
-from lsvit.routes import check_sampler, limit
+from lsvit.routes import limit
+from lsvit.sections import (
+    Analysis,
+    DatasetPreset,
+    Distributed,
+    Finetune,
+    ModelPreset,
+    PaperFigures,
+    Pretrain,
+    PruneEval,
+    Section,
+    Seed,
+    Variant,
+)
 
 BASELINE = "baseline"
-SIZES = {"embedded": (10_000, 2_000), "fashion_mnist": (60_000, 10_000), "digits": (1_437, 360)}  # training, validation images of a source
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("a number")
-    return value
-
-
-# PyYAML reads 1e-4 as text where DVC reads a number: text that spells a number is converted, true and false are not.
-Float = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
-Positive = Annotated[Float, Field(gt=0)]
-Fraction = Annotated[Float, Field(ge=0, lt=1)]
-Int = Annotated[int, BeforeValidator(_number)]
-Count = Annotated[Int, Field(ge=1)]
-Seed = Annotated[Int, Field(ge=0)]
-Sampler = Annotated[str | dict[str, Any], BeforeValidator(check_sampler)]
-
-
-class Section(BaseModel):
-    """A part of params.yaml: immutable, unknown keys rejected."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: ClassVar[str] = ""
-
-
-class Optimisation(Section):
-    """Hyper-parameters of one training (LayerShuffle, section 4)."""
-
-    optimizer: Literal["adam", "adamw"]
-    lr: Positive
-    betas: tuple[Fraction, Fraction]
-    eps: Positive
-    weight_decay: Annotated[Float, Field(ge=0)]
-    schedule: Literal["constant", "linear", "one_cycle"]
-    batch_size: Count
-    epochs: Count
-    validation_batch_size: Count
-    precision: Literal["fp32", "bf16"]
-    threads: Count
-    position_weight: Annotated[Float, Field(ge=0)] = 1.0
-
-
-class Pretrain(Optimisation):
-    """Training from scratch, for model presets without published weights."""
-
-    name = "pretrain"
-    seed: Seed
-
-
-class Finetune(Optimisation):
-    """Refinement of the starting weights; `baseline_epochs` is for the baseline alone."""
-
-    name = "finetune"
-    baseline_epochs: Count | None
-
-
-class PruneEval(Section):
-    """Accuracy with k layers kept, sequential and arbitrary (section 4.2)."""
-
-    name = "prune_eval"
-    keep: Annotated[list[Count], Field(min_length=1)]
-    orders: Count
-    per: Literal["pass", "batch", "sample"]
-    samplers: list[Sampler]
-    images: Count | None
-    batch_size: Count
-    seed: Seed
-
-
-class Analysis(Section):
-    """UMAP of a layer's output and class-token contributions (section 4.3)."""
-
-    name = "analysis"
-    variants: Annotated[list[str], Field(min_length=1)]
-    layer: Annotated[Int, Field(ge=0)]
-    images: Annotated[Int, Field(ge=20)]
-    neighbors: Annotated[Int, Field(ge=2)]
-    min_dist: Annotated[Float, Field(ge=0, le=1)]
-    seed: Seed
-
-
-class PaperFigures(Section):
-    """Size of the figures."""
-
-    name = "paper_figures"
-    column_width: Annotated[Positive, Field(le=20)]
-    dpi: Annotated[Count, Field(le=1200)]
-
-
-class Encode(Section):
-    """LayerShuffle-position (section 3.2)."""
-
-    dim: Count = 32
-    shared: bool = False
-    init: Literal["normal", "zeros"] = "normal"
-    dropout: Fraction = 0.0
-
-
-class Predict(Section):
-    """LayerShuffle-predict (section 3.3); the paper does not say which token is read, the published code takes the mean."""
-
-    token: Literal["mean", "class_token"] = "mean"
-
-
-class Position(Section):
-    """Parts attached to the model that know or tell a layer's position."""
-
-    encode: Encode | None = None
-    predict: Predict | None = None
-
-
-class Variant(Section):
-    """One column of the paper's tables."""
-
-    route: Sampler
-    per: Literal["batch", "sample"] = "batch"
-    position: Position = Position()
-    layers: Count | None = None
-    finetune: dict[str, Any] = {}
-
-
-class Preset(Section):
-    """A named model or data set; both may override keys of the stages' sections."""
-
-    pretrain: dict[str, Any] = {}
-    finetune: dict[str, Any] = {}
-    prune_eval: dict[str, Any] = {}
-    analysis: dict[str, Any] = {}
-
-
-class ModelPreset(Preset):
-    """A timm model: architecture, arguments, and where its weights come from."""
-
-    timm: Annotated[str, Field(min_length=1)]
-    kwargs: dict[str, Any] = {}
-    weights: Annotated[str, Field(pattern=r"^(scratch|hub|.+\.safetensors)$")]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    init_std: Positive | None = None
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> Self:
-        numbers = {k: v for k, v in self.kwargs.items() if isinstance(v, int)}
-        for key in ("embed_dim", "num_heads", "depth", "patch_size", "img_size"):
-            if key in self.kwargs and numbers.get(key, 0) < 1:
-                raise ValueError(f"kwargs.{key}\n{self.kwargs[key]!r}\na whole number, at least 1")
-        if self.kwargs.get("embed_dim", 0) % self.kwargs.get("num_heads", 1):
-            raise ValueError(f"kwargs.num_heads\n{self.kwargs['num_heads']}\na divisor of embed_dim {self.kwargs['embed_dim']}")
-        if self.kwargs.get("img_size", 0) % self.kwargs.get("patch_size", 1):
-            raise ValueError(f"kwargs.patch_size\n{self.kwargs['patch_size']}\na divisor of img_size {self.kwargs['img_size']}")
-        return self
-
-
-class DatasetPreset(Preset):
-    """Where images come from, how many of them are used, and how many of the training images are held out."""
-
-    source: Literal["embedded", "fashion_mnist", "digits"]
-    folder: str | None = None
-    train: Count | None = None
-    validation: Count | None = None
-    heldout: Count | None = None
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Images to train on, to validate on, and held out."""
-        train, validation = SIZES[self.source]
-        return (self.train or train) - (self.heldout or 0), self.validation or validation, self.heldout or 0
 
 
 class Value(NamedTuple):
@@ -200,6 +45,8 @@ class Params(Section):
     dataset: str
     model: str
     device: Literal["auto", "cpu", "cuda"]
+    deterministic: bool
+    distributed: Distributed
     seeds: Annotated[list[Seed], Field(min_length=1)]
     protocol: Literal["paper", "heldout"]
     baseline: Variant

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import gaussian_kde
 
-from lsvit.params import PaperFigures
+from lsvit.sections import PaperFigures
 from lsvit.tables import count_orders, label
 
 OKABE_ITO = ["#000000", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#8B6914"]

@@ -9,10 +9,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lsvit.data import Split, read_meta
+from lsvit.devices import autocast, pick_device
 from lsvit.jobs import RunConfig
 from lsvit.losses import position_hits
-from lsvit.models import PositionLogits, RoutedModel, build, input_size, normalisation, pick_device
+from lsvit.models import PositionLogits, RoutedModel
 from lsvit.routes import Route
+from lsvit.weights import build, input_size, normalisation
 
 
 def open_model(config: RunConfig, data: Path, weights: Path | None) -> RoutedModel:
@@ -39,11 +41,6 @@ class Score(NamedTuple):
     def numbers(self) -> dict[str, float]:
         """The means there are, by name."""
         return {key: value for key in ("loss", "accuracy", "position_accuracy") if (value := getattr(self, key)) is not None}
-
-
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The autocast context of a `precision:` value (fp32 or bf16)."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 @torch.inference_mode()

@@ -10,8 +10,9 @@ import pandas as pd
 if TYPE_CHECKING:
     from rich.console import Console
 
-from lsvit.params import BASELINE, Analysis
+from lsvit.params import BASELINE
 from lsvit.routes import ORDERS, count_routes
+from lsvit.sections import Analysis
 from lsvit.stats import METHOD, estimate
 
 KEYS = ["dataset", "model", "variant", "order", "keep"]

@@ -11,13 +11,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from lsvit.data import HELDOUT, Split, read_meta
+from lsvit.devices import autocast
 from lsvit.errors import UserError
 from lsvit.jobs import HISTORY, WEIGHTS, Row, TrainConfig, weights_file
 from lsvit.losses import position_hits, position_loss
-from lsvit.models import PositionLogits, RoutedModel, create_backbone, save_weights
-from lsvit.params import Optimisation
+from lsvit.models import PositionLogits, RoutedModel
 from lsvit.routes import Route, Spec, arbitrary, generator, make_sampler, per_sample, training_order
-from lsvit.runs import autocast, open_model, open_split, score
+from lsvit.runs import open_model, open_split, score
+from lsvit.sections import Optimisation
+from lsvit.weights import create_backbone, save_weights
 
 CHECKPOINT = "checkpoint.pt"
 REPORT_SECONDS = 20

@@ -8,7 +8,8 @@ from lsvit import launch
 from lsvit.data import read_meta, sha256
 from lsvit.errors import one_line_errors
 from lsvit.jobs import ANALYSIS_ARRAYS, ANALYSIS_NUMBERS, JUDGES, AnalysisConfig, run_config, starting_weights, weights_file
-from lsvit.params import Analysis, Finetune, Pretrain, Variant, load
+from lsvit.params import load
+from lsvit.sections import Analysis, Finetune, Pretrain, Variant
 from lsvit.tables import summarise_analysis
 from lsvit.tracking import Tracker
 

@@ -17,7 +17,8 @@ def num_layers(params: Params) -> int:
         return preset.kwargs["depth"]
     import torch
 
-    from lsvit.models import RoutedModel, create_backbone
+    from lsvit.models import RoutedModel
+    from lsvit.weights import create_backbone
 
     with torch.device("meta"):
         backbone = create_backbone(preset.model_copy(update={"weights": "scratch", "init_std": None}), 10)

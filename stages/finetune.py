@@ -8,7 +8,8 @@ from lsvit import launch
 from lsvit.data import read_meta, sha256
 from lsvit.errors import UserError, accepted, one_line_errors
 from lsvit.jobs import JUDGES, TrainConfig, gather_trainings, run_config, show_options, starting_weights
-from lsvit.params import Finetune, load
+from lsvit.params import load
+from lsvit.sections import Finetune
 from lsvit.tracking import Tracker
 
 DATA = Path("outs/prepare_data")

@@ -10,8 +10,9 @@ from lsvit import launch
 from lsvit.claims import CLAIMS
 from lsvit.errors import one_line_errors
 from lsvit.ledger import judge, markdown
-from lsvit.params import Analysis, PaperFigures, Pretrain, load
+from lsvit.params import load
 from lsvit.plots import Figures
+from lsvit.sections import Analysis, PaperFigures, Pretrain
 from lsvit.tables import label, summarise, table_caption, write_protocols, write_statistics, write_table1
 from lsvit.tracking import Tracker
 

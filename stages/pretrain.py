@@ -7,7 +7,8 @@ from lsvit import launch
 from lsvit.data import read_meta, sha256
 from lsvit.errors import one_line_errors
 from lsvit.jobs import TrainConfig, gather_trainings, run_config, show_options
-from lsvit.params import Pretrain, Variant, load
+from lsvit.params import load
+from lsvit.sections import Pretrain, Variant
 from lsvit.tracking import Tracker
 
 DATA, OUT, TABLE = Path("outs/prepare_data"), Path("outs/pretrain"), Path("results/pretrain.csv")

@@ -9,7 +9,8 @@ from lsvit import launch
 from lsvit.data import read_meta, sha256
 from lsvit.errors import one_line_errors
 from lsvit.jobs import EVALUATION_ROWS, JUDGES, SAMPLER_ROWS, EvalConfig, kept_epoch, run_config, weights_file
-from lsvit.params import Finetune, PruneEval, load
+from lsvit.params import load
+from lsvit.sections import Finetune, PruneEval
 from lsvit.tables import gather_evaluations, protocol_rows, summarise, table_metrics
 from lsvit.tracking import Tracker
 

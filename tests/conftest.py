@@ -13,7 +13,8 @@ import pytest
 
 from lsvit.data import CHECKSUMS, IDX_KIND, SPLITS, idx_name, prepare, read_meta
 from lsvit.jobs import TrainConfig
-from lsvit.params import DatasetPreset, Finetune, ModelPreset, Params, Variant, load
+from lsvit.params import Params, load
+from lsvit.sections import DatasetPreset, Finetune, ModelPreset, Variant
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 ROOT = Path(__file__).parent.parent

@@ -35,11 +35,13 @@ from lsvit.data import CLASSES, prepare, read_digits, read_meta
 from lsvit.errors import UserError
 from lsvit.evaluation import evaluate
 from lsvit.jobs import EvalConfig, TrainConfig, run_config
-from lsvit.models import RoutedModel, save_weights
-from lsvit.params import SIZES, DatasetPreset, Encode, Finetune, ModelPreset, Params, Position, Predict, PruneEval, Variant
+from lsvit.models import RoutedModel
+from lsvit.params import Params
 from lsvit.routes import arbitrary, drop, generator
 from lsvit.runs import open_model, open_split
+from lsvit.sections import SIZES, DatasetPreset, Encode, Finetune, ModelPreset, Position, Predict, PruneEval, Variant
 from lsvit.training import train
+from lsvit.weights import save_weights
 from tests.conftest import PICO, ROOT
 from tests.test_models import FAMILIES
 

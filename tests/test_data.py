@@ -13,7 +13,7 @@ import torch
 from lsvit import data
 from lsvit.data import CLASSES, DEBIAN_FOLDER, Split, prepare, read_idx, read_meta, sha256, write_subset
 from lsvit.errors import UserError
-from lsvit.params import DatasetPreset
+from lsvit.sections import DatasetPreset
 from lsvit.smoke import copy_repository
 from tests.conftest import ROOT, write_idx
 

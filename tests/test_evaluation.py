@@ -10,11 +10,12 @@ import torch
 
 from lsvit.evaluation import evaluate
 from lsvit.jobs import EVALUATION_ROWS, SAMPLER_ROWS, WEIGHTS, EvalConfig, TrainConfig
-from lsvit.models import build, save_weights
-from lsvit.params import ModelPreset, Params, PruneEval, Variant
+from lsvit.params import Params
 from lsvit.routes import arbitrary, generator, per_sample
 from lsvit.runs import open_model, open_split, score
+from lsvit.sections import ModelPreset, PruneEval, Variant
 from lsvit.training import train
+from lsvit.weights import build, save_weights
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from lsvit.errors import UserError
 from lsvit.losses import position_hits, position_loss
-from lsvit.models import PositionLogits, RoutedModel, build, create_backbone, load_weights, save_weights
-from lsvit.params import Encode, ModelPreset, Position, Predict
+from lsvit.models import PositionLogits, RoutedModel
 from lsvit.routes import arbitrary, drop, generator, per_sample
+from lsvit.sections import Encode, ModelPreset, Position, Predict
+from lsvit.weights import build, create_backbone, load_weights, save_weights
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_classes": 7}
 FAMILIES: dict[str, dict[str, Any]] = {

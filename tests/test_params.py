@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from lsvit.errors import UserError
-from lsvit.params import Analysis, Finetune, Pretrain, PruneEval, load
+from lsvit.params import load
+from lsvit.sections import Analysis, Finetune, Pretrain, PruneEval
 from tests.conftest import ROOT
 
 # (dotted key, value; DELETE removes the key), what the one line must say

@@ -16,8 +16,8 @@ from lsvit.errors import UserError
 from lsvit.jobs import FINAL, HISTORY, WEIGHTS, Row, TrainConfig, gather_trainings, kept_epoch, starting_weights, weights_file
 from lsvit.losses import position_hits, position_loss
 from lsvit.models import RoutedModel
-from lsvit.params import DatasetPreset, Optimisation
 from lsvit.runs import open_model, open_split
+from lsvit.sections import DatasetPreset, Optimisation
 from lsvit.training import CHECKPOINT, fetch, make_optimizer, make_scheduler, train, validate, validation_routes
 
 Config = Callable[..., TrainConfig]
@@ -192,7 +192,7 @@ def test_bf16_is_close_to_fp32(train_config: Config, prepared: Path, tmp_path: P
 
 def test_fetched_weights_start_every_variant(train_config: Config, prepared: Path, tmp_path: Path, pico: Any) -> None:
     """A local file: what timm saved is what the variants start from, with a head for the data."""
-    from lsvit.models import build, save_weights
+    from lsvit.weights import build, save_weights
 
     save_weights(build(pico, 1000), tmp_path / "published.safetensors")
     config = train_config()
