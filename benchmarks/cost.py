@@ -21,11 +21,13 @@ from scipy.optimize import nnls
 
 from lsvit.cost import Hardware, Speed, Work, count_forward, meta_backbone, sampler_work, training_job
 from lsvit.data import SPLITS, Split
+from lsvit.devices import settle
 from lsvit.jobs import TrainConfig
+from lsvit.params import load
 from lsvit.routes import arbitrary, generator, per_sample
 from lsvit.runs import score
-from lsvit.sections import Finetune, ModelPreset, Variant
-from lsvit.training import make_optimizer, make_scheduler, train, train_epoch
+from lsvit.sections import ModelPreset, Variant
+from lsvit.training import TrainingStep, make_optimizer, make_scheduler, train, train_epoch
 from lsvit.weights import build, input_size
 
 FILE = Path(__file__).with_suffix(".json")
@@ -72,10 +74,8 @@ class Case:
         """One epoch with the paper's optimiser."""
         kwargs = {"img_size": self.size, "patch_size": self.patch, "in_chans": 1 if self.size < 200 else 3, "embed_dim": self.width,
                   "depth": LAYERS, "num_heads": max(2, self.width // 64)}  # fmt: skip
-        options = Finetune(
-            optimizer="adam", lr=1e-4, betas=(0.9, 0.999), eps=1e-6, weight_decay=0, schedule="constant", epochs=1, precision="fp32", compile="none", micro_batch_size=None, checkpointing=False,
-            batch_size=self.batch_size, validation_batch_size=200, threads=1, baseline_epochs=None,
-        )  # fmt: skip
+        changes = {"epochs": 1, "precision": "fp32", "batch_size": self.batch_size, "validation_batch_size": 200, "threads": 1}
+        options = load().finetune.model_copy(update=changes)
         return TrainConfig(
             title=self.name, dataset="random", model_name="vit", data_sha256="", weights_sha256=None, options=options, seed=0, device="cpu",
             model=ModelPreset(timm="vit_tiny_patch16_224", kwargs=kwargs, weights="scratch"),
@@ -110,14 +110,17 @@ class Case:
         if self.kind == "whole training":
             return lambda: train(config, data, None, Path(tempfile.mkdtemp(dir=data)), lambda row: None)
         model = build(config.model, NUM_CLASSES, config.variant.position, config.variant.layers)
-        split = Split(data, "train", torch.device("cpu"), *input_size(model, config.model), (0.5,), (0.5,))
+        execution = settle(torch.device("cpu"), self.width, "fp32")
+        split = Split(data, "train", execution.device, *input_size(model, config.model), (0.5,), (0.5,))
         if self.kind == "training":
             optimizer = make_optimizer(model, config.options)
             scheduler = make_scheduler(optimizer, config.options, self.batches)
-            return lambda: train_epoch(model, split, config, 1, optimizer, scheduler, lambda row: None)
+            step, layers = TrainingStep(model, config.options.position_weight, execution), model.num_layers
+            return lambda: train_epoch(step, split, config, layers, 1, optimizer, scheduler, lambda row: None)
         samples = self.images if config.variant.per == "sample" else 1
         routes = per_sample(arbitrary, generator("samples", 0), model.num_layers, samples)
-        return lambda: score(model, split, torch.from_numpy(routes) if samples > 1 else [tuple(routes[0].tolist())], self.batch_size)
+        orders = torch.from_numpy(routes) if samples > 1 else [tuple(routes[0].tolist())]
+        return lambda: score(model, split, orders, self.batch_size, execution)
 
 
 PER_SAMPLE = {"per": "sample"}

@@ -10,20 +10,27 @@ from pathlib import Path
 from typing import Any
 
 
-def machine() -> dict[str, Any]:
-    """Processor as Linux names it, cores this process may use, versions, date."""
+def machine(gpu: str = "") -> dict[str, Any]:
+    """GPU, if one was measured, else processor as Linux names it; cores this process may use, versions, date."""
     cores = len(os.sched_getaffinity(0))
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
     return {
-        "hardware": f"{found[1] if found else platform.machine()}, {cores} cores", "cores": cores,
+        "hardware": gpu or f"{found[1] if found else platform.machine()}, {cores} cores", "cores": cores,
         "python": platform.python_version(), "torch": version("torch"), "timm": version("timm"), "date": date.today().isoformat(),
     }  # fmt: skip
 
 
-def write(path: Path, content: dict[str, Any]) -> None:
+def write(path: Path, content: Any) -> None:
     """Write JSON, numbers to four significant digits."""
     path.write_text(json.dumps(_rounded(content), indent=1) + "\n")
     print(f"written to {path}")
+
+
+def write_entry(path: Path, entry: dict[str, Any]) -> None:
+    """Write a list of one entry a machine, this machine's anew."""
+    known = json.loads(path.read_text()) if path.exists() else []
+    hardware = entry["machine"]["hardware"]
+    write(path, [*(old for old in known if old["machine"]["hardware"] != hardware), entry])
 
 
 def show(title: str, rows: list[dict[str, Any]]) -> None:

@@ -108,13 +108,13 @@ def gain(route: str, folder: Path) -> dict[str, Any]:
     trained = folder / route
     trained.mkdir()
     train(config, data, None, trained, lambda row: None)
-    model = open_model(config, data, trained / WEIGHTS)
+    model, execution = open_model(config, data, trained / WEIGHTS)
     split = open_split(config, data, "validation", model)
     batches, estimates = -(-len(split) // BATCH_SIZE), []
     for i in range(ESTIMATES):
         routes = per_sample(arbitrary, generator("samples", 0, i), model.num_layers, len(split))
         a_batch = [tuple(route.tolist()) for route in routes[:batches]]
-        estimates.append([score(model, split, orders, BATCH_SIZE).accuracy for orders in (a_batch, torch.from_numpy(routes))])
+        estimates.append([score(model, split, orders, BATCH_SIZE, execution).accuracy for orders in (a_batch, torch.from_numpy(routes))])
     (mean_batch, mean_sample), (std_batch, std_sample) = np.mean(estimates, axis=0), np.std(estimates, axis=0, ddof=1)
     return {
         "trained": route, "images": len(split), "estimates": ESTIMATES, "orders_a_pass": batches,

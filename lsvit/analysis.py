@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lsvit.data import Split
-from lsvit.devices import autocast
+from lsvit.devices import Execution
 from lsvit.errors import UserError
 from lsvit.jobs import ANALYSIS_ARRAYS, ANALYSIS_NUMBERS, AnalysisConfig
 from lsvit.models import RoutedModel, Samples
@@ -54,7 +54,7 @@ class Output:
 
 @torch.inference_mode()
 def record(
-    model: RoutedModel, split: Split, chosen: np.ndarray, routes: np.ndarray, layer: int, precision: str = "fp32"
+    model: RoutedModel, split: Split, chosen: np.ndarray, routes: np.ndarray, layer: int, execution: Execution
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run the `chosen` images (n,) of a split, each under its own row of `routes` (n, L), as the paper does one by one.
 
@@ -67,7 +67,7 @@ def record(
         part = slice(start, start + BATCH_SIZE)
         images, _ = split.take(torch.from_numpy(chosen[part]))
         output, contributions = Output(layer, len(images)), Contributions(model, len(images))
-        with autocast(split.device, precision):
+        with execution.context():
             model(images, torch.from_numpy(routes[part]), [output, contributions])
         outputs.append(output.vectors)
         norms.append(contributions.norms)
@@ -129,13 +129,13 @@ def analyse(config: AnalysisConfig, data: Path, weights: Path, folder: Path, rep
     """
     torch.set_num_threads(1)
     options = config.options
-    model = open_model(config, data, weights)
+    model, execution = open_model(config, data, weights)
     split = open_split(config, data, "validation", model)
     if options.images > len(split):
         raise UserError(f"analysis.images: found {options.images}, accepted: at most the {len(split)} validation images")
     chosen = generator("analysis", options.seed).permutation(len(split))[: options.images]
     routes = np.array([arbitrary(generator("analysis", options.seed, i), model.num_layers) for i in range(len(chosen))])
-    vectors, norms = record(model, split, chosen, routes, options.layer, config.precision)
+    vectors, norms = record(model, split, chosen, routes, options.layer, execution)
     report({"cell": f"{len(chosen)} images recorded"})
     positions = np.argsort(routes, axis=1)  # positions[i, layer]: where the layer ran for image i
     plane = project(vectors, options)

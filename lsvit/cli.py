@@ -107,6 +107,48 @@ def grid() -> None:
     print_table(write(cells, Path("results")), "Top-1 validation accuracy in %, mean ± standard deviation over n seeds")
 
 
+@app.command()
+def export(
+    variant: Annotated[str, typer.Argument(help="A variant of params.yaml, or baseline.")],
+    seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; default: exports/<data set>_<model>_<variant>_seed_<n>.")] = None,
+) -> None:
+    """Write a training's weights as a folder that timm and the Hugging Face hub take, with a model card."""
+    from lsvit.export import export
+
+    folder, notes = export(variant, seed, out)
+    for line in (f"{folder}: written", *notes):
+        print(line)
+
+
+@app.command()
+def predict(
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    weights: Annotated[str, typer.Option(help="An exported folder, hf-hub:<repository>, or a .safetensors file beside a config.json.")],
+    order: Annotated[str, typer.Option(help="sequential | arbitrary | reversed | layers, as in 2,0,1.")] = "sequential",
+    keep: Annotated[int | None, typer.Option(help="Run so many random layers.")] = None,
+    orders: Annotated[int, typer.Option(min=1, help="Random orders to draw, where the order is random.")] = 20,
+    top: Annotated[int, typer.Option(min=1, help="Classes to show.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random orders.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what is on images, and how much the answer depends on the order of the layers."""
+    import json
+
+    from lsvit import predict
+
+    opened = predict.open_weights(weights)
+    routes = predict.choose_routes(opened.model, order, keep, orders, seed)
+    read = [predict.read_image(image, opened.data) for image in images]
+    found = [{"image": str(path), "order": order, "keep": len(routes[0]), **predict.predict(opened, image, routes, top)}
+             for path, image in zip(images, read, strict=True)]  # fmt: skip
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        for one in found:
+            predict.show(one)
+
+
 @track.command()
 def sync() -> None:
     """Fill the MLflow store from the files of finished stages; what is already there stays as it is."""

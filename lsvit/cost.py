@@ -35,11 +35,12 @@ from lsvit.weights import create_backbone, input_size
 
 KNOWN_HARDWARE = Path("benchmarks/cost.json")
 STEP = 3  # a training step's FLOPs in forward passes: the backward pass takes two
-NUM_CLASSES = 10  # of each of these sources
+NUM_CLASSES = {"cifar100": 100, "imagenet": 1000}  # of sources that have not 10
 NOTES = (
     "FLOPs: 1 multiply-add = 2; attention and position parts included; a training step = 3 forward passes.",
     "sum: the times of all processes; wall: a stage's processes side by side, the stages one after another.",
-    "Not in the time: start of processes, reading and writing files, tracking, UMAP, figures.",
+    "Not in the time: start of processes, reading and writing files, tracking, UMAP, figures; nor what checkpointing, TF32, a "
+    "compilation or several processes a training change.",
     "prune-eval: one epoch a training; where the two protocols choose different ones, both are evaluated.",
     "Another machine: `uv run python benchmarks/cost.py` measures it and adds it.",
 )
@@ -247,10 +248,12 @@ def stages(params: Params) -> list[Stage]:
     """The stages of the pipeline that compute, for the chosen model and data set.
 
     Raises:
-        UserError: timm does not know the model, or a value does not fit its number of layers.
+        UserError: timm does not know the model, a value does not fit its number of layers, or only the folder tells the images.
     """
-    preset, sizes, seeds = params.model_preset, params.dataset_preset.sizes, len(params.seeds)
-    backbone = meta_backbone(preset, NUM_CLASSES)
+    preset, data, seeds = params.model_preset, params.dataset_preset, len(params.seeds)
+    if (sizes := data.sizes) is None:
+        raise UserError(f"datasets.{params.dataset}: found no numbers of images, accepted: train and validation, to count the cost")
+    backbone = meta_backbone(preset, NUM_CLASSES.get(data.source, 10))
     whole = count_forward(backbone, preset)
     params.check_layers(whole.num_layers)
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from lsvit.data import Split
+from lsvit.devices import Execution
 from lsvit.jobs import EVALUATION_ROWS, SAMPLER_ROWS, EvalConfig
 from lsvit.models import RoutedModel
 from lsvit.routes import (
@@ -52,7 +53,9 @@ def _generator(config: EvalConfig, model: RoutedModel) -> np.random.Generator:
     return generator("samples", config.options.seed, config.seed, model.num_layers)
 
 
-def evaluate_cell(model: RoutedModel, whole: Split, part: Split, keep: int, order: Order, config: EvalConfig) -> list[tuple]:
+def evaluate_cell(
+    model: RoutedModel, whole: Split, part: Split, keep: int, order: Order, config: EvalConfig, execution: Execution
+) -> list[tuple]:
     """Rows of one cell: accuracy along single routes (one row each) and along many in one pass (one row).
 
     Where at most `orders` routes exist, a row for each, on all images. Else, under ``per: sample``, one pass over all images
@@ -60,7 +63,7 @@ def evaluate_cell(model: RoutedModel, whole: Split, part: Split, keep: int, orde
     over orders. Under ``per: pass`` those routes give both; under ``per: batch`` (the published code's reading) there is one
     pass with a route a batch. All layers use all images throughout.
     """
-    options, precision = config.options, config.precision
+    options = config.options
     routes = evaluation_routes(model.num_layers, keep, order, options.orders, options.seed)
     exhaustive = count_routes(model.num_layers, keep, order) <= options.orders
     split = whole if exhaustive or (options.per != "sample" and keep == model.num_layers) else part
@@ -68,15 +71,15 @@ def evaluate_cell(model: RoutedModel, whole: Split, part: Split, keep: int, orde
     if options.per == "batch" and not exhaustive:
         used = routes[: math.ceil(len(split) / options.batch_size)]
         name = f"{len(used)} routes, one a batch" if len(used) > 1 else _name(used[0])
-        passes.append((name, len(used), split, score(model, split, used, options.batch_size, precision)))
+        passes.append((name, len(used), split, score(model, split, used, options.batch_size, execution)))
     else:
-        passes += [(_name(route), 1, split, score(model, split, [route], options.batch_size, precision)) for route in routes]
+        passes += [(_name(route), 1, split, score(model, split, [route], options.batch_size, execution)) for route in routes]
     # How much the images differ: of each image's share of correct answers over the routes
     std_images = torch.stack([result.correct for *_, result in passes]).double().mean(0).std().item()
     rows = [(keep, order, name, count, len(images), *_numbers(result), std_images) for name, count, images, result in passes]
     if options.per == "sample" and not exhaustive:
         table = per_sample(kept_layers(keep, order), _generator(config, model), model.num_layers, len(whole))
-        result = score(model, whole, torch.from_numpy(table), options.batch_size, precision)
+        result = score(model, whole, torch.from_numpy(table), options.batch_size, execution)
         name = f"{len(whole)} routes, one a sample"
         rows.append((keep, order, name, len(whole), len(whole), *_numbers(result), result.correct.double().std().item()))
     return [tuple(round(v, 6) if isinstance(v, float) else v for v in row) for row in rows]
@@ -90,11 +93,11 @@ def _numbers(result: Score) -> tuple[float, float, float | None]:
     return result.accuracy, result.loss, result.position_accuracy
 
 
-def evaluate_sampler(model: RoutedModel, split: Split, spec: Spec, config: EvalConfig) -> tuple:
+def evaluate_sampler(model: RoutedModel, split: Split, spec: Spec, config: EvalConfig, execution: Execution) -> tuple:
     """One row: a pass in which every image runs along a route of its own."""
     routes = per_sample(make_sampler(spec), _generator(config, model), model.num_layers, len(split))
     layers = [tuple(route[route >= 0].tolist()) for route in routes]
-    result = score(model, split, torch.from_numpy(routes), config.options.batch_size, config.precision)
+    result = score(model, split, torch.from_numpy(routes), config.options.batch_size, execution)
     distance, length = (np.mean(list(map(f, layers))).item() for f in (kendall_distance, len))
     numbers = (round(value, 6) for value in (result.accuracy, result.loss))
     return (sampler_name(spec), round(distance, 3), round(length, 3), len(split), *numbers)
@@ -107,16 +110,16 @@ def evaluate(config: EvalConfig, data: Path, weights: Path, folder: Path, report
     """
     torch.set_num_threads(1)
     options = config.options
-    model = open_model(config, data, weights)
+    model, execution = open_model(config, data, weights)
     whole = open_split(config, data, "validation", model)
     part = open_split(config, data, "validation", model, options.images)
     rows = []
     for keep in cells(model.num_layers, config):
         for order in ORDERS:
-            rows += evaluate_cell(model, whole, part, keep, order, config)
+            rows += evaluate_cell(model, whole, part, keep, order, config, execution)
         report({"cell": f"{keep} layers kept"})
     fitting = [spec for spec in options.samplers if limit(spec, model.num_layers) is None]
-    sampled = [evaluate_sampler(model, whole, spec, config) for spec in fitting]
+    sampled = [evaluate_sampler(model, whole, spec, config, execution) for spec in fitting]
     report({"cell": f"{len(sampled)} samplers"})
     _write(folder / EVALUATION_ROWS, [COLUMNS, *rows])
     _write(folder / SAMPLER_ROWS, [SAMPLER_COLUMNS, *sampled])

@@ -4,7 +4,7 @@ import csv
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lsvit.errors import UserError
 from lsvit.params import Params, Value
@@ -13,6 +13,7 @@ from lsvit.sections import Analysis, ModelPreset, Optimisation, Preset, PruneEva
 
 Row = dict[str, float]  # one epoch's metrics, names {suite}/{metric}
 WEIGHTS, HISTORY, FINAL, CONFIG = "weights.safetensors", "history.json", "final.json", "config.json"
+EXECUTION = "execution.txt"  # the processor, and what `auto` picked on it
 EVALUATION_ROWS, SAMPLER_ROWS, ANALYSIS_ARRAYS, ANALYSIS_NUMBERS = "rows.csv", "samplers.csv", "arrays.npz", "numbers.json"
 JUDGES = {"paper": "validation", "heldout": "heldout"}  # protocol -> the split whose loss chooses the epoch
 
@@ -26,6 +27,7 @@ class RunConfig(Section):
     model: ModelPreset
     variant: Variant
     device: str
+    deterministic: bool = False
     data_sha256: str
     weights_sha256: str | None
 
@@ -35,6 +37,13 @@ class TrainConfig(RunConfig):
 
     options: Optimisation
     seed: int
+    world_size: int = 1  # processes of one training
+    routes: Literal["shared", "own"] = "shared"  # by the processes
+
+    @property
+    def precision(self) -> str:
+        """Of the training."""
+        return self.options.precision
 
 
 class EvalConfig(RunConfig):
@@ -61,7 +70,7 @@ def run_config(params: Params, title: str, variant: Variant, data_sha256: str, w
     variant = variant.model_copy(update={"finetune": {}})
     return {
         "title": title, "dataset": params.dataset, "model_name": params.model, "model": model, "variant": variant,
-        "device": params.device, "data_sha256": data_sha256, "weights_sha256": weights_sha256,
+        "device": params.device, "deterministic": params.deterministic, "data_sha256": data_sha256, "weights_sha256": weights_sha256,
     }  # fmt: skip
 
 
@@ -97,7 +106,7 @@ def gather_trainings(folders: dict[int, Path], out: Path, table: Path, judge: st
     for seed, folder in folders.items():
         target = out / f"seed_{seed}"
         target.mkdir(parents=True, exist_ok=True)
-        for path in [*folder.glob("weights*.safetensors"), folder / HISTORY, folder / CONFIG]:
+        for path in [*folder.glob("weights*.safetensors"), folder / HISTORY, folder / CONFIG, *folder.glob(EXECUTION)]:
             shutil.copyfile(path, target / path.name)
         history = json.loads((folder / HISTORY).read_text())
         config = json.loads((folder / CONFIG).read_text())

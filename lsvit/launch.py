@@ -1,4 +1,4 @@
-"""Jobs side by side in worker processes, each resumable in a folder of its own; what they report is shown and passed on.
+"""Jobs in worker processes, side by side or each spread by torchrun, resumable in folders of their own; what they report is shown.
 
 A job's folder is `.lsvit/jobs/<kind>/<key>` below the real repository (also from a queued experiment's copy). The key is
 a hash of the job's configuration, of the lsvit modules its function imports and of the versions of torch and timm: a
@@ -7,36 +7,42 @@ finished job is never run again, an unfinished one goes on from what its folder 
 
 import ast
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
+import pickle
 import queue
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from lsvit.errors import UserError
 from lsvit.jobs import RunConfig
+from lsvit.progress import ENDED, Display, Event
+from lsvit.sections import Distributed
 
 DONE = "done"
-ENDED: dict = {}  # the last event of a job
+JOBS, EVENTS, LOG = "jobs.pickle", "events.jsonl", "log"  # in the folder that a stage and its torchrun share
+STAGE_PID = "LSVIT_STAGE_PID"  # environment variable for torchrun's processes
 NOT_CODE = {"lsvit.params", "lsvit.sections", "lsvit.jobs", "lsvit.errors"}  # what they decide is in a job's configuration
+Events = Generator[tuple[int, Event], None, None]  # (job's index, event)
 _events: Any = None  # in a worker process: the queue to the parent
-Event = dict[str, Any]  # what a job reports: numbers by name
 
 
 @dataclass(frozen=True)
@@ -133,10 +139,17 @@ def warm_up(module: str) -> None:
     forkserver.ensure_running()
 
 
-def run(jobs: Sequence[Job], device: str = "auto", on_epoch: Callable[[Job, Event], None] | None = None, threads: int = 1) -> None:
+def run(
+    jobs: Sequence[Job],
+    device: str = "auto",
+    on_epoch: Callable[[Job, Event], None] | None = None,
+    threads: int = 1,
+    distributed: Distributed | None = None,
+) -> None:
     """Run the unfinished jobs in parallel and show their progress: a process a GPU, or per `threads` CPU cores without one.
 
-    `on_epoch` receives every finished epoch's metrics.
+    If `distributed` asks for several processes a job, torchrun starts them, and the jobs run one after another. `on_epoch`
+    receives every finished epoch's metrics.
 
     Raises:
         UserError: a job made a user's mistake, or its process died; the finished part of every job is kept.
@@ -147,6 +160,17 @@ def run(jobs: Sequence[Job], device: str = "auto", on_epoch: Callable[[Job, Even
             print(f"{job.title}: finished before, taken from {job.folder.relative_to(root())}", flush=True)
     if not todo:
         return
+    spread = distributed is not None and distributed.world_size > 1
+    events = _torchrun(todo, distributed, threads) if distributed and spread else _pool(todo, device, threads)
+    with Display(todo) as display, closing(events):
+        for i, event in events:
+            display.show(i, event)
+            if on_epoch and "epoch" in event:
+                on_epoch(todo[i], event)
+
+
+def _pool(todo: Sequence[Job], device: str, threads: int) -> Events:
+    """The events, (job's index, event), of jobs side by side in worker processes."""
     gpus = 0 if device == "cpu" else cuda_devices()
     workers = min(len(todo), gpus or max(1, len(os.sched_getaffinity(0)) // threads))
     context = multiprocessing.get_context("forkserver")
@@ -157,22 +181,70 @@ def run(jobs: Sequence[Job], device: str = "auto", on_epoch: Callable[[Job, Even
     try:
         futures = [pool.submit(_work, job, job.folder.resolve(), i) for i, job in enumerate(todo)]
         running = set(range(len(todo)))
-        with _Display(todo) as display:
-            while running:
-                finished, _ = wait_for(futures, timeout=0.2, return_when=FIRST_EXCEPTION)
-                for i, event in _drain(events):
-                    display.show(i, event)
-                    if event == ENDED:
-                        running.remove(i)
-                    elif on_epoch and "epoch" in event:
-                        on_epoch(todo[i], event)
-                _raise_first_error(finished)
+        while running:
+            finished, _ = wait_for(futures, timeout=0.2, return_when=FIRST_EXCEPTION)
+            for i, event in _drain(events):
+                yield i, event
+                if event == ENDED:
+                    running.remove(i)
+            _raise_first_error(finished)
     except BaseException:
         for process in list((pool._processes or {}).values()):  # no public way to stop running work
             process.terminate()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _torchrun(todo: Sequence[Job], distributed: Distributed, threads: int) -> Events:
+    """The events of jobs one after another, each in all the processes of one torchrun."""
+    identity = hashlib.sha256("".join(job.key for job in todo).encode()).hexdigest()[:20]
+    folder = (root() / ".lsvit" / "torchrun" / identity).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / JOBS).write_bytes(pickle.dumps(list(todo)))
+    (folder / EVENTS).write_text("")
+    nodes, processes = f"--nnodes={distributed.nodes}", f"--nproc-per-node={distributed.processes}"
+    meeting = ["--standalone", "--local-addr=127.0.0.1"]
+    if distributed.nodes > 1:
+        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={distributed.endpoint}", f"--rdzv-id={identity}"]
+    arguments = ["-m", "torch.distributed.run", nodes, processes, *meeting, "-m", "lsvit.torchrun", str(folder)]
+    if distributed.nodes > 1:
+        print(f"on each other machine, with this folder at the same place: cd {Path.cwd()} && DVC_ROOT={root().resolve()} "
+              f"uv run python {' '.join(arguments)}", flush=True)  # fmt: skip
+    env = os.environ | {"OMP_NUM_THREADS": str(threads), STAGE_PID: str(os.getpid())}
+    with ExitStack() as stack:
+        for job in todo:
+            stack.enter_context(_locked(job.folder, partial(print, f"{job.title}: waits for another run of the same job", flush=True)))
+        log = stack.enter_context(open(folder / LOG, "w"))
+        process = subprocess.Popen([sys.executable, *arguments], stdout=log, stderr=log, env=env)
+        try:
+            yield from _tail(folder / EVENTS, process, len(todo))
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _tail(path: Path, process: subprocess.Popen, running: int) -> Events:
+    """The lines that torchrun's first process adds to a file, until all jobs have ended."""
+    line = ""
+    with open(path) as file:
+        while running:
+            died = process.poll() is not None  # asked before reading: what it wrote last is still read
+            while part := file.readline():
+                line += part
+                if not line.endswith("\n"):
+                    continue
+                i, event = json.loads(line)
+                line = ""
+                if "error" in event:
+                    raise UserError(event["error"])
+                yield i, event
+                running -= event == ENDED
+            if died and running:
+                raise UserError(f"a process of the training died (torchrun's log: {path.with_name(LOG)}); finished epochs are kept, "
+                                "the next run goes on from there")  # fmt: skip
+            time.sleep(0.1)
+    process.wait()
 
 
 def _drain(events: Any) -> Iterator[tuple[int, Event]]:
@@ -210,76 +282,31 @@ def _die_with(parent: Any) -> None:
     os._exit(1)
 
 
-def _work(job: Job, folder: Path, index: int) -> None:
-    import importlib
-
+@contextmanager
+def _locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold a job's lock: two experiments may want the same job."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / "lock")  # two experiments may want the same job
+    lock = FileLock(folder / "lock")
     try:
         lock.acquire(timeout=1)
     except Timeout:
-        _events.put((index, {"text": "waits for another run of the same job"}))
+        on_wait()
         lock.acquire()
     with lock:
+        yield
+
+
+def _work(job: Job, folder: Path, index: int) -> None:
+    with _locked(folder, lambda: _events.put((index, {"text": "waits for another run of the same job"}))):
         if not (folder / DONE).exists():
             module, name = job.function.split(":")
             function = getattr(importlib.import_module(module), name)
             function(job.config, **job.inputs, folder=folder, report=lambda event: _events.put((index, event)))
-            (folder / "config.json").write_text(json.dumps(job.record(), indent=1) + "\n")
-            (folder / DONE).touch()
+            finish(job, folder)
     _events.put((index, ENDED))
 
 
-class _Display:
-    """Progress of several jobs: bars in a terminal, else a plain line per report."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self.jobs = jobs
-        self.start = time.monotonic()
-        self.bars = None
-        if sys.stdout.isatty():
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[last]}"),
-            )
-            self.bars = Progress(*columns)
-            self.tasks = [self.bars.add_task(job.title, total=job.total, last="", visible=False) for job in jobs]
-
-    def __enter__(self) -> Self:
-        if self.bars:
-            self.bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bars:
-            self.bars.stop()
-
-    def show(self, index: int, event: Event) -> None:
-        """Advance a job's bar, or print its line."""
-        job = self.jobs[index]
-        text = describe(event, job.total) if event else "done"
-        if self.bars:
-            done = self.bars.tasks[self.tasks[index]].completed
-            completed = event.get("epoch", event.get("progress", done + ("cell" in event))) if event else job.total
-            self.bars.update(self.tasks[index], completed=completed, visible=True, last=text)
-        else:
-            print(f"[{time.monotonic() - self.start:6.1f} s] {job.title}: {text}", flush=True)
-
-
-def describe(event: Event, total: int) -> str:
-    """One line for a reported epoch, a part of one (`progress`, in epochs), a finished `cell`, or a `text`."""
-    if "epoch" not in event:
-        progress = f"epoch {int(event['progress']) + 1}/{total}: {event['progress'] % 1:.0%}" if "progress" in event else ""
-        return progress or str(event.get("cell") or event["text"])
-    shown = {
-        "train/class_loss": "train loss",
-        "validation/sequential/accuracy": "accuracy sequential",
-        "validation/arbitrary/accuracy": "arbitrary",
-    }
-    numbers = [f"{label} {event[name]:.3f}" for name, label in shown.items() if name in event]
-    return f"epoch {event['epoch']}/{total}  " + "  ".join([*numbers, f"{event['seconds']:.1f} s"])
+def finish(job: Job, folder: Path) -> None:
+    """Mark a job as done, with its configuration beside its results."""
+    (folder / "config.json").write_text(json.dumps(job.record(), indent=1) + "\n")
+    (folder / DONE).touch()

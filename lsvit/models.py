@@ -1,10 +1,12 @@
 """Routed timm models: the only loop over blocks in the project, the position parts, weights in and out."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lsvit.errors import UserError
 from lsvit.routes import ENDED, Route
@@ -68,8 +70,11 @@ class RoutedModel(nn.Module):
         backbone: a timm VisionTransformer (distilled or not) or MlpMixer; its blocks must keep the token shape.
         position: the position parts to attach.
 
+    With the attribute `checkpointing` a training step keeps no activations inside the blocks: each block's are computed again
+    in the backward pass, along the same route.
+
     Raises:
-        UserError: the backbone is of another family, or reads a class token it does not have.
+        UserError: the backbone is of another family or has a forward pass of its own, or a part reads a class token it does not have.
     """
 
     backbone: Any  # timm's families share no typed interface
@@ -77,13 +82,19 @@ class RoutedModel(nn.Module):
 
     def __init__(self, backbone: nn.Module, position: Position = NO_PARTS) -> None:
         super().__init__()
+        from timm.models.deit import VisionTransformerDistilled
         from timm.models.mlp_mixer import MlpMixer
         from timm.models.vision_transformer import VisionTransformer
 
-        if not isinstance(backbone, VisionTransformer | MlpMixer):
-            raise UserError(f"model {type(backbone).__name__}: not routable, accepted: timm's VisionTransformer and MlpMixer families")
+        kind: Any = type(backbone)
+        family = next((f for f in (VisionTransformer, MlpMixer) if issubclass(kind, f)), None)
+        if family is None or (kind.forward, kind.forward_features) != (family.forward, family.forward_features):
+            raise UserError(f"model {kind.__name__}: not routable, accepted: timm's VisionTransformer and MlpMixer families")
         self.backbone = backbone
-        width = backbone.embed_dim
+        # A distilled model without its second head reads its class token alone, as one that is not distilled does.
+        one_head = issubclass(kind, VisionTransformerDistilled) and not hasattr(backbone, "head_dist")
+        self._forward_head: Any = (VisionTransformer if one_head else kind).forward_head
+        width = self.backbone.embed_dim
         self.num_prefix_tokens: int = getattr(backbone, "num_prefix_tokens", 0)
         if position.predict and position.predict.token == "class_token" and not self.num_prefix_tokens:
             raise UserError(f"position.predict.token: found 'class_token', accepted: mean ({type(backbone).__name__} has no class token)")
@@ -93,6 +104,7 @@ class RoutedModel(nn.Module):
         if position.predict:
             parts["predict"] = PositionPrediction(self.num_layers, width, position.predict)
         self.position = nn.ModuleDict(parts)
+        self.checkpointing = False
 
     @property
     def num_layers(self) -> int:
@@ -133,15 +145,28 @@ class RoutedModel(nn.Module):
             state = self.embed(images)
             for depth, layer in enumerate(route):
                 state = self._step(state, layer, depth, taps, slice(None))
-        return self.backbone.forward_head(self.backbone.norm(state))
+        return self._forward_head(self.backbone, self.backbone.norm(state))
 
     def _step(self, before: Tensor, layer: int, depth: int, taps: Sequence[Tap], samples: Samples) -> Tensor:
         """One layer with its position part, on samples that share it: (n, N, D) -> (n, N, D)."""
-        state = self.position["encode"](before, layer, depth) if "encode" in self.position else before
-        state = self.backbone.blocks[layer](state)
+        if self.checkpointing and torch.is_grad_enabled():
+            # Saving the generators' state waits for the device, and only dropout needs it.
+            state = checkpoint(self._block, before, layer, depth, use_reentrant=False, preserve_rng_state=self._draws)
+        else:
+            state = self._block(before, layer, depth)
         for tap in taps:
             tap(depth, layer, before, state, samples)
         return state
+
+    def _block(self, before: Tensor, layer: int, depth: int) -> Tensor:
+        state = self.position["encode"](before, layer, depth) if "encode" in self.position else before
+        return self.backbone.blocks[layer](state)
+
+    @cached_property
+    def _draws(self) -> bool:
+        """Whether a block draws random numbers in training: dropout, timm's drop path."""
+        rates = (getattr(m, "p", None) or getattr(m, "drop_prob", None) for m in self.modules())
+        return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
     def _run_groups(self, state: Tensor, routes: Tensor, taps: Sequence[Tap]) -> Tensor:
         """Per-sample routes (B, L): at each depth the samples are sorted by their next layer and split into its groups.

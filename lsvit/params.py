@@ -131,23 +131,33 @@ class Params(Section):
             if "baseline_epochs" in variant.finetune:
                 raise UserError(f"{file}: {name}: finetune.baseline_epochs belongs to the section; accepted here: epochs")
         analysis, data = self.resolve(Analysis), self.dataset_preset
-        train, validation, heldout = data.sizes
-        limits = [
-            (f"datasets.{self.dataset}.heldout", heldout, train + heldout - 1, f"{train + heldout} training images are used"),
-            ("analysis.neighbors", analysis.neighbors, analysis.images - 1, f"{analysis.images} images are analysed"),
-            ("analysis.images", analysis.images, validation, f"{self.dataset!r} uses {validation} validation images"),
-        ]
-        for key, options in (("pretrain", self.resolve(Pretrain)), ("finetune", self.resolve(Finetune))):
-            limits += [(f"{key}.batch_size", options.batch_size, train, f"{self.dataset!r} uses {train} training images")]
-        for key, found, most, why in limits:
-            if found > most:
-                raise UserError(f"{file}: {key}: found {found}, accepted: at most {most} ({why})")
+        neighbors = ("analysis.neighbors", analysis.neighbors, analysis.images - 1, f"{analysis.images} images are analysed")
+        _at_most([neighbors], file)
+        if data.sizes:
+            self.check_sizes(*data.sizes, file)
+        spread = self.distributed
+        if spread.nodes > 1 and not re.fullmatch(r"[^:\s]+:\d+", spread.endpoint or ""):
+            raise UserError(f"{file}: distributed.endpoint: found {spread.endpoint!r}, accepted: host:port of the first machine, "
+                            f"for {spread.nodes} machines")  # fmt: skip
+        for name in self.all_variants:
+            if (batch := self.resolve(Finetune, name).batch_size) < spread.world_size:
+                raise UserError(f"{file}: finetune.batch_size: found {batch}, accepted: at least {spread.world_size}, one image a process")
         if self.protocol == "heldout" and not data.heldout:
             raise UserError(f"{file}: protocol: found 'heldout', accepted: paper ({self.dataset!r} holds no images out; "
                             f"datasets.{self.dataset}.heldout says how many)")  # fmt: skip
         for name in self.resolve(Analysis).variants:
             if name not in self.all_variants:
                 raise UserError(f"{file}: analysis.variants: found {name!r}, {accepted(name, self.all_variants)}")
+
+    def check_sizes(self, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
+        """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
+        limits = [
+            (f"datasets.{self.dataset}.heldout", heldout, train + heldout - 1, f"{train + heldout} training images are used"),
+            ("analysis.images", self.resolve(Analysis).images, validation, f"{self.dataset!r} uses {validation} validation images"),
+        ]
+        for key, options in (("pretrain", self.resolve(Pretrain)), ("finetune", self.resolve(Finetune))):
+            limits += [(f"{key}.batch_size", options.batch_size, train, f"{self.dataset!r} uses {train} training images")]
+        _at_most(limits, file)
 
     def check_layers(self, num_layers: int, file: str = "params.yaml") -> None:
         """Checks against the chosen model's number of layers. Raises UserError as :meth:`check` does."""
@@ -158,9 +168,14 @@ class Params(Section):
             limits += [("analysis.layer", self.resolve(Analysis).layer, (self.all_variants[name].layers or num_layers) - 1)]
         routes = [(f"variants.{name}.route", v.route, v.layers or num_layers) for name, v in self.all_variants.items()]
         limits += [(key, *beyond) for key, spec, layers in routes if (beyond := limit(spec, layers))]
-        for key, found, most in limits:
-            if found > most:
-                raise UserError(f"{file}: {key}: found {found}, accepted: at most {most} (model {self.model!r} has {num_layers} layers)")
+        _at_most([(*found, f"model {self.model!r} has {num_layers} layers") for found in limits], file)
+
+
+def _at_most(limits: list[tuple[str, int, int, str]], file: str) -> None:
+    """Raises UserError for the first (key, value, greatest accepted, why) whose value is greater."""
+    for key, found, most, why in limits:
+        if found > most:
+            raise UserError(f"{file}: {key}: found {found}, accepted: at most {most} ({why})")
 
 
 def load(path: str | Path = "params.yaml") -> Params:

@@ -3,6 +3,7 @@
 Torch-free, so that a wrong parameter is reported in a fraction of a second and before any compute.
 """
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -161,7 +162,11 @@ class Preset(Section):
 
 
 class ModelPreset(Preset):
-    """A timm model: architecture, arguments, and where its weights come from."""
+    """A timm model: architecture, arguments, and where its weights come from.
+
+    `num_classes`: outputs, None for as many as the data set has classes. `head`: how a distilled DeiT is read; timm averages two
+    heads, on the class and on the distillation token, the published code has one, on the class token.
+    """
 
     timm: Annotated[str, Field(min_length=1)]
     kwargs: dict[str, Any] = {}
@@ -171,8 +176,20 @@ class ModelPreset(Preset):
     head: Literal["timm", "class_token"] = "timm"
     init_std: Positive | None = None
 
+    def local_file(self, root: Path = Path()) -> Path | None:
+        """The safetensors file that `weights` names, itself or in a folder of timm's layout; None for scratch and hub."""
+        if self.weights in ("scratch", "hub"):
+            return None
+        path = root / self.weights
+        return path / "model.safetensors" if path.is_dir() else path
+
     @model_validator(mode="after")
-    def _heads_divide_width(self) -> Self:
+    def _check(self) -> Self:
+        if not (self.weights in ("scratch", "hub") or self.weights.endswith(".safetensors") or "/" in self.weights):
+            raise ValueError(f"weights\n{self.weights!r}\nscratch, hub, a .safetensors file, or a folder with one (with a / in its path)")
+        for key, own in (("num_classes", "num_classes"), ("pretrained", "weights")):
+            if key in self.kwargs:
+                raise ValueError(f"kwargs.{key}\n{self.kwargs[key]!r}\nthe preset's own key {own}")
         numbers = {k: v for k, v in self.kwargs.items() if isinstance(v, int)}
         for key in ("embed_dim", "num_heads", "depth", "patch_size", "img_size"):
             if key in self.kwargs and numbers.get(key, 0) < 1:
@@ -194,8 +211,17 @@ class DatasetPreset(Preset):
     validation: Count | None = None
     heldout: Count | None = None
 
+    @model_validator(mode="after")
+    def _folder_is_given(self) -> Self:
+        if self.folder is None and self.source in ("imagenet", "image_folder"):
+            raise ValueError("folder\nnull\nthe folder with the images")
+        return self
+
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Images to train on, to validate on, and held out."""
-        train, validation = SIZES[self.source]
-        return (self.train or train) - (self.heldout or 0), self.validation or validation, self.heldout or 0
+    def sizes(self) -> tuple[int, int, int] | None:
+        """Images to train on, to validate on, and held out; None where only the source knows."""
+        train, validation = SIZES.get(self.source, (None, None))
+        train, validation = self.train or train, self.validation or validation
+        if train is None or validation is None:
+            return None
+        return train - (self.heldout or 0), validation, self.heldout or 0

@@ -210,6 +210,8 @@ class Tracker:
             config, history = json.loads(path.read_text()), json.loads((path.parent / "history.json").read_text())
             run_id = self._training_run(config)
             self._rows(run_id, history)
+            for text in path.parent.glob("execution.txt"):
+                self.client().set_tag(run_id, "execution", text.read_text().strip())
             finals.append(json.loads((path.parent / "final.json").read_text()))
             self._finish(run_id, sorted(path.parent.iterdir()), {f"final/{k}": v for k, v in finals[-1].items()})
         self._summary(json.loads(seeds[0].read_text()), finals)

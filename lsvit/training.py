@@ -7,19 +7,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lsvit.data import HELDOUT, Split, read_meta
-from lsvit.devices import autocast
+from lsvit.devices import Execution, compile_blocks
+from lsvit.distributed import barrier, own_seed, parallel, rank_and_world, sum_over_processes, without_averaging
 from lsvit.errors import UserError
-from lsvit.jobs import HISTORY, WEIGHTS, Row, TrainConfig, weights_file
+from lsvit.jobs import EXECUTION, HISTORY, WEIGHTS, Row, TrainConfig, weights_file
 from lsvit.losses import position_hits, position_loss
 from lsvit.models import PositionLogits, RoutedModel
 from lsvit.routes import Route, Spec, arbitrary, generator, make_sampler, per_sample, training_order
 from lsvit.runs import open_model, open_split, score
 from lsvit.sections import Optimisation
-from lsvit.weights import create_backbone, save_weights
+from lsvit.weights import ORIGIN, create_backbone, load_start, save_weights
 
 CHECKPOINT = "checkpoint.pt"
 REPORT_SECONDS = 20
@@ -51,60 +54,96 @@ def validation_routes(num_layers: int, batches: int, spec: Spec) -> dict[str, li
     return {"sequential": [tuple(range(num_layers))]} | drawn
 
 
-def validate(model: RoutedModel, split: Split, suite: str, orders: Sequence[str], config: TrainConfig) -> Row:
-    """Loss, accuracy and, where predicted, position accuracy in the given orders; names {suite}/{order}/{metric}."""
-    options = config.options
-    routes = validation_routes(model.num_layers, math.ceil(len(split) / options.validation_batch_size), config.variant.route)
+def validate(model: RoutedModel, split: Split, suite: str, orders: Sequence[str], config: TrainConfig, execution: Execution) -> Row:
+    """Loss, accuracy and, where predicted, position accuracy in the given orders (none: all); names {suite}/{order}/{metric}."""
+    batch_size = config.options.validation_batch_size
+    routes = validation_routes(model.num_layers, math.ceil(len(split) / batch_size), config.variant.route)
     row: Row = {}
     for order in orders or routes:
-        result = score(model, split, routes[order], options.validation_batch_size, options.precision)
+        result = score(model, split, routes[order], batch_size, execution)
         row |= {f"{suite}/{order}/{name}": value for name, value in result.numbers().items()}
     return row
 
 
-def train_epoch(
-    model: RoutedModel, split: Split, config: TrainConfig, epoch: int,
-    optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler, report: Callable[[Row], None],
-) -> Row:  # fmt: skip
-    """One epoch: a pure function of the state it starts from and of (seed, epoch). Long ones report their progress."""
-    options, device = config.options, split.device
-    sampler = make_sampler(config.variant.route)
-    torch.manual_seed(int(generator("train", config.seed, epoch).integers(2**62)))  # dropout
-    model.train()
-    totals: dict[str, torch.Tensor] = {}
-    route: Route | torch.Tensor
-    images_seen, last_report = 0, time.monotonic()
-    for step, (images, labels) in enumerate(split.shuffled(options.batch_size, config.seed, epoch)):
-        rng = generator("train", config.seed, epoch, step)
-        if config.variant.per == "sample":
-            route = torch.from_numpy(per_sample(sampler, rng, model.num_layers, len(labels)))
-        else:
-            route = sampler(rng, model.num_layers)
-        taps = [PositionLogits(model)] if "predict" in model.position else []
-        with autocast(device, options.precision):
-            logits = model(images, route, taps)
+class TrainingStep(nn.Module):
+    """The forward pass of a training step up to the loss, in one module: DDP follows the loss to every parameter that takes part."""
+
+    def __init__(self, model: RoutedModel, position_weight: float, execution: Execution) -> None:
+        super().__init__()
+        self.model, self.position_weight, self.execution = model, position_weight, execution
+
+    def forward(self, images: Tensor, labels: Tensor, route: Route | Tensor) -> dict[str, Tensor]:
+        """images (B, C, H, W), labels (B,) -> scalars, means over the batch: `loss` and, for the history, its parts."""
+        taps = [PositionLogits(self.model)] if "predict" in self.model.position else []
+        with self.execution.context():
+            logits = self.model(images, route, taps)
             loss = cross_entropy(logits, labels)
             parts = {"class_loss": loss.detach(), "accuracy": (logits.argmax(-1) == labels).float().mean()}
             if taps:
-                parts |= {"position_loss": position_loss(taps[0].logits), "position_accuracy": position_hits(taps[0].logits)}
-                loss = loss + options.position_weight * parts["position_loss"]
+                position = position_loss(taps[0].logits)
+                parts |= {"position_loss": position.detach(), "position_accuracy": position_hits(taps[0].logits)}
+                loss = loss + self.position_weight * position
+        return {"loss": loss, **parts}
+
+
+def draw_route(config: TrainConfig, num_layers: int, epoch: int, step: int) -> Route | Tensor:
+    """The route of a step, or this process's part of its table of routes (n, L) under ``per: sample``."""
+    rank, world = rank_and_world()
+    sampler, own = make_sampler(config.variant.route), (rank,) * (config.routes == "own" and rank > 0)
+    rng = generator("train", config.seed, epoch, step, *own)
+    if config.variant.per == "sample":
+        table = per_sample(sampler, rng, num_layers, config.options.batch_size)
+        return torch.from_numpy(np.array_split(table, world)[rank])
+    return sampler(rng, num_layers)
+
+
+def train_step(step: nn.Module, images: Tensor, labels: Tensor, route: Route | Tensor, options: Optimisation) -> dict[str, Tensor]:
+    """Gradients of the mean loss over the whole batch, of which these images are this process's part.
+
+    Returns:
+        The sums over these images of what :class:`TrainingStep` gives.
+    """
+    size, each = options.micro_batch_size or len(labels), isinstance(route, Tensor)
+    sums: dict[str, Tensor] = {}
+    for start in range(0, len(labels), size):
+        part = slice(start, start + size)
+        # With a route for each sample the parts use different layers, and DDP averages only those of the pass that it sees.
+        with without_averaging(step, skip=start + size < len(labels) and not each):
+            found = step(images[part], labels[part], route[part] if each else route)
+            count = len(labels[part])
+            (found["loss"] * (count * rank_and_world()[1] / options.batch_size)).backward()
+        for name, value in found.items():
+            sums[name] = sums.get(name, 0) + value.detach() * count
+    return sums
+
+
+def train_epoch(
+    step: nn.Module, split: Split, config: TrainConfig, num_layers: int, epoch: int,
+    optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler, report: Callable[[dict], None],
+) -> Row:  # fmt: skip
+    """One epoch: a pure function of the state it starts from and of (seed, epoch). Long ones report their progress."""
+    options = config.options
+    torch.manual_seed(own_seed(int(generator("train", config.seed, epoch).integers(2**62))))  # dropout
+    step.train()
+    totals: dict[str, Tensor] = {}
+    steps, last_report = len(split) // options.batch_size, time.monotonic()
+    for i, (images, labels) in enumerate(split.shuffled(options.batch_size, config.seed, epoch, *rank_and_world())):
         optimizer.zero_grad()
-        loss.backward()
+        sums = train_step(step, images, labels, draw_route(config, num_layers, epoch, i), options)
         optimizer.step()
         scheduler.step()
-        for name, value in {"loss": loss, **parts}.items():
-            totals[name] = totals.get(name, 0) + value.detach() * len(labels)
-        images_seen += len(labels)
+        totals = {name: totals[name] + value if totals else value for name, value in sums.items()}
         if time.monotonic() - last_report > REPORT_SECONDS:
-            report({"progress": epoch - 1 + images_seen / len(split)})
+            report({"progress": epoch - 1 + (i + 1) / steps})
             last_report = time.monotonic()
-    return {f"train/{name}": total.item() / images_seen for name, total in totals.items()}
+    sum_over_processes(totals.values())
+    return {f"train/{name}": total.item() / (steps * options.batch_size) for name, total in totals.items()}
 
 
-def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, report: Callable[[Row], None]) -> None:
+def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, report: Callable[[dict], None]) -> None:
     """Train one model in `folder`, going on from the checkpoint there if there is one.
 
-    Leaves `history.json` and, per protocol, the weights of the epoch with the lowest loss (in the order the variant trains
+    Leaves `execution.txt`, `history.json` and, per protocol, the weights of the epoch with the lowest loss (in the order the variant trains
     for): on the validation images and, if some training images are held out, on those. `report` receives every finished
     epoch's metrics and its seconds.
 
@@ -116,7 +155,12 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
     options = config.options
     torch.set_num_threads(options.threads)
     torch.manual_seed(config.seed)
-    model = open_model(config, data, weights)
+    model, execution = open_model(config, data, weights)
+    report({"text": f"runs on {execution}"})
+    (folder / EXECUTION).write_text(f"{execution}\n")
+    model.checkpointing = options.checkpointing
+    if execution.compiled:
+        compile_blocks(model.backbone.blocks)
     splits = {split: open_split(config, data, split, model) for split in read_meta(data)["counts"]}
     train_split = splits.pop("train")
     steps = len(train_split) // options.batch_size
@@ -124,6 +168,8 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
         raise UserError(f"batch_size: found {options.batch_size}, accepted: at most the {len(train_split)} training images")
     optimizer = make_optimizer(model, options)
     scheduler = make_scheduler(optimizer, options, steps * options.epochs)
+
+    step = parallel(TrainingStep(model, options.position_weight, execution))
 
     # ---- resume ----
     history: list[Row] = []
@@ -139,36 +185,43 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
     for epoch in range(len(history) + 1, options.epochs + 1):
         start = time.perf_counter()
         row = {"epoch": epoch, "lr": optimizer.param_groups[0]["lr"]}
-        row |= train_epoch(model, train_split, config, epoch, optimizer, scheduler, report)
-        row |= validate(model, splits["validation"], "validation", (), config)
+        row |= train_epoch(step, train_split, config, model.num_layers, epoch, optimizer, scheduler, report)
+        row |= validate(model, splits["validation"], "validation", (), config, execution)
         if HELDOUT in splits:
-            row |= validate(model, splits[HELDOUT], HELDOUT, (order,), config)
+            row |= validate(model, splits[HELDOUT], HELDOUT, (order,), config, execution)
         if not all(math.isfinite(value) for value in row.values()):
             raise UserError(
                 f"{config.title}, seed {config.seed}: the loss is not finite in epoch {epoch}; try a smaller lr than {options.lr}"
             )
         history.append(row)
-        for judge, loss in judges.items():
-            if row[loss] <= min(r[loss] for r in history):
-                _replace(folder / weights_file(judge), lambda path: save_weights(model, path))
-        parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
-        _replace(folder / CHECKPOINT, partial(torch.save, parts | {"history": history}))
+        if rank_and_world()[0] == 0:
+            for judge, loss in judges.items():
+                if row[loss] <= min(r[loss] for r in history):
+                    _replace(folder / weights_file(judge), lambda path: save_weights(model, path))
+            parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+            _replace(folder / CHECKPOINT, partial(torch.save, parts | {"history": history}))
         report(row | {"seconds": time.perf_counter() - start})
-    _replace(folder / HISTORY, lambda path: path.write_text(json.dumps(history, indent=1) + "\n"))
-    (folder / CHECKPOINT).unlink(missing_ok=True)
+    barrier()  # no process still reads what the first one now removes
+    if rank_and_world()[0] == 0:
+        _replace(folder / HISTORY, lambda path: path.write_text(json.dumps(history, indent=1) + "\n"))
+        (folder / CHECKPOINT).unlink(missing_ok=True)
 
 
-def fetch(config: TrainConfig, data: Path, weights: Path | None, folder: Path, report: Callable[[Row], None]) -> None:
+def fetch(config: TrainConfig, data: Path, weights: Path | None, folder: Path, report: Callable[[dict], None]) -> None:
     """Write the preset's published or local weights, with a head for the data set: the starting weights of every variant.
 
-    The head is drawn anew from the seed if the weights' own has another number of classes.
+    The head is drawn anew from the seed where that of the weights has another number of outputs, or was one of two and the
+    preset keeps one. `weights.json` says what was loaded, see :func:`lsvit.weights.load_start`.
 
     Raises:
-        UserError: the weights cannot be had.
+        UserError: the weights cannot be had, or do not fit the model.
     """
     torch.manual_seed(config.seed)
     preset = config.model if weights is None else config.model.model_copy(update={"weights": str(weights)})
-    save_weights(RoutedModel(create_backbone(preset, len(read_meta(data)["classes"]))), folder / WEIGHTS)
+    model = RoutedModel(create_backbone(preset, len(read_meta(data)["classes"])))
+    loaded = load_start(model.backbone, preset)
+    save_weights(model, folder / WEIGHTS)
+    (folder / ORIGIN).write_text(json.dumps(loaded, indent=1) + "\n")
     (folder / HISTORY).write_text("[]\n")
 
 

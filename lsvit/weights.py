@@ -1,21 +1,27 @@
 """Weights in and out: a preset's timm model with its starting weights, and files that stock timm loads."""
 
+import json
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lsvit.data import sha256
 from lsvit.errors import UserError
 from lsvit.models import NO_PARTS, POSITION_PREFIX, RoutedModel
 from lsvit.sections import ModelPreset, Position
 
+ORIGIN = "weights.json"  # what a file of starting weights was made from
+
 
 def create_backbone(preset: ModelPreset, num_classes: int) -> Any:
-    """The preset's timm model with a head of `num_classes`, its starting weights loaded or, for `scratch`, initialised.
+    """The preset's timm model, initialised: outputs for `num_classes` classes, or the preset's own larger number.
+
+    Under ``head: class_token`` a distilled DeiT has no second head; all others that read their class token are as timm has them.
 
     Raises:
-        UserError: timm does not know the model, refuses its arguments, or the weights cannot be had.
+        UserError: timm does not know the model or the tag, or refuses the arguments; under ``weights: hub`` there is no tag; the
+            outputs are too few, or there is no class token to read.
     """
     import timm
 
@@ -24,21 +30,21 @@ def create_backbone(preset: ModelPreset, num_classes: int) -> Any:
         near = timm.list_models(f"*{name.split('_')[0]}*")[:5]
         raise UserError(f"timm: no model {name!r}; timm {timm.__version__} knows, for example, {', '.join(near)}")
     known_tags = [m.partition(".")[2] for m in timm.list_pretrained(f"{name}.*")]
-    if tag and tag not in known_tags:
-        raise UserError(f"timm: {name} has no weights tagged {tag!r}, accepted: {', '.join(known_tags)}")
-    kwargs: dict[str, Any] = dict(preset.kwargs) | {"num_classes": num_classes, "pretrained": preset.weights == "hub"}
+    if tag not in known_tags and (tag or preset.weights == "hub"):  # a bare name is whatever weights timm prefers today
+        found = f"has no weights tagged {tag!r}" if tag else "needs the tag of its weights"
+        raise UserError(f"timm: {name} {found}, accepted: {', '.join(f'{name}.{known}' for known in known_tags) or 'scratch, a file'}")
+    outputs = preset.num_classes or num_classes
+    if outputs < num_classes:
+        raise UserError(f"num_classes of {preset.timm}: found {outputs}, accepted: null, or at least the data set's {num_classes} classes")
     try:
-        model: Any = timm.create_model(preset.timm, **kwargs)
-    except Exception as error:  # timm and the hub client raise many kinds
-        if preset.weights == "hub":
-            raise UserError(
-                f"weights of {preset.timm} cannot be had ({type(error).__name__}); three ways to get them: run where the Hugging "
-                f"Face hub can be reached; copy a filled hub cache here and set HF_HOME; give a local file, "
-                f"`-S models.NAME.weights=FILE.safetensors`"
-            ) from None
+        model: Any = timm.create_model(preset.timm, **(preset.kwargs | {"num_classes": outputs}))
+    except Exception as error:  # timm raises many kinds
         raise UserError(f"timm cannot make {preset.timm}: {' '.join(str(error).split())[:200]}") from None
-    if preset.weights not in ("hub", "scratch"):
-        _load_local(model, Path(preset.weights), preset.sha256)
+    if preset.head == "class_token":
+        if getattr(model, "global_pool", None) != "token":
+            raise UserError(f"head of {preset.timm}: found 'class_token', accepted: timm (its head reads no class token)")
+        if hasattr(model, "head_dist"):
+            del model.head_dist
     if preset.init_std is not None and preset.weights == "scratch":
         for module in model.blocks.modules():
             if isinstance(module, nn.Linear):
@@ -46,28 +52,105 @@ def create_backbone(preset: ModelPreset, num_classes: int) -> Any:
     return model
 
 
-def _load_local(model: Any, path: Path, expected_sha256: str | None) -> None:
-    """Load a safetensors file of timm's names; a head for another number of classes is left out, all else must fit."""
+def load_start(model: Any, preset: ModelPreset) -> dict[str, str | None]:
+    """Load the preset's published or local weights into its model of :func:`create_backbone`.
+
+    timm's own conversion comes first: names of other checkpoints, position embedding and patches resampled to the model's
+    size, input channels. Then all must fit but the head: it stays as initialised if that of the weights has another number of
+    outputs or, under ``head: class_token``, was one of two (published code: one fresh head on the class token).
+
+    Returns:
+        What was loaded: timm's name and tag, where from (no paths), sha256 of the file, licence where the tag tells it, and
+        whether the head is "loaded" or "fresh".
+
+    Raises:
+        UserError: the weights cannot be had, are another architecture's, or have another sha256 than the preset expects.
+    """
+    import timm
+
+    path = preset.local_file() or _download(preset)
+    if path.parent == Path(preset.weights):
+        check_folder(path.parent, preset.timm.partition(".")[0])
+    if not path.is_file():
+        raise UserError(f"weights: found {str(path)!r}, which does not exist, accepted: a .safetensors file or its folder, hub, scratch")
+    digest = sha256(path)
+    if preset.sha256 and digest != preset.sha256:
+        raise UserError(f"{path}: its sha256 is {digest}, params.yaml expects {preset.sha256}")
+    head = _fit(model, path)
+    tag = preset.timm.partition(".")[2]
+    cfg: Any = timm.get_pretrained_cfg(preset.timm) if tag else None
+    source = {"hf_hub_id": cfg.hf_hub_id} if preset.weights == "hub" else {"file": Path(preset.weights).name}
+    return {"timm": preset.timm, "tag": tag or None, **source, "sha256": digest, "license": cfg and cfg.license, "head": head}
+
+
+def _download(preset: ModelPreset) -> Path:
+    """The published file, from the hub or its cache."""
+    import huggingface_hub
+    import timm
+
+    cfg: Any = timm.get_pretrained_cfg(preset.timm)
+    try:
+        return Path(huggingface_hub.hf_hub_download(cfg.hf_hub_id, "model.safetensors"))
+    except Exception as error:  # the hub client raises many kinds
+        raise UserError(
+            f"weights of {preset.timm} cannot be had ({type(error).__name__}); three ways to get them: run where the Hugging "
+            f"Face hub can be reached; copy a filled hub cache here and set HF_HOME; give a local file or folder, "
+            f"`-S models.NAME.weights=FILE.safetensors`"
+        ) from None
+
+
+def check_folder(folder: Path, architecture: str) -> None:
+    """Check the ``config.json`` of a folder in timm's layout. Raises UserError if it is of another architecture."""
+    try:
+        found = json.loads((folder / "config.json").read_text())["architecture"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{folder}: no config.json naming an architecture, accepted: timm's layout (config.json, model.safetensors)"
+        ) from None
+    if found != architecture:
+        raise UserError(f"{folder / 'config.json'}: architecture: found {found!r}, accepted: {architecture!r}, that of the preset's timm")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name. Raises UserError if it is none."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    if not path.is_file():
-        raise UserError(f"weights: found {str(path)!r}, which does not exist, accepted: a .safetensors file, hub, scratch")
-    if expected_sha256 and sha256(path) != expected_sha256:
-        raise UserError(f"{path}: its sha256 is {sha256(path)}, params.yaml expects {expected_sha256}")
     try:
-        tensors = {k: t for k, t in load_file(path).items() if not k.startswith(POSITION_PREFIX)}
-    except SafetensorError as error:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a safetensors file ({error})") from None
+
+
+def _fit(model: Any, path: Path) -> str:
+    """Load a file of timm's or a known checkpoint's names as :func:`load_start` says; whether the head is "loaded" or "fresh"."""
+    from timm.models import adapt_input_conv
+    from timm.models.mlp_mixer import MlpMixer
+    from timm.models.mlp_mixer import checkpoint_filter_fn as convert_mixer
+    from timm.models.vision_transformer import checkpoint_filter_fn as convert_vit
+
+    tensors = {k: t for k, t in read_tensors(path).items() if not k.startswith(POSITION_PREFIX)}
     wanted = {k: t.shape for k, t in model.state_dict().items()}
-    heads = {k for k in wanted if k.startswith(("head.", "head_dist."))}
-    tensors = {k: t for k, t in tensors.items() if k not in heads or t.shape == wanted[k]}
-    unfit = {k for k, t in tensors.items() if t.shape != wanted.get(k)} | (wanted.keys() - heads - tensors.keys())
+    try:
+        mixer = isinstance(model, MlpMixer)
+        tensors = convert_mixer(tensors, model) if mixer else convert_vit(tensors, model, adapt_layer_scale=True)
+        conv = f"{model.pretrained_cfg['first_conv']}.weight"
+        if conv in tensors:
+            tensors[conv] = adapt_input_conv(wanted[conv][1], tensors[conv], base_chans=tensors[conv].shape[1])
+    except Exception as error:  # whatever a foreign file makes of timm's conversion
+        raise UserError(f"{path}: does not fit {type(model).__name__}: {' '.join(str(error).split())[:200]}") from None
+    heads = {k for k in {*wanted, *tensors} if k.startswith(("head.", "head_dist."))}
+    one_of_two = "head_dist.weight" in tensors and "head_dist.weight" not in wanted and "dist_token" in wanted
+    fresh = one_of_two or not any(k in tensors and tensors[k].shape == wanted.get(k) for k in heads)
+    exempt = heads if fresh else set()
+    tensors = {k: t for k, t in tensors.items() if k not in exempt}
+    unfit = {k for k, t in tensors.items() if t.shape != wanted.get(k)} | (wanted.keys() - exempt - tensors.keys())
     if unfit:
         raise UserError(
             f"{path}: does not fit {type(model).__name__}: {len(unfit)} tensors missing, unknown or of another shape, first {min(unfit)!r}"
         )
     model.load_state_dict(tensors, strict=False)
+    return "fresh" if fresh else "loaded"
 
 
 def build(
@@ -78,7 +161,7 @@ def build(
     The file holds timm's names (of all layers or of those kept) and, below ``position.``, the position parts; parts the
     file does not have keep their initialisation.
     """
-    backbone = create_backbone(preset.model_copy(update={"weights": "scratch"}), num_classes)
+    backbone = create_backbone(preset, num_classes)
     backbone.blocks = backbone.blocks[:layers]
     model = RoutedModel(backbone, position)
     if weights is not None:
@@ -96,9 +179,7 @@ def save_weights(model: RoutedModel, path: Path) -> None:
 
 def load_weights(model: RoutedModel, path: Path) -> None:
     """Load a file written by :func:`save_weights`, or a timm state_dict. Raises RuntimeError on names that do not fit."""
-    from safetensors.torch import load_file
-
-    tensors = {k: t for k, t in load_file(path).items() if not _beyond(k, model.num_layers)}
+    tensors = {k: t for k, t in read_tensors(path).items() if not _beyond(k, model.num_layers)}
     position = {k.removeprefix(POSITION_PREFIX): t for k, t in tensors.items() if k.startswith(POSITION_PREFIX)}
     model.backbone.load_state_dict({k: t for k, t in tensors.items() if not k.startswith(POSITION_PREFIX)})
     if position:

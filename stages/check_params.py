@@ -30,8 +30,11 @@ def main() -> None:
     """Write outs/check_params.txt, always the same, so that a passed check makes nothing run again."""
     params = load()
     params.check_layers(num_layers(params))
-    if params.device == "cuda" and not cuda_devices():
+    gpus, processes = cuda_devices(), params.distributed.processes
+    if params.device == "cuda" and not gpus:
         raise UserError("params.yaml: device: found 'cuda', but this machine has no CUDA device; accepted here: auto, cpu")
+    if params.device != "cpu" and gpus and processes > gpus:
+        raise UserError(f"params.yaml: distributed.processes: found {processes}, accepted: at most the {gpus} GPUs of this machine")
     out = Path("outs/check_params.txt")
     out.parent.mkdir(exist_ok=True)
     out.write_text("params.yaml is valid\n")

@@ -25,16 +25,18 @@ def main(variant: str) -> None:
     options = params.resolve(Finetune, variant)
     start = starting_weights()
     run = run_config(params, variant, params.all_variants[variant], read_meta(DATA)["sha256"], sha256(start))
+    spread = {"world_size": params.distributed.world_size, "routes": params.distributed.routes}
     jobs = {
         seed: launch.Job(
-            f"{variant} seed {seed}", "lsvit.training:train", TrainConfig(**run, options=options, seed=seed),
+            f"{variant} seed {seed}", "lsvit.training:train", TrainConfig(**run, options=options, seed=seed, **spread),
             {"data": DATA, "weights": start}, total=options.epochs,
         )
         for seed in params.seeds
     }  # fmt: skip
     show_options(variant, jobs[params.seeds[0]].config, params.values(Finetune, variant), f"{len(jobs)} trainings, seeds {params.seeds}")
     tracker = Tracker(f"{params.dataset}/{params.model}", launch.root())
-    launch.run(list(jobs.values()), params.device, lambda job, row: tracker.epoch(job.record(), row), options.threads)
+    launch.run(list(jobs.values()), params.device, lambda job, row: tracker.epoch(job.record(), row), options.threads,
+               params.distributed)  # fmt: skip
     out = Path("outs/finetune") / variant
     folders, table = {seed: job.folder for seed, job in jobs.items()}, Path("results/finetune") / f"{variant}.csv"
     gather_trainings(folders, out, table, JUDGES[params.protocol])

@@ -1,4 +1,4 @@
-"""Stage prepare-data: verify the raw images and write uint8 arrays."""
+"""Stage prepare-data: verify the raw images and decode them once."""
 
 from pathlib import Path
 
@@ -9,9 +9,10 @@ from lsvit.params import load
 
 @one_line_errors()
 def main() -> None:
-    """data/ -> outs/prepare_data/"""
+    """data/, or the data set's folder -> outs/prepare_data/"""
     params = load()
-    meta = prepare(params.dataset, params.dataset_preset, Path("data/fashion_mnist_10k"), Path("outs/prepare_data"))
+    embedded, out = Path("data/fashion_mnist_10k"), Path("outs/prepare_data")
+    meta = prepare(params.dataset, params.dataset_preset, embedded, out, params.model_preset, params.check_sizes)
     print(f"{params.dataset}: {meta['counts']}, images {meta['image_shape']}")
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lsvit.data import CHECKSUMS, IDX_KIND, SPLITS, idx_name, prepare, read_meta
+from lsvit.data import prepare, read_meta
 from lsvit.jobs import TrainConfig
 from lsvit.params import Params, load
 from lsvit.sections import DatasetPreset, Finetune, ModelPreset, Variant
+from lsvit.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 ROOT = Path(__file__).parent.parent

@@ -167,7 +167,7 @@ def test_counts_of_a_training_are_those_of_a_real_one(
 ) -> None:
     variant = small.all_variants[name]
     run = run_config(small, name, variant, read_meta(bars)["sha256"], None)
-    model = count_forward(meta_backbone(small.model_preset, NUM_CLASSES), small.model_preset, variant.position)
+    model = count_forward(meta_backbone(small.model_preset, 10), small.model_preset, variant.position)
     job, spy = job_of(small, "finetune", name), Spy(monkeypatch)
     train(TrainConfig(**run, options=small.resolve(Finetune, name), seed=0), bars, None, tmp_path, lambda row: None)
     drawn = {"layerdrop": 0.3, "sample": 0.03}
@@ -182,8 +182,8 @@ def test_counts_of_an_evaluation_are_those_of_a_real_one(
     small = small.model_copy(update={"prune_eval": small.prune_eval.model_copy(update={"per": per})})
     run = run_config(small, name, small.variants[name], read_meta(bars)["sha256"], None)
     config = EvalConfig(**run, options=small.resolve(PruneEval), precision="fp32", seed=0)
-    save_weights(open_model(config, bars, None), tmp_path / "weights.safetensors")
-    model = count_forward(meta_backbone(small.model_preset, NUM_CLASSES), small.model_preset)
+    save_weights(open_model(config, bars, None)[0], tmp_path / "weights.safetensors")
+    model = count_forward(meta_backbone(small.model_preset, 10), small.model_preset)
     first = list(small.all_variants).index(name) * len(small.seeds)
     job, spy = job_of(small, "prune-eval", "", first), Spy(monkeypatch)
     evaluate(config, bars, tmp_path / "weights.safetensors", tmp_path, lambda event: None)
@@ -193,11 +193,11 @@ def test_counts_of_an_evaluation_are_those_of_a_real_one(
 def test_counts_of_the_analysis_are_those_of_a_real_one(small: Params, bars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_config(small, "ls", small.variants["ls"], read_meta(bars)["sha256"], None)
     config = EvalConfig(**run, options=small.resolve(PruneEval), precision="fp32", seed=0)
-    model = open_model(config, bars, None)
+    model, execution = open_model(config, bars, None)
     routes = np.array([arbitrary(generator("analysis", 0, i), model.num_layers) for i in range(30)])
-    counted = count_forward(meta_backbone(small.model_preset, NUM_CLASSES), small.model_preset)
+    counted = count_forward(meta_backbone(small.model_preset, 10), small.model_preset)
     job, spy = job_of(small, "analysis", "", 1), Spy(monkeypatch)
-    record(model, open_split(config, bars, "validation", model), np.arange(30), routes, 2)
+    record(model, open_split(config, bars, "validation", model), np.arange(30), routes, 2, execution)
     spy.check(job, counted, 1e-9)
 
 
@@ -226,10 +226,11 @@ def test_mean_length_of_routes(spec: Any) -> None:
 
 
 def test_sizes_of_data_sets() -> None:
-    assert set(SIZES) == set(get_args(DatasetPreset.model_fields["source"].annotation))
+    assert {*SIZES, "image_folder"} == set(get_args(DatasetPreset.model_fields["source"].annotation))
+    assert NUM_CLASSES.keys() < SIZES.keys()
     digits = read_digits()
     assert SIZES["digits"] == (len(digits["train"].labels), len(digits["validation"].labels))
-    assert len(CLASSES) == NUM_CLASSES == len(np.unique(digits["train"].labels))
+    assert len(CLASSES) == 10 == len(np.unique(digits["train"].labels))
 
 
 # ---- time -------------------------------------------------------------------------------------------------------------

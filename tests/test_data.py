@@ -1,6 +1,7 @@
 """Data: the original format is verified, decoded once, and given in batches."""
 
 import gzip
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -10,15 +11,24 @@ import numpy as np
 import pytest
 import torch
 
-from lsvit import data
-from lsvit.data import CLASSES, DEBIAN_FOLDER, Split, prepare, read_idx, read_meta, sha256, write_subset
+from lsvit import sources
+from lsvit.data import Split, prepare, read_meta
 from lsvit.errors import UserError
 from lsvit.sections import DatasetPreset
+from lsvit.shards import open_arrow, sha256
 from lsvit.smoke import copy_repository
+from lsvit.sources import CLASSES, DEBIAN_FOLDER, Arrays, read_idx, write_subset
 from tests.conftest import ROOT, write_idx
 
 EMBEDDED = DatasetPreset(source="embedded")
+CPU = torch.device("cpu")
 IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
+
+
+def kept(folder: Path, split: str) -> Arrays:
+    """A split as a small set keeps it: one record batch."""
+    (batch,) = open_arrow(folder / f"{split}.arrow")
+    return batch
 
 
 def test_prepare(raw: Path, tmp_path: Path) -> None:
@@ -26,13 +36,15 @@ def test_prepare(raw: Path, tmp_path: Path) -> None:
     assert meta == read_meta(tmp_path / "out")
     assert meta["counts"] == {"train": 96, "validation": 40}
     assert meta["image_shape"] == [28, 28]
-    images = np.load(tmp_path / "out" / "train_images.npy", mmap_mode="r")
+    images, labels = kept(tmp_path / "out", "train")
     assert images.dtype == np.uint8
+    assert labels.dtype == np.int64
+    assert not images.flags.owndata  # the mapped file itself
     assert np.array_equal(images, read_idx(raw / IMAGES))
     assert abs(meta["mean"][0] - images.mean() / 255) < 1e-5
     again = prepare("bars", EMBEDDED, raw, tmp_path / "again")
     assert again == meta
-    assert sha256(tmp_path / "out" / "train_images.npy") == sha256(tmp_path / "again" / "train_images.npy")
+    assert sha256(tmp_path / "out" / "train.arrow") == sha256(tmp_path / "again" / "train.arrow")
 
 
 def test_limits(raw: Path, tmp_path: Path) -> None:
@@ -47,11 +59,11 @@ def test_held_out_images_are_taken_from_the_training_set_alone(raw: Path, tmp_pa
     meta = prepare("bars", EMBEDDED.model_copy(update={"heldout": 16}), raw, tmp_path / "out")
     assert meta["counts"] == {"train": 80, "heldout": 16, "validation": 40}
     assert meta["sha256"] != whole["sha256"]
-    images = {split: np.load(tmp_path / "out" / f"{split}_images.npy") for split in meta["counts"]}
-    everything = np.load(tmp_path / "whole" / "train_images.npy")
+    images = {split: kept(tmp_path / "out", split).images for split in meta["counts"]}
+    everything = kept(tmp_path / "whole", "train").images
     parts = np.concatenate([images["train"], images["heldout"]])
     assert sorted(image.tobytes() for image in parts) == sorted(image.tobytes() for image in everything)  # each once
-    assert np.array_equal(images["validation"], np.load(tmp_path / "whole" / "validation_images.npy"))
+    assert np.array_equal(images["validation"], kept(tmp_path / "whole", "validation").images)
     again = prepare("bars", EMBEDDED.model_copy(update={"heldout": 16}), raw, tmp_path / "again")
     assert again == meta
     with pytest.raises(UserError, match=r"datasets\.bars\.heldout: found 96, accepted: fewer than the 96 training images"):
@@ -64,10 +76,10 @@ def test_digits(tmp_path: Path) -> None:
     assert meta["counts"] == {"train": 1437, "validation": 360}
     assert meta["image_shape"] == [8, 8]
     assert meta["classes"] == [str(digit) for digit in range(10)]
-    labels = [np.load(tmp_path / "out" / f"{split}_labels.npy") for split in meta["counts"]]
+    labels = [kept(tmp_path / "out", split).labels for split in meta["counts"]]
     shares = [np.bincount(part) / len(part) for part in labels]
     assert np.abs(shares[0] - shares[1]).max() < 0.003
-    assert np.load(tmp_path / "out" / "train_images.npy").max() == 255
+    assert kept(tmp_path / "out", "train").images.max() == 255
 
 
 def _truncate(raw: Path) -> None:
@@ -87,7 +99,7 @@ def _other_content(raw: Path) -> None:
 def _drop_checksum(raw: Path, name: str) -> None:
     """As if the wrong file had been there from the start."""
     sums = raw / "SHA256SUMS"
-    content = data.hashlib.sha256(gzip.decompress((raw / name).read_bytes())).hexdigest()
+    content = hashlib.sha256(gzip.decompress((raw / name).read_bytes())).hexdigest()
     sums.write_text("".join(f"{content}  {name}\n" if name in line else f"{line}\n" for line in sums.read_text().splitlines()))
 
 
@@ -137,7 +149,7 @@ def test_embedded_data_is_what_its_readme_says(tmp_path: Path, monkeypatch: pyte
     meta = prepare("fashion_mnist_10k", EMBEDDED, folder, tmp_path / "out")
     assert meta["counts"] == {"train": 10_000, "validation": 2_000}
     for split, count in (("train", 1000), ("validation", 200)):
-        assert np.bincount(np.load(tmp_path / "out" / f"{split}_labels.npy")).tolist() == [count] * 10
+        assert np.bincount(kept(tmp_path / "out", split).labels).tolist() == [count] * 10
     if DEBIAN_FOLDER.is_dir():
         write_subset(DEBIAN_FOLDER, tmp_path / "subset", {"train": 10_000, "validation": 2_000}, 0)
         assert (tmp_path / "subset" / "SHA256SUMS").read_text() == (folder / "SHA256SUMS").read_text()
@@ -153,8 +165,8 @@ def test_all_of_fashion_mnist(tmp_path: Path) -> None:
 
 def test_fashion_mnist_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The download is torchvision's; where it fails, the line names all three sources."""
-    monkeypatch.setattr(data, "DEBIAN_FOLDER", tmp_path / "none")
-    monkeypatch.setattr(data, "DOWNLOADS", tmp_path / "downloads")
+    monkeypatch.setattr(sources, "DEBIAN_FOLDER", tmp_path / "none")
+    monkeypatch.setattr(sources, "DOWNLOADS", tmp_path / "downloads")
     monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", _offline)
     with pytest.raises(UserError, match=r"dataset-fashion-mnist.*download failed.*fashion_mnist.folder") as error:
         prepare("fashion_mnist", DatasetPreset(source="fashion_mnist"), Path("none"), tmp_path / "out")
@@ -168,17 +180,17 @@ def _offline(*_: object, **__: object) -> None:
 
 
 def test_batches(prepared: Path) -> None:
-    split = Split(prepared, "train", torch.device("cpu"), 1, 28, (0.5,), (0.25,))
+    split = Split(prepared, "train", CPU, 1, 28, (0.5,), (0.25,))
     images, labels = split.take(slice(0, 4))
-    raw = np.load(prepared / "train_images.npy")[:4]
+    raw = kept(prepared, "train").at(np.arange(4))
     assert images.shape == (4, 1, 28, 28)
-    assert torch.allclose(images[:, 0], (torch.from_numpy(raw) / 255 - 0.5) / 0.25)
-    assert labels.tolist() == np.load(prepared / "train_labels.npy")[:4].tolist()
-    assert sum(len(labels) for _, labels in split.in_order(36)) == 96
+    assert torch.allclose(images[:, 0], (torch.from_numpy(raw.images) / 255 - 0.5) / 0.25)
+    assert labels.tolist() == raw.labels.tolist()
+    assert [(i, len(labels)) for i, _, labels in split.in_order(36)] == [(0, 36), (1, 36), (2, 24)]
 
 
 def test_shuffled_batches_depend_on_seed_and_epoch_alone(prepared: Path) -> None:
-    split = Split(prepared, "train", torch.device("cpu"), 1, 28, (0.0,), (1.0,))
+    split = Split(prepared, "train", CPU, 1, 28, (0.0,), (1.0,))
     orders = {
         (seed, epoch): torch.cat([images[:, 0, 0, 0] for images, _ in split.shuffled(40, seed, epoch)]).tolist()
         for seed in range(2)
@@ -190,7 +202,7 @@ def test_shuffled_batches_depend_on_seed_and_epoch_alone(prepared: Path) -> None
 
 
 def test_small_grey_images_fill_a_large_colour_model(prepared: Path) -> None:
-    split = Split(prepared, "validation", torch.device("cpu"), 3, 56, (0.1, 0.2, 0.3), (1.0, 1.0, 1.0), limit=7)
+    split = Split(prepared, "validation", CPU, 3, 56, (0.1, 0.2, 0.3), (1.0, 1.0, 1.0), limit=7)
     images, _ = split.take(slice(0, 100))
     assert images.shape == (7, 3, 56, 56)
     assert torch.allclose(images[:, 0] + 0.1, images[:, 2] + 0.3, atol=1e-6)

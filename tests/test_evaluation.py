@@ -82,13 +82,13 @@ def test_an_order_a_sample_estimates_better_than_an_order_a_batch(
     """A model that depends on its order, same images, 30 draws of orders: the estimate spreads less, around the same mean."""
     setting = train_config(route="sequential", epochs=24)
     train(setting, prepared, None, tmp_path, lambda row: None)
-    model = open_model(setting, prepared, tmp_path / WEIGHTS)
+    model, execution = open_model(setting, prepared, tmp_path / WEIGHTS)
     split = open_split(setting, prepared, "validation", model)
     losses: dict[str, list[float]] = {"batch": [], "sample": []}
     for draw in range(30):
         rng = generator("samples", draw)
         batches = [arbitrary(rng, 4) for _ in range(2)]
-        losses["batch"].append(score(model, split, batches, 20).loss)
-        losses["sample"].append(score(model, split, torch.from_numpy(per_sample(arbitrary, rng, 4, len(split))), 20).loss)
+        losses["batch"].append(score(model, split, batches, 20, execution).loss)
+        losses["sample"].append(score(model, split, torch.from_numpy(per_sample(arbitrary, rng, 4, len(split))), 20, execution).loss)
     assert np.std(losses["sample"]) < 0.6 * np.std(losses["batch"])
     assert abs(np.mean(losses["sample"]) - np.mean(losses["batch"])) < 3 * np.std(losses["batch"]) / np.sqrt(30)

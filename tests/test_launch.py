@@ -15,7 +15,8 @@ from lsvit import launch
 from lsvit.data import sha256
 from lsvit.errors import UserError
 from lsvit.jobs import HISTORY, WEIGHTS, TrainConfig
-from lsvit.launch import Job, describe, imported_modules, run
+from lsvit.launch import Job, imported_modules, run
+from lsvit.progress import describe
 from tests.conftest import ROOT
 
 Config = Callable[..., TrainConfig]

@@ -23,16 +23,16 @@ SMOKE = [f"-S{preset}" for preset in PRESETS]
 
 # What each module may import: one way only
 LEVELS = [
-    {"errors"},
-    {"routes"},
-    {"sections", "stats", "sources"},
-    {"params", "data", "losses", "devices"},
-    {"jobs", "models"},
+    {"errors", "progress", "distributed"},
+    {"routes", "imagefiles"},
+    {"sections", "stats", "sources", "devices"},
+    {"params", "shards", "losses"},
+    {"data", "jobs", "models"},
     {"weights"},
     {"runs"},
     {"training", "evaluation", "analysis", "tables", "tracking", "launch"},
-    {"ledger", "grid", "cost", "distributed", "export"},
-    {"claims"},
+    {"ledger", "grid", "cost", "torchrun", "predict"},
+    {"claims", "export"},
     {"plots"},
     {"smoke"},
     {"cli"},

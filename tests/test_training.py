@@ -19,6 +19,8 @@ from lsvit.models import RoutedModel
 from lsvit.runs import open_model, open_split
 from lsvit.sections import DatasetPreset, Optimisation
 from lsvit.training import CHECKPOINT, fetch, make_optimizer, make_scheduler, train, validate, validation_routes
+from lsvit.weights import build, save_weights
+from tests.ranks import gradients
 
 Config = Callable[..., TrainConfig]
 
@@ -32,6 +34,8 @@ def run(config: TrainConfig, data: Path, folder: Path, stop_after: int | None = 
     seen: list[Row] = []
 
     def report(row: Row) -> None:
+        if "epoch" not in row:  # a text
+            return
         seen.append(row)
         if len(seen) == stop_after:
             raise Killed
@@ -190,10 +194,57 @@ def test_bf16_is_close_to_fp32(train_config: Config, prepared: Path, tmp_path: P
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
+@pytest.mark.parametrize("changes", [{"micro_batch_size": 5}, {"checkpointing": True}, {"micro_batch_size": 31, "checkpointing": True}])
+@pytest.mark.parametrize("per", ["batch", "sample"])
+def test_less_memory_gives_the_same_gradients(
+    train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any], per: str
+) -> None:
+    """Accumulated over parts of a batch, the last one smaller, and with activations computed again along the same route."""
+    setting = {"position": {"encode": {}, "predict": {}}, "route": {"drop": 0.3}, "per": per}
+    found = []
+    for name, config in (("plain", train_config(**setting)), ("less", train_config(**setting, **changes))):
+        (tmp_path / name).mkdir()
+        gradients(config, prepared, tmp_path / name, lambda event: None)
+        found.append(torch.load(tmp_path / name / "gradients_0.pt"))
+    for plain, less in zip(*found, strict=True):
+        assert plain.keys() == less.keys()
+        assert all(torch.allclose(plain[name], less[name], rtol=1e-4, atol=1e-6) for name in plain)
+
+
+def test_checkpointing_draws_the_same_dropout_again(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    dropout = {"position": {"encode": {"dropout": 0.3}}}
+    for name, checkpointing in (("plain", False), ("again", True)):
+        run(train_config(**dropout, epochs=1, checkpointing=checkpointing), prepared, tmp_path / name)
+    assert outcome(tmp_path / "plain") == outcome(tmp_path / "again")
+
+
+def test_checkpointing_runs_each_block_twice(pico: Any) -> None:
+    model = build(pico, 10)
+    calls = []
+    for i, block in enumerate(model.backbone.blocks):
+        block.register_forward_pre_hook(lambda *_, i=i: calls.append(i))
+    model.checkpointing = True
+    model(torch.randn(2, 1, 28, 28), (2, 0, 3)).sum().backward()
+    assert calls == [2, 0, 3, 3, 0, 2]
+    calls.clear()
+    with torch.inference_mode():
+        model(torch.randn(2, 1, 28, 28), (2, 0, 3))
+    assert calls == [2, 0, 3]
+
+
+def test_bf16_reaches_the_same_verdict(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    """Low precision must not change what is concluded: LayerShuffle's gain over the baseline under arbitrary orders."""
+    gains = {}
+    for precision in ("fp32", "bf16"):
+        accuracy = [run(train_config(epochs=20, route=route, precision=precision), prepared, tmp_path / f"{precision}_{route}")[-1][
+            "validation/arbitrary/accuracy"] for route in ("arbitrary", "sequential")]  # fmt: skip
+        gains[precision] = accuracy[0] - accuracy[1]
+    assert gains["fp32"] == pytest.approx(gains["bf16"], abs=0.15)  # 40 images
+    assert min(gains.values()) > 0.1
+
+
 def test_fetched_weights_start_every_variant(train_config: Config, prepared: Path, tmp_path: Path, pico: Any) -> None:
     """A local file: what timm saved is what the variants start from, with a head for the data."""
-    from lsvit.weights import build, save_weights
-
     save_weights(build(pico, 1000), tmp_path / "published.safetensors")
     config = train_config()
     local = pico.model_copy(update={"weights": str(tmp_path / "published.safetensors")})
@@ -267,9 +318,9 @@ def test_two_protocols_keep_two_epochs(train_config: Config, raw: Path, tmp_path
     kept = {judge: int(kept_epoch(history, "arbitrary", judge)["epoch"]) for judge in ("validation", "heldout")}
     for judge, epoch in kept.items():
         assert history[epoch - 1][f"{judge}/arbitrary/loss"] == min(row[f"{judge}/arbitrary/loss"] for row in history)
-        model = open_model(config, tmp_path / "data", tmp_path / "run" / weights_file(judge))
+        model, execution = open_model(config, tmp_path / "data", tmp_path / "run" / weights_file(judge))
         split = open_split(config, tmp_path / "data", judge, model)
-        row = validate(model, split, judge, ["arbitrary"], config)
+        row = validate(model, split, judge, ["arbitrary"], config, execution)
         assert row[f"{judge}/arbitrary/loss"] == pytest.approx(history[epoch - 1][f"{judge}/arbitrary/loss"], rel=1e-6)
     (tmp_path / "run" / "config.json").write_text(config.model_dump_json())
     gather_trainings({0: tmp_path / "run"}, tmp_path / "out", tmp_path / "table.csv")

@@ -1,0 +1,244 @@
+"""Training and evaluation speed beside plain timm and transformers: `uv run --group bench python benchmarks/throughput.py`.
+
+All ways of one geometry alternate within every repetition, and who begins changes; ratios to plain timm are medians of the
+ratios within a repetition. Plain timm: `model(images)`, cross-entropy, fused Adam, in the same precision, attention and
+compilation. Random images that are on the device already. Peak: what the device reaches in one large matrix product of the
+same precision in the same run. -> throughput.json, one entry a machine.
+"""
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import timm
+import torch
+from machine import machine, show, write_entry
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+from lsvit.devices import Execution, compile_blocks, pick_device, settle
+from lsvit.models import RoutedModel
+from lsvit.params import load
+from lsvit.routes import arbitrary, generator, per_sample
+from lsvit.sections import Encode, Finetune, Position, Predict
+from lsvit.training import TrainingStep, make_optimizer, train_step
+
+FILE = Path(__file__).with_suffix(".json")
+NUM_CLASSES, NUM_LAYERS = 1000, 12
+POSITIONS = {"LS-pos": Position(encode=Encode()), "LS-pred": Position(predict=Predict())}
+
+
+class Geometry(NamedTuple):
+    """A model, the batch to time, and steps a measurement."""
+
+    name: str
+    width: int
+    heads: int
+    size: int
+    batch: int
+    steps: int
+    micro_batch: int | None = None
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """For timm.create_model: patches of 16 pixels at 224, else of 14 as in the micro models."""
+        patch = 16 if self.size == 224 else 14
+        return {"img_size": self.size, "patch_size": patch, "embed_dim": self.width, "num_heads": self.heads, "depth": NUM_LAYERS,
+                "num_classes": NUM_CLASSES}  # fmt: skip
+
+
+GEOMETRIES = {
+    "cpu": [Geometry("vit_micro", 32, 2, 28, 128, 10), Geometry("ViT-S/16", 384, 6, 224, 8, 1), Geometry("ViT-B/16", 768, 12, 224, 4, 1)],
+    "cuda": [Geometry("ViT-B/16", 768, 12, 224, 128, 10), Geometry("ViT-B/16", 768, 12, 224, 640, 4, micro_batch=160)],
+}
+
+
+def transformers_vit(geometry: Geometry) -> nn.Module:
+    """transformers' ViT of the same geometry, random weights; its forward gives an object with `logits`."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config: dict[str, Any] = {
+        "hidden_size": geometry.width, "num_hidden_layers": NUM_LAYERS, "num_attention_heads": geometry.heads,
+        "intermediate_size": 4 * geometry.width, "image_size": geometry.size, "patch_size": geometry.kwargs["patch_size"],
+        "num_labels": NUM_CLASSES, "attn_implementation": "sdpa",
+    }  # fmt: skip
+    return ViTForImageClassification(ViTConfig(**config))
+
+
+class Bench:
+    """The ways to run one geometry, each a function that does `steps` training steps or forward passes."""
+
+    def __init__(self, geometry: Geometry, execution: Execution, options: Finetune) -> None:
+        self.geometry, self.execution, device = geometry, execution, execution.device
+        self.options = options.model_copy(update={"batch_size": geometry.batch})
+        self.images = torch.rand(geometry.batch, 3, geometry.size, geometry.size, device=device)
+        self.labels = torch.randint(NUM_CLASSES, (geometry.batch,), device=device)
+        self.draws = itertools.count()
+
+    def route(self, kind: str) -> tuple[int, ...] | Tensor:
+        """The next route: all layers in order, a random order, or one for every sample."""
+        rng = generator("samples", next(self.draws))
+        if kind == "per sample":
+            return torch.from_numpy(per_sample(arbitrary, rng, NUM_LAYERS, self.geometry.batch))
+        return tuple(range(NUM_LAYERS)) if kind == "sequential" else arbitrary(rng, NUM_LAYERS)
+
+    def plain(self, model: Any, training: bool) -> Callable[[], None]:
+        """A model that maps images to logits, as its library's users run it."""
+        model = model.to(self.execution.device).train(training)
+        optimizer = make_optimizer(model, self.options)
+        if self.execution.compiled:
+            compile_blocks(next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == NUM_LAYERS))
+
+        def logits() -> Tensor:
+            with self.execution.context():
+                out = model(self.images)
+                return out if isinstance(out, Tensor) else out.logits
+
+        def steps() -> None:
+            for _ in range(self.geometry.steps):
+                optimizer.zero_grad()
+                cross_entropy(logits(), self.labels).backward()
+                optimizer.step()
+
+        return steps if training else self.inference(logits)
+
+    def routed(self, kind: str, training: bool, position: Position | None = None, **changes: Any) -> Callable[[], None]:
+        """The pipeline's own training step and forward pass."""
+        backbone = timm.create_model("vit_base_patch16_224", **self.geometry.kwargs)
+        model = RoutedModel(backbone, position or Position()).to(self.execution.device).train(training)
+        model.checkpointing = changes.pop("checkpointing", False)
+        options = self.options.model_copy(update=changes)
+        if self.execution.compiled:
+            compile_blocks(model.backbone.blocks)
+        step, optimizer = TrainingStep(model, 1.0, self.execution), make_optimizer(model, options)
+
+        def steps() -> None:
+            for _ in range(self.geometry.steps):
+                optimizer.zero_grad()
+                train_step(step, self.images, self.labels, self.route(kind), options)
+                optimizer.step()
+
+        def logits() -> Tensor:
+            with self.execution.context():
+                return model(self.images, self.route(kind))
+
+        return steps if training else self.inference(logits)
+
+    def inference(self, logits: Callable[[], Tensor]) -> Callable[[], None]:
+        """Forward passes alone."""
+
+        def passes() -> None:
+            with torch.inference_mode():
+                for _ in range(self.geometry.steps):
+                    logits()
+
+        return passes
+
+    def ways(self, training: bool) -> dict[str, Callable[[], None]]:
+        """By name, plain timm first."""
+        timed = {
+            "timm": self.plain(timm.create_model("vit_base_patch16_224", **self.geometry.kwargs), training),
+            "routed, original order": self.routed("sequential", training),
+            "LS": self.routed("arbitrary", training),
+            **{name: self.routed("arbitrary", training, position) for name, position in POSITIONS.items()},
+            "LS, an order a sample": self.routed("per sample", training),
+        }
+        if self.geometry.size == 224:  # transformers' pays for more than it computes in narrow ones
+            timed["transformers"] = self.plain(transformers_vit(self.geometry), training)
+        if training:
+            timed["LS, checkpointing"] = self.routed("arbitrary", training, checkpointing=True)
+        if training and self.geometry.micro_batch:
+            timed["LS, accumulated"] = self.routed("arbitrary", training, micro_batch_size=self.geometry.micro_batch)
+        return timed
+
+
+def seconds(run: Callable[[], None], device: torch.device) -> float:
+    """Of one call, with what it left to do on the device."""
+    begin = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def peak(execution: Execution) -> float:
+    """FLOP/s of a large matrix product in this precision: the best of some."""
+    size = 8192 if execution.device.type == "cuda" else 2048
+    a, b = (torch.rand(size, size, device=execution.device) for _ in range(2))
+
+    def product() -> None:
+        with execution.context():
+            torch.mm(a, b)
+
+    if execution.precision == "bf16":
+        a, b = a.bfloat16(), b.bfloat16()
+    return 2 * size**3 / min(seconds(product, execution.device) for _ in range(10))
+
+
+def flops(geometry: Geometry) -> int:
+    """Of one image's forward pass, attention included (counted in the unfused form, which no kernel hides)."""
+    model = timm.create_model("vit_base_patch16_224", **geometry.kwargs).eval()
+    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        model(torch.zeros(1, 3, geometry.size, geometry.size))
+    return counter.get_total_flops()
+
+
+def measure(geometry: Geometry, execution: Execution, options: Finetune, repetitions: int) -> list[dict[str, Any]]:
+    """A row a way, for training and for evaluation."""
+    rows = []
+    top, work = peak(execution), flops(geometry)
+    for training in (True, False):
+        timed = Bench(geometry, execution, options).ways(training)
+        names = list(timed)
+        rates = np.empty((repetitions + 1, len(names)))  # the first repetition compiles and warms up
+        for repetition in range(repetitions + 1):
+            for turn in range(len(names)):
+                way = (repetition + turn) % len(names)
+                rates[repetition, way] = geometry.batch * geometry.steps / seconds(timed[names[way]], execution.device)
+        for name, rate, ratio in zip(names, np.median(rates[1:], axis=0), np.median(rates[1:] / rates[1:, :1], axis=0), strict=True):
+            rows.append({
+                "model": geometry.name, "batch": geometry.batch, "precision": execution.precision, "compiled": execution.compiled,
+                "deterministic": execution.deterministic, "pass": "training" if training else "evaluation", "way": name,
+                "images_s": float(rate), "to_timm": float(ratio), "of_peak": float(rate) * work * (3 if training else 1) / top,
+            })  # fmt: skip
+    return rows
+
+
+def settings(geometry: Geometry, device: torch.device) -> list[Execution]:
+    """What `auto` picks, the alternatives that it weighs, and what the deterministic switch costs."""
+    chosen = settle(device, geometry.width, "auto", "auto")
+    found = [chosen]
+    if device.type == "cuda":
+        found += [settle(device, geometry.width, precision, "auto") for precision in ("bf16", "tf32") if precision != chosen.precision]
+        found += [settle(device, geometry.width, chosen.precision, "none"), settle(device, geometry.width, chosen.precision, "none", True)]
+    elif chosen.precision != "bf16":
+        found += [settle(device, geometry.width, "bf16")]
+    return found
+
+
+def main() -> None:
+    """Measure, write and print."""
+    parser = argparse.ArgumentParser(description="Training and evaluation speed beside plain timm and transformers.")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (default: all)")
+    parser.add_argument("--repetitions", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    device, options = pick_device(arguments.device), load().finetune
+    rows = []
+    for geometry in GEOMETRIES[device.type]:
+        for setting in settings(geometry, device):
+            again = settle(device, geometry.width, setting.precision, "blocks" if setting.compiled else "none", setting.deterministic)
+            rows += measure(geometry, again, options, arguments.repetitions)  # settled anew: TF32 and determinism are the process's
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    write_entry(FILE, {"machine": machine(name) | {"threads": arguments.threads}, "repetitions": arguments.repetitions, "rows": rows})
+    show("images/s; to_timm: ratio to plain timm within a repetition", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Predictions from trained weights, and how much they depend on the order of the layers."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lsvit.data import read_meta
+from lsvit.errors import UserError
+from lsvit.jobs import CONFIG, RunConfig
+from lsvit.models import RoutedModel
+from lsvit.routes import Route, evaluation_routes
+from lsvit.sections import Variant
+from lsvit.weights import build, input_size, load_weights, normalisation, read_tensors
+
+DATA = Path("outs/prepare_data")
+MODEL, PARTS, SPEC = "model.safetensors", "position.safetensors", "lsvit.json"  # of an export, beside config.json
+
+
+class Opened(NamedTuple):
+    """A trained model on the CPU, in eval mode, with timm's data config and the names of its classes."""
+
+    model: RoutedModel
+    data: dict[str, Any]  # input_size (C, H, W), mean, std, crop_pct, crop_mode, interpolation
+    classes: list[str]  # of the first outputs; a preset's `num_classes` may have given it more
+
+
+# ---- open -------------------------------------------------------------------------------------------------------------
+
+
+def open_weights(where: str) -> Opened:
+    """Open an exported folder, ``hf-hub:<repository>``, or a safetensors file beside the `config.json` of an export or a training.
+
+    Raises:
+        UserError: there is nothing to open, or it is no model that this project can run.
+    """
+    path = _snapshot(where.removeprefix("hf-hub:")) if where.startswith("hf-hub:") else Path(where)
+    file = path / MODEL if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(
+            f"weights: found {where!r}, accepted: an exported folder, hf-hub:<repository>, a .safetensors file beside a config.json"
+        )
+    config = read_json(file.parent / CONFIG)
+    return open_export(file) if "architecture" in config else open_training(file)
+
+
+def _snapshot(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=[MODEL, CONFIG, PARTS, SPEC]))
+    except Exception as error:  # the hub client raises many kinds
+        raise UserError(f"hf-hub:{repository} cannot be had ({type(error).__name__}), accepted also: an exported folder") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file. Raises UserError if it is none."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({type(error).__name__})") from None
+
+
+def open_training(file: Path) -> Opened:
+    """Open the weights of a finished training, of `outs/`; the images it was trained on must lie in `outs/prepare_data/`.
+
+    Raises:
+        UserError: a file is missing, or other images lie there.
+    """
+    found = read_json(file.parent / CONFIG)
+    try:
+        config = RunConfig.model_validate({key: found[key] for key in RunConfig.model_fields if key in found})
+    except ValueError:
+        raise UserError(f"{file.parent / CONFIG}: neither of an export nor of a training of this version") from None
+    if not (DATA / "meta.json").is_file() or (meta := read_meta(DATA))["sha256"] != config.data_sha256:
+        raise UserError(f"{DATA}: not the images that {file} was trained on; `dvc repro` or `dvc checkout` brings them")
+    model = build(config.model, len(meta["classes"]), config.variant.position, config.variant.layers, file).eval()
+    in_chans, size = input_size(model, config.model)
+    mean, std = (values if len(values) == in_chans else values * in_chans for values in normalisation(config.model, meta))
+    data = {"input_size": (in_chans, size, size), "mean": mean, "std": std, "crop_mode": "center", "crop_pct": 1.0,
+            "interpolation": "bilinear"}  # fmt: skip
+    if meta.get("resize") == "timm":
+        data |= {key: model.backbone.pretrained_cfg[key] for key in ("crop_pct", "crop_mode", "interpolation")}
+    return Opened(model, data, meta["classes"])
+
+
+def open_export(file: Path) -> Opened:
+    """Open a safetensors file in a folder of timm's layout; `lsvit.json`, if there, says which parts belong to it.
+
+    Raises:
+        UserError: the model cannot be made, is of another family, has no head, or the file does not fit it.
+    """
+    import timm
+    from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
+
+    try:
+        backbone: Any = timm.create_model(f"local-dir:{file.parent}", pretrained=False)
+    except Exception as error:  # timm raises many kinds
+        raise UserError(f"{file.parent / CONFIG}: timm cannot make this model: {' '.join(str(error).split())[:200]}") from None
+    spec = file.parent / SPEC
+    variant = Variant.model_validate(read_json(spec)["variant"]) if spec.is_file() else Variant(route="sequential")
+    if not getattr(backbone, "num_classes", 0):
+        raise UserError(f"{file}: a model without a head, accepted: one with classes")
+    model = RoutedModel(backbone, variant.position)
+    backbone.blocks = backbone.blocks[: variant.layers]
+    try:
+        load_weights(model, file)
+        if len(model.position):
+            model.position.load_state_dict(read_tensors(file.parent / PARTS))
+    except RuntimeError as error:
+        raise UserError(f"{file}: does not fit its config.json: {' '.join(str(error).split())[:200]}") from None
+    names, subset = backbone.pretrained_cfg.get("label_names"), infer_imagenet_subset(backbone)
+    if names is None and subset:
+        names = ImageNetInfo(subset).label_descriptions()
+    return Opened(model.eval(), resolve_model_data_config(backbone), list(names or []))
+
+
+# ---- predict ----------------------------------------------------------------------------------------------------------
+
+
+def choose_routes(model: RoutedModel, order: str, keep: int | None, orders: int, seed: int) -> list[Route]:
+    """The routes of a prediction: the one that is meant, or at most `orders` random ones (all where fewer exist).
+
+    Args:
+        order: sequential, arbitrary, reversed, or layers with commas between them, which may repeat or be absent.
+        keep: so many random layers; None: all.
+
+    Raises:
+        UserError: no such order, layer or number of layers.
+    """
+    layers = model.num_layers
+    kept = layers if keep is None else keep
+    if not 1 <= kept <= layers:
+        raise UserError(f"--keep: found {kept}, accepted: 1 to {layers}, the layers of the model")
+    if order == "arbitrary":
+        return evaluation_routes(layers, kept, "arbitrary", orders, seed)
+    if order in ("sequential", "reversed"):
+        routes = evaluation_routes(layers, kept, "sequential", orders, seed)
+        return routes if order == "sequential" else [route[::-1] for route in routes]
+    given = [part.strip() for part in order.split(",")]
+    known = all(part.isdecimal() and int(part) < layers for part in given)
+    if not known or keep is not None or (len(model.position) and len(given) > layers):
+        most = f", at most {layers} of them" if len(model.position) else ""
+        raise UserError(f"--order: found {order!r}, accepted: sequential, arbitrary, reversed, or, without --keep, "
+                        f"layers from 0 to {layers - 1}{most}, with commas between them")  # fmt: skip
+    return [tuple(map(int, given))]
+
+
+def read_image(path: Path, data: dict[str, Any]) -> Tensor:
+    """An image file of any size and mode as the model takes it: (C, H, W), resized, cropped and normalised as `data` says.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    from PIL import Image, ImageOps
+    from timm.data import create_transform
+
+    try:
+        with Image.open(path) as file:
+            image = ImageOps.exif_transpose(file)
+            if image.mode.startswith("I"):  # 16 bits; Pillow would cut them off at 255
+                image = image.convert("I").point(lambda value: value * (1 / 257)).convert("L")
+            image = image.convert("L" if data["input_size"][0] == 1 else "RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path}: not an image that can be read ({getattr(error, 'strerror', None) or type(error).__name__})") from None
+    return create_transform(**data, is_training=False)(image)
+
+
+@torch.inference_mode()
+def predict(opened: Opened, image: Tensor, routes: list[Route], top: int) -> dict[str, Any]:
+    """Run an image (C, H, W) along every route, all of one length.
+
+    Returns:
+        `orders`, how many routes; `top`, the classes of highest mean probability with its standard deviation over the orders
+        (n - 1; None for a single one); `agree`, in how many orders the first of them is the answer.
+    """
+    logits = opened.model(image.expand(len(routes), -1, -1, -1), torch.tensor(routes))
+    each = logits.softmax(-1)
+    mean, best = each.mean(0).topk(min(top, each.shape[1]))
+    spread = each.std(0)[best].tolist() if len(routes) > 1 else [None] * len(best)
+    names = [opened.classes[i] if i < len(opened.classes) else f"output {i}" for i in best.tolist()]
+    rows = [{"class": name, "index": i, "probability": p, "std": std}
+            for name, i, p, std in zip(names, best.tolist(), mean.tolist(), spread, strict=True)]  # fmt: skip
+    return {"orders": len(routes), "agree": int((each.argmax(-1) == best[0]).sum()), "top": rows}
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print what :func:`predict` found about one image, with the keys `image` and `order` added, as a table."""
+    from rich.table import Table
+
+    from lsvit.tables import console
+
+    table = Table("class", "probability", "std over orders", title=f"{found['image']}: {found['order']}", title_justify="left")
+    for row in found["top"]:
+        table.add_row(row["class"], f"{row['probability']:.4f}", "–" if row["std"] is None else f"{row['std']:.4f}")
+    table.caption = f"{found['top'][0]['class']} is the answer in {found['agree']} of {found['orders']} orders"
+    console(80).print(table)

@@ -1,0 +1,30 @@
+"""What the processes of test_distributed.py run."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from lsvit.distributed import parallel, rank_and_world
+from lsvit.jobs import TrainConfig
+from lsvit.runs import open_model, open_split
+from lsvit.training import TrainingStep, draw_route, train_step
+
+STEPS = 3
+
+
+def gradients(config: TrainConfig, data: Path, folder: Path, report: Callable[[dict], None]) -> None:
+    """Write the gradients of a few steps, all from the same weights, to `gradients_<rank>.pt`."""
+    torch.manual_seed(config.seed)
+    model, execution = open_model(config, data, None)
+    model.checkpointing = config.options.checkpointing
+    split = open_split(config, data, "train", model)
+    step = parallel(TrainingStep(model, config.options.position_weight, execution))
+    found = []
+    batches = split.shuffled(config.options.batch_size, config.seed, 1, *rank_and_world())
+    for i, (images, labels) in zip(range(STEPS), batches, strict=False):
+        model.zero_grad()
+        train_step(step, images, labels, draw_route(config, model.num_layers, 1, i), config.options)
+        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    torch.save(found, folder / f"gradients_{rank_and_world()[0]}.pt")
+    report({"text": "done"})

@@ -1,0 +1,355 @@
+"""Exported folders are what stock timm, the hub and lsvit itself take; predictions say what the model says."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import timm
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+from typer.testing import CliRunner
+
+from lsvit.cli import app
+from lsvit.data import Split
+from lsvit.errors import UserError
+from lsvit.export import export, find_training
+from lsvit.jobs import WEIGHTS, TrainConfig
+from lsvit.models import RoutedModel
+from lsvit.predict import choose_routes, open_weights, predict, read_image
+from lsvit.sections import ModelPreset
+from lsvit.weights import build, save_weights
+from tests.conftest import ROOT
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "ls": {"route": "arbitrary"},
+    "ls_pos": {"route": "arbitrary", "position": {"encode": {"dim": 8}}},
+    "ls_pred": {"route": "arbitrary", "position": {"predict": {}}},
+    "refit_2": {"route": "sequential", "layers": 2},
+}
+DISTILLED = ModelPreset(timm="deit_tiny_distilled_patch16_224", weights="scratch", head="class_token", num_classes=12,
+                        kwargs={"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2})  # fmt: skip
+MIXER = ModelPreset(timm="resmlp_12_224", weights="scratch", kwargs={"img_size": 32})
+Training = Callable[..., RoutedModel]
+
+
+@pytest.fixture
+def trained(
+    tmp_path: Path, prepared: Path, train_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> Training:  # fmt: skip
+    """A folder like the repository's; the factory leaves a training there, of random weights, and returns its model."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    (tmp_path / "outs").mkdir()
+    (tmp_path / "outs" / "prepare_data").symlink_to(prepared)
+
+    def make(name: str = "ls", preset: ModelPreset | None = None, seed: int = 0) -> RoutedModel:
+        config = train_config(seed=seed, **VARIANTS[name])
+        config = config.model_copy(update={"title": name} | ({"model": preset} if preset else {}))
+        folder = tmp_path / "outs" / "finetune" / name / f"seed_{seed}"
+        folder.mkdir(parents=True)
+        torch.manual_seed(seed)
+        model = build(config.model, 10, config.variant.position, config.variant.layers).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        save_weights(model, folder / WEIGHTS)
+        (folder / "config.json").write_text(json.dumps({"key": "k", "group": "g", **config.model_dump(mode="json")}))
+        return model
+
+    return make
+
+
+def images_for(model: RoutedModel, n: int = 3) -> Tensor:
+    embed = getattr(model.backbone, "stem", None) or model.backbone.patch_embed
+    return torch.randn(n, embed.proj.in_channels, *embed.img_size, generator=torch.Generator().manual_seed(1))
+
+
+def pixels(prepared: Path, i: int = 0) -> np.ndarray:
+    """A validation image (28, 28) uint8."""
+    split = Split(prepared, "validation", torch.device("cpu"), 1, 28, (0.0,), (1.0,))
+    return (255 * split.take(slice(i, i + 1))[0][0, 0]).round().byte().numpy()
+
+
+def stock(folder: Path) -> Any:
+    return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+
+
+@pytest.mark.parametrize(("name", "preset"), [
+    ("ls", None), ("ls_pred", None), ("refit_2", None), ("ls", DISTILLED), ("ls", MIXER),
+])  # fmt: skip
+def test_stock_timm_makes_the_model_itself(trained: Training, name: str, preset: ModelPreset | None) -> None:
+    model = trained(name, preset)
+    folder, _ = export(name, 0)
+    images = images_for(model)
+    with torch.no_grad():
+        assert torch.equal(stock(folder)(images), model(images))
+
+
+@pytest.mark.parametrize(("name", "preset"), [
+    ("ls", None), ("ls_pos", None), ("ls_pred", None), ("refit_2", None), ("ls", DISTILLED), ("ls_pos", DISTILLED), ("refit_2", MIXER),
+])  # fmt: skip
+def test_an_export_opens_as_it_was_trained(trained: Training, name: str, preset: ModelPreset | None) -> None:
+    model = trained(name, preset)
+    folder, _ = export(name, 0, Path("mine"))
+    training = open_weights(f"outs/finetune/{name}/seed_0/{WEIGHTS}")
+    images, route = images_for(model), (1, 0)
+    for opened in (training, open_weights("mine"), open_weights("mine/model.safetensors")):
+        with torch.no_grad():
+            assert torch.equal(opened.model(images, route), model(images, route))
+            assert torch.equal(opened.model(images), model(images))
+        assert opened.classes == training.classes
+        assert {key: tuple(v) if isinstance(v, list | tuple) else v for key, v in opened.data.items()} == training.data
+    assert (folder / "position.safetensors").exists() == (name in ("ls_pos", "ls_pred"))
+
+
+def test_what_stock_timm_gets_wrong_is_said(trained: Training) -> None:
+    model = trained("ls_pos")
+    folder, notes = export("ls_pos", 0)
+    assert folder == Path("exports/bars_pico_ls_pos_seed_0")
+    assert "answers wrongly" in notes[0]
+    text = (folder / "README.md").read_text()
+    assert "answers wrongly" in text
+    assert "timm.create_model" not in text
+    images = images_for(model)
+    with torch.no_grad():
+        assert not torch.allclose(stock(folder)(images), model(images))
+    trained("refit_2", MIXER)
+    assert "stock timm cannot make a MlpMixer of 2 layers" in export("refit_2", 0)[1][0]
+    trained("ls", DISTILLED)
+    assert "written doubled" in export("ls", 0)[1][0]
+
+
+def write_results(folder: Path) -> None:
+    """Rows of two seeds as stage prune-eval writes them: `ls` at 70 and 74 % in the original order, 60 % in any other."""
+    rows = [
+        {"dataset": "bars", "model": "pico", "variant": "ls", "seed": seed, "keep": keep, "order": order, "route": "", "routes": routes,
+         "images": 40, "accuracy": (0.7 + 0.04 * seed if order == "sequential" else 0.6) - (4 - keep) / 10, "loss": 1.0,
+         "position_accuracy": None, "std_images": 0.1}
+        for seed in (0, 1) for keep in (2, 4) for order, routes in (("sequential", 1), ("arbitrary", 12))
+    ]  # fmt: skip
+    folder.mkdir()
+    pd.DataFrame(rows).to_csv(folder / "prune_eval.csv", index=False)
+    (folder / "cell.json").write_text(json.dumps({"dataset": "bars", "model": "pico", "protocol": "paper"}))
+
+
+def test_the_model_card(trained: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Front matter of the hub, the measured accuracies with their intervals, every hyper-parameter, and code that runs."""
+    model = trained("ls", seed=1)
+    write_results(Path("results"))
+    start = Path("outs/pretrain/seed_0")
+    start.mkdir(parents=True)
+    (start / "weights.json").write_text(json.dumps({"timm": "a.b", "hf_hub_id": "timm/a.b", "sha256": "ff", "license": "apache-2.0"}))
+    folder, notes = export("ls", 1)
+    assert notes == []
+    text = (folder / "README.md").read_text()
+    _, front, body = text.split("---\n", 2)
+    assert yaml.safe_load(front) == {
+        "license": "apache-2.0", "library_name": "timm", "pipeline_tag": "image-classification",
+        "tags": ["timm", "image-classification", "layershuffle"], "datasets": ["bars"], "metrics": ["accuracy"],
+    }  # fmt: skip
+    table = {tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in body.splitlines() if line.startswith("| sequential")}
+    assert ("sequential", "4", "72.00", "[46.59, 97.41]", "2", "1", "40", "74.00") in table
+    for said in ("timm/a.b, sha256 `ff`", "| lr", "| schedule", "the reported validation images chose the epoch", "T-shirt/top, Trouser"):
+        assert said.lower() in body.lower()
+    monkeypatch.chdir(folder)
+    blocks = re.findall(r"```python\n(.*?)```", body, re.S)
+    assert len(blocks) == 2
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)
+    with torch.no_grad():
+        assert torch.equal(names["stock"](names["images"]), model(names["images"]))
+    assert json.loads(Path("config.json").read_text())["pretrained_cfg"]["license"] == "apache-2.0"
+
+
+def test_a_card_without_results(trained: Training) -> None:
+    trained()
+    write_results(Path("results"))
+    for found in ({"dataset": "digits", "model": "pico", "protocol": "paper"}, {"dataset": "bars", "model": "pico", "protocol": "heldout"}):
+        Path("results/cell.json").write_text(json.dumps(found))
+        text = (export("ls", 0)[0] / "README.md").read_text()
+        assert "Not evaluated" in text
+        assert "trained from scratch on the same data" in text
+        assert "license" not in text.split("---\n")[1]
+
+
+def test_the_exported_config(trained: Training, prepared: Path) -> None:
+    trained("refit_2", DISTILLED)
+    folder, _ = export("refit_2", 0)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architecture"] == "deit_tiny_distilled_patch16_224"
+    assert config["label_names"][1] == "Trouser"
+    assert (config["num_classes"], config["model_args"]["depth"]) == (12, 2)
+    cfg, meta = config["pretrained_cfg"], json.loads((prepared / "meta.json").read_text())
+    assert (cfg["input_size"], cfg["crop_pct"], cfg["interpolation"]) == ([3, 32, 32], 1.0, "bilinear")
+    assert (cfg["mean"], cfg["std"]) == (meta["mean"] * 3, meta["std"] * 3)
+    assert not {"tag", "license", "url", "hf_hub_id"} & cfg.keys()  # of weights that these are not
+    head = load_file(folder / "model.safetensors")
+    assert not head["head_dist.weight"].any()
+    assert json.loads((folder / "lsvit.json").read_text())["head"] == "class_token"
+
+
+def test_an_export_says_how_the_images_were_resized(trained: Training, tmp_path: Path, prepared: Path) -> None:
+    """`resize: timm` of a data set: as the evaluation of the weights that timm names."""
+    trained("ls", MIXER)
+    (data := tmp_path / "outs" / "prepare_data").unlink()
+    shutil.copytree(prepared, data)
+    (data / "meta.json").write_text(json.dumps(json.loads((data / "meta.json").read_text()) | {"resize": "timm"}))
+    cfg = json.loads((export("ls", 0)[0] / "config.json").read_text())["pretrained_cfg"]
+    assert (cfg["crop_pct"], cfg["interpolation"], cfg["crop_mode"]) == (0.875, "bicubic", "center")
+
+
+def test_trainings_that_are_not_there(trained: Training, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="outs/finetune: not found; `dvc repro`"):
+        find_training("ls", 0)
+    trained("ls", seed=3)
+    trained("ls_pos")
+    for variant, seed, said in (("lss", 0, r"found 'lss', did you mean 'ls'\? accepted: ls, ls_pos"), ("ls", 0, "found 0, accepted: 3")):
+        with pytest.raises(UserError, match=said):
+            export(variant, seed)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file: cannot be written"):
+        export("ls", 3, Path("file"))
+    (tmp_path / "outs" / "prepare_data").unlink()
+    with pytest.raises(UserError, match=r"outs/prepare_data: not the images that .* was trained on"):
+        export("ls", 3)
+
+
+def test_weights_that_cannot_be_opened(trained: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: Any, **__: Any) -> str:
+        raise OSError("offline")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    trained("ls_pos")
+    folder, _ = export("ls_pos", 0, Path("mine"))
+    shutil.copytree(folder, "parts")
+    Path("parts/position.safetensors").unlink()
+    shutil.copytree(folder, "misfit")
+    shutil.copy("mine/position.safetensors", "misfit/model.safetensors")
+    for name, config in (("resnet", {"architecture": "test_resnet"}), ("unknown", {"architecture": "vit_tinny"}), ("neither", {}),
+                         ("headless", {"architecture": "test_vit", "num_classes": 0})):  # fmt: skip
+        shutil.copytree(folder, name)
+        Path(name, "config.json").write_text(json.dumps(config))
+    shutil.copytree(folder, "broken")
+    Path("broken/config.json").write_text("{")
+    for where, said in (
+        ("nowhere", "weights: found 'nowhere', accepted: an exported folder"), ("hf-hub:you/model", "hf-hub:you/model cannot be had"),
+        ("parts", r"parts/position\.safetensors: not a safetensors file"), ("misfit", "does not fit its config.json"),
+        ("resnet", "not routable"), ("unknown", "timm cannot make this model"), ("neither", "neither of an export nor of a training"),
+        ("headless", "a model without a head"), ("broken", r"broken/config\.json: cannot be read"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=said) as error:
+            open_weights(where)
+        assert "\n" not in str(error.value)
+
+
+def test_an_export_from_the_hub(trained: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = trained("ls_pos")
+    folder, _ = export("ls_pos", 0)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repository, allow_patterns: str(folder))
+    with torch.no_grad():
+        assert torch.equal(open_weights("hf-hub:you/model").model(images_for(model)), model(images_for(model)))
+
+
+@pytest.mark.parametrize(("outputs", "name"), [(1000, "tench"), (7, "output 0")])
+def test_a_folder_of_stock_timm_opens_too(tmp_path: Path, outputs: int, name: str) -> None:
+    """Class names: the folder's own, else ImageNet's, else the number of the output."""
+    model: Any = timm.create_model("test_vit", num_classes=outputs).eval()
+    with torch.no_grad():
+        model.head.bias[0] = 100.0
+    timm.models.save_for_hf(model, str(tmp_path), safe_serialization=True)
+    opened = open_weights(str(tmp_path))
+    image = torch.randn(3, 160, 160)
+    with torch.no_grad():
+        assert torch.equal(opened.model(image[None]), model(image[None]))
+    assert predict(opened, image, [tuple(range(6))], 1)["top"][0]["class"].startswith(name)
+
+
+@pytest.mark.parametrize(("order", "keep", "expected"), [
+    ("sequential", None, [(0, 1, 2, 3)]),
+    ("reversed", None, [(3, 2, 1, 0)]),
+    ("sequential", 3, [(0, 1, 2), (0, 1, 3), (0, 2, 3), (1, 2, 3)]),
+    ("reversed", 3, [(2, 1, 0), (3, 1, 0), (3, 2, 0), (3, 2, 1)]),
+    ("arbitrary", 1, [(0,), (1,), (2,), (3,)]),
+    ("2, 0,0", None, [(2, 0, 0)]),
+])  # fmt: skip
+def test_routes_of_a_prediction(pico: ModelPreset, order: str, keep: int | None, expected: list) -> None:
+    assert choose_routes(build(pico, 10), order, keep, 5, 0) == expected
+
+
+def test_random_routes_of_a_prediction(pico: ModelPreset) -> None:
+    model = build(pico, 10)
+    routes = choose_routes(model, "arbitrary", None, 20, 0)
+    assert len(set(routes)) == 20
+    assert routes == choose_routes(model, "arbitrary", None, 20, 0) != choose_routes(model, "arbitrary", None, 20, 1)
+    for order, keep, said in (
+        ("backwards", None, "--order: found 'backwards', accepted: sequential"), ("0,4", None, "layers from 0 to 3"),
+        ("0,-1", None, "--order"), ("0,", None, "--order"), ("1,0", 2, "without --keep"),
+        ("arbitrary", 5, "--keep: found 5, accepted: 1 to 4"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            choose_routes(model, order, keep, 20, 0)
+
+
+def test_an_image_is_read_as_the_pipeline_reads_it(trained: Training, prepared: Path) -> None:
+    trained()
+    opened = open_weights(f"outs/finetune/ls/seed_0/{WEIGHTS}")
+    array, data = pixels(prepared), opened.data
+    expected = Split(prepared, "validation", torch.device("cpu"), 1, 28, data["mean"], data["std"]).take(slice(0, 1))[0][0]
+    Image.fromarray(array).save("grey.png")
+    Image.fromarray(array).convert("RGB").save("colour.png")
+    Image.fromarray(array).convert("P").save("palette.png")
+    Image.fromarray(array.astype(np.uint16) * 257).save("deep.png")
+    for name in ("grey", "colour", "palette", "deep"):
+        assert torch.allclose(read_image(Path(f"{name}.png"), data), expected, atol=1e-5), name
+    Image.fromarray(array).convert("RGBA").resize((90, 40)).save("wide.png")
+    assert read_image(Path("wide.png"), data).shape == (1, 28, 28)
+    assert read_image(Path("grey.png"), data | {"input_size": (3, 32, 32), "mean": (0.5,) * 3, "std": (0.5,) * 3}).shape == (3, 32, 32)
+
+
+def test_a_prediction_is_the_mean_over_the_orders(trained: Training) -> None:
+    model = trained()
+    opened = open_weights(f"outs/finetune/ls/seed_0/{WEIGHTS}")
+    image, routes = images_for(model, 1)[0], choose_routes(model, "arbitrary", 3, 7, 0)
+    found = predict(opened, image, routes, 3)
+    with torch.no_grad():
+        each = torch.stack([model(image[None], route).softmax(-1)[0] for route in routes])
+    best = int(each.mean(0).argmax())
+    first = found["top"][0]
+    assert (first["index"], first["class"], found["orders"], len(found["top"])) == (best, opened.classes[best], 7, 3)
+    assert first["probability"] == pytest.approx(float(each[:, best].mean()), abs=1e-5)
+    assert first["std"] == pytest.approx(float(each[:, best].std()), abs=1e-5)
+    assert found["agree"] == int((each.argmax(1) == best).sum())
+    single = predict(opened, image, [(0, 1, 2, 3)], 50)
+    assert single["agree"] == 1
+    assert [row["std"] for row in single["top"]] == [None] * 10
+
+
+def test_the_commands(trained: Training, prepared: Path) -> None:
+    trained("ls", DISTILLED)
+    run = CliRunner().invoke
+    done = run(app, ["export", "ls", "--out", "mine"])
+    assert done.exit_code == 0
+    assert done.output.splitlines()[0] == "mine: written"
+    assert "written doubled" in done.output
+    for i in range(2):
+        Image.fromarray(pixels(prepared, i)).save(f"{i}.png")
+    done = run(app, ["predict", "0.png", "1.png", "--weights", "mine", "--order", "arbitrary", "--top", "2", "--json"])
+    found = json.loads(done.output)
+    assert [(one["image"], one["order"], one["keep"], one["orders"]) for one in found] == [(f"{i}.png", "arbitrary", 2, 2) for i in (0, 1)]
+    done = run(app, ["predict", "0.png", "--weights", "mine", "--order", "arbitrary"])
+    assert f"{found[0]['top'][0]['class']} is the answer in" in " ".join(done.output.split())
+    assert f"{found[0]['top'][0]['probability']:.4f}" in done.output
+    Path("bad.png").write_bytes(b"no image")
+    for name in ("bad.png", "absent.png"):
+        with pytest.raises(UserError, match=f"^{name}: not an image that can be read"):
+            run(app, ["predict", name, "--weights", "mine"], catch_exceptions=False)
