@@ -136,7 +136,7 @@ class Forward:
 def meta_backbone(preset: ModelPreset, num_classes: int) -> Any:
     """The preset's timm model without memory or weights, its attention as matrix products (FlopCounterMode counts 0 if fused)."""
     with torch.device("meta"):
-        backbone = create_backbone(preset.model_copy(update={"weights": "scratch", "init_std": None}), num_classes)
+        backbone = create_backbone(preset.model_copy(update={"init_std": None}), num_classes)
     for module in backbone.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False

@@ -106,7 +106,7 @@ def gather_trainings(folders: dict[int, Path], out: Path, table: Path, judge: st
     for seed, folder in folders.items():
         target = out / f"seed_{seed}"
         target.mkdir(parents=True, exist_ok=True)
-        for path in [*folder.glob("weights*.safetensors"), folder / HISTORY, folder / CONFIG, *folder.glob(EXECUTION)]:
+        for path in [*folder.glob("weights*"), folder / HISTORY, folder / CONFIG, *folder.glob(EXECUTION)]:
             shutil.copyfile(path, target / path.name)
         history = json.loads((folder / HISTORY).read_text())
         config = json.loads((folder / CONFIG).read_text())
@@ -121,19 +121,21 @@ def gather_trainings(folders: dict[int, Path], out: Path, table: Path, judge: st
         writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
 
 
-def show_options(title: str, config: RunConfig, values: dict[str, Value], count: str) -> None:
+def show_options(title: str, config: TrainConfig, values: dict[str, Value], count: str) -> None:
     """Print the one table of every effective hyper-parameter and the place it comes from."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     table = Table("key", "value", "from", title=f"{title}: {count}", box=SIMPLE_HEAD, title_justify="left")
-    model = {"dataset": config.dataset, "model": config.model_name, "device": config.device}
-    preset = {"timm": config.model.timm, "weights": config.model.weights, "init_std": config.model.init_std} | config.model.kwargs
+    model = {"dataset": config.dataset, "model": config.model_name, "device": config.device, "deterministic": config.deterministic}
+    preset = config.model.model_dump(include={"timm", "weights", "init_std", "num_classes", "head"}) | config.model.kwargs
     for key, value in model.items():
         table.add_row(key, str(value), key)
     for key, value in preset.items():
         table.add_row(key, str(value), f"models.{config.model_name}")
+    if config.world_size > 1:
+        table.add_row("processes", f"{config.world_size}, routes {config.routes}", "distributed")
     for key, value in config.variant.model_dump(exclude_none=True, exclude={"finetune"}).items():
         if value != {}:
             table.add_row(key, str(value), title if title in ("baseline", "pretrain") else f"variants.{title}")

@@ -111,6 +111,11 @@ class Distributed(Section):
         """Processes of one training, over all machines."""
         return self.processes * self.nodes
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What of it changes a training's result."""
+        return {"world_size": self.world_size, "routes": self.routes if self.world_size > 1 else "shared"}
+
 
 class PaperFigures(Section):
     """Size of the figures."""

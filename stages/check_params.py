@@ -13,7 +13,7 @@ def num_layers(params: Params) -> int:
     """The model's depth: from params.yaml where it says all, else from the model built without memory, which takes seconds."""
     preset, positions = params.model_preset, [v.position for v in params.all_variants.values()]
     reads_class_token = any(p.predict and p.predict.token == "class_token" for p in positions)
-    if preset.kwargs.keys() >= KNOWN and not reads_class_token:
+    if preset.kwargs.keys() >= KNOWN and preset.weights != "hub" and preset.head == "timm" and not reads_class_token:
         return preset.kwargs["depth"]
     import torch
 
@@ -21,7 +21,7 @@ def num_layers(params: Params) -> int:
     from lsvit.weights import create_backbone
 
     with torch.device("meta"):
-        backbone = create_backbone(preset.model_copy(update={"weights": "scratch", "init_std": None}), 10)
+        backbone = create_backbone(preset.model_copy(update={"init_std": None}), 1)
         return max(RoutedModel(backbone, position).num_layers for position in positions)
 
 

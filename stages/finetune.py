@@ -25,15 +25,13 @@ def main(variant: str) -> None:
     options = params.resolve(Finetune, variant)
     start = starting_weights()
     run = run_config(params, variant, params.all_variants[variant], read_meta(DATA)["sha256"], sha256(start))
-    spread = {"world_size": params.distributed.world_size, "routes": params.distributed.routes}
+    configs = {seed: TrainConfig(**run, options=options, seed=seed, **params.distributed.identity) for seed in params.seeds}
+    inputs = {"data": DATA, "weights": start}
     jobs = {
-        seed: launch.Job(
-            f"{variant} seed {seed}", "lsvit.training:train", TrainConfig(**run, options=options, seed=seed, **spread),
-            {"data": DATA, "weights": start}, total=options.epochs,
-        )
-        for seed in params.seeds
-    }  # fmt: skip
-    show_options(variant, jobs[params.seeds[0]].config, params.values(Finetune, variant), f"{len(jobs)} trainings, seeds {params.seeds}")
+        seed: launch.Job(f"{variant} seed {seed}", "lsvit.training:train", config, inputs, total=options.epochs)
+        for seed, config in configs.items()
+    }
+    show_options(variant, configs[params.seeds[0]], params.values(Finetune, variant), f"{len(jobs)} trainings, seeds {params.seeds}")
     tracker = Tracker(f"{params.dataset}/{params.model}", launch.root())
     launch.run(list(jobs.values()), params.device, lambda job, row: tracker.epoch(job.record(), row), options.threads,
                params.distributed)  # fmt: skip

@@ -1,7 +1,6 @@
 """Stage pretrain: the starting weights of every variant, trained from scratch or fetched."""
 
 import os
-import shutil
 from pathlib import Path
 
 from lsvit import launch
@@ -26,16 +25,15 @@ def main() -> None:
     scratch, file = preset.weights == "scratch", preset.local_file(root)
     digest = sha256(file) if file and file.is_file() else None
     run = run_config(params, "pretrain", Variant(route="sequential"), read_meta(DATA)["sha256"], digest)
-    config = TrainConfig(**run, options=options, seed=options.seed)
+    config = TrainConfig(**run, options=options, seed=options.seed, **(params.distributed.identity if scratch else {}))
     if scratch:
         show_options("pretrain", config, params.values(Pretrain), "one training")
     function = "lsvit.training:train" if scratch else "lsvit.training:fetch"
     job = launch.Job("pretrain", function, config, {"data": DATA, "weights": file and root / preset.weights}, total=options.epochs)
     tracker = Tracker(f"{params.dataset}/{params.model}", root)
-    launch.run([job], params.device, lambda job, row: tracker.epoch(job.record(), row), options.threads)
+    launch.run([job], params.device, lambda job, row: tracker.epoch(job.record(), row), options.threads,
+               params.distributed if scratch else None)  # fmt: skip
     gather_trainings({options.seed: job.folder}, OUT, TABLE)
-    for origin in job.folder.glob("weights.json"):  # of weights that were not trained here
-        shutil.copy(origin, OUT / f"seed_{options.seed}")
     tracker.training(OUT)
 
 

@@ -99,7 +99,8 @@ def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
     sections = {"Pretrain": "pretrain", "Finetune": "finetune", "PruneEval": "prune_eval", "Analysis": "analysis",
                 "PaperFigures": "paper_figures"}  # fmt: skip
     read = {section for cls, section in sections.items() if re.search(rf"resolve\({cls}", source)}
-    read |= {key for key in ("seeds", "device", "protocol") if re.search(rf"params\.{key}\b", source)} | {"dataset"}
+    read |= {key for key in ("seeds", "device", "protocol", "distributed") if re.search(rf"params\.{key}\b", source)} | {"dataset"}
+    read |= {"deterministic"} if "run_config(" in source else set()
     assert read <= declared
     assert "datasets.${dataset}" in declared
 
