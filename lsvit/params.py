@@ -155,7 +155,8 @@ class Params(Section):
             (f"datasets.{self.dataset}.heldout", heldout, train + heldout - 1, f"{train + heldout} training images are used"),
             ("analysis.images", self.resolve(Analysis).images, validation, f"{self.dataset!r} uses {validation} validation images"),
         ]
-        for key, options in (("pretrain", self.resolve(Pretrain)), ("finetune", self.resolve(Finetune))):
+        scratch = [("pretrain", self.resolve(Pretrain))] if self.model_preset.weights == "scratch" else []
+        for key, options in (*scratch, ("finetune", self.resolve(Finetune))):
             limits += [(f"{key}.batch_size", options.batch_size, train, f"{self.dataset!r} uses {train} training images")]
         _at_most(limits, file)
 
