@@ -65,7 +65,7 @@ def choose(name: str, preset: DatasetPreset, splits: Mapping[str, Arrays | Items
             raise UserError(f"datasets.{name}.{split}: found {wanted}, accepted: at most {count}")
         index: slice | np.ndarray = slice(wanted)
         if isinstance(images, Items):
-            index = generator("items", number).permutation(count)[:wanted]
+            index = generator("subset", 0, number).permutation(count)[:wanted]
             index = np.sort(index) if split == "train" else index  # shuffled when it is used: read from the disk in its order
         chosen[split] = images.at(index)
     if preset.heldout:
@@ -227,15 +227,18 @@ class Split:
         import torch
         from torch.nn.functional import interpolate
 
-        images = (images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)).expand(-1, self.in_chans, -1, -1).float()
+        # numpy asks Linux for huge pages, torch does not: several times fewer page faults for a batch of large images
+        floats = torch.from_numpy(np.empty(images.shape, np.float32)).copy_(images) if images.is_cpu else images.float()
+        floats = floats.unsqueeze(1) if images.ndim == 3 else floats.permute(0, 3, 1, 2)
         size, interpolation, crop = self.resize
         side = size if isinstance(size, int) else size[0]
-        if images.shape[-1] != side:
-            images = interpolate(images, (side, side), mode=interpolation, antialias=True).clamp_(0, 255)  # bicubic oversteps
+        if floats.shape[-1] != side:
+            floats = interpolate(floats, (side, side), mode=interpolation, antialias=True).clamp_(0, 255)  # bicubic oversteps
         if side != crop:
             margin = round((side - crop) / 2)
-            images = images[:, :, margin : margin + crop, margin : margin + crop]
-        return torch.addcmul(self.shift, images, self.scale, out=images)
+            floats = floats[:, :, margin : margin + crop, margin : margin + crop]
+        out = floats if floats.shape[1] == self.in_chans else None
+        return torch.addcmul(self.shift, floats.expand(-1, self.in_chans, -1, -1), self.scale, out=out)
 
     def take(self, index: "Tensor | slice") -> "tuple[Tensor, Tensor]":
         """images (B, in_chans, img_size, img_size) float, labels (B,) long."""

@@ -48,7 +48,7 @@ class Execution:
             yield
 
     def __str__(self) -> str:
-        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(torch.cpu.get_capabilities()["cpu_name"])
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(torch.cpu.get_capabilities().get("cpu_name", "CPU"))
         parts = [f"{name}, {self.precision}" + (f" (auto: {self.why})" if self.why else "")]
         parts += ["unfused attention"] * self.plain_attention + ["compiled blocks"] * self.compiled + ["deterministic"] * self.deterministic
         return ", ".join(parts)
@@ -59,7 +59,7 @@ def has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("arm_bf16"))
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
 
 
 def settle(device: torch.device, width: int, precision: str, compile: str = "none", deterministic: bool = False) -> Execution:

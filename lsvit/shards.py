@@ -32,6 +32,7 @@ FORMAT = 1  # part of every key: raise it when decoded images change
 BATCH = 64  # images of a record batch of decoded files: what a process holds in memory
 LARGEST = 4096  # images of a shard
 UNREADABLE = "unreadable.txt"
+REPORT_SECONDS = 5  # between plain lines
 
 
 class Resize(NamedTuple):
@@ -170,7 +171,7 @@ def make_shard(path: Path, items: Items, resize: Resize) -> dict[str, Any]:
                 try:
                     images[i] = decode(part.read(i), resize)
                 except Exception as error:  # damaged files raise almost anything; all are collected
-                    reason = re.sub(r" <_io[^>]*>", "", " ".join(str(error).split()))  # the address of an object
+                    reason = re.sub(r" <_io[^>]*>", "", " ".join(str(getattr(error, "strerror", None) or error).split()))  # no addresses
                     unreadable.append(f"{part.path(i)}: {type(error).__name__}: {reason[:120]}")
             total += moments(images)
             yield Arrays(images, part.labels)
@@ -230,7 +231,8 @@ def decode_splits(title: str, splits: dict[str, Items], resize: Resize, folder: 
 
 def _run(title: str, jobs: list[tuple[Path, Items]], resize: Resize, folder: Path) -> list[dict[str, Any]]:
     """The records of all shards, made in parallel, with progress shown."""
-    total, done, start = sum(len(items.table) for _, items in jobs), 0, time.monotonic()
+    total, done = sum(len(items.table) for _, items in jobs), 0
+    start = shown = time.monotonic()
     context = multiprocessing.get_context("forkserver")  # threads of this process do not survive a plain fork
     context.set_forkserver_preload(["torchvision.transforms"])
     workers = min(len(os.sched_getaffinity(0)), len(jobs))
@@ -240,7 +242,10 @@ def _run(title: str, jobs: list[tuple[Path, Items]], resize: Resize, folder: Pat
             futures = [pool.submit(make_shard, path, items, resize) for path, items in jobs]
             for future in as_completed(futures):
                 done += future.result()["images"]
-                display.show(0, {"cell": f"{done:,} of {total:,} images, {done / (time.monotonic() - start):.0f} images/s"})
+                now = time.monotonic()
+                if display.bars or done == total or now - shown > REPORT_SECONDS:
+                    display.show(0, {"cell": f"{done:,} of {total:,} images, {done / (now - start):.0f} images/s"})
+                    shown = now
             return [future.result() for future in futures]
     except BrokenProcessPool:
         raise UserError(f"{title}: a process that decodes images died (killed, or out of memory); finished shards are kept") from None

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import io
 import shutil
 import subprocess
 import sys
@@ -10,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from lsvit import sources
-from lsvit.data import Split, prepare, read_meta
+from lsvit.data import Split, prepare, read_meta, resizing
 from lsvit.errors import UserError
-from lsvit.sections import DatasetPreset
-from lsvit.shards import open_arrow, sha256
+from lsvit.sections import DatasetPreset, ModelPreset
+from lsvit.shards import decode, open_arrow, sha256, write_arrow
 from lsvit.smoke import copy_repository
 from lsvit.sources import CLASSES, DEBIAN_FOLDER, Arrays, read_idx, write_subset
 from tests.conftest import ROOT, write_idx
@@ -211,3 +213,45 @@ def test_small_grey_images_fill_a_large_colour_model(prepared: Path) -> None:
 def test_subset_counts_must_be_balanced(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"train: found 11, accepted: a multiple of {len(CLASSES)}"):
         write_subset(tmp_path, tmp_path / "out", {"train": 11, "validation": 10}, 0)
+
+
+def test_processes_share_every_batch(prepared: Path) -> None:
+    """Ranks of one training: each takes a part of every shuffled batch, and every world-th of the batches in order."""
+    split = Split(prepared, "train", CPU, 1, 28, (0.0,), (1.0,))
+    whole = [images for images, _ in split.shuffled(40, 3, 1)]
+    parts = [[images for images, _ in split.shuffled(40, 3, 1, rank, 3)] for rank in range(3)]
+    assert [len(part[0]) for part in parts] == [14, 13, 13]
+    for batch, *shares in zip(whole, *parts, strict=True):
+        assert torch.equal(batch, torch.cat(shares))
+    ordered = {i: labels.tolist() for rank in range(3) for i, _, labels in split.in_order(20, rank, 3)}
+    assert ordered == {i: labels.tolist() for i, _, labels in split.in_order(20)}
+    assert [i for i, _, _ in split.in_order(20, 1, 3)] == [1, 4]
+    assert list(split.in_order(100, 1, 3)) == []
+
+
+@pytest.mark.parametrize("reading", ["published", "timm"])
+def test_small_images_are_resized_on_the_device_as_files_are(reading: str, tmp_path: Path) -> None:
+    """CIFAR's 32 pixels at 48: files are rounded (and, where bicubic oversteps 255, cut) after each of two passes, here once."""
+    resize = resizing(ModelPreset(timm="vit_tiny_patch16_224", kwargs={"img_size": 48}, weights="scratch"), reading)
+    noise = np.random.default_rng(0).integers(64, 192, (5, 32, 32, 3), dtype=np.uint8)
+    write_arrow(tmp_path / "train.arrow", noise.shape[1:], [Arrays(noise, np.arange(5))])
+    (tmp_path / "meta.json").write_text("{}")
+    split = Split(tmp_path, "train", CPU, 3, 48, (0.0,), (1.0,), resize=resize)
+    images, _ = split.take(slice(0, 5))
+    for image, pixels in zip(images, noise, strict=True):
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        expected = torch.from_numpy(decode(file.getvalue(), resize).copy()).permute(2, 0, 1) / 255
+        assert (image - expected).abs().max() < 2 / 255
+    assert images.min() >= 0
+    assert images.max() <= 1
+
+
+def test_the_reading_is_part_of_the_identity(raw: Path, tmp_path: Path) -> None:
+    """A training on differently resized images is another one, though the pixels on disk are the same."""
+    published, timm = (
+        prepare("bars", EMBEDDED.model_copy(update={"resize": reading}), raw, tmp_path / reading) for reading in ("published", "timm")
+    )
+    assert published["sha256"] != timm["sha256"]
+    assert published["resize"] == "published"
+    assert sha256(tmp_path / "published" / "train.arrow") == sha256(tmp_path / "timm" / "train.arrow")
