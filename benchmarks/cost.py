@@ -20,13 +20,15 @@ from machine import machine, show, write
 from scipy.optimize import nnls
 
 from lsvit.cost import Hardware, Speed, Work, count_forward, meta_backbone, sampler_work, training_job
-from lsvit.data import SPLITS, Split
+from lsvit.data import Split
 from lsvit.devices import settle
 from lsvit.jobs import TrainConfig
 from lsvit.params import load
 from lsvit.routes import arbitrary, generator, per_sample
 from lsvit.runs import score
 from lsvit.sections import ModelPreset, Variant
+from lsvit.shards import Arrays, write_arrow
+from lsvit.sources import SPLITS
 from lsvit.training import TrainingStep, make_optimizer, make_scheduler, train, train_epoch
 from lsvit.weights import build, input_size
 
@@ -99,9 +101,10 @@ class Case:
         rng, shape = np.random.default_rng(0), (self.size, self.size) + ((3,) if self.size >= 200 else ())
         folder.mkdir()
         for split in SPLITS:
-            np.save(folder / f"{split}_images.npy", rng.integers(0, 256, (self.images, *shape), dtype=np.uint8))
-            np.save(folder / f"{split}_labels.npy", rng.integers(0, NUM_CLASSES, self.images, dtype=np.uint8))
-        meta = {"classes": list(range(NUM_CLASSES)), "counts": dict.fromkeys(SPLITS, self.images), "mean": [0.5], "std": [0.5]}
+            images, labels = rng.integers(0, 256, (self.images, *shape), dtype=np.uint8), rng.integers(0, NUM_CLASSES, self.images)
+            write_arrow(folder / f"{split}.arrow", shape, [Arrays(images, labels)])
+        meta = {"classes": list(range(NUM_CLASSES)), "counts": dict.fromkeys(SPLITS, self.images), "mean": [0.5], "std": [0.5],
+                "resize": "published"}  # fmt: skip
         (folder / "meta.json").write_text(json.dumps(meta))
 
     def runner(self, data: Path) -> Callable[[], object]:

@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from lsvit.data import Split, prepare
+from lsvit.data import Split
+from lsvit.prepare import prepare
 from lsvit.sections import DatasetPreset, ModelPreset
 
 FILE = Path(__file__).with_suffix(".json")

@@ -16,9 +16,10 @@ import torch
 from loading import write_jpegs
 from machine import machine, show, write
 
-from lsvit.data import prepare, read_meta
+from lsvit.data import read_meta
 from lsvit.jobs import EvalConfig, TrainConfig, run_config
 from lsvit.params import Params, load
+from lsvit.prepare import prepare
 from lsvit.runs import open_model, open_split, score
 from lsvit.sections import DatasetPreset, Finetune, ModelPreset, PruneEval, Variant
 from lsvit.training import train

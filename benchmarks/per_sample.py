@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from machine import machine, show, write
 
-from lsvit.data import prepare, read_meta
+from lsvit.data import read_meta
 from lsvit.jobs import WEIGHTS, TrainConfig, run_config
 from lsvit.models import RoutedModel
 from lsvit.params import load
+from lsvit.prepare import prepare
 from lsvit.routes import arbitrary, generator, per_sample
 from lsvit.runs import open_model, open_split, score
 from lsvit.sections import Finetune, ModelPreset, Variant

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from machine import machine, show, write_entry
 
-from lsvit.data import prepare, read_meta
+from lsvit.data import read_meta
 from lsvit.jobs import TrainConfig
 from lsvit.launch import Job, cuda_devices, run
 from lsvit.params import load
+from lsvit.prepare import prepare
 from lsvit.sections import DatasetPreset, Distributed, ModelPreset, Variant
 
 FILE = Path(__file__).with_suffix(".json")

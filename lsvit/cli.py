@@ -166,7 +166,7 @@ def subset(
     seed: int = 0,
 ) -> None:
     """Make the embedded class-balanced subset of Fashion-MNIST from the original files."""
-    from lsvit.data import write_subset
+    from lsvit.sources import write_subset
 
     write_subset(source, out, {"train": train, "validation": validation}, seed)
 

@@ -1,26 +1,20 @@
-"""Images: sources -> uint8 on disk, decoded once -> normalised batches on the device."""
+"""Prepared images -> normalised batches on the device."""
 
-import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from lsvit.errors import UserError
-from lsvit.imagefiles import Items
+from lsvit.processes import root
 from lsvit.routes import generator
-from lsvit.sections import DatasetPreset, ModelPreset
-from lsvit.shards import Maps, Resize, decode_splits, key, moments, write_arrow
-from lsvit.shards import sha256 as sha256
-from lsvit.sources import CLASSES as CLASSES
-from lsvit.sources import SPLITS, Arrays, find, root
-from lsvit.sources import read_digits as read_digits
-from lsvit.sources import write_subset as write_subset
+from lsvit.sections import ModelPreset
+from lsvit.shards import Maps
 
-if TYPE_CHECKING:  # preparing data needs no torch
+if TYPE_CHECKING:  # stages read metadata without torch
     import torch
     from torch import Tensor
 
@@ -28,6 +22,17 @@ HELDOUT = "heldout"  # training images set aside: never trained on, they choose 
 WORKERS = 4  # processes that read ahead, where a split does not fit on the device
 SHARE = 3  # a split lives on the device if it takes at most one such part of the free memory
 CHUNK = 4096  # images copied to the device at once
+
+
+class Resize(NamedTuple):
+    """The published evaluation transform: resized, then the centre cropped.
+
+    `size` is the shorter side, or (height, width) of an image squeezed into a square; `crop` is the side of what is left.
+    """
+
+    size: int | tuple[int, int]
+    interpolation: str  # bilinear or bicubic, with antialiasing
+    crop: int
 
 
 def resizing(model: ModelPreset, reading: str) -> Resize:
@@ -46,122 +51,6 @@ def resizing(model: ModelPreset, reading: str) -> Resize:
         raise UserError(f"datasets.*.resize: found 'timm', accepted: published (timm's crop of {model.timm} is {cfg and cfg.crop_mode!r})")
     scaled = math.floor(size / cfg.crop_pct)
     return Resize((scaled, scaled) if cfg.crop_mode == "squash" else scaled, cfg.interpolation, size)
-
-
-def choose(name: str, preset: DatasetPreset, splits: Mapping[str, Arrays | Items]) -> dict[str, Arrays | Items]:
-    """The images that the preset uses: train, validation and, if some of the training images are held out, heldout.
-
-    Of decoded arrays a limit takes the first images. Image files lie in the order of their classes: a limit takes random
-    ones, always the same; those of validation also change their order, so that the first n of them are of all classes.
-
-    Raises:
-        UserError: the preset asks for more images than there are.
-    """
-    chosen: dict[str, Arrays | Items] = {}
-    for number, (split, wanted) in enumerate(zip(SPLITS, (preset.train, preset.validation), strict=True)):
-        images = splits[split]
-        count = len(images.labels)
-        if wanted is not None and wanted > count:
-            raise UserError(f"datasets.{name}.{split}: found {wanted}, accepted: at most {count}")
-        index: slice | np.ndarray = slice(wanted)
-        if isinstance(images, Items):
-            index = generator("subset", 0, number).permutation(count)[:wanted]
-            index = np.sort(index) if split == "train" else index  # shuffled when it is used: read from the disk in its order
-        chosen[split] = images.at(index)
-    if preset.heldout:
-        train = chosen["train"]
-        count = len(train.labels)
-        if preset.heldout >= count:
-            raise UserError(f"datasets.{name}.heldout: found {preset.heldout}, accepted: fewer than the {count} training images")
-        aside = np.zeros(count, dtype=bool)
-        aside[generator("heldout", 0).permutation(count)[: preset.heldout]] = True
-        chosen |= {"train": train.at(~aside), HELDOUT: train.at(aside)}
-    return chosen
-
-
-class Decoded(NamedTuple):
-    """What the metadata says of the images on disk: shape of one, moments of the training pixels, identity, shards by split."""
-
-    shape: tuple[int, ...]
-    moments: np.ndarray
-    sha256: str
-    shards: dict[str, list[dict[str, Any]]] | None
-
-
-def _keep(splits: dict[str, Arrays], reading: str, out: Path) -> Decoded:
-    """Write arrays as they are, one file a split."""
-    out.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    for split, arrays in splits.items():
-        for array in arrays:
-            digest.update(np.ascontiguousarray(array).data)
-        write_arrow(out / f"{split}.arrow", arrays.images.shape[1:], [arrays])
-    if reading != "published":  # the pixels are the same, what the model is given is not
-        digest.update(reading.encode())
-    images = splits["train"].images
-    return Decoded(images.shape[1:], moments(images), digest.hexdigest(), None)
-
-
-def _decode(name: str, splits: dict[str, Items], resize: Resize) -> Decoded:
-    """Decode image files to shards below the root's `.lsvit/data/`."""
-    folder = Path(".lsvit", "data", key(splits, resize))
-    records = decode_splits(name, splits, resize, root() / folder)
-    digest, shards = hashlib.sha256(), {}
-    for split in splits:
-        shards[split] = [{"file": str(folder / r["file"]), "images": r["images"], "sha256": r["sha256"]} for r in records[split]]
-        for record in shards[split]:
-            digest.update(record["sha256"].encode())
-    total = np.sum([record["moments"] for record in records["train"]], axis=0)
-    return Decoded((resize.crop, resize.crop, 3), total, digest.hexdigest(), shards)
-
-
-def prepare(
-    name: str, preset: DatasetPreset, embedded: Path, out: Path,
-    model: ModelPreset | None = None, check: Callable[[int, int, int], None] | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Verify a data set, decode it once, and write `meta.json` and, of small sets, `{split}.arrow` to `out`.
-
-    Image files are decoded, at the size of `model` (needed for them), to shards below the root's `.lsvit/data/`, which the
-    metadata lists. `check` is called with the numbers of images to train on, to validate on and held out, before that.
-
-    Returns:
-        The metadata: name, class names, counts, reading of `resize`, image shape, mean and std of the training pixels in
-        [0, 1] by channel, sha256 of the images; and of image files `shards`, by split: file, images, sha256.
-
-    Raises:
-        UserError: a file is missing, damaged or mislabelled, the preset asks for more images than there are, or the model
-            takes no colour.
-    """
-    found = find(preset.source, preset.folder, embedded)
-    splits = choose(name, preset, found.splits)
-    counts = {split: len(images.labels) for split, images in splits.items()}
-    if check:
-        check(counts["train"], counts["validation"], counts.get(HELDOUT, 0))
-    arrays = {split: images for split, images in splits.items() if isinstance(images, Arrays)}
-    items = {split: images for split, images in splits.items() if isinstance(images, Items)}
-    channels = model.kwargs.get("in_chans", 3) if model else 3
-    if channels != 3 and (items or arrays["train"].images.ndim == 4):
-        raise UserError(f"models.*.kwargs.in_chans: found {channels}, accepted: 3 (the images of {name!r} are in colour)")
-    if items:
-        assert model is not None
-        decoded = _decode(name, items, resizing(model, preset.resize))
-    else:
-        decoded = _keep(arrays, preset.resize, out)
-    mean, square = decoded.moments / (counts["train"] * math.prod(decoded.shape[:2]))
-    meta: dict[str, Any] = {
-        "name": name,
-        "classes": found.classes,
-        "counts": counts,
-        "resize": preset.resize,
-        "image_shape": list(decoded.shape),
-        "mean": [round(float(m), 6) for m in mean / 255],
-        "std": [round(float(s), 6) for s in np.sqrt(square - mean**2) / 255],
-        "sha256": decoded.sha256,
-    }
-    meta |= {"shards": decoded.shards} if decoded.shards else {}
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-    return meta
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -48,7 +48,11 @@ class Execution:
             yield
 
     def __str__(self) -> str:
-        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(torch.cpu.get_capabilities().get("cpu_name", "CPU"))
+        name = (
+            torch.cuda.get_device_name(self.device)
+            if self.device.type == "cuda"
+            else str(torch.cpu.get_capabilities().get("cpu_name", "CPU"))
+        )
         parts = [f"{name}, {self.precision}" + (f" (auto: {self.why})" if self.why else "")]
         parts += ["unfused attention"] * self.plain_attention + ["compiled blocks"] * self.compiled + ["deterministic"] * self.deterministic
         return ", ".join(parts)

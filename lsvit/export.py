@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lsvit.data import sha256
 from lsvit.errors import UserError, accepted
 from lsvit.jobs import CONFIG, JUDGES, weights_file
 from lsvit.models import RoutedModel
 from lsvit.params import load
 from lsvit.predict import MODEL, PARTS, SPEC, Opened, open_weights, read_json
+from lsvit.shards import sha256
 from lsvit.weights import ORIGIN
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ import queue
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor
@@ -34,6 +33,7 @@ from filelock import FileLock, Timeout
 
 from lsvit.errors import UserError
 from lsvit.jobs import RunConfig
+from lsvit.processes import die_with_parent, root
 from lsvit.progress import ENDED, Display, Event
 from lsvit.sections import Distributed
 
@@ -85,11 +85,6 @@ class Job:
     def done(self) -> bool:
         """Finished, in this or an earlier run."""
         return (self.folder / DONE).exists()
-
-
-def root() -> Path:
-    """The real repository: DVC says where it is, also from a queued experiment's temporary copy."""
-    return Path(os.environ.get("DVC_ROOT", "."))
 
 
 def imported_modules(module: str) -> set[str]:
@@ -272,14 +267,7 @@ def _start_worker(slots: Any, events: Any) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(slot) if visible is None else visible.split(",")[slot]
     global _events
     _events = events
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
-
-
-def _die_with(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
+    die_with_parent()
 
 
 @contextmanager

@@ -6,19 +6,20 @@ Small sets are read as arrays; sets of image files are only listed (`lsvit.image
 import gzip
 import hashlib
 import io
-import os
 import pickle
 import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lsvit.errors import UserError
 from lsvit.imagefiles import Items, check_md5, list_image_folder, list_imagenet, read_members
+from lsvit.processes import root
 from lsvit.routes import generator
+from lsvit.shards import Arrays
 
 SPLITS = ("train", "validation")
 CLASSES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
@@ -36,27 +37,11 @@ DOWNLOADS = Path("~/.cache/lsvit").expanduser()
 CHECKSUMS = "SHA256SUMS"  # of the uncompressed content, beside the embedded files
 
 
-class Arrays(NamedTuple):
-    """A split in memory: images (n, H, W) or (n, H, W, C) uint8, labels (n,) integers."""
-
-    images: np.ndarray
-    labels: np.ndarray
-
-    def at(self, index: slice | np.ndarray) -> Self:
-        """The chosen images alone."""
-        return self._replace(images=self.images[index], labels=self.labels[index])
-
-
 class Found(NamedTuple):
     """A data set as its source holds it: the splits train and validation, and the names of the classes."""
 
     splits: dict[str, Arrays] | dict[str, Items]
     classes: list[str]
-
-
-def root() -> Path:
-    """The real repository: DVC says where it is, also from a queued experiment's temporary copy."""
-    return Path(os.environ.get("DVC_ROOT", "."))
 
 
 def find(source: str, folder: str | None, embedded: Path) -> Found:

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lsvit.data import sha256
 from lsvit.errors import UserError
 from lsvit.models import NO_PARTS, POSITION_PREFIX, RoutedModel
 from lsvit.sections import ModelPreset, Position
+from lsvit.shards import sha256
 
 ORIGIN = "weights.json"  # what a file of starting weights was made from
 

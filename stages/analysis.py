@@ -5,11 +5,13 @@ import shutil
 from pathlib import Path
 
 from lsvit import launch
-from lsvit.data import read_meta, sha256
+from lsvit.data import read_meta
 from lsvit.errors import one_line_errors
 from lsvit.jobs import ANALYSIS_ARRAYS, ANALYSIS_NUMBERS, JUDGES, AnalysisConfig, run_config, starting_weights, weights_file
 from lsvit.params import load
+from lsvit.processes import root
 from lsvit.sections import Analysis, Finetune, Pretrain, Variant
+from lsvit.shards import sha256
 from lsvit.tables import summarise_analysis
 from lsvit.tracking import Tracker
 
@@ -39,7 +41,7 @@ def main() -> None:
         shutil.copyfile(job.folder / ANALYSIS_ARRAYS, OUT / f"{name}_seed_{seed}.npz")
     summary = summarise_analysis({key: json.loads((job.folder / ANALYSIS_NUMBERS).read_text()) for key, job in jobs.items()}, options)
     SUMMARY.write_text(json.dumps(summary, indent=1) + "\n")
-    Tracker(f"{params.dataset}/{params.model}", launch.root()).results("analysis")
+    Tracker(f"{params.dataset}/{params.model}", root()).results("analysis")
 
 
 if __name__ == "__main__":

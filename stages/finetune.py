@@ -5,11 +5,13 @@ from pathlib import Path
 import typer
 
 from lsvit import launch
-from lsvit.data import read_meta, sha256
+from lsvit.data import read_meta
 from lsvit.errors import UserError, accepted, one_line_errors
 from lsvit.jobs import JUDGES, TrainConfig, gather_trainings, run_config, show_options, starting_weights
 from lsvit.params import load
+from lsvit.processes import root
 from lsvit.sections import Finetune
+from lsvit.shards import sha256
 from lsvit.tracking import Tracker
 
 DATA = Path("outs/prepare_data")
@@ -32,7 +34,7 @@ def main(variant: str) -> None:
         for seed, config in configs.items()
     }
     show_options(variant, configs[params.seeds[0]], params.values(Finetune, variant), f"{len(jobs)} trainings, seeds {params.seeds}")
-    tracker = Tracker(f"{params.dataset}/{params.model}", launch.root())
+    tracker = Tracker(f"{params.dataset}/{params.model}", root())
     launch.run(list(jobs.values()), params.device, lambda job, row: tracker.epoch(job.record(), row), options.threads,
                params.distributed)  # fmt: skip
     out = Path("outs/finetune") / variant

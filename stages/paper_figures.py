@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lsvit import launch
 from lsvit.claims import CLAIMS
 from lsvit.errors import one_line_errors
 from lsvit.ledger import judge, markdown
 from lsvit.params import load
 from lsvit.plots import Figures
+from lsvit.processes import root
 from lsvit.sections import Analysis, PaperFigures, Pretrain
 from lsvit.tables import label, summarise, table_caption, write_protocols, write_statistics, write_table1
 from lsvit.tracking import Tracker
@@ -54,7 +54,7 @@ def main() -> None:
     head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"
     text = head + "".join(f"\n**{name}.** {caption}\n" for name, caption in sorted(captions.items()))
     (RESULTS / "figures" / "captions.md").write_text(text)
-    Tracker(f"{params.dataset}/{params.model}", launch.root()).results("paper-figures")
+    Tracker(f"{params.dataset}/{params.model}", root()).results("paper-figures")
 
 
 if __name__ == "__main__":

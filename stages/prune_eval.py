@@ -6,11 +6,13 @@ from pathlib import Path
 import pandas as pd
 
 from lsvit import launch
-from lsvit.data import read_meta, sha256
+from lsvit.data import read_meta
 from lsvit.errors import one_line_errors
 from lsvit.jobs import EVALUATION_ROWS, JUDGES, SAMPLER_ROWS, EvalConfig, kept_epoch, run_config, weights_file
 from lsvit.params import load
+from lsvit.processes import root
 from lsvit.sections import Finetune, PruneEval
+from lsvit.shards import sha256
 from lsvit.tables import gather_evaluations, protocol_rows, summarise, table_metrics
 from lsvit.tracking import Tracker
 
@@ -54,7 +56,7 @@ def main() -> None:
     cell = {"dataset": params.dataset, "model": params.model, "protocol": params.protocol, "seeds": params.seeds,
             "classes": len(data["classes"]), "images": data["counts"]}  # fmt: skip
     (RESULTS / "cell.json").write_text(json.dumps(cell) + "\n")
-    Tracker(f"{params.dataset}/{params.model}", launch.root()).results("prune-eval")
+    Tracker(f"{params.dataset}/{params.model}", root()).results("prune-eval")
 
 
 if __name__ == "__main__":

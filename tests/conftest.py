@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lsvit.data import prepare, read_meta
+from lsvit.data import read_meta
 from lsvit.jobs import TrainConfig
 from lsvit.params import Params, load
+from lsvit.prepare import prepare
 from lsvit.sections import DatasetPreset, Finetune, ModelPreset, Variant
 from lsvit.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
 

@@ -31,15 +31,17 @@ from lsvit.cost import (
     paper_stages,
     stages,
 )
-from lsvit.data import CLASSES, prepare, read_digits, read_meta
+from lsvit.data import read_meta
 from lsvit.errors import UserError
 from lsvit.evaluation import evaluate
 from lsvit.jobs import EvalConfig, TrainConfig, run_config
 from lsvit.models import RoutedModel
 from lsvit.params import Params
+from lsvit.prepare import prepare
 from lsvit.routes import arbitrary, drop, generator
 from lsvit.runs import open_model, open_split
 from lsvit.sections import SIZES, DatasetPreset, Encode, Finetune, ModelPreset, Position, Predict, PruneEval, Variant
+from lsvit.sources import CLASSES, read_digits
 from lsvit.training import train
 from lsvit.weights import save_weights
 from tests.conftest import PICO, ROOT

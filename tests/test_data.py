@@ -14,12 +14,14 @@ import torch
 from PIL import Image
 
 from lsvit import sources
-from lsvit.data import Split, prepare, read_meta, resizing
+from lsvit.data import Split, read_meta, resizing
+from lsvit.decode import decode
 from lsvit.errors import UserError
+from lsvit.prepare import prepare
 from lsvit.sections import DatasetPreset, ModelPreset
-from lsvit.shards import decode, open_arrow, sha256, write_arrow
+from lsvit.shards import Arrays, open_arrow, sha256, write_arrow
 from lsvit.smoke import copy_repository
-from lsvit.sources import CLASSES, DEBIAN_FOLDER, Arrays, read_idx, write_subset
+from lsvit.sources import CLASSES, DEBIAN_FOLDER, read_idx, write_subset
 from tests.conftest import ROOT, write_idx
 
 EMBEDDED = DatasetPreset(source="embedded")

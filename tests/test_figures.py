@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from lsvit.analysis import contribution_numbers, position_r2
-from lsvit.data import sha256
 from lsvit.grid import collect, write
 from lsvit.params import Params
 from lsvit.plots import Figures
+from lsvit.shards import sha256
 from lsvit.tables import (
     PUBLISHED,
     TABLE1,

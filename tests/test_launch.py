@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from lsvit import launch
-from lsvit.data import sha256
 from lsvit.errors import UserError
 from lsvit.jobs import HISTORY, WEIGHTS, TrainConfig
 from lsvit.launch import Job, imported_modules, run
 from lsvit.progress import describe
+from lsvit.shards import sha256
 from tests.conftest import ROOT
 
 Config = Callable[..., TrainConfig]

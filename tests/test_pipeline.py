@@ -23,12 +23,12 @@ SMOKE = [f"-S{preset}" for preset in PRESETS]
 
 # What each module may import: one way only
 LEVELS = [
-    {"errors", "progress", "distributed"},
-    {"routes", "imagefiles"},
+    {"errors", "progress", "distributed", "processes"},
+    {"routes", "imagefiles", "shards"},
     {"sections", "stats", "sources", "devices"},
-    {"params", "shards", "losses"},
-    {"data", "jobs", "models"},
-    {"weights"},
+    {"params", "data", "losses"},
+    {"decode", "jobs", "models"},
+    {"prepare", "weights"},
     {"runs"},
     {"training", "evaluation", "analysis", "tables", "tracking", "launch"},
     {"ledger", "grid", "cost", "torchrun", "predict"},

@@ -22,10 +22,12 @@ from timm.data import create_transform, resolve_data_config
 from torchvision import transforms
 
 from lsvit import shards
-from lsvit.data import Split, prepare, read_meta, resizing
+from lsvit.data import Resize, Split, read_meta, resizing
+from lsvit.decode import UNREADABLE, decode
 from lsvit.errors import UserError
+from lsvit.prepare import prepare
 from lsvit.sections import DatasetPreset, ModelPreset
-from lsvit.shards import UNREADABLE, Resize, decode, open_arrow
+from lsvit.shards import open_arrow
 from tests.conftest import ROOT
 from tests.test_sources import write_images
 

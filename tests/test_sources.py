@@ -20,7 +20,8 @@ from lsvit import imagefiles, sources
 from lsvit.errors import UserError
 from lsvit.imagefiles import DEVKIT, IMAGENET_TARS, Items, list_image_folder, list_imagenet
 from lsvit.sections import DatasetPreset
-from lsvit.sources import Arrays, find, read_cifar, unpickle
+from lsvit.shards import Arrays
+from lsvit.sources import find, read_cifar, unpickle
 
 NOWHERE = Path("none")
 

@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from lsvit.data import prepare, sha256
 from lsvit.errors import UserError
 from lsvit.jobs import FINAL, HISTORY, WEIGHTS, Row, TrainConfig, gather_trainings, kept_epoch, starting_weights, weights_file
 from lsvit.losses import position_hits, position_loss
 from lsvit.models import RoutedModel
+from lsvit.prepare import prepare
 from lsvit.runs import open_model, open_split
 from lsvit.sections import DatasetPreset, Optimisation
+from lsvit.shards import sha256
 from lsvit.training import CHECKPOINT, fetch, make_optimizer, make_scheduler, train, validate, validation_routes
 from lsvit.weights import build, save_weights
 from tests.ranks import gradients
