@@ -140,7 +140,7 @@ def meta_backbone(preset: ModelPreset, num_classes: int) -> Any:
     for module in backbone.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
-    return backbone
+    return backbone.requires_grad_(False)  # FlopCounterMode expects gradients of what requires them
 
 
 def count_forward(backbone: Any, preset: ModelPreset, position: Position = NO_PARTS) -> Forward:

@@ -207,7 +207,8 @@ def test_stages_and_their_jobs(small: Params) -> None:
     found = {f"{stage.part} {stage.name}".strip(): len(stage.jobs) for stage in stages(small)}
     trained = {f"finetune {name}": 2 for name in small.all_variants}
     assert found == {"pretrain": 1, **trained, "prune-eval": 7 * 2, "analysis": 1 + 2}
-    hub = {"models": {"pico": small.model_preset.model_copy(update={"weights": "hub"})}}  # counted without the weights
+    tagged = "vit_tiny_patch16_224.augreg_in21k"
+    hub = {"models": {"pico": small.model_preset.model_copy(update={"weights": "hub", "timm": tagged})}}  # counted without the weights
     assert stages(small.model_copy(update=hub))[0].name == "baseline"
 
 

@@ -21,7 +21,6 @@ from PIL import Image
 from timm.data import create_transform, resolve_data_config
 from torchvision import transforms
 
-from lsvit import shards
 from lsvit.data import Resize, Split, read_meta, resizing
 from lsvit.decode import UNREADABLE, decode
 from lsvit.errors import UserError
@@ -142,7 +141,7 @@ def test_wrong_sizes_and_models_end_before_decoding(home: Path, monkeypatch: pyt
     with pytest.raises(UserError, match=r"in_chans: found 1, accepted: 3 \(the images of 'set' are in colour\)"):
         prepare("set", PRESET, home, home / "out", grey)
     assert not (home / ".lsvit").exists()
-    monkeypatch.setattr(shards.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0))  # type: ignore[attr-defined]
+    monkeypatch.setattr("lsvit.decode.shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0))
     with pytest.raises(UserError, match=r"found 0.0 GB free, accepted: at least 0.0 GB for 170 decoded images"):
         prepared(home)
 
