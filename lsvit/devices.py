@@ -1,13 +1,12 @@
 """How a model runs on a processor: device, precision, attention kernel, compiled blocks, determinism."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.backends import cuda as backends
 
 from lsvit.errors import UserError
 
@@ -38,14 +37,9 @@ class Execution:
         """Unfused attention: on a CPU in bf16 it is faster, on CUDA its backward pass is the one that repeats bit for bit."""
         return self.deterministic if self.device.type == "cuda" else self.precision == "bf16"
 
-    @contextmanager
-    def context(self) -> Iterator[None]:
-        """Within it, passes run in this precision and with this attention."""
-        with ExitStack() as stack:
-            stack.enter_context(torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"))
-            if self.plain_attention:
-                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            yield
+    def context(self) -> torch.autocast:
+        """Within it, forward passes run in this precision."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def __str__(self) -> str:
         name = (
@@ -67,7 +61,9 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def settle(device: torch.device, width: int, precision: str, compile: str = "none", deterministic: bool = False) -> Execution:
-    """Settle `auto` values for a model of this width, and set what holds for the whole process: TF32, deterministic algorithms.
+    """Settle `auto` values for a model of this width, and set what holds for the whole process.
+
+    That is TF32, deterministic algorithms, and the attention kernel: checkpointed blocks run again outside of any context.
 
     Raises:
         UserError: the processor does not have the precision.
@@ -84,10 +80,13 @@ def settle(device: torch.device, width: int, precision: str, compile: str = "non
         raise UserError("precision: found 'tf32', accepted on a CPU: auto, fp32, bf16")
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts, which it has not yet
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts, which it has not yet
     torch.use_deterministic_algorithms(deterministic)
     compiled = compile == "blocks" or (compile == "auto" and wide and device.type == "cuda")
-    return Execution(device, precision, compiled, deterministic, why)
+    execution = Execution(device, precision, compiled, deterministic, why)
+    for enable in (backends.enable_flash_sdp, backends.enable_mem_efficient_sdp, backends.enable_cudnn_sdp):  # CPUs heed them too
+        enable(not execution.plain_attention)
+    return execution
 
 
 def compile_blocks(blocks: nn.ModuleList, backend: str | Callable = "inductor") -> None:

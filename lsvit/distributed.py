@@ -50,5 +50,8 @@ def own_seed(seed: int) -> int:
 def start(cuda: bool) -> None:
     """Join the processes that torchrun started: NCCL on CUDA, one GPU each; gloo on a CPU."""
     if cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if cuda else "gloo")
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")

@@ -1,5 +1,6 @@
 """Precision, attention and compilation are settled by width and processor, and compiled blocks serve every order."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,8 +26,7 @@ Config = Callable[..., TrainConfig]
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_float32_matmul_precision("highest")
+    settle(CPU, 32, "fp32")
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,19 @@ def test_compiled_blocks_give_the_same(pico: ModelPreset) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_attention_is_unfused_where_it_says_so(precision: str, pico: ModelPreset) -> None:
+    """On a CPU in bf16; also in the blocks that checkpointing runs again, in the backward pass."""
+    execution = settle(CPU, 16, precision)
+    model = build(pico, 10)
+    model.checkpointing = True
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        TrainingStep(model, 1.0, execution)(torch.randn(4, 1, 28, 28), torch.arange(4), (2, 0))["loss"].backward()
+    names = {event.key for event in profile.key_averages()}
+    fused = {name for name in names if "flash_attention" in name}
+    assert bool(fused) == (precision == "fp32"), fused
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_no_training_step_waits_for_the_device(train_config: Config, prepared: Path, pico: ModelPreset) -> None:
@@ -119,10 +132,12 @@ def test_no_training_step_waits_for_the_device(train_config: Config, prepared: P
         model.checkpointing = config.options.checkpointing
         split = open_split(config, prepared, "train", model)
         step, optimizer = TrainingStep(model, 1.0, execution), make_optimizer(model, config.options)
+        batches = split.shuffled(config.options.batch_size, 0, 1)
+        first = next(batches)  # the order of an epoch's images is copied to the device before the first step
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            for i, (images, labels) in enumerate(split.shuffled(config.options.batch_size, 0, 1)):
+            for i, (images, labels) in enumerate(itertools.chain([first], batches)):
                 optimizer.zero_grad()
                 train_step(step, images, labels, draw_route(config, 4, 1, i), config.options)
                 optimizer.step()
