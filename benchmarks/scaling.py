@@ -1,12 +1,12 @@
 """One training in 1, 2, ... processes: `uv run python benchmarks/scaling.py` -> scaling.json, one entry a machine.
 
 Weak scaling: every process keeps its batch, so the work of a step grows with the processes. The pipeline's own launch (torchrun,
-DDP; NCCL on CUDA with a GPU each, gloo on a CPU with a thread each) and training loop, on scikit-learn's digits enlarged to the
-model's pixels. Efficiency: images/s of n processes over n times those of one; the median over the epochs after the first. The
-numbers of processes alternate within a repetition.
+DDP; NCCL on CUDA with a GPU each, gloo on a CPU with a thread each) and training epochs, on random images. Efficiency: images/s of n
+processes over n times those of one, the median over the repetitions; the numbers of processes alternate within a repetition.
 """
 
 import argparse
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -16,38 +16,41 @@ import numpy as np
 import torch
 from machine import machine, show, write_entry
 
-from lsvit.data import read_meta
 from lsvit.jobs import TrainConfig
 from lsvit.launch import Job, cuda_devices, run
 from lsvit.params import load
-from lsvit.prepare import prepare
-from lsvit.sections import DatasetPreset, Distributed, ModelPreset, Variant
+from lsvit.sections import Distributed, ModelPreset, Variant
+from lsvit.shards import Arrays, write_arrow
 
 FILE = Path(__file__).with_suffix(".json")
-EPOCHS, REPETITIONS = 4, 3
-# name, width, heads, pixels, patch, batch of a process, training images
-CPU = [("vit_micro", 32, 2, 28, 14, 128, 1024), ("ViT-S/16", 384, 6, 224, 16, 8, 32)]
-CUDA = [("ViT-B/16", 768, 12, 224, 16, 128, 1024)]
+EPOCHS, STEPS, REPETITIONS = 3, 8, 3
+# name, width, heads, pixels, patch, batch of a process
+CPU = [("vit_micro", 32, 2, 28, 14, 128), ("ViT-S/16", 384, 6, 224, 16, 4)]
+CUDA = [("ViT-B/16", 768, 12, 224, 16, 128)]
 
 
 def images_s(folder: Path, geometry: tuple, processes: int, device: str, seed: int) -> float:
-    """Images/s of a training in so many processes."""
-    name, width, heads, pixels, patch, batch, train = geometry
-    data = folder / f"{name.replace('/', '')}_{train}"
+    """Images/s of a training in so many processes: the median over its epochs after the first."""
+    name, width, heads, pixels, patch, batch = geometry
+    data, images = folder / f"{width}_{processes}", batch * processes * STEPS
     if not data.exists():
-        prepare("digits", DatasetPreset(source="digits", train=train, validation=8), folder, data)
-    params, kwargs = load(), {"img_size": pixels, "patch_size": patch, "embed_dim": width, "num_heads": heads, "depth": 12}
-    changes = {"epochs": EPOCHS, "batch_size": batch * processes, "validation_batch_size": 8, "threads": 1}
+        data.mkdir()
+        rng = np.random.default_rng(0)
+        arrays = Arrays(rng.integers(0, 256, (images, pixels, pixels, 3), dtype=np.uint8), rng.integers(0, 10, images))
+        write_arrow(data / "train.arrow", arrays.images.shape[1:], [arrays])
+        meta = {"classes": list(range(10)), "counts": {"train": images}, "mean": [0.5] * 3, "std": [0.5] * 3, "resize": "published"}
+        (data / "meta.json").write_text(json.dumps(meta))
+    kwargs = {"img_size": pixels, "patch_size": patch, "embed_dim": width, "num_heads": heads, "depth": 12}
+    changes = {"epochs": EPOCHS, "batch_size": batch * processes, "threads": 1}
     config = TrainConfig(
-        title=name, dataset="digits", model_name=name, device=device, data_sha256=read_meta(data)["sha256"], weights_sha256=None,
+        title=name, dataset="random", model_name=name, device=device, data_sha256="", weights_sha256=None,
         model=ModelPreset(timm="vit_small_patch16_224", kwargs=kwargs, weights="scratch"), variant=Variant(route="arbitrary"),
-        options=params.finetune.model_copy(update=changes), seed=seed, world_size=processes,
+        options=load().finetune.model_copy(update=changes), seed=seed, world_size=processes,
     )  # fmt: skip
     rows: list[dict] = []
-    job = Job(name, "lsvit.training:train", config, {"data": data, "weights": None}, EPOCHS)
+    job = Job(f"{name}, {processes} processes", "benchmarks.epochs:timed", config, {"data": data}, EPOCHS)
     run([job], device, lambda job, row: rows.append(row), 1, Distributed(processes=processes, nodes=1, endpoint=None, routes="shared"))
-    steps = train // (batch * processes)
-    return float(np.median([steps * batch * processes / row["seconds"] for row in rows[1:]]))
+    return float(np.median([images / row["seconds"] for row in rows[1:]]))
 
 
 def main() -> None:
@@ -66,7 +69,7 @@ def main() -> None:
             rates = np.array([[images_s(Path(temporary), geometry, n, device, seed) for n in counts] for seed in range(REPETITIONS)])
             for n, column in zip(counts, rates.T, strict=True):
                 efficiency = float(np.median(column / (n * rates[:, 0])))
-                rows.append({"model": geometry[0], "batch_a_process": geometry[5], "processes": n,
+                rows.append({"model": geometry[0], "batch_a_process": geometry[-1], "processes": n,
                              "images_s": float(np.median(column)), "efficiency": efficiency})  # fmt: skip
     name = torch.cuda.get_device_name() if gpus else ""
     write_entry(FILE, {"machine": machine(name) | {"gpus": gpus}, "repetitions": REPETITIONS, "rows": rows})

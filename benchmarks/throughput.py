@@ -10,6 +10,7 @@ import argparse
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,7 +93,7 @@ class Bench:
         model = model.to(self.execution.device).train(training)
         optimizer = make_optimizer(model, self.options)
         if self.execution.compiled:
-            compile_blocks(next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == NUM_LAYERS))
+            compile_blocks(next(m for m in model.modules() if isinstance(m, nn.Sequential | nn.ModuleList) and len(m) == NUM_LAYERS))
 
         def logits() -> Tensor:
             with self.execution.context():
@@ -146,7 +147,6 @@ class Bench:
             "routed, original order": self.routed("sequential", training),
             "LS": self.routed("arbitrary", training),
             **{name: self.routed("arbitrary", training, position) for name, position in POSITIONS.items()},
-            "LS, an order a sample": self.routed("per sample", training),
         }
         if self.geometry.size == 224:  # transformers' pays for more than it computes in narrow ones
             timed["transformers"] = self.plain(transformers_vit(self.geometry), training)
@@ -154,6 +154,8 @@ class Bench:
             timed["LS, checkpointing"] = self.routed("arbitrary", training, checkpointing=True)
         if training and self.geometry.micro_batch:
             timed["LS, accumulated"] = self.routed("arbitrary", training, micro_batch_size=self.geometry.micro_batch)
+        if not self.execution.compiled:  # groups of any size would leave the other ways with the compiler's code for any batch
+            timed["LS, an order a sample"] = self.routed("per sample", training)
         return timed
 
 
@@ -193,7 +195,9 @@ def measure(geometry: Geometry, execution: Execution, options: Finetune, repetit
     rows = []
     top, work = peak(execution), flops(geometry)
     for training in (True, False):
-        timed = Bench(geometry, execution, options).ways(training)
+        torch._dynamo.reset()
+        used = execution if training else replace(execution, compiled=False)  # as stage prune-eval evaluates
+        timed = Bench(geometry, used, options).ways(training)
         names = list(timed)
         rates = np.empty((repetitions + 1, len(names)))  # the first repetition compiles and warms up
         for repetition in range(repetitions + 1):
@@ -202,7 +206,7 @@ def measure(geometry: Geometry, execution: Execution, options: Finetune, repetit
                 rates[repetition, way] = geometry.batch * geometry.steps / seconds(timed[names[way]], execution.device)
         for name, rate, ratio in zip(names, np.median(rates[1:], axis=0), np.median(rates[1:] / rates[1:, :1], axis=0), strict=True):
             rows.append({
-                "model": geometry.name, "batch": geometry.batch, "precision": execution.precision, "compiled": execution.compiled,
+                "model": geometry.name, "batch": geometry.batch, "precision": execution.precision, "compiled": used.compiled,
                 "deterministic": execution.deterministic, "pass": "training" if training else "evaluation", "way": name,
                 "images_s": float(rate), "to_timm": float(ratio), "of_peak": float(rate) * work * (3 if training else 1) / top,
             })  # fmt: skip
@@ -214,11 +218,9 @@ def settings(geometry: Geometry, device: torch.device) -> list[Execution]:
     chosen = settle(device, geometry.width, "auto", "auto")
     found = [chosen]
     if device.type == "cuda":
-        found += [settle(device, geometry.width, precision, "auto") for precision in ("bf16", "tf32") if precision != chosen.precision]
-        found += [settle(device, geometry.width, chosen.precision, "none"), settle(device, geometry.width, chosen.precision, "none", True)]
-    elif chosen.precision != "bf16":
-        found += [settle(device, geometry.width, "bf16")]
-    return found
+        found += [settle(device, geometry.width, chosen.precision, "none"), settle(device, geometry.width, chosen.precision, "auto", True)]
+    others = ("bf16", "tf32") if device.type == "cuda" else ("fp32", "bf16")
+    return found + [settle(device, geometry.width, precision, "auto") for precision in others if precision != chosen.precision]
 
 
 def main() -> None:
@@ -230,13 +232,17 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     device, options = pick_device(arguments.device), load().finetune
-    rows = []
+    computer = machine(torch.cuda.get_device_name(device) if device.type == "cuda" else "") | {"threads": arguments.threads}
+    rows: list[dict[str, Any]] = []
     for geometry in GEOMETRIES[device.type]:
         for setting in settings(geometry, device):
             again = settle(device, geometry.width, setting.precision, "blocks" if setting.compiled else "none", setting.deterministic)
-            rows += measure(geometry, again, options, arguments.repetitions)  # settled anew: TF32 and determinism are the process's
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    write_entry(FILE, {"machine": machine(name) | {"threads": arguments.threads}, "repetitions": arguments.repetitions, "rows": rows})
+            try:
+                rows += measure(geometry, again, options, arguments.repetitions)  # settled anew: much of it is the process's
+            except torch.OutOfMemoryError:
+                print(f"{geometry}: out of memory, {again}")
+            # after every setting, so that what ends the run takes nothing away
+            write_entry(FILE, {"machine": computer, "repetitions": arguments.repetitions, "rows": rows})
     show("images/s; to_timm: ratio to plain timm within a repetition", rows)
 
 

@@ -130,6 +130,7 @@ def analyse(config: AnalysisConfig, data: Path, weights: Path, folder: Path, rep
     torch.set_num_threads(1)
     options = config.options
     model, execution = open_model(config, data, weights)
+    report({"text": f"runs on {execution}"})
     split = open_split(config, data, "validation", model)
     if options.images > len(split):
         raise UserError(f"analysis.images: found {options.images}, accepted: at most the {len(split)} validation images")

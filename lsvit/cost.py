@@ -35,11 +35,11 @@ from lsvit.weights import create_backbone, input_size
 
 KNOWN_HARDWARE = Path("benchmarks/cost.json")
 STEP = 3  # a training step's FLOPs in forward passes: the backward pass takes two
-NUM_CLASSES = {"cifar100": 100, "imagenet": 1000}  # of sources that have not 10
+NUM_CLASSES = {"cifar100": 100, "imagenet": 1000}  # of sources that have not 10; a folder's are counted as 10 too
 NOTES = (
     "FLOPs: 1 multiply-add = 2; attention and position parts included; a training step = 3 forward passes.",
     "sum: the times of all processes; wall: a stage's processes side by side, the stages one after another.",
-    "Not in the time: start of processes, reading and writing files, tracking, UMAP, figures; nor what checkpointing, TF32, a "
+    "Not in the time: start of processes, reading and writing files, tracking, UMAP, figures; nor what bf16, TF32, checkpointing, a "
     "compilation or several processes a training change.",
     "prune-eval: one epoch a training; where the two protocols choose different ones, both are evaluated.",
     "Another machine: `uv run python benchmarks/cost.py` measures it and adds it.",

@@ -43,7 +43,7 @@ def resizing(model: ModelPreset, reading: str) -> Resize:
     """
     import timm
 
-    cfg: Any = timm.get_pretrained_cfg(model.timm)
+    cfg: Any = timm.get_pretrained_cfg(model.timm)  # check-params has seen that timm knows the model
     size = model.kwargs.get("img_size") or cfg.input_size[-1]
     if reading == "published":
         return Resize(size, "bilinear", size)
@@ -54,7 +54,7 @@ def resizing(model: ModelPreset, reading: str) -> Resize:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """The metadata that :func:`prepare` wrote."""
+    """The metadata that :func:`lsvit.prepare.prepare` wrote."""
     return json.loads((folder / "meta.json").read_text())
 
 
@@ -64,7 +64,7 @@ class Split:
     On CUDA the whole split lives on the device if that takes at most a third of its free memory; else processes read ahead.
 
     Args:
-        folder: where :func:`prepare` wrote.
+        folder: where :func:`lsvit.prepare.prepare` wrote.
         split: "train", "validation" or "heldout".
         in_chans, img_size: what the model takes; grey images are repeated over the channels.
         mean, std: per channel, of pixels in [0, 1].

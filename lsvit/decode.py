@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock
@@ -25,6 +25,9 @@ from lsvit.imagefiles import Items
 from lsvit.processes import die_with_parent
 from lsvit.progress import Display
 from lsvit.shards import Arrays, sha256, write_arrow
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 FORMAT = 1  # part of every key: raise it when decoded images change
 BATCH = 64  # images of a record batch of decoded files: what a process holds in memory
@@ -60,6 +63,13 @@ def key(splits: dict[str, Items], resize: Resize) -> str:
     return digest.hexdigest()[:20]
 
 
+def in_mode(image: "Image.Image", mode: str) -> "Image.Image":
+    """A PIL image in mode RGB or L, as it lies in the file: EXIF's turns are not made, as torchvision's loader makes none."""
+    if image.mode.startswith("I"):  # 16 bits; Pillow would cut them off at 255
+        image = image.convert("I").point(lambda value: value * (1 / 257)).convert("L")
+    return image.convert(mode)
+
+
 def decode(content: bytes, resize: Resize) -> np.ndarray:
     """The pixels (crop, crop, 3) uint8 of an image file, in RGB, as torchvision's transforms of PIL images give them.
 
@@ -73,7 +83,7 @@ def decode(content: bytes, resize: Resize) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        image = Image.open(BytesIO(content)).convert("RGB")
+        image = in_mode(Image.open(BytesIO(content)), "RGB")
     side = max(resize.size) if isinstance(resize.size, tuple) else resize.size
     if side**2 * max(image.size) / min(image.size) > (Image.MAX_IMAGE_PIXELS or math.inf):
         raise ValueError(f"{image.width} x {image.height} pixels are too narrow to resize")

@@ -1,7 +1,7 @@
 """How a model runs on a processor: device, precision, attention kernel, compiled blocks, determinism."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -79,6 +79,7 @@ def settle(device: torch.device, width: int, precision: str, compile: str = "non
     elif precision == "tf32" and device.type != "cuda":
         raise UserError("precision: found 'tf32', accepted on a CPU: auto, fp32, bf16")
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"  # of the patch embedding, a convolution
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts, which it has not yet
     torch.use_deterministic_algorithms(deterministic)
@@ -89,7 +90,7 @@ def settle(device: torch.device, width: int, precision: str, compile: str = "non
     return execution
 
 
-def compile_blocks(blocks: nn.ModuleList, backend: str | Callable = "inductor") -> None:
+def compile_blocks(blocks: Iterable[nn.Module], backend: str | Callable = "inductor") -> None:
     """Compile every block alone. They share their code, so one compilation serves all of them, in any order."""
     for block in blocks:
         block.compile(backend=backend)

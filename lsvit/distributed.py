@@ -55,3 +55,8 @@ def start(cuda: bool) -> None:
         dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
+
+
+def end() -> None:
+    """Leave them."""
+    dist.destroy_process_group()

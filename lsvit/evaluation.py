@@ -111,6 +111,7 @@ def evaluate(config: EvalConfig, data: Path, weights: Path, folder: Path, report
     torch.set_num_threads(1)
     options = config.options
     model, execution = open_model(config, data, weights)
+    report({"text": f"runs on {execution}"})
     whole = open_split(config, data, "validation", model)
     part = open_split(config, data, "validation", model, options.images)
     rows = []

@@ -170,10 +170,11 @@ def list_tars(folder: Path) -> tuple[dict[str, Items], list[str]]:
     try:
         mtime = path.stat().st_mtime_ns
         with tarfile.open(path, "r:") as tar:
-            for member in tar:
+            for member in (m for m in tar if m.isfile()):
                 synset = member.name.removesuffix(".tar")
                 with tarfile.open(fileobj=tar.extractfile(member), mode="r:") as inner:
-                    rows = [(f"{synset}/{m.name}".encode(), member.offset_data + m.offset_data, m.size, mtime, 0) for m in inner]
+                    rows = [(f"{synset}/{m.name}".encode(), member.offset_data + m.offset_data, m.size, mtime, 0)
+                            for m in inner if m.isfile()]  # fmt: skip
                 parts[synset] = table(rows)
         synsets = sorted(parts)
         for label, synset in enumerate(synsets):

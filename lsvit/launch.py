@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import pickle
 import queue
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -117,12 +118,13 @@ def code_digest(module: str) -> str:
 
 def cuda_devices() -> int:
     """How many NVIDIA GPUs there are; asks the driver, so that the parent process need not import torch."""
-    if shutil.which("nvidia-smi") is None:
-        return 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([name for name in visible.split(",") if name not in ("", "-1")])
-    return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout.count("GPU ")
+    if shutil.which("nvidia-smi") is None:  # in some containers
+        return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    return len(re.findall(r"^GPU \d+:", listed, re.M))
 
 
 def warm_up(module: str) -> None:
@@ -196,8 +198,6 @@ def _torchrun(todo: Sequence[Job], distributed: Distributed, threads: int) -> Ev
     identity = hashlib.sha256("".join(job.key for job in todo).encode()).hexdigest()[:20]
     folder = (root() / ".lsvit" / "torchrun" / identity).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / JOBS).write_bytes(pickle.dumps(list(todo)))
-    (folder / EVENTS).write_text("")
     nodes, processes = f"--nnodes={distributed.nodes}", f"--nproc-per-node={distributed.processes}"
     meeting = ["--standalone", "--local-addr=127.0.0.1"]
     if distributed.nodes > 1:
@@ -210,6 +210,8 @@ def _torchrun(todo: Sequence[Job], distributed: Distributed, threads: int) -> Ev
     with ExitStack() as stack:
         for job in todo:
             stack.enter_context(_locked(job.folder, partial(print, f"{job.title}: waits for another run of the same job", flush=True)))
+        (folder / JOBS).write_bytes(pickle.dumps(list(todo)))
+        (folder / EVENTS).write_text("")
         log = stack.enter_context(open(folder / LOG, "w"))
         process = subprocess.Popen([sys.executable, *arguments], stdout=log, stderr=log, env=env)
         try:
@@ -239,7 +241,8 @@ def _tail(path: Path, process: subprocess.Popen, running: int) -> Events:
                 raise UserError(f"a process of the training died (torchrun's log: {path.with_name(LOG)}); finished epochs are kept, "
                                 "the next run goes on from there")  # fmt: skip
             time.sleep(0.1)
-    process.wait()
+    with suppress(subprocess.TimeoutExpired):  # else it is ended
+        process.wait(timeout=60)
 
 
 def _drain(events: Any) -> Iterator[tuple[int, Event]]:
@@ -287,11 +290,21 @@ def _locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 def _work(job: Job, folder: Path, index: int) -> None:
     with _locked(folder, lambda: _events.put((index, {"text": "waits for another run of the same job"}))):
         if not (folder / DONE).exists():
-            module, name = job.function.split(":")
-            function = getattr(importlib.import_module(module), name)
-            function(job.config, **job.inputs, folder=folder, report=lambda event: _events.put((index, event)))
+            call(job, folder, lambda event: _events.put((index, event)))
             finish(job, folder)
     _events.put((index, ENDED))
+
+
+def call(job: Job, folder: Path, report: Callable[[Event], None]) -> None:
+    """Run a job's function in this process. Raises UserError if the device has too little memory for it."""
+    import torch
+
+    module, name = job.function.split(":")
+    try:
+        getattr(importlib.import_module(module), name)(job.config, **job.inputs, folder=folder, report=report)
+    except torch.OutOfMemoryError as error:
+        raise UserError(f"{job.title}: the device's memory is too small ({' '.join(str(error).split())[:120]}); accepted: a smaller "
+                        "batch_size, finetune.micro_batch_size, or finetune.checkpointing: true") from None  # fmt: skip
 
 
 def finish(job: Job, folder: Path) -> None:

@@ -139,9 +139,11 @@ class Params(Section):
         if spread.nodes > 1 and not re.fullmatch(r"[^:\s]+:\d+", spread.endpoint or ""):
             raise UserError(f"{file}: distributed.endpoint: found {spread.endpoint!r}, accepted: host:port of the first machine, "
                             f"for {spread.nodes} machines")  # fmt: skip
-        for name in self.all_variants:
-            if (batch := self.resolve(Finetune, name).batch_size) < spread.world_size:
-                raise UserError(f"{file}: finetune.batch_size: found {batch}, accepted: at least {spread.world_size}, one image a process")
+        trainings = [self.values(Finetune, name) for name in self.all_variants]
+        trainings += [self.values(Pretrain)] if self.model_preset.weights == "scratch" else []
+        for batch, source in (values["batch_size"] for values in trainings):
+            if int(batch) < spread.world_size:
+                raise UserError(f"{file}: {source}.batch_size: found {batch}, accepted: at least {spread.world_size}, one image a process")
         if self.protocol == "heldout" and not data.heldout:
             raise UserError(f"{file}: protocol: found 'heldout', accepted: paper ({self.dataset!r} holds no images out; "
                             f"datasets.{self.dataset}.heldout says how many)")  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lsvit.data import read_meta
+from lsvit.decode import in_mode
 from lsvit.errors import UserError
 from lsvit.jobs import CONFIG, RunConfig
 from lsvit.models import RoutedModel
@@ -16,6 +17,7 @@ from lsvit.sections import Variant
 from lsvit.weights import build, input_size, load_weights, normalisation, read_tensors
 
 DATA = Path("outs/prepare_data")
+CHUNK = 64  # orders run at once
 MODEL, PARTS, SPEC = "model.safetensors", "position.safetensors", "lsvit.json"  # of an export, beside config.json
 
 
@@ -100,7 +102,10 @@ def open_export(file: Path) -> Opened:
     except Exception as error:  # timm raises many kinds
         raise UserError(f"{file.parent / CONFIG}: timm cannot make this model: {' '.join(str(error).split())[:200]}") from None
     spec = file.parent / SPEC
-    variant = Variant.model_validate(read_json(spec)["variant"]) if spec.is_file() else Variant(route="sequential")
+    try:
+        variant = Variant.model_validate(read_json(spec)["variant"]) if spec.is_file() else Variant(route="sequential")
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{spec}: found no variant that lsvit knows, accepted: the file that `lsvit export` writes") from None
     if not getattr(backbone, "num_classes", 0):
         raise UserError(f"{file}: a model without a head, accepted: one with classes")
     model = RoutedModel(backbone, variant.position)
@@ -154,15 +159,12 @@ def read_image(path: Path, data: dict[str, Any]) -> Tensor:
     Raises:
         UserError: it cannot be read.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
     from timm.data import create_transform
 
     try:
         with Image.open(path) as file:
-            image = ImageOps.exif_transpose(file)
-            if image.mode.startswith("I"):  # 16 bits; Pillow would cut them off at 255
-                image = image.convert("I").point(lambda value: value * (1 / 257)).convert("L")
-            image = image.convert("L" if data["input_size"][0] == 1 else "RGB")
+            image = in_mode(file, "L" if data["input_size"][0] == 1 else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"{path}: not an image that can be read ({getattr(error, 'strerror', None) or type(error).__name__})") from None
     return create_transform(**data, is_training=False)(image)
@@ -176,8 +178,8 @@ def predict(opened: Opened, image: Tensor, routes: list[Route], top: int) -> dic
         `orders`, how many routes; `top`, the classes of highest mean probability with its standard deviation over the orders
         (n - 1; None for a single one); `agree`, in how many orders the first of them is the answer.
     """
-    logits = opened.model(image.expand(len(routes), -1, -1, -1), torch.tensor(routes))
-    each = logits.softmax(-1)
+    tables = torch.tensor(routes).split(CHUNK)
+    each = torch.cat([opened.model(image.expand(len(table), -1, -1, -1), table) for table in tables]).softmax(-1)
     mean, best = each.mean(0).topk(min(top, each.shape[1]))
     spread = each.std(0)[best].tolist() if len(routes) > 1 else [None] * len(best)
     names = [opened.classes[i] if i < len(opened.classes) else f"output {i}" for i in best.tolist()]

@@ -1,6 +1,5 @@
 """What each process that torchrun started does: `python -m lsvit.torchrun FOLDER` trains the jobs in FOLDER, all processes together."""
 
-import importlib
 import json
 import os
 import pickle
@@ -13,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from lsvit.distributed import barrier, rank_and_world, start
+from lsvit.distributed import barrier, end, rank_and_world, start
 from lsvit.errors import UserError
-from lsvit.launch import EVENTS, JOBS, STAGE_PID, Job, finish
+from lsvit.launch import EVENTS, JOBS, STAGE_PID, Job, call, finish
 from lsvit.progress import ENDED, Event
 
 
@@ -35,9 +34,8 @@ def die_with_stage() -> None:
 
 def work(job: Job, report: Callable[[Event], None]) -> None:
     """Run one job together with the other processes; the first one marks it as done."""
-    module, name = job.function.split(":")
     job.folder.mkdir(parents=True, exist_ok=True)
-    getattr(importlib.import_module(module), name)(job.config, **job.inputs, folder=job.folder, report=report)
+    call(job, job.folder, report)
     barrier()
     if rank_and_world()[0] == 0:
         finish(job, job.folder)
@@ -62,6 +60,7 @@ def main() -> None:
             except UserError as error:
                 send(i, {"error": str(error)})
                 raise SystemExit(1) from None
+    end()
 
 
 if __name__ == "__main__":

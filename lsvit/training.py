@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,18 +104,24 @@ def train_step(step: nn.Module, images: Tensor, labels: Tensor, route: Route | T
     Returns:
         The sums over these images of what :class:`TrainingStep` gives.
     """
-    size, each = options.micro_batch_size or len(labels), isinstance(route, Tensor)
+    world = rank_and_world()[1]
+    passes = count_passes(options, world)
+    each = route.tensor_split(passes) if isinstance(route, Tensor) else [route] * passes
     sums: dict[str, Tensor] = {}
-    for start in range(0, len(labels), size):
-        part = slice(start, start + size)
-        # With a route for each sample the parts use different layers, and DDP averages only those of the pass that it sees.
-        with without_averaging(step, skip=start + size < len(labels) and not each):
-            found = step(images[part], labels[part], route[part] if each else route)
-            count = len(labels[part])
-            (found["loss"] * (count * rank_and_world()[1] / options.batch_size)).backward()
+    for i, (x, y, r) in enumerate(zip(images.tensor_split(passes), labels.tensor_split(passes), each, strict=True)):
+        # With a route for each sample the passes use different layers, and DDP averages only those of the pass that it sees.
+        with without_averaging(step, skip=i < passes - 1 and not isinstance(route, Tensor)):
+            found = step(x, y, r)
+            (found["loss"] * (len(y) * world / options.batch_size)).backward()
         for name, value in found.items():
-            sums[name] = sums.get(name, 0) + value.detach() * count
+            sums[name] = sums.get(name, 0) + value.detach() * len(y)
     return sums
+
+
+def count_passes(options: Optimisation, world: int) -> int:
+    """Parts of a process's share of a batch, equally many in every process, though their shares may differ by one image."""
+    largest, smallest = -(-options.batch_size // world), options.batch_size // world
+    return min(smallest, -(-largest // (options.micro_batch_size or largest)))
 
 
 def train_epoch(
@@ -157,7 +164,6 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
     torch.manual_seed(config.seed)
     model, execution = open_model(config, data, weights)
     report({"text": f"runs on {execution}"})
-    (folder / EXECUTION).write_text(f"{execution}\n")
     model.checkpointing = options.checkpointing
     if execution.compiled:
         compile_blocks(model.backbone.blocks)
@@ -173,9 +179,10 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
 
     # ---- resume ----
     history: list[Row] = []
+    parts: list[tuple[Any, str]] = [(model, "model"), (optimizer, "optimizer"), (scheduler, "scheduler")]
     if (folder / CHECKPOINT).exists():
         state = torch.load(folder / CHECKPOINT, map_location=train_split.device, weights_only=True)
-        for part, name in ((model, "model"), (optimizer, "optimizer"), (scheduler, "scheduler")):
+        for part, name in parts:
             part.load_state_dict(state[name])
         history = state["history"]
 
@@ -189,22 +196,25 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
         row |= validate(model, splits["validation"], "validation", (), config, execution)
         if HELDOUT in splits:
             row |= validate(model, splits[HELDOUT], HELDOUT, (order,), config, execution)
-        if not all(math.isfinite(value) for value in row.values()):
-            raise UserError(
-                f"{config.title}, seed {config.seed}: the loss is not finite in epoch {epoch}; try a smaller lr than {options.lr}"
-            )
+        _check_finite(row, config)
         history.append(row)
         if rank_and_world()[0] == 0:
-            for judge, loss in judges.items():
-                if row[loss] <= min(r[loss] for r in history):
-                    _replace(folder / weights_file(judge), lambda path: save_weights(model, path))
-            parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
-            _replace(folder / CHECKPOINT, partial(torch.save, parts | {"history": history}))
+            for judge in (judge for judge, loss in judges.items() if row[loss] <= min(r[loss] for r in history)):
+                _replace(folder / weights_file(judge), partial(save_weights, model))
+            state = {name: part.state_dict() for part, name in parts}
+            _replace(folder / CHECKPOINT, partial(torch.save, state | {"history": history}))
         report(row | {"seconds": time.perf_counter() - start})
     barrier()  # no process still reads what the first one now removes
     if rank_and_world()[0] == 0:
+        (folder / EXECUTION).write_text(f"{execution}\n")
         _replace(folder / HISTORY, lambda path: path.write_text(json.dumps(history, indent=1) + "\n"))
         (folder / CHECKPOINT).unlink(missing_ok=True)
+
+
+def _check_finite(row: Row, config: TrainConfig) -> None:
+    if not all(math.isfinite(value) for value in row.values()):
+        where = f"{config.title}, seed {config.seed}: the loss is not finite in epoch {row['epoch']}"
+        raise UserError(f"{where}; try a smaller lr than {config.options.lr}")
 
 
 def fetch(config: TrainConfig, data: Path, weights: Path | None, folder: Path, report: Callable[[dict], None]) -> None:

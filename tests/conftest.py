@@ -19,6 +19,7 @@ from lsvit.sections import DatasetPreset, Finetune, ModelPreset, Variant
 from lsvit.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read once in a process: for the tests of deterministic CUDA runs
 ROOT = Path(__file__).parent.parent
 PICO = {"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "depth": 4, "num_heads": 2}
 

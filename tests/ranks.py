@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from lsvit.devices import compile_blocks
 from lsvit.distributed import parallel, rank_and_world
 from lsvit.jobs import TrainConfig
 from lsvit.runs import open_model, open_split
@@ -18,6 +19,8 @@ def gradients(config: TrainConfig, data: Path, folder: Path, report: Callable[[d
     torch.manual_seed(config.seed)
     model, execution = open_model(config, data, None)
     model.checkpointing = config.options.checkpointing
+    if execution.compiled:
+        compile_blocks(model.backbone.blocks, "aot_eager")
     split = open_split(config, data, "train", model)
     step = parallel(TrainingStep(model, config.options.position_weight, execution))
     found = []

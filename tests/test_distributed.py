@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -33,6 +34,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "layerdrop": {"route": {"drop": 0.5}},
     "layerdrop an order a sample, accumulated": {"route": {"drop": 0.5}, "per": "sample", "micro_batch_size": 7},
     "accumulated and checkpointed": PREDICT | {"micro_batch_size": 5, "checkpointing": True},
+    "an order a sample, accumulated, uneven shares": {"per": "sample", "batch_size": 31, "micro_batch_size": 5},
+    "compiled blocks": {"compile": "blocks"},
     "the first layers alone": {"route": "sequential", "layers": 2},
 }
 
@@ -118,7 +121,9 @@ def test_a_users_mistake_arrives_as_such(train_config: Config, prepared: Path) -
 
 def test_two_machines(train_config: Config, prepared: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Two of torchrun's agents on this one: the stage's own, and the one that its printed line starts."""
-    many = Distributed(processes=1, nodes=2, endpoint="127.0.0.1:29517", routes="shared")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    many = Distributed(processes=1, nodes=2, endpoint=f"127.0.0.1:{port}", routes="shared")
     todo = jobs({"two machines": train_config(epochs=1)}, prepared)
     others: list[subprocess.Popen] = []
     printed = ""

@@ -273,9 +273,9 @@ def test_gathered_files(train_config: Config, prepared: Path, tmp_path: Path) ->
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("per", ["batch", "sample"])
-def test_trains_on_cuda(per: str, train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    config = train_config(epochs=2, precision="bf16", per=per).model_copy(update={"device": "cuda"})
+@pytest.mark.parametrize(("per", "compile"), [("batch", "none"), ("sample", "none"), ("batch", "blocks")])
+def test_trains_on_cuda(per: str, compile: str, train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    config = train_config(epochs=2, precision="bf16", per=per, compile=compile).model_copy(update={"device": "cuda"})
     rows = run(config, prepared, tmp_path / "cuda")
     assert rows[1]["train/loss"] < rows[0]["train/loss"]
 
