@@ -54,7 +54,7 @@ class Geometry(NamedTuple):
 
 
 GEOMETRIES = {
-    "cpu": [Geometry("vit_micro", 32, 2, 28, 128, 10), Geometry("ViT-S/16", 384, 6, 224, 8, 1), Geometry("ViT-B/16", 768, 12, 224, 4, 1)],
+    "cpu": [Geometry("vit_micro", 32, 2, 28, 128, 10), Geometry("ViT-S/16", 384, 6, 224, 8, 1), Geometry("ViT-B/16", 768, 12, 224, 2, 1)],
     "cuda": [Geometry("ViT-B/16", 768, 12, 224, 128, 10), Geometry("ViT-B/16", 768, 12, 224, 640, 4, micro_batch=160)],
 }
 
@@ -190,15 +190,15 @@ def flops(geometry: Geometry) -> int:
     return counter.get_total_flops()
 
 
-def measure(geometry: Geometry, execution: Execution, options: Finetune, repetitions: int) -> list[dict[str, Any]]:
-    """A row a way, for training and for evaluation."""
+def measure(geometry: Geometry, execution: Execution, options: Finetune, repetitions: int, whole: bool) -> list[dict[str, Any]]:
+    """A row a way, for training and for evaluation; unless `whole`, of plain timm, the routed model and LS alone."""
     rows = []
     top, work = peak(execution), flops(geometry)
     for training in (True, False):
         torch._dynamo.reset()
         used = execution if training else replace(execution, compiled=False)  # as stage prune-eval evaluates
         timed = Bench(geometry, used, options).ways(training)
-        names = list(timed)
+        names = list(timed)[: None if whole else 3]
         rates = np.empty((repetitions + 1, len(names)))  # the first repetition compiles and warms up
         for repetition in range(repetitions + 1):
             for turn in range(len(names)):
@@ -235,10 +235,12 @@ def main() -> None:
     computer = machine(torch.cuda.get_device_name(device) if device.type == "cuda" else "") | {"threads": arguments.threads}
     rows: list[dict[str, Any]] = []
     for geometry in GEOMETRIES[device.type]:
-        for setting in settings(geometry, device):
+        for i, setting in enumerate(settings(geometry, device)):
+            whole = i == 0 or not (setting.compiled or device.type == "cpu")  # an order a sample is timed uncompiled
+            # Settled anew: TF32, the attention kernel and determinism are the process's.
             again = settle(device, geometry.width, setting.precision, "blocks" if setting.compiled else "none", setting.deterministic)
             try:
-                rows += measure(geometry, again, options, arguments.repetitions)  # settled anew: much of it is the process's
+                rows += measure(geometry, again, options, arguments.repetitions, whole)
             except torch.OutOfMemoryError:
                 print(f"{geometry}: out of memory, {again}")
             # after every setting, so that what ends the run takes nothing away

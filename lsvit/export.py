@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lsvit.errors import UserError, accepted
-from lsvit.jobs import CONFIG, JUDGES, weights_file
+from lsvit.jobs import CONFIG, EXECUTION, JUDGES, weights_file
 from lsvit.models import RoutedModel
 from lsvit.params import load
 from lsvit.predict import MODEL, PARTS, SPEC, Opened, open_weights, read_json
@@ -49,7 +49,10 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
     folder, protocol = find_training(variant, seed), load().protocol
     weights = folder / weights_file(JUDGES[protocol])
     opened, config = open_weights(str(weights)), read_json(folder / CONFIG)
+    config["options"]["ran on"] = (folder / EXECUTION).read_text().strip()
     origin = next((read_json(path) for path in START.glob(f"seed_*/{ORIGIN}")), {})
+    if "hf_hub_id" not in origin:  # the tag's licence is the published weights', not a local file's
+        origin.pop("license", None)
     out = out or Path("exports") / f"{config['dataset']}_{config['model_name']}_{variant}_seed_{seed}"
     spec = {"name": variant, "variant": config["variant"], "head": config["model"]["head"], "dataset": config["dataset"],
             "model": config["model_name"], "seed": seed, "protocol": protocol, "weights_sha256": sha256(weights)}  # fmt: skip

@@ -51,6 +51,7 @@ def jobs(configs: dict[str, TrainConfig], data: Path, function: str = "lsvit.tra
     return [Job(name, function, config, {"data": data, **weights}, config.options.epochs) for name, config in configs.items()]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
 def test_gradients_equal_those_of_one_process(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     configs = {name: train_config(**setting) for name, setting in SETTINGS.items()}
     todo = jobs(configs, prepared, "tests.ranks:gradients")

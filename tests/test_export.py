@@ -62,6 +62,7 @@ def trained(
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
         save_weights(model, folder / WEIGHTS)
+        (folder / "execution.txt").write_text("a processor, fp32\n")
         (folder / "config.json").write_text(json.dumps({"key": "k", "group": "g", **config.model_dump(mode="json")}))
         return model
 
@@ -158,7 +159,14 @@ def test_the_model_card(trained: Training, tmp_path: Path, monkeypatch: pytest.M
     }  # fmt: skip
     table = {tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in body.splitlines() if line.startswith("| sequential")}
     assert ("sequential", "4", "72.00", "[46.59, 97.41]", "2", "1", "40", "74.00") in table
-    for said in ("timm/a.b, sha256 `ff`", "| lr", "| schedule", "the reported validation images chose the epoch", "T-shirt/top, Trouser"):
+    for said in (
+        "timm/a.b, sha256 `ff`",
+        "a processor, fp32",
+        "| lr",
+        "| schedule",
+        "the reported validation images chose the epoch",
+        "T-shirt/top, Trouser",
+    ):
         assert said.lower() in body.lower()
     monkeypatch.chdir(folder)
     blocks = re.findall(r"```python\n(.*?)```", body, re.S)
