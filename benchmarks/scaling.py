@@ -23,7 +23,7 @@ from lsvit.sections import Distributed, ModelPreset, Variant
 from lsvit.shards import Arrays, write_arrow
 
 FILE = Path(__file__).with_suffix(".json")
-EPOCHS, STEPS, REPETITIONS = 3, 8, 3
+EPOCHS, STEPS, REPETITIONS = 4, 4, 3
 # name, width, heads, pixels, patch, batch of a process
 CPU = [("vit_micro", 32, 2, 28, 14, 128), ("ViT-S/16", 384, 6, 224, 16, 4)]
 CUDA = [("ViT-B/16", 768, 12, 224, 16, 128)]

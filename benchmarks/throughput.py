@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from lsvit.devices import Execution, compile_blocks, pick_device, settle
+from lsvit.devices import Execution, compile_blocks, has_bf16, pick_device, settle
 from lsvit.models import RoutedModel
 from lsvit.params import load
 from lsvit.routes import arbitrary, generator, per_sample
@@ -54,7 +54,7 @@ class Geometry(NamedTuple):
 
 
 GEOMETRIES = {
-    "cpu": [Geometry("vit_micro", 32, 2, 28, 128, 10), Geometry("ViT-S/16", 384, 6, 224, 8, 1), Geometry("ViT-B/16", 768, 12, 224, 2, 1)],
+    "cpu": [Geometry("vit_micro", 32, 2, 28, 128, 20), Geometry("ViT-S/16", 384, 6, 224, 8, 1), Geometry("ViT-B/16", 768, 12, 224, 2, 1)],
     "cuda": [Geometry("ViT-B/16", 768, 12, 224, 128, 10), Geometry("ViT-B/16", 768, 12, 224, 640, 4, micro_batch=160)],
 }
 
@@ -204,11 +204,13 @@ def measure(geometry: Geometry, execution: Execution, options: Finetune, repetit
             for turn in range(len(names)):
                 way = (repetition + turn) % len(names)
                 rates[repetition, way] = geometry.batch * geometry.steps / seconds(timed[names[way]], execution.device)
-        for name, rate, ratio in zip(names, np.median(rates[1:], axis=0), np.median(rates[1:] / rates[1:, :1], axis=0), strict=True):
+        ratios = np.quantile(rates[1:] / rates[1:, :1], (0.25, 0.5, 0.75), axis=0).T
+        for name, rate, (low, ratio, high) in zip(names, np.median(rates[1:], axis=0), ratios, strict=True):
             rows.append({
                 "model": geometry.name, "batch": geometry.batch, "precision": execution.precision, "compiled": used.compiled,
                 "deterministic": execution.deterministic, "pass": "training" if training else "evaluation", "way": name,
-                "images_s": float(rate), "to_timm": float(ratio), "of_peak": float(rate) * work * (3 if training else 1) / top,
+                "repetitions": repetitions, "images_s": float(rate), "to_timm": float(ratio), "quartiles": [float(low), float(high)],
+                "of_peak": float(rate) * work * (3 if training else 1) / top,
             })  # fmt: skip
     return rows
 
@@ -220,7 +222,20 @@ def settings(geometry: Geometry, device: torch.device) -> list[Execution]:
     if device.type == "cuda":
         found += [settle(device, geometry.width, chosen.precision, "none"), settle(device, geometry.width, chosen.precision, "auto", True)]
     others = ("bf16", "tf32") if device.type == "cuda" else ("fp32", "bf16")
+    if not has_bf16(device):  # many times slower: `emulated_bf16` times little of it
+        return found
     return found + [settle(device, geometry.width, precision, "auto") for precision in others if precision != chosen.precision]
+
+
+def emulated_bf16(geometry: Geometry, options: Finetune) -> dict[str, Any]:
+    """A row: how much slower a processor without instructions for bf16 trains in it, from single LS steps of few images."""
+    small = geometry._replace(batch=16 if geometry.size < 200 else 1, steps=1)
+    rates: dict[str, float] = {}
+    for precision in ("fp32", "bf16"):
+        run = Bench(small, settle(torch.device("cpu"), geometry.width, precision), options).routed("arbitrary", True)
+        rates[precision] = small.batch / min(seconds(run, torch.device("cpu")) for _ in range(3))
+    return {"model": geometry.name, "batch": small.batch, **{f"{p}_images_s": rate for p, rate in rates.items()},
+            "bf16_to_fp32": rates["bf16"] / rates["fp32"]}  # fmt: skip
 
 
 def main() -> None:
@@ -228,7 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Training and evaluation speed beside plain timm and transformers.")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (default: all)")
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, default=5, help="of all ways; plain timm, routed and LS alone have three times as many")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     device, options = pick_device(arguments.device), load().finetune
@@ -241,10 +256,15 @@ def main() -> None:
             again = settle(device, geometry.width, setting.precision, "blocks" if setting.compiled else "none", setting.deterministic)
             try:
                 rows += measure(geometry, again, options, arguments.repetitions, whole)
+                rows += measure(geometry, again, options, 3 * arguments.repetitions, whole=False) if i == 0 else []
             except torch.OutOfMemoryError:
                 print(f"{geometry}: out of memory, {again}")
             # after every setting, so that what ends the run takes nothing away
-            write_entry(FILE, {"machine": computer, "repetitions": arguments.repetitions, "rows": rows})
+            write_entry(FILE, {"machine": computer, "rows": rows})
+    if device.type == "cpu" and not has_bf16(device):
+        emulated = [emulated_bf16(geometry, options) for geometry in GEOMETRIES["cpu"][:2]]
+        write_entry(FILE, {"machine": computer, "rows": rows, "emulated_bf16": emulated})
+        show("training in bf16 without instructions for it", emulated)
     show("images/s; to_timm: ratio to plain timm within a repetition", rows)
 
 
