@@ -110,7 +110,7 @@ def grid() -> None:
 @app.command()
 def export(
     variant: Annotated[str, typer.Argument(help="A variant of params.yaml, or baseline.")],
-    seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
+    seed: Annotated[int, typer.Option(help="The training's seed.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder to write; default: exports/<data set>_<model>_<variant>_seed_<n>.")] = None,
 ) -> None:
     """Write a training's weights as a folder that timm and the Hugging Face hub take, with a model card."""
@@ -124,12 +124,14 @@ def export(
 @app.command()
 def predict(
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
-    weights: Annotated[str, typer.Option(help="An exported folder, hf-hub:<repository>, or a .safetensors file beside a config.json.")],
+    weights: Annotated[
+        str, typer.Option(help="An exported folder, hf-hub:<repository>, or outs/finetune/<variant>/seed_<n>/weights.safetensors.")
+    ],
     order: Annotated[str, typer.Option(help="sequential | arbitrary | reversed | layers, as in 2,0,1.")] = "sequential",
     keep: Annotated[int | None, typer.Option(help="Run so many random layers.")] = None,
     orders: Annotated[int, typer.Option(min=1, help="Random orders to draw, where the order is random.")] = 20,
     top: Annotated[int, typer.Option(min=1, help="Classes to show.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random orders.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random orders.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what is on images, and how much the answer depends on the order of the layers."""

@@ -252,7 +252,8 @@ def stages(params: Params) -> list[Stage]:
     """
     preset, data, seeds = params.model_preset, params.dataset_preset, len(params.seeds)
     if (sizes := data.sizes) is None:
-        raise UserError(f"datasets.{params.dataset}: found no numbers of images, accepted: train and validation, to count the cost")
+        raise UserError(f"datasets.{params.dataset}: its folder tells how many images there are; accepted here: "
+                        "datasets.NAME.train and datasets.NAME.validation")  # fmt: skip
     backbone = meta_backbone(preset, NUM_CLASSES.get(data.source, 10))
     whole = count_forward(backbone, preset)
     params.check_layers(whole.num_layers)

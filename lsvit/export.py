@@ -25,9 +25,9 @@ ABOUT = {"tag", "license", "description", "origin_url", "paper_name", "paper_ids
 
 def find_training(variant: str, seed: int) -> Path:
     """The folder of a finished training. Raises UserError saying which there are."""
-    if not TRAININGS.is_dir():
-        raise UserError(f"{TRAININGS}: not found; `dvc repro` or `dvc checkout` brings it, or run in the repository's root")
-    variants = sorted(path.name for path in TRAININGS.iterdir() if path.is_dir())
+    variants = sorted({path.parent.parent.name for path in TRAININGS.glob(f"*/seed_*/{CONFIG}")})
+    if not variants:
+        raise UserError(f"{TRAININGS}: not found, no training has finished; `dvc repro` makes them, or run in the repository's root")
     if variant not in variants:
         raise UserError(f"variant: found {variant!r}, {accepted(variant, variants)}")
     folder = TRAININGS / variant / f"seed_{seed}"

@@ -152,7 +152,9 @@ def list_imagenet(folder: Path) -> tuple[dict[str, Items], list[str]]:
         splits, synsets = list_tars(folder)
     else:
         names = ", ".join([*IMAGENET_TARS.values(), f"{DEVKIT}.tar.gz"])
-        raise UserError(f"{folder}: found no ImageNet there, accepted: train/<synset>/ and val/<synset>/, or {names}")
+        raise UserError(
+            f"{folder.resolve()}: found no ImageNet there (datasets.*.folder), accepted: train/<synset>/ and val/<synset>/, or {names}"
+        )
     if len(synsets) != IMAGENET_CLASSES:
         raise UserError(f"{splits['train'].root}: found {len(synsets)} classes, accepted: {IMAGENET_CLASSES:,}")
     for split, items in splits.items():

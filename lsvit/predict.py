@@ -40,9 +40,11 @@ def open_weights(where: str) -> Opened:
     """
     path = _snapshot(where.removeprefix("hf-hub:")) if where.startswith("hf-hub:") else Path(where)
     file = path / MODEL if path.is_dir() else path
-    if not file.is_file():
+    if not file.is_file() or not (file.parent / CONFIG).is_file():
+        missing = file if not file.is_file() else file.parent / CONFIG
         raise UserError(
-            f"weights: found {where!r}, accepted: an exported folder, hf-hub:<repository>, a .safetensors file beside a config.json"
+            f"weights: {missing} does not exist; accepted: an exported folder ({MODEL}, {CONFIG}), hf-hub:<repository>, "
+            f"a .safetensors file beside its {CONFIG}"
         )
     config = read_json(file.parent / CONFIG)
     return open_export(file) if "architecture" in config else open_training(file)
@@ -194,7 +196,8 @@ def show(found: dict[str, Any]) -> None:
 
     from lsvit.tables import console
 
-    table = Table("class", "probability", "std over orders", title=f"{found['image']}: {found['order']}", title_justify="left")
+    title = f"{found['image']}: {found['order']}, {found['keep']} layers"
+    table = Table("class", "probability", "std over orders", title=title, title_justify="left")
     for row in found["top"]:
         table.add_row(row["class"], f"{row['probability']:.4f}", "–" if row["std"] is None else f"{row['std']:.4f}")
     table.caption = f"{found['top'][0]['class']} is the answer in {found['agree']} of {found['orders']} orders"

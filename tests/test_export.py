@@ -217,7 +217,7 @@ def test_an_export_says_how_the_images_were_resized(trained: Training, tmp_path:
 
 
 def test_trainings_that_are_not_there(trained: Training, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="outs/finetune: not found; `dvc repro`"):
+    with pytest.raises(UserError, match="outs/finetune: not found, no training has finished; `dvc repro`"):
         find_training("ls", 0)
     trained("ls", seed=3)
     trained("ls_pos")
@@ -250,7 +250,7 @@ def test_weights_that_cannot_be_opened(trained: Training, monkeypatch: pytest.Mo
     shutil.copytree(folder, "broken")
     Path("broken/config.json").write_text("{")
     for where, said in (
-        ("nowhere", "weights: found 'nowhere', accepted: an exported folder"), ("hf-hub:you/model", "hf-hub:you/model cannot be had"),
+        ("nowhere", "weights: nowhere does not exist; accepted: an exported folder"), ("hf-hub:you/model", "hf-hub:you/model cannot be had"),
         ("parts", r"parts/position\.safetensors: not a safetensors file"), ("misfit", "does not fit its config.json"),
         ("resnet", "not routable"), ("unknown", "timm cannot make this model"), ("neither", "neither of an export nor of a training"),
         ("headless", "a model without a head"), ("broken", r"broken/config\.json: cannot be read"),
