@@ -250,7 +250,7 @@ def test_weights_that_cannot_be_opened(trained: Training, monkeypatch: pytest.Mo
     shutil.copytree(folder, "broken")
     Path("broken/config.json").write_text("{")
     for where, said in (
-        ("nowhere", "weights: nowhere does not exist; accepted: an exported folder"), ("hf-hub:you/model", "hf-hub:you/model cannot be had"),
+        ("nowhere", "weights: nowhere does not exist; accepted: an exported"), ("hf-hub:you/model", "hf-hub:you/model cannot be had"),
         ("parts", r"parts/position\.safetensors: not a safetensors file"), ("misfit", "does not fit its config.json"),
         ("resnet", "not routable"), ("unknown", "timm cannot make this model"), ("neither", "neither of an export nor of a training"),
         ("headless", "a model without a head"), ("broken", r"broken/config\.json: cannot be read"),
