@@ -92,7 +92,8 @@ def check_store(uri: str) -> None:
     history = json.loads(Path("outs/finetune/test/seed_0/history.json").read_text())
     assert [metric.value for metric in curve] == pytest.approx([row["validation/arbitrary/accuracy"] for row in history])
     names = {file.path for file in client.list_artifacts(child.info.run_id)}
-    assert names == {"config.json", "history.json", "final.json", "weights.safetensors"}
+    assert names == {"config.json", "history.json", "final.json", "weights.safetensors", "execution.txt"}
+    assert child.data.tags["execution"].endswith("fp32 (auto: width 16 is below 768)")
     values = [found[f"test seed {seed}"].data.metrics["final/arbitrary/accuracy"] for seed in (0, 1)]
     assert parent.data.metrics["n"] == 2
     assert parent.data.metrics["mean/arbitrary/accuracy"] == pytest.approx(sum(values) / 2)
