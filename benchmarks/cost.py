@@ -1,7 +1,7 @@
 """Measure this machine's constants for `lsvit cost` and add them to benchmarks/cost.json: `python benchmarks/cost.py`.
 
 The pipeline's own functions run small trainings and evaluations on random images, in as many processes of one thread side by
-side as there are cores. The constants of `lsvit.cost.Speed` are fitted to some of them and checked on the others.
+side as there are cores. The constants of `lsvit.hardware.Speed` are fitted to some of them and checked on the others.
 """
 
 import json
@@ -19,9 +19,11 @@ import torch
 from machine import machine, show, write
 from scipy.optimize import nnls
 
-from lsvit.cost import Hardware, Speed, Work, count_forward, meta_backbone, sampler_work, training_job
+from lsvit.cost import route_work, sampler_work, training_job
 from lsvit.data import Split
 from lsvit.devices import settle
+from lsvit.flops import count_forward, meta_backbone
+from lsvit.hardware import Hardware, Speed, Work
 from lsvit.jobs import TrainConfig
 from lsvit.params import load
 from lsvit.routes import arbitrary, generator, per_sample
@@ -94,7 +96,7 @@ class Case:
             return training_job(forward, config.variant, config.options, self.images, self.images, 0)
         if config.variant.per == "sample":
             return [sampler_work(forward, config.variant.route, self.images, self.batch_size, self.kind == "training")]
-        return [forward.run(self.images, self.batch_size, forward.num_layers, training=self.kind == "training")]
+        return [route_work(forward, self.images, self.batch_size, forward.num_layers, training=self.kind == "training")]
 
     def write_data(self, folder: Path) -> None:
         """Random images, as stage prepare-data leaves them."""
@@ -112,7 +114,7 @@ class Case:
         config = self.config
         if self.kind == "whole training":
             return lambda: train(config, data, None, Path(tempfile.mkdtemp(dir=data)), lambda row: None)
-        model = build(config.model, NUM_CLASSES, config.variant.position, config.variant.layers)
+        model = build(config.model, NUM_CLASSES, config.variant)
         execution = settle(torch.device("cpu"), self.width, "fp32")
         split = Split(data, "train", execution.device, *input_size(model, config.model), (0.5,), (0.5,))
         if self.kind == "training":
@@ -202,7 +204,7 @@ def paper_hardware() -> Hardware:
     """The paper's H100 from its training throughput."""
     preset = ModelPreset(timm="vit_base_patch16_224", weights="scratch")
     forward = count_forward(meta_backbone(preset, 1000), preset)
-    speed = Speed(batch=0, operation=0, element=0, rate=forward.run(PAPER_RATE, 1, forward.num_layers, training=True).flops)
+    speed = Speed(batch=0, operation=0, element=0, rate=route_work(forward, PAPER_RATE, 1, forward.num_layers, training=True).flops)
     return Hardware(gpus=1, training=speed, evaluation=speed, source=PAPER_SOURCE)
 
 

@@ -83,7 +83,8 @@ def cost(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     """Say before anything runs how many trainings, images and FLOPs params.yaml asks for, and the time they take on known hardware."""
     import json
 
-    from lsvit.cost import estimate, known_hardware, show
+    from lsvit.cost import estimate, show
+    from lsvit.hardware import known_hardware
     from lsvit.params import load
 
     estimated = estimate(load(), known_hardware())
@@ -132,18 +133,34 @@ def predict(
     orders: Annotated[int, typer.Option(min=1, help="Random orders to draw, where the order is random.")] = 20,
     top: Annotated[int, typer.Option(min=1, help="Classes to show.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random orders.")] = 0,
+    exits: Annotated[Path | None, typer.Option(help="Early exits: outs/exits/classifier_wise/<variant>/seed_<n>, with a budget.")] = None,
+    flops: Annotated[float | None, typer.Option(help="Budget of an image; one multiply-add is 2.")] = None,
+    latency: Annotated[float | None, typer.Option(help="Budget of an image in ms, as measured where the exits were trained.")] = None,
+    average: Annotated[bool, typer.Option("--average", help="The FLOPs hold on average: images leave when the model is sure.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what is on images, and how much the answer depends on the order of the layers."""
+    """Say what is on images, and how much the answer depends on the order of the layers; within a budget, with early exits."""
     import json
 
     from lsvit import predict
+    from lsvit.dynamic import deploy
+    from lsvit.errors import UserError
 
     opened = predict.open_weights(weights)
     routes = predict.choose_routes(opened.model, order, keep, orders, seed)
     read = [predict.read_image(image, opened.data) for image in images]
-    found = [{"image": str(path), "order": order, "keep": len(routes[0]), **predict.predict(opened, image, routes, top)}
-             for path, image in zip(images, read, strict=True)]  # fmt: skip
+    deployed = deploy(opened.model, exits) if exits else None
+    if not deployed and (flops is not None or latency is not None or average):
+        raise UserError("--flops, --latency, --average: accepted with --exits, which says what exits there are")
+    found = []
+    for path, image in zip(images, read, strict=True):
+        one = {"image": str(path), "order": order, "keep": len(routes[0])}
+        taken = predict.choose_exit(opened, deployed, image, routes[0], flops, latency, average) if deployed else None
+        depth = None
+        if deployed and taken is not None:
+            one["exit"] = deployed.describe(taken, average)
+            depth = deployed.depths[taken] if str(deployed.depths[taken]) in opened.model.exits else None
+        found.append(one | predict.predict(opened, image, routes, top, depth))
     if as_json:
         print(json.dumps(found, indent=1))
     else:

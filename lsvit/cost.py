@@ -9,32 +9,27 @@ import heapq
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from lsvit.analysis import BATCH_SIZE
+from lsvit.branches import BRANCHES, token_shape
 from lsvit.errors import UserError
-from lsvit.evaluation import cells, kept_layers
+from lsvit.evaluation import cells
+from lsvit.flops import Forward, count_branch, count_forward, count_variant, meta_backbone
+from lsvit.hardware import Hardware, Work
 from lsvit.jobs import EvalConfig, run_config
-from lsvit.models import NO_PARTS, PositionLogits, RoutedModel
 from lsvit.params import BASELINE, Params
-from lsvit.routes import ENDED, ORDERS, Sampler, Spec, count_routes, generator, limit, make_sampler, per_sample, training_order
-from lsvit.sections import Analysis, Finetune, ModelPreset, Optimisation, Position, Pretrain, PruneEval, Variant
+from lsvit.routes import ENDED, ORDERS, Sampler, Spec, count_routes, generator, kept_layers, limit, make_sampler, per_sample, training_order
+from lsvit.sections import Analysis, BranchName, Exits, Finetune, ModelPreset, Optimisation, Position, Pretrain, PruneEval, Variant
 from lsvit.tables import console
 from lsvit.training import validation_routes
-from lsvit.weights import create_backbone, input_size
 
-KNOWN_HARDWARE = Path("benchmarks/cost.json")
 STEP = 3  # a training step's FLOPs in forward passes: the backward pass takes two
+PLAIN = Variant(route="sequential")
 NUM_CLASSES = {"cifar100": 100, "imagenet": 1000}  # of sources that have not 10; a folder's are counted as 10 too
 NOTES = (
     "FLOPs: 1 multiply-add = 2; attention and position parts included; a training step = 3 forward passes.",
@@ -42,6 +37,7 @@ NOTES = (
     "Not in the time: start of processes, reading and writing files, tracking, UMAP, figures; nor what bf16, TF32, checkpointing, a "
     "compilation or several processes a training change.",
     "prune-eval: one epoch a training; where the two protocols choose different ones, both are evaluated.",
+    "exits: at most so much: early stopping may end every training sooner, and frozen layers of layer_wise are counted as trained.",
     "Another machine: `uv run python benchmarks/cost.py` measures it and adds it.",
 )
 # LayerShuffle, section 4: 224 px, batch 640 or 128
@@ -53,109 +49,9 @@ PAPER_MODELS = {"ViT-B/16": "vit_base_patch16_224", "DeiT-B dist.": "deit_base_d
 PAPER_POSITIONS: dict[str, dict] = {BASELINE: {}, "LS": {}, "LS-pos": {"encode": {"dim": 32}}, "LS-pred": {"predict": {}}}
 
 
-class Speed(BaseModel):
-    """Constants of one process: seconds a batch, an operation, an element that one puts out; FLOP/s."""
-
-    batch: float = Field(ge=0)
-    operation: float = Field(ge=0)
-    element: float = Field(ge=0)
-    rate: float = Field(gt=0)
-
-
-class Hardware(BaseModel):
-    """A named machine of `benchmarks/cost.json`."""
-
-    cores: int = 0
-    gpus: int = 0
-    training: Speed
-    evaluation: Speed
-    source: str
-
-    def workers(self, threads: int) -> int:
-        """Processes side by side, as `lsvit.launch` starts them: one a GPU, or one per `threads` cores."""
-        return self.gpus or max(1, self.cores // threads)
-
-
-def known_hardware(path: Path = KNOWN_HARDWARE) -> dict[str, Hardware]:
-    """Named hardware and its constants. Raises UserError if the file is missing or is none of `benchmarks/cost.py`'s."""
-    try:
-        return TypeAdapter(dict[str, Hardware]).validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"{path}: not found; `python benchmarks/cost.py` makes it, or run in the repository's root") from None
-    except ValidationError:
-        raise UserError(f"{path}: not as `python benchmarks/cost.py` writes it; remove it and make it anew") from None
-
-
-class Work(NamedTuple):
-    """What one process runs of one kind: images, batches, and the operations, elements and FLOPs of their forward passes."""
-
-    training: bool
-    images: int
-    batches: int
-    operations: float
-    elements: float
-    flops: float  # of training steps, if `training`
-
-    def seconds(self, hardware: Hardware) -> float:
-        """Time on this hardware."""
-        speed = hardware.training if self.training else hardware.evaluation
-        return self.batches * speed.batch + self.operations * speed.operation + self.elements * speed.element + self.flops / speed.rate
-
-
-class Operations(TorchDispatchMode):
-    """Counts the operations that are run, views apart, and the elements that they put out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count, self.elements = 0, 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = function(*args, **(kwargs or {}))
-        if not function.is_view:
-            self.count += 1
-            self.elements += sum(tensor.numel() for tensor in tree_leaves(out))
-        return out
-
-
-@dataclass(frozen=True)
-class Forward:
-    """One image through a model: operations, elements, FLOPs (3,) outside its blocks, and in a block with its position part."""
-
-    num_layers: int
-    outside: np.ndarray
-    block: np.ndarray
-
-    def run(self, images: int, batch_size: int, length: float, calls: float | None = None, training: bool = False) -> Work:
-        """The work of `images` along routes of `length` layers; `calls` of blocks a batch, by default one a layer."""
-        batches = math.ceil(images / batch_size)
-        operations = batches * (self.outside + (length if calls is None else calls) * self.block)[0]
-        _, elements, flops = images * (self.outside + length * self.block)
-        return Work(training, images, batches, float(operations), float(elements), float(flops) * (STEP if training else 1))
-
-
-def meta_backbone(preset: ModelPreset, num_classes: int) -> Any:
-    """The preset's timm model without memory or weights, its attention as matrix products (FlopCounterMode counts 0 if fused)."""
-    with torch.device("meta"):
-        backbone = create_backbone(preset.model_copy(update={"init_std": None}), num_classes)
-    for module in backbone.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = False
-    return backbone.requires_grad_(False)  # FlopCounterMode expects gradients of what requires them
-
-
-def count_forward(backbone: Any, preset: ModelPreset, position: Position = NO_PARTS) -> Forward:
-    """Counts of a :func:`meta_backbone` with position parts, as torch runs it; all blocks of a model take the same."""
-    with torch.device("meta"):
-        model = RoutedModel(backbone, position).eval()
-        in_chans, size = input_size(model, preset)
-        image = torch.empty(1, in_chans, size, size)
-    counts = []
-    for route in ((), (0,)):
-        taps = [PositionLogits(model)] if "predict" in model.position else []
-        with FlopCounterMode(display=False) as flops, Operations() as operations, torch.no_grad():
-            model(image, route, taps)
-        counts.append(np.array([operations.count, operations.elements, flops.get_total_flops()], dtype=float))
-    return Forward(model.num_layers, counts[0], counts[1] - counts[0])
+def without_heads(variant: Variant) -> Variant:
+    """The variant where neither its exits nor its position predictions are read."""
+    return variant.model_copy(update={"exits": None, "position": variant.position.model_copy(update={"predict": None})})
 
 
 def mean_length(spec: Spec, num_layers: int) -> float:
@@ -177,10 +73,20 @@ def _sampler_calls(spec: str, num_layers: int, samples: int) -> float:
     return group_calls(make_sampler(json.loads(spec)), num_layers, samples)
 
 
+def route_work(
+    model: Forward, images: int, batch_size: int, length: float, calls: float | None = None, training: bool = False
+) -> Work:  # fmt: skip
+    """The work of `images` along routes of `length` layers; `calls` of blocks a batch, by default one a layer."""
+    batches = math.ceil(images / batch_size)
+    operations = batches * (model.outside + (length if calls is None else calls) * model.block)[0]
+    _, elements, flops = images * (model.outside + length * model.block)
+    return Work(training, images, batches, float(operations), float(elements), float(flops) * (STEP if training else 1))
+
+
 def sampler_work(model: Forward, spec: Spec, images: int, batch_size: int, training: bool = False) -> Work:
     """A pass in which every sample runs along a route of its own."""
     calls = _sampler_calls(json.dumps(spec), model.num_layers, min(batch_size, images))
-    return model.run(images, batch_size, mean_length(spec, model.num_layers), calls, training)
+    return route_work(model, images, batch_size, mean_length(spec, model.num_layers), calls, training)
 
 
 def training_job(model: Forward, variant: Variant, options: Optimisation, train: int, validation: int, heldout: int) -> list[Work]:
@@ -189,12 +95,12 @@ def training_job(model: Forward, variant: Variant, options: Optimisation, train:
     if variant.per == "sample":
         epoch = [sampler_work(model, variant.route, images, options.batch_size, training=True)]
     else:
-        epoch = [model.run(images, options.batch_size, mean_length(variant.route, model.num_layers), training=True)]
+        epoch = [route_work(model, images, options.batch_size, mean_length(variant.route, model.num_layers), training=True)]
     batch_size = options.validation_batch_size
     routes = validation_routes(model.num_layers, math.ceil(validation / batch_size), variant.route)
     lengths = {order: len(drawn[0]) for order, drawn in routes.items()}
-    epoch += [model.run(validation, batch_size, length) for length in lengths.values()]
-    epoch += [model.run(heldout, batch_size, lengths[training_order(variant.route)])] if heldout else []
+    epoch += [route_work(model, validation, batch_size, length) for length in lengths.values()]
+    epoch += [route_work(model, heldout, batch_size, lengths[training_order(variant.route)])] if heldout else []
     return epoch * options.epochs
 
 
@@ -208,10 +114,10 @@ def evaluation_job(model: Forward, config: EvalConfig, validation: int) -> list[
             found = count_routes(num_layers, keep, order)
             exhaustive, passes = found <= options.orders, min(found, options.orders)
             images = validation if exhaustive or (options.per != "sample" and keep == num_layers) else part
-            job += [model.run(images, batch_size, keep)] * (1 if options.per == "batch" and not exhaustive else passes)
+            job += [route_work(model, images, batch_size, keep)] * (1 if options.per == "batch" and not exhaustive else passes)
             if options.per == "sample" and not exhaustive:
                 calls = group_calls(kept_layers(keep, order), num_layers, min(batch_size, validation))
-                job.append(model.run(validation, batch_size, keep, calls))
+                job.append(route_work(model, validation, batch_size, keep, calls))
     return job + [sampler_work(model, spec, validation, batch_size) for spec in options.samplers if limit(spec, num_layers) is None]
 
 
@@ -258,25 +164,76 @@ def stages(params: Params) -> list[Stage]:
     whole = count_forward(backbone, preset)
     params.check_layers(whole.num_layers)
 
-    def model(variant: Variant, position: Position) -> Forward:
-        return replace(count_forward(backbone, preset, position), num_layers=variant.layers or whole.num_layers)
-
     found: list[Stage] = []
     if preset.weights == "scratch":
         first = params.resolve(Pretrain)
-        found.append(Stage("pretrain", "", [training_job(whole, Variant(route="sequential"), first, *sizes)], first.threads))
+        found.append(Stage("pretrain", "", [training_job(whole, PLAIN, first, *sizes)], first.threads))
     evaluations: list[list[Work]] = []
     for name, variant in params.all_variants.items():
-        routed, tuning = model(variant, variant.position), params.resolve(Finetune, name)
+        routed, tuning = count_variant(backbone, preset, variant), params.resolve(Finetune, name)
         found.append(Stage("finetune", name, [training_job(routed, variant, tuning, *sizes)] * seeds, tuning.threads))
         run = run_config(params, name, variant, "", None)
         config = EvalConfig(**run, options=params.resolve(PruneEval), precision=tuning.precision, seed=0)
         evaluations += [evaluation_job(routed, config, sizes[1])] * seeds
     found.append(Stage("prune-eval", "", evaluations))
     options, analysed = params.resolve(Analysis), [whole]
-    for variant in map(params.all_variants.__getitem__, options.variants):  # their predictions are not read
-        analysed += [model(variant, variant.position.model_copy(update={"predict": None}))] * seeds
-    return [*found, Stage("analysis", "", [[sampler_work(each, "arbitrary", options.images, BATCH_SIZE)] for each in analysed])]
+    for variant in map(params.all_variants.__getitem__, options.variants):
+        analysed += [count_variant(backbone, preset, without_heads(variant))] * seeds
+    found.append(Stage("analysis", "", [[sampler_work(each, "arbitrary", options.images, BATCH_SIZE)] for each in analysed]))
+    return found + exit_stages(params, backbone, sizes)
+
+
+def exit_stages(params: Params, backbone: Any, sizes: tuple[int, int, int]) -> list[Stage]:
+    """Stage exits, a row a strategy: on the data set, then on the counting task, for which a plain backbone is trained first.
+
+    Raises:
+        UserError: a branch does not fit the model.
+    """
+    options, threads = params.resolve(Exits), params.resolve(Finetune).threads
+    frozen = [(params.all_variants[name], branches or options.branches) for name, branches in options.variants.items()]
+    jobs = exit_jobs(params, backbone, frozen, sizes, options.backbone_epochs)
+    found = [Stage("exits", strategy, jobs[strategy], threads) for strategy in options.strategies]
+    if options.counting_strategies:
+        counter = meta_backbone(params.model_preset.model_copy(update={"num_classes": None}), 1)
+        task = options.counting
+        jobs = exit_jobs(params, counter, [(PLAIN, options.branches)], (task.train, task.validation, task.heldout), task.epochs)
+        own = [] if "end_to_end" in options.counting_strategies else ["backbone"]  # else it is the control of end_to_end
+        rows = [*own, *options.counting_strategies]
+        found += [Stage("exits", f"counting, {row}", jobs[row], threads) for row in rows]
+    return found
+
+
+def exit_jobs(
+    params: Params, backbone: Any, frozen: Sequence[tuple[Variant, Sequence[BranchName]]], sizes: tuple[int, int, int], epochs: int
+) -> dict[str, list[list[Work]]]:  # fmt: skip
+    """By strategy, and of a plain "backbone": on frozen variants the features are computed once, and each branch is trained on them."""
+    options, preset, (train, validation, heldout) = params.resolve(Exits), params.model_preset, sizes
+    tuning = params.resolve(Finetune).model_copy(update={"epochs": epochs, "batch_size": options.batch_size})
+    asked = {*options.branches, *options.layer_wise_branches, *(kind for _, kinds in frozen for kind in kinds)}
+    whole, shape, seeds = count_forward(backbone, preset), token_shape(backbone), len(params.seeds[: options.seeds])
+    branches = {kind: count_branch(kind, shape, backbone.num_classes, options) for kind in BRANCHES if kind in asked}
+
+    def training(exits: np.ndarray | int = 0, layers: int = whole.num_layers) -> list[Work]:
+        return training_job(replace(whole, num_layers=layers, outside=whole.outside + exits), PLAIN, tuning, *sizes)
+
+    jobs: dict[str, list[list[Work]]] = {"backbone": [training()], "classifier_wise": [], "end_to_end": [training()], "layer_wise": []}
+    used, batch_size, epochs = min(train, options.images or train), options.batch_size, options.epochs
+    for variant, kinds in frozen:
+        model = count_variant(backbone, preset, without_heads(variant))
+        features = [route_work(model, images, batch_size, model.num_layers) for images in (used, heldout, validation)]
+        jobs["classifier_wise"] += [features] * seeds
+        depths = options.depths or range(1, model.num_layers)
+        for branch in (Forward(0, branches[kind], np.zeros(3)) for kind in kinds):
+            job = [route_work(branch, epochs * used, batch_size, 0, training=True)]
+            job += [route_work(branch, images, batch_size, 0) for images in (epochs * heldout, validation)]
+            jobs["classifier_wise"] += [job] * (len(depths) * len(options.lrs) * seeds)
+    for placement in options.placements:
+        jobs["end_to_end"] += [training(len(placement) * branches[kind]) for kind in options.branches]
+        for kind in options.layer_wise_branches:
+            jobs["layer_wise"] += [*(training(branches[kind], last) for last in placement), training()]
+    for strategy in ("backbone", "end_to_end", "layer_wise"):
+        jobs[strategy] *= len(options.backbone_lrs) * seeds
+    return jobs
 
 
 def paper_stages(params: Params) -> list[Stage]:

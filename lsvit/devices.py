@@ -42,12 +42,9 @@ class Execution:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def __str__(self) -> str:
-        name = (
-            torch.cuda.get_device_name(self.device)
-            if self.device.type == "cuda"
-            else str(torch.cpu.get_capabilities().get("cpu_name", "CPU"))
-        )
-        parts = [f"{name}, {self.precision}" + (f" (auto: {self.why})" if self.why else "")]
+        on_gpu = self.device.type == "cuda"
+        name = torch.cuda.get_device_name(self.device) if on_gpu else torch.cpu.get_capabilities().get("cpu_name", "CPU")
+        parts = [str(name), self.precision + (f" (auto: {self.why})" if self.why else "")]
         parts += ["unfused attention"] * self.plain_attention + ["compiled blocks"] * self.compiled + ["deterministic"] * self.deterministic
         return ", ".join(parts)
 

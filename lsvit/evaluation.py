@@ -16,12 +16,12 @@ from lsvit.routes import (
     ORDERS,
     Order,
     Route,
-    Sampler,
     Spec,
     count_routes,
     evaluation_routes,
     generator,
     kendall_distance,
+    kept_layers,
     limit,
     make_sampler,
     per_sample,
@@ -36,16 +36,6 @@ SAMPLER_COLUMNS = ("sampler", "distance", "length", "images", "accuracy", "loss"
 def cells(num_layers: int, config: EvalConfig) -> list[int]:
     """The numbers of layers to keep: those asked for and all; for a model trained on its first k layers, k alone."""
     return [num_layers] if config.variant.layers else sorted({*config.options.keep, num_layers})
-
-
-def kept_layers(keep: int, order: Order) -> Sampler:
-    """A random choice of `keep` layers, in their original or in a random order."""
-
-    def draw(rng: np.random.Generator, num_layers: int) -> tuple[int, ...]:
-        route = rng.permutation(num_layers)[:keep]
-        return tuple((np.sort(route) if order == "sequential" else route).tolist())
-
-    return draw
 
 
 def _generator(config: EvalConfig, model: RoutedModel) -> np.random.Generator:

@@ -12,7 +12,7 @@ from lsvit.errors import UserError, accepted
 from lsvit.jobs import CONFIG, EXECUTION, JUDGES, weights_file
 from lsvit.models import RoutedModel
 from lsvit.params import load
-from lsvit.predict import MODEL, PARTS, SPEC, Opened, open_weights, read_json
+from lsvit.predict import EXITS, MODEL, PARTS, SPEC, Opened, open_weights, read_json
 from lsvit.shards import sha256
 from lsvit.weights import ORIGIN
 
@@ -51,8 +51,6 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
     opened, config = open_weights(str(weights)), read_json(folder / CONFIG)
     config["options"]["ran on"] = (folder / EXECUTION).read_text().strip()
     origin = next((read_json(path) for path in START.glob(f"seed_*/{ORIGIN}")), {})
-    if "hf_hub_id" not in origin:  # the tag's licence is the published weights', not a local file's
-        origin.pop("license", None)
     out = out or Path("exports") / f"{config['dataset']}_{config['model_name']}_{variant}_seed_{seed}"
     spec = {"name": variant, "variant": config["variant"], "head": config["model"]["head"], "dataset": config["dataset"],
             "model": config["model_name"], "seed": seed, "protocol": protocol, "weights_sha256": sha256(weights)}  # fmt: skip
@@ -82,6 +80,8 @@ def stock_notes(model: RoutedModel, spec: dict[str, Any]) -> list[str]:
         notes.append(f"stock timm cannot make a {type(model.backbone).__name__} of {model.num_layers} layers from a config; lsvit runs it")
     if "predict" in model.position:
         notes.append(f"the heads that predict positions are apart, in {PARTS}; the answer does not need them")
+    if len(model.exits):
+        notes.append(f"its early exits, after {', '.join(model.exits)} layers, are apart, in {EXITS}; the last answer does not need them")
     if _lone_head(model):
         notes.append("one head on the class token was trained; stock timm averages two, so it is written doubled, beside a second one of "
                      "zeros: their average is the trained head, exactly, but neither of them alone is")  # fmt: skip
@@ -93,7 +93,7 @@ def _lone_head(model: RoutedModel) -> bool:
 
 
 def _save(opened: Opened, spec: dict[str, Any], license: str | None, out: Path) -> None:
-    """Write model.safetensors and config.json by timm, lsvit.json and, where there are parts, position.safetensors."""
+    """Write model.safetensors and config.json by timm, lsvit.json and, where there are parts, their own files."""
     from safetensors.torch import save_file
     from timm.models import save_for_hf
 
@@ -109,9 +109,10 @@ def _save(opened: Opened, spec: dict[str, Any], license: str | None, out: Path) 
     depth = {"depth": model.num_layers} if spec["variant"]["layers"] and not hasattr(backbone, "stem") else {}
     save_for_hf(backbone, str(out), {"label_names": opened.classes}, depth, safe_serialization=True, data_config=opened.data)
     (out / SPEC).write_text(json.dumps(spec, indent=1) + "\n")
-    (out / PARTS).unlink(missing_ok=True)  # of an earlier export
-    if len(model.position):
-        save_file(model.position.state_dict(), out / PARTS)
+    for part, file in ((model.position, PARTS), (model.exits, EXITS)):
+        (out / file).unlink(missing_ok=True)  # of an earlier export
+        if len(part):
+            save_file(part.state_dict(), out / file)
 
 
 # ---- the model card ---------------------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ def card(
         options=_markdown([{"key": key, "value": f"`{json.dumps(value)}`"} for key, value in options.items() if key != "finetune"]),
         accuracy=_accuracy(config, cells), stock=STOCK if runs_in_timm(model, spec) else "", backwards=tuple(reversed(layers)),
         half=tuple(layers[::2]), limits=_limits(config, spec, notes), MODEL=MODEL, digest=digest,
-        parts=f", `{PARTS}` beside it" if len(model.position) else "",
+        parts="".join(f", `{file}` beside it" for part, file in ((model.position, PARTS), (model.exits, EXITS)) if len(part)),
     )  # fmt: skip
 
 

@@ -8,11 +8,14 @@ from typing import Any, Literal
 
 from lsvit.errors import UserError
 from lsvit.params import Params, Value
-from lsvit.routes import Spec, training_order
-from lsvit.sections import Analysis, ModelPreset, Optimisation, Preset, PruneEval, Section, Variant
+from lsvit.routes import training_order
+from lsvit.sections import Analysis, BranchTraining, ModelPreset, Optimisation, Preset, PruneEval, Section, Variant
 
 Row = dict[str, float]  # one epoch's metrics, names {suite}/{metric}
 WEIGHTS, HISTORY, FINAL, CONFIG = "weights.safetensors", "history.json", "final.json", "config.json"
+EXIT_ROWS, EXIT_ARRAYS, EXIT_WEIGHTS, EXIT_COSTS = "rows.csv", "arrays.npz", "exits.safetensors", "costs.json"
+EXITS_IN_USE = "exits.json"  # beside the weights of a backbone's exits: those worth using, with their costs
+LAST_EXIT = "final"  # the model's own head, beside the names of the branches
 EXECUTION = "execution.txt"  # the processor, and what `auto` picked on it
 EVALUATION_ROWS, SAMPLER_ROWS, ANALYSIS_ARRAYS, ANALYSIS_NUMBERS = "rows.csv", "samplers.csv", "arrays.npz", "numbers.json"
 JUDGES = {"paper": "validation", "heldout": "heldout"}  # protocol -> the split whose loss chooses the epoch
@@ -61,6 +64,15 @@ class AnalysisConfig(RunConfig):
     precision: str
 
 
+class ExitConfig(RunConfig):
+    """Early exits on one frozen backbone; `seed` is the backbone's training's, and of the branches'."""
+
+    options: BranchTraining
+    tuning: Optimisation
+    precision: str
+    seed: int
+
+
 def run_config(params: Params, title: str, variant: Variant, data_sha256: str, weights_sha256: str | None) -> dict[str, Any]:
     """The fields of a RunConfig for one variant of the chosen model and data set.
 
@@ -92,9 +104,14 @@ def starting_weights(folder: Path = Path("outs/pretrain")) -> Path:
     raise UserError(f"{folder}: no weights; `dvc repro pretrain` makes them")
 
 
-def kept_epoch(history: list[Row], route: Spec, judge: str = "validation") -> Row:
-    """The epoch whose weights were kept: lowest loss on the judging split in the order the variant trains for, last of equals."""
-    return min(reversed(history), key=lambda row: row[f"{judge}/{training_order(route)}/loss"])
+def judging_loss(judge: str, variant: Variant) -> str:
+    """The metric that chooses the epoch on the judging split: the loss that is trained for, in the order that is trained for."""
+    return f"{judge}/{training_order(variant.route)}/{'objective' if variant.exits else 'loss'}"
+
+
+def kept_epoch(history: list[Row], variant: Variant, judge: str = "validation") -> Row:
+    """The epoch whose weights were kept: lowest :func:`judging_loss`, last of equals."""
+    return min(reversed(history), key=lambda row: row[judging_loss(judge, variant)])
 
 
 def gather_trainings(folders: dict[int, Path], out: Path, table: Path, judge: str = "validation") -> None:
@@ -110,7 +127,7 @@ def gather_trainings(folders: dict[int, Path], out: Path, table: Path, judge: st
             shutil.copyfile(path, target / path.name)
         history = json.loads((folder / HISTORY).read_text())
         config = json.loads((folder / CONFIG).read_text())
-        kept = kept_epoch(history, config["variant"]["route"], judge) if history else {}
+        kept = kept_epoch(history, Variant.model_validate(config["variant"]), judge) if history else {}
         final = {key.replace("validation/", ""): value for key, value in kept.items() if key.startswith(("validation/", "epoch"))}
         (target / FINAL).write_text(json.dumps(final, indent=1) + "\n")
         rows += [{"seed": seed, **row} for row in history]

@@ -157,8 +157,7 @@ def run(
             print(f"{job.title}: finished before, taken from {job.folder.relative_to(root())}", flush=True)
     if not todo:
         return
-    spread = distributed is not None and distributed.world_size > 1
-    events = _torchrun(todo, distributed, threads) if distributed and spread else _pool(todo, device, threads)
+    events = _torchrun(todo, distributed, threads) if distributed and distributed.world_size > 1 else _pool(todo, device, threads)
     with Display(todo) as display, closing(events):
         for i, event in events:
             display.show(i, event)

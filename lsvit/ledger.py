@@ -28,6 +28,14 @@ class NotRun(Exception):
     """The results lack what a claim is about; the message says what."""
 
 
+def _table_if_any(path: Path) -> pd.DataFrame:
+    """A result file of stage `exits`; empty where the stage did not run, or not the part that fills it."""
+    try:
+        return pd.read_csv(path, dtype={"placement": str})
+    except (FileNotFoundError, pd.errors.EmptyDataError):
+        return pd.DataFrame()
+
+
 class Evidence:
     """The result files of one cell. Accessors give one value a seed, in the order of the seeds, or raise NotRun."""
 
@@ -38,6 +46,7 @@ class Evidence:
         self.protocols = pd.read_csv(folder / "protocols.csv")
         self.analysis = json.loads((folder / "analysis.json").read_text())
         self.pretrain = pd.read_csv(folder / "pretrain.csv")
+        self.exits, self.dynamic = (_table_if_any(folder / f"{name}.csv") for name in ("exits", "exits_dynamic"))
         self.chance = 100 / self.cell["classes"]
         self.num_layers = int(self.rows["keep"].max())
         self.orders: list[int] = []  # orders behind the values asked for since this was emptied

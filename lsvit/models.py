@@ -1,6 +1,7 @@
 """Routed timm models: the only loop over blocks in the project, the position parts, weights in and out."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -8,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lsvit.branches import make_branch, token_shape
 from lsvit.errors import UserError
 from lsvit.routes import ENDED, Route
-from lsvit.sections import Encode, Position, Predict
+from lsvit.sections import Encode, ExitHeads, Position, Predict
 
 NO_PARTS = Position()
 Samples = slice | Tensor
-POSITION_PREFIX = "position."  # keys of the position parts in a weights file; all others are timm's own
+POSITION_PREFIX, EXITS_PREFIX = "position.", "exits."  # keys of attached parts in a weights file; all others are timm's own
 
 
 class Tap(Protocol):
@@ -69,6 +71,7 @@ class RoutedModel(nn.Module):
     Args:
         backbone: a timm VisionTransformer (distilled or not) or MlpMixer; its blocks must keep the token shape.
         position: the position parts to attach.
+        exits: the early exits to attach, keyed by depth: the number of blocks executed before them.
 
     With the attribute `checkpointing` a training step keeps no activations inside the blocks: each block's are computed again
     in the backward pass, along the same route.
@@ -80,7 +83,7 @@ class RoutedModel(nn.Module):
     backbone: Any  # timm's families share no typed interface
     position: Any  # an nn.ModuleDict of the parts "encode" and "predict"
 
-    def __init__(self, backbone: nn.Module, position: Position = NO_PARTS) -> None:
+    def __init__(self, backbone: nn.Module, position: Position = NO_PARTS, exits: ExitHeads | None = None) -> None:
         super().__init__()
         from timm.models.deit import VisionTransformerDistilled
         from timm.models.mlp_mixer import MlpMixer
@@ -104,6 +107,13 @@ class RoutedModel(nn.Module):
         if position.predict:
             parts["predict"] = PositionPrediction(self.num_layers, width, position.predict)
         self.position = nn.ModuleDict(parts)
+        self.exit_heads = exits
+        made = (
+            {str(d): make_branch(exits.branch, token_shape(backbone), self.backbone.num_classes, exits) for d in exits.depths}
+            if exits
+            else {}
+        )
+        self.exits = nn.ModuleDict(made)
         self.checkpointing = False
 
     @property
@@ -118,7 +128,9 @@ class RoutedModel(nn.Module):
             return b.stem(images)
         return b.norm_pre(b.patch_drop(b._pos_embed(b.patch_embed(images))))
 
-    def forward(self, images: Tensor, route: Route | Tensor | None = None, taps: Sequence[Tap] = ()) -> Tensor:
+    def forward(
+        self, images: Tensor, route: Route | Tensor | None = None, taps: Sequence[Tap] = (), exit: int | None = None
+    ) -> Tensor:  # fmt: skip
         """Execute the layers of `route`, in order, and the classification head.
 
         Args:
@@ -127,25 +139,49 @@ class RoutedModel(nn.Module):
                 own forward bit for bit. Or one route per sample, an integer tensor (B, L), a shorter one ending in -1s: at
                 each depth the samples that run the same layer next go through it together.
             taps: called after each block.
+            exit: the depth of an early exit: its head answers, and the layers of the route after it are not executed.
 
         Returns:
             Logits (B, num_classes).
 
         Raises:
-            IndexError: a layer of the route does not exist, or the route outruns the positions of a position part.
+            IndexError: a layer of the route or the exit does not exist, the route ends before the exit or outruns the positions
+                of a position part.
             ValueError: per-sample routes are no integer tensor of B rows, are empty for a sample, or go on after a -1.
         """
         route = tuple(range(self.num_layers)) if route is None else route
         if isinstance(route, Tensor):
             route = route.cpu()
             self._check_routes(route, len(images))
-            state = self._run_groups(self.embed(images), route, taps)
+            if exit is not None:
+                self._check_exit(exit, int((route != ENDED).sum(dim=1).min()))
+            state = self._run_groups(self.embed(images), route[:, :exit], taps)
         else:
-            self._check_layers(route, min(route, default=0), max(route, default=0), len(route))
-            state = self.embed(images)
-            for depth, layer in enumerate(route):
-                state = self._step(state, layer, depth, taps, slice(None))
-        return self._forward_head(self.backbone, self.backbone.norm(state))
+            if exit is not None:
+                self._check_exit(exit, len(route))
+            state = deque(self.states(images, route[:exit], taps), maxlen=1).pop()[1]
+        return self.answer(state, exit)
+
+    def states(self, images: Tensor, route: Route | None = None, taps: Sequence[Tap] = ()) -> Generator[tuple[int, Tensor], Tensor | None]:
+        """The states along a route, (depth, tokens (B, N, D)), from the embedding (depth 0) on.
+
+        A block is executed when its state is asked for: who stops asking stops the model. Samples that need no more are left
+        behind by sending the index (b,) of those that do; taps do not hear of that.
+
+        Raises:
+            IndexError: as :meth:`forward`.
+        """
+        route = tuple(range(self.num_layers)) if route is None else route
+        self._check_layers(route, min(route, default=0), max(route, default=0), len(route))
+        state = self.embed(images)
+        for depth, layer in enumerate(route):
+            rest = yield depth, state
+            state = self._step(state if rest is None else state[rest], layer, depth, taps, slice(None))
+        yield len(route), state
+
+    def answer(self, state: Tensor, exit: int | None = None) -> Tensor:
+        """Tokens (B, N, D) -> logits (B, num_classes), of the early exit at this depth or of the model's own head."""
+        return self._forward_head(self.backbone, self.backbone.norm(state)) if exit is None else self.exits[str(exit)](state)
 
     def _step(self, before: Tensor, layer: int, depth: int, taps: Sequence[Tap], samples: Samples) -> Tensor:
         """One layer with its position part, on samples that share it: (n, N, D) -> (n, N, D)."""
@@ -196,6 +232,14 @@ class RoutedModel(nn.Module):
         if len(self.position) and length > self.num_layers:
             raise IndexError(f"route of {length} layers: the position parts know {self.num_layers} positions")
 
+    def _check_exit(self, exit: int, length: int) -> None:
+        if str(exit) not in self.exits:
+            raise IndexError(
+                f"exit {exit} does not exist, the model has exits after these numbers of layers: {', '.join(self.exits) or 'none'}"
+            )
+        if exit > length:
+            raise IndexError(f"route of {length} layers: it ends before the exit after {exit}")
+
     def _check_routes(self, routes: Tensor, batch: int) -> None:
         if routes.ndim != 2 or len(routes) != batch or routes.is_floating_point() or routes.dtype == torch.bool:
             raise ValueError(f"per-sample routes: found {routes.dtype} {tuple(routes.shape)}, accepted: integers ({batch}, length)")
@@ -225,3 +269,26 @@ class PositionLogits:
     def logits(self) -> list[Tensor]:
         """By depth: (n, L), the n samples whose routes reach it, grouped by the layer they ran."""
         return [torch.cat(groups) for groups in self.groups]
+
+
+class ExitLogits:
+    """A tap that collects the answer of every early exit that a route reaches."""
+
+    def __init__(self, model: RoutedModel) -> None:
+        self.exits = model.exits
+        self.groups: dict[int, list[tuple[Samples, Tensor]]] = {}  # by depth
+
+    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+        """Called after each block; states (n, N, D)."""
+        if str(depth + 1) in self.exits:
+            self.groups.setdefault(depth + 1, []).append((samples, self.exits[str(depth + 1)](after)))
+
+    @property
+    def logits(self) -> dict[int, tuple[Samples, Tensor]]:
+        """By depth: which samples reach the exit, and their logits (n, num_classes) in that order."""
+        found: dict[int, tuple[Samples, Tensor]] = {}
+        for depth, groups in self.groups.items():
+            which = [samples for samples, _ in groups if isinstance(samples, Tensor)]
+            logits = torch.cat([logits for _, logits in groups])
+            found[depth] = (torch.cat(which).to(logits.device) if which else slice(None), logits)
+        return found

@@ -16,6 +16,7 @@ from lsvit.sections import (
     Analysis,
     DatasetPreset,
     Distributed,
+    Exits,
     Finetune,
     ModelPreset,
     PaperFigures,
@@ -55,6 +56,7 @@ class Params(Section):
     finetune: Finetune
     prune_eval: PruneEval
     analysis: Analysis
+    exits: Exits
     paper_figures: PaperFigures
     models: dict[str, ModelPreset]
     datasets: dict[str, DatasetPreset]
@@ -121,7 +123,7 @@ class Params(Section):
         for seed in self.seeds:
             if self.seeds.count(seed) > 1:
                 raise UserError(f"{file}: seeds: found {seed} twice, accepted: each seed once")
-        for section in (Pretrain, Finetune, PruneEval, Analysis):
+        for section in (Pretrain, Finetune, PruneEval, Analysis, Exits):
             for model in self.models:
                 self._resolved(section, self._values(section, model, self.dataset, None))
             for dataset in self.datasets:
@@ -147,9 +149,10 @@ class Params(Section):
         if self.protocol == "heldout" and not data.heldout:
             raise UserError(f"{file}: protocol: found 'heldout', accepted: paper ({self.dataset!r} holds no images out; "
                             f"datasets.{self.dataset}.heldout says how many)")  # fmt: skip
-        for name in self.resolve(Analysis).variants:
-            if name not in self.all_variants:
-                raise UserError(f"{file}: analysis.variants: found {name!r}, {accepted(name, self.all_variants)}")
+        for key, names in (("analysis", self.resolve(Analysis).variants), ("exits", self.resolve(Exits).variants)):
+            for name in names:
+                if name not in self.all_variants:
+                    raise UserError(f"{file}: {key}.variants: found {name!r}, {accepted(name, self.all_variants)}")
 
     def check_sizes(self, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
         """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
@@ -169,6 +172,12 @@ class Params(Section):
         limits += [("analysis.layer", self.resolve(Analysis).layer, num_layers - 1)]
         for name in self.resolve(Analysis).variants:
             limits += [("analysis.layer", self.resolve(Analysis).layer, (self.all_variants[name].layers or num_layers) - 1)]
+        exits = self.resolve(Exits)
+        depths = [("exits.depths", depth) for depth in exits.depths or ()]
+        depths += [("exits.placements", depth) for placement in exits.placements for depth in placement]
+        limits += [(key, depth, num_layers - 1) for key, depth in depths] + [("exits.keep", exits.keep, num_layers)]
+        trained = [(name, v.exits, v.layers or num_layers) for name, v in self.all_variants.items() if v.exits]
+        limits += [(f"variants.{name}.exits.depths", heads.depths[-1], layers - 1) for name, heads, layers in trained]
         routes = [(f"variants.{name}.route", v.route, v.layers or num_layers) for name, v in self.all_variants.items()]
         limits += [(key, *beyond) for key, spec, layers in routes if (beyond := limit(spec, layers))]
         _at_most([(*found, f"model {self.model!r} has {num_layers} layers") for found in limits], file)

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lsvit.budgets import pick
 from lsvit.data import read_meta
 from lsvit.decode import in_mode
+from lsvit.dynamic import Deployed, leave_early
 from lsvit.errors import UserError
 from lsvit.jobs import CONFIG, RunConfig
 from lsvit.models import RoutedModel
@@ -18,7 +20,12 @@ from lsvit.weights import build, input_size, load_weights, normalisation, read_t
 
 DATA = Path("outs/prepare_data")
 CHUNK = 64  # orders run at once
-MODEL, PARTS, SPEC = "model.safetensors", "position.safetensors", "lsvit.json"  # of an export, beside config.json
+MODEL, PARTS, EXITS, SPEC = (
+    "model.safetensors",
+    "position.safetensors",
+    "exits.safetensors",
+    "lsvit.json",
+)  # of an export, beside config.json
 
 
 class Opened(NamedTuple):
@@ -54,7 +61,7 @@ def _snapshot(repository: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(repository, allow_patterns=[MODEL, CONFIG, PARTS, SPEC]))
+        return Path(snapshot_download(repository, allow_patterns=[MODEL, CONFIG, PARTS, EXITS, SPEC]))
     except Exception as error:  # the hub client raises many kinds
         raise UserError(f"hf-hub:{repository} cannot be had ({type(error).__name__}), accepted also: an exported folder") from None
 
@@ -80,7 +87,7 @@ def open_training(file: Path) -> Opened:
         raise UserError(f"{file.parent / CONFIG}: neither of an export nor of a training of this version") from None
     if not (DATA / "meta.json").is_file() or (meta := read_meta(DATA))["sha256"] != config.data_sha256:
         raise UserError(f"{DATA}: not the images that {file} was trained on; `dvc repro` or `dvc checkout` brings them")
-    model = build(config.model, len(meta["classes"]), config.variant.position, config.variant.layers, file).eval()
+    model = build(config.model, len(meta["classes"]), config.variant, file).eval()
     in_chans, size = input_size(model, config.model)
     mean, std = (values if len(values) == in_chans else values * in_chans for values in normalisation(config.model, meta))
     data = {"input_size": (in_chans, size, size), "mean": mean, "std": std, "crop_mode": "center", "crop_pct": 1.0,
@@ -110,12 +117,13 @@ def open_export(file: Path) -> Opened:
         raise UserError(f"{spec}: found no variant that lsvit knows, accepted: the file that `lsvit export` writes") from None
     if not getattr(backbone, "num_classes", 0):
         raise UserError(f"{file}: a model without a head, accepted: one with classes")
-    model = RoutedModel(backbone, variant.position)
+    model = RoutedModel(backbone, variant.position, variant.exits)
     backbone.blocks = backbone.blocks[: variant.layers]
     try:
         load_weights(model, file)
-        if len(model.position):
-            model.position.load_state_dict(read_tensors(file.parent / PARTS))
+        for part, name in ((model.position, PARTS), (model.exits, EXITS)):
+            if len(part):
+                part.load_state_dict(read_tensors(file.parent / name))
     except RuntimeError as error:
         raise UserError(f"{file}: does not fit its config.json: {' '.join(str(error).split())[:200]}") from None
     names, subset = backbone.pretrained_cfg.get("label_names"), infer_imagenet_subset(backbone)
@@ -173,21 +181,48 @@ def read_image(path: Path, data: dict[str, Any]) -> Tensor:
 
 
 @torch.inference_mode()
-def predict(opened: Opened, image: Tensor, routes: list[Route], top: int) -> dict[str, Any]:
-    """Run an image (C, H, W) along every route, all of one length.
+def predict(opened: Opened, image: Tensor, routes: list[Route], top: int, exit: int | None = None) -> dict[str, Any]:
+    """Run an image (C, H, W) along every route, all of one length, up to the early exit at this depth, if one is given.
 
     Returns:
         `orders`, how many routes; `top`, the classes of highest mean probability with its standard deviation over the orders
         (n - 1; None for a single one); `agree`, in how many orders the first of them is the answer.
     """
     tables = torch.tensor(routes).split(CHUNK)
-    each = torch.cat([opened.model(image.expand(len(table), -1, -1, -1), table) for table in tables]).softmax(-1)
+    each = torch.cat([opened.model(image.expand(len(table), -1, -1, -1), table, exit=exit) for table in tables]).softmax(-1)
     mean, best = each.mean(0).topk(min(top, each.shape[1]))
     spread = each.std(0)[best].tolist() if len(routes) > 1 else [None] * len(best)
     names = [opened.classes[i] if i < len(opened.classes) else f"output {i}" for i in best.tolist()]
     rows = [{"class": name, "index": i, "probability": p, "std": std}
             for name, i, p, std in zip(names, best.tolist(), mean.tolist(), spread, strict=True)]  # fmt: skip
     return {"orders": len(routes), "agree": int((each.argmax(-1) == best[0]).sum()), "top": rows}
+
+
+@torch.inference_mode()
+def choose_exit(opened: Opened, deployed: Deployed, image: Tensor, route: Route, flops: float | None, latency: float | None,
+                average: bool) -> int:  # fmt: skip
+    """Which of the deployed exits answers about an image (C, H, W): its index.
+
+    One budget, in FLOPs or ms, for every image: the best exit that fits, the same for all. `average`: the FLOPs hold on average
+    over images like those that the exits were chosen on, and an image leaves when its answer is sure enough.
+
+    Raises:
+        UserError: the budget is below the cheapest exit's cost, no or two budgets are given, or the route ends before an exit.
+    """
+    if (flops is None) == (latency is None) or (average and flops is None):
+        raise UserError("--exits: accepted with either --flops or --latency; --average with --flops")
+    if len(route) < max(deployed.depths):
+        raise UserError(f"--exits: a route of {len(route)} layers, accepted: at least {max(deployed.depths)}, the depth of the last exit")
+    budget, unit, cost = (flops, "flops", deployed.flops) if flops is not None else (latency, "latency", deployed.latency)
+    assert budget is not None
+    if budget < cost.min():
+        raise UserError(f"--{unit}: found {budget:g}, accepted: at least {cost.min():g}, the cost of the first exit")
+    if not average:
+        chosen = pick(cost, deployed.accuracy, budget)
+        assert chosen is not None
+        return chosen
+    _, left = leave_early(opened.model, image[None], deployed.thresholds(budget), route)
+    return deployed.depths.index(int(left))
 
 
 def show(found: dict[str, Any]) -> None:
@@ -200,5 +235,7 @@ def show(found: dict[str, Any]) -> None:
     table = Table("class", "probability", "std over orders", title=title, title_justify="left")
     for row in found["top"]:
         table.add_row(row["class"], f"{row['probability']:.4f}", "–" if row["std"] is None else f"{row['std']:.4f}")
+    if "exit" in found:
+        table.title = f"{table.title}; {{branch}} after {{depth}}, {{flops:.4g}} FLOPs".format(**found["exit"])
     table.caption = f"{found['top'][0]['class']} is the answer in {found['agree']} of {found['orders']} orders"
     console(80).print(table)

@@ -20,7 +20,7 @@ Sampler = Callable[[np.random.Generator, int], Route]  # (generator, num_layers)
 Spec = str | dict[str, Any]  # a `route:` value of params.yaml
 ENDED = -1  # fills a per-sample route after its last layer
 
-STREAMS = ("train", "validation", "evaluation", "analysis", "batches", "subset", "heldout", "samples")
+STREAMS = ("train", "validation", "evaluation", "analysis", "batches", "subset", "heldout", "samples", "counting")
 
 
 def generator(stream: str, *key: int) -> np.random.Generator:
@@ -107,6 +107,16 @@ def fix_first(k: int) -> Sampler:
 def fix_last(k: int) -> Sampler:
     """The last k layers stay in place, the others run in a random order."""
     return lambda rng, num_layers: (*rng.permutation(num_layers - k).tolist(), *range(num_layers - k, num_layers))
+
+
+def kept_layers(keep: int, order: Order) -> Sampler:
+    """A random choice of `keep` layers, in their original or in a random order (section 4.2)."""
+
+    def draw(rng: np.random.Generator, num_layers: int) -> Route:
+        route = rng.permutation(num_layers)[:keep]
+        return tuple((np.sort(route) if order == "sequential" else route).tolist())
+
+    return draw
 
 
 # ---- their names in params.yaml ---------------------------------------------------------------------------------------
@@ -247,8 +257,8 @@ def evaluation_routes(num_layers: int, keep: int, order: Order, orders: int, see
         choose = itertools.combinations if order == "sequential" else itertools.permutations
         return list(choose(range(num_layers), keep))
     rng = generator("evaluation", seed, num_layers, keep, ORDERS.index(order))
+    draw = kept_layers(keep, order)
     routes: dict[Route, None] = {}  # a dict keeps the order of drawing
     while len(routes) < orders:
-        route = rng.permutation(num_layers)[:keep]
-        routes[tuple((np.sort(route) if order == "sequential" else route).tolist())] = None
+        routes[draw(rng, num_layers)] = None
     return list(routes)

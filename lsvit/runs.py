@@ -6,22 +6,23 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from lsvit.data import Split, read_meta, resizing
 from lsvit.devices import Execution, pick_device, settle
 from lsvit.distributed import rank_and_world, sum_over_processes
-from lsvit.jobs import AnalysisConfig, EvalConfig, RunConfig, TrainConfig
-from lsvit.losses import position_hits
-from lsvit.models import PositionLogits, RoutedModel
+from lsvit.jobs import AnalysisConfig, EvalConfig, ExitConfig, RunConfig, TrainConfig
+from lsvit.losses import exit_objective, is_right, position_hits, task_loss
+from lsvit.models import ExitLogits, PositionLogits, RoutedModel
 from lsvit.routes import Route
 from lsvit.weights import build, input_size, normalisation
 
 
-def open_model(config: EvalConfig | AnalysisConfig | TrainConfig, data: Path, weights: Path | None) -> tuple[RoutedModel, Execution]:
+def open_model(
+    config: EvalConfig | AnalysisConfig | ExitConfig | TrainConfig, data: Path, weights: Path | None
+) -> tuple[RoutedModel, Execution]:
     """The configured model, with the variant's position parts and layers and the given weights, on the device; how it is run."""
     num_classes = len(read_meta(data)["classes"])
-    model = build(config.model, num_classes, config.variant.position, config.variant.layers, weights)
+    model = build(config.model, num_classes, config.variant, weights)
     compile = config.options.compile if isinstance(config, TrainConfig) else "none"
     execution = settle(pick_device(config.device), model.backbone.embed_dim, config.precision, compile, config.deterministic)
     return model.to(execution.device), execution
@@ -36,16 +37,25 @@ def open_split(config: RunConfig, data: Path, split: str, model: RoutedModel, li
 
 
 class Score(NamedTuple):
-    """Means over the images: cross-entropy, top-1 accuracy and, for models that predict it, position accuracy."""
+    """Means over the images: cross-entropy, top-1 accuracy and, for models that predict it, position accuracy.
+
+    Of a regression the absolute error, and how often the rounded answer is right.
+    """
 
     loss: float
     accuracy: float
     position_accuracy: float | None
-    correct: Tensor  # (n,) bool, on the CPU: which images are classified correctly
+    correct: Tensor  # (n,) bool, on the CPU: which images are answered correctly
+    exits: dict[int, tuple[float, float]]  # by depth: loss and accuracy of an early exit, over the images that reach it
+    objective: float | None  # of models with early exits, see :func:`lsvit.losses.exit_objective`
 
     def numbers(self) -> dict[str, float]:
         """The means there are, by name."""
-        return {key: value for key in ("loss", "accuracy", "position_accuracy") if (value := getattr(self, key)) is not None}
+        names = ("loss", "accuracy", "position_accuracy", "objective")
+        found = {key: value for key in names if (value := getattr(self, key)) is not None}
+        for depth, (loss, accuracy) in self.exits.items():
+            found |= {f"exit_{depth}_loss": loss, f"exit_{depth}_accuracy": accuracy}
+        return found
 
 
 @torch.inference_mode()
@@ -59,15 +69,22 @@ def score(model: RoutedModel, split: Split, routes: Sequence[Route] | Tensor, ba
     loss, positions = torch.zeros(2, dtype=torch.float64, device=execution.device)
     correct = torch.zeros(len(split), dtype=torch.uint8, device=execution.device)
     predicts = "predict" in model.position
+    early = {int(depth): torch.zeros(3, dtype=torch.float64, device=execution.device) for depth in model.exits}  # loss, right, images
     for i, images, labels in split.in_order(batch_size, *rank_and_world()):
         part = slice(i * batch_size, i * batch_size + len(labels))
-        taps = [PositionLogits(model)] if predicts else []
+        tap, exits = ([PositionLogits(model)] if predicts else []), ExitLogits(model)
         with execution.context():
-            logits = model(images, routes[part] if isinstance(routes, Tensor) else routes[i % len(routes)], taps).float()
-        loss += cross_entropy(logits, labels, reduction="sum")
-        correct[part] = logits.argmax(-1) == labels
+            logits = model(images, routes[part] if isinstance(routes, Tensor) else routes[i % len(routes)], [*tap, exits]).float()
+        loss += task_loss(logits, labels, "sum")
+        correct[part] = is_right(logits, labels)
         if predicts:
-            positions += position_hits(taps[0].logits) * len(labels)
-    sum_over_processes((loss, positions, correct))
+            positions += position_hits(tap[0].logits) * len(labels)
+        for depth, (samples, answers) in exits.logits.items():
+            asked = labels[samples]
+            right = is_right(answers, asked).sum()
+            early[depth] += torch.stack([task_loss(answers.float(), asked, "sum"), right, torch.full_like(right, len(asked))])
+    sum_over_processes((loss, positions, correct, *early.values()))
     n, hits = len(split), correct.bool().cpu()
-    return Score(loss.item() / n, hits.double().mean().item(), positions.item() / n if predicts else None, hits)
+    found = {depth: (total / count, right / count) for depth, (total, right, count) in ((d, t.tolist()) for d, t in early.items()) if count}
+    objective = exit_objective(model.exit_heads, loss.item() / n, {d: each for d, (each, _) in found.items()}) if model.exit_heads else None
+    return Score(loss.item() / n, hits.double().mean().item(), positions.item() / n if predicts else None, hits, found, objective)

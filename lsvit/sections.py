@@ -6,7 +6,7 @@ Torch-free, so that a wrong parameter is reported in a fraction of a second and 
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lsvit.routes import check_sampler
 
@@ -47,7 +47,7 @@ class Optimisation(Section):
     betas: tuple[Fraction, Fraction]
     eps: Positive
     weight_decay: Annotated[Float, Field(ge=0)]
-    schedule: Literal["constant", "linear", "one_cycle"]
+    schedule: Literal["constant", "linear", "one_cycle", "plateau"]
     batch_size: Count
     epochs: Count
     validation_batch_size: Count
@@ -57,6 +57,9 @@ class Optimisation(Section):
     checkpointing: bool
     threads: Count
     position_weight: Annotated[Float, Field(ge=0)] = 1.0
+    plateau_factor: Fraction = 0.6  # of schedule plateau (multi-exit ViT, section IV)
+    plateau_patience: Count = 2  # epochs without gain before the rate falls
+    stop_patience: Count | None = None  # epochs without gain before the training ends; None: it does not end early
 
 
 class Pretrain(Optimisation):
@@ -96,6 +99,91 @@ class Analysis(Section):
     neighbors: Annotated[Int, Field(ge=2)]
     min_dist: Annotated[Float, Field(ge=0, le=1)]
     seed: Seed
+
+
+class Counting(Section):
+    """The data set of :mod:`lsvit.counting`: canvases with objects to count."""
+
+    canvas: Annotated[Int, Field(ge=16)]
+    most: Count
+    train: Count
+    validation: Count
+    heldout: Count
+    epochs: Count  # at most, of the backbone
+    seed: Seed
+
+
+BranchName = Literal["mlp", "cnn_ignore", "cnn_add", "cnn_project", "vit", "mixer", "resmlp"]
+Strategy = Literal["classifier_wise", "end_to_end", "layer_wise"]
+
+
+def _increasing(depths: list[int]) -> list[int]:
+    if sorted(set(depths)) != depths:
+        raise ValueError("depths in increasing order, each once")
+    return depths
+
+
+Depths = Annotated[list[Count], Field(min_length=1), AfterValidator(_increasing)]
+
+
+class BranchSizes(Section):
+    """Sizes of an exit's branch. The paper gives none; its Table I counts as many operations as 16 channels take."""
+
+    channels: Count = 16
+    hidden: Count = 256
+    dropout: Fraction = 0.1
+
+
+class ExitHeads(BranchSizes):
+    """Early exits of a model that is trained with them (multi-exit ViT, section II-A): one branch at each depth.
+
+    The loss is final_weight x the last exit's + weight x the sum of the others'. `step` is for the layer-wise strategy: the
+    layers up to the step-th depth that come after the depth before it, and its exit, are trained alone.
+    """
+
+    branch: BranchName
+    depths: Depths
+    weight: Positive = 1.0
+    final_weight: Positive = 2.0
+    step: Annotated[Int, Field(ge=0)] | None = None
+
+
+class BranchTraining(BranchSizes):
+    """Branches on a frozen backbone: which, where, how they are trained and in which orders they are evaluated."""
+
+    branches: Annotated[list[BranchName], Field(min_length=1)]
+    depths: Depths | None
+    lrs: Annotated[list[Positive], Field(min_length=1)]
+    images: Count | None
+    keep: Count
+    seed: Seed
+
+
+class Exits(BranchTraining):
+    """Early exits: seven branches, three strategies, and a counting task (multi-exit ViT)."""
+
+    name = "exits"
+    variants: Annotated[dict[str, list[BranchName] | None], Field(min_length=1)]
+    seeds: Count | None
+    strategies: list[Strategy]
+    placements: list[Depths]
+    layer_wise_branches: list[BranchName]
+    weight: Positive
+    final_weight: Positive
+    backbone_lrs: Annotated[list[Positive], Field(min_length=1)]
+    plateau_factor: Fraction
+    plateau_patience: Count
+    stop_patience: Count
+    batch_size: Count
+    epochs: Count
+    backbone_epochs: Count
+    counting_strategies: list[Strategy]
+    counting: Counting
+
+    @property
+    def branch_training(self) -> BranchTraining:
+        """The part that a job on a frozen backbone depends on."""
+        return BranchTraining.model_validate(self.model_dump(include=set(BranchTraining.model_fields)))
 
 
 class Distributed(Section):
@@ -154,7 +242,17 @@ class Variant(Section):
     per: Literal["batch", "sample"] = "batch"
     position: Position = Position()
     layers: Count | None = None
+    exits: ExitHeads | None = None
     finetune: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _steps_are_plain(self) -> Self:
+        if self.exits and self.exits.step is not None:
+            if self.exits.step > len(self.exits.depths):
+                raise ValueError(f"exits.step\n{self.exits.step}\nat most {len(self.exits.depths)}, the last exit")
+            if self.route != "sequential" or self.per == "sample" or self.position != Position():
+                raise ValueError(f"route\n{self.route!r}\nsequential, a route a batch and no position parts (exits.step is layer-wise)")
+        return self
 
 
 class Preset(Section):
@@ -164,6 +262,7 @@ class Preset(Section):
     finetune: dict[str, Any] = {}
     prune_eval: dict[str, Any] = {}
     analysis: dict[str, Any] = {}
+    exits: dict[str, Any] = {}
 
 
 class ModelPreset(Preset):

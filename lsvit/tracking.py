@@ -31,7 +31,10 @@ Row = dict[str, float]
 RESULTS = {  # stage -> its files below results/
     "prune-eval": ("prune_eval.csv", "samplers.csv", "protocols.csv", "metrics.json"),
     "analysis": ("analysis.json",),
-    "paper-figures": ("table1.*", "figure1.csv", "differences.csv", "statistics.md", "protocols.md", "claims.*", "figures/*"),
+    "exits": ("exits.csv", "exits_dynamic.csv", "exits.json"),
+    "paper-figures": (
+        "table1.*", "figure1.csv", "differences.csv", "statistics.md", "protocols.md", "claims.*", "figures/*", "exits_table*",
+    ),  # fmt: skip
 }
 
 

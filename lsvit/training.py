@@ -11,38 +11,22 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from lsvit.data import HELDOUT, Split, read_meta
 from lsvit.devices import Execution, compile_blocks
 from lsvit.distributed import barrier, own_seed, parallel, rank_and_world, sum_over_processes, without_averaging
 from lsvit.errors import UserError
-from lsvit.jobs import EXECUTION, HISTORY, WEIGHTS, Row, TrainConfig, weights_file
-from lsvit.losses import position_hits, position_loss
-from lsvit.models import PositionLogits, RoutedModel
+from lsvit.jobs import EXECUTION, HISTORY, WEIGHTS, Row, TrainConfig, judging_loss, weights_file
+from lsvit.losses import exit_objective, is_right, position_hits, position_loss, task_loss
+from lsvit.models import EXITS_PREFIX, ExitLogits, PositionLogits, RoutedModel
+from lsvit.optimisation import make_optimizer, make_scheduler, stops
 from lsvit.routes import Route, Spec, arbitrary, generator, make_sampler, per_sample, training_order
 from lsvit.runs import open_model, open_split, score
-from lsvit.sections import Optimisation
+from lsvit.sections import ExitHeads, Optimisation
 from lsvit.weights import ORIGIN, create_backbone, load_start, save_weights
 
 CHECKPOINT = "checkpoint.pt"
 REPORT_SECONDS = 20
-
-
-def make_optimizer(model: torch.nn.Module, options: Optimisation) -> torch.optim.Optimizer:
-    """Adam or AdamW, one fused step for all parameters."""
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[options.optimizer]
-    return kind(model.parameters(), lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay, fused=True)
-
-
-def make_scheduler(optimizer: torch.optim.Optimizer, options: Optimisation, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
-    """The learning rate over `steps` optimiser steps."""
-    schedulers = torch.optim.lr_scheduler
-    if options.schedule == "linear":
-        return schedulers.LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=steps)
-    if options.schedule == "one_cycle":
-        return schedulers.OneCycleLR(optimizer, max_lr=options.lr, total_steps=steps, cycle_momentum=False)
-    return schedulers.ConstantLR(optimizer, factor=1.0)
 
 
 def validation_routes(num_layers: int, batches: int, spec: Spec) -> dict[str, list[Route]]:
@@ -77,14 +61,45 @@ class TrainingStep(nn.Module):
         """images (B, C, H, W), labels (B,) -> scalars, means over the batch: `loss` and, for the history, its parts."""
         taps = [PositionLogits(self.model)] if "predict" in self.model.position else []
         with self.execution.context():
-            logits = self.model(images, route, taps)
-            loss = cross_entropy(logits, labels)
-            parts = {"class_loss": loss.detach(), "accuracy": (logits.argmax(-1) == labels).float().mean()}
+            heads, early = self.model.exit_heads, ExitLogits(self.model)
+            alone = heads is not None and heads.step is not None
+            logits = self.model(images, route, taps if alone else [*taps, early], exit=trained_exit(heads))
+            loss = task_loss(logits, labels)
+            parts = {"class_loss": loss.detach(), "accuracy": is_right(logits, labels).float().mean()}
+            if heads and not alone:
+                each = {depth: task_loss(answers, labels[samples]) for depth, (samples, answers) in early.logits.items()}
+                loss = exit_objective(heads, loss, each)
+                parts["objective"] = loss.detach()
             if taps:
                 position = position_loss(taps[0].logits)
                 parts |= {"position_loss": position.detach(), "position_accuracy": position_hits(taps[0].logits)}
                 loss = loss + self.position_weight * position
         return {"loss": loss, **parts}
+
+
+def trained_exit(heads: ExitHeads | None) -> int | None:
+    """The depth of the early exit that a step of the layer-wise strategy trains; None: the last exit, or all of them."""
+    return heads.depths[heads.step] if heads and heads.step is not None and heads.step < len(heads.depths) else None
+
+
+def freeze(model: RoutedModel) -> None:
+    """Under the layer-wise strategy, train only the step's layers and its exit (multi-exit ViT, section II-A)."""
+    heads = model.exit_heads
+    if heads is None or heads.step is None:
+        return
+    first, last = (0, *heads.depths, model.num_layers)[heads.step : heads.step + 2]
+
+    def is_trained(name: str) -> bool:
+        if name.startswith(EXITS_PREFIX):
+            return name.startswith(f"{EXITS_PREFIX}{trained_exit(heads)}.")
+        name = name.removeprefix("backbone.")
+        if name.startswith("blocks."):
+            return first <= int(name.split(".")[1]) < last
+        after = name.startswith(("norm.", "fc_norm.", "head"))
+        return last == model.num_layers if after else first == 0
+
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_trained(name))
 
 
 def draw_route(config: TrainConfig, num_layers: int, epoch: int, step: int) -> Route | Tensor:
@@ -126,7 +141,7 @@ def count_passes(options: Optimisation, world: int) -> int:
 
 def train_epoch(
     step: nn.Module, split: Split, config: TrainConfig, num_layers: int, epoch: int,
-    optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler, report: Callable[[dict], None],
+    optimizer: torch.optim.Optimizer, scheduler: Any, report: Callable[[dict], None],
 ) -> Row:  # fmt: skip
     """One epoch: a pure function of the state it starts from and of (seed, epoch). Long ones report their progress."""
     options = config.options
@@ -138,7 +153,8 @@ def train_epoch(
         optimizer.zero_grad()
         sums = train_step(step, images, labels, draw_route(config, num_layers, epoch, i), options)
         optimizer.step()
-        scheduler.step()
+        if options.schedule != "plateau":
+            scheduler.step()
         totals = {name: totals[name] + value if totals else value for name, value in sums.items()}
         if time.monotonic() - last_report > REPORT_SECONDS:
             report({"progress": epoch - 1 + (i + 1) / steps})
@@ -152,7 +168,7 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
 
     Leaves `execution.txt`, `history.json` and, per protocol, the weights of the epoch with the lowest loss (in the order the variant trains
     for): on the validation images and, if some training images are held out, on those. `report` receives every finished
-    epoch's metrics and its seconds.
+    epoch's metrics and its seconds. The learning rate on a plateau and early stopping go by the held-out images, where there are some.
 
     Raises:
         UserError: the loss is not finite, or an epoch has no complete batch.
@@ -165,6 +181,7 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
     model, execution = open_model(config, data, weights)
     report({"text": f"runs on {execution}"})
     model.checkpointing = options.checkpointing
+    freeze(model)
     if execution.compiled:
         compile_blocks(model.backbone.blocks)
     splits = {split: open_split(config, data, split, model) for split in read_meta(data)["counts"]}
@@ -174,34 +191,27 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
         raise UserError(f"batch_size: found {options.batch_size}, accepted: at most the {len(train_split)} training images")
     optimizer = make_optimizer(model, options)
     scheduler = make_scheduler(optimizer, options, steps * options.epochs)
-
     step = parallel(TrainingStep(model, options.position_weight, execution))
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    history = _resume(folder, parts, execution.device)
 
-    # ---- resume ----
-    history: list[Row] = []
-    parts: list[tuple[Any, str]] = [(model, "model"), (optimizer, "optimizer"), (scheduler, "scheduler")]
-    if (folder / CHECKPOINT).exists():
-        state = torch.load(folder / CHECKPOINT, map_location=train_split.device, weights_only=True)
-        for part, name in parts:
-            part.load_state_dict(state[name])
-        history = state["history"]
-
-    # ---- epochs ----
-    order = training_order(config.variant.route)
-    judges = {judge: f"{judge}/{order}/loss" for judge in splits}
-    for epoch in range(len(history) + 1, options.epochs + 1):
+    judges = {judge: judging_loss(judge, config.variant) for judge in splits}
+    chief = judges.get(HELDOUT, judges["validation"])
+    while len(history) < options.epochs and not stops([row[chief] for row in history], options.stop_patience):
         start = time.perf_counter()
-        row = {"epoch": epoch, "lr": optimizer.param_groups[0]["lr"]}
-        row |= train_epoch(step, train_split, config, model.num_layers, epoch, optimizer, scheduler, report)
+        row = {"epoch": len(history) + 1, "lr": optimizer.param_groups[0]["lr"]}
+        row |= train_epoch(step, train_split, config, model.num_layers, len(history) + 1, optimizer, scheduler, report)
         row |= validate(model, splits["validation"], "validation", (), config, execution)
         if HELDOUT in splits:
-            row |= validate(model, splits[HELDOUT], HELDOUT, (order,), config, execution)
+            row |= validate(model, splits[HELDOUT], HELDOUT, (training_order(config.variant.route),), config, execution)
         _check_finite(row, config)
+        if options.schedule == "plateau":
+            scheduler.step(row[chief])
         history.append(row)
         if rank_and_world()[0] == 0:
             for judge in (judge for judge, loss in judges.items() if row[loss] <= min(r[loss] for r in history)):
                 _replace(folder / weights_file(judge), partial(save_weights, model))
-            state = {name: part.state_dict() for part, name in parts}
+            state = {name: part.state_dict() for name, part in parts.items()}
             _replace(folder / CHECKPOINT, partial(torch.save, state | {"history": history}))
         report(row | {"seconds": time.perf_counter() - start})
     barrier()  # no process still reads what the first one now removes
@@ -209,6 +219,16 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
         (folder / EXECUTION).write_text(f"{execution}\n")
         _replace(folder / HISTORY, lambda path: path.write_text(json.dumps(history, indent=1) + "\n"))
         (folder / CHECKPOINT).unlink(missing_ok=True)
+
+
+def _resume(folder: Path, parts: dict[str, Any], device: torch.device) -> list[Row]:
+    """The epochs that the checkpoint in `folder` has, if there is one; the parts take the state they had after them."""
+    if not (folder / CHECKPOINT).exists():
+        return []
+    state = torch.load(folder / CHECKPOINT, map_location=device, weights_only=True)
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
+    return state["history"]
 
 
 def _check_finite(row: Row, config: TrainConfig) -> None:

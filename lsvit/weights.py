@@ -1,16 +1,18 @@
 """Weights in and out: a preset's timm model with its starting weights, and files that stock timm loads."""
 
 import json
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from lsvit.errors import UserError
-from lsvit.models import NO_PARTS, POSITION_PREFIX, RoutedModel
-from lsvit.sections import ModelPreset, Position
+from lsvit.models import EXITS_PREFIX, POSITION_PREFIX, RoutedModel
+from lsvit.sections import ModelPreset, Variant
 from lsvit.shards import sha256
 
+PARTS = (POSITION_PREFIX, EXITS_PREFIX)
 ORIGIN = "weights.json"  # what a file of starting weights was made from
 
 
@@ -27,22 +29,26 @@ def create_backbone(preset: ModelPreset, num_classes: int) -> Any:
 
     name, _, tag = preset.timm.partition(".")
     if not timm.is_model(name):
-        near = timm.list_models(f"*{name.split('_')[0]}*")[:5]
-        raise UserError(f"timm: no model {name!r}; timm {timm.__version__} knows, for example, {', '.join(near)}")
+        near = get_close_matches(name, timm.list_models(), n=5)
+        raise UserError(f"models.*.timm: found {name!r}, accepted: a model of timm {timm.__version__}, for example {', '.join(near)}")
     known_tags = [m.partition(".")[2] for m in timm.list_pretrained(f"{name}.*")]
     if tag not in known_tags and (tag or preset.weights == "hub"):  # a bare name is whatever weights timm prefers today
         found = f"has no weights tagged {tag!r}" if tag else "needs the tag of its weights"
-        raise UserError(f"timm: {name} {found}, accepted: {', '.join(f'{name}.{known}' for known in known_tags) or 'scratch, a file'}")
+        raise UserError(
+            f"models.*.timm: {name} {found}, accepted: {', '.join(f'{name}.{known}' for known in known_tags) or 'scratch, a file'}"
+        )
     outputs = preset.num_classes or num_classes
     if outputs < num_classes:
-        raise UserError(f"num_classes of {preset.timm}: found {outputs}, accepted: null, or at least the data set's {num_classes} classes")
+        raise UserError(
+            f"models.*.num_classes of {preset.timm}: found {outputs}, accepted: null, or at least the data set's {num_classes} classes"
+        )
     try:
         model: Any = timm.create_model(preset.timm, **(preset.kwargs | {"num_classes": outputs}))
     except Exception as error:  # timm raises many kinds
         raise UserError(f"timm cannot make {preset.timm}: {' '.join(str(error).split())[:200]}") from None
     if preset.head == "class_token":
         if getattr(model, "global_pool", None) != "token":
-            raise UserError(f"head of {preset.timm}: found 'class_token', accepted: timm (its head reads no class token)")
+            raise UserError(f"models.*.head of {preset.timm}: found 'class_token', accepted: timm (its head reads no class token)")
         if hasattr(model, "head_dist"):
             del model.head_dist
     if preset.init_std is not None and preset.weights == "scratch":
@@ -77,10 +83,13 @@ def load_start(model: Any, preset: ModelPreset) -> dict[str, str | None]:
     if preset.sha256 and digest != preset.sha256:
         raise UserError(f"{path}: its sha256 is {digest}, params.yaml expects {preset.sha256}")
     head = _fit(model, path)
-    tag = preset.timm.partition(".")[2]
-    cfg: Any = timm.get_pretrained_cfg(preset.timm) if tag else None
-    source = {"hf_hub_id": cfg.hf_hub_id} if preset.weights == "hub" else {"file": Path(preset.weights).name}
-    return {"timm": preset.timm, "tag": tag or None, **source, "sha256": digest, "license": cfg and cfg.license, "head": head}
+    name, _, tag = preset.timm.partition(".")
+    if preset.weights == "hub":
+        cfg: Any = timm.get_pretrained_cfg(preset.timm)
+        origin = {"timm": preset.timm, "tag": tag, "hf_hub_id": cfg.hf_hub_id, "license": cfg.license}
+    else:  # whatever a local file holds, the tag's licence is not known to be its
+        origin = {"timm": name, "tag": None, "file": Path(preset.weights).name, "license": None}
+    return origin | {"sha256": digest, "head": head}
 
 
 def _download(preset: ModelPreset) -> Path:
@@ -129,7 +138,7 @@ def _fit(model: Any, path: Path) -> str:
     from timm.models.mlp_mixer import checkpoint_filter_fn as convert_mixer
     from timm.models.vision_transformer import checkpoint_filter_fn as convert_vit
 
-    tensors = {k: t for k, t in read_tensors(path).items() if not k.startswith(POSITION_PREFIX)}
+    tensors = {k: t for k, t in read_tensors(path).items() if not k.startswith(PARTS)}
     wanted = {k: t.shape for k, t in model.state_dict().items()}
     try:
         mixer = isinstance(model, MlpMixer)
@@ -153,24 +162,23 @@ def _fit(model: Any, path: Path) -> str:
     return "fresh" if fresh else "loaded"
 
 
-def build(
-    preset: ModelPreset, num_classes: int, position: Position = NO_PARTS, layers: int | None = None, weights: Path | None = None
-) -> RoutedModel:
-    """A routed model of the preset's architecture, of its first `layers` layers alone if given, with weights from a file.
+def build(preset: ModelPreset, num_classes: int, variant: Variant | None = None, weights: Path | None = None) -> RoutedModel:
+    """A routed model of the preset's architecture, with the layers and parts of a variant, and weights from a file.
 
-    The file holds timm's names (of all layers or of those kept) and, below ``position.``, the position parts; parts the
-    file does not have keep their initialisation.
+    The file holds timm's names (of all layers or of those kept) and, below ``position.`` and ``exits.``, the parts; parts that
+    the file does not have keep their initialisation.
     """
     backbone = create_backbone(preset, num_classes)
-    backbone.blocks = backbone.blocks[:layers]
-    model = RoutedModel(backbone, position)
+    variant = variant or Variant(route="sequential")
+    backbone.blocks = backbone.blocks[: variant.layers]
+    model = RoutedModel(backbone, variant.position, variant.exits)
     if weights is not None:
         load_weights(model, weights)
     return model
 
 
 def save_weights(model: RoutedModel, path: Path) -> None:
-    """Write a safetensors file that stock timm loads (the position parts apart, below ``position.``)."""
+    """Write a safetensors file that stock timm loads (attached parts apart, below ``position.`` and ``exits.``)."""
     from safetensors.torch import save_file
 
     tensors = {name.removeprefix("backbone."): t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
@@ -180,10 +188,11 @@ def save_weights(model: RoutedModel, path: Path) -> None:
 def load_weights(model: RoutedModel, path: Path) -> None:
     """Load a file written by :func:`save_weights`, or a timm state_dict. Raises RuntimeError on names that do not fit."""
     tensors = {k: t for k, t in read_tensors(path).items() if not _beyond(k, model.num_layers)}
-    position = {k.removeprefix(POSITION_PREFIX): t for k, t in tensors.items() if k.startswith(POSITION_PREFIX)}
-    model.backbone.load_state_dict({k: t for k, t in tensors.items() if not k.startswith(POSITION_PREFIX)})
-    if position:
-        model.position.load_state_dict(position)
+    model.backbone.load_state_dict({k: t for k, t in tensors.items() if not k.startswith(PARTS)})
+    for part, prefix in ((model.position, POSITION_PREFIX), (model.exits, EXITS_PREFIX)):
+        own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+        if own:
+            part.load_state_dict(own)
 
 
 def _beyond(key: str, num_layers: int) -> bool:

@@ -6,27 +6,36 @@ from lsvit.errors import UserError, one_line_errors
 from lsvit.launch import cuda_devices
 from lsvit.params import Params, load
 from lsvit.processes import root
-from lsvit.sections import Finetune
+from lsvit.sections import Exits, Finetune
 
 KNOWN = {"embed_dim", "num_heads", "depth", "patch_size", "img_size"}  # kwargs that say all the checks need
+UNUSUAL = {"class_token", "global_pool", "patch_drop_rate"}  # kwargs after which a model may have no class token or no grid
 
 
 def num_layers(params: Params) -> int:
-    """The model's depth: from params.yaml where it says all, else from the model built without memory, which takes seconds."""
-    preset, positions = params.model_preset, [v.position for v in params.all_variants.values()]
-    reads_class_token = any(p.predict and p.predict.token == "class_token" for p in positions)
+    """The model's depth: from params.yaml where it says all, else from the model built without memory, which takes seconds.
+
+    Raises:
+        UserError: a position part or an exit does not fit the model that was built.
+    """
+    preset, variants, exits = params.model_preset, params.all_variants.values(), params.resolve(Exits)
+    reads_class_token = any(v.position.predict and v.position.predict.token == "class_token" for v in variants)
     decodes = params.dataset_preset.source in ("imagenet", "image_folder")  # for long: a mistake must not wait for that
-    told = preset.kwargs.keys() >= KNOWN and preset.weights != "hub" and preset.head == "timm"
+    told = preset.kwargs.keys() >= KNOWN and not preset.kwargs.keys() & UNUSUAL and preset.weights != "hub" and preset.head == "timm"
     if told and not reads_class_token and not decodes:
         return preset.kwargs["depth"]
     import torch
 
+    from lsvit.branches import make_branch, token_shape
     from lsvit.models import RoutedModel
     from lsvit.weights import create_backbone
 
     with torch.device("meta"):
         backbone = create_backbone(preset.model_copy(update={"init_std": None}), 1)
-        return max(RoutedModel(backbone, position).num_layers for position in positions)
+        models = [RoutedModel(backbone, variant.position, variant.exits) for variant in variants]
+        for kind in {*exits.branches, *exits.layer_wise_branches, *(kind for kinds in exits.variants.values() for kind in kinds or ())}:
+            make_branch(kind, token_shape(backbone), 1, exits)
+    return models[0].num_layers
 
 
 @one_line_errors()

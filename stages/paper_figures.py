@@ -8,9 +8,10 @@ import pandas as pd
 
 from lsvit.claims import CLAIMS
 from lsvit.errors import one_line_errors
+from lsvit.exit_plots import ExitFigures
+from lsvit.exit_tables import write_exit_tables
 from lsvit.ledger import judge, markdown
 from lsvit.params import load
-from lsvit.plots import Figures
 from lsvit.processes import root
 from lsvit.sections import Analysis, PaperFigures, Pretrain
 from lsvit.tables import label, summarise, table_caption, write_protocols, write_statistics, write_table1
@@ -22,7 +23,7 @@ SHOWN = ("baseline", "layerdrop", "ls")  # in the figure of accuracy against dis
 
 @one_line_errors()
 def main() -> None:
-    """results/, outs/analysis/ -> results/: table1, figure1, statistics, differences, protocols, claims, figures/"""
+    """results/, outs/analysis/ -> results/: table1, figure1, statistics, differences, protocols, claims, exits_table*, figures/"""
     params = load()
     rows, samplers = (pd.read_csv(RESULTS / f"{name}.csv") for name in ("prune_eval", "samplers"))
     cells = summarise(rows)
@@ -34,7 +35,7 @@ def main() -> None:
     (RESULTS / "claims.json").write_text(json.dumps(found, indent=1) + "\n")
     (RESULTS / "claims.md").write_text(markdown(found))
 
-    figures = Figures(RESULTS / "figures", params.resolve(PaperFigures), list(params.all_variants))
+    figures = ExitFigures(RESULTS / "figures", params.resolve(PaperFigures), list(params.all_variants))
     captions = {"Table 1": table_caption(cells)}
     captions["Figure 1b"] = figures.pruning(cells, "sequential", "figure_1b")
     captions["Figure 1c"] = figures.pruning(cells, "arbitrary", "figure_1c")
@@ -51,10 +52,19 @@ def main() -> None:
         captions["First layers"] = figures.first_layers(samplers, chance, "first_layers")
     histories = {v: pd.read_csv(RESULTS / "finetune" / f"{v}.csv") for v in params.all_variants}
     captions["Training curves"] = figures.training_curves(histories, "training_curves")
+    exits, dynamic = read_exits(RESULTS)
+    captions |= write_exit_tables(exits, RESULTS)
+    captions |= figures.draw_exits(exits, dynamic, json.loads((RESULTS / "exits.json").read_text()))
     head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"
     text = head + "".join(f"\n**{name}.** {caption}\n" for name, caption in sorted(captions.items()))
     (RESULTS / "figures" / "captions.md").write_text(text)
     Tracker(f"{params.dataset}/{params.model}", root()).results("paper-figures")
+
+
+def read_exits(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """exits.csv and exits_dynamic.csv, of which the latter has not even a header if no exits were trained on frozen backbones."""
+    dynamic = folder / "exits_dynamic.csv"
+    return pd.read_csv(folder / "exits.csv"), pd.read_csv(dynamic) if dynamic.read_text().strip() else pd.DataFrame()
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def main() -> None:
                 inputs = {"data": DATA, "weights": weights}
                 job = launch.Job(f"{name} seed {seed}", "lsvit.evaluation:evaluate", config, inputs, total=len(options.keep) + 1)
                 jobs[protocol, name, seed] = job
-                epochs[protocol, name, seed] = int(kept_epoch(history, variant.route, JUDGES[protocol])["epoch"])
+                epochs[protocol, name, seed] = int(kept_epoch(history, variant, JUDGES[protocol])["epoch"])
     # Where both protocols chose the same epoch they share the job.
     launch.run(list({job.key: job for job in jobs.values()}.values()), params.device)
 

@@ -12,42 +12,37 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from lsvit.analysis import record
+from lsvit.branches import token_shape
 from lsvit.cli import app
 from lsvit.cost import (
     NUM_CLASSES,
     STEP,
-    Forward,
-    Hardware,
-    Speed,
     Stage,
-    Work,
-    count_forward,
     estimate,
     format_flops,
     format_seconds,
-    known_hardware,
     mean_length,
-    meta_backbone,
     paper_stages,
+    route_work,
     stages,
 )
 from lsvit.data import read_meta
 from lsvit.errors import UserError
 from lsvit.evaluation import evaluate
+from lsvit.flops import FLOPS, Forward, count_branch, count_forward, meta_backbone
+from lsvit.hardware import Hardware, Speed, Work, known_hardware
 from lsvit.jobs import EvalConfig, TrainConfig, run_config
 from lsvit.models import RoutedModel
 from lsvit.params import Params
 from lsvit.prepare import prepare
 from lsvit.routes import arbitrary, drop, generator
 from lsvit.runs import open_model, open_split
-from lsvit.sections import SIZES, DatasetPreset, Encode, Finetune, ModelPreset, Position, Predict, PruneEval, Variant
+from lsvit.sections import SIZES, DatasetPreset, Encode, ExitHeads, Finetune, ModelPreset, Position, Predict, PruneEval, Variant
 from lsvit.sources import CLASSES, read_digits
 from lsvit.training import train
 from lsvit.weights import save_weights
 from tests.conftest import PICO, ROOT
 from tests.test_models import FAMILIES
-
-FLOPS = 2  # index in the counts of a Forward
 
 
 def vit(**kwargs: Any) -> ModelPreset:
@@ -83,8 +78,8 @@ def test_flops_of_vit_b16_are_the_known_ones() -> None:
     """17.6 G multiply-adds at 224 px with 1000 classes."""
     preset = ModelPreset(timm="vit_base_patch16_224", weights="scratch")
     forward = count_forward(meta_backbone(preset, 1000), preset)
-    assert forward.run(1, 1, 12).flops == pytest.approx(35.1e9, rel=1e-3)
-    assert forward.run(1, 1, 12).flops / 2 == pytest.approx(17.58e9, rel=2e-3)
+    assert route_work(forward, 1, 1, 12).flops == pytest.approx(35.1e9, rel=1e-3)
+    assert route_work(forward, 1, 1, 12).flops / 2 == pytest.approx(17.58e9, rel=2e-3)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -96,7 +91,7 @@ def test_a_models_blocks_cost_the_same(name: str) -> None:
     size = (getattr(backbone, "stem", None) or backbone.patch_embed).img_size
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         backbone.eval()(torch.empty(1, 3, *size, device="meta"))
-    assert forward.run(1, 1, forward.num_layers).flops == counter.get_total_flops() > 0
+    assert route_work(forward, 1, 1, forward.num_layers).flops == counter.get_total_flops() > 0
 
 
 # ---- counts -----------------------------------------------------------------------------------------------------------
@@ -107,6 +102,11 @@ def small(params: Params, pico: ModelPreset) -> Params:
     """80 training images (16 more held out), 40 validation images, a 4-layer model."""
     options = {"batch_size": 32, "epochs": 2, "validation_batch_size": 16}
     evaluation = {"keep": [2, 4], "orders": 3, "images": 24, "batch_size": 40, "samplers": ["arbitrary", {"swap": 2}, {"swap": 6}]}
+    exits = {
+        "variants": {"baseline": None, "ls": None, "refit_3": None}, "depths": None, "placements": [[2], [1, 3]], "keep": 3,
+        "lrs": [0.1, 0.01], "backbone_lrs": [0.1, 0.01], "epochs": 5, "counting": params.exits.counting.model_copy(update={"epochs": 2}),
+        "branches": ["mlp", "vit"], "images": 50, "batch_size": 20, "backbone_epochs": 2, "seeds": 1,
+    }  # fmt: skip
     variants = {
         "ls": Variant(route="arbitrary"), "ls_pred": Variant(route="arbitrary", position=Position(predict=Predict())),
         "layerdrop": Variant(route={"drop": 0.5}), "refit_3": Variant(route="sequential", layers=3),
@@ -118,6 +118,7 @@ def small(params: Params, pico: ModelPreset) -> Params:
         "pretrain": params.pretrain.model_copy(update=options), "finetune": params.finetune.model_copy(update=options | {"threads": 1}),
         "prune_eval": params.prune_eval.model_copy(update=evaluation),
         "analysis": params.analysis.model_copy(update={"images": 30, "layer": 2, "variants": ["ls"]}),
+        "exits": params.exits.model_copy(update=exits),
     })  # fmt: skip
 
 
@@ -129,10 +130,10 @@ class Spy:
         self.batches, self.calls, self.layers = 0, 0, 0
         forward, step = RoutedModel.forward, RoutedModel._step
 
-        def count_forward(model: RoutedModel, images: torch.Tensor, *args: Any) -> torch.Tensor:
+        def count_forward(model: RoutedModel, images: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             self.images[model.training] += len(images)
             self.batches += 1
-            return forward(model, images, *args)
+            return forward(model, images, *args, **kwargs)
 
         def count_step(model: RoutedModel, before: torch.Tensor, *args: Any) -> torch.Tensor:
             self.calls += 1
@@ -206,10 +207,54 @@ def test_counts_of_the_analysis_are_those_of_a_real_one(small: Params, bars: Pat
 def test_stages_and_their_jobs(small: Params) -> None:
     found = {f"{stage.part} {stage.name}".strip(): len(stage.jobs) for stage in stages(small)}
     trained = {f"finetune {name}": 2 for name in small.all_variants}
-    assert found == {"pretrain": 1, **trained, "prune-eval": 7 * 2, "analysis": 1 + 2}
+    branches = 2 * 2 * (3 + 3 + 2)  # of two kinds, two learning rates, after each layer of three backbones but the last
+    whole = {"end_to_end": 2 * (1 + 2 * 2), "layer_wise": 2 * (2 + 3)}
+    exits = {"exits classifier_wise": 3 + branches} | {f"exits {strategy}": jobs for strategy, jobs in whole.items()}
+    counting = {"classifier_wise": 1 + 2 * 2 * 3, "end_to_end": whole["end_to_end"]}
+    exits |= {f"exits counting, {strategy}": jobs for strategy, jobs in counting.items()}
+    assert found == {"pretrain": 1, **trained, "prune-eval": 7 * 2, "analysis": 1 + 2, **exits}
+    chosen = small.exits.model_copy(update={"strategies": ["layer_wise"], "counting_strategies": [], "seeds": None})
+    only = [stage for stage in stages(small.model_copy(update={"exits": chosen})) if stage.part == "exits"]
+    assert [(stage.name, len(stage.jobs)) for stage in only] == [("layer_wise", 2 * whole["layer_wise"])]
     tagged = "vit_tiny_patch16_224.augreg_in21k"
     hub = {"models": {"pico": small.model_preset.model_copy(update={"weights": "hub", "timm": tagged})}}  # counted without the weights
     assert stages(small.model_copy(update=hub))[0].name == "baseline"
+
+
+def test_work_of_exits(small: Params) -> None:
+    """80 training, 40 validation and 16 held-out images; at most 50 of them for branches on a frozen backbone."""
+    backbone = meta_backbone(small.model_preset, 10)
+    plain, shape = count_forward(backbone, small.model_preset), token_shape(backbone)
+    whole, vit_branch = (plain.outside + 4 * plain.block)[FLOPS], count_branch("vit", shape, 10, small.exits)[FLOPS]
+    jobs = {stage.name: stage.jobs for stage in stages(small) if stage.part == "exits"}
+    features, *_, branch = jobs["classifier_wise"]
+    assert [(work.training, work.images, work.batches, work.flops) for work in features] == [
+        (False, images, batches, images * whole) for images, batches in ((50, 3), (16, 1), (40, 2))
+    ]
+    assert [(work.training, work.images, work.flops) for work in branch] == [
+        (True, 5 * 50, 3 * 5 * 50 * vit_branch), (False, 5 * 16, 5 * 16 * vit_branch), (False, 40, 40 * vit_branch)
+    ]  # fmt: skip
+    alone, *_, three = jobs["end_to_end"][:5]  # vit in the second placement
+    assert [work.images for work in three] == [work.images for work in alone] == 2 * [80, 40, 40, 16]  # complete batches of 20
+    assert three[0].flops - alone[0].flops == pytest.approx(3 * 80 * 2 * vit_branch)
+    first = jobs["layer_wise"][0]  # cnn_ignore after 2 layers
+    expected = (plain.outside + 2 * plain.block + count_branch("cnn_ignore", shape, 10, small.exits))[FLOPS]
+    assert first[0].flops == pytest.approx(3 * 80 * expected)
+    canvases = small.exits.counting
+    chosen = small.exits.model_copy(update={"counting_strategies": ["classifier_wise"]})
+    trained = next(stage.jobs[0] for stage in stages(small.model_copy(update={"exits": chosen})) if stage.name == "counting, backbone")
+    assert [work.images for work in trained] == 2 * [canvases.train, canvases.validation, canvases.validation, canvases.heldout]
+    assert trained[0].flops == pytest.approx(3 * canvases.train * (whole - 2 * 16 * 9))  # one output, not ten
+
+
+def test_a_variants_own_exits_are_trained_and_evaluated_with_it(small: Params) -> None:
+    heads = ExitHeads(branch="mixer", depths=[1, 3])
+    variants = small.variants | {"early": Variant(route="arbitrary", exits=heads)}
+    small = small.model_copy(update={"variants": variants})
+    shape = token_shape(meta_backbone(small.model_preset, 10))
+    more = [a.flops - b.flops for a, b in zip(job_of(small, "finetune", "early"), job_of(small, "finetune", "ls"), strict=True)]
+    branch = count_branch("mixer", shape, 10, heads)[FLOPS]
+    assert more[:2] == pytest.approx([3 * 64 * 2 * branch, 40 * 2 * branch])
 
 
 def test_a_value_that_does_not_fit_the_model_is_refused(small: Params) -> None:
@@ -278,7 +323,8 @@ def test_an_estimate_adds_up(small: Params) -> None:
     *rows, total = estimated["stages"]
     for key in ("trainings", "training_images", "validation_images", "evaluation_images", "flops"):
         assert total[key] == pytest.approx(sum(row[key] for row in rows))
-    assert total["trainings"] == 1 + 2 * 7
+    exits = (32 + 10 + 10) + (12 + 10)  # of the data set, of the counting task
+    assert total["trainings"] == 1 + 2 * 7 + exits
     assert total["seconds"]["one"]["wall"] == pytest.approx(sum(row["seconds"]["one"]["wall"] for row in rows))
     assert total["seconds"]["other"]["wall"] == pytest.approx(total["seconds"]["other"]["sum"])
     assert "paper" in estimated["notes"][-1]

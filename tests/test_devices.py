@@ -14,7 +14,7 @@ from lsvit.errors import UserError
 from lsvit.jobs import TrainConfig
 from lsvit.models import RoutedModel
 from lsvit.routes import arbitrary, generator, per_sample
-from lsvit.sections import Encode, ModelPreset, Position, Predict
+from lsvit.sections import Encode, ModelPreset, Position, Predict, Variant
 from lsvit.training import TrainingStep
 from lsvit.weights import build
 from tests.test_training import run
@@ -66,7 +66,7 @@ def test_deterministic_training_runs(train_config: Config, prepared: Path, tmp_p
 def test_a_new_order_compiles_nothing_new(pico: ModelPreset) -> None:
     """One compilation for training and one for evaluation serve all blocks in all orders; other sizes of a batch add few."""
     torch._dynamo.reset()
-    model = build(pico, 10, Position(encode=Encode(), predict=Predict()))
+    model = build(pico, 10, Variant(route="sequential", position=Position(encode=Encode(), predict=Predict())))
     counter = CompileCounter()
     compile_blocks(model.backbone.blocks, counter)
     step = TrainingStep(model, 1.0, Execution(CPU, "fp32"))

@@ -57,7 +57,7 @@ def trained(
         folder = tmp_path / "outs" / "finetune" / name / f"seed_{seed}"
         folder.mkdir(parents=True)
         torch.manual_seed(seed)
-        model = build(config.model, 10, config.variant.position, config.variant.layers).eval()
+        model = build(config.model, 10, config.variant).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))

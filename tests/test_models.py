@@ -16,7 +16,7 @@ from lsvit.errors import UserError
 from lsvit.losses import position_hits, position_loss
 from lsvit.models import PositionLogits, RoutedModel
 from lsvit.routes import arbitrary, drop, generator, per_sample
-from lsvit.sections import Encode, ModelPreset, Position, Predict
+from lsvit.sections import Encode, ModelPreset, Position, Predict, Variant
 from lsvit.weights import build, create_backbone, load_weights, save_weights
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 7}
@@ -182,7 +182,7 @@ def test_class_token_head_of_one_head_is_timms(pico: ModelPreset) -> None:
 
 def test_position_encoding_knows_the_position(pico: ModelPreset) -> None:
     torch.manual_seed(0)
-    model = build(pico, 10, Position(encode=Encode(dim=8))).eval()
+    model = build(pico, 10, Variant(route="sequential", position=Position(encode=Encode(dim=8)))).eval()
     encode = model.position["encode"]
     state = torch.randn(2, 5, 16)
     embedding = encode.embeddings[1].weight[2].expand(2, 5, -1)
@@ -194,7 +194,7 @@ def test_position_encoding_knows_the_position(pico: ModelPreset) -> None:
 
 def test_shared_position_encoding_starts_at_zero(pico: ModelPreset) -> None:
     """The published code's reading: one embedding for all layers, initialised to zero."""
-    encode = build(pico, 10, Position(encode=Encode(shared=True, init="zeros"))).position["encode"]
+    encode = build(pico, 10, Variant(route="sequential", position=Position(encode=Encode(shared=True, init="zeros")))).position["encode"]
     assert [embedding.weight.shape for embedding in encode.embeddings] == [(4, 32)]
     assert not encode.embeddings[0].weight.any()
 
@@ -269,7 +269,7 @@ def test_wrong_per_sample_routes(pico: ModelPreset, routes: list, error: type[Ex
 
 @pytest.mark.parametrize("token", ["mean", "class_token"])
 def test_position_prediction(pico: ModelPreset, token: Any) -> None:
-    model = build(pico, 10, Position(predict=Predict(token=token)))
+    model = build(pico, 10, Variant(route="sequential", position=Position(predict=Predict(token=token))))
     tap, states = PositionLogits(model), []
     model(torch.randn(2, 1, 28, 28), (2, 0, 3), [tap, lambda depth, layer, before, after, samples: states.append((layer, after))])
     assert [logits.shape for logits in tap.logits] == [(2, 4)] * 3
@@ -285,35 +285,39 @@ def test_class_token_prediction_needs_a_class_token() -> None:
 
 
 def test_route_longer_than_the_positions(pico: ModelPreset) -> None:
-    model = build(pico, 10, Position(encode=Encode()))
+    model = build(pico, 10, Variant(route="sequential", position=Position(encode=Encode())))
     with pytest.raises(IndexError, match="know 4 positions"):
         model(torch.zeros(1, 1, 28, 28), (0, 1, 2, 3, 0))
 
 
 def test_position_parts_travel_with_the_weights(pico: ModelPreset, tmp_path: Path) -> None:
     position = Position(encode=Encode(), predict=Predict())
-    model = build(pico, 10, position).eval()
+    model = build(pico, 10, Variant(route="sequential", position=position)).eval()
     save_weights(model, tmp_path / "w.safetensors")
-    again = build(pico, 10, position, weights=tmp_path / "w.safetensors").eval()
+    again = build(pico, 10, Variant(route="sequential", position=position), weights=tmp_path / "w.safetensors").eval()
     images = torch.randn(2, 1, 28, 28)
     assert torch.equal(again(images, (3, 1)), model(images, (3, 1)))
     plain = build(pico, 10)
     with pytest.raises(RuntimeError):
         load_weights(build(pico, 5), tmp_path / "w.safetensors")  # another head
     save_weights(plain, tmp_path / "plain.safetensors")
-    build(pico, 10, position, weights=tmp_path / "plain.safetensors")  # new parts keep their initialisation
+    build(
+        pico, 10, Variant(route="sequential", position=position), weights=tmp_path / "plain.safetensors"
+    )  # new parts keep their initialisation
 
 
 def test_first_layers_alone(pico: ModelPreset, tmp_path: Path) -> None:
     """A refit-k model is the first k layers of the starting weights."""
     full = build(pico, 10).eval()
     save_weights(full, tmp_path / "w.safetensors")
-    cut = build(pico, 10, layers=2, weights=tmp_path / "w.safetensors").eval()
+    cut = build(pico, 10, Variant(route="sequential", layers=2), weights=tmp_path / "w.safetensors").eval()
     images = torch.randn(2, 1, 28, 28)
     assert cut.num_layers == 2
     assert torch.equal(cut(images), full(images, (0, 1)))
     save_weights(cut, tmp_path / "cut.safetensors")
-    assert torch.equal(build(pico, 10, layers=2, weights=tmp_path / "cut.safetensors").eval()(images), cut(images))
+    assert torch.equal(
+        build(pico, 10, Variant(route="sequential", layers=2), weights=tmp_path / "cut.safetensors").eval()(images), cut(images)
+    )
 
 
 def test_scratch_weights_have_the_declared_scale(pico: ModelPreset) -> None:

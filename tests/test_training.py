@@ -17,7 +17,7 @@ from lsvit.losses import position_hits, position_loss
 from lsvit.models import RoutedModel
 from lsvit.prepare import prepare
 from lsvit.runs import open_model, open_split
-from lsvit.sections import DatasetPreset, Optimisation
+from lsvit.sections import DatasetPreset, Optimisation, Variant
 from lsvit.shards import sha256
 from lsvit.training import CHECKPOINT, fetch, make_optimizer, make_scheduler, train, validate, validation_routes
 from lsvit.weights import build, save_weights
@@ -103,7 +103,7 @@ def test_kept_weights_are_the_lowest_validation_losss(train_config: Config, prep
     history = json.loads((folder / HISTORY).read_text())
     assert history[2]["validation/arbitrary/loss"] > history[1]["validation/arbitrary/loss"]
     assert all(torch.equal(a, b) for a, b in zip(first.values(), load_file(folder / WEIGHTS).values(), strict=True))
-    assert kept_epoch(history, "arbitrary") in history[:2]
+    assert kept_epoch(history, Variant(route="arbitrary")) in history[:2]
 
 
 def test_position_weight_zero_equals_no_prediction(train_config: Config, prepared: Path, tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_two_protocols_keep_two_epochs(train_config: Config, raw: Path, tmp_path
     config = train_config(epochs=12, lr=0.02, batch_size=16)
     run(config, tmp_path / "data", tmp_path / "run")
     history = json.loads((tmp_path / "run" / HISTORY).read_text())
-    kept = {judge: int(kept_epoch(history, "arbitrary", judge)["epoch"]) for judge in ("validation", "heldout")}
+    kept = {judge: int(kept_epoch(history, Variant(route="arbitrary"), judge)["epoch"]) for judge in ("validation", "heldout")}
     for judge, epoch in kept.items():
         assert history[epoch - 1][f"{judge}/arbitrary/loss"] == min(row[f"{judge}/arbitrary/loss"] for row in history)
         model, execution = open_model(config, tmp_path / "data", tmp_path / "run" / weights_file(judge))
@@ -332,4 +332,6 @@ def test_two_protocols_keep_two_epochs(train_config: Config, raw: Path, tmp_path
 def test_a_sampler_beyond_the_paper_is_judged_under_itself(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     run(train_config(route="reversed", epochs=2), prepared, tmp_path / "run")
     history = json.loads((tmp_path / "run" / HISTORY).read_text())
-    assert kept_epoch(history, "reversed")["validation/trained/loss"] == min(row["validation/trained/loss"] for row in history)
+    assert kept_epoch(history, Variant(route="reversed"))["validation/trained/loss"] == min(
+        row["validation/trained/loss"] for row in history
+    )

@@ -72,7 +72,7 @@ def test_hub_weights_are_checked(hub: Path) -> None:
 
 
 @pytest.mark.parametrize(("preset", "said"), [
-    ({"timm": "vit_tinny"}, "no model 'vit_tinny'"),
+    ({"timm": "vit_tinny"}, "found 'vit_tinny'"),
     ({"timm": "vit_tiny_patch16_224.orig"}, "has no weights tagged 'orig', accepted: vit_tiny_patch16_224"),
     ({"weights": "hub"}, "vit_tiny_patch16_224 needs the tag of its weights, accepted: vit_tiny_patch16_224.augreg"),
     ({"timm": "test_vit4", "weights": "hub"}, "needs the tag of its weights, accepted: scratch, a file"),

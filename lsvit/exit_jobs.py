@@ -1,0 +1,179 @@
+"""The jobs of stage `exits`: backbones frozen or trained with their exits, for the data set's classes and for counting. No torch here."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from lsvit.data import HELDOUT, read_meta
+from lsvit.jobs import HISTORY, JUDGES, ExitConfig, Row, TrainConfig, judging_loss, kept_epoch, run_config, weights_file
+from lsvit.launch import Job
+from lsvit.params import BASELINE, Params
+from lsvit.sections import BranchName, BranchSizes, ExitHeads, Exits, Finetune, Optimisation, Strategy, Variant
+from lsvit.shards import sha256
+
+PLAIN = Variant(route="sequential")
+COUNTING = "counting"
+
+
+class Task(NamedTuple):
+    """What answers are asked for: the classes of the data set, or counting (a regression) on canvases made of its images."""
+
+    name: str
+    data: Path
+    start: Path  # starting weights with a head for the task
+
+    @property
+    def judge(self) -> str:
+        """The split that chooses epochs and learning rates: held-out images where there are some."""
+        return HELDOUT if HELDOUT in read_meta(self.data)["counts"] else "validation"
+
+
+class Trained(NamedTuple):
+    """A model trained with exits after the depths of `placement`, or with none; a job a learning rate."""
+
+    task: Task
+    strategy: Strategy
+    branch: BranchName | None
+    placement: tuple[int, ...]
+    seed: int
+    variant: Variant
+    jobs: list[Job]
+
+    @property
+    def title(self) -> str:
+        """Its name among the runs and in outs/: "end_to_end_vit_3_6_9"."""
+        task = [COUNTING] if self.task.name == COUNTING else []
+        return "_".join([*task, self.strategy, *([self.branch] if self.branch else ["none"]), *map(str, self.placement)])
+
+    def best(self) -> tuple[Job, Row]:
+        """The job whose best epoch has the lowest loss on the judging images, and that epoch."""
+        judge = self.task.judge
+        kept = [kept_epoch(json.loads((job.folder / HISTORY).read_text()), self.variant, judge) for job in self.jobs]
+        losses = [row[judging_loss(judge, self.variant)] for row in kept]
+        best = losses.index(min(losses))
+        return self.jobs[best], kept[best]
+
+    def weights(self) -> Path:
+        """The weights of that epoch."""
+        return self.best()[0].folder / weights_file(self.task.judge)
+
+
+class Frozen(NamedTuple):
+    """Branches of every architecture at every depth of a frozen backbone."""
+
+    task: Task
+    variant: str
+    seed: int
+    job: Job
+
+
+class Plan:
+    """Makes the jobs from params.yaml; those that start from the result of others are made when these have ended."""
+
+    def __init__(self, params: Params) -> None:
+        self.params, self.options = params, params.resolve(Exits)
+        self.seeds = params.seeds[: self.options.seeds]
+        self.sizes = BranchSizes.model_validate(self.options.model_dump(include=set(BranchSizes.model_fields))).model_dump()
+
+    def tuning(self, epochs: int, lr: float) -> Optimisation:
+        """Adam as published (section IV): reduce-on-plateau, early stopping; what the paper leaves open as torch and `finetune` have it."""
+        options, own = self.options, self.params.resolve(Finetune).model_dump(exclude={"baseline_epochs"})
+        published = {"optimizer": "adam", "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "schedule": "plateau"}
+        shared = {key: getattr(options, key) for key in ("plateau_factor", "plateau_patience", "stop_patience", "batch_size")}
+        return Optimisation.model_validate(own | published | shared | {"epochs": epochs, "lr": lr})
+
+    def trained(
+        self, task: Task, strategy: Strategy, branch: BranchName | None, placement: list[int], seed: int,
+        start: Path | None = None, step: int | None = None,
+    ) -> Trained:  # fmt: skip
+        """One model trained with exits (none: the control, trained the same way), or a step of the layer-wise strategy."""
+        weights = {"weight": self.options.weight, "final_weight": self.options.final_weight}
+        heads = ExitHeads(branch=branch, depths=placement, step=step, **weights, **self.sizes) if branch else None
+        variant = PLAIN.model_copy(update={"exits": heads})
+        found = Trained(task, strategy, branch, tuple(placement), seed, variant, [])
+        start = start or task.start
+        run = self._run(found.title, task, variant, sha256(start))
+        epochs = self.options.counting.epochs if task.name == COUNTING else self.options.backbone_epochs
+        for lr in self.options.backbone_lrs:
+            config = TrainConfig(**run, options=self.tuning(epochs, lr), seed=seed)
+            title = f"{found.title}{'' if step is None else f' step {step + 1}'} seed {seed}"
+            title += f" lr {lr:g}" if len(self.options.backbone_lrs) > 1 else ""
+            inputs = {"data": task.data, "weights": start}
+            found.jobs.append(Job(title, "lsvit.training:train", config, inputs, total=epochs))
+        return found
+
+    def end_to_end(self, task: Task) -> list[Trained]:
+        """Every architecture at every placement, and the control without exits."""
+        chosen: list[tuple[BranchName | None, list[int]]] = [(None, [])]
+        chosen += [(branch, placement) for placement in self.options.placements for branch in self.options.branches]
+        return [self.trained(task, "end_to_end", branch, placement, seed) for branch, placement in chosen for seed in self.seeds]
+
+    def control(self, task: Task) -> list[Trained]:
+        """The model without exits, trained as those with exits."""
+        return [self.trained(task, "end_to_end", None, [], seed) for seed in self.seeds]
+
+    def first_steps(self, task: Task) -> list[Trained]:
+        """The layer-wise strategy up to the first exit."""
+        chosen = [(branch, placement) for placement in self.options.placements for branch in self.options.layer_wise_branches]
+        return [self.trained(task, "layer_wise", branch, placement, seed, step=0) for branch, placement in chosen for seed in self.seeds]
+
+    def next_step(self, found: Trained) -> Trained | None:
+        """The step of the layer-wise strategy after a finished one; None after the last."""
+        assert found.variant.exits
+        assert found.branch
+        step = (found.variant.exits.step or 0) + 1
+        if step > len(found.placement):
+            return None
+        return self.trained(found.task, "layer_wise", found.branch, list(found.placement), found.seed, found.weights(), step)
+
+    def frozen(
+        self, task: Task, name: str, variant: Variant, weights: Path, seed: int, branches: list[BranchName] | None = None
+    ) -> Frozen:  # fmt: skip
+        """The given branches, or all, on one backbone."""
+        config = self._frozen_config(task, name, variant, sha256(weights), seed)
+        if branches:
+            config = config.model_copy(update={"options": config.options.model_copy(update={"branches": branches})})
+        total = len(self.options.depths or ()) or 11
+        title = f"exits of {name} seed {seed}"
+        return Frozen(task, name, seed, Job(title, "lsvit.exits:train_branches", config, {"data": task.data, "weights": weights}, total))
+
+    def variants(self, task: Task) -> list[Frozen]:
+        """All branches on every backbone asked for."""
+        found = []
+        for name, branches in self.options.variants.items():
+            for seed in self.seeds:
+                weights = Path("outs/finetune") / name / f"seed_{seed}" / weights_file(JUDGES[self.params.protocol])
+                found.append(self.frozen(task, name, self.params.all_variants[name], weights, seed, branches))
+        return found
+
+    def backbones(self, trained: list[Trained]) -> list[Frozen]:
+        """All branches on models that were trained without exits."""
+        return [self.frozen(each.task, each.task.name, PLAIN, each.weights(), each.seed) for each in trained]
+
+    def head_for(self, task: Task) -> Job:
+        """Gives the starting weights a head for the task."""
+        config = TrainConfig(**self._run(task.name, task, PLAIN, sha256(task.start)), options=self.tuning(1, self.options.lrs[0]), seed=0)
+        return Job(f"{task.name}: starting weights", "lsvit.training:fetch", config, {"data": task.data, "weights": task.start})
+
+    def costs(self, task: Task) -> Job:
+        """FLOPs and latency of every exit; runs alone."""
+        config = self._frozen_config(task, BASELINE, PLAIN, None, 0)
+        return Job(f"{task.name}: costs of the exits", "lsvit.dynamic:measure", config, {"data": task.data})
+
+    def _frozen_config(self, task: Task, name: str, variant: Variant, digest: str | None, seed: int) -> ExitConfig:
+        options, precision = self.options, self.params.resolve(Finetune).precision
+        run = self._run(name, task, variant, digest)
+        tuning = self.tuning(options.epochs, options.lrs[0])
+        return ExitConfig(**run, options=options.branch_training, tuning=tuning, precision=precision, seed=seed)
+
+    def _run(self, title: str, task: Task, variant: Variant, digest: str | None) -> dict:
+        run = run_config(self.params, title, variant, read_meta(task.data)["sha256"], digest) | {"dataset": task.name}
+        if task.name == COUNTING:  # one output, whatever the preset gives its classes
+            run["model"] = run["model"].model_copy(update={"num_classes": None})
+        return run
+
+
+def advance(plan: Plan, steps: list[Trained]) -> tuple[list[Trained], list[Trained]]:
+    """The layer-wise trainings that have ended with these finished steps, and the next steps of the others."""
+    following = [(step, plan.next_step(step)) for step in steps]
+    return [step for step, after in following if after is None], [after for _, after in following if after is not None]

@@ -1,0 +1,124 @@
+"""What stage `exits` reports: a row an exit, and accuracy under budgets. No torch here."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lsvit.budgets import cumulative_cost, exit_thresholds, leave, pick, practical
+from lsvit.exit_jobs import COUNTING, Frozen, Trained
+from lsvit.jobs import EXIT_ARRAYS, EXIT_ROWS, LAST_EXIT
+
+COLUMNS = [
+    "dataset", "model", "variant", "strategy", "placement", "architecture", "seed", "order", "branch", "depth", "lr", "epochs",
+    "accuracy", "mae", "ece", "flops", "latency_ms", "practical",
+]  # fmt: skip
+MODEL = ["dataset", "variant", "strategy", "placement", "architecture", "seed", "order"]  # columns that tell exits of one model
+BUDGETS = 16  # budgets between the cheapest and the dearest exit
+NONE, EVERY = "none", "all"
+
+
+def frozen_rows(model: str, found: Iterable[Frozen], costs: dict[str, Any]) -> pd.DataFrame:
+    """A row an exit and order of execution of every frozen backbone."""
+    frames = []
+    for each in found:
+        rows = pd.read_csv(each.job.folder / EXIT_ROWS)
+        where = {"dataset": each.task.name, "model": model, "variant": each.variant, "seed": each.seed}
+        frames.append(rows.assign(**where, strategy="classifier_wise", placement=EVERY, architecture=EVERY))
+    return _with_costs(pd.concat(frames), costs) if frames else pd.DataFrame(columns=COLUMNS)
+
+
+def trained_rows(model: str, found: Iterable[Trained], costs: dict[str, Any]) -> pd.DataFrame:
+    """A row an exit of every model that was trained with its exits, in the original order."""
+    rows = []
+    for each in found:
+        job, kept = each.best()
+        where = {
+            "dataset": each.task.name, "model": model, "variant": NONE, "strategy": each.strategy, "seed": each.seed,
+            "placement": "-".join(map(str, each.placement)) or NONE, "architecture": each.branch or NONE, "order": "sequential",
+            "lr": job.config.model_dump()["options"]["lr"], "epochs": int(kept["epoch"]),
+        }  # fmt: skip
+        early = [(f"exit_{depth}_", each.branch, depth) for depth in each.placement]
+        for name, branch, depth in [*early, ("", LAST_EXIT, costs[each.task.name]["num_layers"])]:
+            error = kept[f"validation/sequential/{name}loss"] if each.task.name == COUNTING else None
+            accuracy = kept[f"validation/sequential/{name}accuracy"]
+            rows.append(where | {"branch": branch, "depth": depth, "accuracy": accuracy, "mae": error})
+    return _with_costs(pd.DataFrame(rows), costs) if rows else pd.DataFrame(columns=COLUMNS)
+
+
+def _with_costs(rows: pd.DataFrame, costs: dict[str, Any]) -> pd.DataFrame:
+    """Adds FLOPs, latency, and whether an exit is practical among those of its model."""
+    names = zip(rows["dataset"], rows["branch"] + "." + rows["depth"].astype(str), strict=True)
+    found = [[costs[task][key].get(name) for key in ("flops", "latency_ms")] for task, name in names]
+    rows = rows.reset_index(drop=True).assign(practical=False, **dict(zip(("flops", "latency_ms"), zip(*found, strict=True), strict=True)))
+    rows = rows.assign(score=rows["accuracy"].where(rows["mae"].isna(), -rows["mae"]))
+    for _, group in rows.groupby(MODEL):
+        rows.loc[group.index, "practical"] = practical(group["flops"].to_numpy(), group["score"].to_numpy())
+    return rows.reindex(columns=COLUMNS).round({"accuracy": 6, "mae": 6, "ece": 6})
+
+
+class Used(NamedTuple):
+    """The exits of a frozen backbone that are put into use, E of them by depth, and how they answer."""
+
+    branches: list[str]
+    depths: list[int]
+    flops: np.ndarray  # (E,), of one image up to and including the exit
+    spent: np.ndarray  # (E,), with the branches of all exits before it
+    latency: np.ndarray  # (E,), ms
+    accuracy: np.ndarray  # (E,), on the judging images
+    confidence: dict[str, np.ndarray]  # (E, n), of the judging and of the reporting images
+    correct: dict[str, np.ndarray]  # the same
+
+    @classmethod
+    def of(cls, each: Frozen, costs: dict[str, Any]) -> "Used":
+        """Those that are practical on the judging images, the best one at each depth (section IV-A)."""
+        cost = costs[each.task.name]
+        with np.load(each.job.folder / EXIT_ARRAYS) as arrays:
+            names = [f"{branch}.{depth}" for branch, depth in zip(arrays["branch"], arrays["depth"], strict=True)]
+            flops, latency = (np.array([cost[key][name] for name in names]) for key in ("flops", "latency_ms"))
+            accuracy = arrays["correct_judge"].mean(axis=1)
+            use = choose(flops, accuracy, arrays["depth"])
+            own = np.array([cost["branch_flops"].get(branch, 0) for branch in arrays["branch"][use]])
+            answers = [{part: arrays[f"{name}_{part}"][use] for part in ("judge", "report")} for name in ("confidence", "correct")]
+            branches, depths = arrays["branch"][use].tolist(), arrays["depth"][use].tolist()
+        return cls(branches, depths, flops[use], cumulative_cost(flops[use], own), latency[use], accuracy[use], *answers)
+
+    def record(self) -> dict[str, Any]:
+        """What :func:`lsvit.dynamic.deploy` reads."""
+        columns = ("branches", "depths", "flops", "spent", "latency", "accuracy")
+        return {name: np.asarray(getattr(self, name)).tolist() for name in columns}
+
+
+def dynamic_rows(model: str, found: Iterable[Frozen], costs: dict[str, Any]) -> pd.DataFrame:
+    """Accuracy on the reporting images under budgets, of the exits in use.
+
+    Policies: *budget*, known beforehand: one exit for all images, the best that fits. *anytime*: every exit on the way answers;
+    the latest answer when the budget ends. *confidence*: images leave when sure, the budget holds on average (thresholds are
+    calibrated on the judging images).
+    """
+    rows = []
+    for each in found:
+        used = Used.of(each, costs)
+        where = {"dataset": each.task.name, "model": model, "variant": each.variant, "seed": each.seed, "exits": len(used.depths)}
+        images = np.arange(used.correct["report"].shape[1])
+        for budget in np.linspace(used.flops[0], used.spent[-1], BUDGETS):
+            best = pick(used.flops, used.accuracy, budget)
+            latest = int((used.spent <= budget).sum()) - 1
+            exits = leave(used.confidence["report"], exit_thresholds(used.confidence["judge"], used.spent, budget))
+            answers = {"budget": np.full(len(images), best), "anytime": np.full(len(images), latest), "confidence": exits}
+            for policy, taken in answers.items():
+                paid = used.flops if policy == "budget" else used.spent
+                row = {
+                    "policy": policy, "budget": round(float(budget)), "flops": round(float(paid[taken].mean())),
+                    "latency_ms": round(float(used.latency[taken].mean()), 4),
+                    "accuracy": round(float(used.correct["report"][taken, images].mean()), 6),
+                }  # fmt: skip
+                rows.append(where | row)
+    return pd.DataFrame(rows)
+
+
+def choose(flops: np.ndarray, score: np.ndarray, depths: np.ndarray) -> np.ndarray:
+    """The exits (section IV-A) that are put into use: the best practical one at each depth that has any; indices by depth."""
+    index = np.flatnonzero(practical(flops, score))
+    return np.array([index[depths[index] == depth][score[index[depths[index] == depth]].argmax()] for depth in np.unique(depths[index])])

@@ -1,0 +1,309 @@
+"""Early exits on a frozen backbone (multi-exit ViT, classifier-wise strategy): every branch at every depth, on cached features."""
+
+import copy
+import csv
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lsvit.branches import BRANCHES, make_branch, token_shape
+from lsvit.budgets import calibration_error
+from lsvit.data import HELDOUT, Split, read_meta
+from lsvit.devices import Execution
+from lsvit.errors import UserError
+from lsvit.jobs import EXIT_ARRAYS, EXIT_ROWS, EXIT_WEIGHTS, LAST_EXIT, ExitConfig
+from lsvit.losses import is_right, task_loss
+from lsvit.models import RoutedModel, Samples
+from lsvit.optimisation import make_optimizer, make_scheduler, stops
+from lsvit.routes import ENDED, arbitrary, generator, kept_layers, per_sample, training_order
+from lsvit.runs import open_model, open_split
+from lsvit.sections import BranchName
+
+BATCH_SIZE = 500  # images of a pass without gradients
+SHARE = 4  # features of so many depths are cached at once that they take at most one such part of the free memory
+ORDERS = ("sequential", "arbitrary", "pruned")  # in which exits are evaluated
+COLUMNS = ("branch", "depth", "order", "lr", "epochs", "accuracy", "mae", "ece")
+
+
+class Part(NamedTuple):
+    """Images of a split."""
+
+    split: Split
+    rows: Tensor  # (n,) long
+
+    def batches(self) -> list[Tensor]:
+        """Their rows, batch by batch."""
+        return list(self.rows.split(BATCH_SIZE))
+
+
+def open_parts(config: ExitConfig, data: Path, model: RoutedModel) -> dict[str, Part]:
+    """The images that train branches, that choose (learning rate, epoch, thresholds), and that only report.
+
+    Held-out images choose where there are some, else a random half of the validation images, and the other half reports.
+    """
+
+    def whole(split: str, limit: int | None = None) -> Part:
+        opened = open_split(config, data, split, model, limit)
+        return Part(opened, torch.arange(len(opened)))
+
+    parts = {"train": whole("train", config.options.images), "report": whole("validation")}
+    if HELDOUT in read_meta(data)["counts"]:
+        return parts | {"judge": whole(HELDOUT)}
+    split = parts["report"].split
+    judge, report = torch.from_numpy(generator("heldout", config.options.seed).permutation(len(split))).tensor_split(2)
+    return parts | {"judge": Part(split, judge.sort()[0]), "report": Part(split, report.sort()[0])}
+
+
+def draw_routes(order: str, images: int, num_layers: int, config: ExitConfig, stream: int) -> Tensor:
+    """A route for each of `images` images, (images, L): "sequential", "arbitrary", or "pruned" (some layers, original order)."""
+    if order == "sequential":
+        return torch.arange(num_layers).expand(images, -1)
+    sampler = arbitrary if order == "arbitrary" else kept_layers(min(config.options.keep, num_layers), "sequential")
+    return torch.from_numpy(per_sample(sampler, generator("samples", config.options.seed, config.seed, stream), num_layers, images))
+
+
+class States:
+    """A tap: the tokens after chosen depths, (len(depths), B, N, D)."""
+
+    def __init__(self, depths: list[int], out: Tensor) -> None:
+        self.places = {depth: place for place, depth in enumerate(depths)}
+        self.out = out
+
+    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+        """Called after each block; states (n, N, D)."""
+        if depth + 1 in self.places:
+            self.out[self.places[depth + 1], samples] = after.to(self.out.device, self.out.dtype)
+
+
+class Features(NamedTuple):
+    """Tokens (len(depths), n, N, D) and labels (n,) of a part along its routes."""
+
+    tokens: Tensor
+    labels: Tensor
+
+
+@torch.inference_mode()
+def record(model: RoutedModel, part: Part, routes: Tensor, depths: list[int], execution: Execution) -> Features:
+    """Run every image along its own row of `routes` (n, L) up to the last of the depths, and keep the tokens after each."""
+    shape = token_shape(model.backbone)
+    dtype = torch.bfloat16 if execution.precision == "bf16" else torch.float32
+    tokens = torch.empty(len(depths), len(part.rows), shape.length, shape.width, dtype=dtype)
+    labels, start = [], 0
+    for rows in part.batches():
+        images, found = part.split.take(rows)
+        place = slice(start, start + len(rows))
+        with execution.context():
+            model(images, _shared(routes[place, : depths[-1]]), [States(depths, tokens[:, place])])
+        labels.append(found)
+        start += len(rows)
+    return Features(tokens, torch.cat(labels))
+
+
+@torch.inference_mode()
+def run(model: RoutedModel, part: Part, routes: Tensor, execution: Execution) -> tuple[Tensor, Tensor]:
+    """The model's own answers (n, C) along a route for each image, and the labels (n,)."""
+    answers, labels = [], []
+    for rows, table in zip(part.batches(), routes.split(BATCH_SIZE), strict=True):
+        images, found = part.split.take(rows)
+        with execution.context():
+            answers.append(model(images, _shared(table)).float())
+        labels.append(found)
+    return torch.cat(answers), torch.cat(labels)
+
+
+def _shared(table: Tensor) -> Tensor | tuple[int, ...]:
+    """One route where all samples share it: the faster way to run them."""
+    return tuple(table[0].tolist()) if (table == table[0]).all() else table
+
+
+class Fitted(NamedTuple):
+    """A trained branch, at the epoch with the lowest loss on the judging images."""
+
+    branch: nn.Module
+    loss: float
+    lr: float
+    epochs: int  # run
+
+
+def fit(branch: nn.Module, train: Features, judge: Features, place: int, lr: float, config: ExitConfig, execution: Execution) -> Fitted:
+    """Train a branch on the tokens at one place of the features: Adam, reduce-on-plateau, early stopping (multi-exit ViT, section IV).
+
+    Raises:
+        UserError: the loss is not finite.
+    """
+    options = config.tuning.model_copy(update={"lr": lr})
+    branch = branch.to(execution.device)
+    optimizer = make_optimizer(branch, options)
+    scheduler = make_scheduler(optimizer, options, steps=0)
+    losses: list[float] = []
+    best: dict[str, Any] = {}
+    while len(losses) < options.epochs and not stops(losses, options.stop_patience):
+        branch.train()
+        order = generator("batches", config.seed, len(losses)).permutation(len(train.labels))
+        for rows in torch.from_numpy(order).split(options.batch_size):
+            optimizer.zero_grad()
+            with execution.context():
+                outputs = branch(train.tokens[place, rows].to(execution.device).float())
+                loss = task_loss(outputs.float(), train.labels[rows.to(execution.device)])
+            loss.backward()
+            optimizer.step()
+        losses.append(task_loss(answers(branch, judge.tokens[place], execution), judge.labels).item())
+        if not math.isfinite(losses[-1]):
+            raise UserError(f"{config.title}, seed {config.seed}: a branch's loss is not finite; try smaller exits.lrs than {lr}")
+        scheduler.step(losses[-1])
+        if losses[-1] <= min(losses):
+            best = copy.deepcopy(branch.state_dict())
+    branch.load_state_dict(best)
+    return Fitted(branch, min(losses), lr, len(losses))
+
+
+@torch.inference_mode()
+def answers(branch: nn.Module, tokens: Tensor, execution: Execution) -> Tensor:
+    """A branch's answers (n, C) to tokens (n, N, D)."""
+    branch.eval()
+    with execution.context():
+        return torch.cat([branch(part.to(execution.device).float()).float() for part in tokens.split(BATCH_SIZE)])
+
+
+class Answered(NamedTuple):
+    """How an exit answers n images: the confidence of its answers and whether they are right, both (n,), and the mean error of a count."""
+
+    confidence: np.ndarray
+    correct: np.ndarray
+    mae: float | None
+
+    @classmethod
+    def of(cls, outputs: Tensor, labels: Tensor) -> "Answered":
+        """From outputs (n, C) and labels (n,); a regression has no confidence (nan)."""
+        counts = outputs.shape[1] == 1
+        confidence = torch.full(labels.shape, torch.nan) if counts else outputs.softmax(-1).amax(-1)
+        mae = task_loss(outputs, labels).item() if counts else None
+        return cls(confidence.cpu().numpy().astype(np.float32), is_right(outputs, labels).cpu().numpy(), mae)
+
+    def numbers(self) -> tuple[float, float | None, float | None]:
+        """Accuracy, mean absolute error, expected calibration error."""
+        ece = None if self.mae is not None else calibration_error(self.confidence, self.correct)
+        return float(self.correct.mean()), self.mae, ece
+
+
+def depths_at_once(parts: dict[str, Part], model: RoutedModel, execution: Execution) -> int:
+    """How many depths' features fit in a part of the free memory.
+
+    Raises:
+        UserError: not even one depth's.
+    """
+    shape = token_shape(model.backbone)
+    images = len(parts["train"].rows) + len(parts["judge"].rows) + len(ORDERS) * len(parts["report"].rows)
+    each = images * shape.length * shape.width * (2 if execution.precision == "bf16" else 4)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if each > free // 2:
+        raise UserError(f"exits.images: the features of one layer take {each / 2**30:.0f} GiB, more than half of the free memory, "
+                        f"accepted: fewer than {len(parts['train'].rows)} images")  # fmt: skip
+    return max(1, free // SHARE // each)
+
+
+def train_branches(config: ExitConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]) -> None:
+    """Train every branch at every depth of one frozen backbone, in the order it was trained for, and evaluate it in every order.
+
+    One pass over the images gives the features of all depths, or of as many as fit in memory. Writes `rows.csv`, a row an exit
+    and order, `arrays.npz`, confidence and correctness of every exit on the judging and on the reporting images in that order, and
+    `exits.safetensors`, keys {branch}.{depth}.{parameter}. Finished depths are not trained again.
+    """
+    torch.set_num_threads(1)
+    options = config.options
+    model, execution = open_model(config, data, weights)
+    model.eval().requires_grad_(False)
+    report({"text": f"runs on {execution}"})
+    parts = open_parts(config, data, model)
+    own = "arbitrary" if training_order(config.variant.route) == "arbitrary" else "sequential"
+    streams = [("train", own), ("judge", own), *(("report", order) for order in ORDERS)]
+    routes = {
+        (part, order): draw_routes(order, len(parts[part].rows), model.num_layers, config, i) for i, (part, order) in enumerate(streams)
+    }
+    every = [depth for depth in options.depths or range(1, model.num_layers) if depth < model.num_layers]
+    todo = [depth for depth in every if not (folder / f"depth_{depth}.pt").exists()]
+    at_once = depths_at_once(parts, model, execution)
+    for depths in (todo[i : i + at_once] for i in range(0, len(todo), at_once)):
+        features = {key: _record(model, parts[key[0]], table, depths, execution) for key, table in routes.items()}
+        for place, depth in enumerate(depths):
+            found = [train_exit(kind, place, depth, features, model, own, config, execution) for kind in options.branches]
+            unfinished = folder / "depth.partial"
+            torch.save(found, unfinished)
+            unfinished.replace(folder / f"depth_{depth}.pt")
+            report({"cell": f"exits after {depth} layers"})
+    exits = [exit for depth in every for exit in torch.load(folder / f"depth_{depth}.pt", weights_only=False)]
+    exits.append(_final(model, parts, routes, own, execution))
+    _write(exits, own, folder)
+
+
+def _record(model: RoutedModel, part: Part, routes: Tensor, depths: list[int], execution: Execution) -> Features | None:
+    """Features of the depths that the routes reach; None if they reach none."""
+    reached = [depth for depth in depths if depth <= int((routes[0] != ENDED).sum())]
+    return record(model, part, routes, reached, execution) if reached else None
+
+
+class Exit(NamedTuple):
+    """A trained exit and its answers, by part and order."""
+
+    branch: str
+    depth: int
+    lr: float | None
+    epochs: int | None
+    state: dict[str, Tensor]
+    answered: dict[tuple[str, str], Answered]
+
+
+def train_exit(
+    kind: BranchName, place: int, depth: int, features: dict[tuple[str, str], Features | None], model: RoutedModel, own: str,
+    config: ExitConfig, execution: Execution,
+) -> Exit:  # fmt: skip
+    """Train one branch at one depth with every learning rate and keep the best by the judging images."""
+    train, judge = features["train", own], features["judge", own]
+    assert train
+    assert judge
+    found: list[Fitted] = []
+    for lr in config.options.lrs:
+        torch.manual_seed(int(generator("train", config.seed, depth, BRANCHES.index(kind)).integers(2**62)))
+        branch = make_branch(kind, token_shape(model.backbone), model.backbone.num_classes, config.options)
+        found.append(fit(branch, train, judge, place, lr, config, execution))
+    best = min(found, key=lambda fitted: fitted.loss)
+    answered = {
+        key: Answered.of(answers(best.branch, each.tokens[place], execution), each.labels)
+        for key, each in features.items()
+        if key[0] != "train" and each is not None and place < len(each.tokens)
+    }
+    return Exit(kind, depth, best.lr, best.epochs, {name: t.cpu() for name, t in best.branch.state_dict().items()}, answered)
+
+
+def _final(model: RoutedModel, parts: dict[str, Part], routes: dict[tuple[str, str], Tensor], own: str, execution: Execution) -> Exit:
+    """The model's own head, after all layers of a route."""
+    answered = {key: Answered.of(*run(model, parts[key[0]], table, execution)) for key, table in routes.items() if key[0] != "train"}
+    return Exit(LAST_EXIT, model.num_layers, None, None, {}, answered)
+
+
+def _write(exits: list[Exit], own: str, folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    with open(folder / EXIT_ROWS, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for exit in exits:
+            for (part, order), answered in exit.answered.items():
+                if part == "report":
+                    numbers = (number if number is None else round(number, 6) for number in answered.numbers())
+                    writer.writerow((exit.branch, exit.depth, order, exit.lr, exit.epochs, *numbers))
+    arrays: dict[str, Any] = {
+        f"{name}_{part}": np.stack([getattr(exit.answered[part, own], name) for exit in exits])
+        for part in ("judge", "report")
+        for name in ("confidence", "correct")
+    }
+    arrays |= {name: np.array([getattr(exit, name) for exit in exits]) for name in ("branch", "depth")}
+    np.savez(folder / EXIT_ARRAYS, **arrays)
+    states = {f"{exit.branch}.{exit.depth}.{name}": t.contiguous() for exit in exits for name, t in exit.state.items()}
+    save_file(states, folder / EXIT_WEIGHTS)
