@@ -181,7 +181,7 @@ def _deviation(table: Table, placement: Sequence[int]) -> Callable[[Evidence], n
 
     def measure(e: Evidence) -> np.ndarray:
         dataset, model = e.cell["dataset"], e.cell["model"]
-        if dataset not in table or model != "vit_b16":
+        if dataset not in without(table, COUNTING) or model != "vit_b16":  # the paper counts people, not ours
             raise NotRun(f"{dataset} with {model} is none of the paper's cells")
         found, published = trained(e, placement), _figures(table, dataset)
         return np.max([np.abs(found[name] - published[name]) for name in BRANCHES], axis=(0, 1))

@@ -19,6 +19,8 @@ POLICIES = {
 }
 ORDERS = {"sequential": "original order", "arbitrary": "arbitrary order", "pruned": "pruned"}
 GREY = "#777777"
+STAR: Any = {"color": "#444444", "marker": "*", "markersize": 7, "markerfacecolor": "none", "markeredgewidth": 0.7, "linestyle": "none",
+             "elinewidth": 0.5, "label": "final exit"}  # fmt: skip
 
 
 class Metric(NamedTuple):
@@ -78,8 +80,8 @@ class ExitFigures(Figures):
         exits = over_seeds(rows, metric)
         early, final = exits[exits["branch"] != FINAL], exits[exits["branch"] == FINAL].iloc[0]
         scale, unit = (1e9, "G") if final["cost"] >= 1e9 else (1e6, "M")
-        exits, early = (frame.assign(cost=frame["cost"] / scale) for frame in (exits, early))
-        late = early[early["depth"] >= early["depth"].unique()[len(early["depth"].unique()) // 2]]
+        early = early.assign(cost=early["cost"] / scale)
+        late = early[early["depth"] >= np.median(early["depth"].unique())]
         figure, axes = self._figure(1.75, nrows=3)
         for axis, part, cost in zip(axes[:, 0], (early, late, early), ("cost", "cost", "latency"), strict=True):
             self._exits(axis, part, cost)
@@ -138,15 +140,14 @@ class ExitFigures(Figures):
             f"Mean over {rows['seed'].nunique()} seeds; bars: standard deviation over the seeds."
         )
 
-    def _depths(self, axis: Axes, exits: pd.DataFrame, branches: list[str], last: int, value: str = "mean", std: str = "std") -> None:
+    def _depths(self, axis: Axes, exits: pd.DataFrame, branches: list[str], last: int) -> None:
         """A line a branch by depth, the final exit as a star after the last layer."""
-        for branch in branches:
+        for branch in [name for name in branches if name in set(exits["branch"])]:
             line = exits[exits["branch"] == branch]
-            axis.errorbar(line["depth"], line[value], line[std], color=COLOURS[branch], marker=SHAPES[branch], markersize=2.5,
+            axis.errorbar(line["depth"], line["mean"], line["std"], color=COLOURS[branch], marker=SHAPES[branch], markersize=2.5,
                           linewidth=0.9, elinewidth=0.5, label=LABELS[branch])  # fmt: skip
         final = exits[exits["branch"] == FINAL]
-        axis.errorbar([last], final[value], final[std], color="#444444", marker="*", markersize=7, markerfacecolor="none",
-                      markeredgewidth=0.7, linestyle="none", elinewidth=0.5, label="final exit")  # fmt: skip
+        axis.errorbar([last], final["mean"], final["std"], **STAR)
 
     def dynamic(self, rows: pd.DataFrame, exits: pd.DataFrame, name: str) -> str:
         """Accuracy under budgets by policy, and how well the exits' confidence is calibrated. Returns the caption."""
@@ -161,8 +162,7 @@ class ExitFigures(Figures):
             above.fill_between(curve["budget"], curve["mean"] - curve["std"], curve["mean"] + curve["std"], color=colour, alpha=0.15,
                                linewidth=0)  # fmt: skip
         final = over_seeds(exits[exits["branch"] == FINAL], ACCURACY).iloc[0]
-        above.errorbar([final["cost"] / scale], [final["mean"]], [final["std"]], color=GREY, marker="*", markersize=7, linestyle="none",
-                       elinewidth=0.5, label="final exit")  # fmt: skip
+        above.errorbar([final["cost"] / scale], [final["mean"]], [final["std"]], **STAR)
         above.set(xlabel=f"budget of an image on average (multiply-adds, {unit})", ylabel=ACCURACY.name)
         above.legend(loc="lower right")
         self._depths(below, over_seeds(exits, Metric("ece", 100, "", -1)), list(LABELS), int(exits["depth"].max()))

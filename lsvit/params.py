@@ -163,6 +163,11 @@ class Params(Section):
         scratch = [("pretrain", self.resolve(Pretrain))] if self.model_preset.weights == "scratch" else []
         for key, options in (*scratch, ("finetune", self.resolve(Finetune))):
             limits += [(f"{key}.batch_size", options.batch_size, train, f"{self.dataset!r} uses {train} training images")]
+        exits = self.resolve(Exits)
+        if exits.strategies:
+            limits += [("exits.batch_size", exits.batch_size, train, f"{self.dataset!r} uses {train} training images")]
+        if exits.counting_strategies:
+            limits += [("exits.batch_size", exits.batch_size, exits.counting.train, "exits.counting.train canvases are made")]
         _at_most(limits, file)
 
     def check_layers(self, num_layers: int, file: str = "params.yaml") -> None:

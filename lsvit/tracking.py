@@ -34,8 +34,8 @@ RESULTS = {  # stage -> its files below results/
     "exits": ("exits.csv", "exits_dynamic.csv", "exits.json"),
     "paper-figures": (
         "table1.*", "figure1.csv", "differences.csv", "statistics.md", "protocols.md", "claims.*", "figures/*", "exits_table*",
-    ),  # fmt: skip
-}
+    ),
+}  # fmt: skip
 
 
 def store_uri(root: Path) -> str:

@@ -14,7 +14,7 @@ from lsvit.exit_rows import Used, dynamic_rows, frozen_rows, trained_rows
 from lsvit.jobs import EXIT_ARRAYS, EXIT_COSTS, EXIT_WEIGHTS, EXITS_IN_USE, WEIGHTS, gather_trainings, starting_weights
 from lsvit.params import load
 from lsvit.processes import root
-from lsvit.sections import Exits
+from lsvit.sections import Exits, Finetune
 from lsvit.tracking import Tracker
 
 DATA, OUT, RESULTS = Path("outs/prepare_data"), Path("outs/exits"), Path("results")
@@ -31,7 +31,7 @@ def main() -> None:
 
     def run(jobs: list[launch.Job], *trainings: Trained) -> None:
         jobs = jobs + [job for trained in trainings for job in trained.jobs]
-        launch.run(jobs, params.device, lambda job, row: tracker.epoch(job.record(), row))
+        launch.run(jobs, params.device, lambda job, row: tracker.epoch(job.record(), row), params.resolve(Finetune).threads)
 
     # Rounds of jobs: those of a later one start from what an earlier one left.
     classes, counting = Task(params.dataset, DATA, starting_weights()), Task(COUNTING, OUT / COUNTING, starting_weights())

@@ -9,7 +9,7 @@ import pandas as pd
 from lsvit.claims import CLAIMS
 from lsvit.errors import one_line_errors
 from lsvit.exit_plots import ExitFigures
-from lsvit.exit_tables import write_exit_tables
+from lsvit.exit_tables import read_exits, write_exit_tables
 from lsvit.ledger import judge, markdown
 from lsvit.params import load
 from lsvit.processes import root
@@ -59,12 +59,6 @@ def main() -> None:
     text = head + "".join(f"\n**{name}.** {caption}\n" for name, caption in sorted(captions.items()))
     (RESULTS / "figures" / "captions.md").write_text(text)
     Tracker(f"{params.dataset}/{params.model}", root()).results("paper-figures")
-
-
-def read_exits(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """exits.csv and exits_dynamic.csv, of which the latter has not even a header if no exits were trained on frozen backbones."""
-    dynamic = folder / "exits_dynamic.csv"
-    return pd.read_csv(folder / "exits.csv"), pd.read_csv(dynamic) if dynamic.read_text().strip() else pd.DataFrame()
 
 
 if __name__ == "__main__":

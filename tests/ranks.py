@@ -9,7 +9,7 @@ from lsvit.devices import compile_blocks
 from lsvit.distributed import parallel, rank_and_world
 from lsvit.jobs import TrainConfig
 from lsvit.runs import open_model, open_split
-from lsvit.training import TrainingStep, draw_route, train_step
+from lsvit.training import TrainingStep, draw_route, freeze, train_step
 
 STEPS = 3
 
@@ -19,6 +19,7 @@ def gradients(config: TrainConfig, data: Path, folder: Path, report: Callable[[d
     torch.manual_seed(config.seed)
     model, execution = open_model(config, data, None)
     model.checkpointing = config.options.checkpointing
+    freeze(model)
     if execution.compiled:
         compile_blocks(model.backbone.blocks, "aot_eager")
     split = open_split(config, data, "train", model)

@@ -10,10 +10,12 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.mlp_mixer import MlpMixer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from lsvit.branches import BRANCHES, TokenShape, make_branch, token_shape
 from lsvit.dynamic import anytime, leave_early
 from lsvit.errors import UserError
+from lsvit.losses import exit_objective, is_right, task_loss
 from lsvit.models import ExitLogits, RoutedModel
 from lsvit.routes import arbitrary, drop, generator, per_sample
 from lsvit.sections import BranchSizes, ExitHeads
@@ -158,13 +160,10 @@ def test_register_tokens_are_no_class_token() -> None:
         RoutedModel(backbone, exits=heads("cnn_add"))
 
 
-@pytest.mark.parametrize("width", [16, 384, 512])
+@pytest.mark.parametrize("width", [pytest.param(16, marks=pytest.mark.xfail(strict=True, reason="gcd(16, 0) is 16")), 384, 512])
 def test_heads_of_a_vit_branch_where_the_model_has_no_attention(width: int) -> None:
     """64 channels a head, as all ViTs have; at least one."""
-    heads = token_shape(MlpMixer(img_size=16, patch_size=8, num_blocks=1, embed_dim=width)).heads
-    if width < 64:
-        pytest.xfail("gcd(width, 0) is the width: 16 heads of one channel")
-    assert heads == max(1, width // 64)
+    assert token_shape(MlpMixer(img_size=16, patch_size=8, num_blocks=1, embed_dim=width)).heads == max(1, width // 64)
 
 
 def test_patch_dropout_is_refused() -> None:
@@ -329,3 +328,21 @@ def test_every_image_has_the_answer_of_the_exit_it_left_at(model: RoutedModel, r
         assert torch.allclose(logits[i], answers[depth][i], atol=1e-5)
     rows = [20, 10, 10, expected.count(4)]
     assert [n for name, n in calls if "exit" not in name] == rows
+
+
+def test_objective() -> None:
+    """l_t = 2 l + the sum of the others' (sections II-A, IV-B); layer-wise the step's alone."""
+    assert exit_objective(heads(), 3.0, {1: 1.0, 3: 2.0}) == 2 * 3 + 1 + 2
+    assert exit_objective(heads(weight=0.5, final_weight=1.0), 3.0, {1: 1.0, 3: 2.0}) == 3 + 0.5 * 3
+    assert exit_objective(heads(), 3.0, {1: 1.0}) == 2 * 3 + 1  # a route that ends before the second
+    assert [exit_objective(heads(step=step), 3.0, {1: 1.0, 3: 2.0}) for step in range(3)] == [1.0, 2.0, 3.0]
+
+
+def test_one_output_is_a_regression() -> None:
+    counts, labels = torch.tensor([[1.4], [3.0], [-0.2]]), torch.tensor([1, 5, 0])
+    assert float(task_loss(counts, labels)) == pytest.approx(2.6 / 3)
+    assert float(task_loss(counts, labels, "sum")) == pytest.approx(2.6)
+    assert is_right(counts, labels).tolist() == [True, False, True]
+    logits = torch.randn(3, 7)
+    assert torch.equal(task_loss(logits, labels), cross_entropy(logits, labels))
+    assert is_right(torch.eye(7)[[1, 2, 0]], labels).tolist() == [True, False, True]

@@ -22,6 +22,7 @@ from lsvit.launch import Job
 from lsvit.sections import Distributed
 from tests import ranks
 from tests.conftest import ROOT
+from tests.test_exits import with_exits
 from tests.test_launch import _descendants
 from tests.test_training import run
 
@@ -54,6 +55,8 @@ def jobs(configs: dict[str, TrainConfig], data: Path, function: str = "lsvit.tra
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
 def test_gradients_equal_those_of_one_process(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     configs = {name: train_config(**setting) for name, setting in SETTINGS.items()}
+    configs["exits"] = with_exits(train_config(batch_size=31), dropout=0.0)  # processes draw dropout of their own
+    configs["exits, layer by layer"] = with_exits(train_config(route="sequential"), dropout=0.0, step=1)
     todo = jobs(configs, prepared, "tests.ranks:gradients")
     launch.run(todo, "cpu", distributed=TWO)
     for job in todo:

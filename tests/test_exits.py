@@ -3,9 +3,10 @@
 import csv
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,18 +17,19 @@ from torch.nn.functional import cross_entropy
 from lsvit import exits, training
 from lsvit.branches import BRANCHES
 from lsvit.counting import write_canvases
+from lsvit.data import read_meta
 from lsvit.devices import Execution
 from lsvit.dynamic import attach, measure
 from lsvit.errors import UserError
 from lsvit.jobs import EXIT_ARRAYS, EXIT_COSTS, EXIT_ROWS, EXIT_WEIGHTS, HISTORY, WEIGHTS, ExitConfig, TrainConfig, kept_epoch
-from lsvit.losses import exit_objective, is_right, task_loss
+from lsvit.losses import is_right, task_loss
 from lsvit.models import RoutedModel
 from lsvit.params import Params
 from lsvit.prepare import prepare
 from lsvit.runs import open_model, open_split
 from lsvit.sections import BranchTraining, Counting, DatasetPreset, ModelPreset, Optimisation, Variant
 from lsvit.shards import sha256
-from lsvit.training import CHECKPOINT, TrainingStep, freeze, train, validate
+from lsvit.training import TrainingStep, freeze, train, validate
 from lsvit.weights import build, save_weights
 from tests.ranks import gradients
 from tests.test_branches import FAMILIES, SIZES, heads, images, small
@@ -42,35 +44,12 @@ def with_exits(config: TrainConfig, **changes: Any) -> TrainConfig:
     return config.model_copy(update={"variant": config.variant.model_copy(update={"exits": heads(**changes)})})
 
 
-# ---- losses -----------------------------------------------------------------------------------------------------------
-
-
-def test_objective() -> None:
-    """l_t = 2 l + the sum of the others' (sections II-A, IV-B); layer-wise the step's alone."""
-    assert exit_objective(heads(), 3.0, {1: 1.0, 3: 2.0}) == 2 * 3 + 1 + 2
-    assert exit_objective(heads(weight=0.5, final_weight=1.0), 3.0, {1: 1.0, 3: 2.0}) == 3 + 0.5 * 3
-    assert exit_objective(heads(), 3.0, {1: 1.0}) == 2 * 3 + 1  # a route that ends before the second
-    assert [exit_objective(heads(step=step), 3.0, {1: 1.0, 3: 2.0}) for step in range(3)] == [1.0, 2.0, 3.0]
-
-
-def test_one_output_is_a_regression() -> None:
-    counts, labels = torch.tensor([[1.4], [3.0], [-0.2]]), torch.tensor([1, 5, 0])
-    assert float(task_loss(counts, labels)) == pytest.approx(2.6 / 3)
-    assert float(task_loss(counts, labels, "sum")) == pytest.approx(2.6)
-    assert is_right(counts, labels).tolist() == [True, False, True]
-    logits = torch.randn(3, 7)
-    assert torch.equal(task_loss(logits, labels), cross_entropy(logits, labels))
-    assert is_right(torch.eye(7)[[1, 2, 0]], labels).tolist() == [True, False, True]
-
-
 @torch.no_grad()
 def test_a_training_steps_loss() -> None:
     """Of a model without exits the cross-entropy alone, bit for bit; with exits the objective; of a layer-wise step its exit's."""
     batch, labels, route, backbone = images(), torch.arange(6), (2, 1, 0, 3), small()
     plain = RoutedModel(backbone).eval()
-    found = TrainingStep(plain, 1.0, CPU)(batch, labels, route)
-    assert torch.equal(found["loss"], cross_entropy(plain(batch, route), labels))
-    assert found.keys() == {"loss", "class_loss", "accuracy"}
+    assert torch.equal(TrainingStep(plain, 1.0, CPU)(batch, labels, route)["loss"], cross_entropy(plain(batch, route), labels))
     model = RoutedModel(backbone, exits=heads()).eval()
     losses = {exit: float(cross_entropy(model(batch, route, exit=exit), labels)) for exit in (1, 3, None)}
     found = TrainingStep(model, 1.0, CPU)(batch, labels, route)
@@ -79,9 +58,6 @@ def test_a_training_steps_loss() -> None:
     for step, exit in enumerate((1, 3, None)):
         model.exit_heads = heads(step=step)
         assert float(TrainingStep(model, 1.0, CPU)(batch, labels, route)["loss"]) == pytest.approx(losses[exit])
-
-
-# ---- training with exits ----------------------------------------------------------------------------------------------
 
 
 def trained(config: TrainConfig, data: Path, folder: Path) -> tuple[set[str], list[dict[str, float]]]:
@@ -120,11 +96,12 @@ def test_layer_wise_steps_train_their_layers_and_exit_alone(step: int, train_con
     assert row["validation/sequential/objective"] == row[f"validation/sequential/{own}"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+POOLING = pytest.mark.xfail(strict=True, reason="freeze takes the pooling of the head for a part of the embedding")
+
+
+@pytest.mark.parametrize("family", [pytest.param(f, marks=POOLING) if f == "attention pooling" else f for f in FAMILIES])
 def test_layer_wise_steps_share_out_every_parameter(family: str) -> None:
     """Each is trained in one step, and reached by that step's loss."""
-    if family == "attention pooling":
-        pytest.xfail("freeze takes the pooling of the head for a part of the embedding")
     taken: list[str] = []
     for step in range(3):
         model = RoutedModel(small(**FAMILIES[family]), exits=heads("cnn_ignore", step=step))
@@ -148,32 +125,29 @@ def test_the_kept_epoch_has_the_lowest_objective(train_config: Config, prepared:
     assert row["validation/sequential/objective"] == pytest.approx(min(objectives), rel=1e-6)
 
 
-def test_resumed_training_equals_an_undisturbed_one(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    """On a plateau: what the scheduler has seen is kept, and so is early stopping's count."""
-    config = with_exits(train_config(epochs=9, lr=0.05, schedule="plateau", plateau_patience=1, stop_patience=4, per="sample"))
-    whole = run(config, prepared, tmp_path / "whole")
-    assert len({row["lr"] for row in whole}) > 1
-    for stop_after in (2, len(whole) - 1, len(whole)):
-        with pytest.raises(Killed):
-            run(config, prepared, tmp_path / str(stop_after), stop_after)
-        assert len(run(config, prepared, tmp_path / str(stop_after))) == len(whole) - stop_after
-        assert outcome(tmp_path / str(stop_after)) == outcome(tmp_path / "whole")
+def test_plateau_and_resuming(train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate falls to 0.6 after more than 2 epochs without gain, training ends after 5 (section IV); a kill changes nothing."""
+    published = {"schedule": "plateau", "plateau_patience": 2, "stop_patience": 5, "lr": 0.001}
+    config = with_exits(train_config(epochs=30, batch_size=96, per="sample", **published))
+    losses = [3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 3.0, 2.0, 2.0, 2.0]  # 1.9 again is no gain
 
+    def go_on(folder: str, done: int, stop_after: int | None = None) -> list[float]:
+        coming = iter(losses[done:])
+        monkeypatch.setattr(training, "validate", lambda *_: {"validation/arbitrary/objective": next(coming)})
+        return [row["lr"] / 0.001 for row in run(config, prepared, tmp_path / folder, stop_after)]
 
-def test_plateau_and_early_stopping(
-    train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    """Section IV: the rate falls to 0.6 after more than two epochs without gain, training ends after five; equal is no gain."""
-    config = with_exits(train_config(epochs=30, lr=0.001, route="sequential", schedule="plateau", plateau_patience=2, stop_patience=5))
-    losses = iter([3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 3.0, 2.0, 2.0, 2.0])
-    monkeypatch.setattr(training, "validate", lambda *_: {"validation/sequential/objective": next(losses)})
-    rates = [row["lr"] / 0.001 for row in run(config, prepared, tmp_path / "run")]
+    rates = go_on("whole", 0)
     assert rates == pytest.approx([1.0] * 7 + [0.6] * 2)
-    assert not (tmp_path / "run" / CHECKPOINT).exists()
+    for killed in (6, 9):
+        with pytest.raises(Killed):
+            go_on(str(killed), 0, killed)
+        torch.rand(5)  # a generator in another state must not matter
+        assert go_on(str(killed), killed) == rates[killed:]
+        assert outcome(tmp_path / str(killed)) == outcome(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
-    ("route", "per"), [({"drop": 0.6}, "batch"), ({"drop": 0.6}, "sample"), ("arbitrary", "sample"), ("reversed", "batch")]
+    ("route", "per"), [({"drop": 0.4}, "batch"), ({"drop": 0.6}, "sample"), ("arbitrary", "sample"), ("reversed", "batch")]
 )
 def test_exits_along_any_route(route: Any, per: str, train_config: Config, prepared: Path, tmp_path: Path) -> None:
     """LayerDrop's routes often end before an exit: it is then left out; all are trained in the end."""
@@ -195,9 +169,6 @@ def test_less_memory_gives_the_same_gradients(train_config: Config, prepared: Pa
         assert all(torch.allclose(plain[name], less[name], rtol=1e-4, atol=1e-6) for name in plain)
 
 
-# ---- exits on a frozen backbone ---------------------------------------------------------------------------------------
-
-
 class Bench:
     """A frozen backbone, and the configuration of its exits."""
 
@@ -205,7 +176,7 @@ class Bench:
         self.params, self.pico, self.data, self.folder = params, pico, data, folder
         self.weights = folder / "backbone.safetensors"
         torch.manual_seed(0)
-        save_weights(build(pico, 1 if "counting" in data.name else 10), self.weights)
+        save_weights(build(pico, len(read_meta(data)["classes"])), self.weights)
 
     def config(self, route: Any = "arbitrary", **changes: Any) -> ExitConfig:
         own = {"optimizer": "adam", "schedule": "plateau", "lr": 1.0, "epochs": 3, "stop_patience": 2, "batch_size": 32}
@@ -229,8 +200,7 @@ def results(folder: Path) -> tuple[str, str, dict[str, list]]:
 
 
 def read_rows(folder: Path) -> list[dict[str, str]]:
-    with open(folder / EXIT_ROWS) as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader((folder / EXIT_ROWS).read_text().splitlines()))
 
 
 @pytest.fixture(scope="module")
@@ -239,24 +209,24 @@ def bench(params: Params, pico: ModelPreset, prepared: Path, tmp_path_factory: p
 
 
 @pytest.fixture(scope="module")
-def frozen(bench: Bench) -> Iterator[Path]:
+def frozen(bench: Bench) -> Path:
     """All branches after every layer, for arbitrary orders; the backbone is what it was."""
-    opened: list[Any] = []
+    opened = open_model(bench.config(), bench.data, bench.weights)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exits, "open_model", lambda *args: opened.append(open_model(*args)) or opened[-1])
-        yield bench.train("all")
-    after = opened[0][0].backbone.state_dict()
+        patch.setattr(exits, "open_model", lambda *_: opened)
+        folder = bench.train("all")
+    after = opened[0].backbone.state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in load_file(bench.weights).items())
+    return folder
 
 
 def test_rows_and_arrays(frozen: Path) -> None:
     rows = read_rows(frozen)
-    expected = {(kind, depth, order) for kind in BRANCHES for depth in (1, 2, 3) for order in exits.ORDERS if (depth, order) != (3, "pruned")}
-    expected |= {("final", 4, order) for order in exits.ORDERS}
-    assert {(row["branch"], int(row["depth"]), row["order"]) for row in rows} == expected
-    assert len(rows) == len(expected)
+    expected = [(kind, depth) for depth in (1, 2, 3) for kind in BRANCHES] + [("final", 4)]
+    for order, reached in (("sequential", expected), ("arbitrary", expected), ("pruned", [*expected[:14], expected[-1]])):
+        assert [(row["branch"], int(row["depth"])) for row in rows if row["order"] == order] == reached
     with np.load(frozen / EXIT_ARRAYS) as arrays:
-        assert list(zip(arrays["branch"], arrays["depth"], strict=True)) == [(k, d) for d in (1, 2, 3) for k in BRANCHES] + [("final", 4)]
+        assert list(zip(arrays["branch"], arrays["depth"], strict=True)) == expected
         assert {name: arrays[name].shape for name in arrays if "_" in name} == {
             f"{name}_{part}": (22, 20) for name in ("confidence", "correct") for part in ("judge", "report")
         }
@@ -276,11 +246,10 @@ def test_finished_depths_are_not_trained_again(bench: Bench, frozen: Path, monke
     shutil.copytree(frozen, bench.folder / "stopped")
     for name in ("depth_2.pt", EXIT_ROWS, EXIT_ARRAYS, EXIT_WEIGHTS):
         (bench.folder / "stopped" / name).unlink()
-    depths: list[int] = []
-    real = exits.train_exit
-    monkeypatch.setattr(exits, "train_exit", lambda *args: depths.append(args[2]) or real(*args))
+    real = Mock(side_effect=exits.train_exit)
+    monkeypatch.setattr(exits, "train_exit", real)
     assert results(bench.train("stopped")) == results(frozen)
-    assert depths == [2] * len(BRANCHES)
+    assert [call.args[2] for call in real.call_args_list] == [2] * len(BRANCHES)
 
 
 @pytest.mark.parametrize("order", exits.ORDERS)
@@ -347,12 +316,8 @@ def test_counting_has_an_error_and_no_calibration(params: Params, pico: ModelPre
         assert np.isnan(arrays["confidence_judge"]).all()
 
 
-# ---- their use --------------------------------------------------------------------------------------------------------
-
-
 def test_attached_exits_answer_as_the_rows_say(bench: Bench, frozen: Path) -> None:
-    config = bench.config()
-    model, _ = open_model(config, bench.data, bench.weights)
+    model, _ = open_model(config := bench.config(), bench.data, bench.weights)
     chosen: dict[int, Any] = {1: "cnn_project", 2: "vit", 3: "mixer"}
     attach(model.eval(), frozen / EXIT_WEIGHTS, chosen, SIZES)
     batch, labels = (part := exits.open_parts(config, bench.data, model)["report"]).split.take(part.rows)
@@ -362,15 +327,14 @@ def test_attached_exits_answer_as_the_rows_say(bench: Bench, frozen: Path) -> No
 
 
 def test_exits_that_cannot_be_attached(bench: Bench, frozen: Path, tmp_path: Path) -> None:
-    model, file = build(bench.pico, 10), frozen / EXIT_WEIGHTS
-    other = SIZES.model_copy(update={"hidden": 5})
-    for path, chosen, sizes, said in (
-        (file, {4: "mlp"}, SIZES, r"has no branch 'mlp' after 4 layers, accepted: cnn_add\.1, cnn_add\.2, "),
-        (file, {1: "mlp"}, other, "does not fit the model: "),
-        (tmp_path / "none", {1: "mlp"}, SIZES, "not a safetensors file"),
+    model, file, other = build(bench.pico, 10), frozen / EXIT_WEIGHTS, SIZES.model_copy(update={"hidden": 5})
+    for path, depth, sizes, said in (
+        (file, 4, SIZES, r"has no branch 'mlp' after 4 layers, accepted: cnn_add\.1, cnn_add\.2, "),
+        (file, 1, other, "does not fit the model: "),
+        (tmp_path / "none", 1, SIZES, "not a safetensors file"),
     ):
         with pytest.raises(UserError, match=said) as error:
-            attach(model, path, chosen, sizes)  # type: ignore[arg-type]
+            attach(model, path, {depth: "mlp"}, sizes)
         assert "\n" not in str(error.value)
 
 
@@ -384,5 +348,5 @@ def test_costs_of_exits(bench: Bench, tmp_path: Path) -> None:
     assert flops.keys() == names | {f"final.{depth}" for depth in (1, 2, 3, 4)}
     steps = {flops[f"{kind}.{depth + 1}"] - flops[f"{kind}.{depth}"] for kind in (*BRANCHES, "final") for depth in (1, 2)}
     assert len(steps) == 1
-    assert steps.pop() > 0
+    assert min(steps) > 0
     assert flops["mlp.1"] - found["branch_flops"]["mlp"] == flops["vit.1"] - found["branch_flops"]["vit"] < flops["final.1"]

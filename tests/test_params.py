@@ -11,7 +11,7 @@ import yaml
 
 from lsvit.errors import UserError
 from lsvit.params import load
-from lsvit.sections import Analysis, Finetune, Pretrain, PruneEval
+from lsvit.sections import Analysis, Exits, Finetune, Pretrain, PruneEval
 from tests.conftest import ROOT
 
 # (dotted key, value; DELETE removes the key), what the one line must say
@@ -74,6 +74,22 @@ WRONG: list[tuple[str, Any, list[str]]] = [
     ("analysis.variants", ["lss"], ["analysis.variants", "'lss'", "did you mean 'ls'?"]),
     ("analysis.min_dist", 2, ["analysis.min_dist", "2"]),
     ("analysis.neighbors", 1000, ["analysis.neighbors", "1000", "at most 999"]),
+    ("exits.depths", [3, 12], ["exits.depths", "12", "at most 11"]),
+    ("exits.depths", [6, 3], ["exits.depths", "[6, 3]", "increasing order"]),
+    ("exits.placements", [[3, 3]], ["exits.placements.0", "[3, 3]", "increasing order, each once"]),
+    ("exits.placements", [[6], [3, 12]], ["exits.placements", "12", "at most 11"]),
+    ("exits.keep", 13, ["exits.keep", "13", "at most 12"]),
+    ("exits.branches", ["mlp", "cnn_ignored"], ["exits.branches.1", "'cnn_ignored'", "did you mean 'cnn_ignore'?"]),
+    ("exits.variants", {"lss": None}, ["exits.variants", "'lss'", "did you mean 'ls'?"]),
+    ("exits.variants", {"ls": ["mpl"]}, ["exits.variants.ls.0", "'mpl'", "did you mean 'mlp'?"]),
+    ("exits.strategies", ["end_to_ends"], ["exits.strategies.0", "did you mean 'end_to_end'?"]),
+    ("exits.lrs", [0], ["exits.lrs.0", "0", "greater than 0"]),
+    ("exits.counting.canvas", 8, ["exits.counting.canvas", "8", "16"]),
+    ("models.vit_b16.exits.epoch", 3, ["models.vit_b16.exits.epoch", "did you mean 'epochs'?"]),
+    ("variants.ls.exits", {"branch": "vti", "depths": [3]}, ["variants.ls.exits.branch", "'vti'", "did you mean 'vit'?"]),
+    ("variants.ls.exits", {"branch": "vit", "depths": [12]}, ["variants.ls.exits.depths", "12", "at most 11"]),
+    ("baseline.exits", {"branch": "vit", "depths": [3], "step": 2}, ["baseline.exits.step", "2", "at most 1"]),
+    ("variants.ls.exits", {"branch": "vit", "depths": [3], "step": 0}, ["variants.ls.route", "'arbitrary'", "layer-wise"]),
     ("variants.ls.finetune", {"baseline_epochs": 2}, ["baseline_epochs", "epochs"]),
     ("paper_figures.dpi", 99999, ["paper_figures.dpi", "99999"]),
     ("models.vit_micro.kwargs.num_heads", 5, ["models.vit_micro.kwargs.num_heads", "5", "divisor of embed_dim 32"]),
@@ -190,7 +206,7 @@ def test_paper_values_are_the_sections_values(content: dict[str, Any], tmp_path:
     assert (options.schedule, options.position_weight, options.epochs) == ("constant", 1.0, 20)
 
 
-@pytest.mark.parametrize("section", [Pretrain, Finetune, PruneEval, Analysis])
+@pytest.mark.parametrize("section", [Pretrain, Finetune, PruneEval, Analysis, Exits])
 def test_every_preset_resolves(content: dict[str, Any], tmp_path: Path, section: Any) -> None:
     for model in content["models"]:
         for dataset in content["datasets"]:
