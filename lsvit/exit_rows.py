@@ -14,6 +14,7 @@ COLUMNS = [
     "dataset", "model", "variant", "strategy", "placement", "architecture", "seed", "order", "branch", "depth", "lr", "epochs",
     "accuracy", "mae", "ece", "flops", "latency_ms", "practical",
 ]  # fmt: skip
+DYNAMIC_COLUMNS = ["dataset", "model", "variant", "seed", "exits", "policy", "budget", "flops", "latency_ms", "accuracy"]
 MODEL = ["dataset", "variant", "strategy", "placement", "architecture", "seed", "order"]  # columns that tell exits of one model
 BUDGETS = 16  # budgets between the cheapest and the dearest exit
 NONE, EVERY = "none", "all"
@@ -56,6 +57,22 @@ def _with_costs(rows: pd.DataFrame, costs: dict[str, Any]) -> pd.DataFrame:
     for _, group in rows.groupby(MODEL):
         rows.loc[group.index, "practical"] = practical(group["flops"].to_numpy(), group["score"].to_numpy())
     return rows.reindex(columns=COLUMNS).round({"accuracy": 6, "mae": 6, "ece": 6})
+
+
+def exit_metrics(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Few numbers for `dvc metrics` and MLflow, means over the seeds: of every frozen backbone the last exit and the best early one.
+
+    Accuracy as a fraction, by order of the layers; of counting the mean absolute error.
+    """
+    metrics: dict[str, dict[str, float]] = {}
+    frozen = rows[rows["strategy"] == "classifier_wise"]
+    for (dataset, variant, order), group in frozen.groupby(["dataset", "variant", "order"], sort=False):
+        column, best = ("mae", "min") if dataset == COUNTING else ("accuracy", "max")
+        means = group.groupby(["branch", "depth"])[column].mean()
+        early = means.drop(LAST_EXIT, level="branch")
+        values = {f"{order}/final": means[LAST_EXIT].iloc[0], f"{order}/best_early": getattr(early, best)()}
+        metrics.setdefault(str(variant), {}).update({name: round(float(value), 6) for name, value in values.items()})
+    return metrics
 
 
 class Used(NamedTuple):
@@ -115,7 +132,7 @@ def dynamic_rows(model: str, found: Iterable[Frozen], costs: dict[str, Any]) -> 
                     "accuracy": round(float(used.correct["report"][taken, images].mean()), 6),
                 }  # fmt: skip
                 rows.append(where | row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=DYNAMIC_COLUMNS)
 
 
 def choose(flops: np.ndarray, score: np.ndarray, depths: np.ndarray) -> np.ndarray:

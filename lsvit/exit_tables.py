@@ -77,12 +77,6 @@ class Form(NamedTuple):
 FORMS = (Form("exits_table1", "I", (6,), TABLE1), Form("exits_table2", "II", (3, 6, 9), TABLE2))
 
 
-def read_exits(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """exits.csv and exits_dynamic.csv, of which the latter has not even a header if no exits were trained on frozen backbones."""
-    dynamic = folder / "exits_dynamic.csv"
-    return pd.read_csv(folder / "exits.csv"), pd.read_csv(dynamic) if dynamic.read_text().strip() else pd.DataFrame()
-
-
 def exit_numbers(exits: pd.DataFrame, form: Form) -> pd.DataFrame:
     """Our figures of a table: a row an exit, mean and standard deviation over the seeds; accuracy as a fraction, counting by its error.
 

@@ -239,7 +239,7 @@ def train_branches(config: ExitConfig, data: Path, weights: Path, folder: Path, 
             report({"cell": f"exits after {depth} layers"})
     exits = [exit for depth in every for exit in torch.load(folder / f"depth_{depth}.pt", weights_only=False)]
     exits.append(_final(model, parts, routes, own, execution))
-    _write(exits, own, folder)
+    _write(exits, own, min(options.keep, model.num_layers), folder)
 
 
 def _record(model: RoutedModel, part: Part, routes: Tensor, depths: list[int], execution: Execution) -> Features | None:
@@ -287,7 +287,7 @@ def _final(model: RoutedModel, parts: dict[str, Part], routes: dict[tuple[str, s
     return Exit(LAST_EXIT, model.num_layers, None, None, {}, answered)
 
 
-def _write(exits: list[Exit], own: str, folder: Path) -> None:
+def _write(exits: list[Exit], own: str, keep: int, folder: Path) -> None:
     from safetensors.torch import save_file
 
     with open(folder / EXIT_ROWS, "w", newline="") as file:
@@ -297,7 +297,8 @@ def _write(exits: list[Exit], own: str, folder: Path) -> None:
             for (part, order), answered in exit.answered.items():
                 if part == "report":
                     numbers = (number if number is None else round(number, 6) for number in answered.numbers())
-                    writer.writerow((exit.branch, exit.depth, order, exit.lr, exit.epochs, *numbers))
+                    depth = keep if (exit.branch, order) == (LAST_EXIT, "pruned") else exit.depth
+                    writer.writerow((exit.branch, depth, order, exit.lr, exit.epochs, *numbers))
     arrays: dict[str, Any] = {
         f"{name}_{part}": np.stack([getattr(exit.answered[part, own], name) for exit in exits])
         for part in ("judge", "report")

@@ -28,6 +28,7 @@ from lsvit.sections import (
 )
 
 BASELINE = "baseline"
+TAKEN = (BASELINE, "pretrained", "counting")  # names of models in results/ that are no variants
 
 
 class Value(NamedTuple):
@@ -117,9 +118,8 @@ class Params(Section):
             if name not in table:
                 raise UserError(f"{file}: {key}: found {name!r}, {accepted(name, table)}")
         for name in self.variants:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", name) or name in (BASELINE, "pretrained"):
-                raise UserError(f"{file}: variants: found the name {name!r}, accepted: letters, digits and _, "
-                                f"but neither {BASELINE!r} nor 'pretrained'")  # fmt: skip
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", name) or name in TAKEN:
+                raise UserError(f"{file}: variants: found the name {name!r}, accepted: letters, digits, _, but not {', '.join(TAKEN)}")
         for seed in self.seeds:
             if self.seeds.count(seed) > 1:
                 raise UserError(f"{file}: seeds: found {seed} twice, accepted: each seed once")

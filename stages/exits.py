@@ -9,8 +9,8 @@ import pandas as pd
 from lsvit import launch
 from lsvit.counting import write_canvases
 from lsvit.errors import one_line_errors
-from lsvit.exit_jobs import COUNTING, Plan, Task, Trained, advance
-from lsvit.exit_rows import Used, dynamic_rows, frozen_rows, trained_rows
+from lsvit.exit_jobs import COUNTING, Frozen, Plan, Task, Trained, advance
+from lsvit.exit_rows import Used, dynamic_rows, exit_metrics, frozen_rows, trained_rows
 from lsvit.jobs import EXIT_ARRAYS, EXIT_COSTS, EXIT_WEIGHTS, EXITS_IN_USE, WEIGHTS, gather_trainings, starting_weights
 from lsvit.params import load
 from lsvit.processes import root
@@ -59,32 +59,39 @@ def main() -> None:
     costs = {task.name: plan.costs(task) for task in tasks}
     for job in costs.values():  # one after another, alone: they measure time
         run([job])
-
     measured = {name: json.loads((job.folder / EXIT_COSTS).read_text()) for name, job in costs.items()}
-    rows = [frozen_rows(params.model, frozen + counted, measured), trained_rows(params.model, trained + done, measured)]
-    pd.concat(rows).to_csv(RESULTS / "exits.csv", index=False, lineterminator="\n")
-    dynamic_rows(params.model, frozen, measured).to_csv(RESULTS / "exits_dynamic.csv", index=False, lineterminator="\n")
-    about = {
-        "hardware": measured[classes.name]["hardware"],
-        "batch_size": 1,
-        "keep": options.keep,
-        "counting": options.counting.model_dump(),
-    }
-    (RESULTS / "exits.json").write_text(json.dumps(about) + "\n")
-    for each in frozen + counted:
-        folder = OUT / "classifier_wise" / (each.variant if each.task is classes else COUNTING) / f"seed_{each.seed}"
-        folder.mkdir(parents=True)
-        shutil.copyfile(each.job.folder / EXIT_WEIGHTS, folder / EXIT_WEIGHTS)
-        if each in frozen:
-            shutil.copyfile(each.job.folder / EXIT_ARRAYS, folder / EXIT_ARRAYS)
-            use = {"backbone": str(each.job.inputs["weights"]), "sizes": plan.sizes, **Used.of(each, measured).record()}
-            (folder / EXITS_IN_USE).write_text(json.dumps(use, indent=1) + "\n")
-    for title in {each.title: None for each in trained + done}:
-        folders = {each.seed: each.best()[0].folder for each in trained + done if each.title == title}
-        task = next(each.task for each in trained + done if each.title == title)
-        gather_trainings(folders, OUT / title, OUT / title / "history.csv", task.judge)
+    write_results(plan, frozen, counted, trained + done, measured)
+    keep_exits(plan, frozen + counted, measured)
+    for title in dict.fromkeys(each.title for each in trained + done):
+        seeds = [each for each in trained + done if each.title == title]
+        gather_trainings(
+            {each.seed: each.best()[0].folder for each in seeds}, OUT / title, OUT / title / "history.csv", seeds[0].task.judge
+        )
         tracker.training(OUT / title)
     tracker.results("exits")
+
+
+def write_results(plan: Plan, frozen: list[Frozen], counted: list[Frozen], trained: list[Trained], costs: dict) -> None:
+    """results/exits.csv, exits_dynamic.csv, exits.json."""
+    model, options = plan.params.model, plan.options
+    rows = pd.concat([frozen_rows(model, frozen + counted, costs), trained_rows(model, trained, costs)])
+    rows.to_csv(RESULTS / "exits.csv", index=False, lineterminator="\n")
+    dynamic_rows(model, frozen, costs).to_csv(RESULTS / "exits_dynamic.csv", index=False, lineterminator="\n")
+    about = {"hardware": costs[plan.params.dataset]["hardware"], "batch_size": 1, "keep": options.keep}
+    found = {"exits": exit_metrics(rows), **about, "counting": options.counting.model_dump()}
+    (RESULTS / "exits.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def keep_exits(plan: Plan, frozen: list[Frozen], costs: dict) -> None:
+    """outs/exits/classifier_wise/<variant>/seed_<n>/: the branches' weights, and what `lsvit predict --exits` needs."""
+    for each in frozen:
+        folder = OUT / "classifier_wise" / each.variant / f"seed_{each.seed}"
+        folder.mkdir(parents=True)
+        shutil.copyfile(each.job.folder / EXIT_WEIGHTS, folder / EXIT_WEIGHTS)
+        if each.task.name != COUNTING:  # a count has no confidence to go by
+            shutil.copyfile(each.job.folder / EXIT_ARRAYS, folder / EXIT_ARRAYS)
+            used = {"sizes": plan.sizes, **Used.of(each, costs).record()}
+            (folder / EXITS_IN_USE).write_text(json.dumps(used, indent=1) + "\n")
 
 
 if __name__ == "__main__":

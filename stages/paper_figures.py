@@ -9,7 +9,7 @@ import pandas as pd
 from lsvit.claims import CLAIMS
 from lsvit.errors import one_line_errors
 from lsvit.exit_plots import ExitFigures
-from lsvit.exit_tables import read_exits, write_exit_tables
+from lsvit.exit_tables import write_exit_tables
 from lsvit.ledger import judge, markdown
 from lsvit.params import load
 from lsvit.processes import root
@@ -52,7 +52,7 @@ def main() -> None:
         captions["First layers"] = figures.first_layers(samplers, chance, "first_layers")
     histories = {v: pd.read_csv(RESULTS / "finetune" / f"{v}.csv") for v in params.all_variants}
     captions["Training curves"] = figures.training_curves(histories, "training_curves")
-    exits, dynamic = read_exits(RESULTS)
+    exits, dynamic = (pd.read_csv(RESULTS / f"{name}.csv") for name in ("exits", "exits_dynamic"))
     captions |= write_exit_tables(exits, RESULTS)
     captions |= figures.draw_exits(exits, dynamic, json.loads((RESULTS / "exits.json").read_text()))
     head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"

@@ -19,7 +19,6 @@ from lsvit.exit_tables import (
     WITHOUT,
     exit_numbers,
     exit_table,
-    read_exits,
     write_exit_tables,
 )
 from lsvit.params import Params
@@ -196,10 +195,8 @@ def test_figures_without_rows_are_left_out(
     for column, values in left_out.items():
         exits = exits[~exits[column].isin(values)]
         dynamic = dynamic[~dynamic[column].isin(values)] if column in dynamic else dynamic
-    exits.to_csv(tmp_path / "exits.csv", index=False)
-    (dynamic if len(dynamic) else pd.DataFrame()).to_csv(tmp_path / "exits_dynamic.csv", index=False)
     small = params.paper_figures.model_copy(update={"dpi": 30})
-    captions = ExitFigures(tmp_path / "figures", small, ["baseline"]).draw_exits(*read_exits(tmp_path), ABOUT)
+    captions = ExitFigures(tmp_path / "figures", small, ["baseline"]).draw_exits(exits, dynamic, ABOUT)
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == drawn
     assert len(captions) == len(drawn)
-    write_exit_tables(read_exits(tmp_path)[0], tmp_path)
+    write_exit_tables(exits, tmp_path)

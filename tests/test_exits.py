@@ -255,8 +255,7 @@ def test_finished_depths_are_not_trained_again(bench: Bench, frozen: Path, monke
 @pytest.mark.parametrize("order", exits.ORDERS)
 def test_recorded_features_are_the_models_states(bench: Bench, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exits, "BATCH_SIZE", 7)  # the last batch has 6
-    config = bench.config()
-    model, execution = open_model(config, bench.data, bench.weights)
+    model, execution = open_model(config := bench.config(), bench.data, bench.weights)
     part = exits.open_parts(config, bench.data, model.eval())["report"]
     routes = exits.draw_routes(order, len(part.rows), 4, config, 0)
     tokens, labels = exits.record(model, part, routes, [1, 2], execution)
@@ -272,8 +271,7 @@ def test_recorded_features_are_the_models_states(bench: Bench, order: str, monke
 
 def test_images_that_choose_and_images_that_report(bench: Bench, raw: Path, tmp_path: Path) -> None:
     """Two halves of the validation images; where there are held-out images, these and all validation images."""
-    config = bench.config(images=50)
-    model, _ = open_model(config, bench.data, bench.weights)
+    model, _ = open_model(config := bench.config(images=50), bench.data, bench.weights)
     parts = exits.open_parts(config, bench.data, model)
     judge, report = (parts[name].rows.tolist() for name in ("judge", "report"))
     assert sorted(judge + report) == list(range(40))
