@@ -191,12 +191,13 @@ def exit_stages(params: Params, backbone: Any, sizes: tuple[int, int, int]) -> l
     """
     options, threads = params.resolve(Exits), params.resolve(Finetune).threads
     frozen = [(params.all_variants[name], branches or options.branches) for name, branches in options.variants.items()]
-    jobs = exit_jobs(params, backbone, frozen, sizes, options.backbone_epochs)
+    jobs = exit_jobs(params, backbone, frozen, sizes, options.backbone_epochs, len(options.backbone_lrs))
     found = [Stage("exits", strategy, jobs[strategy], threads) for strategy in options.strategies]
     if options.counting_strategies:
         counter = meta_backbone(params.model_preset.model_copy(update={"num_classes": None}), 1)
         task = options.counting
-        jobs = exit_jobs(params, counter, [(PLAIN, options.branches)], (task.train, task.validation, task.heldout), task.epochs)
+        sizes = task.train, task.validation, task.heldout
+        jobs = exit_jobs(params, counter, [(PLAIN, options.branches)], sizes, task.epochs, len(task.lrs or options.backbone_lrs))
         own = [] if "end_to_end" in options.counting_strategies else ["backbone"]  # else it is the control of end_to_end
         rows = [*own, *options.counting_strategies]
         found += [Stage("exits", f"counting, {row}", jobs[row], threads) for row in rows]
@@ -204,9 +205,13 @@ def exit_stages(params: Params, backbone: Any, sizes: tuple[int, int, int]) -> l
 
 
 def exit_jobs(
-    params: Params, backbone: Any, frozen: Sequence[tuple[Variant, Sequence[BranchName]]], sizes: tuple[int, int, int], epochs: int
+    params: Params, backbone: Any, frozen: Sequence[tuple[Variant, Sequence[BranchName]]], sizes: tuple[int, int, int], epochs: int,
+    lrs: int,
 ) -> dict[str, list[list[Work]]]:  # fmt: skip
-    """By strategy, and of a plain "backbone": on frozen variants the features are computed once, and each branch is trained on them."""
+    """By strategy, and of a plain "backbone": on frozen variants the features are computed once, and each branch is trained on them.
+
+    `epochs` and `lrs`, the number of learning rates, are those of trainings of the backbone.
+    """
     options, preset, (train, validation, heldout) = params.resolve(Exits), params.model_preset, sizes
     tuning = params.resolve(Finetune).model_copy(update={"epochs": epochs, "batch_size": options.batch_size})
     asked = {*options.branches, *options.layer_wise_branches, *(kind for _, kinds in frozen for kind in kinds)}
@@ -232,7 +237,7 @@ def exit_jobs(
         for kind in options.layer_wise_branches:
             jobs["layer_wise"] += [*(training(branches[kind], last) for last in placement), training()]
     for strategy in ("backbone", "end_to_end", "layer_wise"):
-        jobs[strategy] *= len(options.backbone_lrs) * seeds
+        jobs[strategy] *= lrs * seeds
     return jobs
 
 

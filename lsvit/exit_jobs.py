@@ -93,11 +93,13 @@ class Plan:
         found = Trained(task, strategy, branch, tuple(placement), seed, variant, [])
         start = start or task.start
         run = self._run(found.title, task, variant, sha256(start))
-        epochs = self.options.counting.epochs if task.name == COUNTING else self.options.backbone_epochs
-        for lr in self.options.backbone_lrs:
+        epochs, lrs = self.options.backbone_epochs, self.options.backbone_lrs
+        if task.name == COUNTING:
+            epochs, lrs = self.options.counting.epochs, self.options.counting.lrs or lrs
+        for lr in lrs:
             config = TrainConfig(**run, options=self.tuning(epochs, lr), seed=seed)
             title = f"{found.title}{'' if step is None else f' step {step + 1}'} seed {seed}"
-            title += f" lr {lr:g}" if len(self.options.backbone_lrs) > 1 else ""
+            title += f" lr {lr:g}" if len(lrs) > 1 else ""
             inputs = {"data": task.data, "weights": start}
             found.jobs.append(Job(title, "lsvit.training:train", config, inputs, total=epochs))
         return found

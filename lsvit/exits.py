@@ -3,12 +3,12 @@
 import copy
 import csv
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -201,7 +201,7 @@ def depths_at_once(parts: dict[str, Part], model: RoutedModel, execution: Execut
     shape = token_shape(model.backbone)
     images = len(parts["train"].rows) + len(parts["judge"].rows) + len(ORDERS) * len(parts["report"].rows)
     each = images * shape.length * shape.width * (2 if execution.precision == "bf16" else 4)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = psutil.virtual_memory().available
     if each > free // 2:
         raise UserError(f"exits.images: the features of one layer take {each / 2**30:.0f} GiB, more than half of the free memory, "
                         f"accepted: fewer than {len(parts['train'].rows)} images")  # fmt: skip

@@ -110,6 +110,7 @@ class Counting(Section):
     validation: Count
     heldout: Count
     epochs: Count  # at most, of the backbone
+    lrs: Annotated[list[Positive], Field(min_length=1)] | None = None  # of the backbone; None: those of `backbone_lrs`
     seed: Seed
 
 
