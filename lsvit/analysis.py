@@ -27,7 +27,7 @@ class Contributions:
     """
 
     def __init__(self, model: RoutedModel, batch: int) -> None:
-        self.class_token = model.num_prefix_tokens > 0
+        self.class_token = model.has_class_token
         self.norms = torch.zeros(batch, model.num_layers)  # by sample and layer
 
     def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:

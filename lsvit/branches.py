@@ -17,9 +17,15 @@ class TokenShape(NamedTuple):
     """What the tokens of a model are: (B, prefix + height x width, width of the model)."""
 
     width: int
-    prefix: int  # class token first, then distillation or register tokens
+    prefix: int  # class token first, if there is one, then distillation or register tokens
     grid: tuple[int, int]  # patches: height, width
     heads: int
+    first_is_class: bool = True  # of the prefix tokens, if there are any
+
+    @property
+    def class_token(self) -> bool:
+        """Whether there is a class token."""
+        return self.prefix > 0 and self.first_is_class
 
     @property
     def length(self) -> int:
@@ -37,8 +43,9 @@ def token_shape(backbone: Any) -> TokenShape:
         raise UserError("exits: found a model with patch dropout, accepted: models that keep their patches, which lie on a grid")
     patches = getattr(backbone, "stem", None) or backbone.patch_embed
     width, attention = backbone.embed_dim, getattr(backbone.blocks[0], "attn", None)
-    heads = attention.num_heads if attention is not None else max(1, math.gcd(width, width // 64))
-    return TokenShape(width, getattr(backbone, "num_prefix_tokens", 0), tuple(patches.grid_size), heads)
+    heads = attention.num_heads if attention is not None else math.gcd(width, max(1, width // 64))
+    prefix, first_is_class = getattr(backbone, "num_prefix_tokens", 0), getattr(backbone, "has_class_token", False)
+    return TokenShape(width, prefix, tuple(patches.grid_size), heads, first_is_class)
 
 
 class Read(nn.Module):
@@ -95,12 +102,15 @@ def make_branch(kind: BranchName, shape: TokenShape, outputs: int, sizes: Branch
     width = shape.width
     if kind in ("mlp", "vit"):
         encoder = [Block(width, shape.heads, qkv_bias=True)] if kind == "vit" else []
-        return nn.Sequential(*encoder, nn.LayerNorm(width), Read(shape.prefix > 0), dense(width, outputs, sizes))
+        read: list[nn.Module] = [nn.LayerNorm(width), Read(shape.class_token)]
+        if shape.class_token:  # the norm is each token's own: that of the one that is read is enough
+            read.reverse()
+        return nn.Sequential(*encoder, *read, dense(width, outputs, sizes))
     if kind in ("mixer", "resmlp"):
         # timm starts ResMLP's second affine at 1e-4, for deep stacks; a single layer starts at 1
         mixer = MixerBlock(width, shape.length) if kind == "mixer" else ResBlock(width, shape.length, init_values=1.0)
         return nn.Sequential(mixer, Read(class_token=False), dense(width, outputs, sizes))
-    if not shape.prefix and kind != "cnn_ignore":
+    if not shape.class_token and kind != "cnn_ignore":
         raise UserError(f"exits: found branch {kind!r} on a model without a class token, accepted: mlp, cnn_ignore, vit, mixer, resmlp")
     grid = Grid(shape, kind)
     pooled = math.prod(-(-side // POOL) for side in shape.grid)  # the last row of an odd grid is pooled too

@@ -114,7 +114,12 @@ def leave_early(model: RoutedModel, images: Tensor, thresholds: Mapping[int, flo
 
     Returns:
         (logits (B, num_classes), depth at which each image left (B,)).
+
+    Raises:
+        ValueError: the model has one output, a regression, whose answers have no confidence.
     """
+    if model.backbone.num_classes == 1:
+        raise ValueError("leave_early: found a model with one output, accepted: a classifier")
     route = tuple(range(model.num_layers)) if route is None else route
     states = model.states(images, route)
     waiting, rest = torch.arange(len(images), device=images.device), None

@@ -240,6 +240,8 @@ def train_branches(config: ExitConfig, data: Path, weights: Path, folder: Path, 
     exits = [exit for depth in every for exit in torch.load(folder / f"depth_{depth}.pt", weights_only=False)]
     exits.append(_final(model, parts, routes, own, execution))
     _write(exits, own, min(options.keep, model.num_layers), folder)
+    for depth in every:
+        (folder / f"depth_{depth}.pt").unlink()
 
 
 def _record(model: RoutedModel, part: Part, routes: Tensor, depths: list[int], execution: Execution) -> Features | None:

@@ -99,7 +99,8 @@ class RoutedModel(nn.Module):
         self._forward_head: Any = (VisionTransformer if one_head else kind).forward_head
         width = self.backbone.embed_dim
         self.num_prefix_tokens: int = getattr(backbone, "num_prefix_tokens", 0)
-        if position.predict and position.predict.token == "class_token" and not self.num_prefix_tokens:
+        self.has_class_token: bool = getattr(backbone, "has_class_token", False)
+        if position.predict and position.predict.token == "class_token" and not self.has_class_token:
             raise UserError(f"position.predict.token: found 'class_token', accepted: mean ({type(backbone).__name__} has no class token)")
         parts: dict[str, nn.Module] = {}
         if position.encode:

@@ -149,10 +149,10 @@ class Params(Section):
         if self.protocol == "heldout" and not data.heldout:
             raise UserError(f"{file}: protocol: found 'heldout', accepted: paper ({self.dataset!r} holds no images out; "
                             f"datasets.{self.dataset}.heldout says how many)")  # fmt: skip
-        for key, names in (("analysis", self.resolve(Analysis).variants), ("exits", self.resolve(Exits).variants)):
-            for name in names:
+        for found in (self.analysis, self.exits, self.resolve(Analysis), self.resolve(Exits)):
+            for name in found.variants:
                 if name not in self.all_variants:
-                    raise UserError(f"{file}: {key}.variants: found {name!r}, {accepted(name, self.all_variants)}")
+                    raise UserError(f"{file}: {found.name}.variants: found {name!r}, {accepted(name, self.all_variants)}")
 
     def check_sizes(self, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
         """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""

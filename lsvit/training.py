@@ -67,7 +67,9 @@ class TrainingStep(nn.Module):
             loss = task_loss(logits, labels)
             parts = {"class_loss": loss.detach(), "accuracy": is_right(logits, labels).float().mean()}
             if heads and not alone:
-                each = {depth: task_loss(answers, labels[samples]) for depth, (samples, answers) in early.logits.items()}
+                # Means over the batch: samples that end before an exit count as nothing, also where a batch is run in parts.
+                reached = early.logits.items()
+                each = {depth: task_loss(answers, labels[samples], "sum") / len(labels) for depth, (samples, answers) in reached}
                 loss = exit_objective(heads, loss, each)
                 parts["objective"] = loss.detach()
             if taps:
@@ -95,7 +97,7 @@ def freeze(model: RoutedModel) -> None:
         name = name.removeprefix("backbone.")
         if name.startswith("blocks."):
             return first <= int(name.split(".")[1]) < last
-        after = name.startswith(("norm.", "fc_norm.", "head"))
+        after = name.startswith(("norm.", "fc_norm.", "attn_pool.", "head"))
         return last == model.num_layers if after else first == 0
 
     for name, parameter in model.named_parameters():

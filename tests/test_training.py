@@ -285,10 +285,10 @@ def test_an_order_a_sample(train_config: Config, prepared: Path, tmp_path: Path,
     seen: list[torch.Tensor] = []
     forward = RoutedModel.forward
 
-    def spy(self: RoutedModel, images: torch.Tensor, route: Any = None, taps: Any = ()) -> torch.Tensor:
+    def spy(self: RoutedModel, images: torch.Tensor, route: Any = None, taps: Any = (), exit: int | None = None) -> torch.Tensor:
         if isinstance(route, torch.Tensor):
             seen.append(route)
-        return forward(self, images, route, taps)
+        return forward(self, images, route, taps, exit)
 
     monkeypatch.setattr(RoutedModel, "forward", spy)
     base, config = (train_config(position={"predict": {}}, epochs=1, per=per) for per in ("batch", "sample"))
