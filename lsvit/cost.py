@@ -91,7 +91,7 @@ def sampler_work(model: Forward, spec: Spec, images: int, batch_size: int, train
 
 def training_job(model: Forward, variant: Variant, options: Optimisation, train: int, validation: int, heldout: int) -> list[Work]:
     """One training: epochs of complete batches, each validated in every order, the held-out images in one."""
-    images = train // options.batch_size * options.batch_size
+    images = min(train, options.images or train) // options.batch_size * options.batch_size
     if variant.per == "sample":
         epoch = [sampler_work(model, variant.route, images, options.batch_size, training=True)]
     else:
@@ -213,7 +213,7 @@ def exit_jobs(
     `epochs` and `lrs`, the number of learning rates, are those of trainings of the backbone.
     """
     options, preset, (train, validation, heldout) = params.resolve(Exits), params.model_preset, sizes
-    tuning = params.resolve(Finetune).model_copy(update={"epochs": epochs, "batch_size": options.batch_size})
+    tuning = params.resolve(Finetune).model_copy(update={"epochs": epochs, "batch_size": options.batch_size, "images": options.images})
     asked = {*options.branches, *options.layer_wise_branches, *(kind for _, kinds in frozen for kind in kinds)}
     whole, shape, seeds = count_forward(backbone, preset), token_shape(backbone), len(params.seeds[: options.seeds])
     branches = {kind: count_branch(kind, shape, backbone.num_classes, options) for kind in BRANCHES if kind in asked}

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from lsvit.exit_tables import CLASSIFIER_WISE, COUNTING, DATA, FINAL, LABELS, LAYER_WISE, NONE, STRATEGIES, TABLE1, TABLE2, WITHOUT
+from lsvit.exit_tables import CLASSIFIER_WISE, DATA, LABELS, LAYER_WISE, NONE, STRATEGIES, TABLE1, TABLE2, WITHOUT
+from lsvit.jobs import LAST_EXIT
 from lsvit.ledger import Claim, Evidence, NotRun, Range
-from lsvit.params import BASELINE
+from lsvit.params import BASELINE, COUNTING
 from lsvit.routes import count_routes
 from lsvit.tables import label
 
@@ -58,7 +59,7 @@ def grid(e: Evidence, rows: pd.DataFrame, column: str, exits: Sequence[tuple[str
 
 def last_depth(e: Evidence) -> int:
     """Depth of the model's own head: all layers."""
-    found = select(e, branch=FINAL)["depth"]
+    found = select(e, branch=LAST_EXIT)["depth"]
     if found.empty:
         raise NotRun("the last exit is not among the results")
     return int(found.max())
@@ -124,7 +125,7 @@ def _no_better(e: Evidence) -> np.ndarray:
 
 
 def _late_over_final(e: Evidence) -> np.ndarray:
-    final = frozen(e, [last_depth(e)], [FINAL], counting=True)[FINAL][0]
+    final = frozen(e, [last_depth(e)], [LAST_EXIT], counting=True)[LAST_EXIT][0]
     return np.max(list(frozen(e, every_depth(e)[-3:], counting=True).values()), axis=(0, 1)) - final
 
 
@@ -192,7 +193,7 @@ def _deviation(table: Table, placement: Sequence[int]) -> Callable[[Evidence], n
 def _orders_of_exits(e: Evidence, variant: str, order: str) -> tuple[np.ndarray, np.ndarray]:
     """Accuracy in the original order and in another: means over those exits that the LayerShuffle backbone has in the latter."""
     rows = select(e, strategy=CLASSIFIER_WISE, dataset=e.cell["dataset"])
-    rows = rows[rows["branch"] != FINAL]
+    rows = rows[rows["branch"] != LAST_EXIT]
     shuffled = rows[(rows["variant"] == "ls") & (rows["order"] == order)]
     if shuffled.empty:
         raise NotRun(f"exits on a LayerShuffle backbone, {order}, are not among the results")

@@ -7,12 +7,11 @@ from typing import NamedTuple
 from lsvit.data import HELDOUT, read_meta
 from lsvit.jobs import HISTORY, JUDGES, ExitConfig, Row, TrainConfig, judging_loss, kept_epoch, run_config, weights_file
 from lsvit.launch import Job
-from lsvit.params import BASELINE, Params
+from lsvit.params import BASELINE, COUNTING, Params
 from lsvit.sections import BranchName, BranchSizes, ExitHeads, Exits, Finetune, Optimisation, Strategy, Variant
 from lsvit.shards import sha256
 
 PLAIN = Variant(route="sequential")
-COUNTING = "counting"
 
 
 class Task(NamedTuple):
@@ -79,7 +78,7 @@ class Plan:
         """Adam as published (section IV): reduce-on-plateau, early stopping; what the paper leaves open as torch and `finetune` have it."""
         options, own = self.options, self.params.resolve(Finetune).model_dump(exclude={"baseline_epochs"})
         published = {"optimizer": "adam", "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "schedule": "plateau"}
-        shared = {key: getattr(options, key) for key in ("plateau_factor", "plateau_patience", "stop_patience", "batch_size")}
+        shared = {key: getattr(options, key) for key in ("plateau_factor", "plateau_patience", "stop_patience", "batch_size", "images")}
         return Optimisation.model_validate(own | published | shared | {"epochs": epochs, "lr": lr})
 
     def trained(

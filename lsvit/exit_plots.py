@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 
 from lsvit.budgets import practical
-from lsvit.exit_tables import CLASSIFIER_WISE, COUNTING, FINAL, LABELS
-from lsvit.params import BASELINE
+from lsvit.exit_tables import CLASSIFIER_WISE, LABELS
+from lsvit.jobs import LAST_EXIT
+from lsvit.params import BASELINE, COUNTING
 from lsvit.plots import MARKERS, OKABE_ITO, Axes, Figure, Figures
 from lsvit.tables import label
 
@@ -78,7 +79,7 @@ class ExitFigures(Figures):
     def tradeoff(self, rows: pd.DataFrame, metric: Metric, hardware: str, name: str) -> str:
         """Figure 5 of multi-exit ViT: exits on a frozen backbone by what they cost, in operations and in time. Returns the caption."""
         exits = over_seeds(rows, metric)
-        early, final = exits[exits["branch"] != FINAL], exits[exits["branch"] == FINAL].iloc[0]
+        early, final = exits[exits["branch"] != LAST_EXIT], exits[exits["branch"] == LAST_EXIT].iloc[0]
         scale, unit = (1e9, "G") if final["cost"] >= 1e9 else (1e6, "M")
         early = early.assign(cost=early["cost"] / scale)
         late = early[early["depth"] >= np.median(early["depth"].unique())]
@@ -146,7 +147,7 @@ class ExitFigures(Figures):
             line = exits[exits["branch"] == branch]
             axis.errorbar(line["depth"], line["mean"], line["std"], color=COLOURS[branch], marker=SHAPES[branch], markersize=2.5,
                           linewidth=0.9, elinewidth=0.5, label=LABELS[branch])  # fmt: skip
-        final = exits[exits["branch"] == FINAL]
+        final = exits[exits["branch"] == LAST_EXIT]
         axis.errorbar([last], final["mean"], final["std"], **STAR)
 
     def dynamic(self, rows: pd.DataFrame, exits: pd.DataFrame, name: str) -> str:
@@ -161,7 +162,7 @@ class ExitFigures(Figures):
             above.plot(curve["budget"], curve["mean"], color=colour, marker=marker, markersize=3, label=title)
             above.fill_between(curve["budget"], curve["mean"] - curve["std"], curve["mean"] + curve["std"], color=colour, alpha=0.15,
                                linewidth=0)  # fmt: skip
-        final = over_seeds(exits[exits["branch"] == FINAL], ACCURACY).iloc[0]
+        final = over_seeds(exits[exits["branch"] == LAST_EXIT], ACCURACY).iloc[0]
         above.errorbar([final["cost"] / scale], [final["mean"]], [final["std"]], **STAR)
         above.set(xlabel=f"budget of an image on average (multiply-adds, {unit})", ylabel=ACCURACY.name)
         above.legend(loc="lower right")

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 
 from lsvit.budgets import cumulative_cost, exit_thresholds, leave, pick, practical
-from lsvit.exit_jobs import COUNTING, Frozen, Trained
+from lsvit.exit_jobs import Frozen, Trained
 from lsvit.jobs import EXIT_ARRAYS, EXIT_ROWS, LAST_EXIT
+from lsvit.params import COUNTING
 
 COLUMNS = [
     "dataset", "model", "variant", "strategy", "placement", "architecture", "seed", "order", "branch", "depth", "lr", "epochs",

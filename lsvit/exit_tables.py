@@ -6,9 +6,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from lsvit.jobs import LAST_EXIT
+from lsvit.params import COUNTING
 from lsvit.tables import cell_text, write_latex
 
-COUNTING, FINAL, NONE = "counting", "final", "none"  # a data set, a branch and an architecture of exits.csv
+NONE = "none"  # the architecture of models without exits
 CLASSIFIER_WISE = "classifier_wise"
 STRATEGIES = {"end_to_end": "end-to-end", "layer_wise": "layer-wise"}
 LABELS = {"mlp": "MLP-EE", "cnn_ignore": "CNN-Ignore-EE", "cnn_add": "CNN-Add-EE", "cnn_project": "CNN-Project-EE", "vit": "ViT-EE",
@@ -88,7 +90,7 @@ def exit_numbers(exits: pd.DataFrame, form: Form) -> pd.DataFrame:
     rows = exits[exits["strategy"].isin(STRATEGIES) & exits["placement"].astype(str).isin(placements)]
     counted = rows["dataset"] == COUNTING
     rows = rows.assign(
-        exit=("Early@" + rows["depth"].astype(str)).where(rows["branch"] != FINAL, "Final"),
+        exit=("Early@" + rows["depth"].astype(str)).where(rows["branch"] != LAST_EXIT, "Final"),
         metric=np.where(counted, "mae", "accuracy"),
         value=rows["accuracy"].where(~counted, rows["mae"]),
     )

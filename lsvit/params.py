@@ -27,8 +27,8 @@ from lsvit.sections import (
     Variant,
 )
 
-BASELINE = "baseline"
-TAKEN = (BASELINE, "pretrained", "counting")  # names of models in results/ that are no variants
+BASELINE, COUNTING = "baseline", "counting"
+TAKEN = (BASELINE, "pretrained", COUNTING)  # names of models in results/ that are no variants
 
 
 class Value(NamedTuple):

@@ -59,6 +59,7 @@ class Optimisation(Section):
     position_weight: Annotated[Float, Field(ge=0)] = 1.0
     plateau_factor: Fraction = 0.6  # of schedule plateau (multi-exit ViT, section IV)
     plateau_patience: Count = 2  # epochs without gain before the rate falls
+    images: Count | None = None  # use only the first n training images; None: all
     stop_patience: Count | None = None  # epochs without gain before the training ends; None: it does not end early
 
 

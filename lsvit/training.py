@@ -186,8 +186,8 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
     freeze(model)
     if execution.compiled:
         compile_blocks(model.backbone.blocks)
-    splits = {split: open_split(config, data, split, model) for split in read_meta(data)["counts"]}
-    train_split = splits.pop("train")
+    train_split = open_split(config, data, "train", model, options.images)
+    splits = {split: open_split(config, data, split, model) for split in read_meta(data)["counts"] if split != "train"}
     steps = len(train_split) // options.batch_size
     if steps == 0:
         raise UserError(f"batch_size: found {options.batch_size}, accepted: at most the {len(train_split)} training images")

@@ -9,10 +9,10 @@ import pandas as pd
 from lsvit import launch
 from lsvit.counting import write_canvases
 from lsvit.errors import one_line_errors
-from lsvit.exit_jobs import COUNTING, Frozen, Plan, Task, Trained, advance
+from lsvit.exit_jobs import Frozen, Plan, Task, Trained, advance
 from lsvit.exit_rows import Used, dynamic_rows, exit_metrics, frozen_rows, trained_rows
 from lsvit.jobs import EXIT_ARRAYS, EXIT_COSTS, EXIT_WEIGHTS, EXITS_IN_USE, WEIGHTS, gather_trainings, starting_weights
-from lsvit.params import load
+from lsvit.params import COUNTING, load
 from lsvit.processes import root
 from lsvit.sections import Exits, Finetune
 from lsvit.tracking import Tracker

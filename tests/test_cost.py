@@ -110,7 +110,7 @@ def small(params: Params, pico: ModelPreset) -> Params:
     variants = {
         "ls": Variant(route="arbitrary"), "ls_pred": Variant(route="arbitrary", position=Position(predict=Predict())),
         "layerdrop": Variant(route={"drop": 0.5}), "refit_3": Variant(route="sequential", layers=3),
-        "skip": Variant(route={"skip": [1]}), "sample": Variant(route="arbitrary", per="sample", finetune={"epochs": 1}),
+        "skip": Variant(route={"skip": [1]}, finetune={"images": 40}), "sample": Variant(route="arbitrary", per="sample", finetune={"epochs": 1}),
     }  # fmt: skip
     return params.model_copy(update={
         "dataset": "bars", "datasets": {"bars": DatasetPreset(source="embedded", train=96, validation=40, heldout=16)},

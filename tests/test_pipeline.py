@@ -1,6 +1,7 @@
 """The pipeline as a user meets it: every stage end to end on the smallest presets, and the project's own rules."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -9,9 +10,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from PIL import Image
 
 from lsvit.launch import imported_modules
 from lsvit.params import load
@@ -140,6 +143,9 @@ def test_smoke_passes_through_every_stage_and_prints_the_table(smoked: Path) -> 
     assert set(table["n"]) == {1}
     figures = {path.name for path in (smoked / "results" / "figures").iterdir()}
     assert {f"figure_{n}.{e}" for n in ("1b", "1c", "4a", "4b", "4c", "4d") for e in ("pdf", "png")} <= figures
+    exits = pd.read_csv(smoked / "results" / "exits.csv")
+    assert set(exits["strategy"]) == {"classifier_wise", "end_to_end", "layer_wise"}
+    assert {"exits_tradeoff.png", "exits_counting.png", "exits_orders.png", "exits_dynamic.png"} <= figures
 
 
 def test_nothing_is_left_to_do(smoked: Path) -> None:
@@ -160,20 +166,26 @@ def test_metrics_and_plots_say_something(smoked: Path) -> None:
     assert "figure_1b" in (smoked / "plots" / "index.html").read_text()
 
 
+def test_exits_answer_within_a_budget(smoked: Path) -> None:
+    Image.fromarray(np.arange(784, dtype=np.uint8).reshape(28, 28)).save(smoked / "photo.png")
+    exits = smoked / "outs/exits/classifier_wise/ls/seed_0"
+    used = json.loads((exits / "exits.json").read_text())
+    ask = ["lsvit.cli", "predict", "photo.png", "--weights", "outs/finetune/ls/seed_0/weights.safetensors", "--exits", str(exits), "--json"]
+    (cheapest,) = json.loads(run([*ask, "--flops", str(used["flops"][0])], smoked))
+    assert (cheapest["exit"]["depth"], cheapest["exit"]["flops"]) == (used["depths"][0], used["flops"][0])
+    (average,) = json.loads(run([*ask, "--flops", "1e12", "--average", "--order", "arbitrary", "--orders", "2"], smoked))
+    assert average["exit"]["depth"] == used["depths"][-1]  # nobody needs to leave early
+    assert average["orders"] == 2
+
+
 def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None:
     """Through the queue, in a temporary copy: nothing is trained again, and what is new is in the one store at the root."""
     store = f"sqlite:///{smoked / 'mlflow.db'}"
     before = tracked_runs(store)
     variants = load(ROOT / "params.yaml").all_variants
-    assert set(before) == {
-        "pretrain",
-        "pretrain seed 0",
-        "prune-eval",
-        "analysis",
-        "paper-figures",
-        *variants,
-        *(f"{v} seed 0" for v in variants),
-    }
+    stages = {"pretrain", "prune-eval", "analysis", "exits", "paper-figures"}
+    trainings = {name for v in variants for name in (v, f"{v} seed 0")} | {"pretrain seed 0", "end_to_end_vit_6 seed 0"}
+    assert stages | trainings <= set(before)
     run(["dvc", "exp", "run", "--queue", *SMOKE, "-S", "datasets.fashion_mnist_tiny.prune_eval.orders=2"], smoked)
     run(["dvc", "queue", "start"], smoked)
     deadline = time.monotonic() + 300
