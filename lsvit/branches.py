@@ -1,7 +1,7 @@
 """The seven early-exit branches (multi-exit ViT, section III), for tokens of any routed model, classification and regression."""
 
 import math
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from lsvit.errors import UserError
 from lsvit.sections import BranchName, BranchSizes
 
-BRANCHES: tuple[BranchName, ...] = get_args(BranchName)
 KERNEL, POOL = 3, 2  # of the convolution and the max-pooling
 
 
@@ -49,15 +48,23 @@ def token_shape(backbone: Any) -> TokenShape:
 
 
 class Read(nn.Module):
-    """(B, N, D) -> (B, D): the class token; of models without one, the mean over the tokens, as their own head reads them."""
+    """(B, N, D) -> (B, D): the class token; of models without one, the mean over the patches, as their own head reads them."""
 
-    def __init__(self, class_token: bool) -> None:
+    def __init__(self, shape: TokenShape) -> None:
         super().__init__()
-        self.class_token = class_token
+        self.shape = shape
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens: (B, N, D) -> (B, D)."""
-        return tokens[:, 0] if self.class_token else tokens.mean(dim=1)
+        return tokens[:, 0] if self.shape.class_token else tokens[:, self.shape.prefix :].mean(dim=1)
+
+
+class Pool(nn.Module):
+    """(B, N, D) -> (B, D): global average pooling, the mean over all tokens."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens: (B, N, D) -> (B, D)."""
+        return tokens.mean(dim=1)
 
 
 class Grid(nn.Module):
@@ -89,7 +96,7 @@ def dense(width: int, outputs: int, sizes: BranchSizes) -> nn.Sequential:
 def make_branch(kind: BranchName, shape: TokenShape, outputs: int, sizes: BranchSizes) -> nn.Sequential:
     """A branch: tokens (B, N, D) -> logits (B, outputs); one output is a regression.
 
-    `mlp` and `vit` read the class token, of models without one the mean over the tokens. `mixer` and `resmlp` mix all tokens, the
+    `mlp` and `vit` read the class token, of models without one the mean over the patches. `mixer` and `resmlp` mix all tokens, the
     class token included, and end in global average pooling. The convolution of `cnn_project` takes the concatenation itself: it is
     the projection (the paper's Table I counts 0.06 G operations more than for `cnn_ignore`; a dense projection would take 0.68 G).
 
@@ -102,14 +109,14 @@ def make_branch(kind: BranchName, shape: TokenShape, outputs: int, sizes: Branch
     width = shape.width
     if kind in ("mlp", "vit"):
         encoder = [Block(width, shape.heads, qkv_bias=True)] if kind == "vit" else []
-        read: list[nn.Module] = [nn.LayerNorm(width), Read(shape.class_token)]
+        read: list[nn.Module] = [nn.LayerNorm(width), Read(shape)]
         if shape.class_token:  # the norm is each token's own: that of the one that is read is enough
             read.reverse()
         return nn.Sequential(*encoder, *read, dense(width, outputs, sizes))
     if kind in ("mixer", "resmlp"):
         # timm starts ResMLP's second affine at 1e-4, for deep stacks; a single layer starts at 1
         mixer = MixerBlock(width, shape.length) if kind == "mixer" else ResBlock(width, shape.length, init_values=1.0)
-        return nn.Sequential(mixer, Read(class_token=False), dense(width, outputs, sizes))
+        return nn.Sequential(mixer, Pool(), dense(width, outputs, sizes))
     if not shape.class_token and kind != "cnn_ignore":
         raise UserError(f"exits: found branch {kind!r} on a model without a class token, accepted: mlp, cnn_ignore, vit, mixer, resmlp")
     grid = Grid(shape, kind)

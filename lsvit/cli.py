@@ -149,13 +149,13 @@ def predict(
     opened = predict.open_weights(weights)
     routes = predict.choose_routes(opened.model, order, keep, orders, seed)
     read = [predict.read_image(image, opened.data) for image in images]
-    deployed = deploy(opened.model, exits) if exits else None
+    deployed = deploy(opened.model, exits, predict.training_sha256(weights)) if exits else None
     if not deployed and (flops is not None or latency is not None or average):
         raise UserError("--flops, --latency, --average: accepted with --exits, which says what exits there are")
     found = []
     for path, image in zip(images, read, strict=True):
         one = {"image": str(path), "order": order, "keep": len(routes[0])}
-        taken = predict.choose_exit(opened, deployed, image, routes[0], flops, latency, average) if deployed else None
+        taken = predict.choose_exit(opened, deployed, image, routes, flops, latency, average) if deployed else None
         depth = None
         if deployed and taken is not None:
             one["exit"] = deployed.describe(taken, average)

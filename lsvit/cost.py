@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lsvit.analysis import BATCH_SIZE
-from lsvit.branches import BRANCHES, token_shape
+from lsvit.branches import token_shape
 from lsvit.errors import UserError
 from lsvit.evaluation import cells
 from lsvit.flops import Forward, count_branch, count_forward, count_variant, meta_backbone
@@ -24,7 +24,18 @@ from lsvit.hardware import Hardware, Work
 from lsvit.jobs import EvalConfig, run_config
 from lsvit.params import BASELINE, Params
 from lsvit.routes import ENDED, ORDERS, Sampler, Spec, count_routes, generator, kept_layers, limit, make_sampler, per_sample, training_order
-from lsvit.sections import Analysis, BranchName, Exits, Finetune, ModelPreset, Optimisation, Position, Pretrain, PruneEval, Variant
+from lsvit.sections import (
+    Analysis,
+    BranchName,
+    Exits,
+    Finetune,
+    ModelPreset,
+    Optimisation,
+    Position,
+    Pretrain,
+    PruneEval,
+    Variant,
+)
 from lsvit.tables import console
 from lsvit.training import validation_routes
 
@@ -37,7 +48,7 @@ NOTES = (
     "Not in the time: start of processes, reading and writing files, tracking, UMAP, figures; nor what bf16, TF32, checkpointing, a "
     "compilation or several processes a training change.",
     "prune-eval: one epoch a training; where the two protocols choose different ones, both are evaluated.",
-    "exits: at most so much: early stopping may end every training sooner, and frozen layers of layer_wise are counted as trained.",
+    "exits: roughly: early stopping may end every training sooner; frozen layers of layer_wise count as trained, timing does not.",
     "Another machine: `uv run python benchmarks/cost.py` measures it and adds it.",
 )
 # LayerShuffle, section 4: 224 px, batch 640 or 128
@@ -214,9 +225,8 @@ def exit_jobs(
     """
     options, preset, (train, validation, heldout) = params.resolve(Exits), params.model_preset, sizes
     tuning = params.resolve(Finetune).model_copy(update={"epochs": epochs, "batch_size": options.batch_size, "images": options.images})
-    asked = {*options.branches, *options.layer_wise_branches, *(kind for _, kinds in frozen for kind in kinds)}
     whole, shape, seeds = count_forward(backbone, preset), token_shape(backbone), len(params.seeds[: options.seeds])
-    branches = {kind: count_branch(kind, shape, backbone.num_classes, options) for kind in BRANCHES if kind in asked}
+    branches = {kind: count_branch(kind, shape, backbone.num_classes, options) for kind in options.every_branch}
 
     def training(exits: np.ndarray | int = 0, layers: int = whole.num_layers) -> list[Work]:
         return training_job(replace(whole, num_layers=layers, outside=whole.outside + exits), PLAIN, tuning, *sizes)
@@ -225,7 +235,7 @@ def exit_jobs(
     used, batch_size, epochs = min(train, options.images or train), options.batch_size, options.epochs
     for variant, kinds in frozen:
         model = count_variant(backbone, preset, without_heads(variant))
-        features = [route_work(model, images, batch_size, model.num_layers) for images in (used, heldout, validation)]
+        features = [route_work(model, images, batch_size, model.num_layers) for images in (used, heldout, 3 * validation)]
         jobs["classifier_wise"] += [features] * seeds
         depths = options.depths or range(1, model.num_layers)
         for branch in (Forward(0, branches[kind], np.zeros(3)) for kind in kinds):

@@ -165,11 +165,18 @@ class Split:
         for i, (images, labels) in enumerate(self._batches(order)):
             yield rank + i * world, images, labels
 
-    def shuffled(self, batch_size: int, seed: int, epoch: int, rank: int = 0, world: int = 1) -> "Iterator[tuple[Tensor, Tensor]]":
-        """All images once, in an order that depends on (seed, epoch) alone; a last incomplete batch is left out.
+    def subset(self, images: int | None) -> np.ndarray:
+        """The places of so many random images, always the same, in their order; None: of all."""
+        return np.sort(generator("subset", 2).permutation(len(self))[:images])
+
+    def shuffled(
+        self, batch_size: int, seed: int, epoch: int, rank: int = 0, world: int = 1, images: int | None = None
+    ) -> "Iterator[tuple[Tensor, Tensor]]":  # fmt: skip
+        """All images once, or those of a :meth:`subset`, in an order that depends on (seed, epoch) alone; no last incomplete batch.
 
         Of each batch the `rank`-th of `world` nearly equal parts.
         """
-        order = generator("batches", seed, epoch).permutation(len(self))
-        starts = range(0, len(self) - batch_size + 1, batch_size)
+        chosen = self.subset(images)
+        order = chosen[generator("batches", seed, epoch).permutation(len(chosen))]
+        starts = range(0, len(order) - batch_size + 1, batch_size)
         yield from self._batches([np.array_split(order[start : start + batch_size], world)[rank] for start in starts])

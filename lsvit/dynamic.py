@@ -39,8 +39,7 @@ def attach(model: RoutedModel, file: Path, chosen: Mapping[int, BranchName], siz
         if not own:
             known = sorted({".".join(name.split(".")[:2]) for name in tensors})
             raise UserError(f"{file}: has no branch {kind!r} after {depth} layers, accepted: {', '.join(known)}")
-        outputs = own[max(name for name in own if name.endswith("bias"))].shape[0]
-        branch = make_branch(kind, token_shape(model.backbone), outputs, sizes)
+        branch = make_branch(kind, token_shape(model.backbone), model.backbone.num_classes, sizes)
         try:
             branch.load_state_dict(own)
         except RuntimeError as error:
@@ -51,6 +50,7 @@ def attach(model: RoutedModel, file: Path, chosen: Mapping[int, BranchName], siz
 class Deployed(NamedTuple):
     """Exits put into use on a model, E of them by depth; the last may be the model's own head."""
 
+    order: str  # of the layers, in which they were trained, chosen and calibrated: sequential or arbitrary
     branches: list[str]
     depths: list[int]
     flops: np.ndarray  # (E,), of one image up to and including the exit
@@ -60,17 +60,18 @@ class Deployed(NamedTuple):
     confidence: np.ndarray  # (E, n), of those images
 
     def describe(self, i: int, tried: bool) -> dict[str, Any]:
-        """An exit's branch, depth, cost (if `tried`, with those of the exits before it), and accuracy on the images that chose it."""
-        flops, accuracy = (self.spent if tried else self.flops)[i], self.accuracy[i]
-        return {"branch": self.branches[i], "depth": self.depths[i], "flops": int(flops), "accuracy": round(float(accuracy), 4)}
+        """An exit's branch, depth, costs (FLOPs, if `tried`, with the exits before it), and accuracy on the images that chose it."""
+        flops, latency, accuracy = (float(values[i]) for values in (self.spent if tried else self.flops, self.latency, self.accuracy))
+        numbers = {"flops": int(flops), "latency_ms": round(latency, 4), "accuracy": round(accuracy, 4)}
+        return {"branch": self.branches[i], "depth": self.depths[i], **numbers}
 
     def thresholds(self, budget: float) -> dict[int, float]:
         """By depth, for :func:`leave_early`: images then cost at most so many FLOPs on average, if they are like those that chose."""
         return dict(zip(self.depths, exit_thresholds(self.confidence, self.spent, budget).tolist(), strict=True))
 
 
-def deploy(model: RoutedModel, folder: Path) -> Deployed:
-    """Attach the exits worth using, see stage `exits`, to the model that they were trained on.
+def deploy(model: RoutedModel, folder: Path, weights_sha256: str) -> Deployed:
+    """Attach the exits worth using, see stage `exits`, to the model that they were trained on, whose weights have this sha256.
 
     Raises:
         UserError: the folder is none of that stage's on a frozen backbone, or it belongs to another model.
@@ -86,10 +87,12 @@ def deploy(model: RoutedModel, folder: Path) -> Deployed:
         raise UserError(
             f"{file}: cannot be read ({type(error).__name__}), accepted: outs/exits/classifier_wise/<variant>/seed_<n>"
         ) from None
+    if found["weights_sha256"] != weights_sha256:
+        raise UserError(f"{folder}: exits of other weights, accepted with them: {found['weights']}")
     chosen = {depth: kind for depth, kind in zip(found["depths"], found["branches"], strict=True) if kind != LAST_EXIT}
     attach(model, folder / EXIT_WEIGHTS, chosen, BranchSizes.model_validate(found["sizes"]))
     columns = {name: np.array(found[name]) for name in ("flops", "spent", "latency", "accuracy")}
-    return Deployed(found["branches"], found["depths"], **columns, confidence=confidence)
+    return Deployed(found["order"], found["branches"], found["depths"], **columns, confidence=confidence)
 
 
 def anytime(model: RoutedModel, images: Tensor, route: Route | None = None) -> Iterator[tuple[int, Tensor]]:
@@ -151,8 +154,8 @@ def measure(config: ExitConfig, data: Path, folder: Path, report: Callable[[dict
     model, execution = open_model(config, data, None)
     model.eval()
     outputs, options = model.backbone.num_classes, config.options
-    counted = count_exits(config.model, len(read_meta(data)["classes"]), options.branches, options)
-    depths = [depth for depth in options.depths or range(1, model.num_layers) if depth < model.num_layers]
+    counted = count_exits(config.model, len(read_meta(data)["classes"]), options.branches, options, config.variant.position)
+    depths = options.exits_of(model.num_layers)
     shape = token_shape(model.backbone)
     branches = {kind: make_branch(kind, shape, outputs, options).to(execution.device).eval() for kind in options.branches}
     in_chans, size = input_size(model, config.model)
@@ -166,9 +169,9 @@ def measure(config: ExitConfig, data: Path, folder: Path, report: Callable[[dict
         times.setdefault(f"final.{model.num_layers}", []).append(_seconds(model, image, None, execution.context))
     report({"cell": f"{len(times)} exits timed"})
     flops = {f"{kind}.{depth}": counted.at(kind, depth) for kind in branches for depth in depths}
-    flops |= {f"final.{depth}": counted.final(depth) for depth in range(1, model.num_layers + 1)}
+    flops |= {f"final.{depth}": counted.final(depth) for depth in range(1, model.num_layers + 1)}  # of pruned routes too
     found = {
-        "hardware": str(execution),
+        "hardware": f"{execution}{', one thread' if execution.device.type == 'cpu' else ''}",
         "num_layers": model.num_layers,
         "flops": flops,
         "branch_flops": {str(kind): count for kind, count in counted.branches.items()},

@@ -1,6 +1,7 @@
 """The jobs of stage `exits`: backbones frozen or trained with their exits, for the data set's classes and for counting. No torch here."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,10 +9,12 @@ from lsvit.data import HELDOUT, read_meta
 from lsvit.jobs import HISTORY, JUDGES, ExitConfig, Row, TrainConfig, judging_loss, kept_epoch, run_config, weights_file
 from lsvit.launch import Job
 from lsvit.params import BASELINE, COUNTING, Params
-from lsvit.sections import BranchName, BranchSizes, ExitHeads, Exits, Finetune, Optimisation, Strategy, Variant
+from lsvit.sections import BranchName, BranchSizes, ExitHeads, Exits, Finetune, Optimisation, Position, Strategy, Variant
 from lsvit.shards import sha256
 
 PLAIN = Variant(route="sequential")
+# Seeds of one model may keep different learning rates, and start a step of the layer-wise strategy from weights of their own.
+APART = {"seed": True, "weights_sha256": True, "options": {"lr": True}}
 
 
 class Task(NamedTuple):
@@ -36,6 +39,7 @@ class Trained(NamedTuple):
     placement: tuple[int, ...]
     seed: int
     variant: Variant
+    costs: Job
     jobs: list[Job]
 
     @property
@@ -63,6 +67,7 @@ class Frozen(NamedTuple):
     task: Task
     variant: str
     seed: int
+    costs: Job
     job: Job
 
 
@@ -72,6 +77,7 @@ class Plan:
     def __init__(self, params: Params) -> None:
         self.params, self.options = params, params.resolve(Exits)
         self.seeds = params.seeds[: self.options.seeds]
+        self.digest = cache(sha256)
         self.sizes = BranchSizes.model_validate(self.options.model_dump(include=set(BranchSizes.model_fields))).model_dump()
 
     def tuning(self, epochs: int, lr: float) -> Optimisation:
@@ -89,9 +95,9 @@ class Plan:
         weights = {"weight": self.options.weight, "final_weight": self.options.final_weight}
         heads = ExitHeads(branch=branch, depths=placement, step=step, **weights, **self.sizes) if branch else None
         variant = PLAIN.model_copy(update={"exits": heads})
-        found = Trained(task, strategy, branch, tuple(placement), seed, variant, [])
+        found = Trained(task, strategy, branch, tuple(placement), seed, variant, self.costs(task, PLAIN), [])
         start = start or task.start
-        run = self._run(found.title, task, variant, sha256(start))
+        run = self._run(found.title, task, variant, self.digest(start))
         epochs, lrs = self.options.backbone_epochs, self.options.backbone_lrs
         if task.name == COUNTING:
             epochs, lrs = self.options.counting.epochs, self.options.counting.lrs or lrs
@@ -100,7 +106,7 @@ class Plan:
             title = f"{found.title}{'' if step is None else f' step {step + 1}'} seed {seed}"
             title += f" lr {lr:g}" if len(lrs) > 1 else ""
             inputs = {"data": task.data, "weights": start}
-            found.jobs.append(Job(title, "lsvit.training:train", config, inputs, total=epochs))
+            found.jobs.append(Job(title, "lsvit.training:train", config, inputs, epochs, APART))
         return found
 
     def end_to_end(self, task: Task) -> list[Trained]:
@@ -131,12 +137,10 @@ class Plan:
         self, task: Task, name: str, variant: Variant, weights: Path, seed: int, branches: list[BranchName] | None = None
     ) -> Frozen:  # fmt: skip
         """The given branches, or all, on one backbone."""
-        config = self._frozen_config(task, name, variant, sha256(weights), seed)
-        if branches:
-            config = config.model_copy(update={"options": config.options.model_copy(update={"branches": branches})})
-        total = len(self.options.depths or ()) or 11
-        title = f"exits of {name} seed {seed}"
-        return Frozen(task, name, seed, Job(title, "lsvit.exits:train_branches", config, {"data": task.data, "weights": weights}, total))
+        branches = branches or self.options.branches
+        config = self._frozen_config(name, task, variant, self.digest(weights), seed, {"branches": branches})
+        job = Job(f"exits of {name} seed {seed}", "lsvit.exits:train_branches", config, {"data": task.data, "weights": weights})
+        return Frozen(task, name, seed, self.costs(task, variant), job)
 
     def variants(self, task: Task) -> list[Frozen]:
         """All branches on every backbone asked for."""
@@ -153,19 +157,25 @@ class Plan:
 
     def head_for(self, task: Task) -> Job:
         """Gives the starting weights a head for the task."""
-        config = TrainConfig(**self._run(task.name, task, PLAIN, sha256(task.start)), options=self.tuning(1, self.options.lrs[0]), seed=0)
+        run = self._run(task.name, task, PLAIN, self.digest(task.start))
+        run["model"] = run["model"].model_copy(update={"sha256": None})  # that of the published file
+        config = TrainConfig(**run, options=self.tuning(1, self.options.lrs[0]), seed=0)
         return Job(f"{task.name}: starting weights", "lsvit.training:fetch", config, {"data": task.data, "weights": task.start})
 
-    def costs(self, task: Task) -> Job:
-        """FLOPs and latency of every exit; runs alone."""
-        config = self._frozen_config(task, BASELINE, PLAIN, None, 0)
+    def costs(self, task: Task, variant: Variant) -> Job:
+        """FLOPs and latency of every exit that any strategy uses, on a model like the variant's; runs alone."""
+        options = self.options
+        depths = options.depths and sorted({*options.depths, *(depth for placement in options.placements for depth in placement)})
+        executed = Variant(route="sequential", layers=variant.layers, position=Position(encode=variant.position.encode))
+        every = {"branches": options.every_branch, "depths": depths}
+        config = self._frozen_config(BASELINE, task, executed, None, 0, every)
         return Job(f"{task.name}: costs of the exits", "lsvit.dynamic:measure", config, {"data": task.data})
 
-    def _frozen_config(self, task: Task, name: str, variant: Variant, digest: str | None, seed: int) -> ExitConfig:
-        options, precision = self.options, self.params.resolve(Finetune).precision
-        run = self._run(name, task, variant, digest)
+    def _frozen_config(self, name: str, task: Task, variant: Variant, digest: str | None, seed: int, update: dict) -> ExitConfig:
+        options, run = self.options, self._run(name, task, variant, digest)
+        training = options.branch_training.model_copy(update=update)
         tuning = self.tuning(options.epochs, options.lrs[0])
-        return ExitConfig(**run, options=options.branch_training, tuning=tuning, precision=precision, seed=seed)
+        return ExitConfig(**run, options=training, tuning=tuning, precision=self.params.resolve(Finetune).precision, seed=seed)
 
     def _run(self, title: str, task: Task, variant: Variant, digest: str | None) -> dict:
         run = run_config(self.params, title, variant, read_meta(task.data)["sha256"], digest) | {"dataset": task.name}

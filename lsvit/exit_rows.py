@@ -1,5 +1,6 @@
 """What stage `exits` reports: a row an exit, and accuracy under budgets. No torch here."""
 
+import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import pandas as pd
 
 from lsvit.budgets import cumulative_cost, exit_thresholds, leave, pick, practical
 from lsvit.exit_jobs import Frozen, Trained
-from lsvit.jobs import EXIT_ARRAYS, EXIT_ROWS, LAST_EXIT
+from lsvit.jobs import EXIT_ARRAYS, EXIT_COSTS, EXIT_ROWS, LAST_EXIT
 from lsvit.params import COUNTING
 
 COLUMNS = [
@@ -16,63 +17,69 @@ COLUMNS = [
     "accuracy", "mae", "ece", "flops", "latency_ms", "practical",
 ]  # fmt: skip
 DYNAMIC_COLUMNS = ["dataset", "model", "variant", "seed", "exits", "policy", "budget", "flops", "latency_ms", "accuracy"]
-MODEL = ["dataset", "variant", "strategy", "placement", "architecture", "seed", "order"]  # columns that tell exits of one model
 BUDGETS = 16  # budgets between the cheapest and the dearest exit
 NONE, EVERY = "none", "all"
 
 
-def frozen_rows(model: str, found: Iterable[Frozen], costs: dict[str, Any]) -> pd.DataFrame:
+def read_costs(each: Frozen | Trained) -> dict[str, Any]:
+    """What :func:`lsvit.dynamic.measure` found for a model like this one."""
+    return json.loads((each.costs.folder / EXIT_COSTS).read_text())
+
+
+def frozen_rows(model: str, found: Iterable[Frozen]) -> pd.DataFrame:
     """A row an exit and order of execution of every frozen backbone."""
     frames = []
     for each in found:
         rows = pd.read_csv(each.job.folder / EXIT_ROWS)
         where = {"dataset": each.task.name, "model": model, "variant": each.variant, "seed": each.seed}
-        frames.append(rows.assign(**where, strategy="classifier_wise", placement=EVERY, architecture=EVERY))
-    return _with_costs(pd.concat(frames), costs) if frames else pd.DataFrame(columns=COLUMNS)
+        rows = rows.assign(**where, strategy="classifier_wise", placement=EVERY, architecture=EVERY)
+        frames.append(_with_costs(rows, read_costs(each)))
+    return pd.concat(frames) if frames else pd.DataFrame(columns=COLUMNS)
 
 
-def trained_rows(model: str, found: Iterable[Trained], costs: dict[str, Any]) -> pd.DataFrame:
+def trained_rows(model: str, found: Iterable[Trained]) -> pd.DataFrame:
     """A row an exit of every model that was trained with its exits, in the original order."""
-    rows = []
+    frames = []
     for each in found:
         job, kept = each.best()
+        costs = read_costs(each)
+        own = each.strategy != "layer_wise"  # there every exit is of a step of its own
         where = {
             "dataset": each.task.name, "model": model, "variant": NONE, "strategy": each.strategy, "seed": each.seed,
             "placement": "-".join(map(str, each.placement)) or NONE, "architecture": each.branch or NONE, "order": "sequential",
-            "lr": job.config.model_dump()["options"]["lr"], "epochs": int(kept["epoch"]),
+            "lr": job.config.model_dump()["options"]["lr"] if own else None, "epochs": int(kept["epoch"]) if own else None,
         }  # fmt: skip
+        rows = []
         early = [(f"exit_{depth}_", each.branch, depth) for depth in each.placement]
-        for name, branch, depth in [*early, ("", LAST_EXIT, costs[each.task.name]["num_layers"])]:
+        for name, branch, depth in [*early, ("", LAST_EXIT, costs["num_layers"])]:
             error = kept[f"validation/sequential/{name}loss"] if each.task.name == COUNTING else None
             accuracy = kept[f"validation/sequential/{name}accuracy"]
             rows.append(where | {"branch": branch, "depth": depth, "accuracy": accuracy, "mae": error})
-    return _with_costs(pd.DataFrame(rows), costs) if rows else pd.DataFrame(columns=COLUMNS)
+        frames.append(_with_costs(pd.DataFrame(rows), costs))
+    return pd.concat(frames) if frames else pd.DataFrame(columns=COLUMNS)
 
 
 def _with_costs(rows: pd.DataFrame, costs: dict[str, Any]) -> pd.DataFrame:
     """Adds FLOPs, latency, and whether an exit is practical among those of its model."""
-    names = zip(rows["dataset"], rows["branch"] + "." + rows["depth"].astype(str), strict=True)
-    found = [[costs[task][key].get(name) for key in ("flops", "latency_ms")] for task, name in names]
-    rows = rows.reset_index(drop=True).assign(practical=False, **dict(zip(("flops", "latency_ms"), zip(*found, strict=True), strict=True)))
-    rows = rows.assign(score=rows["accuracy"].where(rows["mae"].isna(), -rows["mae"]))
-    for _, group in rows.groupby(MODEL):
+    names = rows["branch"] + "." + rows["depth"].astype(str)
+    rows = rows.assign(flops=names.map(costs["flops"]), latency_ms=names.map(costs["latency_ms"]), practical=False)
+    rows["mae"] = pd.to_numeric(rows["mae"])  # all None where nothing is counted
+    rows = rows.assign(score=rows["accuracy"].where(rows["mae"].isna(), -rows["mae"])).reset_index(drop=True)
+    for _, group in rows.groupby("order"):
         rows.loc[group.index, "practical"] = practical(group["flops"].to_numpy(), group["score"].to_numpy())
     return rows.reindex(columns=COLUMNS).round({"accuracy": 6, "mae": 6, "ece": 6})
 
 
 def exit_metrics(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Few numbers for `dvc metrics` and MLflow, means over the seeds: of every frozen backbone the last exit and the best early one.
+    """Few numbers for `dvc metrics` and MLflow, of every frozen backbone: mean over seeds and depths by order and branch.
 
-    Accuracy as a fraction, by order of the layers; of counting the mean absolute error.
+    Accuracy as a fraction; of counting the mean absolute error.
     """
     metrics: dict[str, dict[str, float]] = {}
     frozen = rows[rows["strategy"] == "classifier_wise"]
-    for (dataset, variant, order), group in frozen.groupby(["dataset", "variant", "order"], sort=False):
-        column, best = ("mae", "min") if dataset == COUNTING else ("accuracy", "max")
-        means = group.groupby(["branch", "depth"])[column].mean()
-        early = means.drop(LAST_EXIT, level="branch")
-        values = {f"{order}/final": means[LAST_EXIT].iloc[0], f"{order}/best_early": getattr(early, best)()}
-        metrics.setdefault(str(variant), {}).update({name: round(float(value), 6) for name, value in values.items()})
+    for (dataset, variant, order, branch), group in frozen.groupby(["dataset", "variant", "order", "branch"], sort=False):
+        value = group["mae" if dataset == COUNTING else "accuracy"].mean()
+        metrics.setdefault(str(variant), {})[f"{order}/{branch}"] = round(float(value), 6)
     return metrics
 
 
@@ -89,9 +96,9 @@ class Used(NamedTuple):
     correct: dict[str, np.ndarray]  # the same
 
     @classmethod
-    def of(cls, each: Frozen, costs: dict[str, Any]) -> "Used":
+    def of(cls, each: Frozen) -> "Used":
         """Those that are practical on the judging images, the best one at each depth (section IV-A)."""
-        cost = costs[each.task.name]
+        cost = read_costs(each)
         with np.load(each.job.folder / EXIT_ARRAYS) as arrays:
             names = [f"{branch}.{depth}" for branch, depth in zip(arrays["branch"], arrays["depth"], strict=True)]
             flops, latency = (np.array([cost[key][name] for name in names]) for key in ("flops", "latency_ms"))
@@ -108,7 +115,7 @@ class Used(NamedTuple):
         return {name: np.asarray(getattr(self, name)).tolist() for name in columns}
 
 
-def dynamic_rows(model: str, found: Iterable[Frozen], costs: dict[str, Any]) -> pd.DataFrame:
+def dynamic_rows(model: str, found: Iterable[Frozen]) -> pd.DataFrame:
     """Accuracy on the reporting images under budgets, of the exits in use.
 
     Policies: *budget*, known beforehand: one exit for all images, the best that fits. *anytime*: every exit on the way answers;
@@ -117,7 +124,7 @@ def dynamic_rows(model: str, found: Iterable[Frozen], costs: dict[str, Any]) -> 
     """
     rows = []
     for each in found:
-        used = Used.of(each, costs)
+        used = Used.of(each)
         where = {"dataset": each.task.name, "model": model, "variant": each.variant, "seed": each.seed, "exits": len(used.depths)}
         images = np.arange(used.correct["report"].shape[1])
         for budget in np.linspace(used.flops[0], used.spent[-1], BUDGETS):

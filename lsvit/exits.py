@@ -12,7 +12,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from lsvit.branches import BRANCHES, make_branch, token_shape
+from lsvit.branches import make_branch, token_shape
 from lsvit.budgets import calibration_error
 from lsvit.data import HELDOUT, Split, read_meta
 from lsvit.devices import Execution
@@ -21,9 +21,9 @@ from lsvit.jobs import EXIT_ARRAYS, EXIT_ROWS, EXIT_WEIGHTS, LAST_EXIT, ExitConf
 from lsvit.losses import is_right, task_loss
 from lsvit.models import RoutedModel, Samples
 from lsvit.optimisation import make_optimizer, make_scheduler, stops
-from lsvit.routes import ENDED, arbitrary, generator, kept_layers, per_sample, training_order
+from lsvit.routes import ENDED, arbitrary, generator, kept_layers, own_order, per_sample
 from lsvit.runs import open_model, open_split
-from lsvit.sections import BranchName
+from lsvit.sections import BRANCHES, BranchName
 
 BATCH_SIZE = 500  # images of a pass without gradients
 SHARE = 4  # features of so many depths are cached at once that they take at most one such part of the free memory
@@ -48,9 +48,9 @@ def open_parts(config: ExitConfig, data: Path, model: RoutedModel) -> dict[str, 
     Held-out images choose where there are some, else a random half of the validation images, and the other half reports.
     """
 
-    def whole(split: str, limit: int | None = None) -> Part:
-        opened = open_split(config, data, split, model, limit)
-        return Part(opened, torch.arange(len(opened)))
+    def whole(split: str, images: int | None = None) -> Part:
+        opened = open_split(config, data, split, model)
+        return Part(opened, torch.from_numpy(opened.subset(images)))
 
     parts = {"train": whole("train", config.options.images), "report": whole("validation")}
     if HELDOUT in read_meta(data)["counts"]:
@@ -82,10 +82,16 @@ class States:
 
 
 class Features(NamedTuple):
-    """Tokens (len(depths), n, N, D) and labels (n,) of a part along its routes."""
+    """Tokens (n, N, D) after one depth, or (len(depths), n, N, D), and labels (n,) of a part along its routes."""
 
     tokens: Tensor
     labels: Tensor
+
+    def at(self, place: int, device: torch.device) -> "Features":
+        """Those at one place of the depths, on the device if they take no more than a part of its free memory."""
+        tokens = self.tokens[place]
+        fits = device.type != "cuda" or tokens.nbytes <= torch.cuda.mem_get_info(device)[0] // SHARE
+        return Features(tokens.to(device) if fits else tokens, self.labels)
 
 
 @torch.inference_mode()
@@ -98,8 +104,9 @@ def record(model: RoutedModel, part: Part, routes: Tensor, depths: list[int], ex
     for rows in part.batches():
         images, found = part.split.take(rows)
         place = slice(start, start + len(rows))
-        with execution.context():
-            model(images, _shared(routes[place, : depths[-1]]), [States(depths, tokens[:, place])])
+        if depths:
+            with execution.context():
+                model(images, _shared(routes[place, : depths[-1]]), [States(depths, tokens[:, place])])
         labels.append(found)
         start += len(rows)
     return Features(tokens, torch.cat(labels))
@@ -131,8 +138,8 @@ class Fitted(NamedTuple):
     epochs: int  # run
 
 
-def fit(branch: nn.Module, train: Features, judge: Features, place: int, lr: float, config: ExitConfig, execution: Execution) -> Fitted:
-    """Train a branch on the tokens at one place of the features: Adam, reduce-on-plateau, early stopping (multi-exit ViT, section IV).
+def fit(branch: nn.Module, train: Features, judge: Features, lr: float, config: ExitConfig, execution: Execution) -> Fitted:
+    """Train a branch on the tokens after one depth: Adam, reduce-on-plateau, early stopping (multi-exit ViT, section IV).
 
     Raises:
         UserError: the loss is not finite.
@@ -149,11 +156,11 @@ def fit(branch: nn.Module, train: Features, judge: Features, place: int, lr: flo
         for rows in torch.from_numpy(order).split(options.batch_size):
             optimizer.zero_grad()
             with execution.context():
-                outputs = branch(train.tokens[place, rows].to(execution.device).float())
+                outputs = branch(train.tokens[rows.to(train.tokens.device)].to(execution.device).float())
                 loss = task_loss(outputs.float(), train.labels[rows.to(execution.device)])
             loss.backward()
             optimizer.step()
-        losses.append(task_loss(answers(branch, judge.tokens[place], execution), judge.labels).item())
+        losses.append(task_loss(answers(branch, judge.tokens, execution), judge.labels).item())
         if not math.isfinite(losses[-1]):
             raise UserError(f"{config.title}, seed {config.seed}: a branch's loss is not finite; try smaller exits.lrs than {lr}")
         scheduler.step(losses[-1])
@@ -221,18 +228,19 @@ def train_branches(config: ExitConfig, data: Path, weights: Path, folder: Path, 
     model.eval().requires_grad_(False)
     report({"text": f"runs on {execution}"})
     parts = open_parts(config, data, model)
-    own = "arbitrary" if training_order(config.variant.route) == "arbitrary" else "sequential"
+    own = own_order(config.variant.route)
     streams = [("train", own), ("judge", own), *(("report", order) for order in ORDERS)]
     routes = {
         (part, order): draw_routes(order, len(parts[part].rows), model.num_layers, config, i) for i, (part, order) in enumerate(streams)
     }
-    every = [depth for depth in options.depths or range(1, model.num_layers) if depth < model.num_layers]
+    every = options.exits_of(model.num_layers)
     todo = [depth for depth in every if not (folder / f"depth_{depth}.pt").exists()]
     at_once = depths_at_once(parts, model, execution)
     for depths in (todo[i : i + at_once] for i in range(0, len(todo), at_once)):
         features = {key: _record(model, parts[key[0]], table, depths, execution) for key, table in routes.items()}
         for place, depth in enumerate(depths):
-            found = [train_exit(kind, place, depth, features, model, own, config, execution) for kind in options.branches]
+            here = {key: each.at(place, execution.device) for key, each in features.items() if place < len(each.tokens)}
+            found = [train_exit(kind, depth, here, model, own, config, execution) for kind in options.branches]
             unfinished = folder / "depth.partial"
             torch.save(found, unfinished)
             unfinished.replace(folder / f"depth_{depth}.pt")
@@ -244,10 +252,9 @@ def train_branches(config: ExitConfig, data: Path, weights: Path, folder: Path, 
         (folder / f"depth_{depth}.pt").unlink()
 
 
-def _record(model: RoutedModel, part: Part, routes: Tensor, depths: list[int], execution: Execution) -> Features | None:
-    """Features of the depths that the routes reach; None if they reach none."""
-    reached = [depth for depth in depths if depth <= int((routes[0] != ENDED).sum())]
-    return record(model, part, routes, reached, execution) if reached else None
+def _record(model: RoutedModel, part: Part, routes: Tensor, depths: list[int], execution: Execution) -> Features:
+    """Features of the depths that the routes reach, which may be none."""
+    return record(model, part, routes, [depth for depth in depths if depth <= int((routes[0] != ENDED).sum())], execution)
 
 
 class Exit(NamedTuple):
@@ -262,23 +269,19 @@ class Exit(NamedTuple):
 
 
 def train_exit(
-    kind: BranchName, place: int, depth: int, features: dict[tuple[str, str], Features | None], model: RoutedModel, own: str,
-    config: ExitConfig, execution: Execution,
+    kind: BranchName, depth: int, features: dict[tuple[str, str], Features], model: RoutedModel, own: str, config: ExitConfig,
+    execution: Execution,
 ) -> Exit:  # fmt: skip
     """Train one branch at one depth with every learning rate and keep the best by the judging images."""
     train, judge = features["train", own], features["judge", own]
-    assert train
-    assert judge
     found: list[Fitted] = []
     for lr in config.options.lrs:
         torch.manual_seed(int(generator("train", config.seed, depth, BRANCHES.index(kind)).integers(2**62)))
         branch = make_branch(kind, token_shape(model.backbone), model.backbone.num_classes, config.options)
-        found.append(fit(branch, train, judge, place, lr, config, execution))
+        found.append(fit(branch, train, judge, lr, config, execution))
     best = min(found, key=lambda fitted: fitted.loss)
     answered = {
-        key: Answered.of(answers(best.branch, each.tokens[place], execution), each.labels)
-        for key, each in features.items()
-        if key[0] != "train" and each is not None and place < len(each.tokens)
+        key: Answered.of(answers(best.branch, each.tokens, execution), each.labels) for key, each in features.items() if key[0] != "train"
     }
     return Exit(kind, depth, best.lr, best.epochs, {name: t.cpu() for name, t in best.branch.state_dict().items()}, answered)
 

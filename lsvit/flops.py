@@ -125,7 +125,9 @@ def count_branch(kind: BranchName, shape: TokenShape, outputs: int, sizes: Branc
     return _count(_countable(branch), tokens)
 
 
-def count_exits(preset: ModelPreset, num_classes: int, branches: Sequence[BranchName], sizes: BranchSizes) -> ExitFlops:
+def count_exits(
+    preset: ModelPreset, num_classes: int, branches: Sequence[BranchName], sizes: BranchSizes, position: Position = NO_PARTS
+) -> ExitFlops:  # fmt: skip
     """FLOPs of one image in the preset's model for `num_classes` classes, and in each of these branches, of as many outputs.
 
     What the paper's Table I lists as FLOPS up to an exit are multiply-adds: half of these.
@@ -134,7 +136,7 @@ def count_exits(preset: ModelPreset, num_classes: int, branches: Sequence[Branch
         UserError: timm does not know the model, its tokens are no grid, or a branch does not fit them.
     """
     backbone = meta_backbone(preset, num_classes)
-    forward, shape = count_forward(backbone, preset), token_shape(backbone)
+    forward, shape = count_forward(backbone, preset, position), token_shape(backbone)
     model, image = _routed(backbone, preset)
     embed = int(_count(model.embed, image)[FLOPS])
     return ExitFlops(

@@ -138,6 +138,18 @@ def gather_trainings(folders: dict[int, Path], out: Path, table: Path, judge: st
         writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
 
 
+def show_values(title: str, values: dict[str, Value]) -> None:
+    """Print every effective value of a section and the place it comes from."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("key", "value", "from", title=title, box=SIMPLE_HEAD, title_justify="left")
+    for key, (value, source) in values.items():
+        table.add_row(key, str(value), source)
+    Console(width=None if Console().is_terminal else 110).print(table)
+
+
 def show_options(title: str, config: TrainConfig, values: dict[str, Value], count: str) -> None:
     """Print the one table of every effective hyper-parameter and the place it comes from."""
     from rich.box import SIMPLE_HEAD

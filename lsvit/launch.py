@@ -58,6 +58,7 @@ class Job:
     config: RunConfig
     inputs: Mapping[str, Path | None] = field(default_factory=dict)
     total: int = 1  # reports expected
+    apart: Any = frozenset({"seed"})  # what of the configuration differs between the jobs of a :attr:`group`
 
     @cached_property
     def key(self) -> str:
@@ -66,10 +67,10 @@ class Job:
 
     @cached_property
     def group(self) -> str:
-        """Identity of the job but for its seed: the same for all seeds of a variant."""
-        return self._key({"seed"})
+        """Identity of the job but for what sets it apart: the same for all seeds of a variant."""
+        return self._key(self.apart)
 
-    def _key(self, exclude: set[str]) -> str:
+    def _key(self, exclude: Any) -> str:
         content = self.config.model_dump_json(exclude=exclude) + self.function + code_digest(self.function.split(":")[0])
         return hashlib.sha256(content.encode()).hexdigest()[:20]
 

@@ -202,7 +202,8 @@ class RoutedModel(nn.Module):
     @cached_property
     def _draws(self) -> bool:
         """Whether a block draws random numbers in training: dropout, timm's drop path."""
-        rates = (getattr(m, "p", None) or getattr(m, "drop_prob", None) for m in self.modules())
+        modules = [*self.backbone.blocks.modules(), *self.position.modules()]
+        rates = (getattr(m, "p", None) or getattr(m, "drop_prob", None) for m in modules)
         return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
     def _run_groups(self, state: Tensor, routes: Tensor, taps: Sequence[Tap]) -> Tensor:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from lsvit.errors import UserError, accepted, one_line
-from lsvit.routes import limit
+from lsvit.routes import generator, limit, make_sampler, training_order
 from lsvit.sections import (
     Analysis,
     DatasetPreset,
@@ -153,6 +153,9 @@ class Params(Section):
             for name in found.variants:
                 if name not in self.all_variants:
                     raise UserError(f"{file}: {found.name}.variants: found {name!r}, {accepted(name, self.all_variants)}")
+        for name, variant in self.all_variants.items():
+            if variant.exits and variant.exits.step is not None:
+                raise UserError(f"{file}: {name}: exits.step: found {variant.exits.step}, accepted: none (the strategy layer_wise sets it)")
 
     def check_sizes(self, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
         """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
@@ -165,7 +168,8 @@ class Params(Section):
             limits += [(f"{key}.batch_size", options.batch_size, train, f"{self.dataset!r} uses {train} training images")]
         exits = self.resolve(Exits)
         if exits.strategies:
-            limits += [("exits.batch_size", exits.batch_size, train, f"{self.dataset!r} uses {train} training images")]
+            used = min(train, exits.images or train)
+            limits += [("exits.batch_size", exits.batch_size, used, f"{used} training images are used")]
         if exits.counting_strategies:
             limits += [("exits.batch_size", exits.batch_size, exits.counting.train, "exits.counting.train canvases are made")]
         _at_most(limits, file)
@@ -183,9 +187,17 @@ class Params(Section):
         limits += [(key, depth, num_layers - 1) for key, depth in depths] + [("exits.keep", exits.keep, num_layers)]
         trained = [(name, v.exits, v.layers or num_layers) for name, v in self.all_variants.items() if v.exits]
         limits += [(f"variants.{name}.exits.depths", heads.depths[-1], layers - 1) for name, heads, layers in trained]
+        for name, v in self.all_variants.items():
+            if v.exits and not (isinstance(v.route, dict) and "drop" in v.route):
+                length = len(make_sampler(v.route)(generator("train", 0), v.layers or num_layers))
+                limits += [(f"variants.{name}.exits.depths", v.exits.depths[-1], length)]
         routes = [(f"variants.{name}.route", v.route, v.layers or num_layers) for name, v in self.all_variants.items()]
         limits += [(key, *beyond) for key, spec, layers in routes if (beyond := limit(spec, layers))]
         _at_most([(*found, f"model {self.model!r} has {num_layers} layers") for found in limits], file)
+        for name in self.resolve(Exits).variants:
+            if training_order(spec := self.all_variants[name].route) == "trained":
+                raise UserError(f"{file}: exits.variants: found {name!r} with route {spec!r}, accepted: variants trained in sequential or "
+                                "arbitrary order, or with LayerDrop")  # fmt: skip
 
 
 def _at_most(limits: list[tuple[str, int, int, str]], file: str) -> None:

@@ -12,10 +12,11 @@ from lsvit.data import read_meta
 from lsvit.decode import in_mode
 from lsvit.dynamic import Deployed, leave_early
 from lsvit.errors import UserError
-from lsvit.jobs import CONFIG, RunConfig
+from lsvit.jobs import CONFIG, LAST_EXIT, RunConfig
 from lsvit.models import RoutedModel
 from lsvit.routes import Route, evaluation_routes
 from lsvit.sections import Variant
+from lsvit.shards import sha256
 from lsvit.weights import build, input_size, load_weights, normalisation, read_tensors
 
 DATA = Path("outs/prepare_data")
@@ -45,6 +46,13 @@ def open_weights(where: str) -> Opened:
     Raises:
         UserError: there is nothing to open, or it is no model that this project can run.
     """
+    file = find_weights(where)
+    config = read_json(file.parent / CONFIG)
+    return open_export(file) if "architecture" in config else open_training(file)
+
+
+def find_weights(where: str) -> Path:
+    """The safetensors file that :func:`open_weights` opens. Raises UserError if there is none."""
     path = _snapshot(where.removeprefix("hf-hub:")) if where.startswith("hf-hub:") else Path(where)
     file = path / MODEL if path.is_dir() else path
     if not file.is_file() or not (file.parent / CONFIG).is_file():
@@ -53,8 +61,14 @@ def open_weights(where: str) -> Opened:
             f"weights: {missing} does not exist; accepted: an exported folder ({MODEL}, {CONFIG}), hf-hub:<repository>, "
             f"a .safetensors file beside its {CONFIG}"
         )
-    config = read_json(file.parent / CONFIG)
-    return open_export(file) if "architecture" in config else open_training(file)
+    return file
+
+
+def training_sha256(where: str) -> str:
+    """The sha256 of the training's file of weights, also of those that were exported from it. Raises UserError as :func:`open_weights`."""
+    file = find_weights(where)
+    spec = file.parent / SPEC
+    return read_json(spec)["weights_sha256"] if spec.is_file() else sha256(file)
 
 
 def _snapshot(repository: str) -> Path:
@@ -199,7 +213,7 @@ def predict(opened: Opened, image: Tensor, routes: list[Route], top: int, exit: 
 
 
 @torch.inference_mode()
-def choose_exit(opened: Opened, deployed: Deployed, image: Tensor, route: Route, flops: float | None, latency: float | None,
+def choose_exit(opened: Opened, deployed: Deployed, image: Tensor, routes: list[Route], flops: float | None, latency: float | None,
                 average: bool) -> int:  # fmt: skip
     """Which of the deployed exits answers about an image (C, H, W): its index.
 
@@ -207,21 +221,28 @@ def choose_exit(opened: Opened, deployed: Deployed, image: Tensor, route: Route,
     over images like those that the exits were chosen on, and an image leaves when its answer is sure enough.
 
     Raises:
-        UserError: the budget is below the cheapest exit's cost, no or two budgets are given, or the route ends before an exit.
+        UserError: the budget is below the cheapest exit's cost, no or two budgets are given, a route ends before the last exit or
+            goes on after the model's own head, or the thresholds of `average` were not calibrated for these routes.
     """
     if (flops is None) == (latency is None) or (average and flops is None):
         raise UserError("--exits: accepted with either --flops or --latency; --average with --flops")
-    if len(route) < max(deployed.depths):
-        raise UserError(f"--exits: a route of {len(route)} layers, accepted: at least {max(deployed.depths)}, the depth of the last exit")
+    last, length = deployed.depths[-1], len(routes[0])
+    if length < last or (length > last and deployed.branches[-1] == LAST_EXIT):
+        raise UserError(f"--exits: found a route of {length} layers, accepted: {last}, the depth of the last exit")
+    sequential = routes == [tuple(range(length))]
+    if average and (len(routes) > 1 or (deployed.order == "sequential") != sequential):
+        wanted = "--order sequential" if deployed.order == "sequential" else "--order arbitrary --orders 1"
+        raise UserError(f"--average: its thresholds are calibrated for {deployed.order} order and one route an image, accepted: {wanted}")
     budget, unit, cost = (flops, "flops", deployed.flops) if flops is not None else (latency, "latency", deployed.latency)
     assert budget is not None
-    if budget < cost.min():
-        raise UserError(f"--{unit}: found {budget:g}, accepted: at least {cost.min():g}, the cost of the first exit")
+    least = deployed.spent[0] if average else cost.min()
+    if budget < least:
+        raise UserError(f"--{unit}: found {budget:g}, accepted: at least {least:g}, the cost of the cheapest exit")
     if not average:
         chosen = pick(cost, deployed.accuracy, budget)
         assert chosen is not None
         return chosen
-    _, left = leave_early(opened.model, image[None], deployed.thresholds(budget), route)
+    _, left = leave_early(opened.model, image[None], deployed.thresholds(budget), routes[0])
     return deployed.depths.index(int(left))
 
 
@@ -236,6 +257,6 @@ def show(found: dict[str, Any]) -> None:
     for row in found["top"]:
         table.add_row(row["class"], f"{row['probability']:.4f}", "–" if row["std"] is None else f"{row['std']:.4f}")
     if "exit" in found:
-        table.title = f"{table.title}; {{branch}} after {{depth}}, {{flops:.4g}} FLOPs".format(**found["exit"])
+        table.title = f"{table.title}; {{branch}} after {{depth}}, {{flops:.4g}} FLOPs, {{latency_ms:.3g}} ms".format(**found["exit"])
     table.caption = f"{found['top'][0]['class']} is the answer in {found['agree']} of {found['orders']} orders"
     console(80).print(table)

@@ -242,6 +242,11 @@ def training_order(spec: Spec) -> str:
     return "arbitrary" if spec == "arbitrary" else "trained"
 
 
+def own_order(spec: Spec) -> Order:
+    """The order in which early exits on a frozen model are trained: the one it was trained for. Not for samplers beyond the paper."""
+    return "arbitrary" if training_order(spec) == "arbitrary" else "sequential"
+
+
 def count_routes(num_layers: int, keep: int, order: Order) -> int:
     """How many different routes of `keep` layers there are."""
     return math.comb(num_layers, keep) if order == "sequential" else math.perm(num_layers, keep)

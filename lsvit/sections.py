@@ -4,7 +4,7 @@ Torch-free, so that a wrong parameter is reported in a fraction of a second and 
 """
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -58,8 +58,8 @@ class Optimisation(Section):
     threads: Count
     position_weight: Annotated[Float, Field(ge=0)] = 1.0
     plateau_factor: Fraction = 0.6  # of schedule plateau (multi-exit ViT, section IV)
-    plateau_patience: Count = 2  # epochs without gain before the rate falls
-    images: Count | None = None  # use only the first n training images; None: all
+    plateau_patience: Count = 2  # epochs without gain that are borne; the next one lowers the rate
+    images: Count | None = None  # train on so many random images, always the same; None: on all
     stop_patience: Count | None = None  # epochs without gain before the training ends; None: it does not end early
 
 
@@ -116,6 +116,7 @@ class Counting(Section):
 
 
 BranchName = Literal["mlp", "cnn_ignore", "cnn_add", "cnn_project", "vit", "mixer", "resmlp"]
+BRANCHES: tuple[BranchName, ...] = get_args(BranchName)
 Strategy = Literal["classifier_wise", "end_to_end", "layer_wise"]
 
 
@@ -160,12 +161,16 @@ class BranchTraining(BranchSizes):
     keep: Count
     seed: Seed
 
+    def exits_of(self, num_layers: int) -> list[int]:
+        """The depths of the exits on a frozen model of so many layers."""
+        return [depth for depth in self.depths or range(1, num_layers) if depth < num_layers]
+
 
 class Exits(BranchTraining):
     """Early exits: seven branches, three strategies, and a counting task (multi-exit ViT)."""
 
     name = "exits"
-    variants: Annotated[dict[str, list[BranchName] | None], Field(min_length=1)]
+    variants: Annotated[dict[str, Annotated[list[BranchName], Field(min_length=1)] | None], Field(min_length=1)]
     seeds: Count | None
     strategies: list[Strategy]
     placements: list[Depths]
@@ -181,6 +186,13 @@ class Exits(BranchTraining):
     backbone_epochs: Count
     counting_strategies: list[Strategy]
     counting: Counting
+
+    @property
+    def every_branch(self) -> list[BranchName]:
+        """Those that any strategy uses."""
+        own = (kind for kinds in self.variants.values() for kind in kinds or ())
+        asked = {*self.branches, *self.layer_wise_branches, *own}
+        return [kind for kind in BRANCHES if kind in asked]
 
     @property
     def branch_training(self) -> BranchTraining:

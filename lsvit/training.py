@@ -150,8 +150,8 @@ def train_epoch(
     torch.manual_seed(own_seed(int(generator("train", config.seed, epoch).integers(2**62))))  # dropout
     step.train()
     totals: dict[str, Tensor] = {}
-    steps, last_report = len(split) // options.batch_size, time.monotonic()
-    for i, (images, labels) in enumerate(split.shuffled(options.batch_size, config.seed, epoch, *rank_and_world())):
+    steps, last_report = len(split.subset(options.images)) // options.batch_size, time.monotonic()
+    for i, (images, labels) in enumerate(split.shuffled(options.batch_size, config.seed, epoch, *rank_and_world(), options.images)):
         optimizer.zero_grad()
         sums = train_step(step, images, labels, draw_route(config, num_layers, epoch, i), options)
         optimizer.step()
@@ -186,11 +186,12 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
     freeze(model)
     if execution.compiled:
         compile_blocks(model.backbone.blocks)
-    train_split = open_split(config, data, "train", model, options.images)
-    splits = {split: open_split(config, data, split, model) for split in read_meta(data)["counts"] if split != "train"}
-    steps = len(train_split) // options.batch_size
+    splits = {split: open_split(config, data, split, model) for split in read_meta(data)["counts"]}
+    train_split = splits.pop("train")
+    steps = len(train_split.subset(options.images)) // options.batch_size
     if steps == 0:
-        raise UserError(f"batch_size: found {options.batch_size}, accepted: at most the {len(train_split)} training images")
+        used = len(train_split.subset(options.images))
+        raise UserError(f"batch_size: found {options.batch_size}, accepted: at most the {used} training images used")
     optimizer = make_optimizer(model, options)
     scheduler = make_scheduler(optimizer, options, steps * options.epochs)
     step = parallel(TrainingStep(model, options.position_weight, execution))

@@ -33,7 +33,7 @@ def num_layers(params: Params) -> int:
     with torch.device("meta"):
         backbone = create_backbone(preset.model_copy(update={"init_std": None}), 1)
         models = [RoutedModel(backbone, variant.position, variant.exits) for variant in variants]
-        for kind in {*exits.branches, *exits.layer_wise_branches, *(kind for kinds in exits.variants.values() for kind in kinds or ())}:
+        for kind in exits.every_branch if exits.strategies or exits.counting_strategies else ():
             make_branch(kind, token_shape(backbone), 1, exits)
     return models[0].num_layers
 

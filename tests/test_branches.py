@@ -12,13 +12,13 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lsvit.branches import BRANCHES, TokenShape, make_branch, token_shape
+from lsvit.branches import TokenShape, make_branch, token_shape
 from lsvit.dynamic import anytime, leave_early
 from lsvit.errors import UserError
 from lsvit.losses import exit_objective, is_right, task_loss
 from lsvit.models import ExitLogits, RoutedModel
 from lsvit.routes import arbitrary, drop, generator, per_sample
-from lsvit.sections import BranchSizes, ExitHeads
+from lsvit.sections import BRANCHES, BranchSizes, ExitHeads
 
 SIZES = BranchSizes(channels=8, hidden=12, dropout=0.3)
 MIXING = ("vit", "mixer", "resmlp")

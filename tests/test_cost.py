@@ -110,7 +110,8 @@ def small(params: Params, pico: ModelPreset) -> Params:
     variants = {
         "ls": Variant(route="arbitrary"), "ls_pred": Variant(route="arbitrary", position=Position(predict=Predict())),
         "layerdrop": Variant(route={"drop": 0.5}), "refit_3": Variant(route="sequential", layers=3),
-        "skip": Variant(route={"skip": [1]}, finetune={"images": 40}), "sample": Variant(route="arbitrary", per="sample", finetune={"epochs": 1}),
+        "skip": Variant(route={"skip": [1]}, finetune={"images": 40}),
+        "sample": Variant(route="arbitrary", per="sample", finetune={"epochs": 1}),
     }  # fmt: skip
     return params.model_copy(update={
         "dataset": "bars", "datasets": {"bars": DatasetPreset(source="embedded", train=96, validation=40, heldout=16)},
@@ -229,22 +230,22 @@ def test_work_of_exits(small: Params) -> None:
     jobs = {stage.name: stage.jobs for stage in stages(small) if stage.part == "exits"}
     features, *_, branch = jobs["classifier_wise"]
     assert [(work.training, work.images, work.batches, work.flops) for work in features] == [
-        (False, images, batches, images * whole) for images, batches in ((50, 3), (16, 1), (40, 2))
+        (False, images, batches, images * whole) for images, batches in ((50, 3), (16, 1), (120, 6))
     ]
     assert [(work.training, work.images, work.flops) for work in branch] == [
         (True, 5 * 50, 3 * 5 * 50 * vit_branch), (False, 5 * 16, 5 * 16 * vit_branch), (False, 40, 40 * vit_branch)
     ]  # fmt: skip
     alone, *_, three = jobs["end_to_end"][:5]  # vit in the second placement
-    assert [work.images for work in three] == [work.images for work in alone] == 2 * [80, 40, 40, 16]  # complete batches of 20
-    assert three[0].flops - alone[0].flops == pytest.approx(3 * 80 * 2 * vit_branch)
+    assert [work.images for work in three] == [work.images for work in alone] == 2 * [40, 40, 40, 16]  # 50 images, complete batches of 20
+    assert three[0].flops - alone[0].flops == pytest.approx(3 * 40 * 2 * vit_branch)
     first = jobs["layer_wise"][0]  # cnn_ignore after 2 layers
     expected = (plain.outside + 2 * plain.block + count_branch("cnn_ignore", shape, 10, small.exits))[FLOPS]
-    assert first[0].flops == pytest.approx(3 * 80 * expected)
+    assert first[0].flops == pytest.approx(3 * 40 * expected)
     canvases = small.exits.counting
     chosen = small.exits.model_copy(update={"counting_strategies": ["classifier_wise"]})
     trained = next(stage.jobs[0] for stage in stages(small.model_copy(update={"exits": chosen})) if stage.name == "counting, backbone")
-    assert [work.images for work in trained] == 2 * [canvases.train, canvases.validation, canvases.validation, canvases.heldout]
-    assert trained[0].flops == pytest.approx(3 * canvases.train * (whole - 2 * 16 * 9))  # one output, not ten
+    assert [work.images for work in trained] == 2 * [40, canvases.validation, canvases.validation, canvases.heldout]
+    assert trained[0].flops == pytest.approx(3 * 40 * (whole - 2 * 16 * 9))  # one output, not ten
 
 
 def test_a_variants_own_exits_are_trained_and_evaluated_with_it(small: Params) -> None:

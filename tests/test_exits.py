@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from lsvit import exits, training
-from lsvit.branches import BRANCHES
 from lsvit.counting import write_canvases
 from lsvit.data import read_meta
 from lsvit.devices import Execution
@@ -26,7 +25,7 @@ from lsvit.models import RoutedModel
 from lsvit.params import Params
 from lsvit.prepare import prepare
 from lsvit.runs import open_model, open_split
-from lsvit.sections import BranchName, BranchTraining, Counting, DatasetPreset, ModelPreset, Optimisation, Variant
+from lsvit.sections import BRANCHES, BranchName, BranchTraining, Counting, DatasetPreset, ModelPreset, Optimisation, Variant
 from lsvit.shards import sha256
 from lsvit.training import TrainingStep, freeze, train, validate
 from lsvit.weights import build, save_weights
@@ -242,10 +241,10 @@ def test_few_features_at_once_give_the_same_exits(bench: Bench, frozen: Path, mo
 def test_finished_depths_are_not_trained_again(bench: Bench, frozen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped when all but the last depth are done."""
 
-    def stop(kind: BranchName, place: int, depth: int, *rest: Any) -> Any:
+    def stop(kind: BranchName, depth: int, *rest: Any) -> Any:
         if depth == 3:
             raise KeyboardInterrupt
-        return train_exit(kind, place, depth, *rest)
+        return train_exit(kind, depth, *rest)
 
     train_exit = exits.train_exit
     monkeypatch.setattr(exits, "train_exit", stop)
@@ -254,7 +253,7 @@ def test_finished_depths_are_not_trained_again(bench: Bench, frozen: Path, monke
     real = Mock(side_effect=train_exit)
     monkeypatch.setattr(exits, "train_exit", real)
     assert results(bench.train("stopped")) == results(frozen)
-    assert [call.args[2] for call in real.call_args_list] == [3] * len(BRANCHES)
+    assert [call.args[1] for call in real.call_args_list] == [3] * len(BRANCHES)
     assert not list((bench.folder / "stopped").glob("depth_*"))
 
 
@@ -292,9 +291,9 @@ def test_the_best_epoch_of_the_best_learning_rate_is_kept(bench: Bench, monkeypa
     real, (model, _) = exits.fit, open_model(bench.config(), bench.data, bench.weights)
     labels = (part := exits.open_parts(bench.config(), bench.data, model)["judge"]).split.take(part.rows)[1]
 
-    def spy(branch: Any, train: Any, judge: Any, place: int, *args: Any) -> exits.Fitted:
-        found = real(branch, train, judge, place, *args)
-        again = task_loss(exits.answers(found.branch, judge.tokens[place], CPU), judge.labels)
+    def spy(branch: Any, train: Any, judge: Any, *args: Any) -> exits.Fitted:
+        found = real(branch, train, judge, *args)
+        again = task_loss(exits.answers(found.branch, judge.tokens, CPU), judge.labels)
         assert float(again) == pytest.approx(found.loss, rel=1e-5)
         assert torch.equal(judge.labels, labels)
         fitted.append(found)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from lsvit.branches import BRANCHES, TokenShape, make_branch, token_shape
+from lsvit.branches import TokenShape, make_branch, token_shape
 from lsvit.errors import UserError
 from lsvit.flops import FLOPS, ExitFlops, count_branch, count_exits, count_forward, meta_backbone
-from lsvit.sections import BranchName, BranchSizes, ExitHeads, ModelPreset
+from lsvit.sections import BRANCHES, BranchName, BranchSizes, ExitHeads, ModelPreset
 from lsvit.weights import build
 
 SIZES = BranchSizes(channels=5, hidden=24)
