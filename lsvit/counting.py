@@ -1,6 +1,6 @@
 """A regression data set: black canvases with small images pasted on them, whose number is the label. No torch here.
 
-It takes the place of the crowd counting of "Multi-Exit Vision Transformers for Dynamic Inference" (section IV, DISCO): as
+It takes the place of the crowd counting of "Multi-Exit Vision Transformer for Dynamic Inference" (section IV, DISCO): as
 there, the answer is a number, spread over the whole image.
 """
 

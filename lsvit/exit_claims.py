@@ -124,6 +124,11 @@ def _no_better(e: Evidence) -> np.ndarray:
     return 100 * (np.diff(list(frozen(e, every_depth(e)).values()), axis=1) <= 0).mean(axis=(0, 1))
 
 
+def _others_over_mlp(e: Evidence) -> np.ndarray:
+    found = frozen(e, EARLY)
+    return (np.mean([found[name] for name in without(BRANCHES, "mlp")], axis=0) - found["mlp"]).mean(axis=0)
+
+
 def _late_over_final(e: Evidence) -> np.ndarray:
     final = frozen(e, [last_depth(e)], [LAST_EXIT], counting=True)[LAST_EXIT][0]
     return np.max(list(frozen(e, every_depth(e)[-3:], counting=True).values()), axis=(0, 1)) - final
@@ -182,7 +187,7 @@ def _deviation(table: Table, placement: Sequence[int]) -> Callable[[Evidence], n
 
     def measure(e: Evidence) -> np.ndarray:
         dataset, model = e.cell["dataset"], e.cell["model"]
-        if dataset not in without(table, COUNTING) or model != "vit_b16":  # the paper counts people, not ours
+        if dataset not in without(table, COUNTING) or model not in ("vit_b16", "vit_b16_384"):  # the paper counts people, not ours
             raise NotRun(f"{dataset} with {model} is none of the paper's cells")
         found, published = trained(e, placement), _figures(table, dataset)
         return np.max([np.abs(found[name] - published[name]) for name in BRANCHES], axis=(0, 1))
@@ -261,10 +266,9 @@ EXIT_CLAIMS = [
     Claim("exits.practical-each", IVA, "Every architecture creates at least one practical exit", "all seven (stated)",
           "the architectures, of seven, with a practical exit", _architectures, (7, 7), unit="architectures"),
     Claim("exits.mlp-first", IVA, "The first practical exit is always an MLP-EE, the most lightweight", "always (stated)",
-          "the share of models whose cheapest practical exit is an MLP-EE", _first_is_mlp, (99, INF), unit="%"),
+          "the share of models whose cheapest practical exit (their cheapest) is an MLP-EE", _first_is_mlp, (99, INF), unit="%"),
     Claim("exits.mlp-poor-early", IVA, "MLP-EE performs poorly in early locations", "by eye",
-          "the best other branch minus MLP-EE, mean over layers 1 to 3",
-          lambda e: lead(frozen(e, EARLY), without(BRANCHES, "mlp"), ["mlp"]), ABOVE_ZERO),
+          "the mean of the other branches minus MLP-EE, mean over layers 1 to 3", _others_over_mlp, ABOVE_ZERO),
     Claim("exits.cnn-early", IVA, "CNN-based branches outperform other types in the first few locations", "stated",
           "the best CNN-based branch minus the best other, mean over layers 1 to 3",
           lambda e: lead(frozen(e, EARLY), CNNS, without(BRANCHES, *CNNS)), ABOVE_ZERO, scale=FEW_PATCHES),
@@ -279,8 +283,8 @@ EXIT_CLAIMS = [
     Claim("exits.later-not-better", IVA, "Branches placed later do not necessarily provide a higher accuracy", "stated",
           "the share of locations whose exit is no better than that of the same type one layer before", _no_better, (5, INF), unit="%"),
     Claim("exits.late-beats-final", IVA, "Counting: some very late early exits have a lower error than the last exit", "stated",
-          "the last exit's error minus the lowest of any branch in the last three locations", _late_over_final, ABOVE_ZERO,
-          unit="objects"),
+          "the last exit's error minus the lowest of all branches in the last three locations, which favours it", _late_over_final,
+          ABOVE_ZERO, unit="objects"),
     Claim("exits.vit-counting", IVA, "Counting: apart from the very early locations ViT-EE performs better", "stated",
           "the lowest error of another branch minus ViT-EE's, mean over the locations from layer 4 on",
           lambda e: lead(frozen(e, every_depth(e)[3:], counting=True), ["vit"], without(BRANCHES, "vit")), ABOVE_ZERO, unit="objects"),

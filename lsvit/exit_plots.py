@@ -126,7 +126,7 @@ class ExitFigures(Figures):
         for line, variant in zip(axes, variants, strict=True):
             for axis, (order, title) in zip(line, ORDERS.items(), strict=True):
                 exits = over_seeds(rows[(rows["variant"] == variant) & (rows["order"] == order)], ACCURACY)
-                self._depths(axis, exits, branches, min(keep, depth) if order == "pruned" else depth)
+                self._depths(axis, exits, branches)
                 axis.grid(axis="y", linewidth=0.4, alpha=0.5)
                 if variant == variants[0]:
                     axis.set(title=title)
@@ -141,14 +141,14 @@ class ExitFigures(Figures):
             f"Mean over {rows['seed'].nunique()} seeds; bars: standard deviation over the seeds."
         )
 
-    def _depths(self, axis: Axes, exits: pd.DataFrame, branches: list[str], last: int) -> None:
-        """A line a branch by depth, the final exit as a star after the last layer."""
+    def _depths(self, axis: Axes, exits: pd.DataFrame, branches: list[str]) -> None:
+        """A line a branch by depth, the final exit as a star."""
         for branch in [name for name in branches if name in set(exits["branch"])]:
             line = exits[exits["branch"] == branch]
             axis.errorbar(line["depth"], line["mean"], line["std"], color=COLOURS[branch], marker=SHAPES[branch], markersize=2.5,
                           linewidth=0.9, elinewidth=0.5, label=LABELS[branch])  # fmt: skip
         final = exits[exits["branch"] == LAST_EXIT]
-        axis.errorbar([last], final["mean"], final["std"], **STAR)
+        axis.errorbar(final["depth"], final["mean"], final["std"], **STAR)
 
     def dynamic(self, rows: pd.DataFrame, exits: pd.DataFrame, name: str) -> str:
         """Accuracy under budgets by policy, and how well the exits' confidence is calibrated. Returns the caption."""
@@ -166,7 +166,7 @@ class ExitFigures(Figures):
         above.errorbar([final["cost"] / scale], [final["mean"]], [final["std"]], **STAR)
         above.set(xlabel=f"budget of an image on average (multiply-adds, {unit})", ylabel=ACCURACY.name)
         above.legend(loc="lower right")
-        self._depths(below, over_seeds(exits, Metric("ece", 100, "", -1)), list(LABELS), int(exits["depth"].max()))
+        self._depths(below, over_seeds(exits, Metric("ece", 100, "", -1)), list(LABELS))
         below.set(xlabel="layers executed before the exit", ylabel="calibration error (%)")
         below.xaxis.get_major_locator().set_params(integer=True)
         below.legend(loc="lower left", bbox_to_anchor=(-0.1, 1.0), ncols=3, columnspacing=1, handlelength=1.6)

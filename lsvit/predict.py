@@ -21,12 +21,8 @@ from lsvit.weights import build, input_size, load_weights, normalisation, read_t
 
 DATA = Path("outs/prepare_data")
 CHUNK = 64  # orders run at once
-MODEL, PARTS, EXITS, SPEC = (
-    "model.safetensors",
-    "position.safetensors",
-    "exits.safetensors",
-    "lsvit.json",
-)  # of an export, beside config.json
+MODEL, SPEC = "model.safetensors", "lsvit.json"  # of an export, beside config.json
+PARTS, EXITS = "position.safetensors", "exits.safetensors"
 
 
 class Opened(NamedTuple):
