@@ -97,7 +97,7 @@ class Used(NamedTuple):
 
     @classmethod
     def of(cls, each: Frozen) -> "Used":
-        """Those that are practical on the judging images, the best one at each depth (section IV-A)."""
+        """Those that are practical on the judging images, the best one at each depth (section IV-A), and the model's own head."""
         cost = read_costs(each)
         with np.load(each.job.folder / EXIT_ARRAYS) as arrays:
             names = [f"{branch}.{depth}" for branch, depth in zip(arrays["branch"], arrays["depth"], strict=True)]
@@ -144,6 +144,9 @@ def dynamic_rows(model: str, found: Iterable[Frozen]) -> pd.DataFrame:
 
 
 def choose(flops: np.ndarray, score: np.ndarray, depths: np.ndarray) -> np.ndarray:
-    """The exits (section IV-A) that are put into use: the best practical one at each depth that has any; indices by depth."""
-    index = np.flatnonzero(practical(flops, score))
+    """The exits (section IV-A) that are put into use, indices by depth: the best practical one at each depth that has any, and the last.
+
+    The model's own head is there anyway, and the early exits, chosen as the best of many, look better than they are on these images.
+    """
+    index = np.flatnonzero(practical(flops, score) | (depths == depths.max()))
     return np.array([index[depths[index] == depth][score[index[depths[index] == depth]].argmax()] for depth in np.unique(depths[index])])

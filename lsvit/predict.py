@@ -232,7 +232,7 @@ def choose_exit(opened: Opened, deployed: Deployed, image: Tensor, routes: list[
     budget, unit, cost = (flops, "flops", deployed.flops) if flops is not None else (latency, "latency", deployed.latency)
     assert budget is not None
     least = deployed.spent[0] if average else cost.min()
-    if budget < least:
+    if not budget >= least:  # nan
         raise UserError(f"--{unit}: found {budget:g}, accepted: at least {least:g}, the cost of the cheapest exit")
     if not average:
         chosen = pick(cost, deployed.accuracy, budget)
@@ -253,6 +253,7 @@ def show(found: dict[str, Any]) -> None:
     for row in found["top"]:
         table.add_row(row["class"], f"{row['probability']:.4f}", "–" if row["std"] is None else f"{row['std']:.4f}")
     if "exit" in found:
-        table.title = f"{table.title}; {{branch}} after {{depth}}, {{flops:.4g}} FLOPs, {{latency_ms:.3g}} ms".format(**found["exit"])
+        exit = "{branch} after {depth} of {keep} layers, {flops:.4g} FLOPs, {latency_ms:.3g} ms".format(keep=found["keep"], **found["exit"])
+        table.title = f"{found['image']}: {found['order']}, {exit}"
     table.caption = f"{found['top'][0]['class']} is the answer in {found['agree']} of {found['orders']} orders"
     console(80).print(table)

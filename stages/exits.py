@@ -74,15 +74,15 @@ def main() -> None:
 
 
 def write_results(plan: Plan, frozen: list[Frozen], counted: list[Frozen], trained: list[Trained]) -> None:
-    """results/exits.csv, exits_dynamic.csv, exits.json."""
+    """results/exits.csv, exits_dynamic.csv, exits.json, exits_metrics.json."""
     model, options = plan.params.model, plan.options
     rows = pd.concat([frozen_rows(model, frozen + counted), trained_rows(model, trained)])
     rows.to_csv(RESULTS / "exits.csv", index=False, lineterminator="\n")
     dynamic_rows(model, frozen).to_csv(RESULTS / "exits_dynamic.csv", index=False, lineterminator="\n")
     hardware = sorted({*(read_costs(each)["hardware"] for each in frozen + counted), *(read_costs(each)["hardware"] for each in trained)})
     about = {"hardware": ", ".join(hardware), "batch_size": 1, "keep": options.keep, "images": options.images}
-    found = {"exits": exit_metrics(rows), **about, "counting": options.counting.model_dump()}
-    (RESULTS / "exits.json").write_text(json.dumps(found, indent=1) + "\n")
+    (RESULTS / "exits.json").write_text(json.dumps(about | {"counting": options.counting.model_dump()}) + "\n")
+    (RESULTS / "exits_metrics.json").write_text(json.dumps(exit_metrics(rows), indent=1) + "\n")
 
 
 def keep_exits(plan: Plan, frozen: list[Frozen]) -> None:
