@@ -177,8 +177,8 @@ class ExitFigures(Figures):
         return (
             f"Above: accuracy under a budget, with the exits of a frozen backbone ({label(exits['variant'].iloc[0])}) that are practical "
             f"on images apart ({rows['exits'].min()} to {rows['exits'].max()} a seed, one a depth, the last exit among "
-            f"them). Budget known: one exit for all images, the best that fits. Anytime: every exit on the way answers and is paid for; the "
-            f"last answer before the budget ends. "
+            f"them). Budget known: one exit for all images, the best that fits. Anytime: every exit on the way answers and is paid for; "
+            f"the last answer before the budget ends. "
             f"Confidence: an image leaves when its answer is sure enough, by thresholds set on those images so that the budget holds on "
             f"average (exceeded by at most {100 * max((sure['flops'] / sure['budget']).max() - 1, 0):.1f} %). {rows['seed'].nunique()} "
             f"seeds: the k-th of a seed's budgets, from its cheapest exit to all of its exits, and its accuracy, averaged over the seeds; "
