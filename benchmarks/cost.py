@@ -19,6 +19,7 @@ import torch
 from machine import machine, show, write
 from scipy.optimize import nnls
 
+from lsvit.augmentation import Augmentation
 from lsvit.cost import route_work, sampler_work, training_job
 from lsvit.data import Split
 from lsvit.devices import settle
@@ -26,9 +27,10 @@ from lsvit.flops import count_forward, meta_backbone
 from lsvit.hardware import Hardware, Speed, Work
 from lsvit.jobs import TrainConfig
 from lsvit.params import load
+from lsvit.presets import ModelPreset
 from lsvit.routes import arbitrary, generator, per_sample
 from lsvit.runs import score
-from lsvit.sections import ModelPreset, Variant
+from lsvit.sections import Variant
 from lsvit.shards import Arrays, write_arrow
 from lsvit.sources import SPLITS
 from lsvit.training import TrainingStep, make_optimizer, make_scheduler, train, train_epoch
@@ -121,7 +123,8 @@ class Case:
             optimizer = make_optimizer(model, config.options)
             scheduler = make_scheduler(optimizer, config.options, self.batches)
             step, layers = TrainingStep(model, config.options.position_weight, execution), model.num_layers
-            return lambda: train_epoch(step, split, config, layers, 1, optimizer, scheduler, lambda row: None)
+            augment = Augmentation(config.variant, model.backbone, execution.device)
+            return lambda: train_epoch(step, split, augment, config, layers, 1, optimizer, scheduler, lambda row: None)
         samples = self.images if config.variant.per == "sample" else 1
         routes = per_sample(arbitrary, generator("samples", 0), model.num_layers, samples)
         orders = torch.from_numpy(routes) if samples > 1 else [tuple(routes[0].tolist())]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from lsvit.augmentation import Augmentation
 from lsvit.distributed import barrier, parallel
 from lsvit.jobs import TrainConfig
 from lsvit.runs import open_model, open_split
@@ -20,9 +21,10 @@ def timed(config: TrainConfig, data: Path, folder: Path, report: Callable[[dict]
     optimizer = make_optimizer(model, config.options)
     scheduler = make_scheduler(optimizer, config.options, 1)
     step = parallel(TrainingStep(model, config.options.position_weight, execution))
+    augment = Augmentation(config.variant, model.backbone, execution.device)
     for epoch in range(1, config.options.epochs + 1):
         barrier()
         begin = time.perf_counter()
-        train_epoch(step, split, config, model.num_layers, epoch, optimizer, scheduler, report)
+        train_epoch(step, split, augment, config, model.num_layers, epoch, optimizer, scheduler, report)
         barrier()
         report({"epoch": epoch, "seconds": time.perf_counter() - begin})

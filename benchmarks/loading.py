@@ -22,7 +22,7 @@ from torchvision.datasets import ImageFolder
 
 from lsvit.data import Split
 from lsvit.prepare import prepare
-from lsvit.sections import DatasetPreset, ModelPreset
+from lsvit.presets import DatasetPreset, ModelPreset
 
 FILE = Path(__file__).with_suffix(".json")
 IMAGES, CLASSES, SIZE, BATCH_SIZE, REPETITIONS = 1_500, 10, 224, 128, 5

@@ -20,8 +20,9 @@ from lsvit.data import read_meta
 from lsvit.jobs import EvalConfig, TrainConfig, run_config
 from lsvit.params import Params, load
 from lsvit.prepare import prepare
+from lsvit.presets import DatasetPreset, ModelPreset
 from lsvit.runs import open_model, open_split, score
-from lsvit.sections import DatasetPreset, Finetune, ModelPreset, PruneEval, Variant
+from lsvit.sections import Finetune, PruneEval, Variant
 from lsvit.training import train
 
 FILE = Path(__file__).with_suffix(".json")

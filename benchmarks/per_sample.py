@@ -22,9 +22,10 @@ from lsvit.jobs import WEIGHTS, TrainConfig, run_config
 from lsvit.models import RoutedModel
 from lsvit.params import load
 from lsvit.prepare import prepare
+from lsvit.presets import ModelPreset
 from lsvit.routes import arbitrary, generator, per_sample
 from lsvit.runs import open_model, open_split, score
-from lsvit.sections import Finetune, ModelPreset, Variant
+from lsvit.sections import Finetune, Variant
 from lsvit.training import train
 from lsvit.weights import build, input_size
 

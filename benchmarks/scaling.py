@@ -19,7 +19,8 @@ from machine import machine, show, write_entry
 from lsvit.jobs import TrainConfig
 from lsvit.launch import Job, cuda_devices, run
 from lsvit.params import load
-from lsvit.sections import Distributed, ModelPreset, Variant
+from lsvit.presets import ModelPreset
+from lsvit.sections import Distributed, Variant
 from lsvit.shards import Arrays, write_arrow
 
 FILE = Path(__file__).with_suffix(".json")

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
+from lsvit.augmentation import Batch
 from lsvit.devices import Execution, compile_blocks, has_bf16, pick_device, settle
 from lsvit.models import RoutedModel
 from lsvit.params import load
@@ -121,7 +122,7 @@ class Bench:
         def steps() -> None:
             for _ in range(self.geometry.steps):
                 optimizer.zero_grad()
-                train_step(step, self.images, self.labels, self.route(kind), options)
+                train_step(step, Batch(self.images, self.labels), self.route(kind), options)
                 optimizer.step()
 
         def logits() -> Tensor:

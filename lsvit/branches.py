@@ -39,7 +39,7 @@ def token_shape(backbone: Any) -> TokenShape:
         UserError: the model drops patches in training, so that its tokens are no grid.
     """
     if not isinstance(getattr(backbone, "patch_drop", None), nn.Identity | None):
-        raise UserError("exits: found a model with patch dropout, accepted: models that keep their patches, which lie on a grid")
+        raise UserError("exits, losses, smoothing: found a model with patch dropout, accepted: models that keep their patches, on a grid")
     patches = getattr(backbone, "stem", None) or backbone.patch_embed
     width, attention = backbone.embed_dim, getattr(backbone.blocks[0], "attn", None)
     heads = attention.num_heads if attention is not None else math.gcd(width, max(1, width // 64))

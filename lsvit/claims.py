@@ -9,6 +9,7 @@ from lsvit.exit_claims import EXIT_CLAIMS
 from lsvit.ledger import Claim, Evidence, NotRun, Range
 from lsvit.params import BASELINE
 from lsvit.routes import ORDERS, Order
+from lsvit.smoothing_claims import SMOOTHING_CLAIMS
 from lsvit.tables import PUBLISHED, PUBLISHED_VARIANTS, label
 
 LAYERSHUFFLED = ("ls", "ls_pos", "ls_pred")
@@ -214,4 +215,4 @@ LAYERSHUFFLE = [
     Claim("control.protocol", "beyond the paper", "Choosing the epoch on the reported images hardly flatters Table 1", "not studied",
           "the largest change of any row when held-out images choose instead", Evidence.protocol_change, (-INF, 1)),
 ]  # fmt: skip
-CLAIMS = [*LAYERSHUFFLE, *EXIT_CLAIMS]
+CLAIMS = [*LAYERSHUFFLE, *EXIT_CLAIMS, *SMOOTHING_CLAIMS]

@@ -23,19 +23,10 @@ from lsvit.flops import Forward, count_branch, count_forward, count_variant, met
 from lsvit.hardware import Hardware, Work
 from lsvit.jobs import EvalConfig, run_config
 from lsvit.params import BASELINE, Params
+from lsvit.presets import ModelPreset
 from lsvit.routes import ENDED, ORDERS, Sampler, Spec, count_routes, generator, kept_layers, limit, make_sampler, per_sample, training_order
-from lsvit.sections import (
-    Analysis,
-    BranchName,
-    Exits,
-    Finetune,
-    ModelPreset,
-    Optimisation,
-    Position,
-    Pretrain,
-    PruneEval,
-    Variant,
-)
+from lsvit.sections import Analysis, BranchName, Exits, Finetune, Optimisation, Position, Pretrain, PruneEval, Variant
+from lsvit.smoothing_jobs import Plan
 from lsvit.tables import console
 from lsvit.training import validation_routes
 
@@ -48,6 +39,7 @@ NOTES = (
     "Not in the time: start of processes, reading and writing files, tracking, UMAP, figures; nor what bf16, TF32, checkpointing, a "
     "compilation or several processes a training change.",
     "prune-eval: one epoch a training; where the two protocols choose different ones, both are evaluated.",
+    "smoothing: without the losses themselves, and profiles without the attention scores that are computed again for them.",
     "exits: roughly: early stopping may end every training sooner; frozen layers of layer_wise count as trained, timing does not.",
     "Another machine: `uv run python benchmarks/cost.py` measures it and adds it.",
 )
@@ -109,9 +101,10 @@ def training_job(model: Forward, variant: Variant, options: Optimisation, train:
         epoch = [route_work(model, images, options.batch_size, mean_length(variant.route, model.num_layers), training=True)]
     batch_size = options.validation_batch_size
     routes = validation_routes(model.num_layers, math.ceil(validation / batch_size), variant.route)
-    lengths = {order: len(drawn[0]) for order, drawn in routes.items()}
-    epoch += [route_work(model, validation, batch_size, length) for length in lengths.values()]
-    epoch += [route_work(model, heldout, batch_size, lengths[training_order(variant.route)])] if heldout else []
+    lengths, own = {order: len(drawn[0]) for order, drawn in routes.items()}, training_order(variant.route)
+    asked = lengths if options.validation_orders == "all" else (own,)
+    epoch += [route_work(model, validation, batch_size, lengths[order]) for order in asked]
+    epoch += [route_work(model, heldout, batch_size, lengths[own])] if heldout else []
     return epoch * options.epochs
 
 
@@ -191,7 +184,31 @@ def stages(params: Params) -> list[Stage]:
     for variant in map(params.all_variants.__getitem__, options.variants):
         analysed += [count_variant(backbone, preset, without_heads(variant))] * seeds
     found.append(Stage("analysis", "", [[sampler_work(each, "arbitrary", options.images, BATCH_SIZE)] for each in analysed]))
-    return found + exit_stages(params, backbone, sizes)
+    return [*found, *exit_stages(params, backbone, sizes), *smoothing_stages(params, sizes)]
+
+
+def smoothing_stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
+    """Stage smoothing, a row a depth: trainings from scratch, and then the profiles of them, of variants.
+
+    Raises:
+        UserError: timm refuses the model with another depth.
+    """
+    plan, tuning, classes = Plan(params), params.smoothing_training(), NUM_CLASSES.get(params.dataset_preset.source, 10)
+    images, batch_size = min(sizes[0], plan.options.images), plan.options.batch_size
+    found: dict[int, list[list[Work]]] = {}
+    profiles: list[list[Work]] = []
+    counted = cache(lambda depth: meta_backbone(params.smoothing_preset(depth), classes))
+    for model in plan.models():
+        depth = model.preset.kwargs["depth"]
+        forward = count_variant(counted(depth), model.preset, model.variant)
+        found.setdefault(depth, []).append(training_job(forward, model.variant, tuning, *sizes))
+        profiles.append([route_work(forward, images, batch_size, forward.num_layers)])
+    backbone = meta_backbone(params.model_preset, classes)
+    for model in plan.refined():
+        forward = count_variant(backbone, params.model_preset, without_heads(model.variant))
+        profiles += [[sampler_work(forward, order, images, batch_size)] for order in ORDERS]
+    rows = [Stage("smoothing", f"{depth} layers", jobs, tuning.threads) for depth, jobs in found.items()]
+    return [*rows, Stage("smoothing", "profiles", profiles)]
 
 
 def exit_stages(params: Params, backbone: Any, sizes: tuple[int, int, int]) -> list[Stage]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lsvit.errors import UserError
+from lsvit.presets import ModelPreset
 from lsvit.processes import root
 from lsvit.routes import generator
-from lsvit.sections import ModelPreset
 from lsvit.shards import Maps
 
 if TYPE_CHECKING:  # stages read metadata without torch
@@ -170,13 +170,15 @@ class Split:
         return np.sort(generator("subset", 2).permutation(len(self))[:images])
 
     def shuffled(
-        self, batch_size: int, seed: int, epoch: int, rank: int = 0, world: int = 1, images: int | None = None
+        self, batch_size: int, seed: int, epoch: int, rank: int = 0, world: int = 1, images: int | None = None, repeats: int = 1
     ) -> "Iterator[tuple[Tensor, Tensor]]":  # fmt: skip
         """All images once, or those of a :meth:`subset`, in an order that depends on (seed, epoch) alone; no last incomplete batch.
 
-        Of each batch the `rank`-th of `world` nearly equal parts.
+        Of each batch the `rank`-th of `world` nearly equal parts. With repeated augmentation as many batches show fewer images,
+        each `repeats` times, one after another in the epoch (as timm's RepeatAugSampler) and, as between DeiT's processes, far from
+        each other within a batch.
         """
         chosen = self.subset(images)
-        order = chosen[generator("batches", seed, epoch).permutation(len(chosen))]
-        starts = range(0, len(order) - batch_size + 1, batch_size)
-        yield from self._batches([np.array_split(order[start : start + batch_size], world)[rank] for start in starts])
+        order = chosen[generator("batches", seed, epoch).permutation(len(chosen))].repeat(repeats)[: len(chosen)]
+        starts, apart = range(0, len(order) - batch_size + 1, batch_size), np.argsort(np.arange(batch_size) % repeats, kind="stable")
+        yield from self._batches([np.array_split(order[start : start + batch_size][apart], world)[rank] for start in starts])

@@ -166,7 +166,8 @@ class Plan:
         """FLOPs and latency of every exit that any strategy uses, on a model like the variant's; runs alone."""
         options = self.options
         depths = options.depths and sorted({*options.depths, *(depth for placement in options.placements for depth in placement)})
-        executed = Variant(route="sequential", layers=variant.layers, position=Position(encode=variant.position.encode))
+        position = Position(encode=variant.position.encode)
+        executed = Variant(route="sequential", layers=variant.layers, position=position, talking_heads=variant.talking_heads)
         every = {"branches": options.every_branch, "depths": depths}
         config = self._frozen_config(BASELINE, task, executed, None, 0, every)
         return Job(f"{task.name}: costs of the exits", "lsvit.dynamic:measure", config, {"data": task.data})

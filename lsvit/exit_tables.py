@@ -156,7 +156,7 @@ def published_rows(form: Form) -> list[dict[str, str]]:
 
 def exit_caption(numbers: pd.DataFrame, form: Form) -> str:
     """What the numbers of a table are."""
-    seeds = "; ".join(f"{name}: {_seeds(numbers[numbers['strategy'] == key])}" for key, name in STRATEGIES.items())
+    seeds = "; ".join(f"{name}: {count_seeds(numbers[numbers['strategy'] == key])}" for key, name in STRATEGIES.items())
     ours = f"data {', '.join(dict.fromkeys(numbers['dataset']))}; mean ± standard deviation over seeds ({seeds})"
     return (
         f"Multi-exit ViT, Table {form.number}: exits after layer {', '.join(map(str, form.depths))}, trained with the model. Accuracy in "
@@ -169,7 +169,7 @@ def exit_caption(numbers: pd.DataFrame, form: Form) -> str:
     )
 
 
-def _seeds(rows: pd.DataFrame) -> str:
+def count_seeds(rows: pd.DataFrame) -> str:
     """ "3 seeds", or that there are none."""
     if rows.empty:
         return NOT_RUN

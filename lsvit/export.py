@@ -68,18 +68,22 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
 def runs_in_timm(model: RoutedModel, spec: dict[str, Any]) -> bool:
     """Whether stock timm makes the model from a config.json and gives its logits in the original order."""
     cut_mixer = spec["variant"]["layers"] is not None and hasattr(model.backbone, "stem")  # timm fixes the depth of those
-    return "encode" not in model.position and not cut_mixer
+    return "encode" not in model.position and not cut_mixer and not spec["variant"]["talking_heads"]
 
 
 def stock_notes(model: RoutedModel, spec: dict[str, Any]) -> list[str]:
     """What a user of the weights in stock timm must know: one sentence each."""
     notes = []
-    if "encode" in model.position:
+    if spec["variant"].get("talking_heads"):
+        notes.append(f"stock timm's {type(model.backbone).__name__} has no talking heads and refuses the weights; lsvit runs it")
+    elif "encode" in model.position:
         notes.append(f"stock timm runs it without its position embedding ({PARTS}) and answers wrongly; lsvit runs it right")
     elif not runs_in_timm(model, spec):
         notes.append(f"stock timm cannot make a {type(model.backbone).__name__} of {model.num_layers} layers from a config; lsvit runs it")
     if "predict" in model.position:
         notes.append(f"the heads that predict positions are apart, in {PARTS}; the answer does not need them")
+    if model.patch_head is not None:
+        notes.append("the head on every patch, which the patch mixing loss trained, is left out; the answer does not need it")
     if len(model.exits):
         notes.append(f"its early exits, after {', '.join(model.exits)} layers, are apart, in {EXITS}; the last answer does not need them")
     if _lone_head(model):

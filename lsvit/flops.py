@@ -5,6 +5,7 @@ none. Attention is run unfused, as matrix products: FlopCounterMode counts fused
 """
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lsvit.branches import TokenShape, make_branch, token_shape
 from lsvit.models import NO_PARTS, PositionLogits, RoutedModel
-from lsvit.sections import BranchName, BranchSizes, ExitHeads, ModelPreset, Position, Variant
+from lsvit.presets import ModelPreset
+from lsvit.sections import BranchName, BranchSizes, ExitHeads, Position, Variant
 from lsvit.weights import create_backbone, input_size
 
 FLOPS = 2  # index in the counts
@@ -113,7 +115,12 @@ def count_forward(backbone: Any, preset: ModelPreset, position: Position = NO_PA
 
 
 def count_variant(backbone: Any, preset: ModelPreset, variant: Variant) -> Forward:
-    """Counts of a variant's model, with its layers and parts. Raises UserError as :func:`count_forward` does."""
+    """Counts of a variant's model, with its layers and parts, but for a loss's patch head. Raises UserError as :func:`count_forward`."""
+    if variant.talking_heads:
+        from lsvit.talking_heads import talk
+
+        with torch.device("meta"):
+            talk(backbone := deepcopy(backbone))
     model = count_forward(backbone, preset, variant.position, variant.exits)
     return replace(model, num_layers=variant.layers or model.num_layers)
 

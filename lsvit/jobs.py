@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from lsvit.errors import UserError
 from lsvit.params import Params, Value
-from lsvit.routes import training_order
-from lsvit.sections import Analysis, BranchTraining, ModelPreset, Optimisation, Preset, PruneEval, Section, Variant
+from lsvit.presets import ModelPreset, Preset
+from lsvit.routes import Order, training_order
+from lsvit.sections import Analysis, BranchTraining, Optimisation, PruneEval, Section, SmoothingProfiles, Variant
 
 Row = dict[str, float]  # one epoch's metrics, names {suite}/{metric}
 WEIGHTS, HISTORY, FINAL, CONFIG = "weights.safetensors", "history.json", "final.json", "config.json"
@@ -18,6 +19,7 @@ EXITS_IN_USE = "exits.json"  # beside the weights of a backbone's exits: those w
 LAST_EXIT = "final"  # the model's own head, beside the names of the branches
 EXECUTION = "execution.txt"  # the processor, and what `auto` picked on it
 EVALUATION_ROWS, SAMPLER_ROWS, ANALYSIS_ARRAYS, ANALYSIS_NUMBERS = "rows.csv", "samplers.csv", "arrays.npz", "numbers.json"
+PROFILE = "profile.json"
 JUDGES = {"paper": "validation", "heldout": "heldout"}  # protocol -> the split whose loss chooses the epoch
 
 
@@ -73,12 +75,23 @@ class ExitConfig(RunConfig):
     seed: int
 
 
-def run_config(params: Params, title: str, variant: Variant, data_sha256: str, weights_sha256: str | None) -> dict[str, Any]:
-    """The fields of a RunConfig for one variant of the chosen model and data set.
+class ProfileConfig(RunConfig):
+    """The smoothness of one model along routes in one order; `seed` is the training's, or of a random initialisation."""
+
+    options: SmoothingProfiles
+    precision: str
+    order: Order
+    seed: int
+
+
+def run_config(
+    params: Params, title: str, variant: Variant, data_sha256: str, weights_sha256: str | None, preset: ModelPreset | None = None
+) -> dict[str, Any]:  # fmt: skip
+    """The fields of a RunConfig for one variant of the chosen model and data set; `preset` stands in for the model's own.
 
     Overrides of sections are left out: a job's own options hold their effect, and others must not change its key.
     """
-    model = params.model_preset.model_copy(update={key: {} for key in Preset.model_fields})
+    model = (preset or params.model_preset).model_copy(update={key: {} for key in Preset.model_fields})
     variant = variant.model_copy(update={"finetune": {}})
     return {
         "title": title, "dataset": params.dataset, "model_name": params.model, "model": model, "variant": variant,

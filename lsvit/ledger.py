@@ -29,7 +29,7 @@ class NotRun(Exception):
 
 
 def _table_if_any(path: Path) -> pd.DataFrame:
-    """A result file of stage `exits`; empty where the stage did not run, or not the part that fills it."""
+    """A result file of stage `exits` or `smoothing`; empty where the stage did not run, or not the part that fills it."""
     try:
         return pd.read_csv(path, dtype={"placement": str})
     except (FileNotFoundError, pd.errors.EmptyDataError):
@@ -47,6 +47,7 @@ class Evidence:
         self.analysis = json.loads((folder / "analysis.json").read_text())
         self.pretrain = pd.read_csv(folder / "pretrain.csv")
         self.exits, self.dynamic = (_table_if_any(folder / f"{name}.csv") for name in ("exits", "exits_dynamic"))
+        self.smoothing = _table_if_any(folder / "smoothing.csv")
         self.chance = 100 / self.cell["classes"]
         self.num_layers = int(self.rows["keep"].max())
         self.orders: list[int] = []  # orders behind the values asked for since this was emptied
@@ -194,15 +195,15 @@ def _rounded(number: float) -> float | None:
 def _within(bounds: Range, unit: str) -> str:
     low, high = bounds
     if math.isinf(high):
-        return f"above {low:g} {unit}"
-    return f"below {high:g} {unit}" if math.isinf(low) else f"between {low:g} and {high:g} {unit}"
+        return f"above {low:g} {unit}".strip()
+    return (f"below {high:g} {unit}" if math.isinf(low) else f"between {low:g} and {high:g} {unit}").strip()
 
 
 def _outside(bounds: Range, unit: str) -> str:
     low, high = bounds
     if math.isinf(high):
-        return f"below {low:g} {unit}"
-    return f"above {high:g} {unit}" if math.isinf(low) else f"outside {low:g} to {high:g} {unit}"
+        return f"below {low:g} {unit}".strip()
+    return (f"above {high:g} {unit}" if math.isinf(low) else f"outside {low:g} to {high:g} {unit}").strip()
 
 
 def judge(folder: Path, claims: Sequence[Claim]) -> dict[str, Any]:

@@ -16,7 +16,11 @@ from lsvit.sections import Encode, ExitHeads, Position, Predict
 
 NO_PARTS = Position()
 Samples = slice | Tensor
-POSITION_PREFIX, EXITS_PREFIX = "position.", "exits."  # keys of attached parts in a weights file; all others are timm's own
+POSITION_PREFIX, EXITS_PREFIX, PATCH_HEAD_PREFIX = (
+    "position.",
+    "exits.",
+    "patch_head.",
+)  # keys of attached parts in a weights file; all others are timm's own
 
 
 class Tap(Protocol):
@@ -72,6 +76,7 @@ class RoutedModel(nn.Module):
         backbone: a timm VisionTransformer (distilled or not) or MlpMixer; its blocks must keep the token shape.
         position: the position parts to attach.
         exits: the early exits to attach, keyed by depth: the number of blocks executed before them.
+        patch_head: attach a linear head on every patch, which the patch mixing loss trains.
 
     With the attribute `checkpointing` a training step keeps no activations inside the blocks: each block's are computed again
     in the backward pass, along the same route.
@@ -83,7 +88,9 @@ class RoutedModel(nn.Module):
     backbone: Any  # timm's families share no typed interface
     position: Any  # an nn.ModuleDict of the parts "encode" and "predict"
 
-    def __init__(self, backbone: nn.Module, position: Position = NO_PARTS, exits: ExitHeads | None = None) -> None:
+    def __init__(
+        self, backbone: nn.Module, position: Position = NO_PARTS, exits: ExitHeads | None = None, patch_head: bool = False
+    ) -> None:
         super().__init__()
         from timm.models.deit import VisionTransformerDistilled
         from timm.models.mlp_mixer import MlpMixer
@@ -115,6 +122,7 @@ class RoutedModel(nn.Module):
             else {}
         )
         self.exits = nn.ModuleDict(made)
+        self.patch_head = nn.Linear(width, self.backbone.num_classes) if patch_head else None
         self.checkpointing = False
 
     @property
@@ -150,18 +158,22 @@ class RoutedModel(nn.Module):
                 of a position part.
             ValueError: per-sample routes are no integer tensor of B rows, are empty for a sample, or go on after a -1.
         """
+        return self.answer(self.tokens(images, route, taps, exit), exit)
+
+    def tokens(
+        self, images: Tensor, route: Route | Tensor | None = None, taps: Sequence[Tap] = (), exit: int | None = None
+    ) -> Tensor:  # fmt: skip
+        """The state at the end of a route, or before an early exit: tokens (B, N, D). Arguments and errors as :meth:`forward`."""
         route = tuple(range(self.num_layers)) if route is None else route
         if isinstance(route, Tensor):
             route = route.cpu()
             self._check_routes(route, len(images))
             if exit is not None:
                 self._check_exit(exit, int((route != ENDED).sum(dim=1).min()))
-            state = self._run_groups(self.embed(images), route[:, :exit], taps)
-        else:
-            if exit is not None:
-                self._check_exit(exit, len(route))
-            state = deque(self.states(images, route[:exit], taps), maxlen=1).pop()[1]
-        return self.answer(state, exit)
+            return self._run_groups(self.embed(images), route[:, :exit], taps)
+        if exit is not None:
+            self._check_exit(exit, len(route))
+        return deque(self.states(images, route[:exit], taps), maxlen=1).pop()[1]
 
     def states(self, images: Tensor, route: Route | None = None, taps: Sequence[Tap] = ()) -> Generator[tuple[int, Tensor], Tensor | None]:
         """The states along a route, (depth, tokens (B, N, D)), from the embedding (depth 0) on.
@@ -183,6 +195,10 @@ class RoutedModel(nn.Module):
     def answer(self, state: Tensor, exit: int | None = None) -> Tensor:
         """Tokens (B, N, D) -> logits (B, num_classes), of the early exit at this depth or of the model's own head."""
         return self._forward_head(self.backbone, self.backbone.norm(state)) if exit is None else self.exits[str(exit)](state)
+
+    def patches(self, state: Tensor) -> Tensor:
+        """Tokens (B, N, D) -> those of the patches (B, N - prefix tokens, D)."""
+        return state[:, self.num_prefix_tokens :]
 
     def _step(self, before: Tensor, layer: int, depth: int, taps: Sequence[Tap], samples: Samples) -> Tensor:
         """One layer with its position part, on samples that share it: (n, N, D) -> (n, N, D)."""
@@ -271,6 +287,25 @@ class PositionLogits:
     def logits(self) -> list[Tensor]:
         """By depth: (n, L), the n samples whose routes reach it, grouped by the layer they ran."""
         return [torch.cat(groups) for groups in self.groups]
+
+
+class FirstTokens:
+    """A tap that keeps the tokens after the first layer of every sample's route."""
+
+    def __init__(self) -> None:
+        self.groups: list[tuple[Samples, Tensor]] = []
+
+    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+        """Called after each block; states (n, N, D)."""
+        if depth == 0:
+            self.groups.append((samples, after))
+
+    @property
+    def tokens(self) -> Tensor:
+        """(B, N, D), in the batch's order."""
+        which = [samples for samples, _ in self.groups if isinstance(samples, Tensor)]
+        tokens = torch.cat([after for _, after in self.groups])
+        return tokens[torch.cat(which).argsort().to(tokens.device)] if which else tokens
 
 
 class ExitLogits:

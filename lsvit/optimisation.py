@@ -21,6 +21,10 @@ def make_scheduler(optimizer: torch.optim.Optimizer, options: Optimisation, step
         return schedulers.ReduceLROnPlateau(optimizer, factor=options.plateau_factor, patience=options.plateau_patience, threshold=0.0)
     if options.schedule == "linear":
         return schedulers.LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=steps)
+    if options.schedule == "cosine":  # DeiT's; the first step of the warm-up has a rate above 0
+        warm = steps * min(options.warmup_epochs, options.epochs - 1) // options.epochs
+        parts = [schedulers.LinearLR(optimizer, 1 / (warm + 1), total_iters=warm), schedulers.CosineAnnealingLR(optimizer, steps - warm)]
+        return schedulers.SequentialLR(optimizer, parts, [warm])
     if options.schedule == "one_cycle":
         return schedulers.OneCycleLR(optimizer, max_lr=options.lr, total_steps=steps, cycle_momentum=False)
     return schedulers.ConstantLR(optimizer, factor=1.0)

@@ -11,24 +11,25 @@ import yaml
 from pydantic import Field, ValidationError
 
 from lsvit.errors import UserError, accepted, one_line
+from lsvit.presets import DatasetPreset, ModelPreset
 from lsvit.routes import generator, limit, make_sampler, training_order
 from lsvit.sections import (
     Analysis,
-    DatasetPreset,
     Distributed,
     Exits,
     Finetune,
-    ModelPreset,
+    Optimisation,
     PaperFigures,
     Pretrain,
     PruneEval,
     Section,
     Seed,
+    Smoothing,
     Variant,
 )
 
-BASELINE, COUNTING = "baseline", "counting"
-TAKEN = (BASELINE, "pretrained", COUNTING)  # names of models in results/ that are no variants
+BASELINE, COUNTING, SCRATCH, UNTRAINED = "baseline", "counting", "scratch", "untrained"
+TAKEN = (BASELINE, "pretrained", COUNTING, SCRATCH, UNTRAINED)  # names of models in results/ that are no variants
 
 
 class Value(NamedTuple):
@@ -58,6 +59,7 @@ class Params(Section):
     prune_eval: PruneEval
     analysis: Analysis
     exits: Exits
+    smoothing: Smoothing
     paper_figures: PaperFigures
     models: dict[str, ModelPreset]
     datasets: dict[str, DatasetPreset]
@@ -86,7 +88,11 @@ class Params(Section):
         layers = [(name, getattr(self, name).model_dump())]
         layers.append((f"models.{model}.{name}", getattr(self.models[model], name, {})))
         layers.append((f"datasets.{dataset}.{name}", getattr(self.datasets[dataset], name, {})))
-        values = {key: Value(value, where) for where, keys in layers for key, value in keys.items()}
+        values: dict[str, Value] = {}
+        for where, keys in layers:
+            for key, value in keys.items():
+                merges = key in section.merged and key in values and isinstance(value, dict)
+                values[key] = Value(values[key].value | value if merges else value, where)
         if variant == BASELINE and values["baseline_epochs"].value is not None:
             values["epochs"] = values["baseline_epochs"]
         if variant is not None:
@@ -99,12 +105,32 @@ class Params(Section):
         """The effective section for the chosen model, data set and variant."""
         return self._resolved(section, self.values(section, variant))
 
+    def smoothing_values(self, model: str | None = None, dataset: str | None = None) -> dict[str, Value]:
+        """Every effective value of the trainings of stage smoothing: `smoothing.training` wins over what `pretrain` has."""
+        cell = model or self.model, dataset or self.dataset
+        values = {key: value for key, value in self._values(Pretrain, *cell, None).items() if key != "seed"}
+        presets = {f"models.{cell[0]}.smoothing": self.models[cell[0]], f"datasets.{cell[1]}.smoothing": self.datasets[cell[1]]}
+        layers = {"smoothing": self.smoothing.training} | {where: preset.smoothing.get("training", {}) for where, preset in presets.items()}
+        return values | {key: Value(value, f"{where}.training") for where, keys in layers.items() for key, value in keys.items()}
+
+    def smoothing_training(self) -> Optimisation:
+        """The effective options of the trainings of stage smoothing."""
+        return self._resolved(Optimisation, self.smoothing_values())
+
+    def smoothing_preset(self, num_layers: int) -> ModelPreset:
+        """The chosen model with so many layers and without weights, as stage smoothing trains it."""
+        kwargs, source = self.values(Smoothing)["kwargs"]
+        own = self.model_preset.model_dump() | {"weights": "scratch", "sha256": None}
+        own["kwargs"] = own["kwargs"] | kwargs | {"depth": num_layers}
+        return self._resolved(ModelPreset, {key: Value(value, source) for key, value in own.items()})
+
     @staticmethod
     def _resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
         try:
             return section.model_validate({key: value.value for key, value in values.items()})
         except ValidationError as error:
-            key = str(error.errors()[0]["loc"][0])
+            where = error.errors()[0]["loc"] or tuple(values)  # a check of several keys has no place of its own
+            key = str(where[0])
             raise UserError(one_line(error, section, values[key].source)) from None
 
     def check(self, file: str = "params.yaml") -> None:
@@ -123,13 +149,14 @@ class Params(Section):
         for seed in self.seeds:
             if self.seeds.count(seed) > 1:
                 raise UserError(f"{file}: seeds: found {seed} twice, accepted: each seed once")
-        for section in (Pretrain, Finetune, PruneEval, Analysis, Exits):
-            for model in self.models:
-                self._resolved(section, self._values(section, model, self.dataset, None))
-            for dataset in self.datasets:
-                self._resolved(section, self._values(section, self.model, dataset, None))
+        cells = [*((model, self.dataset) for model in self.models), *((self.model, dataset) for dataset in self.datasets)]
+        for cell in cells:
+            for section in (Pretrain, Finetune, PruneEval, Analysis, Exits, Smoothing):
+                self._resolved(section, self._values(section, *cell, None))
+            self._resolved(Optimisation, self.smoothing_values(*cell))
         for name, variant in self.all_variants.items():
-            self.resolve(Finetune, name)
+            if self.resolve(Finetune, name).validation_orders != "all":
+                raise UserError(f"{file}: {name}: finetune.validation_orders: found 'trained', accepted: all (Table 1 has both orders)")
             if "baseline_epochs" in variant.finetune:
                 raise UserError(f"{file}: {name}: finetune.baseline_epochs belongs to the section; accepted here: epochs")
         analysis, data = self.resolve(Analysis), self.dataset_preset
@@ -149,13 +176,40 @@ class Params(Section):
         if self.protocol == "heldout" and not data.heldout:
             raise UserError(f"{file}: protocol: found 'heldout', accepted: paper ({self.dataset!r} holds no images out; "
                             f"datasets.{self.dataset}.heldout says how many)")  # fmt: skip
-        for found in (self.analysis, self.exits, self.resolve(Analysis), self.resolve(Exits)):
+        smoothing = self.resolve(Smoothing)
+        self._check_smoothing(smoothing, file)
+        for found in (self.analysis, self.exits, self.smoothing, self.resolve(Analysis), self.resolve(Exits), smoothing):
             for name in found.variants:
                 if name not in self.all_variants:
                     raise UserError(f"{file}: {found.name}.variants: found {name!r}, {accepted(name, self.all_variants)}")
         for name, variant in self.all_variants.items():
             if variant.exits and variant.exits.step is not None:
                 raise UserError(f"{file}: {name}: exits.step: found {variant.exits.step}, accepted: none (the strategy layer_wise sets it)")
+
+    def _check_smoothing(self, smoothing: Smoothing, file: str) -> None:
+        """Checks of the trainings of stage smoothing. Raises UserError as :meth:`check` does."""
+        if "depth" in smoothing.kwargs:
+            raise UserError(f"{file}: smoothing.kwargs.depth: found {smoothing.kwargs['depth']}, accepted: smoothing.depths")
+        for depth in smoothing.talking_heads:
+            if depth not in smoothing.depths:
+                raise UserError(
+                    f"{file}: smoothing.talking_heads: found {depth}, {accepted(depth, smoothing.depths)} (of smoothing.depths)"
+                )
+        for depth in smoothing.depths:
+            _check_pairs(self.smoothing_preset(depth), "smoothing", file)
+        if smoothing.variants:
+            _check_pairs(self.model_preset, "smoothing.variants", file)
+        for part in smoothing.removed:
+            if smoothing.recipe.without(part) == smoothing.recipe:
+                parts = [name for name in type(smoothing.recipe).model_fields if smoothing.recipe.without(name) != smoothing.recipe]
+                raise UserError(
+                    f"{file}: smoothing.removed: found {part!r}, accepted: what smoothing.recipe has ({', '.join(parts) or 'nothing'})"
+                )
+        for losses in smoothing.losses:
+            same = [other for other in smoothing.losses if str(other) == str(losses)]
+            if len(same) > 1 or (str(smoothing.best) == str(losses) and smoothing.best != losses):
+                why = "the tables have one row for each sum of losses"
+                raise UserError(f"{file}: smoothing.losses: found {losses} twice, or with other values in `best`; accepted: once ({why})")
 
     def check_sizes(self, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
         """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
@@ -172,6 +226,10 @@ class Params(Section):
             limits += [("exits.batch_size", exits.batch_size, used, f"{used} training images are used")]
         if exits.counting_strategies:
             limits += [("exits.batch_size", exits.batch_size, exits.counting.train, "exits.counting.train canvases are made")]
+        if self.resolve(Smoothing).depths:
+            training = self.smoothing_training()
+            used = min(train, training.images or train)
+            limits += [("smoothing.training.batch_size", training.batch_size, used, f"{used} training images are used")]
         _at_most(limits, file)
 
     def check_layers(self, num_layers: int, file: str = "params.yaml") -> None:
@@ -205,6 +263,15 @@ def _at_most(limits: list[tuple[str, int, int, str]], file: str) -> None:
     for key, found, most, why in limits:
         if found > most:
             raise UserError(f"{file}: {key}: found {found}, accepted: at most {most} ({why})")
+
+
+def _check_pairs(preset: ModelPreset, key: str, file: str) -> None:
+    """Raises UserError if params.yaml tells that images have one patch: the similarity of patches is one of pairs."""
+    size, patch = (preset.kwargs.get(name) for name in ("img_size", "patch_size"))
+    if size is not None and size == patch:
+        raise UserError(
+            f"{file}: {key}: found a model whose patch_size {patch} is its img_size, accepted: 2 patches or more, for pairs of them"
+        )
 
 
 def load(path: str | Path = "params.yaml") -> Params:

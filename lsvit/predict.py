@@ -116,6 +116,8 @@ def open_export(file: Path) -> Opened:
     import timm
     from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
 
+    from lsvit.talking_heads import talk
+
     try:
         backbone: Any = timm.create_model(f"local-dir:{file.parent}", pretrained=False)
     except Exception as error:  # timm raises many kinds
@@ -127,6 +129,8 @@ def open_export(file: Path) -> Opened:
         raise UserError(f"{spec}: found no variant that lsvit knows, accepted: the file that `lsvit export` writes") from None
     if not getattr(backbone, "num_classes", 0):
         raise UserError(f"{file}: a model without a head, accepted: one with classes")
+    if variant.talking_heads:
+        talk(backbone)
     model = RoutedModel(backbone, variant.position, variant.exits)
     backbone.blocks = backbone.blocks[: variant.layers]
     try:

@@ -13,9 +13,9 @@ from lsvit.data import HELDOUT, Resize, resizing
 from lsvit.decode import decode_splits, key, moments
 from lsvit.errors import UserError
 from lsvit.imagefiles import Items
+from lsvit.presets import DatasetPreset, ModelPreset
 from lsvit.processes import root
 from lsvit.routes import generator
-from lsvit.sections import DatasetPreset, ModelPreset
 from lsvit.shards import Arrays, write_arrow
 from lsvit.sources import SPLITS, find
 

@@ -20,7 +20,7 @@ Sampler = Callable[[np.random.Generator, int], Route]  # (generator, num_layers)
 Spec = str | dict[str, Any]  # a `route:` value of params.yaml
 ENDED = -1  # fills a per-sample route after its last layer
 
-STREAMS = ("train", "validation", "evaluation", "analysis", "batches", "subset", "heldout", "samples", "counting")
+STREAMS = ("train", "validation", "evaluation", "analysis", "batches", "subset", "heldout", "samples", "counting", "profiles")
 
 
 def generator(stream: str, *key: int) -> np.random.Generator:

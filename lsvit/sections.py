@@ -1,19 +1,13 @@
-"""The typed sections and presets of params.yaml, and their validation.
+"""The typed sections and variants of params.yaml, and their validation.
 
 Torch-free, so that a wrong parameter is reported in a fraction of a second and before any compute.
 """
 
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from lsvit.routes import check_sampler
-
-SIZES = {  # training, validation images of a source
-    "embedded": (10_000, 2_000), "fashion_mnist": (60_000, 10_000), "digits": (1_437, 360),
-    "cifar10": (50_000, 10_000), "cifar100": (50_000, 10_000), "imagenet": (1_281_167, 50_000),
-}  # fmt: skip
 
 
 def _number(value: Any) -> Any:
@@ -37,6 +31,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: ClassVar[str] = ""
+    merged: ClassVar[tuple[str, ...]] = ()  # mappings of which a preset changes single keys; it replaces others
 
 
 class Optimisation(Section):
@@ -47,16 +42,18 @@ class Optimisation(Section):
     betas: tuple[Fraction, Fraction]
     eps: Positive
     weight_decay: Annotated[Float, Field(ge=0)]
-    schedule: Literal["constant", "linear", "one_cycle", "plateau"]
+    schedule: Literal["constant", "linear", "one_cycle", "cosine", "plateau"]
     batch_size: Count
     epochs: Count
     validation_batch_size: Count
+    validation_orders: Literal["all", "trained"] = "all"  # trained: only that which is trained for, which saves time
     precision: Literal["auto", "fp32", "tf32", "bf16"]
     compile: Literal["auto", "blocks", "none"]
     micro_batch_size: Count | None
     checkpointing: bool
     threads: Count
     position_weight: Annotated[Float, Field(ge=0)] = 1.0
+    warmup_epochs: Annotated[Int, Field(ge=0)] = 5  # of schedule cosine: the rate grows linearly (DeiT)
     plateau_factor: Fraction = 0.6  # of schedule plateau (multi-exit ViT, section IV)
     plateau_patience: Count = 2  # epochs without gain that are borne; the next one lowers the rate
     images: Count | None = None  # train on so many random images, always the same; None: on all
@@ -249,6 +246,69 @@ class Position(Section):
     predict: Predict | None = None
 
 
+class Loss(Section):
+    """One of the losses against over-smoothing; in params.yaml a number is its weight."""
+
+    weight: Annotated[Float, Field(ge=0)] = 1.0
+
+
+class Contrastive(Loss):
+    """The patch contrastive loss; `normalize`: of cosines, not of the source's dot products, see :func:`lsvit.losses.patch_contrastive`."""
+
+    normalize: bool = True
+
+
+class Mixing(Loss):
+    """The patch mixing loss; `alpha`: of CutMix's Beta distribution."""
+
+    alpha: Positive = 1.0
+
+
+LossT = TypeVar("LossT", bound=Loss)
+
+
+def _number_is_weight(value: Any) -> Any:
+    return value if isinstance(value, dict | Loss | None) else {"weight": value}
+
+
+def _absent_at_zero(loss: LossT | None) -> LossT | None:
+    return loss if loss and loss.weight else None
+
+
+WEIGHT, PRESENT = BeforeValidator(_number_is_weight), AfterValidator(_absent_at_zero)
+
+
+class Losses(Section):
+    """What is added to the class loss against over-smoothing. A weight of 0 is the same as none."""
+
+    cosine: Annotated[Loss | None, WEIGHT, PRESENT] = None
+    contrastive: Annotated[Contrastive | None, WEIGHT, PRESENT] = None
+    mixing: Annotated[Mixing | None, WEIGHT, PRESENT] = None
+
+    def __str__(self) -> str:
+        names = [name for name in type(self).model_fields if getattr(self, name)]
+        dot = self.contrastive and not self.contrastive.normalize
+        return "+".join(f"{name}_dot" if dot and name == "contrastive" else name for name in names) or "none"
+
+
+class Recipe(Section):
+    """The parts of DeiT's training recipe that over-smoothing's Table 4 removes one at a time; by default all are off.
+
+    `repeats`: repeated augmentation, how often an epoch shows an image; `erasing`: probability of random erasing; `mixup`: alpha of
+    the Beta distribution, 0: none; `drop_path`: timm's stochastic depth, of single samples, growing linearly from 0 at the first
+    layer to this rate at the last of all the model has (MLP-Mixers: the same in every layer); 0: what the preset's kwargs say.
+    """
+
+    repeats: Count = 1
+    erasing: Annotated[Float, Field(ge=0, le=1)] = 0.0
+    mixup: Annotated[Float, Field(ge=0)] = 0.0
+    drop_path: Fraction = 0.0
+
+    def without(self, part: str) -> "Recipe":
+        """The recipe with one part as it is by default."""
+        return self.model_copy(update={part: type(self).model_fields[part].default})
+
+
 class Variant(Section):
     """One column of the paper's tables."""
 
@@ -257,89 +317,32 @@ class Variant(Section):
     position: Position = Position()
     layers: Count | None = None
     exits: ExitHeads | None = None
+    losses: Losses = Losses()
+    recipe: Recipe = Recipe()
+    talking_heads: bool = False
     finetune: dict[str, Any] = {}
 
-    @model_validator(mode="after")
-    def _steps_are_plain(self) -> Self:
-        if self.exits and self.exits.step is not None:
-            if self.exits.step > len(self.exits.depths):
-                raise ValueError(f"exits.step\n{self.exits.step}\nat most {len(self.exits.depths)}, the last exit")
-            if self.route != "sequential" or self.per == "sample" or self.position != Position():
-                raise ValueError(f"route\n{self.route!r}\nsequential, a route a batch and no position parts (exits.step is layer-wise)")
-        return self
+
+class SmoothingProfiles(Section):
+    """Which images the measures of a model are taken over."""
+
+    images: Count
+    batch_size: Count
+    seed: Seed
 
 
-class Preset(Section):
-    """A named model or data set; both may override keys of the stages' sections."""
+class Smoothing(SmoothingProfiles):
+    """Over-smoothing: models trained from scratch with and without the losses against it, and profiles of them and of variants."""
 
-    pretrain: dict[str, Any] = {}
-    finetune: dict[str, Any] = {}
-    prune_eval: dict[str, Any] = {}
-    analysis: dict[str, Any] = {}
-    exits: dict[str, Any] = {}
-
-
-class ModelPreset(Preset):
-    """A timm model: architecture, arguments, and where its weights come from.
-
-    `num_classes`: outputs, None for as many as the data set has classes. `head`: how a distilled DeiT is read; timm averages two
-    heads, on the class and on the distillation token, the published code has one, on the class token.
-    """
-
-    timm: Annotated[str, Field(min_length=1)]
-    kwargs: dict[str, Any] = {}
-    weights: Annotated[str, Field(min_length=1)]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    num_classes: Count | None = None
-    head: Literal["timm", "class_token"] = "timm"
-    init_std: Positive | None = None
-
-    def local_file(self, root: Path = Path()) -> Path | None:
-        """The safetensors file that `weights` names, itself or in a folder of timm's layout; None for scratch and hub."""
-        if self.weights in ("scratch", "hub"):
-            return None
-        path = root / self.weights
-        return path / "model.safetensors" if path.is_dir() else path
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not (self.weights in ("scratch", "hub") or self.weights.endswith(".safetensors") or "/" in self.weights):
-            raise ValueError(f"weights\n{self.weights!r}\nscratch, hub, a .safetensors file, or a folder with one (with a / in its path)")
-        for key, own in (("num_classes", "num_classes"), ("pretrained", "weights")):
-            if key in self.kwargs:
-                raise ValueError(f"kwargs.{key}\n{self.kwargs[key]!r}\nthe preset's own key {own}")
-        numbers = {k: v for k, v in self.kwargs.items() if isinstance(v, int)}
-        for key in ("embed_dim", "num_heads", "depth", "patch_size", "img_size"):
-            if key in self.kwargs and numbers.get(key, 0) < 1:
-                raise ValueError(f"kwargs.{key}\n{self.kwargs[key]!r}\na whole number, at least 1")
-        if self.kwargs.get("embed_dim", 0) % self.kwargs.get("num_heads", 1):
-            raise ValueError(f"kwargs.num_heads\n{self.kwargs['num_heads']}\na divisor of embed_dim {self.kwargs['embed_dim']}")
-        if self.kwargs.get("img_size", 0) % self.kwargs.get("patch_size", 1):
-            raise ValueError(f"kwargs.patch_size\n{self.kwargs['patch_size']}\na divisor of img_size {self.kwargs['img_size']}")
-        return self
-
-
-class DatasetPreset(Preset):
-    """Where images come from, how many of them are used, and how many of the training images are held out."""
-
-    source: Literal["embedded", "fashion_mnist", "digits", "cifar10", "cifar100", "imagenet", "image_folder"]
-    folder: str | None = None
-    resize: Literal["published", "timm"] = "published"
-    train: Count | None = None
-    validation: Count | None = None
-    heldout: Count | None = None
-
-    @model_validator(mode="after")
-    def _folder_is_given(self) -> Self:
-        if self.folder is None and self.source in ("imagenet", "image_folder"):
-            raise ValueError("folder\nnull\nthe folder with the images")
-        return self
-
-    @property
-    def sizes(self) -> tuple[int, int, int] | None:
-        """Images to train on, to validate on, and held out; None where only the source knows."""
-        train, validation = SIZES.get(self.source, (None, None))
-        train, validation = self.train or train, self.validation or validation
-        if train is None or validation is None:
-            return None
-        return train - (self.heldout or 0), validation, self.heldout or 0
+    name = "smoothing"
+    merged = ("recipe", "kwargs", "training")
+    seeds: Count | None
+    depths: list[Count]
+    losses: list[Losses]
+    best: Losses
+    removed: list[Literal["repeats", "erasing", "mixup", "drop_path"]]
+    talking_heads: list[Count]
+    variants: list[str]
+    kwargs: dict[str, Any]
+    recipe: Recipe
+    training: dict[str, Any]

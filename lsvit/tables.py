@@ -17,7 +17,8 @@ from lsvit.stats import METHOD, estimate
 
 KEYS = ["dataset", "model", "variant", "order", "keep"]
 TABLE1 = ["dataset", "model", "order", "variant", "mean", "std", "n"]
-LABELS = {BASELINE: "baseline", "ls": "LS", "ls_pos": "LS-pos", "ls_pred": "LS-pred", "layerdrop": "LayerDrop"}
+LABELS = {BASELINE: "baseline", "ls": "LS", "ls_pos": "LS-pos", "ls_pred": "LS-pred", "layerdrop": "LayerDrop",
+          "ls_contrastive": "LS-contrastive"}  # fmt: skip
 
 # LayerShuffle, table 1: top-1 validation accuracy, mean and standard deviation over 5 seeds, in per cent
 PUBLISHED_VARIANTS = (BASELINE, "ls", "ls_pos", "ls_pred")

@@ -32,8 +32,10 @@ RESULTS = {  # stage -> its files below results/
     "prune-eval": ("prune_eval.csv", "samplers.csv", "protocols.csv", "metrics.json"),
     "analysis": ("analysis.json",),
     "exits": ("exits.csv", "exits_dynamic.csv", "exits_metrics.json"),
+    "smoothing": ("smoothing.csv", "smoothing_metrics.json"),
     "paper-figures": (
         "table1.*", "figure1.csv", "differences.csv", "statistics.md", "protocols.md", "claims.*", "figures/*", "exits_table*",
+        "smoothing_table*",
     ),
 }  # fmt: skip
 

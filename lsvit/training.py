@@ -12,21 +12,33 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lsvit.augmentation import Augmentation, Batch
+from lsvit.augmentation import seed as seed_libraries
 from lsvit.data import HELDOUT, Split, read_meta
 from lsvit.devices import Execution, compile_blocks
 from lsvit.distributed import barrier, own_seed, parallel, rank_and_world, sum_over_processes, without_averaging
 from lsvit.errors import UserError
 from lsvit.jobs import EXECUTION, HISTORY, WEIGHTS, Row, TrainConfig, judging_loss, weights_file
-from lsvit.losses import exit_objective, is_right, position_hits, position_loss, task_loss
-from lsvit.models import EXITS_PREFIX, ExitLogits, PositionLogits, RoutedModel
+from lsvit.losses import (
+    exit_objective,
+    is_right,
+    patch_classification,
+    patch_contrastive,
+    patch_cosine,
+    position_hits,
+    position_loss,
+    task_loss,
+)
+from lsvit.models import EXITS_PREFIX, ExitLogits, FirstTokens, PositionLogits, RoutedModel, Tap
 from lsvit.optimisation import make_optimizer, make_scheduler, stops
 from lsvit.routes import Route, Spec, arbitrary, generator, make_sampler, per_sample, training_order
 from lsvit.runs import open_model, open_split, score
-from lsvit.sections import ExitHeads, Optimisation
+from lsvit.sections import ExitHeads, Losses, Optimisation
 from lsvit.weights import ORIGIN, create_backbone, load_start, save_weights
 
 CHECKPOINT = "checkpoint.pt"
 REPORT_SECONDS = 20
+NO_LOSSES = Losses()
 
 
 def validation_routes(num_layers: int, batches: int, spec: Spec) -> dict[str, list[Route]]:
@@ -53,17 +65,20 @@ def validate(model: RoutedModel, split: Split, suite: str, orders: Sequence[str]
 class TrainingStep(nn.Module):
     """The forward pass of a training step up to the loss, in one module: DDP follows the loss to every parameter that takes part."""
 
-    def __init__(self, model: RoutedModel, position_weight: float, execution: Execution) -> None:
+    def __init__(self, model: RoutedModel, position_weight: float, execution: Execution, losses: Losses = NO_LOSSES) -> None:
         super().__init__()
-        self.model, self.position_weight, self.execution = model, position_weight, execution
+        self.model, self.position_weight, self.losses, self.execution = model, position_weight, losses, execution
 
-    def forward(self, images: Tensor, labels: Tensor, route: Route | Tensor) -> dict[str, Tensor]:
-        """images (B, C, H, W), labels (B,) -> scalars, means over the batch: `loss` and, for the history, its parts."""
+    def forward(self, batch: Batch, route: Route | Tensor) -> dict[str, Tensor]:
+        """The scalars of a batch, means over its images: `loss` and, for the history, its parts."""
+        images, labels = batch.images, batch.labels
         taps = [PositionLogits(self.model)] if "predict" in self.model.position else []
         with self.execution.context():
-            heads, early = self.model.exit_heads, ExitLogits(self.model)
-            alone = heads is not None and heads.step is not None
-            logits = self.model(images, route, taps if alone else [*taps, early], exit=trained_exit(heads))
+            heads, early, first = self.model.exit_heads, ExitLogits(self.model), FirstTokens()
+            alone, exit = heads is not None and heads.step is not None, trained_exit(heads)
+            read: list[Tap] = [*taps, first] if self.losses.contrastive else [*taps]
+            state = self.model.tokens(images, route, read if alone else [*read, early], exit)
+            logits = self.model.answer(state, exit)
             loss = task_loss(logits, labels)
             parts = {"class_loss": loss.detach(), "accuracy": is_right(logits, labels).float().mean()}
             if heads and not alone:
@@ -76,7 +91,27 @@ class TrainingStep(nn.Module):
                 position = position_loss(taps[0].logits)
                 parts |= {"position_loss": position.detach(), "position_accuracy": position_hits(taps[0].logits)}
                 loss = loss + self.position_weight * position
+            for name, (weight, value) in self.smoothing_losses(first, state, batch).items():
+                parts |= {f"{name}_loss": value.detach()}
+                loss = loss + weight * value
         return {"loss": loss, **parts}
+
+    def smoothing_losses(self, first: FirstTokens, state: Tensor, batch: Batch) -> dict[str, tuple[float, Tensor]]:
+        """(weight, value) of each loss against over-smoothing. The last layer's patches are read behind the last LayerNorm, as the
+        head reads its token and as in the published code."""
+        cosine, contrastive, mixing = self.losses.cosine, self.losses.contrastive, self.losses.mixing
+        if not (cosine or contrastive or mixing):
+            return {}
+        model, found = self.model, {}
+        late = model.patches(model.backbone.norm(state))
+        if cosine:
+            found["cosine"] = cosine.weight, patch_cosine(late).mean()
+        if contrastive:
+            found["contrastive"] = contrastive.weight, patch_contrastive(model.patches(first.tokens), late, contrastive.normalize)
+        if mixing and model.patch_head is not None:
+            labels = batch.labels if batch.patches is None else batch.patches
+            found["mixing"] = mixing.weight, patch_classification(model.patch_head(late), labels)
+        return found
 
 
 def trained_exit(heads: ExitHeads | None) -> int | None:
@@ -115,8 +150,8 @@ def draw_route(config: TrainConfig, num_layers: int, epoch: int, step: int) -> R
     return sampler(rng, num_layers)
 
 
-def train_step(step: nn.Module, images: Tensor, labels: Tensor, route: Route | Tensor, options: Optimisation) -> dict[str, Tensor]:
-    """Gradients of the mean loss over the whole batch, of which these images are this process's part.
+def train_step(step: nn.Module, batch: Batch, route: Route | Tensor, options: Optimisation) -> dict[str, Tensor]:
+    """Gradients of the mean loss over the whole batch, of which this is this process's part.
 
     Returns:
         The sums over these images of what :class:`TrainingStep` gives.
@@ -125,13 +160,13 @@ def train_step(step: nn.Module, images: Tensor, labels: Tensor, route: Route | T
     passes = count_passes(options, world)
     each = route.tensor_split(passes) if isinstance(route, Tensor) else [route] * passes
     sums: dict[str, Tensor] = {}
-    for i, (x, y, r) in enumerate(zip(images.tensor_split(passes), labels.tensor_split(passes), each, strict=True)):
+    for i, (part, r) in enumerate(zip(batch.split(passes), each, strict=True)):
         # With a route for each sample the passes use different layers, and DDP averages only those of the pass that it sees.
         with without_averaging(step, skip=i < passes - 1 and not isinstance(route, Tensor)):
-            found = step(x, y, r)
-            (found["loss"] * (len(y) * world / options.batch_size)).backward()
+            found = step(part, r)
+            (found["loss"] * (len(part.images) * world / options.batch_size)).backward()
         for name, value in found.items():
-            sums[name] = sums.get(name, 0) + value.detach() * len(y)
+            sums[name] = sums.get(name, 0) + value.detach() * len(part.images)
     return sums
 
 
@@ -142,18 +177,19 @@ def count_passes(options: Optimisation, world: int) -> int:
 
 
 def train_epoch(
-    step: nn.Module, split: Split, config: TrainConfig, num_layers: int, epoch: int,
+    step: nn.Module, split: Split, augment: Augmentation, config: TrainConfig, num_layers: int, epoch: int,
     optimizer: torch.optim.Optimizer, scheduler: Any, report: Callable[[dict], None],
 ) -> Row:  # fmt: skip
     """One epoch: a pure function of the state it starts from and of (seed, epoch). Long ones report their progress."""
     options = config.options
-    torch.manual_seed(own_seed(int(generator("train", config.seed, epoch).integers(2**62))))  # dropout
+    seed_libraries(own_seed(int(generator("train", config.seed, epoch).integers(2**62))))
     step.train()
     totals: dict[str, Tensor] = {}
     steps, last_report = len(split.subset(options.images)) // options.batch_size, time.monotonic()
-    for i, (images, labels) in enumerate(split.shuffled(options.batch_size, config.seed, epoch, *rank_and_world(), options.images)):
+    part, repeats = rank_and_world(), config.variant.recipe.repeats
+    for i, (images, labels) in enumerate(split.shuffled(options.batch_size, config.seed, epoch, *part, options.images, repeats)):
         optimizer.zero_grad()
-        sums = train_step(step, images, labels, draw_route(config, num_layers, epoch, i), options)
+        sums = train_step(step, augment(images, labels), draw_route(config, num_layers, epoch, i), options)
         optimizer.step()
         if options.schedule != "plateau":
             scheduler.step()
@@ -194,7 +230,8 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
         raise UserError(f"batch_size: found {options.batch_size}, accepted: at most the {used} training images used")
     optimizer = make_optimizer(model, options)
     scheduler = make_scheduler(optimizer, options, steps * options.epochs)
-    step = parallel(TrainingStep(model, options.position_weight, execution))
+    step = parallel(TrainingStep(model, options.position_weight, execution, config.variant.losses))
+    augment = Augmentation(config.variant, model.backbone, execution.device)
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     history = _resume(folder, parts, execution.device)
 
@@ -203,10 +240,11 @@ def train(config: TrainConfig, data: Path, weights: Path | None, folder: Path, r
     while len(history) < options.epochs and not stops([row[chief] for row in history], options.stop_patience):
         start = time.perf_counter()
         row = {"epoch": len(history) + 1, "lr": optimizer.param_groups[0]["lr"]}
-        row |= train_epoch(step, train_split, config, model.num_layers, len(history) + 1, optimizer, scheduler, report)
-        row |= validate(model, splits["validation"], "validation", (), config, execution)
+        row |= train_epoch(step, train_split, augment, config, model.num_layers, len(history) + 1, optimizer, scheduler, report)
+        own = (training_order(config.variant.route),)
+        row |= validate(model, splits["validation"], "validation", own if options.validation_orders == "trained" else (), config, execution)
         if HELDOUT in splits:
-            row |= validate(model, splits[HELDOUT], HELDOUT, (training_order(config.variant.route),), config, execution)
+            row |= validate(model, splits[HELDOUT], HELDOUT, own, config, execution)
         _check_finite(row, config)
         if options.schedule == "plateau":
             scheduler.step(row[chief])

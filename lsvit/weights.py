@@ -1,18 +1,21 @@
 """Weights in and out: a preset's timm model with its starting weights, and files that stock timm loads."""
 
 import json
+import math
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from lsvit.branches import token_shape
 from lsvit.errors import UserError
-from lsvit.models import EXITS_PREFIX, POSITION_PREFIX, RoutedModel
-from lsvit.sections import ModelPreset, Variant
+from lsvit.models import EXITS_PREFIX, PATCH_HEAD_PREFIX, POSITION_PREFIX, RoutedModel
+from lsvit.presets import ModelPreset
+from lsvit.sections import Losses, Variant
 from lsvit.shards import sha256
 
-PARTS = (POSITION_PREFIX, EXITS_PREFIX)
+PARTS = (POSITION_PREFIX, EXITS_PREFIX, PATCH_HEAD_PREFIX)
 ORIGIN = "weights.json"  # what a file of starting weights was made from
 
 
@@ -165,20 +168,48 @@ def _fit(model: Any, path: Path) -> str:
 def build(preset: ModelPreset, num_classes: int, variant: Variant | None = None, weights: Path | None = None) -> RoutedModel:
     """A routed model of the preset's architecture, with the layers and parts of a variant, and weights from a file.
 
-    The file holds timm's names (of all layers or of those kept) and, below ``position.`` and ``exits.``, the parts; parts that
-    the file does not have keep their initialisation.
+    The file holds timm's names (of all layers or of those kept) and, below ``position.``, ``exits.`` and ``patch_head.``, the
+    parts; parts that the file does not have keep their initialisation, as do the heads' mixing matrices of talking heads.
+
+    Raises:
+        UserError: as :func:`create_backbone`, :func:`attach` and :func:`lsvit.talking_heads.talk` do.
     """
-    backbone = create_backbone(preset, num_classes)
     variant = variant or Variant(route="sequential")
+    if variant.recipe.drop_path:
+        preset = preset.model_copy(update={"kwargs": preset.kwargs | {"drop_path_rate": variant.recipe.drop_path}})
+    backbone = create_backbone(preset, num_classes)
+    if variant.talking_heads:
+        from lsvit.talking_heads import talk
+
+        talk(backbone)
     backbone.blocks = backbone.blocks[: variant.layers]
-    model = RoutedModel(backbone, variant.position, variant.exits)
+    model = attach(backbone, variant)
     if weights is not None:
         load_weights(model, weights)
     return model
 
 
+def attach(backbone: Any, variant: Variant) -> RoutedModel:
+    """The routed model with a variant's parts.
+
+    Raises:
+        UserError: a part or a loss does not fit the model.
+    """
+    if variant.losses != Losses():
+        check_pairs(backbone, "losses")
+    return RoutedModel(backbone, variant.position, variant.exits, patch_head=variant.losses.mixing is not None)
+
+
+def check_pairs(backbone: Any, key: str) -> None:
+    """Raises UserError, naming the key, if images have fewer than two patches: the similarity of patches is one of pairs."""
+    count = math.prod(token_shape(backbone).grid)
+    if count < 2:
+        raise UserError(f"{key}: found a model with {count} patch, accepted: 2 or more, for pairs of patches")
+
+
 def save_weights(model: RoutedModel, path: Path) -> None:
-    """Write a safetensors file that stock timm loads (attached parts apart, below ``position.`` and ``exits.``)."""
+    """Write a safetensors file that stock timm loads (attached parts apart, below ``position.``, ``exits.`` and ``patch_head.``;
+    not of talking heads, which it does not have)."""
     from safetensors.torch import save_file
 
     tensors = {name.removeprefix("backbone."): t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
@@ -188,10 +219,11 @@ def save_weights(model: RoutedModel, path: Path) -> None:
 def load_weights(model: RoutedModel, path: Path) -> None:
     """Load a file written by :func:`save_weights`, or a timm state_dict. Raises RuntimeError on names that do not fit."""
     tensors = {k: t for k, t in read_tensors(path).items() if not _beyond(k, model.num_layers)}
-    model.backbone.load_state_dict({k: t for k, t in tensors.items() if not k.startswith(PARTS)})
-    for part, prefix in ((model.position, POSITION_PREFIX), (model.exits, EXITS_PREFIX)):
+    heads = {k: t for k, t in model.backbone.state_dict().items() if ".attn.proj_l." in k or ".attn.proj_w." in k}
+    model.backbone.load_state_dict(heads | {k: t for k, t in tensors.items() if not k.startswith(PARTS)})
+    for part, prefix in ((model.position, POSITION_PREFIX), (model.exits, EXITS_PREFIX), (model.patch_head, PATCH_HEAD_PREFIX)):
         own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-        if own:
+        if own and part is not None:
             part.load_state_dict(own)
 
 

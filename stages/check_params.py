@@ -1,12 +1,13 @@
 """Stage check-params: every value of params.yaml is checked here, before any compute."""
 
+from copy import deepcopy
 from pathlib import Path
 
 from lsvit.errors import UserError, one_line_errors
 from lsvit.launch import cuda_devices
 from lsvit.params import Params, load
 from lsvit.processes import root
-from lsvit.sections import Exits, Finetune
+from lsvit.sections import Exits, Finetune, Smoothing
 
 KNOWN = {"embed_dim", "num_heads", "depth", "patch_size", "img_size"}  # kwargs that say all the checks need
 UNUSUAL = {"class_token", "global_pool", "patch_drop_rate"}  # kwargs after which a model may have no class token or no grid
@@ -16,9 +17,10 @@ def num_layers(params: Params) -> int:
     """The model's depth: from params.yaml where it says all, else from the model built without memory, which takes seconds.
 
     Raises:
-        UserError: a position part or an exit does not fit the model that was built.
+        UserError: a part, a loss or a depth does not fit the model that was built.
     """
     preset, variants, exits = params.model_preset, params.all_variants.values(), params.resolve(Exits)
+    smoothing = params.resolve(Smoothing)
     reads_class_token = any(v.position.predict and v.position.predict.token == "class_token" for v in variants)
     decodes = params.dataset_preset.source in ("imagenet", "image_folder")  # for long: a mistake must not wait for that
     told = preset.kwargs.keys() >= KNOWN and not preset.kwargs.keys() & UNUSUAL and preset.weights != "hub" and preset.head == "timm"
@@ -27,12 +29,16 @@ def num_layers(params: Params) -> int:
     import torch
 
     from lsvit.branches import make_branch, token_shape
-    from lsvit.models import RoutedModel
-    from lsvit.weights import create_backbone
+    from lsvit.talking_heads import talk
+    from lsvit.weights import attach, create_backbone
 
     with torch.device("meta"):
         backbone = create_backbone(preset.model_copy(update={"init_std": None}), 1)
-        models = [RoutedModel(backbone, variant.position, variant.exits) for variant in variants]
+        models = [attach(backbone, variant) for variant in variants]
+        if smoothing.talking_heads or any(variant.talking_heads for variant in variants):
+            talk(deepcopy(backbone))
+        for depth in smoothing.depths:
+            create_backbone(params.smoothing_preset(depth).model_copy(update={"init_std": None}), 1)
         for kind in exits.every_branch if exits.strategies or exits.counting_strategies else ():
             make_branch(kind, token_shape(backbone), 1, exits)
     return models[0].num_layers

@@ -13,7 +13,9 @@ from lsvit.exit_tables import write_exit_tables
 from lsvit.ledger import judge, markdown
 from lsvit.params import load
 from lsvit.processes import root
-from lsvit.sections import Analysis, PaperFigures, Pretrain
+from lsvit.sections import Analysis, PaperFigures, Pretrain, Smoothing
+from lsvit.smoothing_plots import SmoothingFigures
+from lsvit.smoothing_tables import write_smoothing_tables
 from lsvit.tables import label, summarise, table_caption, write_protocols, write_statistics, write_table1
 from lsvit.tracking import Tracker
 
@@ -23,7 +25,7 @@ SHOWN = ("baseline", "layerdrop", "ls")  # in the figure of accuracy against dis
 
 @one_line_errors()
 def main() -> None:
-    """results/, outs/analysis/ -> results/: table1, figure1, statistics, differences, protocols, claims, exits_table*, figures/"""
+    """results/, outs/analysis/ -> results/: tables, statistics, differences, protocols, claims, figures/"""
     params = load()
     rows, samplers = (pd.read_csv(RESULTS / f"{name}.csv") for name in ("prune_eval", "samplers"))
     cells = summarise(rows)
@@ -55,6 +57,11 @@ def main() -> None:
     exits, dynamic = (pd.read_csv(RESULTS / f"{name}.csv") for name in ("exits", "exits_dynamic"))
     captions |= write_exit_tables(exits, RESULTS)
     captions |= figures.draw_exits(exits, dynamic, json.loads((RESULTS / "exits.json").read_text()))
+    smoothing, best = pd.read_csv(RESULTS / "smoothing.csv"), params.resolve(Smoothing).best
+    about = json.loads((RESULTS / "smoothing.json").read_text())
+    captions |= write_smoothing_tables(smoothing, RESULTS, str(best), about)
+    profiles = SmoothingFigures(RESULTS / "figures", params.resolve(PaperFigures), list(params.all_variants))
+    captions |= profiles.draw_smoothing(smoothing, about)
     head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"
     text = head + "".join(f"\n**{name}.** {caption}\n" for name, caption in sorted(captions.items()))
     (RESULTS / "figures" / "captions.md").write_text(text)

@@ -15,7 +15,8 @@ from lsvit.data import read_meta
 from lsvit.jobs import TrainConfig
 from lsvit.params import Params, load
 from lsvit.prepare import prepare
-from lsvit.sections import DatasetPreset, Finetune, ModelPreset, Variant
+from lsvit.presets import DatasetPreset, ModelPreset
+from lsvit.sections import Finetune, Variant
 from lsvit.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -76,14 +77,16 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[..., TrainConfig]:
-    """A factory of training configurations: `route`, `per`, `position`, `layers`, any key of `finetune`, and `seed`."""
+    """A factory of training configurations: `seed`, keys of a variant as named, and any key of `finetune`."""
 
     def make(
-        seed: int = 0, route: Any = "arbitrary", position: Any = None, layers: int | None = None, per: str = "batch", **options: Any
+        seed: int = 0, route: Any = "arbitrary", position: Any = None, layers: int | None = None, per: str = "batch",
+        losses: Any = None, talking_heads: bool = False, **options: Any,
     ) -> TrainConfig:  # fmt: skip
         defaults = {"batch_size": 32, "epochs": 3, "validation_batch_size": 20, "lr": 0.003}
         values = params.finetune.model_dump() | defaults | options
-        variant = Variant.model_validate({"route": route, "per": per, "layers": layers} | ({"position": position} if position else {}))
+        parts = {key: value for key, value in {"position": position, "losses": losses, "talking_heads": talking_heads}.items() if value}
+        variant = Variant.model_validate({"route": route, "per": per, "layers": layers} | parts)
         return TrainConfig(
             title="test", dataset="bars", model_name="pico", model=pico, variant=variant, device="cpu", seed=seed,
             data_sha256=read_meta(prepared)["sha256"], weights_sha256=None, options=Finetune(**values),

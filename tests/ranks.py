@@ -5,13 +5,14 @@ from pathlib import Path
 
 import torch
 
+from lsvit.augmentation import Batch
 from lsvit.devices import compile_blocks
 from lsvit.distributed import parallel, rank_and_world
 from lsvit.jobs import TrainConfig
 from lsvit.runs import open_model, open_split
 from lsvit.training import TrainingStep, draw_route, freeze, train_step
 
-STEPS = 3
+STEPS, PATCHES = 3, 4
 
 
 def gradients(config: TrainConfig, data: Path, folder: Path, report: Callable[[dict], None]) -> None:
@@ -23,12 +24,13 @@ def gradients(config: TrainConfig, data: Path, folder: Path, report: Callable[[d
     if execution.compiled:
         compile_blocks(model.backbone.blocks, "aot_eager")
     split = open_split(config, data, "train", model)
-    step = parallel(TrainingStep(model, config.options.position_weight, execution))
+    step = parallel(TrainingStep(model, config.options.position_weight, execution, config.variant.losses))
     found = []
     batches = split.shuffled(config.options.batch_size, config.seed, 1, *rank_and_world())
     for i, (images, labels) in zip(range(STEPS), batches, strict=False):
         model.zero_grad()
-        train_step(step, images, labels, draw_route(config, model.num_layers, 1, i), config.options)
+        patches = labels.unsqueeze(1).expand(-1, PATCHES) if config.variant.losses.mixing else None  # nothing that processes draw
+        train_step(step, Batch(images, labels, patches), draw_route(config, model.num_layers, 1, i), config.options)
         found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     torch.save(found, folder / f"gradients_{rank_and_world()[0]}.pt")
     report({"text": "done"})

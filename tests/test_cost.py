@@ -35,9 +35,10 @@ from lsvit.jobs import EvalConfig, TrainConfig, run_config
 from lsvit.models import RoutedModel
 from lsvit.params import Params
 from lsvit.prepare import prepare
+from lsvit.presets import SIZES, DatasetPreset, ModelPreset
 from lsvit.routes import arbitrary, drop, generator
 from lsvit.runs import open_model, open_split
-from lsvit.sections import SIZES, DatasetPreset, Encode, ExitHeads, Finetune, ModelPreset, Position, Predict, PruneEval, Variant
+from lsvit.sections import Encode, ExitHeads, Finetune, Position, Predict, PruneEval, Recipe, Variant
 from lsvit.sources import CLASSES, read_digits
 from lsvit.training import train
 from lsvit.weights import save_weights
@@ -113,13 +114,15 @@ def small(params: Params, pico: ModelPreset) -> Params:
         "skip": Variant(route={"skip": [1]}, finetune={"images": 40}),
         "sample": Variant(route="arbitrary", per="sample", finetune={"epochs": 1}),
     }  # fmt: skip
+    smoothing = {"depths": [2, 3], "removed": ["drop_path"], "recipe": Recipe(drop_path=0.1), "talking_heads": [2], "seeds": 1,
+                 "kwargs": {}, "training": options, "images": 30, "batch_size": 20, "variants": ["baseline", "ls_pred"]}  # fmt: skip
     return params.model_copy(update={
         "dataset": "bars", "datasets": {"bars": DatasetPreset(source="embedded", train=96, validation=40, heldout=16)},
         "model": "pico", "models": {"pico": pico}, "seeds": [0, 1], "variants": variants,
         "pretrain": params.pretrain.model_copy(update=options), "finetune": params.finetune.model_copy(update=options | {"threads": 1}),
         "prune_eval": params.prune_eval.model_copy(update=evaluation),
         "analysis": params.analysis.model_copy(update={"images": 30, "layer": 2, "variants": ["ls"]}),
-        "exits": params.exits.model_copy(update=exits),
+        "exits": params.exits.model_copy(update=exits), "smoothing": params.smoothing.model_copy(update=smoothing),
     })  # fmt: skip
 
 
@@ -129,19 +132,19 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.images = {True: 0, False: 0}
         self.batches, self.calls, self.layers = 0, 0, 0
-        forward, step = RoutedModel.forward, RoutedModel._step
+        tokens, step = RoutedModel.tokens, RoutedModel._step
 
-        def count_forward(model: RoutedModel, images: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        def count_tokens(model: RoutedModel, images: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             self.images[model.training] += len(images)
             self.batches += 1
-            return forward(model, images, *args, **kwargs)
+            return tokens(model, images, *args, **kwargs)
 
         def count_step(model: RoutedModel, before: torch.Tensor, *args: Any) -> torch.Tensor:
             self.calls += 1
             self.layers += len(before)
             return step(model, before, *args)
 
-        monkeypatch.setattr(RoutedModel, "forward", count_forward)
+        monkeypatch.setattr(RoutedModel, "tokens", count_tokens)
         monkeypatch.setattr(RoutedModel, "_step", count_step)
 
     def check(self, job: list[Work], model: Forward, rel: float) -> None:
@@ -213,7 +216,8 @@ def test_stages_and_their_jobs(small: Params) -> None:
     exits = {"exits classifier_wise": 3 + branches} | {f"exits {strategy}": jobs for strategy, jobs in whole.items()}
     counting = {"classifier_wise": 1 + 2 * 2 * 3, "end_to_end": whole["end_to_end"]}
     exits |= {f"exits counting, {strategy}": jobs for strategy, jobs in counting.items()}
-    assert found == {"pretrain": 1, **trained, "prune-eval": 7 * 2, "analysis": 1 + 2, **exits}
+    smoothing = {"smoothing 3 layers": 8, "smoothing 2 layers": 8 + 2 + 1, "smoothing profiles": 19 + 2 * 2 * 2}
+    assert found == {"pretrain": 1, **trained, "prune-eval": 7 * 2, "analysis": 1 + 2, **exits, **smoothing}
     chosen = small.exits.model_copy(update={"strategies": ["layer_wise"], "counting_strategies": [], "seeds": None})
     only = [stage for stage in stages(small.model_copy(update={"exits": chosen})) if stage.part == "exits"]
     assert [(stage.name, len(stage.jobs)) for stage in only] == [("layer_wise", 2 * whole["layer_wise"])]
@@ -246,6 +250,20 @@ def test_work_of_exits(small: Params) -> None:
     trained = next(stage.jobs[0] for stage in stages(small.model_copy(update={"exits": chosen})) if stage.name == "counting, backbone")
     assert [work.images for work in trained] == 2 * [40, canvases.validation, canvases.validation, canvases.heldout]
     assert trained[0].flops == pytest.approx(3 * 40 * (whole - 2 * 16 * 9))  # one output, not ten
+
+
+def test_work_of_smoothing(small: Params) -> None:
+    """64 of 80 training images in complete batches, twice; profiles of 30; talking heads mix the scores of two heads twice."""
+    counted = {depth: count_forward(meta_backbone(small.smoothing_preset(depth), 10), small.smoothing_preset(depth)) for depth in (2, 3)}
+    jobs = {stage.name: stage.jobs for stage in stages(small) if stage.part == "smoothing"}
+    for depth, model in counted.items():
+        whole = (model.outside + depth * model.block)[FLOPS]
+        for work in (jobs[f"{depth} layers"][0][0], jobs[f"{depth} layers"][0][4]):  # an epoch: training, two orders, held-out images
+            assert (work.training, work.images, work.flops) == (True, 64, pytest.approx(3 * 64 * whole))
+    talking = jobs["2 layers"][-1][0].flops - jobs["2 layers"][0][0].flops
+    assert talking == pytest.approx(3 * 64 * 2 * 2 * 2 * 5 * 5 * 2 * 2)  # layers x mixes x FLOPs x tokens^2 x heads^2
+    first, *_, last = jobs["profiles"]
+    assert [(work.training, work.images, work.batches) for work in (*first, *last)] == [(False, 30, 2)] * 2
 
 
 def test_a_variants_own_exits_are_trained_and_evaluated_with_it(small: Params) -> None:
@@ -325,7 +343,8 @@ def test_an_estimate_adds_up(small: Params) -> None:
     for key in ("trainings", "training_images", "validation_images", "evaluation_images", "flops"):
         assert total[key] == pytest.approx(sum(row[key] for row in rows))
     exits = (32 + 10 + 10) + (12 + 10)  # of the data set, of the counting task
-    assert total["trainings"] == 1 + 2 * 7 + exits
+    smoothing = 8 + 8 + 2 + 1  # rows of Table 1 at two depths, less drop path, talking heads
+    assert total["trainings"] == 1 + 2 * 7 + exits + smoothing
     assert total["seconds"]["one"]["wall"] == pytest.approx(sum(row["seconds"]["one"]["wall"] for row in rows))
     assert total["seconds"]["other"]["wall"] == pytest.approx(total["seconds"]["other"]["sum"])
     assert "paper" in estimated["notes"][-1]

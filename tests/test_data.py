@@ -18,7 +18,7 @@ from lsvit.data import Split, read_meta, resizing
 from lsvit.decode import decode
 from lsvit.errors import UserError
 from lsvit.prepare import prepare
-from lsvit.sections import DatasetPreset, ModelPreset
+from lsvit.presets import DatasetPreset, ModelPreset
 from lsvit.shards import Arrays, open_arrow, sha256, write_arrow
 from lsvit.smoke import copy_repository
 from lsvit.sources import CLASSES, DEBIAN_FOLDER, read_idx, write_subset

@@ -9,12 +9,14 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from lsvit import devices
+from lsvit.augmentation import Batch
 from lsvit.devices import Execution, compile_blocks, settle
 from lsvit.errors import UserError
 from lsvit.jobs import TrainConfig
 from lsvit.models import RoutedModel
+from lsvit.presets import ModelPreset
 from lsvit.routes import arbitrary, generator, per_sample
-from lsvit.sections import Encode, ModelPreset, Position, Predict, Variant
+from lsvit.sections import Encode, Position, Predict, Variant
 from lsvit.training import TrainingStep
 from lsvit.weights import build
 from tests.test_training import run
@@ -73,7 +75,7 @@ def test_a_new_order_compiles_nothing_new(pico: ModelPreset) -> None:
     images, labels = torch.randn(8, 1, 28, 28), torch.arange(8)
 
     def train(route: object) -> int:
-        step(images, labels, route)["loss"].backward()
+        step(Batch(images, labels), route)["loss"].backward()
         return counter.frame_count
 
     model.train()
@@ -112,7 +114,7 @@ def test_attention_is_unfused_where_it_says_so(precision: str, pico: ModelPreset
     model = build(pico, 10)
     model.checkpointing = True
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        TrainingStep(model, 1.0, execution)(torch.randn(4, 1, 28, 28), torch.arange(4), (2, 0))["loss"].backward()
+        TrainingStep(model, 1.0, execution)(Batch(torch.randn(4, 1, 28, 28), torch.arange(4)), (2, 0))["loss"].backward()
     names = {event.key for event in profile.key_averages()}
     fused = {name for name in names if "flash_attention" in name}
     assert bool(fused) == (precision == "fp32"), fused
@@ -139,7 +141,7 @@ def test_no_training_step_waits_for_the_device(train_config: Config, prepared: P
         try:
             for i, (images, labels) in enumerate(itertools.chain([first], batches)):
                 optimizer.zero_grad()
-                train_step(step, images, labels, draw_route(config, 4, 1, i), config.options)
+                train_step(step, Batch(images, labels), draw_route(config, 4, 1, i), config.options)
                 optimizer.step()
         finally:
             torch.cuda.set_sync_debug_mode("default")

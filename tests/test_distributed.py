@@ -29,6 +29,7 @@ from tests.test_training import run
 Config = Callable[..., TrainConfig]
 TWO = Distributed(processes=2, nodes=1, endpoint=None, routes="shared")
 PREDICT: dict[str, Any] = {"position": {"encode": {}, "predict": {}}}
+ALL_LOSSES = {"cosine": 0.5, "contrastive": 1.0, "mixing": 2.0}
 SETTINGS: dict[str, dict[str, Any]] = {
     "ls": {},
     "both position parts, uneven shares": PREDICT | {"batch_size": 31},
@@ -37,6 +38,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "accumulated and checkpointed": PREDICT | {"micro_batch_size": 5, "checkpointing": True},
     "an order a sample, accumulated, uneven shares": {"per": "sample", "batch_size": 31, "micro_batch_size": 5},
     "compiled blocks": {"compile": "blocks"},
+    "losses against over-smoothing, accumulated, uneven shares": {"losses": ALL_LOSSES, "batch_size": 31, "micro_batch_size": 5},
+    "the same, an order a sample": {"losses": ALL_LOSSES, "per": "sample", "micro_batch_size": 7},
     "the first layers alone": {"route": "sequential", "layers": 2},
 }
 

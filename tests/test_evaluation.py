@@ -11,9 +11,10 @@ import torch
 from lsvit.evaluation import evaluate
 from lsvit.jobs import EVALUATION_ROWS, SAMPLER_ROWS, WEIGHTS, EvalConfig, TrainConfig
 from lsvit.params import Params
+from lsvit.presets import ModelPreset
 from lsvit.routes import arbitrary, generator, per_sample
 from lsvit.runs import open_model, open_split, score
-from lsvit.sections import ModelPreset, PruneEval, Variant
+from lsvit.sections import PruneEval, Variant
 from lsvit.training import train
 from lsvit.weights import build, save_weights
 

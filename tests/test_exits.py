@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from lsvit import exits, training
+from lsvit.augmentation import Batch
 from lsvit.counting import write_canvases
 from lsvit.data import read_meta
 from lsvit.devices import Execution
@@ -24,8 +25,9 @@ from lsvit.losses import is_right, task_loss
 from lsvit.models import RoutedModel
 from lsvit.params import Params
 from lsvit.prepare import prepare
+from lsvit.presets import DatasetPreset, ModelPreset
 from lsvit.runs import open_model, open_split
-from lsvit.sections import BRANCHES, BranchName, BranchTraining, Counting, DatasetPreset, ModelPreset, Optimisation, Variant
+from lsvit.sections import BRANCHES, BranchName, BranchTraining, Counting, Optimisation, Variant
 from lsvit.shards import sha256
 from lsvit.training import TrainingStep, freeze, train, validate
 from lsvit.weights import build, save_weights
@@ -47,15 +49,15 @@ def test_a_training_steps_loss() -> None:
     """Of a model without exits the cross-entropy alone, bit for bit; with exits the objective; of a layer-wise step its exit's."""
     batch, labels, route, backbone = images(), torch.arange(6), (2, 1, 0, 3), small()
     plain = RoutedModel(backbone).eval()
-    assert torch.equal(TrainingStep(plain, 1.0, CPU)(batch, labels, route)["loss"], cross_entropy(plain(batch, route), labels))
+    assert torch.equal(TrainingStep(plain, 1.0, CPU)(Batch(batch, labels), route)["loss"], cross_entropy(plain(batch, route), labels))
     model = RoutedModel(backbone, exits=heads()).eval()
     losses = {exit: float(cross_entropy(model(batch, route, exit=exit), labels)) for exit in (1, 3, None)}
-    found = TrainingStep(model, 1.0, CPU)(batch, labels, route)
+    found = TrainingStep(model, 1.0, CPU)(Batch(batch, labels), route)
     assert float(found["loss"]) == pytest.approx(losses[1] + losses[3] + 2 * losses[None])
     assert torch.equal(found["loss"], found["objective"])
     for step, exit in enumerate((1, 3, None)):
         model.exit_heads = heads(step=step)
-        assert float(TrainingStep(model, 1.0, CPU)(batch, labels, route)["loss"]) == pytest.approx(losses[exit])
+        assert float(TrainingStep(model, 1.0, CPU)(Batch(batch, labels), route)["loss"]) == pytest.approx(losses[exit])
 
 
 def trained(config: TrainConfig, data: Path, folder: Path) -> tuple[set[str], list[dict[str, float]]]:
@@ -101,7 +103,7 @@ def test_layer_wise_steps_share_out_every_parameter(family: str) -> None:
     for step in range(3):
         model = RoutedModel(small(**FAMILIES[family]), exits=heads("cnn_ignore", step=step))
         freeze(model)
-        TrainingStep(model, 1.0, CPU)(images(), torch.arange(6), (0, 1, 2, 3))["loss"].backward()
+        TrainingStep(model, 1.0, CPU)(Batch(images(), torch.arange(6)), (0, 1, 2, 3))["loss"].backward()
         own = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         assert own == {name for name, parameter in model.named_parameters() if parameter.grad is not None}
         taken += own

@@ -25,7 +25,7 @@ from lsvit.export import export, find_training
 from lsvit.jobs import WEIGHTS, TrainConfig
 from lsvit.models import RoutedModel
 from lsvit.predict import choose_routes, open_weights, predict, read_image
-from lsvit.sections import ModelPreset
+from lsvit.presets import ModelPreset
 from lsvit.weights import build, save_weights
 from tests.conftest import ROOT
 
@@ -34,6 +34,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ls_pos": {"route": "arbitrary", "position": {"encode": {"dim": 8}}},
     "ls_pred": {"route": "arbitrary", "position": {"predict": {}}},
     "refit_2": {"route": "sequential", "layers": 2},
+    "mixed": {"route": "arbitrary", "losses": {"mixing": 1.0}},
+    "talking": {"route": "arbitrary", "talking_heads": True},
 }
 DISTILLED = ModelPreset(timm="deit_tiny_distilled_patch16_224", weights="scratch", head="class_token", num_classes=12,
                         kwargs={"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2})  # fmt: skip
@@ -85,7 +87,7 @@ def stock(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(("name", "preset"), [
-    ("ls", None), ("ls_pred", None), ("refit_2", None), ("ls", DISTILLED), ("ls", MIXER),
+    ("ls", None), ("ls_pred", None), ("refit_2", None), ("mixed", None), ("ls", DISTILLED), ("ls", MIXER),
 ])  # fmt: skip
 def test_stock_timm_makes_the_model_itself(trained: Training, name: str, preset: ModelPreset | None) -> None:
     model = trained(name, preset)
@@ -96,7 +98,8 @@ def test_stock_timm_makes_the_model_itself(trained: Training, name: str, preset:
 
 
 @pytest.mark.parametrize(("name", "preset"), [
-    ("ls", None), ("ls_pos", None), ("ls_pred", None), ("refit_2", None), ("ls", DISTILLED), ("ls_pos", DISTILLED), ("refit_2", MIXER),
+    ("ls", None), ("ls_pos", None), ("ls_pred", None), ("refit_2", None), ("mixed", None), ("talking", None), ("ls", DISTILLED),
+    ("ls_pos", DISTILLED), ("refit_2", MIXER),
 ])  # fmt: skip
 def test_an_export_opens_as_it_was_trained(trained: Training, name: str, preset: ModelPreset | None) -> None:
     model = trained(name, preset)
@@ -127,6 +130,12 @@ def test_what_stock_timm_gets_wrong_is_said(trained: Training) -> None:
     assert "stock timm cannot make a MlpMixer of 2 layers" in export("refit_2", 0)[1][0]
     trained("ls", DISTILLED)
     assert "written doubled" in export("ls", 0)[1][0]
+    trained("mixed")
+    assert "is left out" in export("mixed", 0)[1][0]
+    trained("talking")
+    folder, notes = export("talking", 0)
+    assert "no talking heads" in notes[0]
+    assert "timm.create_model" not in (folder / "README.md").read_text()
 
 
 def write_results(folder: Path) -> None:

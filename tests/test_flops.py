@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from lsvit.branches import TokenShape, make_branch, token_shape
 from lsvit.errors import UserError
 from lsvit.flops import FLOPS, ExitFlops, count_branch, count_exits, count_forward, meta_backbone
-from lsvit.sections import BRANCHES, BranchName, BranchSizes, ExitHeads, ModelPreset
+from lsvit.presets import ModelPreset
+from lsvit.sections import BRANCHES, BranchName, BranchSizes, ExitHeads
 from lsvit.weights import build
 
 SIZES = BranchSizes(channels=5, hidden=24)

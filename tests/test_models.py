@@ -15,8 +15,9 @@ from torch import Tensor
 from lsvit.errors import UserError
 from lsvit.losses import position_hits, position_loss
 from lsvit.models import PositionLogits, RoutedModel
+from lsvit.presets import ModelPreset
 from lsvit.routes import arbitrary, drop, generator, per_sample
-from lsvit.sections import Encode, ModelPreset, Position, Predict, Variant
+from lsvit.sections import Encode, Position, Predict, Variant
 from lsvit.weights import build, create_backbone, load_weights, save_weights
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 7}

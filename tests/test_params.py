@@ -1,6 +1,7 @@
 """params.yaml: wrong values end in one line before any compute; presets resolve in the documented order."""
 
 import copy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import yaml
 
 from lsvit.errors import UserError
 from lsvit.params import load
-from lsvit.sections import Analysis, Exits, Finetune, Pretrain, PruneEval
+from lsvit.sections import Analysis, Exits, Finetune, Pretrain, PruneEval, Smoothing
 from tests.conftest import ROOT
 
 # (dotted key, value; DELETE removes the key), what the one line must say
@@ -88,8 +89,28 @@ WRONG: list[tuple[str, Any, list[str]]] = [
     ("models.vit_b16.exits.epoch", 3, ["models.vit_b16.exits.epoch", "did you mean 'epochs'?"]),
     ("variants.ls.exits", {"branch": "vti", "depths": [3]}, ["variants.ls.exits.branch", "'vti'", "did you mean 'vit'?"]),
     ("variants.ls.exits", {"branch": "vit", "depths": [12]}, ["variants.ls.exits.depths", "12", "at most 11"]),
-    ("baseline.exits", {"branch": "vit", "depths": [3], "step": 2}, ["baseline.exits.step", "2", "at most 1"]),
-    ("variants.ls.exits", {"branch": "vit", "depths": [3], "step": 0}, ["variants.ls.route", "'arbitrary'", "layer-wise"]),
+    ("baseline.exits", {"branch": "vit", "depths": [3], "step": 2}, ["baseline: exits.step", "2", "none"]),
+    ("variants.ls.losses", {"contrast": 1}, ["variants.ls.losses.contrast", "unknown key", "did you mean 'contrastive'?"]),
+    ("variants.ls.losses", {"cosine": -1}, ["variants.ls.losses.cosine.weight", "-1", "greater than or equal to 0"]),
+    ("variants.ls.losses", {"cosine": True}, ["variants.ls.losses.cosine.weight", "True", "a number"]),
+    ("variants.ls.losses", {"contrastive": {"normalise": True}}, ["contrastive.normalise", "did you mean 'normalize'?"]),
+    ("variants.ls.recipe", {"droppath": 0.1}, ["variants.ls.recipe.droppath", "did you mean 'drop_path'?"]),
+    ("variants.ls.recipe", {"erasing": 1.1}, ["variants.ls.recipe.erasing", "1.1", "less than or equal to 1"]),
+    ("variants.ls.talking_heads", "maybe", ["variants.ls.talking_heads", "'maybe'"]),
+    ("variants.scratch", {"route": "sequential"}, ["variants", "scratch"]),
+    ("smoothing.depths", [0], ["smoothing.depths.0", "0", "greater than or equal to 1"]),
+    ("smoothing.variants", ["lss"], ["smoothing.variants", "'lss'", "did you mean 'ls'?"]),
+    ("smoothing.removed", ["mixupp"], ["smoothing.removed.0", "'mixupp'", "did you mean 'mixup'?"]),
+    ("models.vit_micro.smoothing.removed", ["mixup"], ["smoothing.removed", "'mixup'", "drop_path"]),
+    ("smoothing.losses", [{"cosin": 1}], ["smoothing.losses.0.cosin", "did you mean 'cosine'?"]),
+    ("smoothing.losses", [{"cosine": 1}, {"cosine": 0.5}], ["smoothing.losses", "cosine twice", "accepted: once"]),
+    ("smoothing.best", {"contrastive": 2, "mixing": 1}, ["smoothing.losses", "contrastive+mixing", "`best`"]),
+    ("finetune.validation_orders", "trained", ["finetune.validation_orders", "'trained'", "accepted: all"]),
+    ("smoothing.kwargs", {"depth": 6}, ["smoothing.kwargs.depth", "6", "smoothing.depths"]),
+    ("models.vit_micro.smoothing.kwargs", {"patch_size": 28}, ["smoothing", "patch_size 28", "2 patches or more"]),
+    ("smoothing.training", {"epoch": 3}, ["smoothing.training.epoch", "did you mean 'epochs'?"]),
+    ("models.vit_micro.smoothing.training", {"batch_size": 9999}, ["smoothing.training.batch_size", "9999", "at most 9000"]),
+    ("models.vit_micro.smoothing.kwargs", {"patch_size": 5}, ["vit_micro.smoothing.kwargs.patch_size", "5", "divisor of img_size 28"]),
     ("variants.ls.finetune", {"baseline_epochs": 2}, ["baseline_epochs", "epochs"]),
     ("paper_figures.dpi", 99999, ["paper_figures.dpi", "99999"]),
     ("models.vit_micro.kwargs.num_heads", 5, ["models.vit_micro.kwargs.num_heads", "5", "divisor of embed_dim 32"]),
@@ -206,7 +227,7 @@ def test_paper_values_are_the_sections_values(content: dict[str, Any], tmp_path:
     assert (options.schedule, options.position_weight, options.epochs) == ("constant", 1.0, 20)
 
 
-@pytest.mark.parametrize("section", [Pretrain, Finetune, PruneEval, Analysis, Exits])
+@pytest.mark.parametrize("section", [Pretrain, Finetune, PruneEval, Analysis, Exits, Smoothing])
 def test_every_preset_resolves(content: dict[str, Any], tmp_path: Path, section: Any) -> None:
     for model in content["models"]:
         for dataset in content["datasets"]:
@@ -230,3 +251,30 @@ def test_held_out_images_leave_some_to_train_on(content: dict[str, Any], tmp_pat
         (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
         with pytest.raises(UserError, match=key):
             load(tmp_path / "params.yaml")
+
+
+def test_a_preset_changes_single_keys_of_the_trainings_of_smoothing(content: dict[str, Any], tmp_path: Path) -> None:
+    params = load(ROOT / "params.yaml")
+    values = params.smoothing_values()
+    assert values["lr"] == (0.003, "models.vit_micro.smoothing.training")
+    assert values["validation_orders"] == ("trained", "smoothing.training")
+    assert values["eps"] == (params.pretrain.eps, "pretrain")
+    changed = write(content, tmp_path / "params.yaml", "models.vit_micro.smoothing.recipe", {"mixup": 0.5})
+    assert load(changed).resolve(Smoothing).recipe == params.smoothing.recipe.model_copy(update={"mixup": 0.5})
+
+
+@pytest.mark.parametrize("overrides", [["finetune.batch_size=64"], ["models.vit_micro.smoothing.training.epochs=6"]])
+def test_dvc_rewrites_the_file_without_changing_more(tmp_path: Path, overrides: list[str]) -> None:
+    """`dvc exp run -S` writes the whole file anew; its writer garbles some YAML, such as a comment behind the key of a list."""
+    from dvc.utils.hydra import apply_overrides
+
+    file = tmp_path / "params.yaml"
+    shutil.copy(ROOT / "params.yaml", file)
+    apply_overrides(file, overrides)
+    changed, original = load(file).model_dump(), load(ROOT / "params.yaml").model_dump()
+    *parents, last = overrides[0].split("=")[0].split(".")
+    place, before = changed, original
+    for parent in parents:
+        place, before = place[parent], before[parent]
+    assert place.pop(last) != before.pop(last)
+    assert changed == original

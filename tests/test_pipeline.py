@@ -27,18 +27,21 @@ SMOKE = [f"-S{preset}" for preset in PRESETS]
 # What each module may import: one way only
 LEVELS = [
     {"errors", "progress", "distributed", "processes"},
-    {"routes", "imagefiles", "shards", "hardware"},
+    {"routes", "imagefiles", "shards", "hardware", "talking_heads"},
     {"sections", "stats", "sources", "devices"},
+    {"presets"},
     {"params", "data", "losses", "branches", "optimisation", "budgets"},
-    {"decode", "jobs", "models"},
+    {"decode", "jobs", "models", "augmentation"},
     {"prepare", "counting", "weights"},
     {"runs", "flops"},
-    {"training", "evaluation", "analysis", "exits", "dynamic", "tables", "tracking", "launch"},
-    {"ledger", "grid", "cost", "torchrun", "predict", "exit_jobs", "exit_tables"},
-    {"exit_rows", "exit_claims"},
+    {"training", "evaluation", "analysis", "exits", "smoothing", "dynamic", "tables", "tracking", "launch"},
+    {"ledger", "grid", "torchrun", "predict", "exit_jobs", "exit_tables", "smoothing_jobs"},
+    {"exit_rows", "exit_claims", "cost", "smoothing_tables"},
+    {"smoothing_claims"},
     {"claims", "export"},
     {"plots"},
     {"exit_plots"},
+    {"smoothing_plots"},
     {"smoke"},
     {"cli"},
 ]
@@ -102,7 +105,7 @@ def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
         assert "params.yaml" in stage["deps"]
         return
     sections = {"Pretrain": "pretrain", "Finetune": "finetune", "PruneEval": "prune_eval", "Analysis": "analysis",
-                "PaperFigures": "paper_figures", "Exits": "exits"}  # fmt: skip
+                "PaperFigures": "paper_figures", "Exits": "exits", "Smoothing": "smoothing"}  # fmt: skip
     read = {section for cls, section in sections.items() if re.search(rf"resolve\({cls}", source)}
     read |= {key for key in ("seeds", "device", "protocol", "distributed") if re.search(rf"params\.{key}\b", source)} | {"dataset"}
     read |= {"deterministic"} if "run_config(" in source else set()
@@ -146,6 +149,11 @@ def test_smoke_passes_through_every_stage_and_prints_the_table(smoked: Path) -> 
     exits = pd.read_csv(smoked / "results" / "exits.csv")
     assert set(exits["strategy"]) == {"classifier_wise", "end_to_end", "layer_wise"}
     assert {"exits_tradeoff.png", "exits_counting.png", "exits_orders.png", "exits_dynamic.png"} <= figures
+    smoothing = pd.read_csv(smoked / "results" / "smoothing.csv")
+    assert set(smoothing["training"]) == {"scratch", "untrained", "baseline", "ls", "ls_contrastive"}
+    assert set(smoothing["losses"]) == {"none", "contrastive", "contrastive+mixing"}
+    assert {"smoothing_cosine.png", "smoothing_attention.png", "smoothing_orders.png"} <= figures
+    assert "yes" in (smoked / "results" / "smoothing_table1.md").read_text()
 
 
 def test_nothing_is_left_to_do(smoked: Path) -> None:

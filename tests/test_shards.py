@@ -25,7 +25,7 @@ from lsvit.data import Resize, Split, read_meta, resizing
 from lsvit.decode import UNREADABLE, decode
 from lsvit.errors import UserError
 from lsvit.prepare import prepare
-from lsvit.sections import DatasetPreset, ModelPreset
+from lsvit.presets import DatasetPreset, ModelPreset
 from lsvit.shards import open_arrow
 from tests.conftest import ROOT
 from tests.test_sources import write_images

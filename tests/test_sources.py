@@ -19,7 +19,7 @@ from scipy.io import savemat
 from lsvit import imagefiles, sources
 from lsvit.errors import UserError
 from lsvit.imagefiles import DEVKIT, IMAGENET_TARS, Items, list_image_folder, list_imagenet
-from lsvit.sections import DatasetPreset
+from lsvit.presets import DatasetPreset
 from lsvit.shards import Arrays
 from lsvit.sources import find, read_cifar, unpickle
 

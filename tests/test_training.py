@@ -16,8 +16,9 @@ from lsvit.jobs import FINAL, HISTORY, WEIGHTS, Row, TrainConfig, gather_trainin
 from lsvit.losses import position_hits, position_loss
 from lsvit.models import RoutedModel
 from lsvit.prepare import prepare
+from lsvit.presets import DatasetPreset
 from lsvit.runs import open_model, open_split
-from lsvit.sections import DatasetPreset, Optimisation, Variant
+from lsvit.sections import Optimisation, Variant
 from lsvit.shards import sha256
 from lsvit.training import CHECKPOINT, fetch, make_optimizer, make_scheduler, train, validate, validation_routes
 from lsvit.weights import build, save_weights
@@ -283,14 +284,14 @@ def test_trains_on_cuda(per: str, compile: str, train_config: Config, prepared: 
 def test_an_order_a_sample(train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`per: sample` draws a route for every sample of a batch, and trains to other weights than `per: batch`."""
     seen: list[torch.Tensor] = []
-    forward = RoutedModel.forward
+    tokens = RoutedModel.tokens
 
     def spy(self: RoutedModel, images: torch.Tensor, route: Any = None, taps: Any = (), exit: int | None = None) -> torch.Tensor:
         if isinstance(route, torch.Tensor):
             seen.append(route)
-        return forward(self, images, route, taps, exit)
+        return tokens(self, images, route, taps, exit)
 
-    monkeypatch.setattr(RoutedModel, "forward", spy)
+    monkeypatch.setattr(RoutedModel, "tokens", spy)
     base, config = (train_config(position={"predict": {}}, epochs=1, per=per) for per in ("batch", "sample"))
     run(config, prepared, tmp_path / "sample")
     assert [tuple(route.shape) for route in seen] == [(32, 4)] * 3

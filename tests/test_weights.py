@@ -16,7 +16,7 @@ from lsvit.errors import UserError
 from lsvit.jobs import TrainConfig
 from lsvit.models import RoutedModel
 from lsvit.params import Params
-from lsvit.sections import ModelPreset
+from lsvit.presets import ModelPreset
 from lsvit.training import fetch
 from lsvit.weights import build, create_backbone, load_start, save_weights
 
