@@ -188,7 +188,7 @@ def stages(params: Params) -> list[Stage]:
 
 
 def smoothing_stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
-    """Stage smoothing, a row a depth: trainings from scratch, and then the profiles of them, of variants.
+    """Stage smoothing, a row a depth: trainings from scratch, and then the profiles of them and of variants.
 
     Raises:
         UserError: timm refuses the model with another depth.

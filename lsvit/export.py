@@ -68,7 +68,7 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
 def runs_in_timm(model: RoutedModel, spec: dict[str, Any]) -> bool:
     """Whether stock timm makes the model from a config.json and gives its logits in the original order."""
     cut_mixer = spec["variant"]["layers"] is not None and hasattr(model.backbone, "stem")  # timm fixes the depth of those
-    return "encode" not in model.position and not cut_mixer and not spec["variant"]["talking_heads"]
+    return "encode" not in model.position and not cut_mixer and not spec["variant"].get("talking_heads")
 
 
 def stock_notes(model: RoutedModel, spec: dict[str, Any]) -> list[str]:

@@ -84,6 +84,9 @@ class ProfileConfig(RunConfig):
     seed: int
 
 
+ModelConfig = TrainConfig | EvalConfig | AnalysisConfig | ExitConfig | ProfileConfig
+
+
 def run_config(
     params: Params, title: str, variant: Variant, data_sha256: str, weights_sha256: str | None, preset: ModelPreset | None = None
 ) -> dict[str, Any]:  # fmt: skip

@@ -105,6 +105,6 @@ def patch_classification(logits: Tensor, labels: Tensor) -> Tensor:
     Returns:
         A scalar.
     """
-    if labels.is_floating_point():
-        labels = labels.unsqueeze(1).expand_as(logits).flatten(0, 1)
-    return cross_entropy(logits.flatten(0, 1), labels if labels.ndim == 2 and labels.is_floating_point() else labels.flatten())
+    shared = labels.is_floating_point()
+    targets = labels.unsqueeze(1).expand_as(logits).flatten(0, 1) if shared else labels.flatten()
+    return cross_entropy(logits.flatten(0, 1), targets)

@@ -16,11 +16,8 @@ from lsvit.sections import Encode, ExitHeads, Position, Predict
 
 NO_PARTS = Position()
 Samples = slice | Tensor
-POSITION_PREFIX, EXITS_PREFIX, PATCH_HEAD_PREFIX = (
-    "position.",
-    "exits.",
-    "patch_head.",
-)  # keys of attached parts in a weights file; all others are timm's own
+# keys of attached parts in a weights file; all others are timm's own
+POSITION_PREFIX, EXITS_PREFIX, PATCH_HEAD_PREFIX = "position.", "exits.", "patch_head."
 
 
 class Tap(Protocol):

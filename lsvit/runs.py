@@ -10,16 +10,14 @@ from torch import Tensor
 from lsvit.data import Split, read_meta, resizing
 from lsvit.devices import Execution, pick_device, settle
 from lsvit.distributed import rank_and_world, sum_over_processes
-from lsvit.jobs import AnalysisConfig, EvalConfig, ExitConfig, ProfileConfig, RunConfig, TrainConfig
+from lsvit.jobs import ModelConfig, RunConfig, TrainConfig
 from lsvit.losses import exit_objective, is_right, position_hits, task_loss
 from lsvit.models import ExitLogits, PositionLogits, RoutedModel
 from lsvit.routes import Route
 from lsvit.weights import build, input_size, normalisation
 
 
-def open_model(
-    config: EvalConfig | AnalysisConfig | ExitConfig | ProfileConfig | TrainConfig, data: Path, weights: Path | None
-) -> tuple[RoutedModel, Execution]:
+def open_model(config: ModelConfig, data: Path, weights: Path | None) -> tuple[RoutedModel, Execution]:
     """The configured model, with the variant's position parts and layers and the given weights, on the device; how it is run."""
     num_classes = len(read_meta(data)["classes"])
     model = build(config.model, num_classes, config.variant, weights)

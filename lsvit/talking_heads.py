@@ -13,9 +13,9 @@ class TalkingHeads(TalkingHeadAttn):
     """timm's, called as its ViT blocks call attention."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """x: (B, N, D) -> (B, N, D). Raises NotImplementedError for masks, which routed models do not use."""
+        """x: (B, N, D) -> (B, N, D). Raises ValueError for masks, which routed models do not use."""
         if attn_mask is not None or is_causal:
-            raise NotImplementedError("talking heads take no mask")
+            raise ValueError("talking heads take no mask")
         return super().forward(x)
 
 

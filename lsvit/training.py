@@ -97,8 +97,8 @@ class TrainingStep(nn.Module):
         return {"loss": loss, **parts}
 
     def smoothing_losses(self, first: FirstTokens, state: Tensor, batch: Batch) -> dict[str, tuple[float, Tensor]]:
-        """(weight, value) of each loss against over-smoothing. The last layer's patches are read behind the last LayerNorm, as the
-        head reads its token and as in the published code."""
+        """(weight, value) of each loss against over-smoothing. The last layer's patches are read behind the model's last LayerNorm,
+        as in the published code; a model that normalises after pooling has none there."""
         cosine, contrastive, mixing = self.losses.cosine, self.losses.contrastive, self.losses.mixing
         if not (cosine or contrastive or mixing):
             return {}

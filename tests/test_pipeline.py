@@ -211,7 +211,7 @@ def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None
     assert "epoch 1/1" not in log
     assert not list(smoked.glob(".dvc/tmp/exps/**/mlflow.db"))
     added = list((Counter(tracked_runs(store)) - Counter(before)).elements())
-    assert sorted(added) == ["paper-figures", "prune-eval"]
+    assert sorted(added) == ["paper-figures", "prune-eval", "smoothing"]
 
 
 def tracked_runs(uri: str) -> list[str]:

@@ -576,7 +576,7 @@ def test_talking_heads_mix_before_and_after_the_softmax() -> None:
     assert torch.allclose(attention(tokens), expected, atol=1e-5)
     assert torch.allclose(attention_scores(attention, tokens), mixed.softmax(-1), atol=1e-6)
     for masked in ({"attn_mask": torch.ones(7, 7)}, {"is_causal": True}):
-        with pytest.raises(NotImplementedError, match="no mask"):
+        with pytest.raises(ValueError, match="no mask"):
             attention(tokens, **masked)
 
 
