@@ -30,6 +30,8 @@ def create_backbone(preset: ModelPreset, num_classes: int) -> Any:
     """
     import timm
 
+    import lsvit.mixers  # noqa: F401 (registers names)
+
     name, _, tag = preset.timm.partition(".")
     if not timm.is_model(name):
         near = get_close_matches(name, timm.list_models(), n=5)

@@ -27,7 +27,7 @@ SMOKE = [f"-S{preset}" for preset in PRESETS]
 # What each module may import: one way only
 LEVELS = [
     {"errors", "progress", "distributed", "processes"},
-    {"routes", "imagefiles", "shards", "hardware", "talking_heads"},
+    {"routes", "imagefiles", "shards", "hardware", "talking_heads", "mixers"},
     {"sections", "stats", "sources", "devices"},
     {"presets"},
     {"params", "data", "losses", "branches", "optimisation", "budgets"},
