@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lsvit.exit_claims import EXIT_CLAIMS
+from lsvit.inversion_claims import INVERSION_CLAIMS
 from lsvit.ledger import Claim, Evidence, NotRun, Range
 from lsvit.params import BASELINE
 from lsvit.routes import ORDERS, Order
@@ -215,4 +216,4 @@ LAYERSHUFFLE = [
     Claim("control.protocol", "beyond the paper", "Choosing the epoch on the reported images hardly flatters Table 1", "not studied",
           "the largest change of any row when held-out images choose instead", Evidence.protocol_change, (-INF, 1)),
 ]  # fmt: skip
-CLAIMS = [*LAYERSHUFFLE, *EXIT_CLAIMS, *SMOOTHING_CLAIMS]
+CLAIMS = [*LAYERSHUFFLE, *EXIT_CLAIMS, *SMOOTHING_CLAIMS, *INVERSION_CLAIMS]

@@ -25,7 +25,7 @@ from lsvit.jobs import EvalConfig, run_config
 from lsvit.params import BASELINE, Params
 from lsvit.presets import ModelPreset
 from lsvit.routes import ENDED, ORDERS, Sampler, Spec, count_routes, generator, kept_layers, limit, make_sampler, per_sample, training_order
-from lsvit.sections import Analysis, BranchName, Exits, Finetune, Optimisation, Position, Pretrain, PruneEval, Variant
+from lsvit.sections import Analysis, BranchName, Exits, Finetune, Optimisation, Position, Pretrain, PruneEval, Smoothing, Variant
 from lsvit.smoothing_jobs import Plan
 from lsvit.tables import console
 from lsvit.training import validation_routes
@@ -193,7 +193,7 @@ def smoothing_stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]
     Raises:
         UserError: timm refuses the model with another depth.
     """
-    plan, tuning, classes = Plan(params), params.smoothing_training(), NUM_CLASSES.get(params.dataset_preset.source, 10)
+    plan, tuning, classes = Plan(params), params.scratch_training(Smoothing), NUM_CLASSES.get(params.dataset_preset.source, 10)
     images, batch_size = min(sizes[0], plan.options.images), plan.options.batch_size
     found: dict[int, list[list[Work]]] = {}
     profiles: list[list[Work]] = []

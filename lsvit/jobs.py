@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lsvit.errors import UserError
+from lsvit.inversion_sections import ClassImages, Descent, InversionMeasure, Part, Transplant
 from lsvit.params import Params, Value
 from lsvit.presets import ModelPreset, Preset
 from lsvit.routes import Order, training_order
@@ -20,6 +21,7 @@ LAST_EXIT = "final"  # the model's own head, beside the names of the branches
 EXECUTION = "execution.txt"  # the processor, and what `auto` picked on it
 EVALUATION_ROWS, SAMPLER_ROWS, ANALYSIS_ARRAYS, ANALYSIS_NUMBERS = "rows.csv", "samplers.csv", "arrays.npz", "numbers.json"
 PROFILE = "profile.json"
+INVERSION_ROWS, INVERSION_ARRAYS = "rows.csv", "arrays.npz"
 JUDGES = {"paper": "validation", "heldout": "heldout"}  # protocol -> the split whose loss chooses the epoch
 
 
@@ -84,7 +86,30 @@ class ProfileConfig(RunConfig):
     seed: int
 
 
-ModelConfig = TrainConfig | EvalConfig | AnalysisConfig | ExitConfig | ProfileConfig
+class InversionConfig(RunConfig):
+    """Inversions of one model along routes in one order; `seed` is the training's, or of a random initialisation."""
+
+    options: InversionMeasure
+    descent: Descent
+    alone: bool  # invert layers alone too
+    order: Order
+    ablation: list[Part]  # taken out of every block
+    transplant: list[Transplant]  # taken over from the donor
+    donor_sha256: str | None = None
+    precision: Literal["fp32"] = "fp32"  # distances fall below what half precision can tell
+    seed: int
+
+
+class ClassImagesConfig(RunConfig):
+    """The class-maximising inputs of one model; another training of it tells what it takes them for."""
+
+    options: ClassImages
+    judge_sha256: str | None
+    precision: Literal["fp32"] = "fp32"
+    seed: int
+
+
+ModelConfig = TrainConfig | EvalConfig | AnalysisConfig | ExitConfig | ProfileConfig | InversionConfig | ClassImagesConfig
 
 
 def run_config(

@@ -41,7 +41,8 @@ from lsvit.sections import Distributed
 DONE = "done"
 JOBS, EVENTS, LOG = "jobs.pickle", "events.jsonl", "log"  # in the folder that a stage and its torchrun share
 STAGE_PID = "LSVIT_STAGE_PID"  # environment variable for torchrun's processes
-NOT_CODE = {"lsvit.params", "lsvit.sections", "lsvit.presets", "lsvit.jobs", "lsvit.errors"}  # what they decide is in a job's configuration
+# what these decide is in a job's configuration
+NOT_CODE = {"lsvit.params", "lsvit.sections", "lsvit.inversion_sections", "lsvit.presets", "lsvit.jobs", "lsvit.errors"}
 Events = Generator[tuple[int, Event], None, None]  # (job's index, event)
 _events: Any = None  # in a worker process: the queue to the parent
 

@@ -29,7 +29,7 @@ class NotRun(Exception):
 
 
 def _table_if_any(path: Path) -> pd.DataFrame:
-    """A result file of stage `exits` or `smoothing`; empty where the stage did not run, or not the part that fills it."""
+    """A result file of stage `exits`, `smoothing` or `inversion`; empty where the stage did not run, or not the part that fills it."""
     try:
         return pd.read_csv(path, dtype={"placement": str})
     except (FileNotFoundError, pd.errors.EmptyDataError):
@@ -48,6 +48,7 @@ class Evidence:
         self.pretrain = pd.read_csv(folder / "pretrain.csv")
         self.exits, self.dynamic = (_table_if_any(folder / f"{name}.csv") for name in ("exits", "exits_dynamic"))
         self.smoothing = _table_if_any(folder / "smoothing.csv")
+        self.inversion, self.class_images = (_table_if_any(folder / f"{name}.csv") for name in ("inversion", "class_images"))
         self.chance = 100 / self.cell["classes"]
         self.num_layers = int(self.rows["keep"].max())
         self.orders: list[int] = []  # orders behind the values asked for since this was emptied

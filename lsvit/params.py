@@ -11,6 +11,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from lsvit.errors import UserError, accepted, one_line
+from lsvit.inversion_sections import Inversion
 from lsvit.presets import DatasetPreset, ModelPreset
 from lsvit.routes import generator, limit, make_sampler, training_order
 from lsvit.sections import (
@@ -28,8 +29,8 @@ from lsvit.sections import (
     Variant,
 )
 
-BASELINE, COUNTING, SCRATCH, UNTRAINED = "baseline", "counting", "scratch", "untrained"
-TAKEN = (BASELINE, "pretrained", COUNTING, SCRATCH, UNTRAINED)  # names of models in results/ that are no variants
+BASELINE, COUNTING, SCRATCH, TRAINED, UNTRAINED = "baseline", "counting", "scratch", "trained", "untrained"
+TAKEN = (BASELINE, "pretrained", COUNTING, SCRATCH, TRAINED, UNTRAINED)  # names of models in results/ that are no variants
 
 
 class Value(NamedTuple):
@@ -60,6 +61,7 @@ class Params(Section):
     analysis: Analysis
     exits: Exits
     smoothing: Smoothing
+    inversion: Inversion
     paper_figures: PaperFigures
     models: dict[str, ModelPreset]
     datasets: dict[str, DatasetPreset]
@@ -105,17 +107,20 @@ class Params(Section):
         """The effective section for the chosen model, data set and variant."""
         return self._resolved(section, self.values(section, variant))
 
-    def smoothing_values(self, model: str | None = None, dataset: str | None = None) -> dict[str, Value]:
-        """Every effective value of the trainings of stage smoothing: `smoothing.training` wins over what `pretrain` has."""
+    def scratch_values(
+        self, section: type[Smoothing | Inversion], model: str | None = None, dataset: str | None = None
+    ) -> dict[str, Value]:
+        """Every effective value of a stage's trainings from scratch: its key `training` wins over what `pretrain` has."""
         cell = model or self.model, dataset or self.dataset
         values = {key: value for key, value in self._values(Pretrain, *cell, None).items() if key != "seed"}
-        presets = {f"models.{cell[0]}.smoothing": self.models[cell[0]], f"datasets.{cell[1]}.smoothing": self.datasets[cell[1]]}
-        layers = {"smoothing": self.smoothing.training} | {where: preset.smoothing.get("training", {}) for where, preset in presets.items()}
+        name, presets = section.name, {f"models.{cell[0]}": self.models[cell[0]], f"datasets.{cell[1]}": self.datasets[cell[1]]}
+        layers = {name: getattr(self, name).training}
+        layers |= {f"{where}.{name}": getattr(preset, name).get("training", {}) for where, preset in presets.items()}
         return values | {key: Value(value, f"{where}.training") for where, keys in layers.items() for key, value in keys.items()}
 
-    def smoothing_training(self) -> Optimisation:
-        """The effective options of the trainings of stage smoothing."""
-        return self._resolved(Optimisation, self.smoothing_values())
+    def scratch_training(self, section: type[Smoothing | Inversion]) -> Optimisation:
+        """The effective options of a stage's trainings from scratch."""
+        return self._resolved(Optimisation, self.scratch_values(section))
 
     def smoothing_preset(self, num_layers: int) -> ModelPreset:
         """The chosen model with so many layers and without weights, as stage smoothing trains it."""
@@ -123,6 +128,14 @@ class Params(Section):
         own = self.model_preset.model_dump() | {"weights": "scratch", "sha256": None}
         own["kwargs"] = own["kwargs"] | kwargs | {"depth": num_layers}
         return self._resolved(ModelPreset, {key: Value(value, source) for key, value in own.items()})
+
+    def family_preset(self, name: str) -> ModelPreset:
+        """A model of stage inversion: the chosen one, or one that the stage trains from scratch."""
+        source = self.values(Inversion)["families"].source
+        own = self.resolve(Inversion).families[name].model_dump()
+        if own["timm"] is None:
+            return self.model_preset
+        return self._resolved(ModelPreset, {key: Value(value, f"{source}.{name}") for key, value in (own | {"weights": "scratch"}).items()})
 
     @staticmethod
     def _resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
@@ -151,9 +164,10 @@ class Params(Section):
                 raise UserError(f"{file}: seeds: found {seed} twice, accepted: each seed once")
         cells = [*((model, self.dataset) for model in self.models), *((self.model, dataset) for dataset in self.datasets)]
         for cell in cells:
-            for section in (Pretrain, Finetune, PruneEval, Analysis, Exits, Smoothing):
+            for section in (Pretrain, Finetune, PruneEval, Analysis, Exits, Smoothing, Inversion):
                 self._resolved(section, self._values(section, *cell, None))
-            self._resolved(Optimisation, self.smoothing_values(*cell))
+            for trained in (Smoothing, Inversion):
+                self._resolved(Optimisation, self.scratch_values(trained, *cell))
         for name, variant in self.all_variants.items():
             if self.resolve(Finetune, name).validation_orders != "all":
                 raise UserError(f"{file}: {name}: finetune.validation_orders: found 'trained', accepted: all (Table 1 has both orders)")
@@ -178,7 +192,10 @@ class Params(Section):
                             f"datasets.{self.dataset}.heldout says how many)")  # fmt: skip
         smoothing = self.resolve(Smoothing)
         self._check_smoothing(smoothing, file)
-        for found in (self.analysis, self.exits, self.smoothing, self.resolve(Analysis), self.resolve(Exits), smoothing):
+        inversion = self.resolve(Inversion)
+        self._check_inversion(inversion, file)
+        sections = self.analysis, self.exits, self.smoothing, self.inversion
+        for found in (*sections, self.resolve(Analysis), self.resolve(Exits), smoothing, inversion):
             for name in found.variants:
                 if name not in self.all_variants:
                     raise UserError(f"{file}: {found.name}.variants: found {name!r}, {accepted(name, self.all_variants)}")
@@ -211,6 +228,15 @@ class Params(Section):
                 why = "the tables have one row for each sum of losses"
                 raise UserError(f"{file}: smoothing.losses: found {losses} twice, or with other values in `best`; accepted: once ({why})")
 
+    def _check_inversion(self, inversion: Inversion, file: str) -> None:
+        """Checks of the models of stage inversion. Raises UserError as :meth:`check` does."""
+        for name in inversion.families:
+            self.family_preset(name)
+        for key in ("ablations", "transplants"):
+            for name in getattr(inversion, key):
+                if name not in inversion.families:
+                    raise UserError(f"{file}: inversion.{key}: found {name!r}, {accepted(name, inversion.families)}")
+
     def check_sizes(self, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
         """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
         limits = [
@@ -227,7 +253,7 @@ class Params(Section):
         if exits.counting_strategies:
             limits += [("exits.batch_size", exits.batch_size, exits.counting.train, "exits.counting.train canvases are made")]
         if self.resolve(Smoothing).depths:
-            training = self.smoothing_training()
+            training = self.scratch_training(Smoothing)
             used = min(train, training.images or train)
             limits += [("smoothing.training.batch_size", training.batch_size, used, f"{used} training images are used")]
         _at_most(limits, file)

@@ -166,7 +166,7 @@ class Figures:
         axis: Axes = axes[0, 0]
         norms = norms / norms.max(axis=0)
         grid = np.linspace(0, 1, 200)
-        colours = plt.get_cmap("viridis")(np.linspace(0, 1, num_layers))
+        colours = colours_by_depth(num_layers)
         for layer in range(num_layers):
             curves = np.stack([_density(norms[positions[:, layer] == p, layer], grid) for p in range(num_layers)])
             curves *= 1.6 / max(curves.max(), 1e-9)
@@ -204,6 +204,11 @@ class Figures:
             f"Validation accuracy per epoch of refinement, mean and standard deviation over {seeds} seeds; "
             f"arbitrary: a fresh order per validation batch."
         )
+
+
+def colours_by_depth(count: int) -> np.ndarray:
+    """So many colours, dark near the input: (count, 4)."""
+    return plt.get_cmap("viridis")(np.linspace(0, 1, count))
 
 
 def _over_seeds(rows: pd.DataFrame, by: str) -> pd.DataFrame:

@@ -22,6 +22,7 @@ class Preset(Section):
     analysis: dict[str, Any] = Field(default_factory=dict)
     exits: dict[str, Any] = Field(default_factory=dict)
     smoothing: dict[str, Any] = Field(default_factory=dict)
+    inversion: dict[str, Any] = Field(default_factory=dict)
 
 
 class ModelPreset(Preset):

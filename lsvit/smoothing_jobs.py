@@ -79,7 +79,7 @@ class Plan:
 
     def trained(self, model: Model) -> Model:
         """A model to train from scratch with its job."""
-        options = self.params.smoothing_training()
+        options = self.params.scratch_training(Smoothing)
         identity = self.params.distributed.identity
         config = TrainConfig(**self._run(model, None), options=options, seed=model.seed, **identity)
         job = Job(f"{model.title} seed {model.seed}", "lsvit.training:train", config, {"data": self.data, "weights": None}, options.epochs)
@@ -144,7 +144,7 @@ def profile_rows(profiles: Sequence[Profiled]) -> pd.DataFrame:
 
 def about(params: Params) -> dict[str, Any]:
     """What smoothing.csv does not say of the models trained from scratch and of the profiles, for captions."""
-    options, training = params.resolve(Smoothing), params.smoothing_training()
+    options, training = params.resolve(Smoothing), params.scratch_training(Smoothing)
     return {"images": options.images, "epochs": training.epochs, "training_images": training.images, "kwargs": options.kwargs,
             "recipe": options.recipe.model_dump()}  # fmt: skip
 

@@ -33,9 +33,10 @@ RESULTS = {  # stage -> its files below results/
     "analysis": ("analysis.json",),
     "exits": ("exits.csv", "exits_dynamic.csv", "exits_metrics.json"),
     "smoothing": ("smoothing.csv", "smoothing_metrics.json"),
+    "inversion": ("inversion.csv", "class_images.csv", "inversion_metrics.json"),
     "paper-figures": (
         "table1.*", "figure1.csv", "differences.csv", "statistics.md", "protocols.md", "claims.*", "figures/*", "exits_table*",
-        "smoothing_table*",
+        "smoothing_table*", "inversion_table*",
     ),
 }  # fmt: skip
 

@@ -10,6 +10,8 @@ from lsvit.claims import CLAIMS
 from lsvit.errors import one_line_errors
 from lsvit.exit_plots import ExitFigures
 from lsvit.exit_tables import write_exit_tables
+from lsvit.inversion_plots import Gallery, InversionFigures
+from lsvit.inversion_tables import write_inversion_table
 from lsvit.ledger import judge, markdown
 from lsvit.params import load
 from lsvit.processes import root
@@ -19,7 +21,7 @@ from lsvit.smoothing_tables import write_smoothing_tables
 from lsvit.tables import label, summarise, table_caption, write_protocols, write_statistics, write_table1
 from lsvit.tracking import Tracker
 
-RESULTS, ARRAYS = Path("results"), Path("outs/analysis")
+RESULTS, ARRAYS, INVERTED = Path("results"), Path("outs/analysis"), Path("outs/inversion/arrays")
 SHOWN = ("baseline", "layerdrop", "ls")  # in the figure of accuracy against disorder
 
 
@@ -62,6 +64,12 @@ def main() -> None:
     captions |= write_smoothing_tables(smoothing, RESULTS, str(best), about)
     profiles = SmoothingFigures(RESULTS / "figures", params.resolve(PaperFigures), list(params.all_variants))
     captions |= profiles.draw_smoothing(smoothing, about)
+    inversion, classes = (pd.read_csv(RESULTS / f"{name}.csv") for name in ("inversion", "class_images"))
+    about = json.loads((RESULTS / "inversion.json").read_text())
+    captions |= write_inversion_table(inversion, RESULTS, about)
+    size, gallery = params.resolve(PaperFigures), Gallery(INVERTED)
+    pages = InversionFigures(RESULTS / "figures", size, list(params.all_variants), gallery, about)
+    captions |= pages.draw_inversion(inversion, classes)
     head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"
     text = head + "".join(f"\n**{name}.** {caption}\n" for name, caption in sorted(captions.items()))
     (RESULTS / "figures" / "captions.md").write_text(text)

@@ -22,8 +22,8 @@ def main() -> None:
     params = load()
     plan = Plan(params, DATA, FINETUNED, RESULTS / "prune_eval.csv")
     show_values("smoothing", params.values(Smoothing))
-    training = params.smoothing_training()
-    show_values("smoothing, trainings", params.smoothing_values())
+    training = params.scratch_training(Smoothing)
+    show_values("smoothing, trainings", params.scratch_values(Smoothing))
     tracker = Tracker(f"{params.dataset}/{params.model}", root())
     models = [plan.trained(model) for model in plan.models()]
     launch.run([model.job for model in models if model.job], params.device, lambda job, row: tracker.epoch(job.record(), row),

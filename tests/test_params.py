@@ -255,7 +255,7 @@ def test_held_out_images_leave_some_to_train_on(content: dict[str, Any], tmp_pat
 
 def test_a_preset_changes_single_keys_of_the_trainings_of_smoothing(content: dict[str, Any], tmp_path: Path) -> None:
     params = load(ROOT / "params.yaml")
-    values = params.smoothing_values()
+    values = params.scratch_values(Smoothing)
     assert values["lr"] == (0.003, "models.vit_micro.smoothing.training")
     assert values["validation_orders"] == ("trained", "smoothing.training")
     assert values["eps"] == (params.pretrain.eps, "pretrain")

@@ -29,14 +29,14 @@ LEVELS = [
     {"errors", "progress", "distributed", "processes"},
     {"routes", "imagefiles", "shards", "hardware", "talking_heads", "mixers"},
     {"sections", "stats", "sources", "devices"},
-    {"presets"},
+    {"presets", "inversion_sections"},
     {"params", "data", "losses", "branches", "optimisation", "budgets"},
     {"decode", "jobs", "models", "augmentation"},
     {"prepare", "counting", "weights"},
     {"runs", "flops"},
-    {"training", "evaluation", "analysis", "exits", "smoothing", "dynamic", "tables", "tracking", "launch"},
-    {"ledger", "grid", "torchrun", "predict", "exit_jobs", "exit_tables", "smoothing_jobs"},
-    {"exit_rows", "exit_claims", "cost", "smoothing_tables"},
+    {"training", "evaluation", "analysis", "exits", "smoothing", "dynamic", "tables", "tracking", "launch", "ablation"},
+    {"ledger", "grid", "torchrun", "predict", "exit_jobs", "exit_tables", "smoothing_jobs", "inversion", "inversion_jobs"},
+    {"exit_rows", "exit_claims", "cost", "smoothing_tables", "class_images"},
     {"smoothing_claims"},
     {"claims", "export"},
     {"plots"},
@@ -105,7 +105,8 @@ def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
         assert "params.yaml" in stage["deps"]
         return
     sections = {"Pretrain": "pretrain", "Finetune": "finetune", "PruneEval": "prune_eval", "Analysis": "analysis",
-                "PaperFigures": "paper_figures", "Exits": "exits", "Smoothing": "smoothing"}  # fmt: skip
+                "PaperFigures": "paper_figures", "Exits": "exits", "Smoothing": "smoothing",
+                "Inversion": "inversion"}  # fmt: skip
     read = {section for cls, section in sections.items() if re.search(rf"resolve\({cls}", source)}
     read |= {key for key in ("seeds", "device", "protocol", "distributed") if re.search(rf"params\.{key}\b", source)} | {"dataset"}
     read |= {"deterministic"} if "run_config(" in source else set()

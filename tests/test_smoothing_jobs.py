@@ -8,7 +8,7 @@ import pytest
 
 from lsvit.jobs import HISTORY, PROFILE, weights_file
 from lsvit.params import Params
-from lsvit.sections import Losses
+from lsvit.sections import Losses, Smoothing
 from lsvit.smoothing_jobs import COLUMNS, Model, Plan, profile_rows
 
 
@@ -55,7 +55,7 @@ def test_a_training_is_the_same_job_whatever_else_is_trained(plan: Plan) -> None
     assert first.job
     assert again.job
     assert first.job.key == again.job.key
-    assert first.job.config.model_dump()["options"]["epochs"] == plan.params.smoothing_training().epochs
+    assert first.job.config.model_dump()["options"]["epochs"] == plan.params.scratch_training(Smoothing).epochs
 
 
 def finish(model: Model, history: list[dict[str, float]]) -> None:

@@ -1,0 +1,243 @@
+"""The jobs of stage `inversion`: trainings from scratch, inversions and class images, and the rows that come of them. No torch here."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from lsvit.data import read_meta
+from lsvit.inversion_sections import NO_EDIT, Inversion, InversionMeasure, Part, Transplant
+from lsvit.jobs import (
+    INVERSION_ARRAYS,
+    INVERSION_ROWS,
+    JUDGES,
+    ClassImagesConfig,
+    InversionConfig,
+    TrainConfig,
+    run_config,
+    starting_weights,
+    weights_file,
+)
+from lsvit.launch import Job
+from lsvit.params import TRAINED, UNTRAINED, Params
+from lsvit.presets import ModelPreset
+from lsvit.routes import ORDERS, Order
+from lsvit.sections import Variant
+from lsvit.shards import sha256
+
+KEYS = ["dataset", "model", "family", "weights", "edit", "order", "optimiser", "seed"]
+COLUMNS = [*KEYS, "point", "depth", "image", "lr", "embedding_distance", "yardstick", "input_distance", "input_yardstick",
+           "token_distance", "token_yardstick", "pixel_correlation", "verdict"]  # fmt: skip
+CLASS_KEYS = ["dataset", "model", "family", "weights", "seed"]
+CLASS_COLUMNS = [*CLASS_KEYS, "class", "probability", "judge_probability", "judge_sees"]
+PLAIN = Variant(route="sequential")
+
+
+class Subject(NamedTuple):
+    """One model that is looked into: its weights, and what was taken out of its blocks or put in."""
+
+    family: str
+    weights: str  # "trained", "untrained", or a variant of params.yaml
+    preset: ModelPreset
+    seed: int
+    variant: Variant = PLAIN
+    file: Path | None = None  # of the weights
+    ablation: tuple[Part, ...] = ()
+    transplant: tuple[Transplant, ...] = ()
+    donor: Path | None = None  # weights of the model that parts come from
+
+    @property
+    def edit(self) -> str:
+        """ "none", "without residuals+mlp", "with patch_embed"."""
+        if self.ablation:
+            return f"without {'+'.join(self.ablation)}"
+        return f"with {'+'.join(self.transplant)}" if self.transplant else NO_EDIT
+
+    def __str__(self) -> str:
+        edit = "" if self.edit == NO_EDIT else f" {self.edit}"
+        return f"{self.family} {self.weights}{edit} seed {self.seed}"
+
+
+class Task(NamedTuple):
+    """What is done with a subject."""
+
+    subject: Subject
+    order: Order
+    optimiser: str  # of an inversion
+    job: Job
+
+    @property
+    def keys(self) -> list[Any]:
+        """Values of :data:`KEYS`."""
+        config, subject = self.job.config, self.subject
+        return [config.dataset, config.model_name, subject.family, subject.weights, subject.edit, self.order, self.optimiser, subject.seed]
+
+
+class Plan:
+    """Makes the jobs from params.yaml: first the trainings, then what is done with the models."""
+
+    def __init__(self, params: Params, data: Path = Path(), finetuned: Path = Path(), pretrained: Path = Path()) -> None:
+        self.params, self.options, self.data, self.finetuned, self.pretrained = (
+            params,
+            params.resolve(Inversion),
+            data,
+            finetuned,
+            pretrained,
+        )
+        self.judge = JUDGES[params.protocol]
+        self.digest = cache(sha256)
+        self.seeds = params.seeds[: self.options.seeds]
+
+    def is_own(self, family: str) -> bool:
+        """Whether a family is the chosen model with its starting weights, of which there is one set."""
+        return self.options.families[family].timm is None
+
+    def trainings(self) -> dict[tuple[str, int], Job]:
+        """The trainings from scratch, by family and seed."""
+        options, found = self.params.scratch_training(Inversion), {}
+        for family in self.options.families:
+            if self.is_own(family):
+                continue
+            for seed in self.seeds:
+                run = self._run(f"inversion_{family}", PLAIN, None, self.params.family_preset(family))
+                config = TrainConfig(**run, options=options, seed=seed, **self.params.distributed.identity)
+                inputs = {"data": self.data, "weights": None}
+                found[family, seed] = Job(f"{config.title} seed {seed}", "lsvit.training:train", config, inputs, options.epochs)
+        return found
+
+    def _run(self, title: str, variant: Variant, weights: Path | None, preset: ModelPreset) -> dict[str, Any]:
+        return run_config(self.params, title, variant, read_meta(self.data)["sha256"], self._digest(weights), preset)
+
+    def _digest(self, file: Path | None) -> str | None:
+        return self.digest(file) if file else None
+
+    def models(self, trainings: dict[tuple[str, int], Job]) -> list[Subject]:
+        """Every family trained and untrained, once a seed; one whose starting weights are given, once."""
+        found = []
+        for family in self.options.families:
+            preset = self.params.family_preset(family)
+            for seed in self.seeds[:1] if self.is_own(family) else self.seeds:
+                if self.is_own(family):
+                    file = starting_weights(self.pretrained)
+                else:
+                    file = trainings[family, seed].folder / weights_file(self.judge)
+                found += [Subject(family, TRAINED, preset, seed, file=file), Subject(family, UNTRAINED, preset, seed)]
+        return found
+
+    def refined(self) -> list[Subject]:
+        """The variants of params.yaml that are looked into, and the chosen model untrained beside them, once a seed."""
+        found = [Subject(self.params.model, UNTRAINED, self.params.model_preset, seed) for seed in self.seeds if self.options.variants]
+        for name in self.options.variants:
+            variant, preset = self.params.all_variants[name], self.params.model_preset
+            folders = {seed: self.finetuned / name / f"seed_{seed}" for seed in self.seeds}
+            found += [Subject(self.params.model, name, preset, s, variant, f / weights_file(self.judge)) for s, f in folders.items()]
+        return found
+
+    def edited(self, models: Sequence[Subject]) -> list[Subject]:
+        """The models with parts taken out of every block, and the untrained ones with parts of the trained ones."""
+        found = []
+        for model in models:
+            found += [model._replace(ablation=tuple(parts)) for parts in self.options.ablations.get(model.family, ())]
+        donors = {(model.family, model.seed): model.file for model in models if model.weights == TRAINED}
+        for model in models:
+            if model.weights == UNTRAINED:
+                donor = donors[model.family, model.seed]
+                kinds = self.options.transplants.get(model.family, ())
+                found += [model._replace(transplant=tuple(parts), donor=donor) for parts in kinds]
+        return found
+
+    def inversions(self, models: Sequence[Subject]) -> list[Task]:
+        """Models as they are, also each layer alone; variants in both orders; edited models. The first family also under the other
+        optimisers, which come first: they take longest."""
+        main, *others = self.options.optimisers
+        family = next(iter(self.options.families))
+        tasks = [self._inversion(model, name) for name in others for model in models if model.family == family]
+        tasks += [self._inversion(model, main) for model in models]
+        tasks += [self._inversion(model, main, order) for model in self.refined() for order in ORDERS]
+        tasks += [self._inversion(model, main) for model in self.edited(models)]
+        return list({task.job.title: task for task in tasks}.values())  # the chosen model may be a family too
+
+    def _inversion(self, subject: Subject, optimiser: str, order: Order = "sequential") -> Task:
+        measure = InversionMeasure.model_validate(self.options.model_dump(include=set(InversionMeasure.model_fields)))
+        config = InversionConfig(
+            **self._run(f"{subject.family}_{subject.weights}", subject.variant, subject.file, subject.preset),
+            options=measure, descent=self.options.optimisers[optimiser], alone=order == "sequential" and subject.edit == NO_EDIT,
+            order=order, ablation=list(subject.ablation), transplant=list(subject.transplant),
+            donor_sha256=self._digest(subject.donor), seed=subject.seed,
+        )  # fmt: skip
+        inputs = {"data": self.data, "weights": subject.file, "donor": subject.donor}
+        name = f"{subject}, {optimiser}" + ("" if order == "sequential" else f", {order}")
+        return Task(subject, order, optimiser, Job(name, "lsvit.inversion:measure", config, inputs))
+
+    def class_images(self, models: Sequence[Subject]) -> list[Task]:
+        """Class-maximising inputs of trained models and variants, shown to the next seed's training of the same kind."""
+        trained = [model for model in (*models, *self.refined()) if model.weights != UNTRAINED]
+        found = []
+        for model in trained:
+            kin = [other.file for other in trained if (other.family, other.weights) == (model.family, model.weights)]
+            judge = kin[(kin.index(model.file) + 1) % len(kin)] if len(kin) > 1 else None
+            run = self._run(f"{model.family}_{model.weights}", model.variant, model.file, model.preset)
+            config = ClassImagesConfig(**run, options=self.options.class_images, judge_sha256=self._digest(judge), seed=model.seed)
+            inputs = {"data": self.data, "weights": model.file, "judge": judge}
+            found.append(Task(model, "sequential", "", Job(f"class images of {model}", "lsvit.class_images:measure", config, inputs)))
+        return found
+
+
+def inversion_rows(tasks: Sequence[Task]) -> pd.DataFrame:
+    """A row a model, point and image; columns as :data:`COLUMNS`."""
+    tables = []
+    for task in tasks:
+        rows = pd.read_csv(task.job.folder / INVERSION_ROWS)
+        tables.append(rows.assign(**dict(zip(KEYS, task.keys, strict=True))))
+    return pd.concat(tables)[COLUMNS]
+
+
+def class_rows(tasks: Sequence[Task]) -> pd.DataFrame:
+    """A row a model and class: the probability that the model, and another training of it, gives the class, and which one that sees."""
+    tables = []
+    for task in tasks:
+        own = dict(zip(KEYS, task.keys, strict=True))
+        rows = pd.read_csv(task.job.folder / INVERSION_ROWS)
+        tables.append(rows.assign(**{key: own[key] for key in CLASS_KEYS}))
+    return pd.concat(tables)[CLASS_COLUMNS]
+
+
+def gather_arrays(inversions: Sequence[Task], class_images: Sequence[Task], out: Path) -> None:
+    """Copy the images and curves that figures show to `out`, and write which file is whose."""
+    out.mkdir(parents=True, exist_ok=True)
+    index = []
+    for i, task in enumerate([*inversions, *class_images]):
+        file = f"{i:03}.npz"
+        shutil.copyfile(task.job.folder / INVERSION_ARRAYS, out / file)
+        kind = "inversion" if task in inversions else "class_images"
+        index.append({"file": file, "kind": kind} | dict(zip(KEYS, task.keys, strict=True)))
+    (out / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+def about(params: Params) -> dict[str, Any]:
+    """What inversion.csv does not say, for captions."""
+    options, training = params.resolve(Inversion), params.scratch_training(Inversion)
+    return {
+        "sigma": options.sigma, "shifts": options.shifts, "epochs": training.epochs, "training_images": training.images,
+        "optimisers": {name: descent.model_dump() for name, descent in options.optimisers.items()},
+        "class_images": options.class_images.model_dump(),
+        "families": list(options.families),
+        "trained_here": [name for name, family in options.families.items() if family.timm is not None],
+    }  # fmt: skip
+
+
+def inversion_metrics(rows: pd.DataFrame, optimiser: str) -> dict[str, Any]:
+    """For `dvc metrics`: means over seeds and images under one optimiser, by model, edit and order, and point."""
+    shown = rows[rows["optimiser"] == optimiser]
+    found: dict[str, Any] = {}
+    for (family, weights, edit, order, point), group in shown.groupby(["family", "weights", "edit", "order", "point"], sort=False):
+        name = f"{family} {weights}" + ("" if edit == NO_EDIT else f" {edit}") + ("" if order == "sequential" else f" {order}")
+        ratios = {"embedding": (group["embedding_distance"] / group["yardstick"]).mean(),
+                  "input": (group["input_distance"] / group["input_yardstick"]).mean(),
+                  "pixel_correlation": group["pixel_correlation"].mean()}  # fmt: skip
+        found.setdefault(name, {})[str(point)] = {key: round(float(value), 6) for key, value in ratios.items()}
+    return found

@@ -1,0 +1,330 @@
+"""The figures of inversion: found inputs by depth, ablation and transplant, distance curves, class images, filters, orders."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lsvit.exit_plots import GREY
+from lsvit.inversion_sections import NO_EDIT
+from lsvit.inversion_tables import FIRST, LAYER, MODEL, OPTIMISERS, TOKENS, name_point, with_ratios
+from lsvit.params import TRAINED, UNTRAINED
+from lsvit.plots import OKABE_ITO, Axes, Figures, colours_by_depth
+from lsvit.routes import ORDERS
+from lsvit.sections import PaperFigures
+from lsvit.tables import label
+
+Arrays = dict[str, np.ndarray]
+MOST_CLASSES = 10  # on the page of class images
+SMALL = 5.5  # points, of text beside pictures
+TILE = 0.52  # inches
+
+
+class Gallery:
+    """The arrays that stage inversion left, found by what they are of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.index = folder, pd.DataFrame(json.loads((folder / "index.json").read_text()))
+        self.families = list(dict.fromkeys(self.index["family"]))
+
+    def find(self, kind: str = "inversion", **keys: Any) -> list[tuple[dict[str, Any], Arrays]]:
+        """What has these keys, of the first seed there is, with its arrays."""
+        rows = self.index[self.index["kind"] == kind]
+        for key, value in keys.items():
+            rows = rows[rows[key] == value]
+        rows = rows[rows["seed"] == rows["seed"].min()]
+        found = []
+        for row in rows.to_dict("records"):
+            with np.load(self.folder / row["file"]) as arrays:
+                found.append(({str(key): value for key, value in row.items()}, dict(arrays)))
+        return found
+
+
+class InversionFigures(Figures):
+    """Draws and saves the figures of inversion, beside those of :class:`Figures`."""
+
+    def __init__(self, folder: Path, size: PaperFigures, variants: list[str], gallery: Gallery, about: dict[str, Any]) -> None:
+        super().__init__(folder, size, variants)
+        self.gallery, self.about, self.main = gallery, about, next(iter(about["optimisers"]))
+        first = self.gallery.index.iloc[0]
+        self.families = list(about["families"])
+        self.names = f"{first['dataset']} (model {first['model']})"
+
+    def draw_inversion(self, rows: pd.DataFrame, classes: pd.DataFrame) -> dict[str, str]:
+        """Every figure that inversion.csv and class_images.csv have rows for. Returns captions by title."""
+        captions = {"Inversion, depth": self.depths(rows), "Inversion, curves": self.curves()}
+        edits = set(rows["edit"])
+        if any(edit.startswith("without") for edit in edits):
+            captions["Inversion, ablation"] = self.ablation(rows)
+        if any(edit.startswith("with ") for edit in edits):
+            captions["Inversion, transplant"] = self.transplants(rows)
+        captions["Class images"] = self.class_images(classes)
+        captions["Patch-embedding filters"] = self.filters()
+        variants = rows[rows["family"] == rows["model"]]
+        if len(variants[variants["weights"] != UNTRAINED]):
+            captions["Inversion, orders"] = self.orders(variants)
+        return captions
+
+    def _pictures(
+        self, name: str, table: Sequence[tuple[str, Sequence[tuple[np.ndarray | None, str]]]], heads: Sequence[str]
+    ) -> None:  # fmt: skip
+        """A page of pictures with a number below each. `table`: (title of the row, its pictures (C, H, W) and their texts)."""
+        figure, axes = self._figure(1, nrows=len(table), ncols=len(heads))
+        longest = max(len(line) for title, _ in table for line in title.split("\n"))
+        figure.set_size_inches(TILE * len(heads) + 0.05 * longest, (TILE + 0.13) * len(table) + 0.25)
+        layout: Any = figure.get_layout_engine()
+        layout.set(w_pad=0.01, h_pad=0.01, wspace=0.02, hspace=0.02)
+        for axis in axes.flat:
+            axis.set_axis_off()
+        for (title, pictures), line in zip(table, axes, strict=True):
+            line[0].text(-0.12, 0.5, title, transform=line[0].transAxes, ha="right", va="center", fontsize=SMALL + 0.5)
+            for axis, (picture, text) in zip(line, pictures, strict=False):
+                if picture is not None:
+                    _show(axis, picture)
+                axis.text(0.5, -0.04, text, transform=axis.transAxes, ha="center", va="top", fontsize=SMALL)
+        for axis, head in zip(axes[0], heads, strict=True):
+            axis.set_title(head, fontsize=SMALL + 0.5, pad=2)
+        self._save(figure, name)
+
+    def _row(self, rows: pd.DataFrame, keys: dict[str, Any], arrays: Arrays, image: int, points: Sequence[str]) -> list[tuple[Any, str]]:
+        """The pictures found for an image, and their pixel correlation with it."""
+        own = rows[np.logical_and.reduce([rows[key] == keys[key] for key in (*MODEL, "seed")]) & (rows["image"] == image)]
+        numbers, names = own.set_index("point")["pixel_correlation"], list(arrays["points"])
+        return [(arrays["found"][names.index(p), image], f"{numbers[p]:.2f}") if p in names else (None, "") for p in points]
+
+    def depths(self, rows: pd.DataFrame) -> str:
+        """Original and found inputs by depth, and of layers alone, a row a family and weights. Returns the caption."""
+        found = [self.gallery.find(family=f, edit=NO_EDIT, optimiser=self.main, order="sequential") for f in self.families]
+        shown = [each for family in found for each in family]
+        points = list(dict.fromkeys(str(point) for _, arrays in shown for point in arrays["points"]))
+        images = min(2, len(shown[0][1]["originals"]))
+        table = []
+        for image in range(images):
+            for keys, arrays in shown:
+                pictures = [(arrays["originals"][image], "original"), *self._row(rows, keys, arrays, image, points)]
+                table.append((f"{keys['family']}\n{keys['weights']}", pictures))
+        self._pictures("inversion_depth", table, ["", *(_head(point) for point in points)])
+        return (
+            f"Inputs found for the states of models as they are: behind the patch embedding, after the first layers, and after one layer "
+            f"alone, right behind the embedding. {self._how()} Below each: its pixel correlation with the original. {self._whose(shown)}"
+        )
+
+    def ablation(self, rows: pd.DataFrame) -> str:
+        """Found inputs with parts taken out of every block, a row a family and edit. Returns the caption."""
+        table, heads, shown = [], [""], []
+        for family in self.families:
+            models = [each for each in self.gallery.find(family=family, optimiser=self.main, order="sequential")
+                      if not each[0]["edit"].startswith("with ")]  # fmt: skip
+            if not any(keys["edit"] != NO_EDIT for keys, _ in models):
+                continue
+            shown += models
+            points = [str(point) for point in models[0][1]["points"] if str(point).startswith(FIRST)]
+            heads = ["", *(f"{weights}\n{_head(point)}" for weights in (TRAINED, UNTRAINED) for point in points)]
+            for edit in dict.fromkeys(keys["edit"] for keys, _ in models):
+                changed = "as it is" if edit == NO_EDIT else edit.replace("+", ",\n")
+                title = f"{family}\n{changed}"
+                pictures: list[tuple[Any, str]] = [(models[0][1]["originals"][0], "original")]
+                for weights in (TRAINED, UNTRAINED):
+                    own = [each for each in models if (each[0]["edit"], each[0]["weights"]) == (edit, weights)]
+                    pictures += self._row(rows, *own[0], 0, points) if own else [(None, "")] * len(points)
+                table.append((title, pictures))
+        self._pictures("inversion_ablation", table, heads)
+        return (
+            f"Inputs found after the first layers with parts taken out of every block, the other weights kept (of MLP-Mixers attention is "
+            f"the mixing of the tokens). {self._how()} Below each: its pixel correlation with the original. {self._whose(shown)}"
+        )
+
+    def transplants(self, rows: pd.DataFrame) -> str:
+        """Found inputs of untrained models with trained parts, between untrained and trained. Returns the caption."""
+        table, heads, shown = [], [""], []
+        for family in self.families:
+            models = self.gallery.find(family=family, optimiser=self.main, order="sequential")
+            edited = [each for each in models if each[0]["edit"].startswith("with ")]
+            if not edited:
+                continue
+            plain = {keys["weights"]: (keys, arrays) for keys, arrays in models if keys["edit"] == NO_EDIT}
+            points = [str(point) for point in edited[0][1]["points"]]
+            images = min(2, len(edited[0][1]["originals"]))
+            heads = [head for _ in range(images) for head in ("", *(_head(point) for point in points))]
+            ordered = [plain[UNTRAINED], *edited, plain[TRAINED]]
+            shown += ordered
+            for keys, arrays in ordered:
+                pictures: list[tuple[Any, str]] = []
+                for image in range(images):
+                    pictures += [(arrays["originals"][image], "original"), *self._row(rows, keys, arrays, image, points)]
+                edit = keys["edit"].removeprefix("with ").replace("+", " +\n")
+                title = keys["weights"] if keys["edit"] == NO_EDIT else f"trained\n{edit}"
+                table.append((f"{family}, {title}", pictures))
+        self._pictures("inversion_transplant", table, heads)
+        return (
+            f"Inputs found for an untrained model into which trained parts were put: patch embedding, position embedding, the first "
+            f"block's first LayerNorm; first and last row: nothing, everything trained. {self._how()} Below each: its pixel correlation "
+            f"with the original. {self._whose(shown)}"
+        )
+
+    def curves(self) -> str:
+        """Both distances over the iterations, a column a model and optimiser. Returns the caption."""
+        shown = [each for name in self.about["optimisers"] for weights in (TRAINED, UNTRAINED)
+                 for each in self.gallery.find(family=self.families[0], weights=weights, edit=NO_EDIT, optimiser=name)]  # fmt: skip
+        figure, axes = self._figure(1, nrows=2, ncols=len(shown), sharey="row", sharex="col")
+        figure.set_size_inches(1.55 * len(shown) + 0.6, 3.4)
+        handles: dict[str, Any] = {}
+        for column, (keys, arrays) in zip(axes.T, shown, strict=True):
+            points = [str(p) for p in arrays["points"] if not str(p).startswith(LAYER)]
+            for axis, distance in zip(column, ("embedding", "input"), strict=True):
+                for point, colour in zip(points, colours_by_depth(len(points)), strict=True):
+                    lines = arrays[distance][list(arrays["points"]).index(point)]
+                    axis.plot(arrays["steps"], lines.T, color=colour, linewidth=0.4, alpha=0.45)
+                    handles[name_point(point)] = axis.plot(arrays["steps"], lines.mean(0), color=colour, linewidth=1.4)[0]
+                axis.axhline(1, color=GREY, linewidth=0.8, linestyle="--")
+                axis.set(yscale="log")
+                axis.grid(axis="y", linewidth=0.4, alpha=0.5)
+            column[0].set_title(f"{keys['family']}, {keys['weights']}\n{OPTIMISERS.get(keys['optimiser'], keys['optimiser'])}")
+            column[1].set(xlabel="iterations")
+        axes[0, 0].set(ylabel="embedding distance\n/ yardstick")
+        axes[1, 0].set(ylabel="input distance\n/ yardstick")
+        figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=min(5, len(handles)))
+        self._save(figure, "inversion_curves")
+        return (
+            f"Distance of the found input's output from the original's (above) and of the found input from the original (below) over the "
+            f"iterations, relative to that of a slightly shifted image (dashed: sigma {self.about['sigma']:g}, mean of "
+            f"{self.about['shifts']}). Thin: single images; thick: their mean. Of several learning rates of gradient descent the one that "
+            f"ends nearest. {self._whose(shown)}"
+        )
+
+    def class_images(self, classes: pd.DataFrame) -> str:
+        """The page of class-maximising inputs, a row a model. Returns the caption."""
+        shown, options = self.gallery.find("class_images"), self.about["class_images"]
+        names = [str(name) for name in shown[0][1]["classes"]][:MOST_CLASSES]
+        table, judged = [], classes["judge_probability"].notna().any()
+        for keys, arrays in shown:
+            own = classes[
+                (classes["family"] == keys["family"]) & (classes["weights"] == keys["weights"]) & (classes["seed"] == keys["seed"])
+            ]
+            column = "judge_probability" if judged else "probability"
+            texts = [f"{value:.2f}" for value in own[column][: len(names)]]
+            pictures = [_stretched(picture.astype(np.float32)) for picture in arrays["images"][: len(names)]]
+            table.append((f"{keys['family']}\n{label(keys['weights'])}", list(zip(pictures, texts, strict=True))))
+        self._pictures("class_images", table, [name.replace(" ", "\n").replace("/", "/\n") for name in names])
+        whose = "that another training of the same model gives the class" if judged else "that the model gives the class"
+        return (
+            f"Class-maximising inputs, {options['steps']} steps from noise, all classes in one batch; a 3x3 blur annealed from sigma "
+            f"{options['blur']:g}, random crops after {options['jitter_after']} steps. Each from its darkest to its lightest pixel. Below "
+            f"each: the probability {whose}. {self._whose(shown)}"
+        )
+
+    def filters(self) -> str:
+        """Patch-embedding filters as images, untrained beside trained, a row a family. Returns the caption."""
+        found = {family: self.gallery.find(family=family, edit=NO_EDIT, optimiser=self.main) for family in self.gallery.families}
+        models = [(family, {keys["weights"]: arrays["filters"] for keys, arrays in own}) for family, own in found.items()]
+        panels = [(family, own) for family, own in models if UNTRAINED in own and len(own) > 1]
+        weights = [[UNTRAINED, next(name for name in own if name != UNTRAINED)] for _, own in panels]
+        figure, axes = self._figure(1, nrows=len(panels), ncols=2)
+        figure.set_size_inches(2 * self.size.column_width, 1.0 * self.size.column_width * len(panels))
+        for line, (family, own), pair in zip(axes, panels, weights, strict=True):
+            for axis, name in zip(line, pair, strict=True):
+                axis.set_axis_off()
+                _show(axis, filter_grid(own[name]))
+                axis.set_title(f"{family}, {label(name)}: neighbouring weights correlate by {neighbours(own[name]):.2f}")
+        self._save(figure, "patch_filters")
+        return (
+            f"Filters of the patch embedding, untrained and trained, each from its least to its greatest weight; models that read neither "
+            f"one nor three channels: a tile a channel. Numbers: correlation of weights one pixel apart, over all filters (0: noise). "
+            f"{self.names}."
+        )
+
+    def orders(self, rows: pd.DataFrame) -> str:
+        """How much of what went in layers keep, of variants in both orders: along the layers, and layers alone. Returns the caption."""
+        figure, axes = self._figure(0.62, ncols=2, sharey=True, width_ratios=(3, 2))
+        figure.set_size_inches(1.6 * self.size.column_width, 0.85 * self.size.column_width)
+        shown = with_ratios(rows[rows["optimiser"] == self.main])
+        handles: dict[str, Any] = {}
+        for i, (weights, order) in enumerate(dict.fromkeys(zip(shown["weights"], shown["order"], strict=True))):
+            own = shown[(shown["weights"] == weights) & (shown["order"] == order)]
+            colour = GREY if weights == UNTRAINED else self.colours.get(weights, OKABE_ITO[i % len(OKABE_ITO)])
+            style = {"color": colour, "marker": self.markers.get(weights, "o"), "linestyle": "-" if order == ORDERS[0] else "--",
+                     "markerfacecolor": colour if order == ORDERS[0] else "white", "capsize": 2, "markersize": 3}  # fmt: skip
+            name = label(weights) if weights == UNTRAINED else f"{label(weights)}, {order}"
+            handles[name] = _along(axes[0, 0], own[~own["point"].str.startswith(LAYER)], "depth", style)
+            alone = own[own["point"].str.startswith(LAYER)]
+            if len(alone):
+                _along(
+                    axes[0, 1],
+                    alone.assign(layer=alone["point"].str.split().str[1].astype(int) + 1),
+                    "layer",
+                    style | {"linestyle": "none"},
+                )
+        for axis, text in zip(axes[0], ("layers executed", "layer, alone"), strict=True):
+            axis.set(xlabel=text, yscale="log")
+            axis.locator_params(axis="x", integer=True)
+            axis.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
+            axis.grid(axis="y", linewidth=0.4, alpha=0.5)
+        axes[0, 0].set(ylabel="token distance / yardstick")
+        figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=3)
+        self._save(figure, "inversion_orders")
+        count = shown["seed"].nunique()
+        return (
+            f"What layers keep of their input: distance of the tokens of the found input from those of the original, relative to a "
+            f"slightly shifted image's (dotted), after the first layers of the original order and of arbitrary ones (a random order for each of "
+            f"{shown['image'].nunique()} images), and after one layer alone. Lower keeps more. Mean over {count} seed{'s' * (count > 1)}; "
+            f"bars: standard deviation over the seeds. {self._how()} {self.names}."
+        )
+
+    def _how(self) -> str:
+        descent = self.about["optimisers"][self.main]
+        return f"{OPTIMISERS.get(self.main, self.main)}, {descent['steps']} steps from noise."
+
+    def _whose(self, shown: Sequence[tuple[dict[str, Any], Arrays]]) -> str:
+        """Seed and training of the models shown, for captions."""
+        here = [name for name in self.about["trained_here"] if any(keys["family"] == name for keys, _ in shown)]
+        images = f"{self.about['training_images']} images" if self.about["training_images"] else "all training images"
+        epochs = f"{self.about['epochs']} epoch{'s' * (self.about['epochs'] > 1)} of {images}"
+        trained = f"; {', '.join(here)}: trained by the stage, {epochs}" if here else ""
+        return f"Seed {shown[0][0]['seed']}; {self.names}{trained}."
+
+
+def _along(axis: Axes, rows: pd.DataFrame, column: str, style: dict[str, Any]) -> Any:
+    seeds = rows.groupby([column, "seed"])[TOKENS].mean().groupby(column).agg(["mean", "std"]).fillna({"std": 0})
+    return axis.errorbar(seeds.index, seeds["mean"], seeds["std"], linewidth=1, **style)
+
+
+def _head(point: str) -> str:
+    return name_point(point).replace("patch ", "patch\n").replace(" layer", "\nlayer").replace(" alone", "\nalone")
+
+
+def _show(axis: Axes, picture: np.ndarray) -> None:
+    """Draw (C, H, W) of values in [0, 1]: three channels in colours, others as the grey of their mean."""
+    picture = np.clip(picture.astype(np.float32), 0, 1)
+    image = picture.transpose(1, 2, 0) if len(picture) == 3 else picture.mean(0)
+    axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+
+
+def _stretched(values: np.ndarray) -> np.ndarray:
+    """From the least value, 0, to the greatest, 1."""
+    return (values - values.min()) / max(float(np.ptp(values)), 1e-12)
+
+
+def filter_grid(filters: np.ndarray) -> np.ndarray:
+    """Filters (D, C, h, w) as one image, each normalised to [0, 1] (representation, "ViT input processing convolutions").
+
+    Returns:
+        (3, H, W) of filters of three channels, else (1, H, W), a tile a channel, with white lines between tiles.
+    """
+    tiles = filters if filters.shape[1] == 3 else filters.reshape(-1, 1, *filters.shape[2:])
+    across = int(np.ceil(np.sqrt(len(tiles))))
+    _, channels, height, width = tiles.shape
+    grid = np.ones((channels, (height + 1) * -(-len(tiles) // across) + 1, (width + 1) * across + 1), np.float32)
+    for i, tile in enumerate(tiles):
+        top, left = (i // across) * (height + 1) + 1, (i % across) * (width + 1) + 1
+        grid[:, top : top + height, left : left + width] = _stretched(tile)
+    return grid
+
+
+def neighbours(filters: np.ndarray) -> float:
+    """Correlation of the weights of filters (D, C, h, w) one pixel apart, along both axes, each filter less its mean."""
+    own = filters - filters.mean((2, 3), keepdims=True)
+    products = [(own[..., 1:, :] * own[..., :-1, :]).mean(), (own[..., 1:] * own[..., :-1]).mean()]
+    return float(np.mean(products) / (own**2).mean())

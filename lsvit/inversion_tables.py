@@ -1,0 +1,92 @@
+"""How far the inputs found by inversion are from the originals, as numbers beside the yardstick, and the verdict a layer."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lsvit.inversion_sections import NO_EDIT
+from lsvit.tables import label, write_latex
+
+PATCHES, FIRST, LAYER = "patch_embed", "first ", "layer "  # names of points, or how they begin
+EMBEDDING, INPUT, TOKENS, PIXELS = "embedding_ratio", "input_ratio", "token_ratio", "pixel_correlation"
+MODEL = ["family", "weights", "edit", "order", "optimiser"]
+OPTIMISERS = {"adam": "Adam", "gd": "gradient descent"}
+
+
+def with_ratios(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of inversion.csv with the distances relative to those of the slightly shifted image: columns EMBEDDING, INPUT, TOKENS."""
+    return rows.assign(**{
+        EMBEDDING: rows["embedding_distance"] / rows["yardstick"], INPUT: rows["input_distance"] / rows["input_yardstick"],
+        TOKENS: rows["token_distance"] / rows["token_yardstick"],
+    })  # fmt: skip
+
+
+def inversion_numbers(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row a model and point: mean over seeds and images of the two ratios and the pixel correlation, standard deviation over the
+    seeds' means, the commonest verdict and how many of the `n` inversions have it."""
+    found = []
+    for keys, group in with_ratios(rows).groupby([*MODEL, "point"], sort=False):
+        row: dict[str, Any] = dict(zip([*MODEL, "point"], keys, strict=True))
+        for column in (EMBEDDING, INPUT, PIXELS):
+            seeds = group.groupby("seed")[column].mean()
+            row |= {column: seeds.mean(), f"{column}_std": seeds.std()}
+        commonest = group["verdict"].value_counts()
+        row |= {"verdict": commonest.index[0], "count": commonest.iloc[0], "n": len(group), "seeds": group["seed"].nunique()}
+        found.append(row)
+    return pd.DataFrame(found).round(6)
+
+
+def name_point(point: str) -> str:
+    """A point in words: "patch embedding", "first 4 layers", "layer 4 alone" (counted from 1)."""
+    if point == PATCHES:
+        return "patch embedding"
+    number = int(point.split()[1])
+    if point.startswith(LAYER):
+        return f"layer {number + 1} alone"
+    return f"first {number} layers" if number > 1 else "first layer"
+
+
+def name_model(weights: str, edit: str, order: str) -> str:
+    """Weights, edit and order in words: "trained, without attention"."""
+    edit = edit.replace("pos_embed", "position embedding").replace("patch_embed", "patch embedding").replace("norm1", "first norm")
+    parts = [label(weights), *([edit.replace("+", " and ").replace("with ", "with trained ")] if edit != NO_EDIT else [])]
+    return ", ".join([*parts, *([f"{order} order"] if order != "sequential" else [])])
+
+
+def verdict_table(numbers: pd.DataFrame) -> pd.DataFrame:
+    """What is known of every layer of the models as they are, a row a point."""
+    shown = numbers[numbers["edit"] == NO_EDIT]
+    return pd.DataFrame([
+        {"model": row.family, "weights": name_model(str(row.weights), str(row.edit), str(row.order)), "point": name_point(str(row.point)),
+         "optimiser": OPTIMISERS.get(str(row.optimiser), str(row.optimiser)), "embedding / yardstick": f"{row.embedding_ratio:.3f}",
+         "input / yardstick": f"{row.input_ratio:.2f}", "pixel correlation": f"{row.pixel_correlation:.3f}",
+         "verdict": f"{row.verdict} ({row.count}/{row.n})"} for row in shown.itertuples()
+    ])  # fmt: skip
+
+
+def write_inversion_table(rows: pd.DataFrame, folder: Path, about: dict[str, Any]) -> dict[str, str]:
+    """Write inversion_table: csv (all models), md and tex (models as they are).
+
+    Args:
+        rows: of inversion.csv.
+        folder: to write to.
+        about: inversion.json.
+
+    Returns:
+        Captions by title.
+    """
+    numbers = inversion_numbers(rows)
+    table, seeds = verdict_table(numbers), sorted({int(n) for n in numbers["seeds"]})
+    caption = (
+        f"Inversion. Distances of the found input's output and of the found input itself from the original's, each relative to that of "
+        f"a slightly shifted image (noise of standard deviation {about['sigma']:g}, {about['shifts']} draws); means over "
+        f"{rows['image'].nunique()} validation images and {' or '.join(map(str, seeds))} seeds. Verdict: the commonest of the single "
+        f"inversions, and how many have it. Approximately non-invertible: the output is not met as nearly as the shifted image meets it; "
+        f"non-unique: it is, by an input farther from the original than the shifted image; invertible here: by one as near. "
+        f"Data {', '.join(dict.fromkeys(rows['dataset']))}."
+    )
+    numbers.to_csv(folder / "inversion_table.csv", index=False, lineterminator="\n")
+    (folder / "inversion_table.md").write_text(f"{table.to_markdown(index=False, disable_numparse=True)}\n\n{caption}\n")
+    write_latex(table, caption, "tab:inversion", folder / "inversion_table.tex")
+    return {"Inversion, table": caption}
