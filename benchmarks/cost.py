@@ -20,7 +20,6 @@ from machine import machine, show, write
 from scipy.optimize import nnls
 
 from lsvit.augmentation import Augmentation
-from lsvit.cost import route_work, sampler_work, training_job
 from lsvit.data import Split
 from lsvit.devices import settle
 from lsvit.flops import count_forward, meta_backbone
@@ -35,6 +34,7 @@ from lsvit.shards import Arrays, write_arrow
 from lsvit.sources import SPLITS
 from lsvit.training import TrainingStep, make_optimizer, make_scheduler, train, train_epoch
 from lsvit.weights import build, input_size
+from lsvit.work import route_work, sampler_work, training_job
 
 FILE = Path(__file__).with_suffix(".json")
 REPETITIONS = 5  # after a first one that does not count

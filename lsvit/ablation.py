@@ -90,7 +90,7 @@ def patch_embedding(backbone: Any) -> Any:
 def _part(backbone: Any, part: str) -> Any:
     if part == "patch_embed":
         return patch_embedding(backbone)
-    found = backbone.blocks[0].norm1 if part == "norm1" else getattr(backbone, "pos_embed", None)
+    found = getattr(backbone.blocks[0] if part == "norm1" else backbone, part, None)
     if found is None:
-        raise UserError(f"transplants: found {part!r}, accepted: patch_embed, norm1 ({type(backbone).__name__} has no position embedding)")
+        raise UserError(f"transplants: found {part!r}, accepted: parts that {type(backbone).__name__} has; it has none of that name")
     return found

@@ -73,11 +73,11 @@ def measure(config: ClassImagesConfig, data: Path, weights: Path, judge: Path | 
     model, _, normalise = open_pictured(config, data, weights)
     names, (channels, side) = read_meta(data)["classes"], input_size(model, config.model)
     images = maximise(model, normalise, (channels, side, side), len(names), config.options, config.seed)
-    rows = pd.DataFrame({"class": names, "probability": rate(model, normalise, images, len(names))[0].cpu()})
+    rows = pd.DataFrame({"class": names, "probability": rate(model, normalise, images, len(names))[0].cpu().numpy()})
     if judge is not None:
         other = build(config.model, len(names), config.variant, judge).to(images.device).eval()
         probability, seen = rate(other, normalise, images, len(names))
-        rows = rows.assign(judge_probability=probability.cpu(), judge_sees=[names[i] for i in seen.tolist()])
+        rows = rows.assign(judge_probability=probability.cpu().numpy(), judge_sees=[names[i] for i in seen.tolist()])
     else:
         rows = rows.assign(judge_probability=np.nan, judge_sees="")
     rows.to_csv(folder / INVERSION_ROWS, index=False, float_format="%.6g", lineterminator="\n")

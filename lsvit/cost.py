@@ -6,7 +6,6 @@ process = batches x batch + operations x operation + elements x element + FLOPs 
 """
 
 import heapq
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,22 +14,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lsvit import inversion_jobs
+from lsvit.ablation import ablate
 from lsvit.analysis import BATCH_SIZE
 from lsvit.branches import token_shape
 from lsvit.errors import UserError
-from lsvit.evaluation import cells
 from lsvit.flops import Forward, count_branch, count_forward, count_variant, meta_backbone
 from lsvit.hardware import Hardware, Work
+from lsvit.inversion import make_points
+from lsvit.inversion_sections import Inversion
 from lsvit.jobs import EvalConfig, run_config
-from lsvit.params import BASELINE, Params
+from lsvit.params import BASELINE, TRAINED, Params
 from lsvit.presets import ModelPreset
-from lsvit.routes import ENDED, ORDERS, Sampler, Spec, count_routes, generator, kept_layers, limit, make_sampler, per_sample, training_order
-from lsvit.sections import Analysis, BranchName, Exits, Finetune, Optimisation, Position, Pretrain, PruneEval, Smoothing, Variant
+from lsvit.routes import ORDERS
+from lsvit.sections import Analysis, BranchName, Exits, Finetune, Position, Pretrain, PruneEval, Smoothing, Variant
 from lsvit.smoothing_jobs import Plan
 from lsvit.tables import console
-from lsvit.training import validation_routes
+from lsvit.work import class_images_job, evaluation_job, inversion_job, route_work, sampler_work, training_job, without_heads
 
-STEP = 3  # a training step's FLOPs in forward passes: the backward pass takes two
 PLAIN = Variant(route="sequential")
 NUM_CLASSES = {"cifar100": 100, "imagenet": 1000}  # of sources that have not 10; a folder's are counted as 10 too
 NOTES = (
@@ -40,6 +41,8 @@ NOTES = (
     "compilation or several processes a training change.",
     "prune-eval: one epoch a training; where the two protocols choose different ones, both are evaluated.",
     "smoothing: without the losses themselves, and profiles without the attention scores that are computed again for them.",
+    "inversion: a step that changes an input = 2 forward passes, in time like those of a training; without what is done to the pixels: "
+    "distances, priors, the optimiser; images that run along a route are embedded twice, and count twice.",
     "exits: roughly: early stopping may end every training sooner; frozen layers of layer_wise count as trained, timing does not.",
     "Another machine: `uv run python benchmarks/cost.py` measures it and adds it.",
 )
@@ -50,79 +53,6 @@ PAPER_DATA = {"ImageNet": (1_281_167, 50_000), "CIFAR-100": (50_000, 10_000)}  #
 PAPER_CLASSES, PAPER_EPOCHS = {"ImageNet": 1000, "CIFAR-100": 100}, {"ImageNet": (20, 1), "CIFAR-100": (100, 20)}  # others, baseline
 PAPER_MODELS = {"ViT-B/16": "vit_base_patch16_224", "DeiT-B dist.": "deit_base_distilled_patch16_224"}
 PAPER_POSITIONS: dict[str, dict] = {BASELINE: {}, "LS": {}, "LS-pos": {"encode": {"dim": 32}}, "LS-pred": {"predict": {}}}
-
-
-def without_heads(variant: Variant) -> Variant:
-    """The variant where neither its exits nor its position predictions are read."""
-    return variant.model_copy(update={"exits": None, "position": variant.position.model_copy(update={"predict": None})})
-
-
-def mean_length(spec: Spec, num_layers: int) -> float:
-    """Layers that a sampler's routes execute on average; only LayerDrop's differ in length."""
-    if isinstance(spec, dict) and "drop" in spec:
-        rate = spec["drop"] * (num_layers + 1) / (2 * num_layers) if spec.get("schedule") == "linear" else spec["drop"]
-        return num_layers * (1 - rate)
-    return len(make_sampler(spec)(generator("samples", 0), num_layers))
-
-
-def group_calls(sampler: Sampler, num_layers: int, samples: int) -> float:
-    """Block calls of a batch whose samples run along routes of their own: at each depth one per layer that any runs next."""
-    routes = per_sample(sampler, generator("samples", 0), num_layers, samples)
-    return sum(len(np.unique(column[column != ENDED])) for column in routes.T)
-
-
-@cache
-def _sampler_calls(spec: str, num_layers: int, samples: int) -> float:
-    return group_calls(make_sampler(json.loads(spec)), num_layers, samples)
-
-
-def route_work(
-    model: Forward, images: int, batch_size: int, length: float, calls: float | None = None, training: bool = False
-) -> Work:  # fmt: skip
-    """The work of `images` along routes of `length` layers; `calls` of blocks a batch, by default one a layer."""
-    batches = math.ceil(images / batch_size)
-    operations = batches * (model.outside + (length if calls is None else calls) * model.block)[0]
-    _, elements, flops = images * (model.outside + length * model.block)
-    return Work(training, images, batches, float(operations), float(elements), float(flops) * (STEP if training else 1))
-
-
-def sampler_work(model: Forward, spec: Spec, images: int, batch_size: int, training: bool = False) -> Work:
-    """A pass in which every sample runs along a route of its own."""
-    calls = _sampler_calls(json.dumps(spec), model.num_layers, min(batch_size, images))
-    return route_work(model, images, batch_size, mean_length(spec, model.num_layers), calls, training)
-
-
-def training_job(model: Forward, variant: Variant, options: Optimisation, train: int, validation: int, heldout: int) -> list[Work]:
-    """One training: epochs of complete batches, each validated in every order, the held-out images in one."""
-    images = min(train, options.images or train) // options.batch_size * options.batch_size
-    if variant.per == "sample":
-        epoch = [sampler_work(model, variant.route, images, options.batch_size, training=True)]
-    else:
-        epoch = [route_work(model, images, options.batch_size, mean_length(variant.route, model.num_layers), training=True)]
-    batch_size = options.validation_batch_size
-    routes = validation_routes(model.num_layers, math.ceil(validation / batch_size), variant.route)
-    lengths, own = {order: len(drawn[0]) for order, drawn in routes.items()}, training_order(variant.route)
-    asked = lengths if options.validation_orders == "all" else (own,)
-    epoch += [route_work(model, validation, batch_size, lengths[order]) for order in asked]
-    epoch += [route_work(model, heldout, batch_size, lengths[own])] if heldout else []
-    return epoch * options.epochs
-
-
-def evaluation_job(model: Forward, config: EvalConfig, validation: int) -> list[Work]:
-    """One model in every cell, as `evaluate_cell` runs it, and under every sampler that fits."""
-    options, num_layers, batch_size = config.options, model.num_layers, config.options.batch_size
-    part = min(validation, options.images or validation)
-    job: list[Work] = []
-    for keep in cells(num_layers, config):
-        for order in ORDERS:
-            found = count_routes(num_layers, keep, order)
-            exhaustive, passes = found <= options.orders, min(found, options.orders)
-            images = validation if exhaustive or (options.per != "sample" and keep == num_layers) else part
-            job += [route_work(model, images, batch_size, keep)] * (1 if options.per == "batch" and not exhaustive else passes)
-            if options.per == "sample" and not exhaustive:
-                calls = group_calls(kept_layers(keep, order), num_layers, min(batch_size, validation))
-                job.append(route_work(model, validation, batch_size, keep, calls))
-    return job + [sampler_work(model, spec, validation, batch_size) for spec in options.samplers if limit(spec, num_layers) is None]
 
 
 class Stage(NamedTuple):
@@ -184,7 +114,7 @@ def stages(params: Params) -> list[Stage]:
     for variant in map(params.all_variants.__getitem__, options.variants):
         analysed += [count_variant(backbone, preset, without_heads(variant))] * seeds
     found.append(Stage("analysis", "", [[sampler_work(each, "arbitrary", options.images, BATCH_SIZE)] for each in analysed]))
-    return [*found, *exit_stages(params, backbone, sizes), *smoothing_stages(params, sizes)]
+    return [*found, *exit_stages(params, backbone, sizes), *smoothing_stages(params, sizes), *inversion_stages(params, sizes)]
 
 
 def smoothing_stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
@@ -209,6 +139,38 @@ def smoothing_stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]
         profiles += [[sampler_work(forward, order, images, batch_size)] for order in ORDERS]
     rows = [Stage("smoothing", f"{depth} layers", jobs, tuning.threads) for depth, jobs in found.items()]
     return [*rows, Stage("smoothing", "profiles", profiles)]
+
+
+def inversion_stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
+    """Stage inversion: the trainings from scratch, if there are any, the inversions and the class images.
+
+    Raises:
+        UserError: timm does not know a family's model, or its blocks are of a kind that parts cannot be taken out of.
+    """
+    plan, tuning = inversion_jobs.Plan(params), params.scratch_training(Inversion)
+    options, subjects, classes = plan.options, plan.subjects(), NUM_CLASSES.get(params.dataset_preset.source, 10)
+    counted: dict[tuple[Any, ...], Forward] = {}
+
+    def count(subject: inversion_jobs.Subject) -> Forward:
+        key = subject.preset.model_dump_json(), subject.variant.model_dump_json(), subject.ablation
+        if key not in counted:
+            backbone = meta_backbone(subject.preset, classes)
+            if subject.ablation:
+                ablate(backbone, subject.ablation)
+            counted[key] = count_variant(backbone, subject.preset, without_heads(subject.variant))
+        return counted[key]
+
+    trained = [subject for subject in subjects if subject.weights == TRAINED and not plan.is_own(subject.family)]
+    trainings = [training_job(count(subject), PLAIN, tuning, *sizes) for subject in trained]
+    inversions = []
+    for subject, optimiser, order in plan.inverted(subjects):
+        model = count(subject)
+        points = make_points(model.num_layers, options.depths, subject.alone(order), order, options.images, (options.seed, subject.seed))
+        inversions.append(inversion_job(model, points.routes.numpy(), options, options.optimisers[optimiser]))
+    judged = plan.judged(subjects)
+    class_images = [class_images_job(count(subject), classes, options.class_images, judge is not None) for subject, judge in judged]
+    rows = [Stage("inversion", "inversions", inversions), Stage("inversion", "class images", class_images)]
+    return [*([Stage("inversion", "trainings", trainings, tuning.threads)] if trainings else []), *rows]
 
 
 def exit_stages(params: Params, backbone: Any, sizes: tuple[int, int, int]) -> list[Stage]:

@@ -51,9 +51,10 @@ class Work(NamedTuple):
     batches: int
     operations: float
     elements: float
-    flops: float  # of training steps, if `training`
+    flops: float  # of whole steps, if there is a backward pass
+    to_input: bool = False  # each pass is followed by a backward pass to the input alone
 
     def seconds(self, hardware: Hardware) -> float:
         """Time on this hardware."""
-        speed = hardware.training if self.training else hardware.evaluation
+        speed = hardware.training if self.training or self.to_input else hardware.evaluation
         return self.batches * speed.batch + self.operations * speed.operation + self.elements * speed.element + self.flops / speed.rate

@@ -33,7 +33,7 @@ class Points(NamedTuple):
     routes: Tensor  # (points * images, L), a route each, padded with -1; all images of a point lie together
 
 
-def make_points(num_layers: int, depths: list[int] | None, alone: bool, order: Order, images: int, seed: int) -> Points:
+def make_points(num_layers: int, depths: list[int] | None, alone: bool, order: Order, images: int, seeds: tuple[int, int]) -> Points:
     """The patch embedding, the first layers of a route, and layers alone (representation: "the first l blocks", "only that encoder").
 
     Args:
@@ -42,10 +42,10 @@ def make_points(num_layers: int, depths: list[int] | None, alone: bool, order: O
         alone: each of these numbers' last layer alone, too: right behind the embedding.
         order: of the layers; in arbitrary order every image has an order of its own.
         images: how many.
-        seed: of the orders.
+        seeds: of the orders.
     """
     chosen = sorted({d for d in depths or (1, num_layers // 3, 2 * num_layers // 3, num_layers) if 1 <= d <= num_layers})
-    draw = generator("inversion", seed)
+    draw = generator("profiles", *seeds)
     orders = [tuple(range(num_layers)) if order == "sequential" else arbitrary(draw, num_layers) for _ in range(images)]
     found: list[tuple[str, int, list[Route]]] = [("patch_embed", 0, [()] * images)]
     found += [(f"first {depth}", depth, [own[:depth] for own in orders]) for depth in chosen]
@@ -79,8 +79,9 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 def correlation(a: Tensor, b: Tensor) -> Tensor:
     """Pearson's correlation of the pixels of two images: (B, C, H, W) -> (B,); 0 where one of them has no variation."""
-    a, b = ((x - x.mean(1, keepdim=True)) for x in (a.flatten(1), b.flatten(1)))
-    return torch.nn.functional.cosine_similarity(a, b, dim=1)
+    a, b = a.flatten(1), b.flatten(1)
+    varies = (a != a[:, :1]).any(1) & (b != b[:, :1]).any(1)  # else what rounding leaves would correlate
+    return varies * torch.nn.functional.cosine_similarity(a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True), dim=1)
 
 
 def total_variation(images: Tensor) -> Tensor:
@@ -231,7 +232,7 @@ def measure(
     if config.ablation:
         ablate(backbone, config.ablation)
     images = pixels(split, torch.from_numpy(split.subset(options.images)), config, data)
-    points = make_points(model.num_layers, options.depths, config.alone, config.order, len(images), config.seed)
+    points = make_points(model.num_layers, options.depths, config.alone, config.order, len(images), (options.seed, config.seed))
     count, (_, *shape) = len(points.names), images.shape
     everything = images.repeat(count, 1, 1, 1)
     start = noise((len(images), *shape), options.seed).to(images.device).repeat(count, 1, 1, 1)

@@ -57,6 +57,10 @@ class Subject(NamedTuple):
             return f"without {'+'.join(self.ablation)}"
         return f"with {'+'.join(self.transplant)}" if self.transplant else NO_EDIT
 
+    def alone(self, order: Order) -> bool:
+        """Whether its layers are inverted alone, too."""
+        return order == "sequential" and self.edit == NO_EDIT
+
     def __str__(self) -> str:
         edit = "" if self.edit == NO_EDIT else f" {self.edit}"
         return f"{self.family} {self.weights}{edit} seed {self.seed}"
@@ -115,18 +119,23 @@ class Plan:
     def _digest(self, file: Path | None) -> str | None:
         return self.digest(file) if file else None
 
-    def models(self, trainings: dict[tuple[str, int], Job]) -> list[Subject]:
-        """Every family trained and untrained, once a seed; one whose starting weights are given, once."""
+    def subjects(self) -> list[Subject]:
+        """Every family trained and untrained, once a seed; one whose starting weights are given, once. Without files."""
         found = []
         for family in self.options.families:
             preset = self.params.family_preset(family)
             for seed in self.seeds[:1] if self.is_own(family) else self.seeds:
-                if self.is_own(family):
-                    file = starting_weights(self.pretrained)
-                else:
-                    file = trainings[family, seed].folder / weights_file(self.judge)
-                found += [Subject(family, TRAINED, preset, seed, file=file), Subject(family, UNTRAINED, preset, seed)]
+                found += [Subject(family, TRAINED, preset, seed), Subject(family, UNTRAINED, preset, seed)]
         return found
+
+    def models(self, trainings: dict[tuple[str, int], Job]) -> list[Subject]:
+        """The subjects with the files of their weights."""
+        return [self._with_file(subject, trainings) if subject.weights == TRAINED else subject for subject in self.subjects()]
+
+    def _with_file(self, subject: Subject, trainings: dict[tuple[str, int], Job]) -> Subject:
+        if self.is_own(subject.family):
+            return subject._replace(file=starting_weights(self.pretrained))
+        return subject._replace(file=trainings[subject.family, subject.seed].folder / weights_file(self.judge))
 
     def refined(self) -> list[Subject]:
         """The variants of params.yaml that are looked into, and the chosen model untrained beside them, once a seed."""
@@ -150,22 +159,27 @@ class Plan:
                 found += [model._replace(transplant=tuple(parts), donor=donor) for parts in kinds]
         return found
 
-    def inversions(self, models: Sequence[Subject]) -> list[Task]:
-        """Models as they are, also each layer alone; variants in both orders; edited models. The first family also under the other
-        optimisers, which come first: they take longest."""
+    def inverted(self, models: Sequence[Subject]) -> list[tuple[Subject, str, Order]]:
+        """What is inverted, under which optimiser, along routes in which order: models as they are, also each layer alone; variants in
+        both orders; edited models. The first family also under the other optimisers, which come first: they take longest."""
         main, *others = self.options.optimisers
         family = next(iter(self.options.families))
-        tasks = [self._inversion(model, name) for name in others for model in models if model.family == family]
-        tasks += [self._inversion(model, main) for model in models]
-        tasks += [self._inversion(model, main, order) for model in self.refined() for order in ORDERS]
-        tasks += [self._inversion(model, main) for model in self.edited(models)]
-        return list({task.job.title: task for task in tasks}.values())  # the chosen model may be a family too
+        found: list[tuple[Subject, str, Order]] = []
+        found += [(model, name, "sequential") for name in others for model in models if model.family == family]
+        found += [(model, main, "sequential") for model in models]
+        found += [(model, main, order) for model in self.refined() for order in ORDERS]
+        found += [(model, main, "sequential") for model in self.edited(models)]
+        return list({(str(each[0]), *each[1:]): each for each in found}.values())  # the chosen model may be a family too
 
-    def _inversion(self, subject: Subject, optimiser: str, order: Order = "sequential") -> Task:
+    def inversions(self, models: Sequence[Subject]) -> list[Task]:
+        """The jobs of what is inverted."""
+        return [self._inversion(*each) for each in self.inverted(models)]
+
+    def _inversion(self, subject: Subject, optimiser: str, order: Order) -> Task:
         measure = InversionMeasure.model_validate(self.options.model_dump(include=set(InversionMeasure.model_fields)))
         config = InversionConfig(
             **self._run(f"{subject.family}_{subject.weights}", subject.variant, subject.file, subject.preset),
-            options=measure, descent=self.options.optimisers[optimiser], alone=order == "sequential" and subject.edit == NO_EDIT,
+            options=measure, descent=self.options.optimisers[optimiser], alone=subject.alone(order),
             order=order, ablation=list(subject.ablation), transplant=list(subject.transplant),
             donor_sha256=self._digest(subject.donor), seed=subject.seed,
         )  # fmt: skip
@@ -173,13 +187,19 @@ class Plan:
         name = f"{subject}, {optimiser}" + ("" if order == "sequential" else f", {order}")
         return Task(subject, order, optimiser, Job(name, "lsvit.inversion:measure", config, inputs))
 
-    def class_images(self, models: Sequence[Subject]) -> list[Task]:
-        """Class-maximising inputs of trained models and variants, shown to the next seed's training of the same kind."""
-        trained = [model for model in (*models, *self.refined()) if model.weights != UNTRAINED]
-        found = []
+    def judged(self, models: Sequence[Subject]) -> list[tuple[Subject, Subject | None]]:
+        """Trained models and variants, each with the next seed's training of the same kind, if there is one."""
+        trained, found = [model for model in (*models, *self.refined()) if model.weights != UNTRAINED], []
         for model in trained:
-            kin = [other.file for other in trained if (other.family, other.weights) == (model.family, model.weights)]
-            judge = kin[(kin.index(model.file) + 1) % len(kin)] if len(kin) > 1 else None
+            kin = [other for other in trained if (other.family, other.weights) == (model.family, model.weights)]
+            found.append((model, kin[(kin.index(model) + 1) % len(kin)] if len(kin) > 1 else None))
+        return found
+
+    def class_images(self, models: Sequence[Subject]) -> list[Task]:
+        """Class-maximising inputs of trained models and variants, shown to their judges."""
+        found = []
+        for model, other in self.judged(models):
+            judge = other.file if other else None
             run = self._run(f"{model.family}_{model.weights}", model.variant, model.file, model.preset)
             config = ClassImagesConfig(**run, options=self.options.class_images, judge_sha256=self._digest(judge), seed=model.seed)
             inputs = {"data": self.data, "weights": model.file, "judge": judge}

@@ -100,12 +100,10 @@ class InversionFigures(Figures):
         found = [self.gallery.find(family=f, edit=NO_EDIT, optimiser=self.main, order="sequential") for f in self.families]
         shown = [each for family in found for each in family]
         points = list(dict.fromkeys(str(point) for _, arrays in shown for point in arrays["points"]))
-        images = min(2, len(shown[0][1]["originals"]))
         table = []
-        for image in range(images):
-            for keys, arrays in shown:
-                pictures = [(arrays["originals"][image], "original"), *self._row(rows, keys, arrays, image, points)]
-                table.append((f"{keys['family']}\n{keys['weights']}", pictures))
+        for keys, arrays in shown:
+            pictures = [(arrays["originals"][0], "original"), *self._row(rows, keys, arrays, 0, points)]
+            table.append((f"{keys['family']}\n{keys['weights']}", pictures))
         self._pictures("inversion_depth", table, ["", *(_head(point) for point in points)])
         return (
             f"Inputs found for the states of models as they are: behind the patch embedding, after the first layers, and after one layer "
@@ -217,18 +215,18 @@ class InversionFigures(Figures):
         )
 
     def filters(self) -> str:
-        """Patch-embedding filters as images, untrained beside trained, a row a family. Returns the caption."""
+        """Patch-embedding filters as images, untrained above trained, a column a family. Returns the caption."""
         found = {family: self.gallery.find(family=family, edit=NO_EDIT, optimiser=self.main) for family in self.gallery.families}
         models = [(family, {keys["weights"]: arrays["filters"] for keys, arrays in own}) for family, own in found.items()]
         panels = [(family, own) for family, own in models if UNTRAINED in own and len(own) > 1]
         weights = [[UNTRAINED, next(name for name in own if name != UNTRAINED)] for _, own in panels]
-        figure, axes = self._figure(1, nrows=len(panels), ncols=2)
-        figure.set_size_inches(2 * self.size.column_width, 1.0 * self.size.column_width * len(panels))
-        for line, (family, own), pair in zip(axes, panels, weights, strict=True):
-            for axis, name in zip(line, pair, strict=True):
+        figure, axes = self._figure(1, nrows=2, ncols=len(panels))
+        figure.set_size_inches(1.7 * len(panels), 4)
+        for column, (family, own), pair in zip(axes.T, panels, weights, strict=True):
+            for axis, name in zip(column, pair, strict=True):
                 axis.set_axis_off()
                 _show(axis, filter_grid(own[name]))
-                axis.set_title(f"{family}, {label(name)}: neighbouring weights correlate by {neighbours(own[name]):.2f}")
+                axis.set_title(f"{family}, {label(name)}: {neighbours(own[name]):.2f}")
         self._save(figure, "patch_filters")
         return (
             f"Filters of the patch embedding, untrained and trained, each from its least to its greatest weight; models that read neither "
@@ -268,9 +266,9 @@ class InversionFigures(Figures):
         count = shown["seed"].nunique()
         return (
             f"What layers keep of their input: distance of the tokens of the found input from those of the original, relative to a "
-            f"slightly shifted image's (dotted), after the first layers of the original order and of arbitrary ones (a random order for each of "
-            f"{shown['image'].nunique()} images), and after one layer alone. Lower keeps more. Mean over {count} seed{'s' * (count > 1)}; "
-            f"bars: standard deviation over the seeds. {self._how()} {self.names}."
+            f"slightly shifted image's (dotted), after the first layers of the original order and of arbitrary ones (a random order "
+            f"for each of {shown['image'].nunique()} images), and after one layer alone. Lower keeps more. Geometric mean over "
+            f"{count} seed{'s' * (count > 1)}; bars: standard deviation of the logarithm over the seeds. {self._how()} {self.names}."
         )
 
     def _how(self) -> str:
@@ -287,8 +285,10 @@ class InversionFigures(Figures):
 
 
 def _along(axis: Axes, rows: pd.DataFrame, column: str, style: dict[str, Any]) -> Any:
-    seeds = rows.groupby([column, "seed"])[TOKENS].mean().groupby(column).agg(["mean", "std"]).fillna({"std": 0})
-    return axis.errorbar(seeds.index, seeds["mean"], seeds["std"], linewidth=1, **style)
+    """A line with bars, mean and standard deviation over the seeds of the logarithm."""
+    seeds = np.log(rows.groupby([column, "seed"])[TOKENS].mean()).groupby(column).agg(["mean", "std"]).fillna({"std": 0})
+    middle, low, high = (np.exp(seeds["mean"] + sign * seeds["std"]) for sign in (0, -1, 1))
+    return axis.errorbar(seeds.index, middle, (middle - low, high - middle), linewidth=1, **style)
 
 
 def _head(point: str) -> str:

@@ -33,6 +33,9 @@ BASELINE, COUNTING, SCRATCH, TRAINED, UNTRAINED = "baseline", "counting", "scrat
 TAKEN = (BASELINE, "pretrained", COUNTING, SCRATCH, TRAINED, UNTRAINED)  # names of models in results/ that are no variants
 
 
+MIXERS = ("mixer_", "gmixer_", "resmlp_", "gmlp_")  # how timm's names of models without a position embedding begin
+
+
 class Value(NamedTuple):
     """An effective value and the place in params.yaml it comes from."""
 
@@ -135,7 +138,7 @@ class Params(Section):
         own = self.resolve(Inversion).families[name].model_dump()
         if own["timm"] is None:
             return self.model_preset
-        return self._resolved(ModelPreset, {key: Value(value, f"{source}.{name}") for key, value in (own | {"weights": "scratch"}).items()})
+        return self._resolved(ModelPreset, {key: Value(value, f"{source}.families.{name}") for key, value in (own | {"weights": "scratch"}).items()})
 
     @staticmethod
     def _resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
@@ -230,12 +233,15 @@ class Params(Section):
 
     def _check_inversion(self, inversion: Inversion, file: str) -> None:
         """Checks of the models of stage inversion. Raises UserError as :meth:`check` does."""
-        for name in inversion.families:
-            self.family_preset(name)
+        presets = {name: self.family_preset(name) for name in inversion.families}
         for key in ("ablations", "transplants"):
             for name in getattr(inversion, key):
                 if name not in inversion.families:
                     raise UserError(f"{file}: inversion.{key}: found {name!r}, {accepted(name, inversion.families)}")
+        for name, kinds in inversion.transplants.items():
+            if presets[name].timm.startswith(MIXERS) and any("pos_embed" in parts for parts in kinds):
+                raise UserError(f"{file}: inversion.transplants.{name}: found 'pos_embed', accepted: patch_embed, norm1 "
+                                f"({presets[name].timm} has no position embedding)")  # fmt: skip
 
     def check_sizes(self, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
         """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
@@ -256,6 +262,12 @@ class Params(Section):
             training = self.scratch_training(Smoothing)
             used = min(train, training.images or train)
             limits += [("smoothing.training.batch_size", training.batch_size, used, f"{used} training images are used")]
+        inversion = self.resolve(Inversion)
+        limits += [("inversion.images", inversion.images, validation, f"{self.dataset!r} uses {validation} validation images")]
+        if any(family.timm for family in inversion.families.values()):
+            training = self.scratch_training(Inversion)
+            used = min(train, training.images or train)
+            limits += [("inversion.training.batch_size", training.batch_size, used, f"{used} training images are used")]
         _at_most(limits, file)
 
     def check_layers(self, num_layers: int, file: str = "params.yaml") -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,37 +12,31 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
+from lsvit import class_images, inversion
+from lsvit.ablation import ablate
 from lsvit.analysis import record
 from lsvit.branches import token_shape
 from lsvit.cli import app
-from lsvit.cost import (
-    NUM_CLASSES,
-    STEP,
-    Stage,
-    estimate,
-    format_flops,
-    format_seconds,
-    mean_length,
-    paper_stages,
-    route_work,
-    stages,
-)
+from lsvit.cost import NUM_CLASSES, Stage, estimate, format_flops, format_seconds, paper_stages, stages
 from lsvit.data import read_meta
 from lsvit.errors import UserError
 from lsvit.evaluation import evaluate
 from lsvit.flops import FLOPS, Forward, count_branch, count_forward, meta_backbone
 from lsvit.hardware import Hardware, Speed, Work, known_hardware
-from lsvit.jobs import EvalConfig, TrainConfig, run_config
+from lsvit.inversion_jobs import Plan
+from lsvit.inversion_sections import Inversion
+from lsvit.jobs import ClassImagesConfig, EvalConfig, InversionConfig, TrainConfig, run_config
 from lsvit.models import RoutedModel
 from lsvit.params import Params
 from lsvit.prepare import prepare
 from lsvit.presets import SIZES, DatasetPreset, ModelPreset
-from lsvit.routes import arbitrary, drop, generator
+from lsvit.routes import Order, arbitrary, drop, generator
 from lsvit.runs import open_model, open_split
 from lsvit.sections import Encode, ExitHeads, Finetune, Position, Predict, PruneEval, Recipe, Variant
 from lsvit.sources import CLASSES, read_digits
 from lsvit.training import train
 from lsvit.weights import save_weights
+from lsvit.work import STEP, mean_length, route_work
 from tests.conftest import PICO, ROOT
 from tests.test_models import FAMILIES
 
@@ -116,6 +111,14 @@ def small(params: Params, pico: ModelPreset) -> Params:
     }  # fmt: skip
     smoothing = {"depths": [2, 3], "removed": ["drop_path"], "recipe": Recipe(drop_path=0.1), "talking_heads": [2], "seeds": 1,
                  "kwargs": {}, "training": options, "images": 30, "batch_size": 20, "variants": ["baseline", "ls_pred"]}  # fmt: skip
+    mixer = {"timm": "mixer_custom", "kwargs": {"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "num_blocks": 3}}
+    inversion = {
+        "families": {"pico": {}, "mixer": mixer}, "training": options, "images": 2, "depths": None, "shifts": 3, "records": 2,
+        "optimisers": {"adam": {"method": "adam", "lrs": [0.1], "steps": 5, "blur": 0.5, "total_variation": 0.1},
+                       "gd": {"method": "gd", "lrs": [0.03, 0.1], "steps": 4}},
+        "ablations": {"pico": [["attention"]]}, "transplants": {"mixer": [["patch_embed"]]}, "variants": ["baseline", "refit_3"],
+        "class_images": params.inversion.class_images.model_copy(update={"steps": 6}),
+    }  # fmt: skip
     return params.model_copy(update={
         "dataset": "bars", "datasets": {"bars": DatasetPreset(source="embedded", train=96, validation=40, heldout=16)},
         "model": "pico", "models": {"pico": pico}, "seeds": [0, 1], "variants": variants,
@@ -123,28 +126,34 @@ def small(params: Params, pico: ModelPreset) -> Params:
         "prune_eval": params.prune_eval.model_copy(update=evaluation),
         "analysis": params.analysis.model_copy(update={"images": 30, "layer": 2, "variants": ["ls"]}),
         "exits": params.exits.model_copy(update=exits), "smoothing": params.smoothing.model_copy(update=smoothing),
+        "inversion": Inversion.model_validate(params.inversion.model_dump() | inversion),
     })  # fmt: skip
 
 
 class Spy:
-    """Counts what real models are asked to do."""
+    """Counts what real models are asked to do; of a backward pass through a model that is not trained, to its input, the images again."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.images = {True: 0, False: 0}
-        self.batches, self.calls, self.layers = 0, 0, 0
-        tokens, step = RoutedModel.tokens, RoutedModel._step
+        self.images, self.batches = {True: 0, False: 0}, 0
+        self.outside, self.blocks = Counter[str](), Counter[str]()
+        embed, step = RoutedModel.embed, RoutedModel._step
 
-        def count_tokens(model: RoutedModel, images: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        def count(run: Counter[str], model: RoutedModel, out: torch.Tensor) -> None:
+            run.update(calls=1, images=len(out))
+            if out.requires_grad and not model.training:
+                out.register_hook(lambda gradient: run.update(images=len(gradient)))
+
+        def count_embed(model: RoutedModel, images: torch.Tensor) -> torch.Tensor:
             self.images[model.training] += len(images)
             self.batches += 1
-            return tokens(model, images, *args, **kwargs)
+            count(self.outside, model, out := embed(model, images))
+            return out
 
         def count_step(model: RoutedModel, before: torch.Tensor, *args: Any) -> torch.Tensor:
-            self.calls += 1
-            self.layers += len(before)
-            return step(model, before, *args)
+            count(self.blocks, model, out := step(model, before, *args))
+            return out
 
-        monkeypatch.setattr(RoutedModel, "tokens", count_tokens)
+        monkeypatch.setattr(RoutedModel, "embed", count_embed)
         monkeypatch.setattr(RoutedModel, "_step", count_step)
 
     def check(self, job: list[Work], model: Forward, rel: float) -> None:
@@ -152,9 +161,9 @@ class Spy:
         for training, images in self.images.items():
             assert sum(work.images for work in job if work.training == training) == images
         assert sum(work.batches for work in job) == self.batches
-        operations = self.batches * model.outside[0] + self.calls * model.block[0]
+        operations = self.outside["calls"] * model.outside[0] + self.blocks["calls"] * model.block[0]
         assert sum(work.operations for work in job) == pytest.approx(operations, rel=rel)
-        flops = sum(self.images.values()) * model.outside[FLOPS] + self.layers * model.block[FLOPS]
+        flops = self.outside["images"] * model.outside[FLOPS] + self.blocks["images"] * model.block[FLOPS]
         assert sum(work.flops / (STEP if work.training else 1) for work in job) == pytest.approx(flops, rel=rel)
 
 
@@ -208,6 +217,43 @@ def test_counts_of_the_analysis_are_those_of_a_real_one(small: Params, bars: Pat
     spy.check(job, counted, 1e-9)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [("trained", "none", "gd", "sequential"), ("untrained", "none", "adam", "sequential"), ("refit_3", "none", "adam", "arbitrary"),
+     ("trained", "without attention", "adam", "sequential")],
+)  # fmt: skip
+def test_counts_of_inversions_are_those_of_real_ones(
+    asked: tuple[str, str, str, Order], small: Params, bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(small, bars)
+    found = plan.inverted(plan.subjects())
+    position = [(subject.weights, subject.edit, optimiser, order) for subject, optimiser, order in found].index(asked)
+    subject, optimiser, order = found[position]
+    backbone = meta_backbone(small.model_preset, 10)
+    if subject.ablation:
+        ablate(backbone, subject.ablation)
+    model = count_forward(backbone, small.model_preset)
+    job, spy = job_of(small, "inversion", "inversions", position), Spy(monkeypatch)
+    config = plan._inversion(subject._replace(file=None, donor=None), optimiser, order).job.config
+    assert isinstance(config, InversionConfig)
+    inversion.measure(config, bars, None, None, tmp_path, lambda event: None)
+    spy.check(job, model, 1e-9)
+
+
+@pytest.mark.parametrize(("position", "judged"), [(0, False), (3, True)])  # the chosen model, of which there is one; the baseline
+def test_counts_of_class_images_are_those_of_real_ones(
+    position: int, judged: bool, small: Params, bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_config(small, "baseline", small.baseline, read_meta(bars)["sha256"], None)
+    config = ClassImagesConfig(**run, options=small.inversion.class_images, judge_sha256=None, seed=0)
+    weights = tmp_path / "weights.safetensors"
+    save_weights(open_model(config, bars, None)[0], weights)
+    model = count_forward(meta_backbone(small.model_preset, 10), small.model_preset)
+    job, spy = job_of(small, "inversion", "class images", position), Spy(monkeypatch)
+    class_images.measure(config, bars, weights, weights if judged else None, tmp_path, lambda event: None)
+    spy.check(job, model, 1e-9)
+
+
 def test_stages_and_their_jobs(small: Params) -> None:
     found = {f"{stage.part} {stage.name}".strip(): len(stage.jobs) for stage in stages(small)}
     trained = {f"finetune {name}": 2 for name in small.all_variants}
@@ -217,10 +263,18 @@ def test_stages_and_their_jobs(small: Params) -> None:
     counting = {"classifier_wise": 1 + 2 * 2 * 3, "end_to_end": whole["end_to_end"]}
     exits |= {f"exits counting, {strategy}": jobs for strategy, jobs in counting.items()}
     smoothing = {"smoothing 3 layers": 8, "smoothing 2 layers": 8 + 2 + 1, "smoothing profiles": 19 + 2 * 2 * 2}
-    assert found == {"pretrain": 1, **trained, "prune-eval": 7 * 2, "analysis": 1 + 2, **exits, **smoothing}
+    looked_into = 2 + 2 * 2  # trained and untrained: the chosen model once, the mixer of two seeds
+    refined = 2 * (2 * 2 + 2) - 1  # in both orders: two variants, and the chosen model untrained, which is a family, too
+    edited = 2 + 2  # the chosen model without attention, untrained mixers with a trained part
+    inversion = {"inversion trainings": 2, "inversion inversions": 2 + looked_into + refined + edited}
+    inversion |= {"inversion class images": 1 + 2 + 2 * 2}
+    assert found == {"pretrain": 1, **trained, "prune-eval": 7 * 2, "analysis": 1 + 2, **exits, **smoothing, **inversion}
     chosen = small.exits.model_copy(update={"strategies": ["layer_wise"], "counting_strategies": [], "seeds": None})
     only = [stage for stage in stages(small.model_copy(update={"exits": chosen})) if stage.part == "exits"]
     assert [(stage.name, len(stage.jobs)) for stage in only] == [("layer_wise", 2 * whole["layer_wise"])]
+    untrained = Inversion.model_validate(small.inversion.model_dump() | {"families": {"pico": {}}, "transplants": {}})
+    rows = [stage.name for stage in stages(small.model_copy(update={"inversion": untrained})) if stage.part == "inversion"]
+    assert rows == ["inversions", "class images"]
     tagged = "vit_tiny_patch16_224.augreg_in21k"
     hub = {"models": {"pico": small.model_preset.model_copy(update={"weights": "hub", "timm": tagged})}}  # counted without the weights
     assert stages(small.model_copy(update=hub))[0].name == "baseline"
@@ -264,6 +318,27 @@ def test_work_of_smoothing(small: Params) -> None:
     assert talking == pytest.approx(3 * 64 * 2 * 2 * 2 * 5 * 5 * 2 * 2)  # layers x mixes x FLOPs x tokens^2 x heads^2
     first, *_, last = jobs["profiles"]
     assert [(work.training, work.images, work.batches) for work in (*first, *last)] == [(False, 30, 2)] * 2
+
+
+def test_work_of_inversion(small: Params) -> None:
+    """Of 2 images: the embedding, the states after 1, 2 and 3 of 3 layers, and each of them alone; 3 passes for the embedding of
+    originals and found, 3 + 2 for the yardstick and the target, 5 steps of forward and backward, and a last pass."""
+    preset = small.family_preset("mixer")
+    model = count_forward(meta_backbone(preset, 10), preset)
+    jobs = {stage.name: stage.jobs for stage in stages(small) if stage.part == "inversion"}
+    first = jobs["trainings"][0][0]
+    whole = (model.outside + 3 * model.block)[FLOPS]
+    assert (first.training, first.images, first.flops) == (True, 64, pytest.approx(3 * 64 * whole))
+    plan = Plan(small)
+    mixer = [subject.family for subject, _, _ in plan.inverted(plan.subjects())].index("mixer")
+    job = jobs["inversions"][mixer]
+    embedded, layers = 7 * 2 + 6 * 2, (1 + 2 + 3 + 1 + 1 + 1) * 2
+    passes = (3 + 2) + 2 * 5 + 1
+    flops = (passes * embedded + (3 + 3) * 7 * 2) * model.outside + passes * layers * model.block
+    assert sum(work.flops for work in job) == pytest.approx(flops[FLOPS])
+    assert sum(work.images for work in job) == (5 + 5 + 1) * embedded + 6 * 7 * 2
+    assert sum(work.batches for work in job) == 2 * (5 + 5 + 1) + 6
+    assert [sum(work.images for work in job) for job in jobs["class images"]] == [10 * 7, *[10 * 8] * 6]
 
 
 def test_a_variants_own_exits_are_trained_and_evaluated_with_it(small: Params) -> None:
@@ -312,6 +387,7 @@ def test_seconds_and_processes_side_by_side() -> None:
     training, evaluation = Work(True, 1, 3, 2, 4, 10), Work(False, 1, 9, 9, 9, 7)
     assert training.seconds(hardware()) == 3 * 2 + 2 * 0.5 + 4 * 0.25 + 10 / 10
     assert evaluation.seconds(hardware()) == 7
+    assert training._replace(training=False, to_input=True).seconds(hardware()) == training.seconds(hardware())
     stage = Stage("finetune", "", [[training, evaluation]] * 5)
     assert stage.time(hardware(cores=2)) == {"sum": 80, "wall": 48}  # two, two, one
     assert stage.time(hardware(gpus=1, cores=16)) == {"sum": 80, "wall": 80}
@@ -344,7 +420,10 @@ def test_an_estimate_adds_up(small: Params) -> None:
         assert total[key] == pytest.approx(sum(row[key] for row in rows))
     exits = (32 + 10 + 10) + (12 + 10)  # of the data set, of the counting task
     smoothing = 8 + 8 + 2 + 1  # rows of Table 1 at two depths, less drop path, talking heads
-    assert total["trainings"] == 1 + 2 * 7 + exits + smoothing
+    inversion = 2  # of the mixer
+    assert total["trainings"] == 1 + 2 * 7 + exits + smoothing + inversion
+    assert [row["trainings"] for row in rows[-3:]] == [2, 0, 0]
+    assert [row["evaluation_images"] > 0 for row in rows[-3:]] == [False, True, True]
     assert total["seconds"]["one"]["wall"] == pytest.approx(sum(row["seconds"]["one"]["wall"] for row in rows))
     assert total["seconds"]["other"]["wall"] == pytest.approx(total["seconds"]["other"]["sum"])
     assert "paper" in estimated["notes"][-1]
