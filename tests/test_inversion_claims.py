@@ -281,12 +281,19 @@ def test_verdicts_that_decide(made: pd.DataFrame, pictured: pd.DataFrame) -> Non
 def test_classes_that_decide(made: pd.DataFrame, pictured: pd.DataFrame) -> None:
     """What the model itself gives does not count, nor do other models."""
     own = pictured["family"] == "vit"
-    wrong = pictured.assign(judge_sees=pictured["judge_sees"].where(~own, "bag"))
+    wrong = pictured.assign(judge_sees=pictured["judge_sees"].where(~own, "ankle"))
     found = entry("class-images", evidence(made, wrong))
-    assert (found["measured"]["mean"], found["verdict"]) == (0, NOT_REACHED)  # one of ten: chance
+    assert (found["measured"]["mean"], found["verdict"]) == (-10, FAILS)
     assert "a narrow model" in found["reason"]
     assert entry("class-images", evidence(made, pictured.assign(probability=0)))["verdict"] == HOLDS
     assert entry("class-images", evidence(made, pictured[own]))["verdict"] == HOLDS
+
+
+def test_a_judge_that_sees_one_class_in_everything_recognises_nothing(made: pd.DataFrame, pictured: pd.DataFrame) -> None:
+    """It is right about one of ten in every seed: not above chance."""
+    found = entry("class-images", evidence(made, pictured.assign(judge_sees="bag")))
+    assert found["measured"]["mean"] == 0
+    assert found["verdict"] == NOT_REACHED
 
 
 NEEDED = {
