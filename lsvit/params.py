@@ -135,10 +135,10 @@ class Params(Section):
     def family_preset(self, name: str) -> ModelPreset:
         """A model of stage inversion: the chosen one, or one that the stage trains from scratch."""
         source = self.values(Inversion)["families"].source
-        own = self.resolve(Inversion).families[name].model_dump()
+        own = self.resolve(Inversion).families[name].model_dump() | {"weights": "scratch"}
         if own["timm"] is None:
             return self.model_preset
-        return self._resolved(ModelPreset, {key: Value(value, f"{source}.families.{name}") for key, value in (own | {"weights": "scratch"}).items()})
+        return self._resolved(ModelPreset, {key: Value(value, f"{source}.families.{name}") for key, value in own.items()})
 
     @staticmethod
     def _resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
