@@ -1,5 +1,6 @@
 """The presets of params.yaml, models and data sets, and their validation. No torch here."""
 
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -13,16 +14,20 @@ SIZES = {  # training, validation images of a source
 }  # fmt: skip
 
 
+# Left out where empty when written down, so that a new section changes no job's identity.
+Overrides = Annotated[dict[str, Any], Field(exclude_if=not_)]
+
+
 class Preset(Section):
     """A named model or data set; both may override keys of the stages' sections."""
 
-    pretrain: dict[str, Any] = Field(default_factory=dict)
-    finetune: dict[str, Any] = Field(default_factory=dict)
-    prune_eval: dict[str, Any] = Field(default_factory=dict)
-    analysis: dict[str, Any] = Field(default_factory=dict)
-    exits: dict[str, Any] = Field(default_factory=dict)
-    smoothing: dict[str, Any] = Field(default_factory=dict)
-    inversion: dict[str, Any] = Field(default_factory=dict)
+    pretrain: Overrides = Field(default_factory=dict)
+    finetune: Overrides = Field(default_factory=dict)
+    prune_eval: Overrides = Field(default_factory=dict)
+    analysis: Overrides = Field(default_factory=dict)
+    exits: Overrides = Field(default_factory=dict)
+    smoothing: Overrides = Field(default_factory=dict)
+    inversion: Overrides = Field(default_factory=dict)
 
 
 class ModelPreset(Preset):

@@ -1,6 +1,7 @@
 """What stage inversion trains, inverts and shows, and the rows, arrays and numbers that come of it."""
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from lsvit.jobs import INVERSION_ARRAYS, INVERSION_ROWS, ClassImagesConfig, Inve
 from lsvit.params import Params
 from lsvit.sections import Pretrain
 from lsvit.shards import sha256
+from tests.conftest import ROOT
 
 SEEDS = (0, 1, 2)
 DIGEST = cache(launch.code_digest)
@@ -92,6 +94,16 @@ def models(plan: Plan) -> list[Subject]:
 
 def names(subjects: list[Subject]) -> list[str]:
     return [str(subject) for subject in subjects]
+
+
+@pytest.mark.parametrize("module", ["jobs", "tables", "plots", "claims", "sections"])
+def test_nothing_here_loads_torch(module: str) -> None:
+    """As every stage imports these, and its own process must stay small."""
+    found = launch.imported_modules(f"lsvit.inversion_{module}")
+    assert f"lsvit.inversion_{module}" in found
+    for name in found:
+        text = (ROOT / f"{name.replace('.', '/')}.py").read_text()
+        assert not re.search(r"^(import|from) (torch|timm)", text, re.MULTILINE), name
 
 
 def test_a_training_a_family_and_seed(make: Make) -> None:

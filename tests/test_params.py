@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from lsvit.errors import UserError
+from lsvit.jobs import run_config
 from lsvit.params import load
+from lsvit.presets import ModelPreset, Preset
 from lsvit.sections import Analysis, Exits, Finetune, Pretrain, PruneEval, Smoothing
 from tests.conftest import ROOT
 
@@ -112,7 +114,7 @@ WRONG: list[tuple[str, Any, list[str]]] = [
     ("models.vit_micro.smoothing.training", {"batch_size": 9999}, ["smoothing.training.batch_size", "9999", "at most 9000"]),
     ("models.vit_micro.smoothing.kwargs", {"patch_size": 5}, ["vit_micro.smoothing.kwargs.patch_size", "5", "divisor of img_size 28"]),
     ("variants.trained", {"route": "sequential"}, ["variants", "trained"]),
-    ("inversion.images", 2001, ["inversion.images", "2001", "at most 2000"]),
+    ("models.vit_micro.inversion.images", 2001, ["inversion.images", "2001", "at most 2000"]),
     ("inversion.variants", ["lss"], ["inversion.variants", "'lss'", "did you mean 'ls'?"]),
     ("inversion.optimisers", {"adam": {"method": "adm", "lrs": [1], "steps": 1}}, ["inversion.optimisers.adam.method", "'adm'", "adam"]),
     ("inversion.optimisers", {}, ["inversion.optimisers", "at least 1"]),
@@ -293,3 +295,11 @@ def test_dvc_rewrites_the_file_without_changing_more(tmp_path: Path, overrides: 
         place, before = place[parent], before[parent]
     assert place.pop(last) != before.pop(last)
     assert changed == original
+
+
+def test_a_preset_written_down_has_no_empty_sections() -> None:
+    """Else a new section would change the identity of every job, and train everything anew."""
+    params = load(ROOT / "params.yaml")
+    config = run_config(params, "ls", params.variants["ls"], "data", None)
+    assert config["model"].model_dump().keys() == ModelPreset.model_fields.keys() - Preset.model_fields.keys()
+    assert params.model_preset.model_dump()["inversion"] == params.model_preset.inversion != {}
