@@ -47,11 +47,13 @@ def maximise(
         jittered = torch.randint(options.jitter + 1, (2,), generator=generator).tolist()
         top, left = jittered if step >= options.jitter_after else middle
         window = canvas[:, :, top : top + height, left : left + width]
-        seen = window.clone().requires_grad_()
-        (options.target - model(normalise(seen))[own, own]).abs().sum().backward()
-        assert seen.grad is not None
+        gradients = []
+        for part, targets in zip(window.split(options.batch_size), own.split(options.batch_size), strict=True):
+            seen = part.clone().requires_grad_()
+            gap = (options.target - model(normalise(seen)).gather(1, targets[:, None])).abs().sum()
+            gradients += torch.autograd.grad(gap, seen)
         sigma = options.blur * (1 - step / options.steps)
-        moved = seen.detach() - options.lr * seen.grad
+        moved = window - options.lr * torch.cat(gradients)
         window.copy_(gaussian_blur(moved, KERNEL, [sigma]) if sigma else moved)
     return canvas[:, :, middle[0] : middle[0] + height, middle[1] : middle[1] + width].contiguous()
 

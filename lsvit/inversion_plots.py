@@ -99,7 +99,7 @@ class InversionFigures(Figures):
         """Original and found inputs by depth, and of layers alone, a row a family and weights. Returns the caption."""
         found = [self.gallery.find(family=f, edit=NO_EDIT, optimiser=self.main, order="sequential") for f in self.families]
         shown = [each for family in found for each in family]
-        points = list(dict.fromkeys(str(point) for _, arrays in shown for point in arrays["points"]))
+        points = _points(shown)
         table = []
         for keys, arrays in shown:
             pictures = [(arrays["originals"][0], "original"), *self._row(rows, keys, arrays, 0, points)]
@@ -112,15 +112,15 @@ class InversionFigures(Figures):
 
     def ablation(self, rows: pd.DataFrame) -> str:
         """Found inputs with parts taken out of every block, a row a family and edit. Returns the caption."""
-        table, heads, shown = [], [""], []
+        table, shown, edited = [], [], {}
         for family in self.families:
             models = [each for each in self.gallery.find(family=family, optimiser=self.main, order="sequential")
                       if not each[0]["edit"].startswith("with ")]  # fmt: skip
-            if not any(keys["edit"] != NO_EDIT for keys, _ in models):
-                continue
-            shown += models
-            points = [str(point) for point in models[0][1]["points"] if str(point).startswith(FIRST)]
-            heads = ["", *(f"{weights}\n{_head(point)}" for weights in (TRAINED, UNTRAINED) for point in points)]
+            if any(keys["edit"] != NO_EDIT for keys, _ in models):
+                edited[family] = models
+                shown += models
+        points = [point for point in _points(shown) if point.startswith(FIRST)]
+        for family, models in edited.items():
             for edit in dict.fromkeys(keys["edit"] for keys, _ in models):
                 changed = "as it is" if edit == NO_EDIT else edit.replace("+", ",\n")
                 title = f"{family}\n{changed}"
@@ -129,6 +129,7 @@ class InversionFigures(Figures):
                     own = [each for each in models if (each[0]["edit"], each[0]["weights"]) == (edit, weights)]
                     pictures += self._row(rows, *own[0], 0, points) if own else [(None, "")] * len(points)
                 table.append((title, pictures))
+        heads = ["", *(f"{weights}\n{_head(point)}" for weights in (TRAINED, UNTRAINED) for point in points)]
         self._pictures("inversion_ablation", table, heads)
         return (
             f"Inputs found after the first layers with parts taken out of every block, the other weights kept (of MLP-Mixers attention is "
@@ -137,26 +138,22 @@ class InversionFigures(Figures):
 
     def transplants(self, rows: pd.DataFrame) -> str:
         """Found inputs of untrained models with trained parts, between untrained and trained. Returns the caption."""
-        table, heads, shown = [], [""], []
+        table, shown = [], []
         for family in self.families:
             models = self.gallery.find(family=family, optimiser=self.main, order="sequential")
-            edited = [each for each in models if each[0]["edit"].startswith("with ")]
-            if not edited:
-                continue
             plain = {keys["weights"]: (keys, arrays) for keys, arrays in models if keys["edit"] == NO_EDIT}
-            points = [str(point) for point in edited[0][1]["points"]]
-            images = min(2, len(edited[0][1]["originals"]))
-            heads = [head for _ in range(images) for head in ("", *(_head(point) for point in points))]
-            ordered = [plain[UNTRAINED], *edited, plain[TRAINED]]
-            shown += ordered
-            for keys, arrays in ordered:
-                pictures: list[tuple[Any, str]] = []
-                for image in range(images):
-                    pictures += [(arrays["originals"][image], "original"), *self._row(rows, keys, arrays, image, points)]
-                edit = keys["edit"].removeprefix("with ").replace("+", " +\n")
-                title = keys["weights"] if keys["edit"] == NO_EDIT else f"trained\n{edit}"
-                table.append((f"{family}, {title}", pictures))
-        self._pictures("inversion_transplant", table, heads)
+            edited = [each for each in models if each[0]["edit"].startswith("with ")]
+            shown += [plain[UNTRAINED], *edited, plain[TRAINED]] if edited else []
+        points = [point for point in _points(shown) if not point.startswith(LAYER)]
+        images = min(2, len(shown[0][1]["originals"]))
+        for keys, arrays in shown:
+            pictures: list[tuple[Any, str]] = []
+            for image in range(images):
+                pictures += [(arrays["originals"][image], "original"), *self._row(rows, keys, arrays, image, points)]
+            edit = keys["edit"].removeprefix("with ").replace("+", " +\n")
+            title = keys["weights"] if keys["edit"] == NO_EDIT else f"trained\n{edit}"
+            table.append((f"{keys['family']}, {title}", pictures))
+        self._pictures("inversion_transplant", table, ["", *(_head(point) for point in points)] * images)
         return (
             f"Inputs found for an untrained model into which trained parts were put: patch embedding, position embedding, the first "
             f"block's first LayerNorm; first and last row: nothing, everything trained. {self._how()} Below each: its pixel correlation "
@@ -166,7 +163,8 @@ class InversionFigures(Figures):
     def curves(self) -> str:
         """Both distances over the iterations, a column a model and optimiser. Returns the caption."""
         shown = [each for name in self.about["optimisers"] for weights in (TRAINED, UNTRAINED)
-                 for each in self.gallery.find(family=self.families[0], weights=weights, edit=NO_EDIT, optimiser=name)]  # fmt: skip
+                 for each in self.gallery.find(family=self.families[0], weights=weights, edit=NO_EDIT, optimiser=name,
+                                              order="sequential")]  # fmt: skip
         figure, axes = self._figure(1, nrows=2, ncols=len(shown), sharey="row", sharex="col")
         figure.set_size_inches(1.55 * len(shown) + 0.6, 3.4)
         handles: dict[str, Any] = {}
@@ -189,29 +187,29 @@ class InversionFigures(Figures):
         return (
             f"Distance of the found input's output from the original's (above) and of the found input from the original (below) over the "
             f"iterations, relative to that of a slightly shifted image (dashed: sigma {self.about['sigma']:g}, mean of "
-            f"{self.about['shifts']}). Thin: single images; thick: their mean. Of several learning rates of gradient descent the one that "
-            f"ends nearest. {self._whose(shown)}"
+            f"{self.about['shifts']}). Thin: the {len(shown[0][1]['originals'])} images; thick: their mean. Of several learning rates of "
+            f"gradient descent the one that ends nearest. {self._whose(shown)}"
         )
 
     def class_images(self, classes: pd.DataFrame) -> str:
         """The page of class-maximising inputs, a row a model. Returns the caption."""
         shown, options = self.gallery.find("class_images"), self.about["class_images"]
         names = [str(name) for name in shown[0][1]["classes"]][:MOST_CLASSES]
-        table, judged = [], classes["judge_probability"].notna().any()
+        table = []
         for keys, arrays in shown:
             own = classes[
                 (classes["family"] == keys["family"]) & (classes["weights"] == keys["weights"]) & (classes["seed"] == keys["seed"])
             ]
-            column = "judge_probability" if judged else "probability"
-            texts = [f"{value:.2f}" for value in own[column][: len(names)]]
+            judged = own["judge_probability"].notna().all()
+            texts = [f"{value:.2f}" if judged else f"({value:.2f})" for value in own["judge_probability" if judged else "probability"]]
             pictures = [_stretched(picture.astype(np.float32)) for picture in arrays["images"][: len(names)]]
-            table.append((f"{keys['family']}\n{label(keys['weights'])}", list(zip(pictures, texts, strict=True))))
+            table.append((f"{keys['family']}\n{label(keys['weights'])}", list(zip(pictures, texts, strict=False))))
         self._pictures("class_images", table, [name.replace(" ", "\n").replace("/", "/\n") for name in names])
-        whose = "that another training of the same model gives the class" if judged else "that the model gives the class"
         return (
             f"Class-maximising inputs, {options['steps']} steps from noise, all classes in one batch; a 3x3 blur annealed from sigma "
             f"{options['blur']:g}, random crops after {options['jitter_after']} steps. Each from its darkest to its lightest pixel. Below "
-            f"each: the probability {whose}. {self._whose(shown)}"
+            f"each: the probability that another training of the same model gives the class; in brackets, where there is no other, that "
+            f"the model itself gives. {self._whose(shown)}"
         )
 
     def filters(self) -> str:
@@ -229,16 +227,16 @@ class InversionFigures(Figures):
                 axis.set_title(f"{family}, {label(name)}: {neighbours(own[name]):.2f}")
         self._save(figure, "patch_filters")
         return (
-            f"Filters of the patch embedding, untrained and trained, each from its least to its greatest weight; models that read neither "
-            f"one nor three channels: a tile a channel. Numbers: correlation of weights one pixel apart, over all filters (0: noise). "
-            f"{self.names}."
+            f"Filters of the patch embedding, above untrained, below trained, each from its least to its greatest weight; models that "
+            f"read neither one nor three channels: a tile a channel. Numbers: correlation of weights one pixel apart, over all filters (0: "
+            f"noise). {self._whose([each for own in found.values() for each in own])}"
         )
 
     def orders(self, rows: pd.DataFrame) -> str:
         """How much of what went in layers keep, of variants in both orders: along the layers, and layers alone. Returns the caption."""
         figure, axes = self._figure(0.62, ncols=2, sharey=True, width_ratios=(3, 2))
         figure.set_size_inches(1.6 * self.size.column_width, 0.85 * self.size.column_width)
-        shown = with_ratios(rows[rows["optimiser"] == self.main])
+        shown = with_ratios(rows[(rows["optimiser"] == self.main) & (rows["edit"] == NO_EDIT)])
         handles: dict[str, Any] = {}
         for i, (weights, order) in enumerate(dict.fromkeys(zip(shown["weights"], shown["order"], strict=True))):
             own = shown[(shown["weights"] == weights) & (shown["order"] == order)]
@@ -289,6 +287,12 @@ def _along(axis: Axes, rows: pd.DataFrame, column: str, style: dict[str, Any]) -
     seeds = np.log(rows.groupby([column, "seed"])[TOKENS].mean()).groupby(column).agg(["mean", "std"]).fillna({"std": 0})
     middle, low, high = (np.exp(seeds["mean"] + sign * seeds["std"]) for sign in (0, -1, 1))
     return axis.errorbar(seeds.index, middle, (middle - low, high - middle), linewidth=1, **style)
+
+
+def _points(shown: Sequence[tuple[dict[str, Any], Arrays]]) -> list[str]:
+    """The points that any of the models has, by the layers executed, layers alone last."""
+    found = dict.fromkeys(str(point) for _, arrays in shown for point in arrays["points"])
+    return sorted(found, key=lambda point: (point.startswith(LAYER), int(point.split()[1]) if " " in point else -1))
 
 
 def _head(point: str) -> str:

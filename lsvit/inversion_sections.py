@@ -32,6 +32,7 @@ class ClassImages(Section):
     blur: NonNegative  # sigma of the 3x3 Gaussian blur, in pixels, at first
     jitter: Annotated[Int, Field(ge=0)]  # pixels by which crops move
     jitter_after: Annotated[Int, Field(ge=0)]  # steps
+    batch_size: Count  # classes that go through the model at once; the memory's matter alone
 
 
 class Family(Section):

@@ -78,15 +78,16 @@ def write_inversion_table(rows: pd.DataFrame, folder: Path, about: dict[str, Any
     """
     numbers = inversion_numbers(rows)
     table, seeds = verdict_table(numbers), sorted({int(n) for n in numbers["seeds"]})
+    count = f"{' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}"
     caption = (
         f"Inversion. Distances of the found input's output and of the found input itself from the original's, each relative to that of "
         f"a slightly shifted image (noise of standard deviation {about['sigma']:g}, {about['shifts']} draws); means over "
-        f"{rows['image'].nunique()} validation images and {' or '.join(map(str, seeds))} seeds. Verdict: the commonest of the single "
+        f"{rows['image'].nunique()} validation images and {count}. Verdict: the commonest of the single "
         f"inversions, and how many have it. Approximately non-invertible: the output is not met as nearly as the shifted image meets it; "
         f"non-unique: it is, by an input farther from the original than the shifted image; invertible here: by one as near. "
         f"Data {', '.join(dict.fromkeys(rows['dataset']))}."
     )
     numbers.to_csv(folder / "inversion_table.csv", index=False, lineterminator="\n")
     (folder / "inversion_table.md").write_text(f"{table.to_markdown(index=False, disable_numparse=True)}\n\n{caption}\n")
-    write_latex(table, caption, "tab:inversion", folder / "inversion_table.tex")
+    write_latex(table, caption.replace("_", "\\_"), "tab:inversion", folder / "inversion_table.tex")
     return {"Inversion, table": caption}

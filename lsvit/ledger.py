@@ -181,12 +181,18 @@ class Claim:
     def _verdict(self, low: float, high: float) -> tuple[str, str]:
         """The verdict on an interval, and the reason if it is not `holds`."""
         least, most = self.plausible or self.holds
-        if self.holds[0] <= low and high <= self.holds[1]:
+        if _inside(low, high, self.holds):
             return HOLDS, ""
         if high < least or low > most:
             return FAILS, "the interval lies wholly outside"
         inside = (least <= low and high < self.holds[0]) or (self.holds[1] < low and high <= most)
         return NOT_REACHED, "between the two ranges" if inside else "the interval includes a border"
+
+
+def _inside(low: float, high: float, bounds: Range) -> bool:
+    """Whether an interval lies in a range, whose border counts unless it is the only one: zero is not "above zero"."""
+    least, most = bounds
+    return (low > least if math.isinf(most) else low >= least) and (high < most if math.isinf(least) else high <= most)
 
 
 def _rounded(number: float) -> float | None:

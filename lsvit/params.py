@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from lsvit.errors import UserError, accepted, one_line
-from lsvit.inversion_sections import Inversion
+from lsvit.inversion_sections import Family, Inversion
 from lsvit.presets import DatasetPreset, ModelPreset
 from lsvit.routes import generator, limit, make_sampler, training_order
 from lsvit.sections import (
@@ -234,6 +234,10 @@ class Params(Section):
     def _check_inversion(self, inversion: Inversion, file: str) -> None:
         """Checks of the models of stage inversion. Raises UserError as :meth:`check` does."""
         presets = {name: self.family_preset(name) for name in inversion.families}
+        if inversion.families.get(self.model, Family()).timm:
+            raise UserError(
+                f"{file}: inversion.families: found {self.model!r}, accepted: another name for a model that is not the chosen one"
+            )
         for key in ("ablations", "transplants"):
             for name in getattr(inversion, key):
                 if name not in inversion.families:

@@ -593,7 +593,7 @@ wide = normaliser((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), torch.device("cpu"))
 
 
 def schedule(**changes: Any) -> ClassImages:
-    return ClassImages(**({"steps": 6, "lr": 0.05, "target": 30.0, "blur": 0.8, "jitter": 3, "jitter_after": 3} | changes))
+    return ClassImages(**({"steps": 6, "lr": 0.05, "target": 30.0, "blur": 0.8, "jitter": 3, "jitter_after": 3, "batch_size": 9} | changes))
 
 
 @pytest.fixture
@@ -624,6 +624,7 @@ def maximised(model: RoutedModel, classes: int, options: ClassImages, seed: int)
     "changes",
     [
         {"jitter_after": 6}, {}, {"jitter": 4, "jitter_after": 0}, {"jitter": 0}, {"blur": 0.0}, {"jitter": 0, "blur": 0.0},
+        {"batch_size": 1}, {"batch_size": 2},
         {"target": -30.0}, {"steps": 2},
     ],
     ids=str,

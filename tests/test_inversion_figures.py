@@ -220,6 +220,8 @@ def test_neighbouring_weights() -> None:
     gradient = np.broadcast_to(np.arange(8.0), (3, 1, 8, 8))
     assert neighbours(gradient) == pytest.approx((1 + 3.75 / 5.25) / 2)
     assert neighbours(gradient.swapaxes(2, 3) * -0.01 + 4) == pytest.approx((1 + 3.75 / 5.25) / 2)  # direction and scale do not count
+    levels = np.array([10.0, -20.0, 3.0])[:, None, None, None]
+    assert neighbours(gradient + levels) == pytest.approx((1 + 3.75 / 5.25) / 2)  # each filter less its own mean
     board = (-1.0) ** np.add.outer(np.arange(8), np.arange(8))
     assert neighbours(board[None, None] + 7) == pytest.approx(-1)
     stripes = np.broadcast_to((-1.0) ** np.arange(8), (2, 3, 8, 8))
@@ -629,7 +631,7 @@ TITLES = ["Inversion, depth", "Inversion, curves", "Inversion, ablation", "Inver
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """One family, one image in colours, few points: quickly drawn."""
-    few: Any = {"families": ("vit",), "variants": ("ls",), "optimisers": ("adam",), "kept": ("patch_embed", "first 1", "layer 0")}
+    few: Any = {"families": ("vit",), "variants": ("ls",), "optimisers": ("adam",), "kept": ("first 1", "layer 0")}
     return make(tmp_path_factory.mktemp("few") / "arrays", images=1, channels=3, **few)
 
 
