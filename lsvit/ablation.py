@@ -15,8 +15,8 @@ class Ablated(nn.Module):
     """A block of timm's ViT, MLP-Mixer or ResMLP without some of its parts, with the weights it has.
 
     A block is two branches, each with a norm before and a residual connection around it: attention (of mixers: the mixing of the
-    tokens) and MLP (of mixers: of the channels). Without its residual connections it is the one after the other: the published
-    code, other than its text, then feeds the block's input to the MLP and so leaves attention out as well.
+    tokens) and MLP (of mixers: of the channels). Norms inside attention stay. Without its residual connections it is the one after
+    the other: the published code, other than its text, then feeds the block's input to the MLP and so leaves attention out as well.
 
     Args:
         block: of timm; shares its parts.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision.transforms.functional import gaussian_blur
 
 from lsvit.data import read_meta
-from lsvit.inversion import KERNEL, Normalise, noise, open_pictured
+from lsvit.inversion import KERNEL, Normalise, noise, open_frozen
 from lsvit.inversion_sections import ClassImages
 from lsvit.jobs import INVERSION_ARRAYS, INVERSION_ROWS, ClassImagesConfig
 from lsvit.models import RoutedModel
@@ -20,7 +20,7 @@ from lsvit.weights import build, input_size
 def maximise(
     model: RoutedModel, normalise: Normalise, shape: tuple[int, int, int], classes: int, options: ClassImages, seed: int
 ) -> Tensor:  # fmt: skip
-    """An image a class, all in one batch: a_(n+1) = blur(a_n - lr * grad |C - O(a_n)_i|) from a_0 ~ N(0.7, 1/20).
+    """An image a class, all at once: a_(n+1) = blur(a_n - lr * grad |C - O(a_n)_i|) from a_0 ~ N(0.7, 1/20).
 
     The 3x3 Gaussian blur is annealed, sigma from `options.blur` down to 0. The images are wider than the model takes by
     `options.jitter` pixels: it sees their middle, and after `options.jitter_after` steps random crops of them, and a step changes
@@ -72,7 +72,7 @@ def measure(config: ClassImagesConfig, data: Path, weights: Path, judge: Path | 
     Raises:
         UserError: the weights or the data do not fit.
     """
-    model, _, normalise = open_pictured(config, data, weights)
+    model, normalise = open_frozen(config, data, weights)
     names, (channels, side) = read_meta(data)["classes"], input_size(model, config.model)
     images = maximise(model, normalise, (channels, side, side), len(names), config.options, config.seed)
     rows = pd.DataFrame({"class": names, "probability": rate(model, normalise, images, len(names))[0].cpu().numpy()})

@@ -42,7 +42,7 @@ NOTES = (
     "prune-eval: one epoch a training; where the two protocols choose different ones, both are evaluated.",
     "smoothing: without the losses themselves, and profiles without the attention scores that are computed again for them.",
     "inversion: a step that changes an input = 2 forward passes, in time like those of a training; without what is done to the pixels: "
-    "distances, priors, the optimiser; images that run along a route are embedded twice, and count twice.",
+    "distances, priors, the optimiser.",
     "exits: roughly: early stopping may end every training sooner; frozen layers of layer_wise count as trained, timing does not.",
     "Another machine: `uv run python benchmarks/cost.py` measures it and adds it.",
 )

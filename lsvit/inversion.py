@@ -63,13 +63,16 @@ def normaliser(mean: tuple[float, ...], std: tuple[float, ...], device: torch.de
 def read_states(model: RoutedModel, images: Tensor, routes: Tensor) -> Tensor:
     """The states at the end of routes: of images (B, C, H, W), a route each (B, L) as :meth:`RoutedModel.forward` takes them, and in
     addition empty ones (all -1), whose state is the embedding. (B, N, D)."""
-    empty = (routes[:, 0] == ENDED).to(images.device)
+    empty = routes[:, 0] == ENDED
     if not empty.any():
         return model.tokens(images, routes)
-    states = model.embed(images)
-    if not empty.all():
-        states = states.index_put((~empty,), model.tokens(images[~empty], routes[~empty.cpu()]))
-    return states
+    if empty.all():
+        return model.embed(images)
+    own = torch.cat([(~empty).nonzero(), empty.nonzero()])[:, 0]
+    order = own.to(images.device)
+    run = int((~empty).sum())
+    states = torch.cat([model.tokens(images[order[:run]], routes[own[:run]]), model.embed(images[order[run:]])])
+    return states[order.argsort()]
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
@@ -178,16 +181,21 @@ def invert(
     return Inversion(torch.stack(inputs).detach()[best, own], lr, torch.tensor(when), embedding[best, own], pixels[best, own])
 
 
-def verdict(embedding: float, embedding_yardstick: float, pixels: float, pixel_yardstick: float) -> str:
-    """What the two final distances say of a layer, at the resolution of the yardstick (representation, "Attention does not transmit").
+def verdict(embedding: float, pixels: float, met: float) -> str:
+    """What the final distances, relative to the yardstick's, say of a layer, as far as a descent tells
+    (representation, "Attention does not transmit most input information").
 
-    "approximately non-invertible": its output was not met as nearly as that of the shifted image meets it; the descent fails.
-    "non-unique": met, by an input that is farther from the original than the shifted image: the layer does not tell them apart.
-    "invertible here": met, by an input as near.
+    "invertible here": its output was met more nearly than the shifted image meets it, by an input nearer than that.
+    "non-unique": by an input farther than that, and exactly: the embedding distance has gone to 0, the other one has not.
+    "approximately non-invertible": neither; a far input comes near, but not there, or none does: the layer is badly conditioned.
+
+    Args:
+        embedding, pixels: both distances relative to those of the shifted image.
+        met: below it an embedding distance counts as 0.
     """
-    if not embedding < embedding_yardstick:
-        return APPROXIMATE
-    return INVERTIBLE if pixels < pixel_yardstick else NON_UNIQUE
+    if embedding < 1 and pixels < 1:
+        return INVERTIBLE
+    return NON_UNIQUE if embedding < met else APPROXIMATE
 
 
 def noise(shape: tuple[int, ...], seed: int) -> Tensor:
@@ -195,16 +203,13 @@ def noise(shape: tuple[int, ...], seed: int) -> Tensor:
     return START[0] + START[1] * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def open_pictured(
-    config: InversionConfig | ClassImagesConfig, data: Path, weights: Path | None
-) -> tuple[RoutedModel, Split, Normalise]:  # fmt: skip
-    """The model, frozen, without weights in its random initialisation of the seed; the validation images; how pixels are normalised."""
+def open_frozen(config: InversionConfig | ClassImagesConfig, data: Path, weights: Path | None) -> tuple[RoutedModel, Normalise]:
+    """The model, frozen, without weights in its random initialisation of the seed, and how it wants pixels normalised."""
     torch.set_num_threads(1)
     torch.manual_seed(config.seed)
     model, execution = open_model(config, data, weights)
     model.eval().requires_grad_(False)
-    own = normaliser(*normalisation(config.model, read_meta(data)), execution.device)
-    return model, open_split(config, data, "validation", model), own
+    return model, normaliser(*normalisation(config.model, read_meta(data)), execution.device)
 
 
 def pixels(split: Split, index: Tensor, config: InversionConfig, data: Path) -> Tensor:
@@ -224,8 +229,8 @@ def measure(
     Raises:
         UserError: the weights or the data do not fit, or the model has no such part to take out or to put in.
     """
-    model, split, normalise = open_pictured(config, data, weights)
-    options, backbone = config.options, model.backbone
+    model, normalise = open_frozen(config, data, weights)
+    split, options, backbone = open_split(config, data, "validation", model), config.options, model.backbone
     if donor is not None:
         transplant(backbone, build(config.model, backbone.num_classes, config.variant, donor).backbone, config.transplant)
     filters = patch_embedding(backbone).proj.weight
@@ -237,23 +242,28 @@ def measure(
     everything = images.repeat(count, 1, 1, 1)
     start = noise((len(images), *shape), options.seed).to(images.device).repeat(count, 1, 1, 1)
     draws = torch.Generator().manual_seed(options.seed)
-    gauge = yardstick(model, normalise, everything, points.routes, options.sigma, options.shifts, draws)
-    found = invert(model, normalise, everything, points.routes, start, config.descent, options.records)
+    reference = yardstick(model, normalise, everything, points.routes, options.sigma, options.shifts, draws)
+    split_up = zip(*(values.split(options.batch_size) for values in (everything, points.routes, start)), strict=True)
+    parts = [invert(model, normalise, a, r, noisy, config.descent, options.records) for a, r, noisy in split_up]
+    found = Inversion(
+        *(torch.cat([part[i] for part in parts]) if name != "steps" else parts[0].steps for i, name in enumerate(Inversion._fields))
+    )
     with torch.no_grad():
         tokens = distance(*(model.embed(normalise(x)) for x in (found.images, everything)))
     columns = {
-        "lr": found.lr, "embedding_distance": found.embedding[:, -1], "yardstick": gauge.embedding, "input_distance": found.pixels[:, -1],
-        "input_yardstick": gauge.pixels, "token_distance": tokens, "token_yardstick": gauge.tokens,
-        "pixel_correlation": correlation(found.images, everything),
+        "lr": found.lr, "embedding_distance": found.embedding[:, -1], "yardstick": reference.embedding,
+        "input_distance": found.pixels[:, -1], "input_yardstick": reference.pixels, "token_distance": tokens,
+        "token_yardstick": reference.tokens, "pixel_correlation": correlation(found.images, everything),
     }  # fmt: skip
     rows = pd.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})
     rows.insert(0, "point", np.repeat(points.names, len(images)))
     rows.insert(1, "depth", np.repeat(points.depths, len(images)))
     rows.insert(2, "image", np.tile(np.arange(len(images)), count))
-    judged = zip(rows["embedding_distance"], rows["yardstick"], rows["input_distance"], rows["input_yardstick"], strict=True)
-    rows["verdict"] = [verdict(*distances) for distances in judged]
+    rows["num_layers"], rows["overcomplete"] = model.num_layers, filters.shape[0] >= filters[0].numel()
+    embedding, inputs = rows["embedding_distance"] / rows["yardstick"], rows["input_distance"] / rows["input_yardstick"]
+    rows["verdict"] = [verdict(*ratios, options.met) for ratios in zip(embedding, inputs, strict=True)]
     rows.to_csv(folder / INVERSION_ROWS, index=False, float_format="%.6g", lineterminator="\n")
-    curves = {"embedding": found.embedding / gauge.embedding[:, None], "input": found.pixels / gauge.pixels[:, None]}
+    curves = {"embedding": found.embedding / reference.embedding[:, None], "input": found.pixels / reference.pixels[:, None]}
     np.savez_compressed(
         folder / INVERSION_ARRAYS, originals=images.cpu().numpy(), points=np.array(points.names), steps=found.steps.numpy(),
         found=found.images.unflatten(0, (count, -1)).cpu().numpy().astype(np.float16), filters=filters.cpu().numpy(),

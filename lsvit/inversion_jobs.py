@@ -11,6 +11,7 @@ import pandas as pd
 
 from lsvit.data import read_meta
 from lsvit.inversion_sections import NO_EDIT, Inversion, InversionMeasure, Part, Transplant
+from lsvit.inversion_tables import EMBEDDING, INPUT, PIXELS, with_ratios
 from lsvit.jobs import (
     INVERSION_ARRAYS,
     INVERSION_ROWS,
@@ -31,9 +32,10 @@ from lsvit.shards import sha256
 
 KEYS = ["dataset", "model", "family", "weights", "edit", "order", "optimiser", "seed"]
 COLUMNS = [*KEYS, "point", "depth", "image", "lr", "embedding_distance", "yardstick", "input_distance", "input_yardstick",
-           "token_distance", "token_yardstick", "pixel_correlation", "verdict"]  # fmt: skip
+           "token_distance", "token_yardstick", "pixel_correlation", "num_layers", "overcomplete", "verdict"]  # fmt: skip
 CLASS_KEYS = ["dataset", "model", "family", "weights", "seed"]
 CLASS_COLUMNS = [*CLASS_KEYS, "class", "probability", "judge_probability", "judge_sees"]
+ORIGIN = "weights.json"  # as in lsvit.weights, which imports torch
 PLAIN = Variant(route="sequential")
 
 
@@ -195,10 +197,17 @@ class Plan:
             found.append((model, kin[(kin.index(model) + 1) % len(kin)] if len(kin) > 1 else None))
         return found
 
+    def has_fresh_head(self, model: Subject) -> bool:
+        """Whether a model's starting weights came without a head for these classes, and what it has is a random one."""
+        origin = model.file.parent / ORIGIN if model.file and model.weights == TRAINED else None
+        return bool(origin and origin.is_file() and json.loads(origin.read_text())["head"] == "fresh")
+
     def class_images(self, models: Sequence[Subject]) -> list[Task]:
-        """Class-maximising inputs of trained models and variants, shown to their judges."""
+        """Class-maximising inputs of trained models and variants whose head knows the classes, shown to their judges."""
         found = []
         for model, other in self.judged(models):
+            if self.has_fresh_head(model):
+                continue
             judge = other.file if other else None
             run = self._run(f"{model.family}_{model.weights}", model.variant, model.file, model.preset)
             config = ClassImagesConfig(**run, options=self.options.class_images, judge_sha256=self._digest(judge), seed=model.seed)
@@ -221,7 +230,7 @@ def class_rows(tasks: Sequence[Task]) -> pd.DataFrame:
     tables = []
     for task in tasks:
         own = dict(zip(KEYS, task.keys, strict=True))
-        rows = pd.read_csv(task.job.folder / INVERSION_ROWS)
+        rows = pd.read_csv(task.job.folder / INVERSION_ROWS, keep_default_na=False, na_values={"judge_probability": ""})
         tables.append(rows.assign(**{key: own[key] for key in CLASS_KEYS}))
     return pd.concat(tables)[CLASS_COLUMNS]
 
@@ -233,7 +242,7 @@ def gather_arrays(inversions: Sequence[Task], class_images: Sequence[Task], out:
     for i, task in enumerate([*inversions, *class_images]):
         file = f"{i:03}.npz"
         shutil.copyfile(task.job.folder / INVERSION_ARRAYS, out / file)
-        kind = "inversion" if task in inversions else "class_images"
+        kind = "inversion" if i < len(inversions) else "class_images"
         index.append({"file": file, "kind": kind} | dict(zip(KEYS, task.keys, strict=True)))
     (out / "index.json").write_text(json.dumps(index, indent=1) + "\n")
 
@@ -242,7 +251,7 @@ def about(params: Params) -> dict[str, Any]:
     """What inversion.csv does not say, for captions."""
     options, training = params.resolve(Inversion), params.scratch_training(Inversion)
     return {
-        "sigma": options.sigma, "shifts": options.shifts, "epochs": training.epochs, "training_images": training.images,
+        "sigma": options.sigma, "shifts": options.shifts, "met": options.met, "epochs": training.epochs, "training_images": training.images,
         "optimisers": {name: descent.model_dump() for name, descent in options.optimisers.items()},
         "class_images": options.class_images.model_dump(),
         "families": list(options.families),
@@ -252,12 +261,10 @@ def about(params: Params) -> dict[str, Any]:
 
 def inversion_metrics(rows: pd.DataFrame, optimiser: str) -> dict[str, Any]:
     """For `dvc metrics`: means over seeds and images under one optimiser, by model, edit and order, and point."""
-    shown = rows[rows["optimiser"] == optimiser]
+    shown = with_ratios(rows[rows["optimiser"] == optimiser])
     found: dict[str, Any] = {}
     for (family, weights, edit, order, point), group in shown.groupby(["family", "weights", "edit", "order", "point"], sort=False):
         name = f"{family} {weights}" + ("" if edit == NO_EDIT else f" {edit}") + ("" if order == "sequential" else f" {order}")
-        ratios = {"embedding": (group["embedding_distance"] / group["yardstick"]).mean(),
-                  "input": (group["input_distance"] / group["input_yardstick"]).mean(),
-                  "pixel_correlation": group["pixel_correlation"].mean()}  # fmt: skip
-        found.setdefault(name, {})[str(point)] = {key: round(float(value), 6) for key, value in ratios.items()}
+        means = group[[EMBEDDING, INPUT, PIXELS]].mean()
+        found.setdefault(name.replace("+", " and "), {})[str(point)] = {key: round(float(value), 6) for key, value in means.items()}
     return found

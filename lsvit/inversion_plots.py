@@ -10,7 +10,7 @@ import pandas as pd
 
 from lsvit.exit_plots import GREY
 from lsvit.inversion_sections import NO_EDIT
-from lsvit.inversion_tables import FIRST, LAYER, MODEL, OPTIMISERS, TOKENS, name_point, with_ratios
+from lsvit.inversion_tables import EMBEDDING, FIRST, INPUT, LAYER, MODEL, OPTIMISERS, PIXELS, TOKENS, name_point, with_ratios
 from lsvit.params import TRAINED, UNTRAINED
 from lsvit.plots import OKABE_ITO, Axes, Figures, colours_by_depth
 from lsvit.routes import ORDERS
@@ -18,7 +18,8 @@ from lsvit.sections import PaperFigures
 from lsvit.tables import label
 
 Arrays = dict[str, np.ndarray]
-MOST_CLASSES = 10  # on the page of class images
+MOST_CLASSES, MOST_FILTERS = 10, 64  # on a page
+BELOW = "Below each: its pixel correlation with the original; distance of the outputs | of the inputs, relative to the yardstick."
 SMALL = 5.5  # points, of text beside pictures
 TILE = 0.52  # inches
 
@@ -31,11 +32,12 @@ class Gallery:
         self.families = list(dict.fromkeys(self.index["family"]))
 
     def find(self, kind: str = "inversion", **keys: Any) -> list[tuple[dict[str, Any], Arrays]]:
-        """What has these keys, of the first seed there is, with its arrays."""
+        """What has these keys, of every model's first seed, with its arrays."""
         rows = self.index[self.index["kind"] == kind]
         for key, value in keys.items():
             rows = rows[rows[key] == value]
-        rows = rows[rows["seed"] == rows["seed"].min()]
+        first = rows.groupby(["family", "weights"], sort=False)["seed"].transform("first")
+        rows = rows[rows["seed"] == first]
         found = []
         for row in rows.to_dict("records"):
             with np.load(self.folder / row["file"]) as arrays:
@@ -74,7 +76,7 @@ class InversionFigures(Figures):
         """A page of pictures with a number below each. `table`: (title of the row, its pictures (C, H, W) and their texts)."""
         figure, axes = self._figure(1, nrows=len(table), ncols=len(heads))
         longest = max(len(line) for title, _ in table for line in title.split("\n"))
-        figure.set_size_inches(TILE * len(heads) + 0.05 * longest, (TILE + 0.13) * len(table) + 0.25)
+        figure.set_size_inches(TILE * len(heads) + 0.05 * longest, (TILE + 0.22) * len(table) + 0.25)
         layout: Any = figure.get_layout_engine()
         layout.set(w_pad=0.01, h_pad=0.01, wspace=0.02, hspace=0.02)
         for axis in axes.flat:
@@ -90,10 +92,11 @@ class InversionFigures(Figures):
         self._save(figure, name)
 
     def _row(self, rows: pd.DataFrame, keys: dict[str, Any], arrays: Arrays, image: int, points: Sequence[str]) -> list[tuple[Any, str]]:
-        """The pictures found for an image, and their pixel correlation with it."""
+        """The pictures found for an image, their pixel correlation with it, and both distances relative to the yardstick."""
         own = rows[np.logical_and.reduce([rows[key] == keys[key] for key in (*MODEL, "seed")]) & (rows["image"] == image)]
-        numbers, names = own.set_index("point")["pixel_correlation"], list(arrays["points"])
-        return [(arrays["found"][names.index(p), image], f"{numbers[p]:.2f}") if p in names else (None, "") for p in points]
+        numbers, names = with_ratios(own).set_index("point"), list(arrays["points"])
+        texts = {p: f"{row[PIXELS]:.2f}\n{row[EMBEDDING]:.2g} | {row[INPUT]:.2g}" for p, row in numbers.iterrows()}
+        return [(arrays["found"][names.index(p), image], texts[p]) if p in names else (None, "") for p in points]
 
     def depths(self, rows: pd.DataFrame) -> str:
         """Original and found inputs by depth, and of layers alone, a row a family and weights. Returns the caption."""
@@ -107,7 +110,7 @@ class InversionFigures(Figures):
         self._pictures("inversion_depth", table, ["", *(_head(point) for point in points)])
         return (
             f"Inputs found for the states of models as they are: behind the patch embedding, after the first layers, and after one layer "
-            f"alone, right behind the embedding. {self._how()} Below each: its pixel correlation with the original. {self._whose(shown)}"
+            f"alone, right behind the embedding. {self._how()} {BELOW} {self._whose(shown)}"
         )
 
     def ablation(self, rows: pd.DataFrame) -> str:
@@ -133,7 +136,7 @@ class InversionFigures(Figures):
         self._pictures("inversion_ablation", table, heads)
         return (
             f"Inputs found after the first layers with parts taken out of every block, the other weights kept (of MLP-Mixers attention is "
-            f"the mixing of the tokens). {self._how()} Below each: its pixel correlation with the original. {self._whose(shown)}"
+            f"the mixing of the tokens). {self._how()} {BELOW} {self._whose(shown)}"
         )
 
     def transplants(self, rows: pd.DataFrame) -> str:
@@ -156,8 +159,7 @@ class InversionFigures(Figures):
         self._pictures("inversion_transplant", table, ["", *(_head(point) for point in points)] * images)
         return (
             f"Inputs found for an untrained model into which trained parts were put: patch embedding, position embedding, the first "
-            f"block's first LayerNorm; first and last row: nothing, everything trained. {self._how()} Below each: its pixel correlation "
-            f"with the original. {self._whose(shown)}"
+            f"block's first LayerNorm; first and last row: nothing, everything trained. {self._how()} {BELOW} {self._whose(shown)}"
         )
 
     def curves(self) -> str:
@@ -206,10 +208,10 @@ class InversionFigures(Figures):
             table.append((f"{keys['family']}\n{label(keys['weights'])}", list(zip(pictures, texts, strict=False))))
         self._pictures("class_images", table, [name.replace(" ", "\n").replace("/", "/\n") for name in names])
         return (
-            f"Class-maximising inputs, {options['steps']} steps from noise, all classes in one batch; a 3x3 blur annealed from sigma "
-            f"{options['blur']:g}, random crops after {options['jitter_after']} steps. Each from its darkest to its lightest pixel. Below "
-            f"each: the probability that another training of the same model gives the class; in brackets, where there is no other, that "
-            f"the model itself gives. {self._whose(shown)}"
+            f"Class-maximising inputs, {options['steps']} steps from noise, all classes at once (the first {MOST_CLASSES} are shown); a "
+            f"3x3 blur annealed from sigma {options['blur']:g}, random crops after {options['jitter_after']} steps. Each from its darkest to "
+            f"its lightest pixel. Below each: the probability that another training of the same model gives the class; in brackets, where "
+            f"there is no other, that the model itself gives. {self._whose(shown)}"
         )
 
     def filters(self) -> str:
@@ -223,13 +225,13 @@ class InversionFigures(Figures):
         for column, (family, own), pair in zip(axes.T, panels, weights, strict=True):
             for axis, name in zip(column, pair, strict=True):
                 axis.set_axis_off()
-                _show(axis, filter_grid(own[name]))
+                _show(axis, filter_grid(own[name][:MOST_FILTERS]))
                 axis.set_title(f"{family}, {label(name)}: {neighbours(own[name]):.2f}")
         self._save(figure, "patch_filters")
         return (
-            f"Filters of the patch embedding, above untrained, below trained, each from its least to its greatest weight; models that "
-            f"read neither one nor three channels: a tile a channel. Numbers: correlation of weights one pixel apart, over all filters (0: "
-            f"noise). {self._whose([each for own in found.values() for each in own])}"
+            f"Filters of the patch embedding (the first {MOST_FILTERS}), above untrained, below trained, each from its least to its "
+            f"greatest weight; models that read neither one nor three channels: a tile a channel. Numbers: correlation of weights one "
+            f"pixel apart, over all filters (0: noise). {self._whose([each for own in found.values() for each in own])}"
         )
 
     def orders(self, rows: pd.DataFrame) -> str:
@@ -243,8 +245,7 @@ class InversionFigures(Figures):
             colour = GREY if weights == UNTRAINED else self.colours.get(weights, OKABE_ITO[i % len(OKABE_ITO)])
             style = {"color": colour, "marker": self.markers.get(weights, "o"), "linestyle": "-" if order == ORDERS[0] else "--",
                      "markerfacecolor": colour if order == ORDERS[0] else "white", "capsize": 2, "markersize": 3}  # fmt: skip
-            name = label(weights) if weights == UNTRAINED else f"{label(weights)}, {order}"
-            handles[name] = _along(axes[0, 0], own[~own["point"].str.startswith(LAYER)], "depth", style)
+            handles[f"{label(weights)}, {order}"] = _along(axes[0, 0], own[~own["point"].str.startswith(LAYER)], "depth", style)
             alone = own[own["point"].str.startswith(LAYER)]
             if len(alone):
                 _along(
@@ -253,9 +254,9 @@ class InversionFigures(Figures):
                     "layer",
                     style | {"linestyle": "none"},
                 )
-        for axis, text in zip(axes[0], ("layers executed", "layer, alone"), strict=True):
-            axis.set(xlabel=text, yscale="log")
-            axis.locator_params(axis="x", integer=True)
+        ticks = shown["depth"].unique(), [int(point.split()[1]) + 1 for point in shown["point"].unique() if point.startswith(LAYER)]
+        for axis, text, places in zip(axes[0], ("layers executed", "layer, alone"), ticks, strict=True):
+            axis.set(xlabel=text, yscale="log", xticks=places)
             axis.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
             axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         axes[0, 0].set(ylabel="token distance / yardstick")
@@ -265,8 +266,9 @@ class InversionFigures(Figures):
         return (
             f"What layers keep of their input: distance of the tokens of the found input from those of the original, relative to a "
             f"slightly shifted image's (dotted), after the first layers of the original order and of arbitrary ones (a random order "
-            f"for each of {shown['image'].nunique()} images), and after one layer alone. Lower keeps more. Geometric mean over "
-            f"{count} seed{'s' * (count > 1)}; bars: standard deviation of the logarithm over the seeds. {self._how()} {self.names}."
+            f"for each of {shown['image'].nunique()} images), and after one layer alone. Lower keeps more, as far as the descent gets. "
+            f"Geometric mean over {count} seed{'s' * (count > 1)}; bars: standard deviation of the logarithm over the seeds. "
+            f"{self._how()} {self.names}."
         )
 
     def _how(self) -> str:

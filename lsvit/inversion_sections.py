@@ -56,6 +56,8 @@ class InversionMeasure(Section):
     depths: Annotated[list[Count], Field(min_length=1)] | None
     sigma: Positive
     shifts: Count
+    met: Positive
+    batch_size: Count
     records: Count
     seed: Seed
 

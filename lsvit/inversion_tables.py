@@ -55,18 +55,17 @@ def name_model(weights: str, edit: str, order: str) -> str:
 
 
 def verdict_table(numbers: pd.DataFrame) -> pd.DataFrame:
-    """What is known of every layer of the models as they are, a row a point."""
-    shown = numbers[numbers["edit"] == NO_EDIT]
+    """What is known of every layer, a row a model and point."""
     return pd.DataFrame([
         {"model": row.family, "weights": name_model(str(row.weights), str(row.edit), str(row.order)), "point": name_point(str(row.point)),
          "optimiser": OPTIMISERS.get(str(row.optimiser), str(row.optimiser)), "embedding / yardstick": f"{row.embedding_ratio:.3f}",
          "input / yardstick": f"{row.input_ratio:.2f}", "pixel correlation": f"{row.pixel_correlation:.3f}",
-         "verdict": f"{row.verdict} ({row.count}/{row.n})"} for row in shown.itertuples()
+         "verdict": f"{row.verdict} ({row.count}/{row.n})"} for row in numbers.itertuples()
     ])  # fmt: skip
 
 
 def write_inversion_table(rows: pd.DataFrame, folder: Path, about: dict[str, Any]) -> dict[str, str]:
-    """Write inversion_table: csv (all models), md and tex (models as they are).
+    """Write inversion_table: csv, md and tex.
 
     Args:
         rows: of inversion.csv.
@@ -83,8 +82,9 @@ def write_inversion_table(rows: pd.DataFrame, folder: Path, about: dict[str, Any
         f"Inversion. Distances of the found input's output and of the found input itself from the original's, each relative to that of "
         f"a slightly shifted image (noise of standard deviation {about['sigma']:g}, {about['shifts']} draws); means over "
         f"{rows['image'].nunique()} validation images and {count}. Verdict: the commonest of the single "
-        f"inversions, and how many have it. Approximately non-invertible: the output is not met as nearly as the shifted image meets it; "
-        f"non-unique: it is, by an input farther from the original than the shifted image; invertible here: by one as near. "
+        f"inversions, and how many have it. Invertible here: the output is met more nearly than by the shifted image, by an input nearer "
+        f"than that; non-unique: exactly (below {about['met']:g} of the yardstick), by an input farther than that; approximately "
+        f"non-invertible: neither; all as far as the optimiser gets in its steps. "
         f"Data {', '.join(dict.fromkeys(rows['dataset']))}."
     )
     numbers.to_csv(folder / "inversion_table.csv", index=False, lineterminator="\n")

@@ -138,6 +138,9 @@ class Params(Section):
         own = self.resolve(Inversion).families[name].model_dump() | {"weights": "scratch"}
         if own["timm"] is None:
             return self.model_preset
+        own["kwargs"] = {key: self.model_preset.kwargs[key] for key in ("img_size", "in_chans") if key in self.model_preset.kwargs} | own[
+            "kwargs"
+        ]
         return self._resolved(ModelPreset, {key: Value(value, f"{source}.families.{name}") for key, value in own.items()})
 
     @staticmethod

@@ -102,12 +102,11 @@ def input_step(work: Work) -> Work:
 
 
 def states_work(model: Forward, routes: np.ndarray) -> list[Work]:
-    """A pass to the states at the ends of routes (B, L), some of them empty, as `read_states` runs it: all images are embedded, and
-    those that have a route are embedded again and run along it."""
+    """A pass to the states at the ends of routes (B, L), some of them empty, whose images are embedded and no more."""
     lengths = np.count_nonzero(routes != ENDED, axis=1)
-    own = routes[lengths > 0]
-    embedded = route_work(model, len(routes), len(routes), 0)
-    return [embedded, route_work(model, len(own), len(own), lengths.sum() / len(own), count_calls(own))] if len(own) else [embedded]
+    own, bare = routes[lengths > 0], int((lengths == 0).sum())
+    work = [route_work(model, len(own), len(own), lengths.sum() / len(own), count_calls(own))] if len(own) else []
+    return work + ([route_work(model, bare, bare, 0)] if bare else [])
 
 
 def inversion_job(model: Forward, routes: np.ndarray, options: InversionMeasure, descent: Descent) -> list[Work]:
@@ -123,6 +122,6 @@ def inversion_job(model: Forward, routes: np.ndarray, options: InversionMeasure,
 
 
 def class_images_job(model: Forward, classes: int, options: ClassImages, judged: bool) -> list[Work]:
-    """One model's class-maximising inputs, all classes in a batch, which it rates in the end, and another model if they are judged."""
-    forward = route_work(model, classes, classes, model.num_layers)
-    return [input_step(forward)] * options.steps + [forward] * (1 + judged)
+    """One model's class-maximising inputs, which it rates in the end, and another model if they are judged."""
+    step = route_work(model, classes, min(classes, options.batch_size), model.num_layers)
+    return [input_step(step)] * options.steps + [route_work(model, classes, classes, model.num_layers)] * (1 + judged)

@@ -4,6 +4,7 @@ from copy import deepcopy
 from pathlib import Path
 
 from lsvit.errors import UserError, one_line_errors
+from lsvit.inversion_sections import Inversion
 from lsvit.launch import cuda_devices
 from lsvit.params import Params, load
 from lsvit.processes import root
@@ -44,6 +45,39 @@ def num_layers(params: Params) -> int:
     return models[0].num_layers
 
 
+def check_inversion(params: Params, num_layers: int) -> None:
+    """Build the models of stage inversion without memory, as it edits them.
+
+    Args:
+        params: what to check.
+        num_layers: of the chosen model.
+
+    Raises:
+        UserError: timm refuses a model, a part that is taken out or put in is not there, or a layer.
+    """
+    options, depths = params.resolve(Inversion), {params.model: num_layers}
+    made = [name for name, family in options.families.items() if family.timm] + [*options.ablations, *options.transplants]
+    if made:
+        import torch
+
+        from lsvit.ablation import ablate, transplant
+        from lsvit.models import RoutedModel
+        from lsvit.weights import create_backbone
+
+        for name in dict.fromkeys(made):
+            with torch.device("meta"):
+                backbone = create_backbone(params.family_preset(name).model_copy(update={"init_std": None}), 1)
+                depths[name] = RoutedModel(backbone).num_layers
+                for parts in options.transplants.get(name, ()):
+                    transplant(backbone, backbone, parts)
+                for without in options.ablations.get(name, ()):
+                    ablate(deepcopy(backbone), without)
+    for depth in options.depths or ():
+        if depth > min(depths.values()):
+            raise UserError(f"params.yaml: inversion.depths: found {depth}, accepted: at most {min(depths.values())}, the layers of the "
+                            "smallest of its models")  # fmt: skip
+
+
 @one_line_errors()
 def main() -> None:
     """Write outs/check_params.txt, always the same, so that a passed check makes nothing run again."""
@@ -57,7 +91,9 @@ def main() -> None:
         precision, source = params.values(Finetune, name)["precision"]
         if precision == "tf32" and (params.device == "cpu" or not gpus):
             raise UserError(f"params.yaml: {source}.precision: found 'tf32', accepted on a CPU: auto, fp32, bf16")
-    params.check_layers(num_layers(params))
+    found = num_layers(params)
+    params.check_layers(found)
+    check_inversion(params, found)
     if params.device == "cuda" and not gpus:
         raise UserError("params.yaml: device: found 'cuda', but this machine has no CUDA device; accepted here: auto, cpu")
     if params.device != "cpu" and gpus and processes > gpus:
