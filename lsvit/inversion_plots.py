@@ -209,9 +209,9 @@ class InversionFigures(Figures):
         self._pictures("class_images", table, [name.replace(" ", "\n").replace("/", "/\n") for name in names])
         return (
             f"Class-maximising inputs, {options['steps']} steps from noise, all classes at once (the first {MOST_CLASSES} are shown); a "
-            f"3x3 blur annealed from sigma {options['blur']:g}, random crops after {options['jitter_after']} steps. Each from its darkest to "
-            f"its lightest pixel. Below each: the probability that another training of the same model gives the class; in brackets, where "
-            f"there is no other, that the model itself gives. {self._whose(shown)}"
+            f"3x3 blur annealed from sigma {options['blur']:g}, random crops after {options['jitter_after']} steps. Each from its darkest "
+            f"to its lightest pixel. Below each: the probability that another training of the same model gives the class; in brackets, "
+            f"where there is no other, that the model itself gives. {self._whose(shown)}"
         )
 
     def filters(self) -> str:
