@@ -155,6 +155,12 @@ def test_smoke_passes_through_every_stage_and_prints_the_table(smoked: Path) -> 
     assert set(smoothing["losses"]) == {"none", "contrastive", "contrastive+mixing"}
     assert {"smoothing_cosine.png", "smoothing_attention.png", "smoothing_orders.png"} <= figures
     assert "yes" in (smoked / "results" / "smoothing_table1.md").read_text()
+    inversion = pd.read_csv(smoked / "results" / "inversion.csv")
+    assert set(inversion["family"]) == {"vit", "mixer", "vit_pico"}
+    assert set(inversion["edit"]) == {"none", "without residuals+mlp", "with patch_embed+norm1"}
+    assert set(inversion["optimiser"]) == {"adam", "gd"}
+    pictures = {"depth", "ablation", "transplant", "curves", "orders"}
+    assert {*(f"inversion_{name}.png" for name in pictures), "class_images.png", "patch_filters.png"} <= figures
 
 
 def test_nothing_is_left_to_do(smoked: Path) -> None:
@@ -191,7 +197,7 @@ def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None
     store = f"sqlite:///{smoked / 'mlflow.db'}"
     before = tracked_runs(store)
     variants = load(ROOT / "params.yaml").all_variants
-    stages = {"pretrain", "prune-eval", "analysis", "exits", "paper-figures"}
+    stages = {"pretrain", "prune-eval", "analysis", "exits", "smoothing", "inversion", "paper-figures"}
     trainings = {name for v in variants for name in (v, f"{v} seed 0")} | {"pretrain seed 0", "end_to_end_vit_6 seed 0"}
     assert stages | trainings <= set(before)
     # LS is declared anew, with a value that it has anyway
