@@ -159,5 +159,6 @@ def smoothing_metrics(rows: pd.DataFrame) -> dict[str, Any]:
     for own, keys in ((scratch, ["num_layers", "losses"]), (variants, ["training", "order"])):
         for (first, second), group in own.groupby(keys, sort=False):
             means = group[["accuracy", "patch_cosine", "attention_std"]].mean().dropna().round(6)
-            found.setdefault(f"{first} layers" if own is scratch else str(first), {})[str(second)] = means.to_dict()
+            name = str(second).replace("+", " and ")  # MLflow takes no plus
+            found.setdefault(f"{first} layers" if own is scratch else str(first), {})[name] = means.to_dict()
     return found

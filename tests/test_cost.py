@@ -117,7 +117,7 @@ def small(params: Params, pico: ModelPreset) -> Params:
         "optimisers": {"adam": {"method": "adam", "lrs": [0.1], "steps": 5, "blur": 0.5, "total_variation": 0.1},
                        "gd": {"method": "gd", "lrs": [0.03, 0.1], "steps": 4}},
         "ablations": {"pico": [["attention"]]}, "transplants": {"mixer": [["patch_embed"]]}, "variants": ["baseline", "refit_3"],
-        "class_images": params.inversion.class_images.model_copy(update={"steps": 6}),
+        "class_images": params.inversion.class_images.model_copy(update={"steps": 6, "batch_size": 4}),
     }  # fmt: skip
     return params.model_copy(update={
         "dataset": "bars", "datasets": {"bars": DatasetPreset(source="embedded", train=96, validation=40, heldout=16)},
@@ -332,11 +332,11 @@ def test_work_of_inversion(small: Params) -> None:
     plan = Plan(small)
     mixer = [subject.family for subject, _, _ in plan.inverted(plan.subjects())].index("mixer")
     job = jobs["inversions"][mixer]
-    embedded, layers = 7 * 2 + 6 * 2, (1 + 2 + 3 + 1 + 1 + 1) * 2
+    embedded, layers = 7 * 2, (1 + 2 + 3 + 1 + 1 + 1) * 2
     passes = (3 + 2) + 2 * 5 + 1
-    flops = (passes * embedded + (3 + 3) * 7 * 2) * model.outside + passes * layers * model.block
+    flops = (passes + 3 + 3) * embedded * model.outside + passes * layers * model.block
     assert sum(work.flops for work in job) == pytest.approx(flops[FLOPS])
-    assert sum(work.images for work in job) == (5 + 5 + 1) * embedded + 6 * 7 * 2
+    assert sum(work.images for work in job) == (5 + 5 + 1 + 6) * embedded
     assert sum(work.batches for work in job) == 2 * (5 + 5 + 1) + 6
     assert [sum(work.images for work in job) for job in jobs["class images"]] == [10 * 7, *[10 * 8] * 6]
 

@@ -115,12 +115,20 @@ TABLES = {
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("kind", ["vit", "mixer", "position"])
-def test_states_at_the_end_of_routes(kind: str, table: str) -> None:
-    """Of every image by itself, and what they give back to its pixels."""
+def test_states_at_the_end_of_routes(kind: str, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every image by itself, and what they give back to its pixels. Every image is embedded once."""
     position = Position(encode=Encode(dim=4, dropout=0.1, shared=False)) if kind == "position" else Position()
     model, routes = RoutedModel(small(MlpMixer if kind == "mixer" else VisionTransformer), position).eval(), TABLES[table]
-    pixels = images(6).requires_grad_()
+    pixels, embedded, embed = images(6).requires_grad_(), [], RoutedModel.embed
+
+    def counted(model: RoutedModel, own: Tensor) -> Tensor:
+        embedded.append(len(own))
+        return embed(model, own)
+
+    monkeypatch.setattr(RoutedModel, "embed", counted)
     states = read_states(model, pixels, routes)
+    empty = sum(route[0] < 0 for route in routes.tolist())
+    assert embedded == [count for count in (6 - empty, empty) if count]
     own = [[layer for layer in route if layer >= 0] for route in routes.tolist()]
     expected = [by_hand(model, image, route) for image, route in zip(pixels, own, strict=True)]
     assert torch.allclose(states, torch.stack(expected), atol=1e-5)
@@ -349,28 +357,42 @@ def test_the_prior_makes_images_smoother(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("distances", "expected"),
+    ("ratios", "expected"),
     [
-        ((0.9, 1, 0.9, 1), INVERTIBLE),
-        ((0.0, 1, 0.0, 1), INVERTIBLE),
-        ((0.9, 1, 1.1, 1), NON_UNIQUE),
-        ((0.9, 1, 1.0, 1), NON_UNIQUE),
-        ((1.0, 1, 0.9, 1), APPROXIMATE),
-        ((1.1, 1, 0.9, 1), APPROXIMATE),
-        ((1.1, 1, 1.1, 1), APPROXIMATE),
-        ((0.0, 0, 0.0, 1), APPROXIMATE),
-        ((math.nan, 1, 0.9, 1), APPROXIMATE),
-        ((math.nan, 1, math.nan, 1), APPROXIMATE),
-        ((math.inf, 1, math.inf, 1), APPROXIMATE),
-        ((0.9, math.nan, 0.9, 1), APPROXIMATE),
-        ((0.9, 1, math.nan, 1), NON_UNIQUE),
-        ((1.9, 2, 0.9, 1), INVERTIBLE),
-        ((0.9, 1, 1.9, 2), INVERTIBLE),
+        ((0.9, 0.9), INVERTIBLE),
+        ((0.999, 0.999), INVERTIBLE),
+        ((0.0, 0.0), INVERTIBLE),
+        ((0.01, 0.9), INVERTIBLE),  # met or not
+        ((0.0, 1.0), NON_UNIQUE),
+        ((0.0, 1.1), NON_UNIQUE),
+        ((0.0099, 1.0), NON_UNIQUE),
+        ((0.0099, 50.0), NON_UNIQUE),
+        ((0.0099, math.inf), NON_UNIQUE),
+        ((0.0099, math.nan), NON_UNIQUE),
+        ((0.01, 1.0), APPROXIMATE),  # the border is not met
+        ((0.0101, 1.0), APPROXIMATE),
+        ((0.9, 1.1), APPROXIMATE),  # nearer than the shifted image, but not there
+        ((0.999, 1.0), APPROXIMATE),
+        ((1.0, 0.9), APPROXIMATE),
+        ((1.0, 0.0), APPROXIMATE),
+        ((1.1, 1.1), APPROXIMATE),
+        ((math.nan, 0.9), APPROXIMATE),
+        ((math.nan, math.nan), APPROXIMATE),
+        ((math.inf, math.inf), APPROXIMATE),
+        ((0.9, math.nan), APPROXIMATE),
     ],
 )
-def test_verdicts(distances: tuple[float, float, float, float], expected: str) -> None:
-    assert verdict(*distances) == expected
+def test_verdicts(ratios: tuple[float, float], expected: str) -> None:
+    assert verdict(*ratios, 0.01) == expected
     assert len({INVERTIBLE, NON_UNIQUE, APPROXIMATE}) == 3
+
+
+@pytest.mark.parametrize(("met", "expected"), [(0.5, NON_UNIQUE), (0.3, APPROXIMATE), (0.2, APPROXIMATE)])
+def test_what_counts_as_met_decides(met: float, expected: str) -> None:
+    """Between outputs met by a far input; whether a near one is found does not depend on it."""
+    assert verdict(0.3, 2.0, met) == expected
+    assert verdict(0.3, 0.9, met) == INVERTIBLE
+    assert verdict(1.0, 2.0, 1.5) == NON_UNIQUE
 
 
 # ---- points -----------------------------------------------------------------------------------------------------------
@@ -419,9 +441,9 @@ TINY = ModelPreset(timm="vit_tiny_patch16_224", kwargs=PICO | {"depth": 3}, weig
 MIXER = ModelPreset(
     timm="mixer_custom", kwargs={"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "num_blocks": 2}, weights="scratch"
 )
-OPTIONS = InversionMeasure(images=2, depths=None, sigma=0.05, shifts=2, records=3, seed=7)
+OPTIONS = InversionMeasure(images=2, depths=None, sigma=0.05, shifts=2, met=0.01, batch_size=200, records=3, seed=7)
 COLUMNS = ["point", "depth", "image", "lr", "embedding_distance", "yardstick", "input_distance", "input_yardstick",
-           "token_distance", "token_yardstick", "pixel_correlation", "verdict"]  # fmt: skip
+           "token_distance", "token_yardstick", "pixel_correlation", "num_layers", "overcomplete", "verdict"]  # fmt: skip
 
 
 class Outcome:
@@ -503,6 +525,11 @@ def check_final_distances(outcome: Outcome, model: RoutedModel, prepared: Path, 
         assert row.pixel_correlation == pytest.approx(pixels, abs=2e-3)
 
 
+def verdicts(rows: pd.DataFrame, met: float) -> list[str]:
+    embedding, pixels = rows["embedding_distance"] / rows["yardstick"], rows["input_distance"] / rows["input_yardstick"]
+    return [verdict(*ratios, met) for ratios in zip(embedding, pixels, strict=True)]
+
+
 def test_measure_writes_rows_and_arrays(inverted: Callable[..., Outcome], prepared: Path, tmp_path: Path) -> None:
     """A row a point and image; curves relative to the yardsticks end in the distances of the rows. Twice the same."""
     weights = saved(tmp_path / "w.safetensors", 1)
@@ -531,8 +558,9 @@ def test_measure_writes_rows_and_arrays(inverted: Callable[..., Outcome], prepar
     first = (arrays["input"][..., 0] * rows["input_yardstick"].to_numpy().reshape(7, 2)).tolist()
     assert first == [pytest.approx(start.flatten(1).norm(dim=1).tolist(), rel=1e-4)] * 7
     assert (rows["input_yardstick"] / (0.05 * 28)).tolist() == pytest.approx([1] * 14, abs=0.1)
-    quantities = zip(*(rows[name] for name in ("embedding_distance", "yardstick", "input_distance", "input_yardstick")), strict=True)
-    assert rows["verdict"].tolist() == [verdict(*four) for four in quantities]
+    assert rows["verdict"].tolist() == verdicts(rows, 0.01)
+    assert (rows["num_layers"] == 3).all()
+    assert not rows["overcomplete"].any()  # 16 numbers of 14 x 14 pixels
     embedded = rows[rows["point"] == "patch_embed"]
     assert np.allclose(embedded["embedding_distance"], embedded["token_distance"], rtol=1e-4)
     assert np.allclose(embedded["yardstick"], embedded["token_yardstick"], rtol=1e-4)
@@ -540,6 +568,59 @@ def test_measure_writes_rows_and_arrays(inverted: Callable[..., Outcome], prepar
     assert inverted(weights, alone=True) == found
     assert inverted(weights, alone=True, seed=3) == found  # with weights and in sequential order nothing is drawn from it
     assert inverted(weights, alone=True, options=OPTIONS.model_copy(update={"seed": 8})) != found
+
+
+def test_verdicts_of_rows_are_relative_and_follow_met(inverted: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Nothing but the verdicts depends on what counts as met; here no far input meets an output, until everything counts."""
+    weights = saved(tmp_path / "w.safetensors", 1)
+    found = {met: inverted(weights, options=OPTIONS.model_copy(update={"met": met})) for met in (0.01, 1e9)}
+    assert APPROXIMATE in set(found[0.01].rows["verdict"])
+    assert NON_UNIQUE not in set(found[0.01].rows["verdict"])
+    assert NON_UNIQUE in set(found[1e9].rows["verdict"])
+    assert APPROXIMATE not in set(found[1e9].rows["verdict"])
+    for met, outcome in found.items():
+        assert outcome.rows["verdict"].tolist() == verdicts(outcome.rows, met)
+    first, second = (outcome.rows.drop(columns="verdict") for outcome in found.values())
+    pd.testing.assert_frame_equal(first, second)
+
+
+@pytest.mark.parametrize(("batch_size", "order"), [(1, "sequential"), (3, "sequential"), (3, "arbitrary"), (14, "sequential")])
+def test_measure_in_parts(inverted: Callable[..., Outcome], tmp_path: Path, batch_size: int, order: str) -> None:
+    """How many inputs are found at once changes nothing, also where parts end within a point and the last is smaller."""
+    weights = saved(tmp_path / "w.safetensors", 1)
+    options = OPTIONS.model_copy(update={"batch_size": batch_size})
+    whole, parts = (inverted(weights, alone=order == "sequential", order=order, options=each) for each in (OPTIONS, options))
+    assert len(whole.rows) == (14 if order == "sequential" else 8)
+    pd.testing.assert_frame_equal(parts.rows, whole.rows, rtol=1e-5, atol=1e-5)
+    assert parts.arrays.keys() == whole.arrays.keys()
+    for name in ("points", "steps", "originals", "filters"):
+        assert np.array_equal(parts.arrays[name], whole.arrays[name]), name
+    for name in ("embedding", "input"):
+        assert np.allclose(parts.arrays[name], whole.arrays[name], rtol=1e-5, atol=1e-5), name
+    assert np.allclose(parts.arrays["found"], whole.arrays["found"], atol=1e-3)  # half precision
+
+
+def test_parts_are_no_larger_than_asked(
+    inverted: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    seen, real = [], inversion.invert
+
+    def spied(model: RoutedModel, own: Any, originals: Tensor, *others: Any) -> Any:
+        seen.append(len(originals))
+        return real(model, own, originals, *others)
+
+    monkeypatch.setattr(inversion, "invert", spied)
+    inverted(saved(tmp_path / "w.safetensors", 1), options=OPTIONS.model_copy(update={"batch_size": 3}))
+    assert seen == [3, 3, 2]
+
+
+@pytest.mark.parametrize(("width", "overcomplete"), [(192, False), (196, True), (200, True)])
+def test_measure_tells_wide_patch_embeddings(inverted: Callable[..., Outcome], width: int, overcomplete: bool) -> None:
+    """As many numbers a patch as it has values, 14 x 14, are enough."""
+    preset = TINY.model_copy(update={"kwargs": TINY.kwargs | {"embed_dim": width, "depth": 1}})
+    found = inverted(model=preset, options=OPTIONS.model_copy(update={"depths": [1], "images": 1}), descent=descent(steps=1))
+    assert found.rows["overcomplete"].tolist() == [overcomplete] * 2
+    assert found.rows["num_layers"].tolist() == [1] * 2
 
 
 def test_measure_of_untrained_models(inverted: Callable[..., Outcome], prepared: Path) -> None:

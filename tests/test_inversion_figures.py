@@ -24,7 +24,8 @@ POINTS = {"patch_embed": 0, "first 1": 1, "first 3": 3, "layer 0": 1, "layer 2":
 STEPS, SIDE, CLASSES = np.array([0, 5, 10]), 6, ["bag", "coat", "t-shirt/top"]
 PAGES = {"inversion_depth", "inversion_curves", "class_images", "patch_filters"}
 ABOUT: dict[str, Any] = {
-    "sigma": 0.0625, "shifts": 8, "epochs": 2, "training_images": 900, "families": ["vit", "mixer"], "trained_here": ["vit", "mixer"],
+    "sigma": 0.0625, "shifts": 8, "met": 0.015, "epochs": 2, "training_images": 900, "families": ["vit", "mixer"],
+    "trained_here": ["vit", "mixer"],
     "optimisers": {"adam": {"steps": 10}, "gd": {"steps": 20}}, "class_images": {"steps": 30, "blur": 2.5, "jitter_after": 7},
 }  # fmt: skip
 
@@ -37,7 +38,7 @@ def row(**own: Any) -> dict[str, Any]:
         "dataset": "d_10k", "model": MODEL, "family": "vit", "weights": "trained", "edit": "none", "order": "sequential",
         "optimiser": "adam", "seed": 0, "point": "first 1", "depth": 1, "image": 0, "lr": 0.1, "embedding_distance": 2.0, "yardstick": 2.0,
         "input_distance": 4.0, "input_yardstick": 4.0, "token_distance": 5.0, "token_yardstick": 5.0, "pixel_correlation": 0.5,
-        "verdict": "non-unique",
+        "num_layers": 3, "overcomplete": False, "verdict": "non-unique",
     } | own  # fmt: skip
 
 
@@ -132,12 +133,13 @@ TABLE = [
 
 
 def test_the_table_of_verdicts() -> None:
-    """Models as they are alone; in words."""
+    """Of every model, in words."""
     table = verdict_table(inversion_numbers(pd.DataFrame(TABLE)))
     assert list(table.columns) == ["model", "weights", "point", "optimiser", "embedding / yardstick", "input / yardstick",
                                    "pixel correlation", "verdict"]  # fmt: skip
     assert table.to_numpy().tolist() == [
         ["vit", "trained", "first layer", "Adam", "0.062", "1.25", "0.988", "non-unique (2/3)"],
+        ["vit", "trained, without mlp", "first layer", "Adam", "1.000", "1.00", "0.500", "non-unique (1/1)"],
         [MODEL, "LS, arbitrary order", "patch embedding", "gradient descent", "1.000", "1.00", "0.500", "non-unique (1/1)"],
         ["mixer", "trained", "layer 3 alone", "my_own", "1.000", "1.00", "0.500", "non-unique (1/1)"],
     ]
@@ -150,11 +152,13 @@ def test_the_table_is_written(tmp_path: Path) -> None:
     caption = captions["Inversion, table"]
     assert "noise of standard deviation 0.0625, 8 draws" in caption
     assert "2 validation images and 1 or 2 seeds" in caption
+    assert "non-unique: exactly (below 0.015 of the yardstick), by an input farther than that" in caption
+    assert "approximately non-invertible: neither" in caption
     assert caption.endswith("Data d_10k.")
     text = (tmp_path / "inversion_table.md").read_text()
     assert text.endswith(f"\n\n{caption}\n")
-    assert "without mlp" not in text
-    assert len([line for line in text.split("\n") if line.startswith("|")]) == 2 + 3
+    assert "trained, without mlp" in text
+    assert len([line for line in text.split("\n") if line.startswith("|")]) == 2 + 4
     table = pd.read_csv(tmp_path / "inversion_table.csv", keep_default_na=False, na_values=[""])
     assert table["edit"].tolist() == ["none", "without mlp", "none", "none"]
     pd.testing.assert_frame_equal(table, inversion_numbers(pd.DataFrame(TABLE)), check_dtype=False)
@@ -162,7 +166,7 @@ def test_the_table_is_written(tmp_path: Path) -> None:
     assert "vit\\_micro" in latex
     assert "my\\_own" in latex
     assert "label{tab:inversion}" in latex
-    assert "without mlp" not in latex
+    assert "trained, without mlp" in latex
 
 
 def test_latex_has_no_bare_underscore(tmp_path: Path) -> None:
@@ -251,6 +255,11 @@ def value(number: int, point: str, image: int) -> float:
     return round((100 * image + 10 * list(POINTS).index(point) + number % 10) / 1000, 3)
 
 
+def numbers(correlation: float) -> str:
+    """What stands below a found input of this correlation: also both ratios, which depend on it."""
+    return f"{correlation:.2f}\n{0.5 + correlation:.2g} | {3 * correlation:.2g}"
+
+
 def specified(families: Sequence[str], variants: Sequence[str], edits: bool, optimisers: Sequence[str]) -> list[Specified]:
     """The models of a stage, in its order."""
     plain = [(family, weights) for family in families for weights in ("trained", "untrained")]
@@ -283,8 +292,9 @@ def make(
             for p, point in enumerate(points):
                 for image in range(images):
                     found[p, image] = value(number, point, image)
-                    token = (1 + number) * (1 + POINTS[point]) * (1 + seed)
-                    rows.append(row(**keys, point=point, depth=POINTS[point], image=image, pixel_correlation=value(number, point, image),
+                    token, own_value = (1 + number) * (1 + POINTS[point]) * (1 + seed), value(number, point, image)
+                    rows.append(row(**keys, point=point, depth=POINTS[point], image=image, pixel_correlation=own_value,
+                                    embedding_distance=2 * (0.5 + own_value), input_distance=4 * (3 * own_value),
                                     token_distance=5.0 * token))  # fmt: skip
             curve = np.stack([np.full((images, 3), p + 1.0) + np.arange(images)[:, None] for p in range(len(points))])
             np.savez(
@@ -369,12 +379,27 @@ def test_pictures_by_depth(full: Made, keep: Callable[[Made], Kept]) -> None:
     assert heads == ["", *HEADS]
     for line, number in enumerate((2, 3, 4, 5)):  # the first two are of the other optimiser
         expected = [value(number, point, 0) for point in POINTS]
-        assert told(page, line) == ["original", *(f"{v:.2f}" for v in expected)]
+        assert told(page, line) == ["original", *map(numbers, expected)]
         assert levels(page, line) == pytest.approx(expected, abs=1e-3)
     trained = full.gallery.find(family="mixer", weights="trained", edit="none", optimiser="adam")[0][1]
     np.testing.assert_array_equal(lines[2][1][0][0], trained["originals"][0])
     assert "Adam, 10 steps from noise" in caption
+    assert "pixel correlation with the original; distance of the outputs | of the inputs, relative to the yardstick." in caption
     assert caption.endswith("Seed 0; d_10k (model vit_micro); vit, mixer: trained by the stage, 2 epochs of 900 images.")
+
+
+def test_every_models_first_seed(full: Made) -> None:
+    """In the order of the index, whatever others have; a seed that is asked for is that one."""
+    gallery = Gallery(full.gallery.folder)
+    gallery.index = gallery.index[~((gallery.index["family"] == "mixer") & (gallery.index["seed"] == 0))]
+    for kind in ("inversion", "class_images"):
+        first = {(keys["family"], keys["seed"]) for keys, _ in gallery.find(kind)}
+        assert first == {("vit", 0), ("mixer", 1), (MODEL, 0)}
+        assert {keys["seed"] for keys, _ in gallery.find(kind, seed=1)} == {1}
+    assert gallery.find(family="mixer", seed=0) == []
+    gallery.index = gallery.index.sort_values("seed", ascending=False, kind="stable")
+    assert {keys["seed"] for keys, _ in gallery.find()} == {1}
+    assert len(gallery.find()) == len(full.gallery.find())
 
 
 def test_pictures_of_one_image(keep: Callable[[Made], Kept], tmp_path: Path) -> None:
@@ -404,7 +429,7 @@ def test_pictures_of_ablations(full: Made, keep: Callable[[Made], Kept]) -> None
             number = max(i for i, name in enumerate(names) if name == key) if key in names else None  # the first ones are of plain descent
             expected += [None if number is None else value(number, point, 0) for point in ("first 1", "first 3")]
         assert levels(page, line) == pytest.approx(expected, abs=1e-3)
-        assert told(page, line) == ["original", *("" if v is None else f"{v:.2f}" for v in expected)]
+        assert told(page, line) == ["original", *("" if v is None else numbers(v) for v in expected)]
     assert levels(page, 2)[2:] == [None, None]
     assert "Adam, 10 steps from noise" in caption
     assert caption.endswith("Seed 0; d_10k (model vit_micro); vit, mixer: trained by the stage, 2 epochs of 900 images.")
@@ -430,7 +455,7 @@ def test_pictures_of_transplants(full: Made, keep: Callable[[Made], Kept]) -> No
         number = names.index(("vit", weights, edit, "sequential", "adam"))
         expected = [value(number, point, image) for image in range(2) for point in list(POINTS)[:3]]
         assert levels(page, line) == pytest.approx(expected, abs=1e-3)
-        assert told(page, line)[::4] == ["original"] * 2
+        assert told(page, line) == ["original", *map(numbers, expected[:3]), "original", *map(numbers, expected[3:])]
     assert caption.endswith("Seed 0; d_10k (model vit_micro); vit: trained by the stage, 2 epochs of 900 images.")
 
 
@@ -455,8 +480,8 @@ def test_pages_whose_families_differ_in_depth(full: Made, keep: Callable[[Made],
         {head: text for head, (_, text) in zip(heads, pictures, strict=False) if text not in ("", "original")} for _, pictures in lines
     ]
     vit, mixers = texts[0], texts[3]
-    assert vit["trained\nfirst 3\nlayers"] == f"{value(2, 'first 3', 0):.2f}"
-    assert mixers["trained\nfirst 2\nlayers"] == f"{value(4, 'first 3', 0):.2f}"
+    assert vit["trained\nfirst 3\nlayers"] == numbers(value(2, "first 3", 0))
+    assert mixers["trained\nfirst 2\nlayers"] == numbers(value(4, "first 3", 0))
 
 
 def test_curves_of_the_first_family(full: Made, keep: Callable[[Made], Kept]) -> None:
@@ -511,9 +536,8 @@ def test_class_images_without_a_judge(keep: Callable[[Made], Kept], tmp_path: Pa
     made = make(tmp_path / "arrays", seeds=1, judged=lambda family: False)
     figures = keep(made)
     caption = figures.class_images(made.classes)
-    assert [told(figures.pages["class_images"], line) for line in range(4)] == [["0.90", "0.80", "0.70"]] * 4
-    assert "the probability that the model gives the class" in caption
-    assert "another training" not in caption
+    assert [told(figures.pages["class_images"], line) for line in range(4)] == [["(0.90)", "(0.80)", "(0.70)"]] * 4
+    assert "in brackets, where there is no other, that the model itself gives" in caption
 
 
 def test_class_images_of_which_some_have_a_judge(keep: Callable[[Made], Kept], tmp_path: Path) -> None:
@@ -522,8 +546,7 @@ def test_class_images_of_which_some_have_a_judge(keep: Callable[[Made], Kept], t
     figures = keep(made)
     figures.class_images(made.classes)
     texts = [told(figures.pages["class_images"], line) for line in range(3)]
-    assert texts[1:] == [["0.01", "0.11", "0.21"]] * 2
-    assert "nan" not in texts[0]
+    assert texts == [["(0.90)", "(0.80)", "(0.70)"], *[["0.01", "0.11", "0.21"]] * 2]
 
 
 def test_many_classes_are_cut(full: Made, keep: Callable[[Made], Kept], tmp_path: Path) -> None:
@@ -556,6 +579,24 @@ def test_filters_untrained_beside_trained(full: Made, keep: Callable[[Made], Kep
         np.testing.assert_allclose(np.asarray(axis.images[0].get_array()), filter_grid(filters)[0], atol=1e-6)
     assert "correlation of weights one pixel apart" in caption
     assert "d_10k (model vit_micro)" in caption
+
+
+def test_many_filters_are_cut(keep: Callable[[Made], Kept], tmp_path: Path) -> None:
+    """64 are shown; the number below is one of all."""
+    made = make(tmp_path / "arrays", families=("vit",), variants=(), edits=False, seeds=1)
+    smooth, rough = np.broadcast_to(np.arange(3.0), (64, 1, 3, 3)), 100 * np.random.default_rng(0).normal(size=(6, 1, 3, 3))
+    filters = np.concatenate([smooth, rough])
+    for file in made.gallery.index.loc[made.gallery.index["kind"] == "inversion", "file"]:
+        with np.load(made.gallery.folder / file) as arrays:
+            own = dict(arrays) | {"filters": filters}
+        np.savez(made.gallery.folder / file, **own)
+    figures = keep(made)
+    caption = figures.filters()
+    axis = figures.drawn["patch_filters"].axes[0]
+    np.testing.assert_allclose(np.asarray(axis.images[0].get_array()), filter_grid(filters[:64])[0], atol=1e-6)
+    assert axis.get_title() == f"vit, untrained: {neighbours(filters):.2f}"
+    assert f"{neighbours(filters):.2f}" != f"{neighbours(smooth):.2f}"
+    assert "(the first 64)" in caption
 
 
 def test_filters_caption_names_the_seed(full: Made, keep: Callable[[Made], Kept]) -> None:
@@ -599,6 +640,8 @@ def test_orders_are_means_over_the_seeds(full: Made, keep: Callable[[Made], Kept
         number = names.index((MODEL, name, "none", "sequential", "adam"))
         assert line.get_ydata().astype(float) == pytest.approx([2 * math.sqrt(2) * (1 + number)] * 2)
     assert left.get_yscale() == right.get_yscale() == "log"
+    assert sorted(left.get_xticks().tolist()) == [0, 1, 3]  # where there are points
+    assert sorted(right.get_xticks().tolist()) == [1, 3]
     assert "Geometric mean over 2 seeds" in caption
     assert "for each of 2 images" in caption
     assert "Adam, 10 steps from noise. d_10k (model vit_micro)." in caption
@@ -608,7 +651,7 @@ def test_the_legend_of_orders(full: Made, keep: Callable[[Made], Kept]) -> None:
     figures = keep(full)
     figures.orders(full.rows[full.rows["family"] == MODEL])
     texts = [text.get_text() for text in figures.drawn["inversion_orders"].legends[0].get_texts()]
-    assert texts == ["untrained", "baseline, sequential", "baseline, arbitrary", "LS, sequential", "LS, arbitrary"]
+    assert texts == [f"{name}, {order}" for name in ("untrained", "baseline", "LS") for order in ("sequential", "arbitrary")]
 
 
 def test_orders_are_of_models_as_they_are(keep: Callable[[Made], Kept], tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from lsvit import launch
 from lsvit.inversion_jobs import (
     CLASS_COLUMNS,
     COLUMNS,
+    KEYS,
     Plan,
     Subject,
     Task,
@@ -30,10 +31,12 @@ from lsvit.jobs import INVERSION_ARRAYS, INVERSION_ROWS, ClassImagesConfig, Inve
 from lsvit.params import Params
 from lsvit.sections import Pretrain
 from lsvit.shards import sha256
+from lsvit.tracking import _flat
 from tests.conftest import ROOT
 
 SEEDS = (0, 1, 2)
 DIGEST = cache(launch.code_digest)
+SIZES: dict[str, Any] = {"img_size": 28, "in_chans": 1}  # of the chosen model
 VIT: dict[str, Any] = {"timm": "vit_tiny_patch16_224", "kwargs": {"embed_dim": 16}, "init_std": 0.14}
 MIXER: dict[str, Any] = {"timm": "mixer_custom", "kwargs": {"embed_dim": 8}}
 DESCENT = {"method": "adam", "lrs": [0.1], "steps": 7}
@@ -122,7 +125,7 @@ def test_a_training_a_family_and_seed(make: Make) -> None:
         assert (config.options.lr, config.options.epochs, config.options.images) == (0.25, 2, 60)
         assert config.options.weight_decay == pretrain.weight_decay
         own = {"vit": VIT, "mixer": MIXER}[family]
-        assert (config.model.timm, config.model.kwargs) == (own["timm"], own["kwargs"])
+        assert (config.model.timm, config.model.kwargs) == (own["timm"], SIZES | own["kwargs"])
         assert (config.model.weights, config.model.init_std) == ("scratch", own.get("init_std"))
         assert (config.variant.route, config.weights_sha256, config.world_size) == ("sequential", None, 1)
     assert {job.group for (family, _), job in found.items() if family == "vit"} == {found["vit", 0].group}
@@ -161,7 +164,7 @@ def test_models_and_their_weights(make: Make, tmp_path: Path, protocol: str, kep
     for model in found:
         assert (model.edit, model.donor, model.variant.route, model.variant.layers) == ("none", None, "sequential", None)
         assert model.preset == (plan.params.model_preset if model.family == "own" else plan.params.family_preset(model.family))
-    assert found[0].preset.kwargs == VIT["kwargs"]
+    assert found[0].preset.kwargs == SIZES | VIT["kwargs"]
     assert [subject._replace(file=None) for subject in found] == plan.subjects()
 
 
@@ -292,6 +295,8 @@ OTHERS: dict[str, Any] = {
         ({"sigma": 0.1}, {}, {"inversions"}),
         ({"shifts": 3}, {}, {"inversions"}),
         ({"records": 3}, {}, {"inversions"}),
+        ({"met": 0.1}, {}, {"inversions"}),
+        ({"batch_size": 9}, {}, {"inversions"}),
         ({"class_images": {"steps": 6}}, {}, {"class images"}),
         ({"training": {**VALUES["training"], "lr": 0.5}}, {}, {"trainings"}),
         ({}, {"pretrain": {"weight_decay": 0.77}}, {"trainings"}),
@@ -360,6 +365,25 @@ def test_judges_of_class_images(make: Make, prepared: Path) -> None:
     assert len({task.job.key for task in tasks}) == len(tasks)
 
 
+@pytest.mark.parametrize(("head", "shown"), [("fresh", False), ("loaded", True), (None, True)])
+def test_models_whose_head_knows_no_classes_are_not_shown(make: Make, tmp_path: Path, head: str | None, shown: bool) -> None:
+    """Starting weights say in weights.json that their head is as initialised; what is trained on them here knows the classes."""
+    if head:
+        (tmp_path / "pretrain" / "seed_0" / "weights.json").write_text(json.dumps({"timm": "vit", "head": head}))
+    for seed in SEEDS:  # beside other weights it says nothing about these
+        (tmp_path / "finetune" / "ls" / f"seed_{seed}" / "weights.json").write_text('{"head": "fresh"}')
+    plan = make()
+    own = models(plan)
+    by_name = {str(model): model for model in (*own, *plan.refined())}
+    fresh = [name for name, model in by_name.items() if plan.has_fresh_head(model)]
+    assert fresh == ([] if shown else ["own trained seed 0"])
+    assert not plan.has_fresh_head(by_name["own trained seed 0"]._replace(file=None))  # counted without files
+    titles = [task.job.title for task in plan.class_images(own)]
+    assert ("class images of own trained seed 0" in titles) == shown
+    assert len(titles) == 3 * 3 + shown
+    assert [str(model) for model, _ in plan.judged(own)].count("own trained seed 0") == 1
+
+
 def test_nobody_judges_a_single_seed(make: Make) -> None:
     plan = make({"seeds": 1})
     tasks = plan.class_images(models(plan))
@@ -372,6 +396,7 @@ def write_inversion(task: Task, shift: float) -> None:
     """As the job does, of two points and two images; numbers say whose they are."""
     count = 4
     values = {name: shift + number + np.arange(count) / 10 for number, name in enumerate(COLUMNS[11:19])}
+    values |= {"num_layers": np.full(count, 4), "overcomplete": np.full(count, task.subject.family == "mixer")}
     rows = pd.DataFrame({"point": ["patch_embed"] * 2 + ["first 1"] * 2, "depth": [0, 0, 1, 1], "image": [0, 1, 0, 1], **values})
     task.job.folder.mkdir(parents=True)
     rows.assign(verdict="non-unique").to_csv(task.job.folder / INVERSION_ROWS, index=False)
@@ -416,8 +441,9 @@ def test_rows_of_inversions(finished: tuple[list[Task], list[Task]]) -> None:
         assert own["lr"].tolist() == pytest.approx([number, number + 0.1, number + 0.2, number + 0.3])
         assert own["pixel_correlation"].iloc[0] == number + 7
         assert own[["point", "depth", "image", "verdict"]].iloc[2].tolist() == ["first 1", 1, 0, "non-unique"]
+        assert own[["num_layers", "overcomplete"]].iloc[1].tolist() == [4, subject.family == "mixer"]
     assert COLUMNS[8:] == ["point", "depth", "image", "lr", "embedding_distance", "yardstick", "input_distance", "input_yardstick",
-                           "token_distance", "token_yardstick", "pixel_correlation", "verdict"]  # fmt: skip
+                           "token_distance", "token_yardstick", "pixel_correlation", "num_layers", "overcomplete", "verdict"]  # fmt: skip
 
 
 def test_rows_of_class_images(finished: tuple[list[Task], list[Task]]) -> None:
@@ -431,9 +457,25 @@ def test_rows_of_class_images(finished: tuple[list[Task], list[Task]]) -> None:
     assert rows["probability"].tolist()[:4] == [100, 100.5, 101, 101.5]
     own = rows["family"] == "own"
     assert own.sum() == 2
-    assert rows.loc[own, ["judge_probability", "judge_sees"]].isna().all(axis=None)
+    assert rows.loc[own, "judge_probability"].isna().all()
+    assert rows.loc[own, "judge_sees"].tolist() == ["", ""]
     assert rows.loc[~own, "judge_sees"].tolist() == ["coat"] * (len(rows) - 2)
     assert rows.loc[~own, "judge_probability"].tolist()[:2] == [0.1, 0.2]
+
+
+def test_classes_of_any_name(make: Make) -> None:
+    """Also those that pandas takes for missing values."""
+    plan = make({"seeds": 2})
+    task = plan.class_images(models(plan))[0]
+    names = ["nan", "None", "NA", "null"]
+    rows = pd.DataFrame({"class": names, "probability": 0.5, "judge_probability": [0.1, 0.2, 0.3, np.nan], "judge_sees": names[::-1]})
+    task.job.folder.mkdir(parents=True)
+    rows.to_csv(task.job.folder / INVERSION_ROWS, index=False)
+    found = class_rows([task])
+    assert found["class"].tolist() == names
+    assert found["judge_sees"].tolist() == names[::-1]
+    assert found["judge_probability"].tolist()[:3] == [0.1, 0.2, 0.3]
+    assert found["judge_probability"].isna().tolist() == [False, False, False, True]
 
 
 def test_arrays_are_found_again(finished: tuple[list[Task], list[Task]], tmp_path: Path) -> None:
@@ -468,7 +510,7 @@ def test_about(make: Make) -> None:
     plan = make()
     found = about(plan.params)
     assert json.loads(json.dumps(found)) == found
-    assert (found["sigma"], found["shifts"]) == (plan.options.sigma, plan.options.shifts)
+    assert (found["sigma"], found["shifts"], found["met"]) == (plan.options.sigma, plan.options.shifts, plan.options.met)
     assert (found["epochs"], found["training_images"]) == (2, 60)
     assert (found["families"], found["trained_here"]) == (["vit", "own", "mixer"], ["vit", "mixer"])
     assert list(found["optimisers"]) == ["adam", "gd"]
@@ -489,19 +531,43 @@ def test_metrics_are_means_over_seeds_and_images() -> None:
         first | {"point": "layer 0", "pixel_correlation": 1 / 3},
         first | {"edit": "without mlp", "embedding_distance": 8.0},
         first | {"order": "arbitrary", "input_distance": 10.0},
-        first | {"weights": "untrained", "edit": "with norm1", "order": "arbitrary", "pixel_correlation": -1.0},
+        first | {"weights": "untrained", "edit": "with patch_embed+norm1", "order": "arbitrary", "pixel_correlation": -1.0},
         first | {"optimiser": "gd", "embedding_distance": 1000.0},
     ]
     found = inversion_metrics(pd.DataFrame(rows), "adam")
-    plain = {"embedding": 0.5, "input": 1.5, "pixel_correlation": 0.25}
+    plain = {"embedding_ratio": 0.5, "input_ratio": 1.5, "pixel_correlation": 0.25}
     assert found == {
         "vit trained": {
-            "first 1": {"embedding": 0.625, "input": 1.0, "pixel_correlation": 0.5},
+            "first 1": {"embedding_ratio": 0.625, "input_ratio": 1.0, "pixel_correlation": 0.5},
             "layer 0": plain | {"pixel_correlation": 0.333333},
         },
-        "vit trained without mlp": {"first 1": plain | {"embedding": 4.0}},
-        "vit trained arbitrary": {"first 1": plain | {"input": 5.0}},
-        "vit untrained with norm1 arbitrary": {"first 1": plain | {"pixel_correlation": -1.0}},
+        "vit trained without mlp": {"first 1": plain | {"embedding_ratio": 4.0}},
+        "vit trained arbitrary": {"first 1": plain | {"input_ratio": 5.0}},
+        "vit untrained with patch_embed and norm1 arbitrary": {"first 1": plain | {"pixel_correlation": -1.0}},
     }
-    assert inversion_metrics(pd.DataFrame(rows), "gd") == {"vit trained": {"first 1": plain | {"embedding": 500.0}}}
+    assert inversion_metrics(pd.DataFrame(rows), "gd") == {"vit trained": {"first 1": plain | {"embedding_ratio": 500.0}}}
     assert json.loads(json.dumps(found)) == found
+
+
+def test_metrics_have_names_that_mlflow_takes(make: Make) -> None:
+    """Those of every model that is inverted here, with all edits, as the tracker logs them; none is another's."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.utils.validation import _validate_metric_name
+
+    plan = make({"seeds": 1, "ablations": {"vit": [["attention"], ["residuals", "mlp", "norms"]]},
+                 "transplants": {"vit": [["patch_embed"], ["patch_embed", "pos_embed", "norm1"]]}})  # fmt: skip
+    tasks = [task for task in plan.inversions(models(plan)) if task.optimiser == "adam"]
+    numbers = dict.fromkeys(COLUMNS[11:19], 1.0)
+    rows = [dict(zip(KEYS, task.keys, strict=True)) | numbers | {"point": point, "image": 0}
+            for task in tasks for point in ("patch_embed", "first 12", "layer 11")]  # fmt: skip
+    assert any("+" in row["edit"] for row in rows)
+    found = inversion_metrics(pd.DataFrame(rows), "adam")
+    names = list(_flat(found, separator="/"))
+    assert "vit trained without residuals and mlp and norms/first 12/embedding_ratio" in names
+    assert "vit untrained with patch_embed and pos_embed and norm1/patch_embed/pixel_correlation" in names
+    assert f"{plan.params.model} ls arbitrary/layer 11/input_ratio" in names
+    assert len(names) == 3 * len(rows)
+    for name in names:
+        _validate_metric_name(name)
+    with pytest.raises(MlflowException):  # so that this test can fail
+        _validate_metric_name("vit trained without residuals+mlp/first 12/embedding_ratio")

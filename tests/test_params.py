@@ -15,6 +15,7 @@ from lsvit.jobs import run_config
 from lsvit.params import load
 from lsvit.presets import ModelPreset, Preset
 from lsvit.sections import Analysis, Exits, Finetune, Pretrain, PruneEval, Smoothing
+from stages.check_params import check_inversion, main
 from tests.conftest import ROOT
 
 # (dotted key, value; DELETE removes the key), what the one line must say
@@ -121,6 +122,10 @@ WRONG: list[tuple[str, Any, list[str]]] = [
     ("inversion.optimisers", {"adam": {"method": "adam", "lrs": [0], "steps": 1}}, ["inversion.optimisers.adam.lrs.0", "greater than 0"]),
     ("models.vit_micro.inversion.families", {"vit": {"kwargs": {"depth": 2}}}, ["inversion.families.vit", "timm", "null"]),
     ("models.vit_micro.inversion.families", {"a b": {}}, ["models.vit_micro.inversion.families", "a b"]),
+    ("models.vit_micro.inversion.families.vit_micro", {"timm": "mixer_custom"}, ["inversion.families", "'vit_micro'", "another name"]),
+    ("inversion.met", 0, ["inversion.met", "0", "greater than 0"]),
+    ("models.vit_micro.inversion.batch_size", 0, ["inversion.batch_size", "0", "greater than or equal to 1"]),
+    ("inversion.depths", [0], ["inversion.depths.0", "0", "greater than or equal to 1"]),
     ("models.vit_micro.inversion.families.vit.kwargs.num_heads", 5, ["inversion.families.vit.kwargs.num_heads", "5", "divisor"]),
     ("models.vit_micro.inversion.ablations", {"vitt": [["mlp"]]}, ["inversion.ablations", "'vitt'", "did you mean 'vit'?"]),
     ("models.vit_micro.inversion.ablations", {"vit": [["norm"]]}, ["inversion.ablations.vit.0.0", "'norm'", "did you mean 'norms'?"]),
@@ -203,6 +208,66 @@ def test_stage_ends_with_one_line_and_exit_code_2(content: dict[str, Any], tmp_p
     assert done.stderr.count("\n") == 1
     assert "did you mean 'epochs'?" in done.stderr
     assert not list(tmp_path.glob("outs"))
+
+
+FAMILIES = "models.vit_micro.inversion.families"
+MODELS: list[tuple[str, Any, list[str]]] = [  # of stage inversion, that are wrong, which params.yaml alone does not tell
+    (f"{FAMILIES}.vit.timm", "vit_tiny_patch16_225", ["timm", "'vit_tiny_patch16_225'", "vit_tiny_patch16_224"]),
+    (f"{FAMILIES}.mixer.kwargs.depth", 6, ["mixer_custom", "'depth'"]),
+    (f"{FAMILIES}.vit.kwargs.pos_embed", "none", ["transplants", "'pos_embed'", "it has none of that name"]),
+    (f"{FAMILIES}.mixer", {"timm": "gmlp_s16_224", "kwargs": {"img_size": 224}}, ["ablations", "SpatialGatingBlock", "ResMLP"]),
+    ("inversion.depths", [1, 7], ["inversion.depths", "7", "at most 6"]),  # as many layers as its families; the chosen model has 12
+]
+
+
+@pytest.mark.parametrize(("key", "value", "said"), MODELS, ids=[key.removeprefix(f"{FAMILIES}.") for key, *_ in MODELS])
+def test_models_of_inversion_are_tried_before_any_compute(
+    content: dict[str, Any], tmp_path: Path, key: str, value: Any, said: list[str]
+) -> None:
+    params = load(write(content, tmp_path / "params.yaml", key, value))
+    with pytest.raises(UserError) as error:
+        check_inversion(params, 12)
+    message = str(error.value)
+    assert "\n" not in message
+    for part in said:
+        assert part in message
+
+
+@pytest.mark.parametrize("model", ["vit_micro", "vit_pico"])
+def test_models_of_inversion_that_can_be_made(content: dict[str, Any], tmp_path: Path, model: str) -> None:
+    """Those of the presets, with a depth that all of them have."""
+    depth = {"vit_micro": 6, "vit_pico": 2}[model]
+    params = load(write(content | {"model": model}, tmp_path / "params.yaml", "inversion.depths", [depth]))
+    check_inversion(params, 12)
+    with pytest.raises(UserError, match=f"inversion.depths: found {depth}, accepted: at most {depth - 1}, "):
+        check_inversion(params, depth - 1)  # the chosen model counts, too
+
+
+def test_stage_refuses_models_of_inversion(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """In one line, without leaving anything that would pass for a check."""
+    write(content, tmp_path / "params.yaml", "inversion.depths", [1, 7])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("error: params.yaml: inversion.depths: found 7, accepted: at most 6")
+    assert not list(tmp_path.glob("outs"))
+
+
+def test_families_of_inversion_have_the_chosen_models_sizes(content: dict[str, Any], tmp_path: Path) -> None:
+    """Of images, where they have none of their own; without keys they are the chosen model."""
+    own = {"timm": "mixer_custom", "kwargs": {"img_size": 14, "patch_size": 7, "embed_dim": 8}}
+    families = {"own": own, "mixer": own | {"kwargs": {"patch_size": 7}}, "chosen": {}}
+    changed = copy.deepcopy(content)
+    changed["models"]["vit_micro"]["inversion"] |= {"ablations": {}, "transplants": {}, "families": families}
+    changed["inversion"] |= {"families": {"chosen": {}}, "ablations": {}, "transplants": {}}
+    changed["models"]["vit_micro"]["kwargs"] |= {"in_chans": 3}
+    params = load(write(changed, tmp_path / "params.yaml", "device", "auto"))
+    assert params.family_preset("own").kwargs == own["kwargs"] | {"in_chans": 3}
+    assert params.family_preset("mixer").kwargs == {"img_size": 28, "in_chans": 3, "patch_size": 7}
+    assert params.family_preset("chosen") == params.model_preset
 
 
 def test_resolution_order(content: dict[str, Any], tmp_path: Path) -> None:
