@@ -232,7 +232,7 @@ def class_rows(tasks: Sequence[Task]) -> pd.DataFrame:
         own = dict(zip(KEYS, task.keys, strict=True))
         rows = pd.read_csv(task.job.folder / INVERSION_ROWS, keep_default_na=False, na_values={"judge_probability": ""})
         tables.append(rows.assign(**{key: own[key] for key in CLASS_KEYS}))
-    return pd.concat(tables)[CLASS_COLUMNS]
+    return pd.concat(tables)[CLASS_COLUMNS] if tables else pd.DataFrame(columns=CLASS_COLUMNS)
 
 
 def gather_arrays(inversions: Sequence[Task], class_images: Sequence[Task], out: Path) -> None:

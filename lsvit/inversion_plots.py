@@ -63,7 +63,8 @@ class InversionFigures(Figures):
             captions["Inversion, ablation"] = self.ablation(rows)
         if any(edit.startswith("with ") for edit in edits):
             captions["Inversion, transplant"] = self.transplants(rows)
-        captions["Class images"] = self.class_images(classes)
+        if len(classes):
+            captions["Class images"] = self.class_images(classes)
         captions["Patch-embedding filters"] = self.filters()
         variants = rows[rows["family"] == rows["model"]]
         if len(variants[variants["weights"] != UNTRAINED]):
@@ -86,7 +87,8 @@ class InversionFigures(Figures):
             for axis, (picture, text) in zip(line, pictures, strict=False):
                 if picture is not None:
                     _show(axis, picture)
-                axis.text(0.5, -0.04, text, transform=axis.transAxes, ha="center", va="top", fontsize=SMALL)
+                below = axis.text(0.5, -0.04, text, transform=axis.transAxes, ha="center", va="top", fontsize=SMALL)
+                below.set_in_layout(False)  # the pictures keep their size
         for axis, head in zip(axes[0], heads, strict=True):
             axis.set_title(head, fontsize=SMALL + 0.5, pad=2)
         self._save(figure, name)
@@ -95,7 +97,7 @@ class InversionFigures(Figures):
         """The pictures found for an image, their pixel correlation with it, and both distances relative to the yardstick."""
         own = rows[np.logical_and.reduce([rows[key] == keys[key] for key in (*MODEL, "seed")]) & (rows["image"] == image)]
         numbers, names = with_ratios(own).set_index("point"), list(arrays["points"])
-        texts = {p: f"{row[PIXELS]:.2f}\n{row[EMBEDDING]:.2g} | {row[INPUT]:.2g}" for p, row in numbers.iterrows()}
+        texts = {p: f"{row[PIXELS]:.2f}\n{_short(row[EMBEDDING])} | {_short(row[INPUT])}" for p, row in numbers.iterrows()}
         return [(arrays["found"][names.index(p), image], texts[p]) if p in names else (None, "") for p in points]
 
     def depths(self, rows: pd.DataFrame) -> str:
@@ -295,6 +297,13 @@ def _points(shown: Sequence[tuple[dict[str, Any], Arrays]]) -> list[str]:
     """The points that any of the models has, by the layers executed, layers alone last."""
     found = dict.fromkeys(str(point) for _, arrays in shown for point in arrays["points"])
     return sorted(found, key=lambda point: (point.startswith(LAYER), int(point.split()[1]) if " " in point else -1))
+
+
+def _short(ratio: float) -> str:
+    """A ratio in few characters: "<.01", ".12", "1.2", "12"."""
+    if ratio < 0.01:
+        return "<.01"
+    return f"{ratio:.2f}".removeprefix("0") if ratio < 0.995 else f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
 
 
 def _head(point: str) -> str:

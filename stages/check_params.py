@@ -65,13 +65,16 @@ def check_inversion(params: Params, num_layers: int) -> None:
         from lsvit.weights import create_backbone
 
         for name in dict.fromkeys(made):
-            with torch.device("meta"):
-                backbone = create_backbone(params.family_preset(name).model_copy(update={"init_std": None}), 1)
-                depths[name] = RoutedModel(backbone).num_layers
-                for parts in options.transplants.get(name, ()):
-                    transplant(backbone, backbone, parts)
-                for without in options.ablations.get(name, ()):
-                    ablate(deepcopy(backbone), without)
+            try:
+                with torch.device("meta"):
+                    backbone = create_backbone(params.family_preset(name).model_copy(update={"init_std": None}), 1)
+                    depths[name] = RoutedModel(backbone).num_layers
+                    for parts in options.transplants.get(name, ()):
+                        transplant(backbone, backbone, parts)
+                    for without in options.ablations.get(name, ()):
+                        ablate(deepcopy(backbone), without)
+            except UserError as error:
+                raise UserError(f"params.yaml: inversion, model {name}: {error}") from None
     for depth in options.depths or ():
         if depth > min(depths.values()):
             raise UserError(f"params.yaml: inversion.depths: found {depth}, accepted: at most {min(depths.values())}, the layers of the "
