@@ -21,7 +21,7 @@ Arrays = dict[str, np.ndarray]
 MOST_CLASSES, MOST_FILTERS = 10, 64  # on a page
 BELOW = "Below each: its pixel correlation with the original; distance of the outputs | of the inputs, relative to the yardstick."
 SMALL = 5.5  # points, of text beside pictures
-TILE = 0.52  # inches
+TILE, TEXT = 0.52, 0.22  # inches, of a picture and of what stands below it
 
 
 class Gallery:
@@ -77,9 +77,10 @@ class InversionFigures(Figures):
         """A page of pictures with a number below each. `table`: (title of the row, its pictures (C, H, W) and their texts)."""
         figure, axes = self._figure(1, nrows=len(table), ncols=len(heads))
         longest = max(len(line) for title, _ in table for line in title.split("\n"))
-        figure.set_size_inches(TILE * len(heads) + 0.05 * longest, (TILE + 0.22) * len(table) + 0.25)
+        height = (TILE + TEXT) * len(table) + 0.25
+        figure.set_size_inches(TILE * len(heads) + 0.05 * longest, height)
         layout: Any = figure.get_layout_engine()
-        layout.set(w_pad=0.01, h_pad=0.01, wspace=0.02, hspace=0.02)
+        layout.set(w_pad=0.01, h_pad=0.01, wspace=0.02, hspace=0.02, rect=(0, TEXT / height, 1, 1 - TEXT / height))
         for axis in axes.flat:
             axis.set_axis_off()
         for (title, pictures), line in zip(table, axes, strict=True):
