@@ -19,7 +19,10 @@ from lsvit.tables import label
 
 Arrays = dict[str, np.ndarray]
 MOST_CLASSES, MOST_FILTERS = 10, 64  # on a page
-BELOW = "Below each: its pixel correlation with the original; distance of the outputs | of the inputs, relative to the yardstick."
+BELOW = (
+    "Below each: its pixel correlation with the original; distance of the outputs | of the inputs, relative to those of a slightly "
+    "shifted image (the yardstick). One of the images; means over all are in inversion_table.md."
+)
 SMALL = 5.5  # points, of text beside pictures
 TILE, TEXT = 0.52, 0.22  # inches, of a picture and of what stands below it
 
@@ -193,7 +196,8 @@ class InversionFigures(Figures):
             f"Distance of the found input's output from the original's (above) and of the found input from the original (below) over the "
             f"iterations, relative to that of a slightly shifted image (dashed: sigma {self.about['sigma']:g}, mean of "
             f"{self.about['shifts']}). Thin: the {len(shown[0][1]['originals'])} images; thick: their mean. Of several learning rates of "
-            f"gradient descent the one that ends nearest. {self._whose(shown)}"
+            f"gradient descent the one that ends nearest; a cosine schedule ends flat whether the descent has arrived or not. "
+            f"{self._whose(shown)}"
         )
 
     def class_images(self, classes: pd.DataFrame) -> str:

@@ -23,12 +23,12 @@ def with_ratios(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def inversion_numbers(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row a model and point: mean over seeds and images of the two ratios and the pixel correlation, standard deviation over the
+    """A row a model and point: mean over seeds and images of the three ratios and the pixel correlation, standard deviation over the
     seeds' means, the commonest verdict and how many of the `n` inversions have it."""
     found = []
     for keys, group in with_ratios(rows).groupby([*MODEL, "point"], sort=False):
         row: dict[str, Any] = dict(zip([*MODEL, "point"], keys, strict=True))
-        for column in (EMBEDDING, INPUT, PIXELS):
+        for column in (EMBEDDING, INPUT, TOKENS, PIXELS):
             seeds = group.groupby("seed")[column].mean()
             row |= {column: seeds.mean(), f"{column}_std": seeds.std()}
         commonest = group["verdict"].value_counts()
@@ -59,7 +59,8 @@ def verdict_table(numbers: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([
         {"model": row.family, "weights": name_model(str(row.weights), str(row.edit), str(row.order)), "point": name_point(str(row.point)),
          "optimiser": OPTIMISERS.get(str(row.optimiser), str(row.optimiser)), "embedding / yardstick": f"{row.embedding_ratio:.3f}",
-         "input / yardstick": f"{row.input_ratio:.2f}", "pixel correlation": f"{row.pixel_correlation:.3f}",
+         "input / yardstick": f"{row.input_ratio:.2f}", "tokens / yardstick": f"{row.token_ratio:.2f}",
+         "pixel correlation": f"{row.pixel_correlation:.3f}",
          "verdict": f"{row.verdict} ({row.count}/{row.n})"} for row in numbers.itertuples()
     ])  # fmt: skip
 
@@ -81,10 +82,10 @@ def write_inversion_table(rows: pd.DataFrame, folder: Path, about: dict[str, Any
     caption = (
         f"Inversion. Distances of the found input's output and of the found input itself from the original's, each relative to that of "
         f"a slightly shifted image (noise of standard deviation {about['sigma']:g}, {about['shifts']} draws); means over "
-        f"{rows['image'].nunique()} validation images and {count}. Verdict: the commonest of the single "
-        f"inversions, and how many have it. Invertible here: the output is met more nearly than by the shifted image, by an input nearer "
-        f"than that; non-unique: exactly (below {about['met']:g} of the yardstick), by an input farther than that; approximately "
-        f"non-invertible: neither; all as far as the optimiser gets in its steps. "
+        f"{rows['image'].nunique()} validation images and {count}. Tokens: the inputs' distance behind the patch embedding. "
+        f"Verdict: the commonest of the single inversions, and how many have it. Invertible here: the output is met more nearly than by "
+        f"the shifted image, by an input nearer than that; non-unique: exactly (below {about['met']:g} of the yardstick), by an input "
+        f"farther than that; approximately non-invertible: neither; all as far as the optimiser gets in its steps. "
         f"Data {', '.join(dict.fromkeys(rows['dataset']))}."
     )
     numbers.to_csv(folder / "inversion_table.csv", index=False, lineterminator="\n")

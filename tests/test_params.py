@@ -258,8 +258,8 @@ def test_stage_refuses_models_of_inversion(
 
 def test_families_of_inversion_have_the_chosen_models_sizes(content: dict[str, Any], tmp_path: Path) -> None:
     """Of images, where they have none of their own; without keys they are the chosen model."""
-    own = {"timm": "mixer_custom", "kwargs": {"img_size": 14, "patch_size": 7, "embed_dim": 8}}
-    families = {"own": own, "mixer": own | {"kwargs": {"patch_size": 7}}, "chosen": {}}
+    own: dict[str, Any] = {"timm": "mixer_custom", "kwargs": {"img_size": 14, "patch_size": 7, "embed_dim": 8}}
+    families: dict[str, Any] = {"own": own, "mixer": own | {"kwargs": {"patch_size": 7}}, "chosen": {}}
     changed = copy.deepcopy(content)
     changed["models"]["vit_micro"]["inversion"] |= {"ablations": {}, "transplants": {}, "families": families}
     changed["inversion"] |= {"families": {"chosen": {}}, "ablations": {}, "transplants": {}}
