@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from lsvit.inversion_jobs import CLASS_COLUMNS, CLASS_KEYS, COLUMNS, KEYS
-from lsvit.inversion_plots import Gallery, InversionFigures, filter_grid, neighbours
+from lsvit.inversion_plots import Gallery, InversionFigures, _short, filter_grid, neighbours
 from lsvit.inversion_tables import inversion_numbers, name_model, name_point, verdict_table, with_ratios, write_inversion_table
 from lsvit.params import Params
 from lsvit.sections import PaperFigures
@@ -136,12 +136,12 @@ def test_the_table_of_verdicts() -> None:
     """Of every model, in words."""
     table = verdict_table(inversion_numbers(pd.DataFrame(TABLE)))
     assert list(table.columns) == ["model", "weights", "point", "optimiser", "embedding / yardstick", "input / yardstick",
-                                   "pixel correlation", "verdict"]  # fmt: skip
+                                   "tokens / yardstick", "pixel correlation", "verdict"]  # fmt: skip
     assert table.to_numpy().tolist() == [
-        ["vit", "trained", "first layer", "Adam", "0.062", "1.25", "0.988", "non-unique (2/3)"],
-        ["vit", "trained, without mlp", "first layer", "Adam", "1.000", "1.00", "0.500", "non-unique (1/1)"],
-        [MODEL, "LS, arbitrary order", "patch embedding", "gradient descent", "1.000", "1.00", "0.500", "non-unique (1/1)"],
-        ["mixer", "trained", "layer 3 alone", "my_own", "1.000", "1.00", "0.500", "non-unique (1/1)"],
+        ["vit", "trained", "first layer", "Adam", "0.062", "1.25", "1.00", "0.988", "non-unique (2/3)"],
+        ["vit", "trained, without mlp", "first layer", "Adam", "1.000", "1.00", "1.00", "0.500", "non-unique (1/1)"],
+        [MODEL, "LS, arbitrary order", "patch embedding", "gradient descent", "1.000", "1.00", "1.00", "0.500", "non-unique (1/1)"],
+        ["mixer", "trained", "layer 3 alone", "my_own", "1.000", "1.00", "1.00", "0.500", "non-unique (1/1)"],
     ]
 
 
@@ -257,7 +257,16 @@ def value(number: int, point: str, image: int) -> float:
 
 def numbers(correlation: float) -> str:
     """What stands below a found input of this correlation: also both ratios, which depend on it."""
-    return f"{correlation:.2f}\n{0.5 + correlation:.2g} | {3 * correlation:.2g}"
+    ratios = [f"{ratio:.2f}".lstrip("0") if ratio >= 0.01 else "<.01" for ratio in (0.5 + correlation, 3 * correlation)]
+    return f"{correlation:.2f}\n{' | '.join(ratios)}"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(0, "<.01"), (0.0099, "<.01"), (0.01, ".01"), (0.994, ".99"), (0.996, "1.0"), (9.94, "9.9"), (9.96, "10"), (25.3, "25")],
+)
+def test_ratios_in_few_characters(ratio: float, text: str) -> None:
+    assert _short(ratio) == text
 
 
 def specified(families: Sequence[str], variants: Sequence[str], edits: bool, optimisers: Sequence[str]) -> list[Specified]:
@@ -384,7 +393,7 @@ def test_pictures_by_depth(full: Made, keep: Callable[[Made], Kept]) -> None:
     trained = full.gallery.find(family="mixer", weights="trained", edit="none", optimiser="adam")[0][1]
     np.testing.assert_array_equal(lines[2][1][0][0], trained["originals"][0])
     assert "Adam, 10 steps from noise" in caption
-    assert "pixel correlation with the original; distance of the outputs | of the inputs, relative to the yardstick." in caption
+    assert "pixel correlation with the original; distance of the outputs | of the inputs, relative to those of a slightly" in caption
     assert caption.endswith("Seed 0; d_10k (model vit_micro); vit, mixer: trained by the stage, 2 epochs of 900 images.")
 
 
