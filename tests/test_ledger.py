@@ -107,7 +107,7 @@ def test_the_committed_ledger() -> None:
     entries = found["claims"]
     assert [entry["id"] for entry in entries] == [claim.id for claim in CLAIMS]
     assert len({entry["id"] for entry in entries}) == len(entries) >= 20
-    exits, smoothing = Evidence(RESULTS).exits, Evidence(RESULTS).smoothing
+    exits, smoothing, inversion = (getattr(Evidence(RESULTS), name) for name in ("exits", "smoothing", "inversion"))
     smoothing_seeds = smoothing.groupby("training")["seed"].nunique()  # of those trained from scratch `smoothing.seeds` may be fewer
     exit_seeds = exits["seed"].nunique() if len(exits) else 0  # `exits.seeds` may be fewer
     for entry in entries:
@@ -115,7 +115,8 @@ def test_the_committed_ledger() -> None:
         assert bool(entry["reason"]) == (entry["verdict"] != HOLDS)
         if entry["verdict"] != NOT_RUN:
             assert entry["measured"]["low"] <= entry["measured"]["mean"] <= entry["measured"]["high"]
-            few = {"exits": {exit_seeds}, "smoothing": set(smoothing_seeds)}.get(entry["id"].split(".")[0], {len(found["seeds"])})
+            own = {"exits": {exit_seeds}, "smoothing": set(smoothing_seeds), "inversion": {inversion["seed"].nunique()}}
+            few = own.get(entry["id"].split(".")[0], {len(found["seeds"])})
             assert entry["measured"]["n"] in few
     page = (RESULTS / "claims.md").read_text()
     assert page == markdown(found)
@@ -171,6 +172,8 @@ def test_one_seed_has_no_verdict(changed: Path) -> None:
     for path in [changed / f"{name}.csv" for name in ("prune_eval", "samplers", "protocols")] + [
         *changed.glob("exits*.csv"),
         changed / "smoothing.csv",
+        changed / "inversion.csv",
+        changed / "class_images.csv",
     ]:
         if "seed" in path.read_text().splitlines()[0].split(","):  # tables of exits have none
             rewrite(changed, lambda rows: rows[rows["seed"] == 0], path.name)
