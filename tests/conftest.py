@@ -4,11 +4,12 @@ import gzip
 import hashlib
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lsvit.data import read_meta
@@ -23,6 +24,33 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read once in a process: for the tests of deterministic CUDA runs
 ROOT = Path(__file__).parent.parent
 PICO = {"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "depth": 4, "num_heads": 2}
+
+
+Change = Callable[[pd.DataFrame], None]
+
+
+def add(column: str, amount: float, **where: Any) -> Change:
+    """Adds to a column of a result file where others have these values."""
+
+    def change(rows: pd.DataFrame) -> None:
+        chosen = pd.Series(True, index=rows.index)
+        for key, value in where.items():
+            chosen &= rows[key] == value
+        assert chosen.any()
+        rows.loc[chosen, column] += amount
+
+    return change
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Models are so small that a second thread would be waited for most of the time."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

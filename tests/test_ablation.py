@@ -1,6 +1,6 @@
 """Blocks without some of their parts, parts put into another model, and timm's mixers of any size."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -30,13 +30,7 @@ DROPPING: dict[str, Any] = {"drop_path_rate": 0.5, "proj_drop_rate": 0.3}
 Branch = Callable[[Tensor], Tensor]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models are so small that a second thread would be waited for most of the time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tokens(backbone: Any) -> Tensor:

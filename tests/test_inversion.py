@@ -1,7 +1,7 @@
 """Inputs found for a state and for a class: formulas, descents and schedules by hand, and what the jobs write."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,7 @@ SIZE = (2, 8, 8)  # of these
 normalise = normaliser((MEAN,) * 2, (STD,) * 2, torch.device("cpu"))
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models are so small that a second thread would be waited for most of the time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def square(n: int = 2, seed: int = 1) -> Tensor:

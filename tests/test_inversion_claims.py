@@ -1,7 +1,6 @@
 """The claims about what layers represent: every measure on rows with a known answer, and what changes or is missing."""
 
 import math
-from collections.abc import Callable
 from copy import copy
 from functools import cache
 from typing import Any
@@ -14,7 +13,7 @@ from lsvit.claims import CLAIMS
 from lsvit.inversion_claims import INVERSION_CLAIMS, alone, at, points
 from lsvit.inversion_jobs import CLASS_COLUMNS, COLUMNS
 from lsvit.ledger import FAILS, HOLDS, NOT_REACHED, NOT_RUN, Evidence, NotRun
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Change, add
 
 RESULTS = ROOT / "results"
 SEEDS, IMAGES = (0, 1, 2), 4
@@ -190,22 +189,6 @@ def test_points_of_a_model(made: pd.DataFrame, pictured: pd.DataFrame) -> None:
     assert e.orders == []
     points(e, "vit_micro", "ls", order="arbitrary")
     assert e.orders == [IMAGES]
-
-
-Change = Callable[[pd.DataFrame], None]
-
-
-def add(column: str, amount: float, **where: Any) -> Change:
-    """Adds to a column where others have these values."""
-
-    def change(rows: pd.DataFrame) -> None:
-        chosen = pd.Series(True, index=rows.index)
-        for key, value in where.items():
-            chosen &= rows[key] == value
-        assert chosen.any()
-        rows.loc[chosen, column] += amount
-
-    return change
 
 
 def clearer(amount: float, point: str, weights: str, edit: str = "none", family: str = "vit", **more: Any) -> Change:

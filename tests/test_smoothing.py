@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,7 @@ PLAIN = Losses.model_validate({"contrastive": {"weight": 1.0, "normalize": False
 RECIPE = Recipe(repeats=2, erasing=0.5, mixup=0.8, drop_path=0.5)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models are so small that a second thread would be waited for most of the time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def random(*shape: int, value: int = 0) -> Tensor:

@@ -1,6 +1,5 @@
 """The claims about over-smoothing: every measure on rows with a known answer, and what changes or is missing."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -10,7 +9,7 @@ from lsvit.claims import CLAIMS
 from lsvit.ledger import FAILS, HOLDS, NOT_REACHED, NOT_RUN, Evidence
 from lsvit.smoothing_claims import ROWS, SMOOTHING_CLAIMS
 from lsvit.smoothing_jobs import COLUMNS
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Change, add
 
 RESULTS = ROOT / "results"
 SEEDS = (0, 1, 2)
@@ -86,22 +85,6 @@ def test_a_measure_on_rows_with_a_known_answer(name: str, made: pd.DataFrame) ->
     assert found["measured"]["mean"] == pytest.approx(KNOWN[name], abs=1e-4), found["reason"]
     assert found["measured"]["n"] == (5 if name == "ls-accuracy" else len(SEEDS))
     assert found["verdict"] == HOLDS
-
-
-Change = Callable[[pd.DataFrame], None]
-
-
-def add(column: str, amount: float, **where: Any) -> Change:
-    """Adds to a column where others have these values."""
-
-    def change(rows: pd.DataFrame) -> None:
-        chosen = pd.Series(True, index=rows.index)
-        for key, value in where.items():
-            chosen &= rows[key] == value
-        assert chosen.any()
-        rows.loc[chosen, column] += amount
-
-    return change
 
 
 SCRATCH = {"training": "scratch", "removed": "none", "talking_heads": False}
