@@ -1,7 +1,7 @@
 """Measure this machine's constants for `lsvit cost` and add them to benchmarks/cost.json: `python benchmarks/cost.py`.
 
 The pipeline's own functions run small trainings and evaluations on random images, in as many processes of one thread side by
-side as there are cores. The constants of `lsvit.hardware.Speed` are fitted to some of them and checked on the others.
+side as there are cores. The constants of `lsvit.cost.hardware.Speed` are fitted to some of them and checked on the others.
 """
 
 import json
@@ -19,22 +19,23 @@ import torch
 from machine import machine, show, write
 from scipy.optimize import nnls
 
-from lsvit.augmentation import Augmentation
-from lsvit.data import Split
-from lsvit.devices import settle
-from lsvit.flops import count_forward, meta_backbone
-from lsvit.hardware import Hardware, Speed, Work
-from lsvit.jobs import TrainConfig
-from lsvit.params import load
-from lsvit.presets import ModelPreset
+from lsvit.config.params import load
+from lsvit.config.presets import ModelPreset
+from lsvit.config.variant import Variant
+from lsvit.cost.flops import count_forward, meta_backbone
+from lsvit.cost.hardware import Hardware, Speed, Work
+from lsvit.cost.work import route_work, sampler_work, training_job
+from lsvit.data.shards import Arrays, write_arrow
+from lsvit.data.sources import SPLITS
+from lsvit.data.splits import Split
+from lsvit.jobs.configs import TrainConfig
+from lsvit.models.weights import build, input_size
 from lsvit.routes import arbitrary, generator, per_sample
-from lsvit.runs import score
-from lsvit.sections import Variant
-from lsvit.shards import Arrays, write_arrow
-from lsvit.sources import SPLITS
-from lsvit.training import TrainingStep, make_optimizer, make_scheduler, train, train_epoch
-from lsvit.weights import build, input_size
-from lsvit.work import route_work, sampler_work, training_job
+from lsvit.training.augmentation import Augmentation
+from lsvit.training.devices import settle
+from lsvit.training.loop import TrainingStep, train, train_epoch
+from lsvit.training.optimisation import make_optimizer, make_scheduler
+from lsvit.training.scoring import score
 
 FILE = Path(__file__).with_suffix(".json")
 REPETITIONS = 5  # after a first one that does not count

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import torch
 
-from lsvit.augmentation import Augmentation
-from lsvit.distributed import barrier, parallel
-from lsvit.jobs import TrainConfig
-from lsvit.runs import open_model, open_split
-from lsvit.training import TrainingStep, make_optimizer, make_scheduler, train_epoch
+from lsvit.jobs.configs import TrainConfig
+from lsvit.training.augmentation import Augmentation
+from lsvit.training.distributed import barrier, parallel
+from lsvit.training.loop import TrainingStep, train_epoch
+from lsvit.training.optimisation import make_optimizer, make_scheduler
+from lsvit.training.scoring import open_model, open_split
 
 
 def timed(config: TrainConfig, data: Path, folder: Path, report: Callable[[dict], None]) -> None:

@@ -20,9 +20,10 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from lsvit.data import Split
-from lsvit.prepare import prepare
-from lsvit.presets import DatasetPreset, ModelPreset
+from lsvit.config.datasets import DatasetPreset
+from lsvit.config.presets import ModelPreset
+from lsvit.data.prepare import prepare
+from lsvit.data.splits import Split
 
 FILE = Path(__file__).with_suffix(".json")
 IMAGES, CLASSES, SIZE, BATCH_SIZE, REPETITIONS = 1_500, 10, 224, 128, 5

@@ -16,14 +16,18 @@ import torch
 from loading import write_jpegs
 from machine import machine, show, write
 
-from lsvit.data import read_meta
-from lsvit.jobs import EvalConfig, TrainConfig, run_config
-from lsvit.params import Params, load
-from lsvit.prepare import prepare
-from lsvit.presets import DatasetPreset, ModelPreset
-from lsvit.runs import open_model, open_split, score
-from lsvit.sections import Finetune, PruneEval, Variant
-from lsvit.training import train
+from lsvit.config.datasets import DatasetPreset
+from lsvit.config.params import Params, load
+from lsvit.config.presets import ModelPreset
+from lsvit.config.sections import Finetune
+from lsvit.config.variant import Variant
+from lsvit.data.prepare import prepare
+from lsvit.jobs.configs import TrainConfig
+from lsvit.jobs.files import read_meta
+from lsvit.jobs.plan import run_config
+from lsvit.papers.layershuffle.section import EvalConfig, PruneEval
+from lsvit.training.loop import train
+from lsvit.training.scoring import open_model, open_split, score
 
 FILE = Path(__file__).with_suffix(".json")
 SETS, SIZE, BATCH_SIZE = (1_000, 4_000), 64, 50
@@ -49,8 +53,9 @@ def settings() -> Params:
     options = {"batch_size": BATCH_SIZE, "validation_batch_size": BATCH_SIZE, "epochs": 1}
     return params.model_copy(
         update={
-            "model": name, "models": {name: ModelPreset(timm="vit_tiny_patch16_224", weights="scratch", kwargs=kwargs, finetune=options)},
+            "model": name, "models": {name: ModelPreset(timm="vit_tiny_patch16_224", weights="scratch", kwargs=kwargs)},
             "dataset": name, "datasets": {name: DatasetPreset(source="image_folder", folder="images")},
+            "finetune": params.finetune.model_copy(update=options),
         }
     )  # fmt: skip
 

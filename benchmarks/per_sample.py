@@ -17,17 +17,19 @@ import numpy as np
 import torch
 from machine import machine, show, write
 
-from lsvit.data import read_meta
-from lsvit.jobs import WEIGHTS, TrainConfig, run_config
-from lsvit.models import RoutedModel
-from lsvit.params import load
-from lsvit.prepare import prepare
-from lsvit.presets import ModelPreset
+from lsvit.config.params import load
+from lsvit.config.presets import ModelPreset
+from lsvit.config.sections import Finetune
+from lsvit.config.variant import Variant
+from lsvit.data.prepare import prepare
+from lsvit.jobs.configs import TrainConfig
+from lsvit.jobs.files import WEIGHTS, read_meta
+from lsvit.jobs.plan import run_config
+from lsvit.models.routed import RoutedModel
+from lsvit.models.weights import build, input_size
 from lsvit.routes import arbitrary, generator, per_sample
-from lsvit.runs import open_model, open_split, score
-from lsvit.sections import Finetune, Variant
-from lsvit.training import train
-from lsvit.weights import build, input_size
+from lsvit.training.loop import train
+from lsvit.training.scoring import open_model, open_split, score
 
 FILE = Path(__file__).with_suffix(".json")
 REPETITIONS = 7

@@ -16,12 +16,15 @@ import numpy as np
 import torch
 from machine import machine, show, write_entry
 
-from lsvit.jobs import TrainConfig
-from lsvit.launch import Job, cuda_devices, run
-from lsvit.params import load
-from lsvit.presets import ModelPreset
-from lsvit.sections import Distributed, Variant
-from lsvit.shards import Arrays, write_arrow
+from lsvit.config.params import load
+from lsvit.config.presets import ModelPreset
+from lsvit.config.sections import Distributed
+from lsvit.config.variant import Variant
+from lsvit.data.shards import Arrays, write_arrow
+from lsvit.jobs.configs import TrainConfig
+from lsvit.jobs.job import Job
+from lsvit.jobs.pool import run
+from lsvit.jobs.processes import cuda_devices
 
 FILE = Path(__file__).with_suffix(".json")
 EPOCHS, STEPS, REPETITIONS = 4, 4, 3

@@ -22,13 +22,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from lsvit.augmentation import Batch
-from lsvit.devices import Execution, compile_blocks, has_bf16, pick_device, settle
-from lsvit.models import RoutedModel
-from lsvit.params import load
-from lsvit.routes import arbitrary, generator, per_sample
-from lsvit.sections import Encode, Finetune, Position, Predict
-from lsvit.training import TrainingStep, make_optimizer, train_step
+from lsvit.config.params import load
+from lsvit.config.sections import Finetune
+from lsvit.config.variant import Encode, Position, Predict
+from lsvit.models.routed import RoutedModel
+from lsvit.routes import Route, arbitrary, generator, per_sample
+from lsvit.training.augmentation import Batch
+from lsvit.training.devices import Execution, compile_blocks, has_bf16, pick_device, settle
+from lsvit.training.loop import TrainingStep, train_step
+from lsvit.training.optimisation import make_optimizer
 
 FILE = Path(__file__).with_suffix(".json")
 NUM_CLASSES, NUM_LAYERS = 1000, 12
@@ -82,7 +84,7 @@ class Bench:
         self.labels = torch.randint(NUM_CLASSES, (geometry.batch,), device=device)
         self.draws = itertools.count()
 
-    def route(self, kind: str) -> tuple[int, ...] | Tensor:
+    def route(self, kind: str) -> Route | Tensor:
         """The next route: all layers in order, a random order, or one for every sample."""
         rng = generator("samples", next(self.draws))
         if kind == "per sample":

@@ -46,9 +46,8 @@ def claims() -> None:
     import subprocess
     import sys
 
-    from lsvit.claims import CLAIMS
     from lsvit.errors import UserError
-    from lsvit.ledger import changes, edited, judge, same_cell, show, stopped_holding
+    from lsvit.report.ledger import all_claims, changes, edited, judge, same_cell, show, stopped_holding
 
     results = Path("results")
     file = results / "claims.json"
@@ -58,7 +57,7 @@ def claims() -> None:
     try:
         found = json.loads(file.read_text())
         show(found)
-        differing = changes(judge(results, CLAIMS), found)
+        differing = changes(judge(results, all_claims()), found)
     except (OSError, ValueError, KeyError, TypeError) as error:
         problems.append(f"{results}: cannot be judged ({type(error).__name__}: {error}); `dvc repro` writes it anew")
     else:
@@ -83,9 +82,9 @@ def cost(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     """Say before anything runs how many trainings, images and FLOPs params.yaml asks for, and the time they take on known hardware."""
     import json
 
-    from lsvit.cost import estimate, show
-    from lsvit.hardware import known_hardware
-    from lsvit.params import load
+    from lsvit.config.params import load
+    from lsvit.cost.estimate import estimate, show
+    from lsvit.cost.hardware import known_hardware
 
     estimated = estimate(load(), known_hardware())
     if as_json:
@@ -98,7 +97,7 @@ def cost(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
 def grid() -> None:
     """Collect Table 1 of the workspace and of all DVC experiments into one table, results/grid.{csv,md,tex}, and print it."""
     from lsvit.errors import UserError
-    from lsvit.grid import TABLE, collect, experiments, write
+    from lsvit.papers.layershuffle.grid import TABLE, collect, experiments, write
 
     if not Path("dvc.yaml").is_file():
         raise UserError(f"{Path.cwd()}: not the root of a clone of the repository")
@@ -126,7 +125,10 @@ def export(
 def predict(
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
     weights: Annotated[
-        str, typer.Option(help="An exported folder, hf-hub:<repository>, or outs/finetune/<variant>/seed_<n>/weights.safetensors.")
+        str,
+        typer.Option(
+            help="An exported folder, hf-hub:<repository>, or outs/finetune/<variant> or outs/baseline, /seed_<n>/weights.safetensors."
+        ),
     ],
     order: Annotated[str, typer.Option(help="sequential | arbitrary | reversed | layers, as in 2,0,1.")] = "sequential",
     keep: Annotated[int | None, typer.Option(help="Run so many random layers.")] = None,
@@ -143,8 +145,9 @@ def predict(
     import json
 
     from lsvit import predict
-    from lsvit.dynamic import deploy
     from lsvit.errors import UserError
+    from lsvit.papers.exits.compute.dynamic import deploy
+    from lsvit.papers.exits.predict import choose_exit
 
     opened = predict.open_weights(weights)
     routes = predict.choose_routes(opened.model, order, keep, orders, seed)
@@ -155,7 +158,7 @@ def predict(
     found = []
     for path, image in zip(images, read, strict=True):
         one = {"image": str(path), "order": order, "keep": len(routes[0])}
-        taken = predict.choose_exit(opened, deployed, image, routes, flops, latency, average) if deployed else None
+        taken = choose_exit(opened, deployed, image, routes, flops, latency, average) if deployed else None
         depth = None
         if deployed and taken is not None:
             one["exit"] = deployed.describe(taken, average)
@@ -185,28 +188,28 @@ def subset(
     seed: int = 0,
 ) -> None:
     """Make the embedded class-balanced subset of Fashion-MNIST from the original files."""
-    from lsvit.sources import write_subset
+    from lsvit.data.sources import write_subset
 
     write_subset(source, out, {"train": train, "validation": validation}, seed)
 
 
 def show_table(file: Path) -> None:
     """Print a table1.csv in the paper's form."""
-    import pandas as pd
 
     from lsvit.errors import UserError
-    from lsvit.tables import paper_table
+    from lsvit.jobs.rows import read_rows
+    from lsvit.papers.layershuffle.tables import paper_table
 
     if not file.is_file():
         raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
-    print_table(paper_table(pd.read_csv(file)), "Top-1 validation accuracy in %, mean ± standard deviation over seeds")
+    print_table(paper_table(read_rows(file)), "Top-1 validation accuracy in %, mean ± standard deviation over seeds")
 
 
 def print_table(paper: "pd.DataFrame", title: str) -> None:
     """Print a table of texts."""
     from rich.table import Table
 
-    from lsvit.tables import console
+    from lsvit.report.tables import console
 
     shown = Table(*paper.columns, title=title)
     for row in paper.itertuples(index=False):

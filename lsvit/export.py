@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lsvit.config.params import load
+from lsvit.config.variant import BASELINE
 from lsvit.errors import UserError, accepted
-from lsvit.jobs import CONFIG, EXECUTION, JUDGES, weights_file
-from lsvit.models import RoutedModel
-from lsvit.params import load
+from lsvit.jobs.configs import TrainConfig
+from lsvit.jobs.files import CONFIG, EXECUTION, FINETUNED, JUDGES, ORIGIN, PRETRAINED, RESULTS, finetuned, sha256, weights_file
+from lsvit.models.routed import RoutedModel
 from lsvit.predict import EXITS, MODEL, PARTS, SPEC, Opened, open_weights, read_json
-from lsvit.shards import sha256
-from lsvit.weights import ORIGIN
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TRAININGS, START, RESULTS = Path("outs/finetune"), Path("outs/pretrain"), Path("results")
 ABOUT = {"tag", "license", "description", "origin_url", "paper_name", "paper_ids", "notes"}  # what timm says of the published weights
 
 
 def find_training(variant: str, seed: int) -> Path:
     """The folder of a finished training. Raises UserError saying which there are."""
-    variants = sorted({path.parent.parent.name for path in TRAININGS.glob(f"*/seed_*/{CONFIG}")})
+    trainings = [*finetuned(BASELINE, 0).parents[1].glob(f"seed_*/{CONFIG}"), *FINETUNED.glob(f"*/seed_*/{CONFIG}")]
+    variants = sorted({path.parents[1].name for path in trainings})
     if not variants:
-        raise UserError(f"{TRAININGS}: not found, no training has finished; `dvc repro` makes them, or run in the repository's root")
+        raise UserError(f"{FINETUNED}: not found, no training has finished; `dvc repro` makes them, or run in the repository's root")
     if variant not in variants:
         raise UserError(f"variant: found {variant!r}, {accepted(variant, variants)}")
-    folder = TRAININGS / variant / f"seed_{seed}"
+    folder = finetuned(variant, seed).parent
     if not folder.is_dir():
         seeds = sorted(int(path.name.removeprefix("seed_")) for path in folder.parent.glob("seed_*"))
         raise UserError(f"seed of {variant}: found {seed}, accepted: {', '.join(map(str, seeds))}")
@@ -48,9 +48,11 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
     """
     folder, protocol = find_training(variant, seed), load().protocol
     weights = folder / weights_file(JUDGES[protocol])
-    opened, config = open_weights(str(weights)), read_json(folder / CONFIG)
+    opened, record = open_weights(str(weights)), read_json(folder / CONFIG)
+    own = TrainConfig.model_validate({key: value for key, value in record.items() if key in TrainConfig.model_fields})
+    config = record | own.model_dump(mode="json", exclude={"options"})
     config["options"]["ran on"] = (folder / EXECUTION).read_text().strip()
-    origin = next((read_json(path) for path in START.glob(f"seed_*/{ORIGIN}")), {})
+    origin = next((read_json(path) for path in PRETRAINED.glob(f"seed_*/{ORIGIN}")), {})
     out = out or Path("exports") / f"{config['dataset']}_{config['model_name']}_{variant}_seed_{seed}"
     spec = {"name": variant, "variant": config["variant"], "head": config["model"]["head"], "dataset": config["dataset"],
             "model": config["model_name"], "seed": seed, "protocol": protocol, "weights_sha256": sha256(weights)}  # fmt: skip
@@ -58,7 +60,7 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
     try:
         out.mkdir(parents=True, exist_ok=True)
         _save(opened, spec, origin.get("license"), out)
-        text = card(opened, config, spec, origin, notes, sha256(out / MODEL), measured(config, protocol))
+        text = card(opened, config, spec, origin, notes, sha256(out / MODEL), measured(variant, config, protocol))
         (out / "README.md").write_text(text)
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from None
@@ -187,6 +189,8 @@ def card(
     """The README.md of an export: front matter of the hub, and what was trained, measured and left open."""
     import yaml
 
+    from lsvit.report.tables import markdown_table
+
     model, classes = opened.model, opened.classes
     front = {"license": origin["license"]} if origin.get("license") else {}
     front |= {"library_name": "timm", "pipeline_tag": "image-classification", "tags": ["timm", "image-classification", "layershuffle"],
@@ -201,28 +205,28 @@ def card(
         architecture=config["model"]["timm"].partition(".")[0], layers=len(layers), channels=opened.data["input_size"][0],
         height=opened.data["input_size"][1], classes=len(classes), start=start, data_sha256=config["data_sha256"],
         class_names=", ".join(classes[:20]) + (", ..." if len(classes) > 20 else ""),
-        options=_markdown([{"key": key, "value": f"`{json.dumps(value)}`"} for key, value in options.items() if key != "finetune"]),
+        options=markdown_table([{"key": key, "value": f"`{json.dumps(value)}`"} for key, value in options.items() if key != "finetune"]),
         accuracy=_accuracy(config, cells), stock=STOCK if runs_in_timm(model, spec) else "", backwards=tuple(reversed(layers)),
         half=tuple(layers[::2]), limits=_limits(config, spec, notes), MODEL=MODEL, digest=digest,
         parts="".join(f", `{file}` beside it" for part, file in ((model.position, PARTS), (model.exits, EXITS)) if len(part)),
     )  # fmt: skip
 
 
-def measured(config: dict[str, Any], protocol: str) -> "pd.DataFrame | None":
-    """Accuracy of a training's variant from `results/`, see :func:`lsvit.tables.summarise`; `own`: of its seed alone.
+def measured(variant: str, config: dict[str, Any], protocol: str) -> "pd.DataFrame | None":
+    """Accuracy of a training's variant from `results/`, see :func:`lsvit.report.evaluations.summarise`; `own`: of its seed alone.
 
     None where `results/` is of another data set, model, protocol or of other seeds.
     """
-    import pandas as pd
 
-    from lsvit.tables import summarise
+    from lsvit.jobs.rows import read_rows
+    from lsvit.report.evaluations import summarise
 
     cell, file = RESULTS / "cell.json", RESULTS / "prune_eval.csv"
     wanted = {"dataset": config["dataset"], "model": config["model_name"], "protocol": protocol}
     if not (cell.is_file() and file.is_file()) or not wanted.items() <= read_json(cell).items():
         return None
-    rows = pd.read_csv(file)
-    rows = rows[rows["variant"] == config["title"]]
+    rows = read_rows(file)
+    rows = rows[rows["variant"] == variant]
     own = rows[rows["seed"] == config["seed"]]
     if own.empty:
         return None
@@ -230,7 +234,8 @@ def measured(config: dict[str, Any], protocol: str) -> "pd.DataFrame | None":
 
 
 def _accuracy(config: dict[str, Any], cells: "pd.DataFrame | None") -> str:
-    from lsvit.stats import METHOD
+    from lsvit.report.statistics import METHOD
+    from lsvit.report.tables import markdown_table
 
     if cells is None:
         return "Not evaluated: `results/` did not hold this data set, model and seed when it was exported."
@@ -241,7 +246,7 @@ def _accuracy(config: dict[str, Any], cells: "pd.DataFrame | None") -> str:
         for c in cells.itertuples()
     ]  # fmt: skip
     return (f"Top-1 accuracy in % on the validation images of `{config['dataset']}`. *mean*: over the seeds, these weights are of one; "
-            f"*interval*: {METHOD}; *orders*: different ones behind a seed's mean.\n\n{_markdown(rows)}")  # fmt: skip
+            f"*interval*: {METHOD}; *orders*: different ones behind a seed's mean.\n\n{markdown_table(rows)}")  # fmt: skip
 
 
 def _limits(config: dict[str, Any], spec: dict[str, Any], notes: list[str]) -> str:
@@ -249,9 +254,3 @@ def _limits(config: dict[str, Any], spec: dict[str, Any], notes: list[str]) -> s
     limits = [f"trained and measured on `{config['dataset']}` alone; other images were not tried", chosen,
               "the intervals cover the seeds, not the finite number of images", *notes]  # fmt: skip
     return "\n".join(f"- {limit[0].upper()}{limit[1:]}." for limit in limits)
-
-
-def _markdown(records: list[dict[str, Any]]) -> str:
-    import pandas as pd
-
-    return pd.DataFrame(records).to_markdown(index=False, disable_numparse=True)

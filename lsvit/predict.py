@@ -7,19 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lsvit.budgets import pick
-from lsvit.data import read_meta
-from lsvit.decode import in_mode
-from lsvit.dynamic import Deployed, leave_early
+from lsvit.config.variant import Variant
+from lsvit.data.decode import in_mode
 from lsvit.errors import UserError
-from lsvit.jobs import CONFIG, LAST_EXIT, RunConfig
-from lsvit.models import RoutedModel
+from lsvit.jobs.configs import RunConfig
+from lsvit.jobs.files import CONFIG, DATA, read_meta, sha256
+from lsvit.models.routed import RoutedModel
+from lsvit.models.weights import build, input_size, load_weights, normalisation, read_tensors
 from lsvit.routes import Route, evaluation_routes
-from lsvit.sections import Variant
-from lsvit.shards import sha256
-from lsvit.weights import build, input_size, load_weights, normalisation, read_tensors
 
-DATA = Path("outs/prepare_data")
 CHUNK = 64  # orders run at once
 MODEL, SPEC = "model.safetensors", "lsvit.json"  # of an export, beside config.json
 PARTS, EXITS = "position.safetensors", "exits.safetensors"
@@ -116,7 +112,7 @@ def open_export(file: Path) -> Opened:
     import timm
     from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
 
-    from lsvit.talking_heads import talk
+    from lsvit.models.talking_heads import talk
 
     try:
         backbone: Any = timm.create_model(f"local-dir:{file.parent}", pretrained=False)
@@ -212,45 +208,11 @@ def predict(opened: Opened, image: Tensor, routes: list[Route], top: int, exit: 
     return {"orders": len(routes), "agree": int((each.argmax(-1) == best[0]).sum()), "top": rows}
 
 
-@torch.inference_mode()
-def choose_exit(opened: Opened, deployed: Deployed, image: Tensor, routes: list[Route], flops: float | None, latency: float | None,
-                average: bool) -> int:  # fmt: skip
-    """Which of the deployed exits answers about an image (C, H, W): its index.
-
-    One budget, in FLOPs or ms, for every image: the best exit that fits, the same for all. `average`: the FLOPs hold on average
-    over images like those that the exits were chosen on, and an image leaves when its answer is sure enough.
-
-    Raises:
-        UserError: the budget is below the cheapest exit's cost, no or two budgets are given, a route ends before the last exit or
-            goes on after the model's own head, or the thresholds of `average` were not calibrated for these routes.
-    """
-    if (flops is None) == (latency is None) or (average and flops is None):
-        raise UserError("--exits: accepted with either --flops or --latency; --average with --flops")
-    last, length = deployed.depths[-1], len(routes[0])
-    if length < last or (length > last and deployed.branches[-1] == LAST_EXIT):
-        raise UserError(f"--exits: found a route of {length} layers, accepted: {last}, the depth of the last exit")
-    sequential = routes == [tuple(range(length))]
-    if average and (len(routes) > 1 or (deployed.order == "sequential") != sequential):
-        wanted = "--order sequential" if deployed.order == "sequential" else "--order arbitrary --orders 1"
-        raise UserError(f"--average: its thresholds are calibrated for {deployed.order} order and one route an image, accepted: {wanted}")
-    budget, unit, cost = (flops, "flops", deployed.flops) if flops is not None else (latency, "latency", deployed.latency)
-    assert budget is not None
-    least = deployed.spent[0] if average else cost.min()
-    if not budget >= least:  # nan
-        raise UserError(f"--{unit}: found {budget:g}, accepted: at least {least:g}, the cost of the cheapest exit")
-    if not average:
-        chosen = pick(cost, deployed.accuracy, budget)
-        assert chosen is not None
-        return chosen
-    _, left = leave_early(opened.model, image[None], deployed.thresholds(budget), routes[0])
-    return deployed.depths.index(int(left))
-
-
 def show(found: dict[str, Any]) -> None:
     """Print what :func:`predict` found about one image, with the keys `image` and `order` added, as a table."""
     from rich.table import Table
 
-    from lsvit.tables import console
+    from lsvit.report.tables import console
 
     title = f"{found['image']}: {found['order']}, {found['keep']} layers"
     table = Table("class", "probability", "std over orders", title=title, title_justify="left")

@@ -7,25 +7,26 @@ step): the same key gives the same route, whatever ran before.
 import difflib
 import itertools
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-Route = tuple[int, ...]  # layer indices, 0-based, in order of execution
+Step = int | tuple[int, ...]  # a layer, 0-based, or several that run side by side on the same state, whose outputs are averaged
+Route = tuple[Step, ...]  # in order of execution
 Order = Literal["sequential", "arbitrary"]
 ORDERS: tuple[Order, Order] = ("sequential", "arbitrary")
 Sampler = Callable[[np.random.Generator, int], Route]  # (generator, num_layers) -> route
 Spec = str | dict[str, Any]  # a `route:` value of params.yaml
 ENDED = -1  # fills a per-sample route after its last layer
 
-STREAMS = ("train", "validation", "evaluation", "analysis", "batches", "subset", "heldout", "samples", "counting", "profiles")
 
-
-def generator(stream: str, *key: int) -> np.random.Generator:
-    """A generator that depends on its key alone. `stream` (one of STREAMS) keeps uses with equal numbers apart."""
-    return np.random.default_rng([STREAMS.index(stream), len(key), *key])  # numpy takes (1,) and (1, 0) for the same
+def generator(stream: str, *key: int | str) -> np.random.Generator:
+    """A generator that depends on its key alone, whose names count by their letters. `stream` keeps uses with equal keys apart."""
+    words = [zlib.crc32(word.encode()) if isinstance(word, str) else word for word in (stream, *key)]
+    return np.random.default_rng([len(key), *words])  # numpy takes (1,) and (1, 0) for the same
 
 
 # ---- samplers ---------------------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ def per_sample(sampler: Sampler, rng: np.random.Generator, num_layers: int, samp
     return table
 
 
-def kendall_distance(route: Route) -> int:
+def kendall_distance(route: Sequence[int]) -> int:
     """Swaps of neighbours that bring the layers of a route into their original order (Kendall tau distance)."""
     return sum(a > b for a, b in itertools.combinations(route, 2))
 
@@ -247,6 +248,11 @@ def own_order(spec: Spec) -> Order:
     return "arbitrary" if training_order(spec) == "arbitrary" else "sequential"
 
 
+def layers_of(route: Route) -> list[int]:
+    """Every layer that a route executes, in order, those that run side by side one after another."""
+    return [layer for step in route for layer in (step if isinstance(step, tuple) else (step,))]
+
+
 def count_routes(num_layers: int, keep: int, order: Order) -> int:
     """How many different routes of `keep` layers there are."""
     return math.comb(num_layers, keep) if order == "sequential" else math.perm(num_layers, keep)
@@ -261,7 +267,7 @@ def evaluation_routes(num_layers: int, keep: int, order: Order, orders: int, see
     if count_routes(num_layers, keep, order) <= orders:
         choose = itertools.combinations if order == "sequential" else itertools.permutations
         return list(choose(range(num_layers), keep))
-    rng = generator("evaluation", seed, num_layers, keep, ORDERS.index(order))
+    rng = generator("evaluation", seed, num_layers, keep, order)
     draw = kept_layers(keep, order)
     routes: dict[Route, None] = {}  # a dict keeps the order of drawing
     while len(routes) < orders:

@@ -28,17 +28,6 @@ if TYPE_CHECKING:
 KEY = "lsvit.key"
 DATABASE = "mlflow.db"
 Row = dict[str, float]
-RESULTS = {  # stage -> its files below results/
-    "prune-eval": ("prune_eval.csv", "samplers.csv", "protocols.csv", "metrics.json"),
-    "analysis": ("analysis.json",),
-    "exits": ("exits.csv", "exits_dynamic.csv", "exits_metrics.json"),
-    "smoothing": ("smoothing.csv", "smoothing_metrics.json"),
-    "inversion": ("inversion.csv", "class_images.csv", "inversion_metrics.json"),
-    "paper-figures": (
-        "table1.*", "figure1.csv", "differences.csv", "statistics.md", "protocols.md", "claims.*", "figures/*", "exits_table*",
-        "smoothing_table*", "inversion_table*",
-    ),
-}  # fmt: skip
 
 
 def store_uri(root: Path) -> str:
@@ -76,7 +65,7 @@ def context_tags() -> dict[str, str]:
 
 
 class Tracker:
-    """Logs to one MLflow experiment, named `<data set>/<model>`. No method raises.
+    """Logs to one MLflow experiment, named `<data set>/<model>`. What fails in `epoch`, `training` and `results` is said once.
 
     Args:
         experiment: the experiment's name.
@@ -99,19 +88,18 @@ class Tracker:
 
     # ---- what stages call ----
 
-    def epoch(self, config: dict[str, Any], row: Row) -> None:
-        """Log one epoch of a running training."""
-        self._context(config["key"])
+    def epoch(self, title: str, record: dict[str, Any], row: Row) -> None:
+        """Log one epoch of a running training: its name, what it is made with (:meth:`lsvit.jobs.job.Job.record`), its metrics."""
         rows = [{name: value for name, value in row.items() if name != "seconds"}]
-        self._guard(lambda: self._rows(self._training_run(config), rows))
+        self._guard(lambda: self._rows(self._training_run(title, record), rows))
 
     def training(self, folder: Path) -> None:
-        """Log a finished variant: `folder/seed_*/{config.json, history.json, weights.safetensors}`, and its summary."""
+        """Log a finished variant, named as its folder: `seed_*/{config.json, history.json, weights.safetensors}`, and its summary."""
         self._guard(lambda: self._training(folder))
 
-    def results(self, stage: str, folder: Path = Path("results")) -> None:
-        """Log a stage's tables and figures as artifacts, and the numbers of its JSON files as metrics, of one run."""
-        self._guard(lambda: self._results(stage, [file for name in RESULTS[stage] for file in sorted(folder.glob(name))]))
+    def results(self, stage: str) -> None:
+        """Log a stage's tables and figures below results/ as artifacts, and the numbers of its metrics, of one run."""
+        self._guard(lambda: self._results(stage))
 
     # ---- how ----
 
@@ -152,10 +140,15 @@ class Tracker:
     def _context(self, key: str) -> dict[str, str]:
         """Where a run was made: noted beside the jobs on first sight, so that a later replay tells the truth."""
         path = self.root / ".lsvit" / "context" / f"{key}.json"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(context_tags()))
-        return json.loads(path.read_text())
+        try:
+            return json.loads(path.read_text())
+        except (FileNotFoundError, ValueError):  # not noted yet, or half written by a version that did not write it at once
+            tags = context_tags()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(tags))
+        partial.replace(path)
+        return tags
 
     def _run(self, key: str, name: str, tags: dict[str, str], params: dict[str, Any]) -> str:
         """The run with this key, created with its tags and parameters if there is none."""
@@ -174,14 +167,12 @@ class Tracker:
             self._runs[key] = run.info.run_id
         return self._runs[key]
 
-    def _training_run(self, config: dict[str, Any]) -> str:
-        variant = config["title"]
-        hidden = ("title", "key", "group")
-        params = {k: v for k, v in config.items() if k not in hidden}
-        tags = {"variant": variant}
-        parent = self._run(config["group"], variant, tags, {k: v for k, v in params.items() if k != "seed"})
-        name = f"{variant} seed {config['seed']}"
-        return self._run(config["key"], name, {**tags, "seed": str(config["seed"]), "mlflow.parentRunId": parent}, params)
+    def _training_run(self, title: str, record: dict[str, Any]) -> str:
+        options = _flat({key: value for key, value in record.items() if key != "apart"})
+        shared = {key: value for key, value in options.items() if key not in record["apart"]}
+        tags, seed = {"variant": title}, str(record["seed"])
+        parent = self._run(_key(title, shared), title, tags, shared)
+        return self._run(_key(title, options), f"{title} seed {seed}", {**tags, "seed": seed, "mlflow.parentRunId": parent}, options)
 
     def _rows(self, run_id: str, rows: list[Row]) -> None:
         from mlflow.entities import Metric
@@ -213,20 +204,21 @@ class Tracker:
         seeds = sorted(folder.glob("seed_*/config.json"), key=lambda path: int(path.parent.name.removeprefix("seed_")))
         finals = []
         for path in seeds:
-            config, history = json.loads(path.read_text()), json.loads((path.parent / "history.json").read_text())
-            run_id = self._training_run(config)
+            record, history = json.loads(path.read_text()), json.loads((path.parent / "history.json").read_text())
+            run_id = self._training_run(folder.name, record)
+            parent = self.client().get_run(run_id).data.tags["mlflow.parentRunId"]
             self._rows(run_id, history)
             for text in path.parent.glob("execution.txt"):
                 self.client().set_tag(run_id, "execution", text.read_text().strip())
             finals.append(json.loads((path.parent / "final.json").read_text()))
             self._finish(run_id, sorted(path.parent.iterdir()), {f"final/{k}": v for k, v in finals[-1].items()})
-        self._summary(json.loads(seeds[0].read_text()), finals)
+        self._summary(parent, finals)
 
-    def _summary(self, config: dict[str, Any], finals: list[Row]) -> None:
+    def _summary(self, parent: str, finals: list[Row]) -> None:
         """Mean and standard deviation over the seeds, on the variant's parent run."""
         from mlflow.entities import Metric
 
-        parent, now = self._runs[config["group"]], int(time.time() * 1000)
+        now = int(time.time() * 1000)
         summary = {"n": float(len(finals))}
         for name in finals[0]:
             values = [final[name] for final in finals]
@@ -234,17 +226,37 @@ class Tracker:
         self.client().log_batch(parent, metrics=[Metric(k, v, now, 0) for k, v in summary.items()])
         self.client().set_terminated(parent)
 
-    def _results(self, stage: str, files: list[Path]) -> None:
+    def _results(self, stage: str) -> None:
+        files, metrics = stage_results(stage)
         if not files:  # a stage that has not run
             return
-        content = hashlib.sha256(stage.encode())
-        metrics: Row = {}
-        for file in files:
-            content.update(file.read_bytes())
-            if file.suffix == ".json":
-                numbers = _flat(json.loads(file.read_text()), separator="/")
-                metrics |= {k: float(v) for k, v in numbers.items() if isinstance(v, int | float)}
-        self._finish(self._run(content.hexdigest()[:20], stage, {"variant": stage}, {}), files, metrics)
+        numbers: Row = {}
+        for file in metrics:
+            found = _flat(json.loads(file.read_text()), separator="/")
+            numbers |= {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
+        key = _key(stage, {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
+        self._finish(self._run(key, stage, {"variant": stage}, {}), files, numbers)
+
+
+def declared_stages() -> dict[str, Any]:
+    """The stages of dvc.yaml."""
+    import yaml
+
+    return yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
+
+
+def stage_results(stage: str) -> tuple[list[Path], list[Path]]:
+    """The files below results/ that dvc.yaml says a stage writes, as far as they are there, and those of them that are metrics."""
+    declared = declared_stages()[stage]
+    kinds = [
+        [Path(name) for out in declared.get(kind, ()) for name in (out if isinstance(out, dict) else [out])] for kind in ("outs", "metrics")
+    ]
+    found = [
+        [file for path in kind if path.parts[0] == "results" for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+        for kind in kinds
+    ]
+    outs, metrics = ([file for file in files if file.is_file()] for files in found)
+    return outs + metrics, metrics
 
 
 def sync(root: Path = Path()) -> int:
@@ -256,17 +268,28 @@ def sync(root: Path = Path()) -> int:
     trainings = sorted({path.parent.parent for path in Path("outs").glob("**/seed_*/config.json")})
     if not trainings:
         raise UserError("outs/: no finished training found; `dvc repro` or `dvc checkout` brings them")
-    trackers: dict[str, Tracker] = {}
+    logged: dict[str, list[Path]] = {}  # experiment -> folders of trainings
     for folder in trainings:
         config = json.loads(next(folder.glob("seed_*/config.json")).read_text())
-        experiment = f"{config['dataset']}/{config['model_name']}"
-        tracker = trackers.setdefault(experiment, Tracker(experiment, root, retries=3))
-        tracker.training(folder)
-    for stage in RESULTS:
-        tracker.results(stage)  # of the last training's experiment
-    if any(tracker.failed for tracker in trackers.values()):
-        raise UserError(f"MLflow at {store_uri(root)} cannot be filled")
-    return sum(tracker.recorded for tracker in trackers.values())
+        logged.setdefault(f"{config['dataset']}/{config['model_name']}", []).append(folder)
+    cell = Path("results/cell.json")
+    about = json.loads(cell.read_text()) if cell.is_file() else {}
+    added = 0
+    for experiment, folders in logged.items():
+        tracker = Tracker(experiment, root, retries=3)
+        for folder in folders:
+            tracker.training(folder)
+        for stage in declared_stages() if about and experiment == f"{about['dataset']}/{about['model']}" else ():
+            tracker.results(stage)
+        if tracker.failed:
+            raise UserError(f"MLflow at {store_uri(root)} cannot be filled")
+        added += tracker.recorded
+    return added
+
+
+def _key(title: str, options: dict[str, Any]) -> str:
+    """What a run is found again by."""
+    return hashlib.sha256(json.dumps([title, options], sort_keys=True).encode()).hexdigest()[:20]
 
 
 def _flat(values: dict[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:

@@ -1,46 +1,38 @@
-"""Stages finetune-baseline and finetune-variants@<name>: refine the starting weights, once per seed, seeds in parallel."""
+"""Stages finetune-baseline and finetune-variants: refine the starting weights, every variant once per seed, all of them in one pool."""
 
-from pathlib import Path
+import shutil
+from typing import Literal
 
 import typer
 
-from lsvit import launch
-from lsvit.data import read_meta
-from lsvit.errors import UserError, accepted, one_line_errors
-from lsvit.jobs import JUDGES, TrainConfig, gather_trainings, run_config, show_options, starting_weights
-from lsvit.params import load
-from lsvit.processes import root
-from lsvit.sections import Finetune
-from lsvit.shards import sha256
-from lsvit.tracking import Tracker
-
-DATA = Path("outs/prepare_data")
+from lsvit.config.sections import Finetune
+from lsvit.config.variant import BASELINE
+from lsvit.errors import one_line_errors
+from lsvit.jobs.display import show_trainings
+from lsvit.jobs.files import FINETUNED, RESULTS, TABLE, finetuned, starting_weights
+from lsvit.jobs.plan import Plan
+from lsvit.jobs.stage import Stage
+from lsvit.training.gather import gather_trainings
 
 
 @one_line_errors()
-def main(variant: str) -> None:
-    """outs/prepare_data/, outs/pretrain/ -> outs/finetune/<variant>/, results/finetune/<variant>.csv"""
-    launch.warm_up("lsvit.training")
-    params = load()
-    if variant not in params.all_variants:
-        raise UserError(f"variant: found {variant!r}, {accepted(variant, params.all_variants)}")
-    options = params.resolve(Finetune, variant)
-    start = starting_weights()
-    run = run_config(params, variant, params.all_variants[variant], read_meta(DATA)["sha256"], sha256(start))
-    configs = {seed: TrainConfig(**run, options=options, seed=seed, **params.distributed.identity) for seed in params.seeds}
-    inputs = {"data": DATA, "weights": start}
-    jobs = {
-        seed: launch.Job(f"{variant} seed {seed}", "lsvit.training:train", config, inputs, total=options.epochs)
-        for seed, config in configs.items()
-    }
-    show_options(variant, configs[params.seeds[0]], params.values(Finetune, variant), f"{len(jobs)} trainings, seeds {params.seeds}")
-    tracker = Tracker(f"{params.dataset}/{params.model}", root())
-    launch.run(list(jobs.values()), params.device, lambda job, row: tracker.epoch(job.record(), row), options.threads,
-               params.distributed)  # fmt: skip
-    out = Path("outs/finetune") / variant
-    folders, table = {seed: job.folder for seed, job in jobs.items()}, Path("results/finetune") / f"{variant}.csv"
-    gather_trainings(folders, out, table, JUDGES[params.protocol])
-    tracker.training(out)
+def main(which: Literal["baseline", "variants"]) -> None:
+    """outs/prepare_data/, outs/pretrain/ -> outs/baseline/, or outs/finetune/<variant>/ and results/finetune/<variant>.csv (epochs)"""
+    stage = Stage("lsvit.training.loop")
+    params, plan, start = stage.params, Plan(stage.params, Finetune), starting_weights()
+    names = [BASELINE] if which == BASELINE else list(params.variants)
+    options = {name: params.resolve(Finetune, name) for name in names}
+    jobs = {name: {s: plan.training(name, params.all_variants[name], options[name], s, start) for s in params.seeds} for name in names}
+    show_trainings({name: (jobs[name][params.seeds[0]].config, params.values(Finetune, name)) for name in names}, params.seeds)
+    stage.train([job for seeds in jobs.values() for job in seeds.values()], max((each.threads for each in options.values()), default=1))
+    for name in names:
+        gather_trainings(jobs[name], folder := finetuned(name, 0).parents[1], plan.judge)
+        stage.tracker.training(folder)
+    if which != BASELINE:
+        for folder in (FINETUNED, RESULTS / "finetune"):
+            folder.mkdir(parents=True, exist_ok=True)  # also where there are no variants
+        for name in params.all_variants:
+            shutil.copyfile(finetuned(name, 0).parents[1] / TABLE, RESULTS / "finetune" / f"{name}.csv")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from lsvit.config.params import load
+from lsvit.data.prepare import prepare
 from lsvit.errors import one_line_errors
-from lsvit.params import load
-from lsvit.prepare import prepare
 
 
 @one_line_errors()

@@ -1,42 +1,36 @@
 """Stage pretrain: the starting weights of every variant, trained from scratch or fetched."""
 
 import os
-from pathlib import Path
+import shutil
 
-from lsvit import launch
-from lsvit.data import read_meta
+from lsvit.config.sections import Pretrain
+from lsvit.config.variant import PLAIN
 from lsvit.errors import one_line_errors
-from lsvit.jobs import TrainConfig, gather_trainings, run_config, show_options
-from lsvit.params import load
-from lsvit.processes import root
-from lsvit.sections import Pretrain, Variant
-from lsvit.shards import sha256
-from lsvit.tracking import Tracker
-
-DATA, OUT, TABLE = Path("outs/prepare_data"), Path("outs/pretrain"), Path("results/pretrain.csv")
+from lsvit.jobs.display import show_trainings
+from lsvit.jobs.files import PRETRAINED, RESULTS, TABLE
+from lsvit.jobs.plan import Plan
+from lsvit.jobs.processes import root
+from lsvit.jobs.stage import Stage
+from lsvit.training.gather import gather_trainings
 
 
 @one_line_errors()
 def main() -> None:
     """outs/prepare_data/ -> outs/pretrain/, results/pretrain.csv"""
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # the hub client's retries would drown the one line that helps
-    launch.warm_up("lsvit.training")
-    params = load()
-    options = params.resolve(Pretrain)
-    preset, repository = params.model_preset, root()
-    scratch, file = preset.weights == "scratch", preset.local_file(repository)
-    digest = sha256(file) if file and file.is_file() else None
-    run = run_config(params, "pretrain", Variant(route="sequential"), read_meta(DATA)["sha256"], digest)
-    config = TrainConfig(**run, options=options, seed=options.seed, **(params.distributed.identity if scratch else {}))
-    if scratch:
-        show_options("pretrain", config, params.values(Pretrain), "one training")
-    function = "lsvit.training:train" if scratch else "lsvit.training:fetch"
-    job = launch.Job("pretrain", function, config, {"data": DATA, "weights": file and repository / preset.weights}, total=options.epochs)
-    tracker = Tracker(f"{params.dataset}/{params.model}", repository)
-    launch.run([job], params.device, lambda job, row: tracker.epoch(job.record(), row), options.threads,
-               params.distributed if scratch else None)  # fmt: skip
-    gather_trainings({options.seed: job.folder}, OUT, TABLE)
-    tracker.training(OUT)
+    stage = Stage("lsvit.training.loop")
+    params, plan = stage.params, Plan(stage.params, Pretrain)
+    if params.model_preset.weights == "scratch":
+        job = plan.training("pretrain", PLAIN, plan.options, plan.options.seed)
+        show_trainings({"pretrain": (job.config, params.values(Pretrain))}, [plan.options.seed])
+        stage.train([job], plan.options.threads)
+    else:
+        preset = params.model_preset
+        job = plan.fetching("pretrain", root() / preset.weights if preset.local_file() else None, plan.options, plan.options.seed)
+        stage.run([job])
+    gather_trainings({plan.options.seed: job}, PRETRAINED)
+    shutil.copyfile(PRETRAINED / TABLE, RESULTS / "pretrain.csv")
+    stage.tracker.training(PRETRAINED)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lsvit.data import read_meta
-from lsvit.jobs import TrainConfig
-from lsvit.params import Params, load
-from lsvit.prepare import prepare
-from lsvit.presets import DatasetPreset, ModelPreset
-from lsvit.sections import Finetune, Variant
-from lsvit.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
+from lsvit.config.datasets import DatasetPreset
+from lsvit.config.params import Params, load
+from lsvit.config.presets import ModelPreset
+from lsvit.config.sections import Finetune
+from lsvit.config.variant import Variant
+from lsvit.data.prepare import prepare
+from lsvit.data.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
+from lsvit.jobs.configs import TrainConfig
+from lsvit.jobs.files import read_meta
+from lsvit.jobs.job import Job
+from lsvit.tracking import _flat
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read once in a process: for the tests of deterministic CUDA runs
@@ -40,6 +44,11 @@ def add(column: str, amount: float, **where: Any) -> Change:
         rows.loc[chosen, column] += amount
 
     return change
+
+
+def shared(job: Job) -> dict[str, Any]:
+    """What a job is made with, but for what sets it apart from those that it is averaged with."""
+    return {key: value for key, value in _flat(job.record()).items() if key not in job.apart}
 
 
 @pytest.fixture

@@ -19,14 +19,15 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from lsvit.cli import app
-from lsvit.data import Split
+from lsvit.config.presets import ModelPreset
+from lsvit.data.splits import Split
 from lsvit.errors import UserError
 from lsvit.export import export, find_training
-from lsvit.jobs import WEIGHTS, TrainConfig
-from lsvit.models import RoutedModel
+from lsvit.jobs.configs import TrainConfig
+from lsvit.jobs.files import WEIGHTS
+from lsvit.models.routed import RoutedModel
+from lsvit.models.weights import build, save_weights
 from lsvit.predict import choose_routes, open_weights, predict, read_image
-from lsvit.presets import ModelPreset
-from lsvit.weights import build, save_weights
 from tests.conftest import ROOT
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -16,100 +16,75 @@ import pytest
 import yaml
 from PIL import Image
 
-from lsvit.launch import imported_modules
-from lsvit.params import load
+from lsvit.config.params import load, paper_sections
+from lsvit.config.sections import Finetune, PaperFigures, Pretrain
+from lsvit.config.types import Section
+from lsvit.papers.painters.section import KINDS
 from lsvit.smoke import PRESETS, copy_repository, environment
 from tests.conftest import ROOT
 
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 SMOKE = [f"-S{preset}" for preset in PRESETS]
-
-# What each module may import: one way only
-LEVELS = [
-    {"errors", "progress", "distributed", "processes"},
-    {"routes", "imagefiles", "shards", "hardware", "talking_heads", "mixers"},
-    {"sections", "stats", "sources", "devices"},
-    {"presets", "inversion_sections"},
-    {"params", "data", "losses", "branches", "optimisation", "budgets"},
-    {"decode", "jobs", "models", "augmentation"},
-    {"prepare", "counting", "weights"},
-    {"runs", "flops"},
-    {"training", "evaluation", "analysis", "exits", "smoothing", "dynamic", "tables", "tracking", "launch", "ablation"},
-    {"ledger", "grid", "torchrun", "predict", "exit_jobs", "exit_tables", "smoothing_jobs", "inversion", "inversion_tables", "work"},
-    {"exit_rows", "exit_claims", "smoothing_tables", "class_images", "inversion_jobs"},
-    {"smoothing_claims", "inversion_claims", "cost"},
-    {"claims", "export"},
-    {"plots"},
-    {"exit_plots"},
-    {"smoothing_plots", "inversion_plots"},
-    {"smoke"},
-    {"cli"},
-]
+MODULES = sorted([*(ROOT / "lsvit").rglob("*.py"), *(ROOT / "stages").glob("*.py")])
 
 
-def lsvit_imports(path: Path) -> set[str]:
-    """The lsvit modules a file imports directly."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "lsvit":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lsvit."):
-            found.add((node.module or "").split(".")[1])
-        elif isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("lsvit.")}
-    return found
-
-
-def test_imports_point_one_way() -> None:
-    level = {name: i for i, names in enumerate(LEVELS) for name in names}
-    assert {path.stem for path in (ROOT / "lsvit").glob("*.py")} - {"__init__"} == set(level)
-    assert (ROOT / "lsvit" / "__init__.py").read_text().strip() == ""
-    for name, place in level.items():
-        for imported in lsvit_imports(ROOT / "lsvit" / f"{name}.py"):
-            assert level[imported] < place, f"lsvit/{name}.py imports lsvit/{imported}.py"
-
-
-def test_one_module_each_for_mlflow_and_matplotlib() -> None:
-    for library, owner in (("mlflow", "tracking"), ("matplotlib", "plots")):
-        users = {p.stem for p in [*(ROOT / "lsvit").glob("*.py"), *(ROOT / "stages").glob("*.py")]
-                 if re.search(rf"^\s*(import|from) {library}\b", p.read_text(), re.M)}  # fmt: skip
-        assert users == {owner}
+def test_mlflow_and_matplotlib_have_their_places() -> None:
+    """One module tracks; the papers' figures, and what they share, draw."""
+    for library, owners in (("mlflow", ["tracking.py"]), ("matplotlib", ["report/figures.py", "papers/*/figures.py"])):
+        users = {p for p in MODULES if re.search(rf"^\s*(import|from) {library}\b", p.read_text(), re.M)}
+        assert users == {path for owner in owners for path in (ROOT / "lsvit").glob(owner)}
 
 
 def test_modules_are_short() -> None:
-    for path in [*(ROOT / "lsvit").glob("*.py"), *(ROOT / "stages").glob("*.py")]:
+    for path in MODULES:
         assert len(path.read_text().splitlines()) <= 350, path
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_a_stages_deps_are_the_modules_it_imports(name: str) -> None:
-    """No more, no less: a module boundary is a cache boundary. Jobs name their function as "lsvit.module:function"."""
-    stage = STAGES[name].get("do", STAGES[name])
-    script = re.match(r"python -m (stages\.\w+)", stage["cmd"])
-    assert script
-    modules = imported_modules(script[1])
-    for module in list(modules):
-        for job in re.findall(r'"(lsvit\.\w+):\w+"', (ROOT / (module.replace(".", "/") + ".py")).read_text()):
-            modules |= imported_modules(job)
-    expected = {module.replace(".", "/") + ".py" for module in modules}
-    assert {dep for dep in stage["deps"] if dep.endswith(".py")} == expected
+def own_code(script: Path) -> str:
+    """The source of a stage's script, and of every function and class of the papers' modules that it uses, directly or not."""
+    seen: dict[tuple[Path, str], str] = {}
+    todo = [(script, "main")]
+    while todo:
+        path, name = todo.pop()
+        text = path.read_text()
+        tree = ast.parse(text)
+        imported = {alias.asname or alias.name: (ROOT / f"{(node.module or '').replace('.', '/')}.py", alias.name)
+                    for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}  # fmt: skip
+        defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        if (path, name) in seen or name not in defined:
+            continue
+        seen[path, name] = ast.get_source_segment(text, defined[name]) or ""
+        used = {node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
+        todo += [imported[each] for each in used & imported.keys() if "papers" in imported[each][0].parts]
+        todo += [(path, each) for each in used & defined.keys()]
+        for room in re.findall(r'\brooms\("(\w+)"\)', seen[path, name]):  # of every paper, what the script calls of it
+            asked = re.findall(rf"\b{room}\.(\w+)\(", seen[path, name])
+            todo += [(paper, each) for paper in ROOT.glob(f"lsvit/papers/*/{room}.py") for each in asked]
+    return "\n".join(seen.values())
+
+
+READS = {  # what else a stage reads of params.yaml, by what its own code says
+    r"\.precision\(": "finetune", r"\.scratch_": "pretrain", r"\b(plan|self)\.training\(|\bstage\.train\(": "distributed",
+    r"\bStage\(": "device", r"\bself\.fields\(|\brun_config\(|\bplan\.(training|fetching)\(": "deterministic",
+    r"\bplan\.judge\b|\bself\.(judge|weights_of)\b": "protocol", r"\bself\.seeds\b": "seeds", r"\.model_preset\b": "model",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
     """A section read but not declared would not run the stage again when it changes."""
-    stage = STAGES[name].get("do", STAGES[name])
-    source = (ROOT / "stages" / f"{stage['cmd'].split('.')[1].split()[0]}.py").read_text()
+    stage = STAGES[name]
+    source = own_code(ROOT / "stages" / f"{stage['cmd'].split('.')[1].split()[0]}.py")
     declared = set(stage.get("params", ()))
     if name == "check-params":
         assert "params.yaml" in stage["deps"]
         return
-    sections = {"Pretrain": "pretrain", "Finetune": "finetune", "PruneEval": "prune_eval", "Analysis": "analysis",
-                "PaperFigures": "paper_figures", "Exits": "exits", "Smoothing": "smoothing",
-                "Inversion": "inversion"}  # fmt: skip
-    read = {section for cls, section in sections.items() if re.search(rf"resolve\({cls}", source)}
+    known: list[type[Section]] = [Pretrain, Finetune, PaperFigures, *paper_sections()]
+    sections = {section.__name__: section.name for section in known}
+    given = r"(resolve|values|scratch_values|scratch_training|Plan|__init__)\((?:[\w.]+, )?"
+    read = {section for cls, section in sections.items() if re.search(rf"\b{given}{cls}\b", source)}
     read |= {key for key in ("seeds", "device", "protocol", "distributed") if re.search(rf"params\.{key}\b", source)} | {"dataset"}
-    read |= {"deterministic"} if "run_config(" in source else set()
+    read |= {key for pattern, key in READS.items() if re.search(pattern, source)}
     assert read <= declared
     assert "datasets.${dataset}" in declared
 
@@ -137,7 +112,7 @@ def smoked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_smoke_passes_through_every_stage_and_prints_the_table(smoked: Path) -> None:
     log = (smoked / "smoke.log").read_text()
     variants = load(ROOT / "params.yaml").variants
-    for stage in [*(name for name in STAGES if "foreach" not in STAGES[name]), *(f"finetune-variants@{v}" for v in variants)]:
+    for stage in STAGES:
         assert f"Running stage '{stage}'" in log
     assert "published" in log
     assert "62.77 ± 0.41" in log
@@ -155,12 +130,13 @@ def test_smoke_passes_through_every_stage_and_prints_the_table(smoked: Path) -> 
     assert set(smoothing["losses"]) == {"none", "contrastive", "contrastive+mixing"}
     assert {"smoothing_cosine.png", "smoothing_attention.png", "smoothing_orders.png"} <= figures
     assert "yes" in (smoked / "results" / "smoothing_table1.md").read_text()
+    assert set(pd.read_csv(smoked / "results" / "painters.csv")["kind"]) == {"none", *KINDS}
     inversion = pd.read_csv(smoked / "results" / "inversion.csv")
     assert set(inversion["family"]) == {"vit", "mixer", "vit_pico"}
     assert set(inversion["edit"]) == {"none", "without residuals+mlp", "with patch_embed+norm1"}
     assert set(inversion["optimiser"]) == {"adam", "gd"}
     pictures = {"depth", "ablation", "transplant", "curves", "orders"}
-    assert {*(f"inversion_{name}.png" for name in pictures), "class_images.png", "patch_filters.png"} <= figures
+    assert {*(f"inversion_{name}.png" for name in pictures), "class_images.png", "patch_filters.png", "painters.png"} <= figures
 
 
 def test_nothing_is_left_to_do(smoked: Path) -> None:
@@ -197,7 +173,7 @@ def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None
     store = f"sqlite:///{smoked / 'mlflow.db'}"
     before = tracked_runs(store)
     variants = load(ROOT / "params.yaml").all_variants
-    stages = {"pretrain", "prune-eval", "analysis", "exits", "smoothing", "inversion", "paper-figures"}
+    stages = {"pretrain", "prune-eval", "analysis", "exits", "smoothing", "inversion", "painters", "paper-figures"}
     trainings = {name for v in variants for name in (v, f"{v} seed 0")} | {"pretrain seed 0", "end_to_end_vit_6 seed 0"}
     assert stages | trainings <= set(before)
     # LS is declared anew, with a value that it has anyway

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from dvc.utils.hydra import apply_overrides
 
-from lsvit.params import load
+from lsvit.config.params import load
 from tests.conftest import ROOT
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from mlflow.entities import Run
 
 from lsvit import tracking
 from lsvit.errors import UserError
-from lsvit.jobs import TrainConfig, gather_trainings
-from lsvit.launch import Job, run
+from lsvit.jobs.configs import TrainConfig
+from lsvit.jobs.job import Job
+from lsvit.jobs.pool import run
 from lsvit.tracking import Tracker
+from lsvit.training.gather import gather_trainings
 from tests.conftest import ROOT
 
 Config = Callable[..., TrainConfig]
@@ -55,11 +58,14 @@ def workspace(tmp_path: Path, train_config: Config, prepared: Path, monkeypatch:
     """A root with one finished variant of two seeds, and results."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    monkeypatch.setenv("DVC_STAGE", "finetune-variants@test")
+    monkeypatch.setenv("DVC_STAGE", "finetune-variants")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     jobs = jobs_for(train_config, prepared)
     run(jobs, "cpu")
-    gather_trainings({job.config.seed: job.folder for job in jobs}, Path("outs/finetune/test"), Path("results/finetune/test.csv"))  # type: ignore[attr-defined]
+    gather_trainings({job.config.seed: job for job in jobs}, Path("outs/finetune/test"))  # type: ignore[attr-defined]
+    shutil.copy(ROOT / "dvc.yaml", "dvc.yaml")  # says which results are whose
+    Path("results").mkdir()
+    Path("results/cell.json").write_text(json.dumps({"dataset": "bars", "model": "pico"}))
     Path("results/metrics.json").write_text(json.dumps({"test": {"arbitrary": {"accuracy": 0.5}}}))
     Path("results/prune_eval.csv").write_text("a\n1\n")
     return tmp_path
@@ -67,7 +73,7 @@ def workspace(tmp_path: Path, train_config: Config, prepared: Path, monkeypatch:
 
 def jobs_for(train_config: Config, prepared: Path) -> list[Job]:
     configs = [train_config(seed=seed) for seed in (0, 1)]
-    return [Job(f"test seed {c.seed}", "lsvit.training:train", c, {"data": prepared, "weights": None}, 3) for c in configs]
+    return [Job(f"test seed {c.seed}", "lsvit.training.loop:train", c, {"data": prepared, "weights": None}, 3) for c in configs]
 
 
 def runs(uri: str) -> dict[str, Run]:
@@ -99,16 +105,16 @@ def check_store(uri: str) -> None:
     assert parent.data.metrics["mean/arbitrary/accuracy"] == pytest.approx(sum(values) / 2)
     assert parent.data.metrics["std/arbitrary/accuracy"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert found["prune-eval"].data.metrics == {"test/arbitrary/accuracy": 0.5}
-    assert {file.path for file in client.list_artifacts(found["prune-eval"].info.run_id)} == {"metrics.json", "prune_eval.csv"}
+    assert {file.path for file in client.list_artifacts(found["prune-eval"].info.run_id)} == {"cell.json", "metrics.json", "prune_eval.csv"}
 
 
 def log_everything(jobs: list[Job]) -> Tracker:
     """What the stages do: rows as they come, the finished variant, the results."""
     tracker = Tracker("bars/pico", Path(os.environ["DVC_ROOT"]))
     for job in jobs:
-        tracker.epoch(job.record(), json.loads((job.folder / "history.json").read_text())[0])
+        tracker.epoch("test", job.record(), json.loads((job.folder / "history.json").read_text())[0])
     tracker.training(Path("outs/finetune/test"))
-    for stage in tracking.RESULTS:
+    for stage in tracking.declared_stages():
         tracker.results(stage)
     return tracker
 
@@ -156,11 +162,11 @@ def test_store_that_dies_during_a_training(
     tracker = Tracker("bars/pico", workspace)
     jobs = jobs_for(train_config, prepared)
     rows = json.loads((jobs[0].folder / "history.json").read_text())
-    tracker.epoch(jobs[0].record(), rows[0])
+    tracker.epoch("test", jobs[0].record(), rows[0])
     assert not tracker.failed
     monkeypatch.setattr(MlflowClient, "log_batch", lambda *_, **__: (_ for _ in ()).throw(ConnectionError("gone")))
-    tracker.epoch(jobs[0].record(), rows[1])
-    tracker.epoch(jobs[0].record(), rows[2])
+    tracker.epoch("test", jobs[0].record(), rows[1])
+    tracker.epoch("test", jobs[0].record(), rows[2])
     assert capsys.readouterr().err.count("warning: MLflow") == 1
     monkeypatch.undo()
     monkeypatch.chdir(workspace)

@@ -1,0 +1,13 @@
+"""The papers: a folder of lsvit/papers each. Their modules are found by name, so that nothing of the core imports a paper."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+PAPERS = ("layershuffle", "exits", "smoothing", "inversion", "painters")  # in the order in which tables, figures and claims are shown
+
+
+def rooms(room: str) -> list[ModuleType]:
+    """The module of this name of every paper that has one: "section", "checks", "cost", "tables", "figures", "claims"."""
+    names = [f"lsvit.papers.{paper}.{room}" for paper in PAPERS]
+    return [import_module(name) for name in names if find_spec(name)]

@@ -1,0 +1,252 @@
+"""params.yaml as a whole: loading, cross-checks, and the resolution of presets.
+
+A value resolves section < model preset < data-set preset < variant, in :meth:`Params.values` and nowhere else.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+
+import yaml
+from pydantic import Field, ValidationError, create_model
+
+from lsvit.config.datasets import DatasetPreset
+from lsvit.config.papers import rooms
+from lsvit.config.presets import ModelPreset
+from lsvit.config.sections import Distributed, Finetune, Limit, Optimisation, PaperFigures, PaperSection, Pretrain, at_most
+from lsvit.config.types import Section, Seed
+from lsvit.config.variant import BASELINE, PRETRAINED, UNTRAINED, Variant
+from lsvit.errors import UserError, accepted, one_line
+from lsvit.routes import generator, limit, make_sampler
+
+
+class Value(NamedTuple):
+    """An effective value and the place in params.yaml it comes from."""
+
+    value: Any
+    source: str
+
+
+SectionT = TypeVar("SectionT", bound=Section)
+PresetT = TypeVar("PresetT", ModelPreset, DatasetPreset)
+Overrides = dict[str, Any]
+
+
+@cache
+def paper_sections() -> tuple[type[PaperSection], ...]:
+    """The sections of all papers."""
+    return tuple(section for module in rooms("section") for section in module.SECTIONS)
+
+
+class Params(Section):
+    """The whole of params.yaml but for the papers' sections, which :func:`whole` adds."""
+
+    dataset: str
+    model: str
+    device: Literal["auto", "cpu", "cuda"]
+    deterministic: bool
+    distributed: Distributed
+    seeds: Annotated[list[Seed], Field(min_length=1)]
+    protocol: Literal["paper", "heldout"]
+    baseline: Variant
+    variants: dict[str, Variant]
+    pretrain: Pretrain
+    finetune: Finetune
+    paper_figures: PaperFigures
+    models: dict[str, Any]
+    datasets: dict[str, Any]
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def model_preset(self) -> ModelPreset:
+        """The chosen entry of `models`, without its overrides of sections."""
+        return _plain(ModelPreset, self.models[self.model])
+
+    @property
+    def dataset_preset(self) -> DatasetPreset:
+        """The chosen entry of `datasets`, without its overrides of sections."""
+        return _plain(DatasetPreset, self.datasets[self.dataset])
+
+    @property
+    def all_variants(self) -> dict[str, Variant]:
+        """The baseline first, then the variants as declared."""
+        return {BASELINE: self.baseline, **self.variants}
+
+    def values(self, section: type[Section], variant: str | None = None) -> dict[str, Value]:
+        """Every effective value of a section with its source; `variant` counts for the section `finetune` alone."""
+        return self._values(section, self.model, self.dataset, variant)
+
+    def _values(self, section: type[Section], model: str, dataset: str, variant: str | None) -> dict[str, Value]:
+        name = section.name
+        layers = [(name, getattr(self, name).model_dump())]
+        layers.append((f"models.{model}.{name}", getattr(self.models[model], name, {})))
+        layers.append((f"datasets.{dataset}.{name}", getattr(self.datasets[dataset], name, {})))
+        values: dict[str, Value] = {}
+        for where, keys in layers:
+            for key, value in keys.items():
+                merges = key in section.merged and key in values and isinstance(value, dict)
+                values[key] = Value(values[key].value | value if merges else value, where)
+        if variant == BASELINE and values["baseline_epochs"].value is not None:
+            values["epochs"] = values["baseline_epochs"]
+        if variant is not None:
+            where = variant if variant == BASELINE else f"variants.{variant}"
+            overrides = self.all_variants[variant].finetune
+            values |= {key: Value(value, f"{where}.finetune") for key, value in overrides.items()}
+        return values
+
+    def resolve(self, section: type[SectionT], variant: str | None = None) -> SectionT:
+        """The effective section for the chosen model, data set and variant."""
+        return resolved(section, self.values(section, variant))
+
+    def scratch_values(self, section: type[PaperSection], model: str | None = None, dataset: str | None = None) -> dict[str, Value]:
+        """Every effective value of a stage's trainings from scratch: its key `training` wins over what `pretrain` has."""
+        cell = model or self.model, dataset or self.dataset
+        values = {key: value for key, value in self._values(Pretrain, *cell, None).items() if key != "seed"}
+        name, presets = section.name, {f"models.{cell[0]}": self.models[cell[0]], f"datasets.{cell[1]}": self.datasets[cell[1]]}
+        layers = {name: getattr(self, name).training}
+        layers |= {f"{where}.{name}": getattr(preset, name, {}).get("training", {}) for where, preset in presets.items()}
+        return values | {key: Value(value, f"{where}.training") for where, keys in layers.items() for key, value in keys.items()}
+
+    def scratch_training(self, section: type[PaperSection]) -> Optimisation:
+        """The effective options of a stage's trainings from scratch."""
+        return resolved(Optimisation, self.scratch_values(section))
+
+    def scratch_limit(self, section: type[PaperSection], train: int) -> Limit:
+        """What the number of images to train on allows a stage's trainings from scratch."""
+        training = self.scratch_training(section)
+        used = min(train, training.images or train)
+        return Limit(f"{section.name}.training.batch_size", training.batch_size, used, f"{used} training images are used")
+
+    def check(self, file: str = "params.yaml") -> None:
+        """Cross-checks between sections and of every preset's overrides, used or not.
+
+        Raises:
+            UserError: one line naming the key, the value found and what is accepted.
+        """
+        for key, table in (("model", self.models), ("dataset", self.datasets)):
+            name = getattr(self, key)
+            if name not in table:
+                raise UserError(f"{file}: {key}: found {name!r}, {accepted(name, table)}")
+        taken = (BASELINE, PRETRAINED, UNTRAINED, *(name for section in paper_sections() for name in section.taken))
+        for name in self.variants:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", name) or name in taken:
+                raise UserError(f"{file}: variants: found the name {name!r}, accepted: letters, digits, _, but not {', '.join(taken)}")
+        for seed in self.seeds:
+            if self.seeds.count(seed) > 1:
+                raise UserError(f"{file}: seeds: found {seed} twice, accepted: each seed once")
+        cells = [*((model, self.dataset) for model in self.models), *((self.model, dataset) for dataset in self.datasets)]
+        for cell in cells:
+            for core in (Pretrain, Finetune):
+                resolved(core, self._values(core, *cell, None))
+            for section in paper_sections():
+                resolved(section, self._values(section, *cell, None))
+                if "training" in section.model_fields:
+                    resolved(Optimisation, self.scratch_values(section, *cell))
+        for name, variant in self.all_variants.items():
+            if self.resolve(Finetune, name).validation_orders != "all":
+                raise UserError(f"{file}: {name}: finetune.validation_orders: found 'trained', accepted: all (Table 1 has both orders)")
+            if "baseline_epochs" in variant.finetune:
+                raise UserError(f"{file}: {name}: finetune.baseline_epochs belongs to the section; accepted here: epochs")
+            if variant.exits and variant.exits.step is not None:
+                raise UserError(f"{file}: {name}: exits.step: found {variant.exits.step}, accepted: none (the strategy layer_wise sets it)")
+        self.dataset_preset.check_channels(self.model_preset, f"models.{self.model}", file)
+        if self.dataset_preset.sizes:
+            self.check_sizes(*self.dataset_preset.sizes, file)
+        spread = self.distributed
+        if spread.nodes > 1 and not re.fullmatch(r"[^:\s]+:\d+", spread.endpoint or ""):
+            raise UserError(f"{file}: distributed.endpoint: found {spread.endpoint!r}, accepted: host:port of the first machine, "
+                            f"for {spread.nodes} machines")  # fmt: skip
+        trainings = [self.values(Finetune, name) for name in self.all_variants]
+        trainings += [self.values(Pretrain)] if self.model_preset.weights == "scratch" else []
+        trainings += [self.scratch_values(section) for section in paper_sections() if "training" in section.model_fields]
+        for batch, source in (values["batch_size"] for values in trainings):
+            if int(batch) < spread.world_size:
+                raise UserError(f"{file}: {source}.batch_size: found {batch}, accepted: at least {spread.world_size}, one image a process")
+        if self.protocol == "heldout" and not self.dataset_preset.heldout:
+            raise UserError(f"{file}: protocol: found 'heldout', accepted: paper ({self.dataset!r} holds no images out; "
+                            f"datasets.{self.dataset}.heldout says how many)")  # fmt: skip
+        for section in paper_sections():
+            for found in (getattr(self, section.name), self.resolve(section)):
+                for name in getattr(found, "variants", ()):
+                    if name not in self.all_variants:
+                        raise UserError(f"{file}: {section.name}.variants: found {name!r}, {accepted(name, self.all_variants)}")
+        for checks in rooms("checks"):
+            checks.check(self, file)
+
+    def check_sizes(self, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
+        """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
+        limits = [Limit(f"datasets.{self.dataset}.heldout", heldout, train + heldout - 1, f"{train + heldout} training images are used")]
+        scratch = [("pretrain", self.resolve(Pretrain))] if self.model_preset.weights == "scratch" else []
+        for key, options in (*scratch, ("finetune", self.resolve(Finetune))):
+            limits.append(Limit(f"{key}.batch_size", options.batch_size, train, f"{self.dataset!r} uses {train} training images"))
+        for checks in rooms("checks"):
+            limits += checks.image_limits(self, train, validation)
+        at_most(limits, file)
+
+    def check_layers(self, num_layers: int, file: str = "params.yaml") -> None:
+        """Checks against the chosen model's number of layers. Raises UserError as :meth:`check` does."""
+        limits = [(f"variants.{name}.layers", v.layers, num_layers) for name, v in self.all_variants.items() if v.layers]
+        for name, v in self.all_variants.items():
+            layers = v.layers or num_layers
+            if v.exits:
+                limits.append((f"variants.{name}.exits.depths", v.exits.depths[-1], layers - 1))
+                if not (isinstance(v.route, dict) and "drop" in v.route):
+                    length = len(make_sampler(v.route)(generator("train", 0), layers))
+                    limits.append((f"variants.{name}.exits.depths", v.exits.depths[-1], length))
+            if beyond := limit(v.route, layers):
+                limits.append((f"variants.{name}.route", *beyond))
+        why = f"model {self.model!r} has {num_layers} layers"
+        at_most([Limit(*found, why) for found in limits], file)
+        at_most([found for checks in rooms("checks") for found in checks.layer_limits(self, num_layers)], file)
+
+
+def resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
+    """The section with these values. Raises UserError naming the place that a wrong one comes from."""
+    try:
+        return section.model_validate({key: value.value for key, value in values.items()})
+    except ValidationError as error:
+        where = error.errors()[0]["loc"] or tuple(values)  # a check of several keys has no place of its own
+        key = str(where[0])
+        raise UserError(one_line(error, section, values[key].source)) from None
+
+
+def _plain(kind: type[PresetT], preset: Section) -> PresetT:
+    return kind.model_validate(preset.model_dump(include=set(kind.model_fields)))
+
+
+@cache
+def whole() -> type[Params]:
+    """The whole of params.yaml: with the papers' sections, of which, as of the core's, presets may override keys."""
+    sections: dict[str, Any] = {section.name: (section, ...) for section in paper_sections()}
+    overrides: dict[str, Any] = {name: (Overrides, Field(default_factory=dict)) for name in ("pretrain", "finetune", *sections)}
+    for name, kind in (("models", ModelPreset), ("datasets", DatasetPreset)):
+        preset: Any = create_model(kind.__name__, __base__=kind, **overrides)
+        sections[name] = (dict[str, preset], ...)
+    return create_model("Params", __base__=Params, **sections)
+
+
+def load(path: str | Path = "params.yaml") -> Params:
+    """Read, validate and cross-check a parameter file.
+
+    Raises:
+        UserError: one line naming the file, the key, the value found, what is accepted and the nearest known name.
+    """
+    path = Path(path)
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: not found; run in the repository's root") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: found {type(content).__name__}, accepted: a mapping of sections")
+    try:
+        params = whole().model_validate(content)
+    except ValidationError as error:
+        raise UserError(one_line(error, whole(), file=path.name)) from None
+    params.check(path.name)
+    return params

@@ -1,0 +1,107 @@
+"""A job: what it depends on, and the folder it works in.
+
+A job's folder is `.lsvit/jobs/<kind>/<key>` below the real repository (also from a queued experiment's copy). The key is
+a hash of the options that have an effect and are no defaults, of the code that its function runs and of the versions of torch
+and timm: a finished job is never run again, an unfinished one goes on from what its folder holds.
+"""
+
+import hashlib
+import importlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from lsvit.errors import UserError
+from lsvit.jobs.configs import RunConfig
+from lsvit.jobs.display import Event
+from lsvit.jobs.files import CONFIG
+from lsvit.jobs.identity import agree, code_digest, merged
+from lsvit.jobs.processes import root
+
+DONE = "done"
+TRAIN = "lsvit.training.loop:train"
+
+
+@dataclass(frozen=True)
+class Job:
+    """`function`, "module:name", is called as name(config, **inputs, folder=..., report=...) in a worker process.
+
+    `config` alone (with the code) decides whether two jobs are the same; `inputs` are paths, which may differ.
+    """
+
+    title: str
+    function: str
+    config: RunConfig
+    inputs: Mapping[str, Path | None] = field(default_factory=dict)
+    total: int = 1  # reports expected
+    apart: tuple[str, ...] = ("seed",)  # what of the options differs between the trainings that are averaged, as "options.lr"
+
+    @cached_property
+    def key(self) -> str:
+        """Identity of the job: options, code and library versions."""
+        return _hash(self.config.effective(defaults=False), self.function, code_digest(self.function.split(":")[0]))
+
+    @property
+    def folder(self) -> Path:
+        """Where the job keeps its state and its results: of folders with its key the first that no job under other defaults has."""
+        place, options = root() / ".lsvit" / "jobs" / self.function.split(":")[1], json.loads(json.dumps(self.config.effective()))
+        folders = (place / (f"{self.key}-{number}" if number else self.key) for number in itertools.count())
+        return next(each for each in folders if not (each / CONFIG).exists() or agree(json.loads((each / CONFIG).read_text()), options))
+
+    def begin(self, folder: Path) -> None:
+        """Note every effective option in the job's `folder`, also of a finished job those that have come since."""
+        file, options = folder / CONFIG, self.config.effective()
+        noted = merged(json.loads(file.read_text()), options) if file.exists() else options
+        if not file.exists() or noted != json.loads(file.read_text()):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial = file.with_suffix(f".{os.getpid()}")
+            partial.write_text(json.dumps(noted, indent=1) + "\n")
+            partial.replace(file)
+
+    def record(self) -> dict[str, Any]:
+        """What the job is made with, but for defaults, for a reader of its results: the same for equal jobs of this data and model."""
+        names = {"dataset": self.config.dataset, "model_name": self.config.model_name}
+        return names | self.config.effective(defaults=False) | {"apart": list(self.apart)}
+
+    @property
+    def done(self) -> bool:
+        """Finished, in this or an earlier run."""
+        return (self.folder / DONE).exists()
+
+
+@contextmanager
+def locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold a job's lock: two experiments may want the same job."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        on_wait()
+        lock.acquire()
+    with lock:
+        yield
+
+
+def call(job: Job, folder: Path, report: Callable[[Event], None]) -> None:
+    """Run a job's function in this process. Raises UserError if the device has too little memory for it."""
+    import torch
+
+    module, name = job.function.split(":")
+    try:
+        getattr(importlib.import_module(module), name)(job.config, **job.inputs, folder=folder, report=report)
+    except torch.OutOfMemoryError as error:
+        raise UserError(f"{job.title}: the device's memory is too small ({' '.join(str(error).split())[:120]}); accepted: a smaller "
+                        "batch_size, finetune.micro_batch_size, or finetune.checkpointing: true") from None  # fmt: skip
+
+
+def _hash(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]

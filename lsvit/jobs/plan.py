@@ -1,0 +1,86 @@
+"""What every plan makes its jobs from: the parameters, and the digests of the files that stand for data and weights."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lsvit.config.params import Params
+from lsvit.config.presets import ModelPreset
+from lsvit.config.sections import Finetune, Optimisation
+from lsvit.config.types import Section
+from lsvit.config.variant import PLAIN, Variant
+from lsvit.errors import UserError
+from lsvit.jobs.configs import TrainConfig
+from lsvit.jobs.files import DATA, FINETUNED, JUDGES, finetuned, read_meta, sha256
+from lsvit.jobs.job import TRAIN, Job
+from lsvit.jobs.processes import root
+
+
+def run_config(
+    params: Params, title: str, variant: Variant, data_sha256: str, weights_sha256: str | None, preset: ModelPreset | None = None
+) -> dict[str, Any]:  # fmt: skip
+    """The fields of a RunConfig for one variant of the chosen model and data set; `preset` stands in for the model's own.
+
+    Left out is what must not change its key: the variant's overrides of `finetune`, whose effect the job's own options hold, and the
+    checksum that published weights should have.
+    """
+    model = (preset or params.model_preset).model_copy(update={"sha256": None})
+    return {
+        "title": title, "dataset": params.dataset, "model_name": params.model, "model": model,
+        "variant": variant.model_copy(update={"finetune": {}}), "device": params.device, "deterministic": params.deterministic,
+        "data_sha256": data_sha256, "weights_sha256": weights_sha256,
+    }  # fmt: skip
+
+
+class Plan:
+    """The base of every plan.
+
+    Args:
+        params: params.yaml.
+        section: of the plan's stage; its key `seeds`, if it has one, says for how many of the seeds.
+        data: prepared images.
+        folder: of the refined models.
+    """
+
+    def __init__(self, params: Params, section: type[Section], data: Path = DATA, folder: Path = FINETUNED) -> None:
+        self.params, self.data, self.folder = params, data, folder
+        self.options: Any = params.resolve(section)
+        self.seeds = params.seeds[: getattr(self.options, "seeds", None)]
+        self.judge = JUDGES[params.protocol]
+        self.digest = cache(sha256)
+
+    def fields(self, title: str, variant: Variant, weights: Path | None, preset: ModelPreset | None = None) -> dict[str, Any]:
+        """The fields of a RunConfig for a model with the weights of a file."""
+        return run_config(self.params, title, variant, read_meta(self.data)["sha256"], self.digest_of(weights), preset)
+
+    def digest_of(self, file: Path | None) -> str | None:
+        """The sha256 of a file, if there is one."""
+        if file and not file.is_file():
+            raise UserError(f"{file}: missing; `dvc repro` makes it")
+        return self.digest(file) if file else None
+
+    def training(
+        self, title: str, variant: Variant, options: Optimisation, seed: int, weights: Path | None = None, preset: ModelPreset | None = None
+    ) -> Job:  # fmt: skip
+        """One training, from the weights of a file or from scratch."""
+        if not variant.position.predict:
+            options = options.model_copy(update={"position_weight": 1.0})  # of nothing
+        config = TrainConfig(**self.fields(title, variant, weights, preset), options=options, seed=seed, **self.params.distributed.identity)
+        inputs = {"data": self.data, "weights": weights}
+        return Job(f"{title} seed {seed}", TRAIN, config, inputs, options.epochs)
+
+    def fetching(self, title: str, weights: Path | None, options: Optimisation, seed: int) -> Job:
+        """Published weights, or those of a file or of a folder in timm's layout, given a head for the data."""
+        file = self.params.model_preset.local_file(root())
+        digest = self.digest_of(file if file and file.is_file() else None)
+        fields = run_config(self.params, title, PLAIN, read_meta(self.data)["sha256"], digest) | {"model": self.params.model_preset}
+        config = TrainConfig(**fields, options=options, seed=seed)
+        return Job(title, "lsvit.training.loop:fetch", config, {"data": self.data, "weights": weights})
+
+    def weights_of(self, variant: str, seed: int, judge: str | None = None) -> Path:
+        """The weights of a refined variant: of the epoch that the protocol's split chose, or another."""
+        return finetuned(variant, seed, judge or self.judge, self.folder)
+
+    def precision(self, variant: str | None = None) -> str:
+        """In which models are measured."""
+        return self.params.resolve(Finetune, variant).precision

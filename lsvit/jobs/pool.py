@@ -1,0 +1,133 @@
+"""Jobs in worker processes, side by side or each spread by torchrun; what they report is shown."""
+
+import multiprocessing
+import os
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor
+from concurrent.futures import wait as wait_for
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+from lsvit.config.sections import Distributed
+from lsvit.errors import UserError
+from lsvit.jobs.configs import TrainConfig
+from lsvit.jobs.display import ENDED, Display, Event
+from lsvit.jobs.job import DONE, Job, call, locked
+from lsvit.jobs.processes import cuda_devices, die_with_parent, root
+from lsvit.jobs.spread import Events, spread
+
+_events: Any = None  # in a worker process: the queue to the parent
+
+
+def warm_up(module: str) -> None:
+    """Start the fork server, which imports torch, timm and the jobs' module once for all workers; the parent never does.
+
+    Called first in a stage, so that these seconds pass while the stage reads its parameters.
+    """
+    multiprocessing.set_forkserver_preload([module, "timm"])
+    forkserver.ensure_running()
+
+
+def run(
+    jobs: Sequence[Job],
+    device: str = "auto",
+    on_epoch: Callable[[Job, Event], None] | None = None,
+    threads: int = 1,
+    distributed: Distributed | None = None,
+) -> None:
+    """Run the unfinished jobs in parallel and show their progress: a process a GPU, or per `threads` CPU cores without one.
+
+    If `distributed` asks for several processes a training, torchrun starts them, one training after another, and the other jobs
+    run before. `on_epoch` receives every finished epoch's metrics.
+
+    Raises:
+        UserError: a job made a user's mistake, or its process died; the finished part of every job is kept.
+    """
+    todo = list({job.folder: job for job in jobs if not job.done}.values())  # jobs of several names may be the same
+    for job in jobs:
+        if job.done:
+            job.begin(job.folder)
+            print(f"{job.title}: finished before, taken from {job.folder.relative_to(root())}", flush=True)
+    spreads = distributed is not None and distributed.world_size > 1
+    apart = [job for job in todo if spreads and isinstance(job.config, TrainConfig) and job.config.world_size > 1]
+    together = [job for job in todo if not any(job is other for other in apart)]
+    if together:
+        _show(together, _pool(together, device, threads), on_epoch)
+    if apart and distributed:
+        _show(apart, spread(apart, distributed, threads), on_epoch)
+
+
+def _show(jobs: Sequence[Job], events: Events, on_epoch: Callable[[Job, Event], None] | None) -> None:
+    with Display(jobs) as display, closing(events):
+        for i, event in events:
+            display.show(i, event)
+            if on_epoch and "epoch" in event:
+                on_epoch(jobs[i], event)
+
+
+def _pool(todo: Sequence[Job], device: str, threads: int) -> Events:
+    """The events, (job's index, event), of jobs side by side in worker processes."""
+    gpus = 0 if device == "cpu" else cuda_devices()
+    workers = min(len(todo), gpus or max(1, len(os.sched_getaffinity(0)) // threads))
+    context = multiprocessing.get_context("forkserver")
+    slots, events = context.Queue(), context.Queue()
+    for slot in range(workers):
+        slots.put(slot if gpus else None)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(slots, events))
+    try:
+        futures = [pool.submit(_work, job, job.folder.resolve(), i) for i, job in enumerate(todo)]
+        running = set(range(len(todo)))
+        while running:
+            finished, _ = wait_for(futures, timeout=0.2, return_when=FIRST_EXCEPTION)
+            for i, event in _drain(events):
+                yield i, event
+                if event == ENDED:
+                    running.remove(i)
+            _raise_first_error(finished)
+    except BaseException:
+        for process in list((pool._processes or {}).values()):  # no public way to stop running work
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _drain(events: Any) -> Iterator[tuple[int, Event]]:
+    while True:
+        try:
+            yield events.get(timeout=0.05)
+        except queue.Empty:
+            return
+
+
+def _raise_first_error(finished: set[Future]) -> None:
+    for future in finished:
+        error = future.exception()
+        if isinstance(error, BrokenProcessPool):
+            raise UserError("a worker process died (killed, or out of memory); finished epochs are kept, the next run goes on from there")
+        if error is not None:
+            raise error
+
+
+def _start_worker(slots: Any, events: Any) -> None:
+    """In a new worker: take a GPU, and die with the parent, whatever ends it."""
+    slot = slots.get()
+    if slot is not None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(slot) if visible is None else visible.split(",")[slot]
+    global _events
+    _events = events
+    die_with_parent()
+
+
+def _work(job: Job, folder: Path, index: int) -> None:
+    with locked(folder, lambda: _events.put((index, {"text": "waits for another run of the same job"}))):
+        if not (folder / DONE).exists():
+            job.begin(folder)
+            call(job, folder, lambda event: _events.put((index, event)))
+            (folder / DONE).touch()
+    _events.put((index, ENDED))

@@ -1,0 +1,36 @@
+"""What a stage's script starts from: its parameters, its tracker, and a way to run jobs."""
+
+from collections.abc import Sequence
+
+from lsvit.config.params import load
+from lsvit.jobs.job import Job
+from lsvit.jobs.pool import run, warm_up
+from lsvit.jobs.processes import root
+from lsvit.tracking import Tracker
+
+
+class Stage:
+    """A running stage.
+
+    Args:
+        module: of its jobs; workers import it while the stage reads its parameters.
+    """
+
+    def __init__(self, module: str) -> None:
+        warm_up(module)
+        self.params = load()
+        self.tracker = Tracker(f"{self.params.dataset}/{self.params.model}", root())
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Run measurements, a thread each. Raises UserError as :func:`lsvit.jobs.pool.run` does."""
+        run(jobs, self.params.device)
+
+    def train(self, jobs: Sequence[Job], threads: int) -> None:
+        """Run trainings, spread over processes if params.yaml asks for that; epochs are tracked as they end."""
+        run(
+            jobs,
+            self.params.device,
+            lambda job, row: self.tracker.epoch(job.config.title, job.record(), row),
+            threads,
+            self.params.distributed,
+        )

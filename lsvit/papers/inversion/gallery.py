@@ -1,0 +1,31 @@
+"""The arrays behind the figures of inversion."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+Arrays = dict[str, np.ndarray]
+
+
+class Gallery:
+    """The arrays that stage inversion left, found by what they are of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.index = folder, pd.DataFrame(json.loads((folder / "index.json").read_text()))
+        self.families = list(dict.fromkeys(self.index["family"]))
+
+    def find(self, kind: str = "inversion", **keys: Any) -> list[tuple[dict[str, Any], Arrays]]:
+        """What has these keys, of every model's first seed, with its arrays."""
+        rows = self.index[self.index["kind"] == kind]
+        for key, value in keys.items():
+            rows = rows[rows[key] == value]
+        first = rows.groupby(["family", "weights"], sort=False)["seed"].transform("first")
+        rows = rows[rows["seed"] == first]
+        found = []
+        for row in rows.to_dict("records"):
+            with np.load(self.folder / row["file"]) as arrays:
+                found.append(({str(key): value for key, value in row.items()}, dict(arrays)))
+        return found

@@ -1,0 +1,95 @@
+"""From what evaluations and analyses left to tidy tables. No torch here."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lsvit.jobs.files import ARRAYS, HISTORY, JUDGES, RESULTS, ROWS, read_meta
+from lsvit.jobs.job import Job
+from lsvit.jobs.rows import gather_rows, mean_rows, seed_means
+from lsvit.papers.layershuffle.compute.plan import Analyses, Evaluations
+from lsvit.papers.layershuffle.section import ANALYSIS_NUMBERS, SAMPLER_ROWS, Analysis
+from lsvit.routes import ORDERS
+from lsvit.training.judging import kept_epoch
+
+OUT = Path("outs/analysis")
+
+
+def protocol_rows(rows: dict[str, pd.DataFrame], epochs: dict[tuple[str, str, int], int]) -> pd.DataFrame:
+    """What each protocol keeps and how it scores: a row a (protocol, variant, seed), accuracy with all layers in both orders.
+
+    Args:
+        rows: protocol -> evaluation rows.
+        epochs: (protocol, variant, seed) -> epoch kept.
+    """
+    frames = [seed_means(frame).reset_index().assign(protocol=protocol) for protocol, frame in rows.items()]
+    table = pd.concat(frames, ignore_index=True)
+    table["epoch"] = [epochs[c.protocol, c.variant, c.seed] for c in table.itertuples()]
+    return table[["protocol", "variant", "seed", "epoch", *ORDERS]].round(6)
+
+
+def table_metrics(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Few numbers for `dvc metrics` and `dvc exp show`: variant -> order -> mean accuracy with all layers.
+
+    Models that predict positions also have `position_accuracy`, under arbitrary orders.
+    """
+    full = mean_rows(rows[rows["keep"] == rows.groupby("variant")["keep"].transform("max")])
+    metrics: dict[str, dict[str, float]] = {}
+    for (variant, order), group in full.groupby(["variant", "order"], sort=False):
+        values = metrics.setdefault(str(variant), {})
+        values[str(order)] = round(float(group.groupby("seed", sort=False)["accuracy"].mean().mean()), 6)
+        if order == "arbitrary" and group["position_accuracy"].notna().any():
+            values["position_accuracy"] = round(float(group["position_accuracy"].mean()), 6)
+    return metrics
+
+
+def summarise_analysis(numbers: dict[tuple[str, int], dict[str, float]], options: Analysis) -> dict[str, Any]:
+    """Mean and standard deviation over the seeds of every number of the analysis, and each seed's value, by model."""
+    frame = pd.DataFrame([{"name": name, "seed": seed, **values} for (name, seed), values in numbers.items()])
+    models: dict[str, Any] = {}
+    for name, group in frame.groupby("name", sort=False):
+        values = group.drop(columns=["name", "seed"])
+        models[str(name)] = {
+            key: {"mean": round(float(values[key].mean()), 6), "std": _number(values[key].std()), "n": len(values),
+                  "seeds": dict(zip(map(str, group["seed"]), values[key].tolist(), strict=True))}
+            for key in values
+        }  # fmt: skip
+    return {"layer": options.layer, "images": options.images, "models": models}
+
+
+def _number(value: float) -> float | None:
+    return None if pd.isna(value) else round(float(value), 6)
+
+
+def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -> None:
+    """Write results/prune_eval.csv (a row a route), samplers.csv, protocols.csv, cell.json and metrics.json (means)."""
+    params, meta = plan.params, read_meta(plan.data)
+
+    def gather(protocol: str, file: str) -> pd.DataFrame:
+        files = {key[1:]: job.folder / file for key, job in jobs.items() if key[0] == protocol}
+        return gather_rows(params.dataset, params.model, files)
+
+    rows = {protocol: gather(protocol, ROWS) for protocol in plan.protocols}
+    rows[params.protocol].to_csv(RESULTS / "prune_eval.csv", index=False, lineterminator="\n")
+    gather(params.protocol, SAMPLER_ROWS).to_csv(RESULTS / "samplers.csv", index=False, lineterminator="\n")
+    epochs = {}
+    for protocol, name, seed in jobs:
+        history = json.loads((plan.weights_of(name, seed).parent / HISTORY).read_text())
+        epochs[protocol, name, seed] = int(kept_epoch(history, params.all_variants[name], JUDGES[protocol])["epoch"])
+    protocol_rows(rows, epochs).to_csv(RESULTS / "protocols.csv", index=False, lineterminator="\n")
+    (RESULTS / "metrics.json").write_text(json.dumps(table_metrics(rows[params.protocol]), indent=1) + "\n")
+    cell = {"dataset": params.dataset, "model": params.model, "protocol": params.protocol, "seeds": params.seeds,
+            "classes": len(meta["classes"]), "images": meta["counts"]}  # fmt: skip
+    (RESULTS / "cell.json").write_text(json.dumps(cell) + "\n")
+
+
+def keep_analyses(plan: Analyses, jobs: dict[tuple[str, int], Job]) -> None:
+    """Write outs/analysis/<model>.npz and results/analysis.json (mean and std over the seeds)."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    for (name, seed), job in jobs.items():
+        shutil.copyfile(job.folder / ARRAYS, OUT / f"{name}_seed_{seed}.npz")
+    numbers = {key: json.loads((job.folder / ANALYSIS_NUMBERS).read_text()) for key, job in jobs.items()}
+    (RESULTS / "analysis.json").write_text(json.dumps(summarise_analysis(numbers, plan.options), indent=1) + "\n")

@@ -1,0 +1,74 @@
+"""What evaluations and analyses cost, counted without weights or data."""
+
+from lsvit.config.datasets import CLASSES, SIZES
+from lsvit.config.params import Params
+from lsvit.config.presets import ModelPreset
+from lsvit.config.sections import Finetune
+from lsvit.config.variant import BASELINE, Position, Variant
+from lsvit.cost.flops import Forward, count_forward, count_variant, meta_backbone
+from lsvit.cost.hardware import Work
+from lsvit.cost.work import Stage, group_calls, route_work, sampler_work, training_job, without_heads
+from lsvit.jobs.plan import run_config
+from lsvit.papers.layershuffle.compute.analysis import BATCH_SIZE
+from lsvit.papers.layershuffle.compute.evaluation import cells
+from lsvit.papers.layershuffle.section import Analysis, EvalConfig, PruneEval
+from lsvit.routes import ORDERS, count_routes, kept_layers, limit
+
+NOTES = ("prune-eval: one epoch a training; where the two protocols choose different ones, both are evaluated.",)
+# LayerShuffle, section 4: 224 px, batch 640 or 128
+PAPER = "batch 128, 5 seeds, every epoch validated in both orders as here"
+PAPER_SEEDS, PAPER_OPTIONS = 5, {"batch_size": 128, "validation_batch_size": 200, "threads": 1}
+PAPER_DATA = {"ImageNet": SIZES["imagenet"], "CIFAR-100": SIZES["cifar100"]}  # training, validation images
+PAPER_CLASSES, PAPER_EPOCHS = (
+    {"ImageNet": CLASSES["imagenet"], "CIFAR-100": CLASSES["cifar100"]},
+    {"ImageNet": (20, 1), "CIFAR-100": (100, 20)},
+)  # others, baseline
+PAPER_MODELS = {"ViT-B/16": "vit_base_patch16_224", "DeiT-B dist.": "deit_base_distilled_patch16_224"}
+PAPER_POSITIONS: dict[str, dict] = {BASELINE: {}, "LS": {}, "LS-pos": {"encode": {"dim": 32}}, "LS-pred": {"predict": {}}}
+
+
+def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
+    """Stages prune-eval and analysis."""
+    preset, seeds, evaluations = params.model_preset, len(params.seeds), []
+    backbone = meta_backbone(preset, params.dataset_preset.num_classes)
+    for name, variant in params.all_variants.items():
+        run = run_config(params, name, variant, "", None)
+        config = EvalConfig(**run, options=params.resolve(PruneEval), precision=params.resolve(Finetune, name).precision, seed=0)
+        evaluations += [evaluation_job(count_variant(backbone, preset, variant), config, sizes[1])] * seeds
+    options, analysed = params.resolve(Analysis), [count_forward(backbone, preset)]
+    for variant in map(params.all_variants.__getitem__, options.variants):
+        analysed += [count_variant(backbone, preset, without_heads(variant))] * seeds
+    analyses = [[sampler_work(each, "arbitrary", options.images, BATCH_SIZE)] for each in analysed]
+    return [Stage("prune-eval", "", evaluations), Stage("analysis", "", analyses)]
+
+
+def published(params: Params) -> list[Stage]:
+    """The trainings behind the paper's Table 1: two data sets, two models, four approaches."""
+    found = []
+    for data, sizes in PAPER_DATA.items():
+        for model_name, timm_name in PAPER_MODELS.items():
+            preset = ModelPreset(timm=timm_name, weights="scratch")
+            backbone = meta_backbone(preset, PAPER_CLASSES[data])
+            for name, position in PAPER_POSITIONS.items():
+                variant = Variant(route="sequential" if name == BASELINE else "arbitrary", position=Position(**position))
+                options = params.finetune.model_copy(update=PAPER_OPTIONS | {"epochs": PAPER_EPOCHS[data][name == BASELINE]})
+                job = training_job(count_forward(backbone, preset, variant.position), variant, options, *sizes, heldout=0)
+                found.append(Stage(f"{data}, {model_name}", name, [job] * PAPER_SEEDS))
+    return found
+
+
+def evaluation_job(model: Forward, config: EvalConfig, validation: int) -> list[Work]:
+    """One model in every cell, as `evaluate_cell` runs it, and under every sampler that fits."""
+    options, num_layers, batch_size = config.options, model.num_layers, config.options.batch_size
+    part = min(validation, options.images or validation)
+    job: list[Work] = []
+    for keep in cells(num_layers, config):
+        for order in ORDERS:
+            found = count_routes(num_layers, keep, order)
+            exhaustive, passes = found <= options.orders, min(found, options.orders)
+            images = validation if exhaustive or (options.per != "sample" and keep == num_layers) else part
+            job += [route_work(model, images, batch_size, keep)] * (1 if options.per == "batch" and not exhaustive else passes)
+            if options.per == "sample" and not exhaustive:
+                calls = group_calls(kept_layers(keep, order), num_layers, min(batch_size, validation))
+                job.append(route_work(model, validation, batch_size, keep, calls))
+    return job + [sampler_work(model, spec, validation, batch_size) for spec in options.samplers if limit(spec, num_layers) is None]

@@ -1,0 +1,220 @@
+"""The figures of LayerShuffle, from the pipeline's result files."""
+
+import math
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from scipy.stats import gaussian_kde
+
+from lsvit.config.params import Params
+from lsvit.config.sections import PaperFigures, Pretrain
+from lsvit.config.variant import PRETRAINED
+from lsvit.papers.layershuffle.section import Analysis
+from lsvit.report.evaluations import count_orders, label, summarise
+from lsvit.report.figures import Figures, colours_by_depth
+from lsvit.report.results import Results
+from lsvit.routes import ORDERS
+
+REFIT_MARKERS = "*Xpd"
+ANALYSED = Path("outs/analysis")
+SHOWN = ("baseline", "layerdrop", "ls")  # in the figure of accuracy against disorder
+
+
+class LayerShuffleFigures(Figures):
+    """Draws and saves the figures of LayerShuffle, and of its controls."""
+
+    def pruning(self, cells: pd.DataFrame, order: str, name: str) -> str:
+        """Figures 1b and 1c: accuracy against layers kept. Returns the caption."""
+        figure, axes = self._figure(0.78)
+        axis: Axes = axes[0, 0]
+        shown = cells[cells["order"] == order]
+        for variant, colour in self.colours.items():
+            line = shown[shown["variant"] == variant].sort_values("keep")
+            axis.errorbar(line["keep"], 100 * line["mean"], 100 * line["std"].fillna(0), color=colour, marker=self.markers[variant],
+                          capsize=2, label=label(variant))  # fmt: skip
+        refits = shown[shown["variant"].str.startswith("refit")].sort_values("keep")
+        if len(refits):
+            axis.errorbar(refits["keep"], 100 * refits["mean"], 100 * refits["std"].fillna(0), color="#777777", marker="*",
+                          markersize=7, linestyle=":", capsize=2, label="refit-k")  # fmt: skip
+        axis.set(xlabel="layers kept", ylabel="validation accuracy (%)", xticks=sorted(shown["keep"].unique()), ylim=(0, 100))
+        axis.grid(axis="y", linewidth=0.4, alpha=0.5)
+        axis.legend(ncols=3, loc="upper left", bbox_to_anchor=(0, 1.26), columnspacing=1, handlelength=1.6)
+        self._save(figure, name)
+        pruned = shown[~shown["full"]]
+        orders = "their original order" if order == "sequential" else "random order"
+        text = f"Accuracy with k layers kept, executed in {orders}. "
+        text += f"Mean over {shown['n'].max():.0f} seeds; bars: standard deviation over the seeds"
+        if len(pruned):
+            text += f". Pruned cells: at most {count_orders(pruned, 'random routes')} each, the same for every variant"
+            if pruned["std_orders"].notna().any():
+                low, high = 100 * pruned["std_orders"].min(), 100 * pruned["std_orders"].max()
+                text += f"; the standard deviation over {pruned['spread_orders'].max():.0f} single routes is {low:.1f} to {high:.1f} points"
+        full = shown[shown["full"] & ~shown["variant"].str.startswith("refit")]
+        text += f". All layers: {count_orders(full, 'orders' if full['orders'].max() > 1 else 'order')}, {full['images'].max():.0f} images"
+        if len(refits):
+            text += f". refit-k: trained as a k-layer model; {', '.join(f'k = {c.keep}: {c.orders}' for c in refits.itertuples())} orders"
+        return text + "."
+
+    def disorder(self, samplers: pd.DataFrame, variants: list[str], chance: float, name: str) -> str:
+        """Accuracy against the Kendall tau distance from the original order. Returns the caption."""
+        figure, axes = self._figure(0.78)
+        axis: Axes = axes[0, 0]
+        depth = int(samplers["length"].max())
+        exact = samplers["sampler"].str.startswith("swap ") | samplers["sampler"].isin(["reversed", f"fix_first {depth}"])
+        shown = samplers[samplers["variant"].isin(variants) & exact]
+        for variant in variants:
+            line = _over_seeds(shown[shown["variant"] == variant], "distance")
+            axis.errorbar(line.index, line["mean"], line["std"], color=self.colours[variant], marker=self.markers[variant], capsize=2,
+                          label=label(variant))  # fmt: skip
+        most = math.comb(depth, 2)
+        axis.set(
+            xlabel="Kendall tau distance from the original order\n(swaps of neighbours)", ylabel="validation accuracy (%)", ylim=(0, 100)
+        )
+
+        def to_tau(distance: Any) -> Any:
+            return 1 - 2 * distance / most
+
+        def to_distance(tau: Any) -> Any:
+            return (1 - tau) * most / 2
+
+        axis.secondary_xaxis("top", functions=(to_tau, to_distance)).set(xlabel="Kendall's tau", xticks=[1, 0.5, 0, -0.5, -1])
+        self._chance(axis, chance)
+        axis.grid(axis="y", linewidth=0.4, alpha=0.5)
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 0.12))
+        self._save(figure, name)
+        return (
+            f"Accuracy against disorder: from the original order (0) to the reversed one ({most} swaps of neighbours); in between, a "
+            f"random order at exactly that distance for every image. {_counts(shown)}"
+        )
+
+    def first_layers(self, samplers: pd.DataFrame, chance: float, name: str) -> str:
+        """The control: accuracy with the first k layers in place and the others shuffled. Returns the caption."""
+        figure, axes = self._figure(0.78)
+        axis: Axes = axes[0, 0]
+        kinds = samplers["sampler"].str.extract(r"^fix_first (\d+)$")[0]
+        shown = samplers[kinds.notna()].assign(k=kinds.dropna().astype(int))
+        refits = dict(zip((v for v in dict.fromkeys(shown["variant"]) if v not in self.colours), cycle(REFIT_MARKERS), strict=False))
+        for variant in [*self.colours, *refits]:
+            line, refit = _over_seeds(shown[shown["variant"] == variant], "k"), variant in refits
+            axis.errorbar(line.index, line["mean"], line["std"], label=label(variant), capsize=2, linestyle=":" if refit else "-",
+                          color="#777777" if refit else self.colours[variant],
+                          marker=refits[variant] if refit else self.markers[variant])  # fmt: skip
+        axis.set(xlabel="first layers kept in place, the rest shuffled", ylabel="validation accuracy (%)", ylim=(0, 100))
+        axis.set(xticks=sorted(shown["k"].unique()))
+        self._chance(axis, chance)
+        axis.grid(axis="y", linewidth=0.4, alpha=0.5)
+        axis.legend(ncols=4, loc="upper left", bbox_to_anchor=(0, 1.26), columnspacing=1, handlelength=1.6)
+        self._save(figure, name)
+        return (
+            f"The control: the first k layers run in their place and the others in a random order, one for every image; "
+            f"k = 0 is the paper's arbitrary order. {_counts(shown)}"
+        )
+
+    def umap(self, arrays: dict[str, np.ndarray], layer: int, name: str, title: str) -> str:
+        """Figures 4a and 4b: a layer's whole output in the plane, coloured by its position. Returns the caption."""
+        figure, axes = self._figure(0.85)
+        axis: Axes = axes[0, 0]
+        positions = arrays["positions"][:, layer] + 1
+        plane = arrays["plane"]
+        points = axis.scatter(
+            plane[:, 0], plane[:, 1], c=positions, cmap="viridis", s=5, linewidths=0, vmin=1, vmax=arrays["positions"].shape[1]
+        )
+        axis.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2", title=f"{title}, layer {layer + 1}")
+        figure.colorbar(points, label="position of the layer", shrink=0.9)
+        self._save(figure, name)
+        return (
+            f"UMAP of the whole output (class and patch tokens) of layer {layer + 1} (counted from 1), {title}: "
+            f"{len(plane)} validation images (one point each), a random order per image, n = 1 model."
+        )
+
+    def ridges(self, arrays: dict[str, np.ndarray], name: str, title: str) -> str:
+        """Figures 4c and 4d: distribution of class-token contribution norms by layer and position. Returns the caption."""
+        positions, norms = arrays["positions"], arrays["norms"]
+        num_layers = norms.shape[1]
+        figure, axes = self._figure(1.2)
+        axis: Axes = axes[0, 0]
+        norms = norms / norms.max(axis=0)
+        grid = np.linspace(0, 1, 200)
+        colours = colours_by_depth(num_layers)
+        for layer in range(num_layers):
+            curves = np.stack([_density(norms[positions[:, layer] == p, layer], grid) for p in range(num_layers)])
+            curves *= 1.6 / max(curves.max(), 1e-9)
+            for p in range(num_layers):
+                axis.fill_between(grid, -layer, curves[p] - layer, color=colours[p], alpha=0.08, linewidth=0, zorder=2 * layer)
+                axis.plot(grid, curves[p] - layer, color=colours[p], linewidth=0.8, zorder=2 * layer + 1)
+        axis.set(yticks=-np.arange(num_layers), yticklabels=range(1, num_layers + 1), xlim=(0, 1), title=title)
+        axis.set(xlabel="norm of the contribution to the class token\n(relative to the layer's largest)", ylabel="layer (original place)")
+        scale = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(1, num_layers), "viridis")
+        figure.colorbar(scale, ax=axis, label="position of the layer", shrink=0.6)
+        self._save(figure, name)
+        return (
+            f"Distribution of the L2 norm of each layer's additive contribution to the class token, relative to the layer's largest, "
+            f"by position, {title}: {len(norms)} validation images, a random order per image, n = 1 model."
+        )
+
+    def training_curves(self, histories: dict[str, pd.DataFrame], name: str) -> str:
+        """Validation accuracy per epoch in both orders, mean over the seeds. Returns the caption."""
+        figure, axes = self._figure(1.15, nrows=2, sharex=True)
+        for axis, order in zip(axes[:, 0], ("sequential", "arbitrary"), strict=True):
+            for variant, history in histories.items():
+                curve = history.groupby("epoch")[f"validation/{order}/accuracy"].agg(["mean", "std"]) * 100
+                refit = variant not in self.colours
+                marker = REFIT_MARKERS[list(histories).index(variant) % len(REFIT_MARKERS)] if refit else self.markers[variant]
+                axis.errorbar(curve.index, curve["mean"], curve["std"].fillna(0), label=label(variant), linestyle=":" if refit else "-",
+                              color="#777777" if refit else self.colours[variant], capsize=1.5, marker=marker)  # fmt: skip
+            axis.set(ylabel=f"accuracy (%),\n{order}", ylim=(0, 100))
+            axis.grid(axis="y", linewidth=0.4, alpha=0.5)
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        axes[1, 0].set(xlabel="epoch")
+        axes[0, 0].legend(ncols=4, loc="lower left", bbox_to_anchor=(-0.1, 1.0), columnspacing=1, handlelength=1.6)
+        self._save(figure, name)
+        seeds = max(history["seed"].nunique() for history in histories.values())
+        return (
+            f"Validation accuracy per epoch of refinement, mean and standard deviation over {seeds} seeds; "
+            f"arbitrary: a fresh order per validation batch."
+        )
+
+
+def _over_seeds(rows: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Mean and standard deviation over the seeds, in %, by a column."""
+    return 100 * rows.groupby(by)["accuracy"].agg(["mean", "std"]).sort_index().fillna(0)
+
+
+def _counts(rows: pd.DataFrame) -> str:
+    images = rows["images"].max()
+    return f"Mean and standard deviation over {rows['seed'].nunique()} seeds, {images:.0f} images, each with an order of its own."
+
+
+def _density(values: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """A smooth density on the grid; zero where there is too little to estimate one."""
+    if len(values) < 3 or values.std() < 1e-6:
+        return np.zeros_like(grid)
+    return gaussian_kde(values)(grid)
+
+
+def draw(results: Results, params: Params) -> dict[str, str]:
+    """Draw the figures of the paper, the controls and the training curves. Returns captions by title."""
+    figures = LayerShuffleFigures(results.folder / "figures", params.resolve(PaperFigures), list(params.all_variants))
+    cells = summarise(results.table("prune_eval"))
+    captions = {f"Figure 1{part}": figures.pruning(cells, order, f"figure_1{part}") for part, order in zip("bc", ORDERS, strict=True)}
+    layer, compared = results.read("analysis")["layer"], params.resolve(Analysis).variants[0]
+    for (a, c), name, seed in (("ac", PRETRAINED, params.resolve(Pretrain).seed), ("bd", compared, params.seeds[0])):
+        title = "starting weights" if name == PRETRAINED else f"refined with {label(name)}"
+        with np.load(ANALYSED / f"{name}_seed_{seed}.npz") as arrays:
+            captions[f"Figure 4{a}"] = figures.umap(dict(arrays), layer, f"figure_4{a}", title)
+            captions[f"Figure 4{c}"] = figures.ridges(dict(arrays), f"figure_4{c}", title)
+    samplers = results.table("samplers")
+    kinds = samplers["sampler"].str.split(" ").str[0] if len(samplers) else pd.Series(dtype=str)  # `prune_eval.samplers` may be empty
+    if kinds.isin(["swap", "reversed"]).any():
+        shown = [variant for variant in SHOWN if variant in params.all_variants]
+        captions["Distance"] = figures.disorder(samplers, shown, results.chance, "distance")
+    if (kinds == "fix_first").any():
+        captions["First layers"] = figures.first_layers(samplers, results.chance, "first_layers")
+    histories = {variant: results.table(f"finetune/{variant}") for variant in params.all_variants}
+    captions["Training curves"] = figures.training_curves(histories, "training_curves")
+    return captions

@@ -1,0 +1,61 @@
+"""The sections `prune_eval` and `analysis` of params.yaml, and what their jobs depend on. No torch here."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from lsvit.config.sections import PaperSection
+from lsvit.config.types import Count, Float, Int, Sampler, Seed
+from lsvit.jobs.configs import MeasureConfig
+
+
+class PruneEval(PaperSection):
+    """Accuracy with k layers kept, sequential and arbitrary (section 4.2)."""
+
+    name = "prune_eval"
+    keep: Annotated[list[Count], Field(min_length=1)]
+    orders: Count
+    per: Literal["pass", "batch", "sample"]
+    samplers: list[Sampler]
+    images: Count | None
+    batch_size: Count
+    seed: Seed
+
+    def without_effect(self) -> set[str]:
+        """The batch size, unless each batch has a route of its own."""
+        return set() if self.per == "batch" else {"batch_size"}
+
+
+class Analysis(PaperSection):
+    """UMAP of a layer's output and class-token contributions (section 4.3)."""
+
+    name = "analysis"
+    variants: Annotated[list[str], Field(min_length=1)]
+    layer: Annotated[Int, Field(ge=0)]
+    images: Annotated[Int, Field(ge=20)]
+    neighbors: Annotated[Int, Field(ge=2)]
+    min_dist: Annotated[Float, Field(ge=0, le=1)]
+    seed: Seed
+
+    def without_effect(self) -> set[str]:
+        """Each model is analysed alone."""
+        return {"variants"}
+
+
+SECTIONS = (PruneEval, Analysis)
+
+
+SAMPLER_ROWS, ANALYSIS_NUMBERS = "samplers.csv", "numbers.json"
+
+
+class EvalConfig(MeasureConfig):
+    """One evaluation; `seed` is the training's, so that every seed is evaluated on routes of its own."""
+
+    seed: int
+    options: PruneEval
+
+
+class AnalysisConfig(MeasureConfig):
+    """The analysis of one model."""
+
+    options: Analysis

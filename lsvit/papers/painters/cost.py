@@ -1,0 +1,28 @@
+"""What stage painters costs, counted without weights or data."""
+
+from lsvit.config.params import Params
+from lsvit.cost.flops import Forward, count_variant, meta_backbone
+from lsvit.cost.hardware import Work
+from lsvit.cost.work import Stage, route_work
+from lsvit.papers.painters.compute.strategies import cells
+from lsvit.papers.painters.section import Painters, Strategies
+from lsvit.routes import layers_of
+
+NOTES = ("painters: layers side by side are counted one after another, as they run; without the mean of their outputs.",)
+
+
+def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
+    """Stage painters."""
+    options, preset, jobs = params.resolve(Painters), params.model_preset, []
+    backbone = meta_backbone(preset, params.dataset_preset.num_classes)
+    for name in options.variants:
+        model = count_variant(backbone, preset, params.all_variants[name])
+        jobs += [evaluation_job(model, options, sizes[1])] * len(params.seeds)
+    return [Stage("painters", "", jobs)]
+
+
+def evaluation_job(model: Forward, options: Strategies, validation: int) -> list[Work]:
+    """One model on every route."""
+    images, known = min(validation, options.images or validation), cells(model.num_layers, options)
+    routes = [route for strategies in known.values() for drawn in strategies.values() for route in drawn]
+    return [route_work(model, images, options.batch_size, len(layers_of(route))) for route in routes]

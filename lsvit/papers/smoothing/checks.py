@@ -1,0 +1,68 @@
+"""Cross-checks of the section `smoothing`."""
+
+from copy import deepcopy
+from typing import Any
+
+from lsvit.config.params import Params
+from lsvit.config.presets import ModelPreset
+from lsvit.config.sections import Limit
+from lsvit.errors import UserError, accepted
+from lsvit.papers.smoothing.compute.presets import preset
+from lsvit.papers.smoothing.section import Smoothing
+
+
+def check(params: Params, file: str) -> None:
+    """Of the trainings from scratch: depths, parts removed, sums of losses, pairs of patches. Raises UserError."""
+    options = params.resolve(Smoothing)
+    if "depth" in options.kwargs:
+        raise UserError(f"{file}: smoothing.kwargs.depth: found {options.kwargs['depth']}, accepted: smoothing.depths")
+    for depth in options.talking_heads:
+        if depth not in options.depths:
+            raise UserError(f"{file}: smoothing.talking_heads: found {depth}, {accepted(depth, options.depths)} (of smoothing.depths)")
+    for depth in options.depths:
+        _check_pairs(preset(params, depth), "smoothing", file)
+        params.dataset_preset.check_channels(preset(params, depth), "smoothing", file)
+    if options.variants:
+        _check_pairs(params.model_preset, "smoothing.variants", file)
+    for part in options.removed:
+        if options.recipe.without(part) == options.recipe:
+            parts = [name for name in type(options.recipe).model_fields if options.recipe.without(name) != options.recipe]
+            raise UserError(
+                f"{file}: smoothing.removed: found {part!r}, accepted: what smoothing.recipe has ({', '.join(parts) or 'nothing'})"
+            )
+    for losses in options.losses:
+        same = [other for other in options.losses if str(other) == str(losses)]
+        if len(same) > 1 or (str(options.best) == str(losses) and options.best != losses):
+            why = "the tables have one row for each sum of losses"
+            raise UserError(f"{file}: smoothing.losses: found {losses} twice, or with other values in `best`; accepted: once ({why})")
+
+
+def image_limits(params: Params, train: int, validation: int) -> list[Limit]:
+    """What the number of images allows: the trainings' batch size."""
+    return [params.scratch_limit(Smoothing, train)] if params.resolve(Smoothing).depths else []
+
+
+def layer_limits(params: Params, num_layers: int) -> list[Limit]:
+    """The trainings from scratch have depths of their own."""
+    return []
+
+
+def build(params: Params, backbone: Any) -> None:
+    """Make the models that are trained from scratch, without memory. Raises UserError: timm or a part refuses one."""
+    from lsvit.models.talking_heads import talk
+    from lsvit.models.weights import create_backbone
+
+    options = params.resolve(Smoothing)
+    if options.talking_heads:
+        talk(deepcopy(backbone))
+    for depth in options.depths:
+        create_backbone(preset(params, depth).model_copy(update={"init_std": None}), 1)
+
+
+def _check_pairs(model: ModelPreset, key: str, file: str) -> None:
+    """Raises UserError if params.yaml tells that images have one patch: the similarity of patches is one of pairs."""
+    size, patch = (model.kwargs.get(name) for name in ("img_size", "patch_size"))
+    if size is not None and size == patch:
+        raise UserError(
+            f"{file}: {key}: found a model whose patch_size {patch} is its img_size, accepted: 2 patches or more, for pairs of them"
+        )

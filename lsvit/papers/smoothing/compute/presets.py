@@ -1,0 +1,13 @@
+"""The models that stage smoothing trains from scratch."""
+
+from lsvit.config.params import Params, Value, resolved
+from lsvit.config.presets import ModelPreset
+from lsvit.papers.smoothing.section import Smoothing
+
+
+def preset(params: Params, num_layers: int) -> ModelPreset:
+    """The chosen model with so many layers and without weights, as stage smoothing trains it."""
+    kwargs, source = params.values(Smoothing)["kwargs"]
+    own = params.model_preset.model_dump() | {"weights": "scratch", "sha256": None}
+    own["kwargs"] = own["kwargs"] | kwargs | {"depth": num_layers}
+    return resolved(ModelPreset, {key: Value(value, source) for key, value in own.items()})

@@ -1,0 +1,57 @@
+"""What every paper's figures share. Only the papers' figures and this module import matplotlib.
+
+Colours: Okabe and Ito's colour-blind safe palette (yellow replaced by brown) for variants, viridis (dark: near the input) for positions.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lsvit.config.sections import PaperFigures
+
+OKABE_ITO = ["#000000", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#8B6914"]
+MARKERS = "os^Dv<>P"
+STYLE: Any = {
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 6.5, "xtick.labelsize": 7, "ytick.labelsize": 7,
+    "axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.2, "lines.markersize": 4, "pdf.fonttype": 42,
+    "legend.frameon": False,
+}  # fmt: skip
+
+
+class Figures:
+    """Draws and saves figures in `folder` as PDF and PNG, the same bytes for the same results."""
+
+    def __init__(self, folder: Path, size: PaperFigures, variants: list[str]) -> None:
+        self.folder, self.size = folder, size
+        plain = [v for v in variants if not v.startswith("refit")]
+        self.colours = {v: OKABE_ITO[i % len(OKABE_ITO)] for i, v in enumerate(plain)}
+        self.markers = {v: MARKERS[i % len(MARKERS)] for i, v in enumerate(plain)}
+        folder.mkdir(parents=True, exist_ok=True)
+        matplotlib.rcParams.update(STYLE)
+
+    def _figure(self, height: float, **grid: Any) -> tuple[Figure, np.ndarray]:
+        return plt.subplots(figsize=(self.size.column_width, height * self.size.column_width), layout="constrained", squeeze=False, **grid)
+
+    def _save(self, figure: Figure, name: str) -> None:
+        figure.savefig(self.folder / f"{name}.pdf", metadata={"CreationDate": None})
+        figure.savefig(self.folder / f"{name}.png", dpi=self.size.dpi, metadata={"Software": None})
+        plt.close(figure)
+
+    def _chance(self, axis: Axes, chance: float) -> None:
+        axis.axhline(chance, color="#777777", linewidth=0.8, linestyle="--")
+        axis.annotate("chance", (0.995, chance), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=6.5, color="#777777")
+
+
+def colours_by_depth(count: int) -> np.ndarray:
+    """So many colours, dark near the input: (count, 4)."""
+    return plt.get_cmap("viridis")(np.linspace(0, 1, count))
+
+
+GREY = "#777777"

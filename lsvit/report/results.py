@@ -1,0 +1,41 @@
+"""The result files of one cell, read by every paper's tables, figures and claims."""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lsvit.jobs.rows import read_rows
+
+
+class Results:
+    """The files of a folder of results, each read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tables: dict[str, pd.DataFrame] = {}
+
+    def table(self, name: str) -> pd.DataFrame:
+        """The rows of `<name>.csv`; none where its stage did not run, or not the part that fills it."""
+        if name not in self.tables:
+            try:
+                self.tables[name] = read_rows(self.folder / f"{name}.csv")
+            except (FileNotFoundError, pd.errors.EmptyDataError):
+                self.tables[name] = pd.DataFrame()
+        return self.tables[name]
+
+    def read(self, name: str) -> dict[str, Any]:
+        """The content of `<name>.json`."""
+        return json.loads((self.folder / f"{name}.json").read_text())
+
+    @cached_property
+    def cell(self) -> dict[str, Any]:
+        """Which cell this is: data set, model, protocol, seeds, classes, images."""
+        return self.read("cell")
+
+    @property
+    def chance(self) -> float:
+        """Accuracy in % of guessing."""
+        return 100 / self.cell["classes"]

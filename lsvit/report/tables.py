@@ -1,0 +1,67 @@
+"""What every paper's tables share: cells, and the files they are written to."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+NONE = "none"  # of what a model may have: exits, losses, parts removed
+NOT_RUN, ABSENT = "not run", "–"  # cells
+
+
+def cell_text(mean: float, std: float) -> str:
+    """A cell of a table: "12.34 ± 0.56", or the mean alone where there is no spread."""
+    return f"{mean:.2f}" if pd.isna(std) else f"{mean:.2f} ± {std:.2f}"
+
+
+def value_range(values: pd.Series) -> str:
+    """The least and the greatest of whole numbers, in words: "3 to 5"."""
+    low, high = f"{values.min():.0f}", f"{values.max():.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def write_table(numbers: pd.DataFrame, paper: pd.DataFrame, caption: str, folder: Path, name: str, label: str = "") -> None:
+    """Write a table as `<name>.csv` (numbers), `<name>.md` and `<name>.tex` (texts in the paper's form, with caption and label)."""
+    numbers.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
+    (folder / f"{name}.md").write_text(f"{paper.to_markdown(index=False, disable_numparse=True)}\n\n{caption}\n")
+    latex = paper.rename(columns=_latex).map(_latex)
+    text = latex.to_latex(index=False, caption=_latex(caption).replace("%", "\\%"), label=f"tab:{label or name.replace('_', '-')}")
+    (folder / f"{name}.tex").write_text(text)
+
+
+def _latex(text: str) -> str:
+    return text.replace("±", "$\\pm$").replace("_", "\\_").replace("–", "--")
+
+
+def console(width: int) -> "Console":
+    """A console of at least `width` columns: a narrow terminal wraps lines rather than losing numbers."""
+    from rich.console import Console
+
+    return Console(width=max(width, Console().width), highlight=False)
+
+
+def percent(value: float) -> str:
+    """A fraction in %, or that there is none."""
+    return "–" if pd.isna(value) else f"{100 * value:.2f}"
+
+
+def interval(low: float, high: float, sign: str = "") -> str:
+    """An interval of fractions in %, or that there is none."""
+    return "–" if pd.isna(low) else f"[{100 * low:{sign}.2f}, {100 * high:{sign}.2f}]"
+
+
+def markdown_table(records: list[dict[str, Any]]) -> str:
+    """A Markdown table of texts."""
+    return pd.DataFrame(records).to_markdown(index=False, disable_numparse=True)
+
+
+def count_seeds(rows: pd.DataFrame) -> str:
+    """ "3 seeds", or that there are none."""
+    if rows.empty:
+        return NOT_RUN
+    low, high = rows["n"].min(), rows["n"].max()
+    return f"{low if low == high else f'{low} to {high}'} seed{'s' if high > 1 else ''}"

@@ -1,0 +1,85 @@
+"""Every job of every plan that can be listed without running one.
+
+As a script, `python listing.py [--finish] PARAMS...` prints, for each parameter file, {kind: {title: [key, folder, done]}} as JSON,
+of the package on its path and the folder it is started in; `--finish` then leaves every job as if it had been run, and prints again.
+"""
+
+import json
+import sys
+from collections.abc import Iterable
+
+from lsvit.config.params import Params, load
+from lsvit.config.sections import Finetune, Pretrain
+from lsvit.config.variant import PLAIN
+from lsvit.jobs.files import starting_weights
+from lsvit.jobs.job import DONE, Job
+from lsvit.jobs.plan import Plan
+from lsvit.papers.exits.compute.plan import Plan as Exits
+from lsvit.papers.exits.compute.plan import Task
+from lsvit.papers.inversion.compute.plan import Plan as Inversion
+from lsvit.papers.layershuffle.compute.plan import Analyses, Evaluations
+from lsvit.papers.painters.compute.plan import Plan as Painters
+from lsvit.papers.smoothing.compute.plan import Plan as Smoothing
+
+Listed = dict[str, dict[str, Job]]  # kind -> title -> job
+
+
+def listed(params: Params) -> Listed:
+    """The jobs by kind and title; what starts from the result of another job of its stage is left out."""
+    pretrain, refine, start = Plan(params, Pretrain), Plan(params, Finetune), starting_weights()
+    exits, smoothing, inversion = Exits(params), Smoothing(params), Inversion(params)
+    task = Task(params.dataset, exits.data, start)
+    frozen, variants = exits.variants(task), params.all_variants.items()
+    steps = [*exits.end_to_end(task), *exits.first_steps(task)]
+    found: dict[str, Iterable[Job | None]] = {
+        "pretrain": [pretrain.training("pretrain", PLAIN, pretrain.options, pretrain.options.seed)],
+        "finetune": [refine.training(n, v, params.resolve(Finetune, n), seed, start) for n, v in variants for seed in params.seeds],
+        "evaluation": Evaluations(params).jobs().values(),
+        "analysis": Analyses(params).jobs().values(),
+        "branches": [each.job for each in frozen],
+        "costs": [each.costs for each in frozen],
+        "exits": [job for each in steps for job in each.jobs],
+        "head": [exits.head_for(task)],
+        "smoothing": [smoothing.trained(model).job for model in smoothing.models()],
+        "profiles": [each.job for each in smoothing.profiles([*smoothing.references(), *smoothing.refined()])],
+        "inversion trainings": inversion.trainings().values(),
+        "inversion": [each.job for each in inversion.inversions([])],
+        "painters": Painters(params).jobs().values(),
+        "class images": [each.job for each in inversion.class_images([])],
+    }
+    return {kind: _by_title([job for job in jobs if job]) for kind, jobs in found.items()}
+
+
+def _by_title(jobs: list[Job]) -> dict[str, Job]:
+    """Titles are made unique: the two protocols evaluate under one."""
+    named: dict[str, Job] = {}
+    for job in jobs:
+        title = job.title
+        while title in named and named[title].key != job.key:
+            title += " again"
+        named[title] = job
+    return named
+
+
+def finish(found: Listed) -> None:
+    """Leave every job as if it had been run."""
+    for jobs in found.values():
+        for job in jobs.values():
+            job.begin(job.folder)
+            (job.folder / DONE).touch()
+
+
+def shown(found: Listed) -> dict[str, dict[str, tuple[str, str, bool]]]:
+    """What is printed of them."""
+    return {kind: {title: (job.key, job.folder.name, job.done) for title, job in jobs.items()} for kind, jobs in found.items()}
+
+
+if __name__ == "__main__":
+    every = [listed(load(path)) for path in sys.argv[1:] if path != "--finish"]
+    printed = [shown(found) for found in every]
+    if "--finish" in sys.argv:
+        for found in every:
+            finish(found)
+        printed += [shown(found) for found in every]
+    assert "torch" not in sys.modules
+    print(json.dumps(printed))

@@ -1,0 +1,189 @@
+"""Jobs: what makes two jobs the same, and that nothing finished is lost or repeated, whatever is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lsvit.errors import UserError
+from lsvit.jobs.configs import TrainConfig
+from lsvit.jobs.display import describe
+from lsvit.jobs.files import HISTORY, WEIGHTS, sha256
+from lsvit.jobs.identity import code_digest, imported_modules
+from lsvit.jobs.job import Job
+from lsvit.jobs.pool import run
+from tests.conftest import ROOT, shared
+
+Config = Callable[..., TrainConfig]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+
+
+def jobs(train_config: Config, prepared: Path, seeds: list[int], **options: object) -> list[Job]:
+    configs = [train_config(seed=seed, **options) for seed in seeds]
+    return [
+        Job(f"test seed {c.seed}", "lsvit.training.loop:train", c, {"data": prepared, "weights": None}, c.options.epochs) for c in configs
+    ]
+
+
+def test_keys(train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, a_again, other = (*jobs(train_config, prepared, [0, 1, 0]), *jobs(train_config, prepared, [0], lr=0.5))
+    assert a.key == a_again.key
+    assert len({a.key, b.key, other.key}) == 3
+    assert shared(a) == shared(b) != shared(other)
+    with monkeypatch.context() as patch:
+        patch.setattr("lsvit.jobs.identity.version", lambda name: "another")
+        code_digest.cache_clear()
+        assert jobs(train_config, prepared, [0])[0].key != a.key
+    code_digest.cache_clear()
+    assert jobs(train_config, prepared, [0])[0].key == a.key
+
+
+def test_keys_follow_the_code_that_runs() -> None:
+    found = imported_modules("lsvit.training.loop").keys()
+    assert {"lsvit.training.loop", "lsvit.models.routed", "lsvit.training.losses", "lsvit.routes", "lsvit.data.splits"} <= found
+    assert not {"lsvit.tracking", "lsvit.report.figures", "lsvit.papers.layershuffle.compute.analysis"} & found
+
+
+def test_parallel_jobs_report_and_are_not_repeated(train_config: Config, prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    todo = jobs(train_config, prepared, [0, 1, 2])
+    events: list[tuple[str, int]] = []
+    run(todo, "cpu", lambda job, event: events.append((job.title, event["epoch"])))
+    assert sorted(events) == [(f"test seed {seed}", epoch) for seed in range(3) for epoch in (1, 2, 3)]
+    out = capsys.readouterr().out
+    assert out.count("accuracy sequential") == 9
+    assert "\r" not in out
+    assert "\x1b" not in out  # plain lines when not in a terminal
+    config = json.loads((todo[1].folder / "config.json").read_text())
+    assert config == json.loads(json.dumps(todo[1].config.effective()))
+    assert (config["seed"], config["options"]["lr"]) == (1, 0.003)
+    assert shared(todo[1]) == shared(todo[0])
+    stamps = [(job.folder / WEIGHTS).stat().st_mtime_ns for job in todo]
+    run(jobs(train_config, prepared, [0, 1, 2]), "cpu", lambda job, event: pytest.fail("ran again"))
+    assert [(job.folder / WEIGHTS).stat().st_mtime_ns for job in todo] == stamps
+    assert capsys.readouterr().out.count("finished before") == 3
+
+
+def test_a_users_mistake_in_a_worker_arrives_as_such(train_config: Config, prepared: Path) -> None:
+    with pytest.raises(UserError, match="the loss is not finite"):
+        run(jobs(train_config, prepared, [0], lr=1e30), "cpu")
+
+
+def test_a_dead_worker_is_one_line(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    todo = jobs(train_config, prepared, [0], epochs=300)
+
+    def kill(job: Job, event: dict) -> None:
+        for pid, parent in _descendants(os.getpid()):
+            if parent != os.getpid():  # a worker is a child of the fork server
+                os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(UserError, match="a worker process died"):
+        run(todo, "cpu", kill)
+    assert (todo[0].folder / "checkpoint.pt").exists()
+
+
+def test_a_failing_job_ends_the_others(train_config: Config, prepared: Path) -> None:
+    """A user's mistake in one training does not leave the parent waiting for the others."""
+    todo = [*jobs(train_config, prepared, [0], lr=1e30), *jobs(train_config, prepared, [1], epochs=100_000)]
+    with pytest.raises(UserError, match="the loss is not finite"):
+        run(todo, "cpu")
+    deadline = time.monotonic() + 10
+    while _writers([todo[1].folder]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _writers([todo[1].folder])
+
+
+def _descendants(root: int) -> list[tuple[int, int]]:
+    """(pid, parent) of all processes below `root`."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found, todo = [], [root]
+    while todo:
+        parent = todo.pop()
+        children = [pid for pid, ppid in parents.items() if ppid == parent]
+        found += [(pid, parent) for pid in children]
+        todo += children
+    return found
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from lsvit.jobs.configs import TrainConfig
+from lsvit.jobs.job import Job
+from lsvit.jobs.pool import run
+config, data = TrainConfig.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+if __name__ == "__main__":
+    configs = [config.model_copy(update={"seed": seed}) for seed in (0, 1)]
+    run([Job(f"seed {c.seed}", "lsvit.training.loop:train", c, {"data": data, "weights": None}, c.options.epochs) for c in configs], "cpu")
+"""
+
+
+def test_killed_training_goes_on_bit_for_bit(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    """SIGKILL a real two-seed training in the middle; the next run ends with the undisturbed run's bits."""
+    config = train_config(epochs=40, position={"encode": {"dropout": 0.1}})
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    def start(root: Path) -> subprocess.Popen:
+        root.mkdir(exist_ok=True)
+        command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "config.json"), str(prepared)]
+        env = os.environ | {"DVC_ROOT": str(root), "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+
+    with start(tmp_path / "killed") as killed:
+        assert killed.stdout is not None
+        for line in killed.stdout:
+            if "epoch 5/40" in line:
+                killed.send_signal(signal.SIGKILL)
+                break
+    folders = list((tmp_path / "killed" / ".lsvit" / "jobs" / "train").iterdir())
+    deadline = time.monotonic() + 20
+    while _writers(folders) and time.monotonic() < deadline:  # orphaned workers end by themselves
+        time.sleep(0.1)
+    assert not _writers(folders)
+    assert not any((folder / "done").exists() for folder in folders)
+    checkpoints = [folder / "checkpoint.pt" for folder in folders]
+    assert any(path.exists() for path in checkpoints)
+
+    resumed, whole = start(tmp_path / "killed"), start(tmp_path / "whole")
+    out = resumed.communicate(timeout=120)[0]
+    assert whole.communicate(timeout=120)[1] is None
+    assert resumed.returncode == whole.returncode == 0
+    assert out.count(": epoch") < 2 * 40 - 4  # at least the epochs reported before the kill were not repeated
+    for folder in (tmp_path / "whole" / ".lsvit" / "jobs" / "train").iterdir():
+        other = tmp_path / "killed" / ".lsvit" / "jobs" / "train" / folder.name
+        assert (other / HISTORY).read_text() == (folder / HISTORY).read_text()
+        assert sha256(other / WEIGHTS) == sha256(folder / WEIGHTS)
+
+
+def _writers(folders: list[Path]) -> list[str]:
+    """Processes that hold the lock of a job's folder open."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            target = str(link.readlink())
+        except OSError:
+            continue
+        found += [target for folder in folders if target.startswith(str(folder))]
+    return found
+
+
+def test_described_epoch() -> None:
+    assert describe({"progress": 1.25}, 3) == "epoch 2/3: 25%"
+    assert describe({"cell": "6 layers kept"}, 3) == "6 layers kept"
+    row = {"epoch": 2, "train/class_loss": 0.51234, "validation/arbitrary/accuracy": 0.8, "seconds": 1.25}
+    assert describe(row, 3) == "epoch 2/3  train loss 0.512  arbitrary 0.800  1.2 s"

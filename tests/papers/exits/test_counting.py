@@ -1,0 +1,148 @@
+"""The counting data set: labels, where its objects come from, and that other code reads it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lsvit.data.shards import Arrays, Maps, write_arrow
+from lsvit.data.splits import Split
+from lsvit.jobs.files import read_meta, sha256
+from lsvit.papers.exits.compute.counting import write_canvases
+from lsvit.papers.exits.section import Counting
+
+OPTIONS = Counting(canvas=32, most=5, train=300, validation=60, heldout=30, epochs=1, seed=0)
+GREYS = {"train": 100, "validation": 200, "heldout": 50}
+
+
+def write_source(folder: Path, splits: tuple[str, ...] = tuple(GREYS), colour: tuple[int, ...] = ()) -> Path:
+    """A prepared data set of 10 images of 28 x 28 a split, all of one value; in colour its share by channel is `colour` / 100."""
+    folder.mkdir()
+    shape = (28, 28, 3) if colour else (28, 28)
+    for split in splits:
+        value = np.uint8(np.array(colour) * GREYS[split] // 100 if colour else GREYS[split])
+        write_arrow(folder / f"{split}.arrow", shape, [Arrays(np.full((10, *shape), value, np.uint8), np.arange(10))])
+    (folder / "meta.json").write_text(json.dumps({"counts": dict.fromkeys(splits, 10)}))
+    return folder
+
+
+def read(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """All canvases and labels of a split."""
+    maps = Maps([folder / f"{split}.arrow"])
+    return maps[np.arange(len(maps))]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_source(tmp_path_factory.mktemp("counting") / "source")
+
+
+@pytest.fixture(scope="module")
+def canvases(source: Path) -> Path:
+    write_canvases(source, OPTIONS, source.parent / "canvases")
+    return source.parent / "canvases"
+
+
+def test_the_same_input_gives_the_same_bytes(source: Path, canvases: Path, tmp_path: Path) -> None:
+    meta = write_canvases(source, OPTIONS, tmp_path / "again")
+    assert meta == read_meta(canvases)
+    for split in GREYS:
+        assert sha256(tmp_path / "again" / f"{split}.arrow") == sha256(canvases / f"{split}.arrow")
+    other = write_canvases(source, OPTIONS.model_copy(update={"seed": 1}), tmp_path / "other")
+    assert other["sha256"] != meta["sha256"]
+    assert not np.array_equal(read(tmp_path / "other", "train")[1], read(canvases, "train")[1])
+
+
+def test_a_canvas_depends_on_its_index_not_on_how_many_there_are(source: Path, canvases: Path, tmp_path: Path) -> None:
+    write_canvases(source, OPTIONS.model_copy(update={"train": 20}), tmp_path)
+    for few, many in zip(read(tmp_path, "train"), read(canvases, "train"), strict=True):
+        assert np.array_equal(few, many[:20])
+
+
+def test_labels(canvases: Path) -> None:
+    pixels, labels = read(canvases, "train")
+    assert labels.dtype == np.int64
+    occurring = np.bincount(labels)
+    assert len(occurring) == OPTIONS.most + 1  # 0 to 5, both included
+    assert occurring.min() > 25  # 50 are expected of each; the standard deviation is 6.5
+    brightness = [pixels[labels == count].mean() for count in range(6)]
+    assert brightness[0] == 0  # nothing to count: all black
+    assert brightness == sorted(brightness)
+    assert brightness[5] > 3 * brightness[1]
+
+
+def test_objects_lie_inside_and_everywhere(canvases: Path) -> None:
+    pixels, labels = read(canvases, "train")
+    sides = []
+    for canvas in pixels[labels == 1] > 0:
+        rows, columns = np.flatnonzero(canvas.any(axis=1)), np.flatnonzero(canvas.any(axis=0))
+        assert len(rows) == len(columns) == np.ptp(rows) + 1  # a whole square
+        sides.append(len(rows))
+    assert set(sides) == set(range(4, 9))  # an eighth to a quarter of 32
+    used = pixels.max(axis=0)
+    assert used[4:-4, 4:-4].all()
+    assert all(edge.any() for edge in (used[0], used[-1], used[:, 0], used[:, -1]))
+
+
+def test_each_split_is_made_of_its_own_images(canvases: Path) -> None:
+    for split, value in GREYS.items():
+        assert set(np.unique(read(canvases, split)[0])) == {0, value}
+
+
+def test_without_held_out_images_training_images_serve(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source", ("train", "validation"))
+    meta = write_canvases(source, OPTIONS, tmp_path / "out")
+    assert meta["counts"] == {"train": 300, "validation": 60, "heldout": 30}
+    pixels, _ = read(tmp_path / "out", "heldout")
+    assert set(np.unique(pixels)) == {0, GREYS["train"]}
+    assert not np.array_equal(pixels, read(tmp_path / "out", "train")[0][:30])  # other draws
+
+
+def test_overlapping_objects_show_the_brighter_pixel(tmp_path: Path) -> None:
+    """Two images: one bright with a black frame, one darker all over."""
+    source = write_source(tmp_path / "source")
+    images = np.full((2, 8, 8), 80, np.uint8)
+    images[1] = np.pad(np.full((4, 4), 240, np.uint8), 2)
+    write_arrow(source / "train.arrow", (8, 8), [Arrays(images, np.arange(2))])
+    options = Counting(canvas=32, most=40, train=20, validation=1, heldout=1, epochs=1, seed=0)
+    write_canvases(source, options, tmp_path / "out")
+    pixels, labels = read(tmp_path / "out", "train")
+    crowded = pixels[labels > 25]
+    assert len(crowded)
+    assert (crowded == 0).mean() < 0.6  # black frames have hidden little
+    assert pixels.max() == 240  # no sum
+
+
+def test_colour_and_moments(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source", colour=(100, 50, 0))
+    meta = write_canvases(source, OPTIONS.model_copy(update={"train": 70}), tmp_path / "out")
+    pixels, _ = read(tmp_path / "out", "train")
+    assert pixels.shape == (70, 32, 32, 3)
+    assert meta["image_shape"] == [32, 32, 3]
+    assert (pixels[pixels.any(axis=-1)] == (100, 50, 0)).all()
+    assert meta["mean"] == pytest.approx((pixels / 255).mean(axis=(0, 1, 2)), abs=1e-6)
+    assert meta["std"] == pytest.approx((pixels / 255).std(axis=(0, 1, 2)), abs=1e-6)
+
+
+def test_shards_of_image_files_are_read(source: Path, canvases: Path, tmp_path: Path) -> None:
+    """As :func:`lsvit.data.prepare.prepare` lists them: here one split in two files."""
+    shards = {split: [{"file": str(source / f"{split}.arrow")}] * 2 for split in GREYS}
+    (tmp_path / "meta.json").write_text(json.dumps({"counts": dict.fromkeys(GREYS, 20), "shards": shards}))
+    write_canvases(tmp_path, OPTIONS, tmp_path / "out")
+    pixels, labels = read(tmp_path / "out", "validation")
+    assert set(np.unique(pixels)) == {0, GREYS["validation"]}
+    assert np.array_equal(labels, read(canvases, "validation")[1])  # drawn before anything depends on the source
+
+
+def test_a_split_reads_it(canvases: Path) -> None:
+    meta = read_meta(canvases)
+    assert (meta["name"], meta["classes"], meta["image_shape"], meta["largest"]) == ("counting", ["count"], [32, 32], 5)
+    split = Split(canvases, "validation", torch.device("cpu"), 1, 32, tuple(meta["mean"]), tuple(meta["std"]))
+    images, labels = split.take(slice(None))
+    assert images.shape == (60, 1, 32, 32)
+    assert torch.equal(labels, torch.from_numpy(read(canvases, "validation")[1]))
+    train, _ = Split(canvases, "train", torch.device("cpu"), 1, 32, tuple(meta["mean"]), tuple(meta["std"])).take(slice(None))
+    assert abs(float(train.mean())) < 1e-3
+    assert float(train.std()) == pytest.approx(1, abs=1e-3)

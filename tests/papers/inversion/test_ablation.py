@@ -1,0 +1,277 @@
+"""Blocks without some of their parts, parts put into another model, and timm's mixers of any size."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.layers import GatedMlp
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
+from timm.models.vision_transformer import Block, ParallelScalingBlock, ResPostBlock, VisionTransformer
+from torch import Tensor, nn
+
+import lsvit.models.mixers  # noqa: F401 (registers names)
+from lsvit.config.presets import ModelPreset
+from lsvit.errors import UserError
+from lsvit.models.routed import RoutedModel
+from lsvit.models.weights import build
+from lsvit.papers.inversion.compute.ablation import Ablated, ablate, patch_embedding, transplant
+from tests.models.test_branches import images, small
+
+RESMLP: dict[str, Any] = {"kind": MlpMixer, "block_layer": ResBlock, "norm_layer": Affine, "mlp_ratio": 4}
+KINDS: dict[str, dict[str, Any]] = {
+    "vit": {}, "layer scale": {"init_values": 0.5}, "distilled": {"kind": VisionTransformerDistilled}, "mixer": {"kind": MlpMixer},
+    "resmlp": RESMLP,
+}  # fmt: skip
+DROPPING: dict[str, Any] = {"drop_path_rate": 0.5, "proj_drop_rate": 0.3}
+Branch = Callable[[Tensor], Tensor]
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def tokens(backbone: Any) -> Tensor:
+    """What its first block takes."""
+    with torch.no_grad():
+        return RoutedModel(backbone).embed(images(3))
+
+
+def branches(block: Any) -> tuple[Branch, Branch]:
+    """The attention and the MLP of a block, behind their norms, in weights and timm's layers."""
+    if isinstance(block, Block):
+        scales = [getattr(scale, "gamma", torch.ones(())) for scale in (block.ls1, block.ls2)]
+        return lambda x: scales[0] * block.attn(x), lambda x: scales[1] * block.mlp(x)
+    if isinstance(block, ResBlock):
+        weight, bias = block.linear_tokens.weight, block.linear_tokens.bias
+        return lambda x: block.ls1 * (torch.einsum("nm,bmd->bnd", weight, x) + bias[:, None]), lambda x: block.ls2 * block.mlp_channels(x)
+    return lambda x: torch.stack([block.mlp_tokens(one.T).T for one in x]), block.mlp_channels
+
+
+Formula = Callable[[Tensor, Branch, Branch, Branch, Branch], Tensor]  # of x, attention a, MLP m, and their norms n and k
+FORMULAS: dict[str, Formula] = {
+    "": lambda x, a, m, n, k: (y := x + a(n(x))) + m(k(y)),
+    "residuals": lambda x, a, m, n, k: m(k(a(n(x)))),
+    "norms": lambda x, a, m, n, k: (y := x + a(x)) + m(y),
+    "attention": lambda x, a, m, n, k: x + m(k(x)),
+    "mlp": lambda x, a, m, n, k: x + a(n(x)),
+    "residuals norms": lambda x, a, m, n, k: m(a(x)),
+    "residuals attention": lambda x, a, m, n, k: m(k(x)),
+    "residuals mlp": lambda x, a, m, n, k: a(n(x)),
+    "norms attention": lambda x, a, m, n, k: x + m(x),
+    "norms mlp": lambda x, a, m, n, k: x + a(x),
+    "attention mlp": lambda x, a, m, n, k: x,
+    "residuals norms attention": lambda x, a, m, n, k: m(x),
+    "residuals norms mlp": lambda x, a, m, n, k: a(x),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_whole_block_is_timms_bit_for_bit(kind: str) -> None:
+    """Also in training, where branches and their values are dropped: the same ones, drawn in the same order."""
+    for changes in ({}, DROPPING):
+        backbone = small(**(KINDS[kind] | changes)).train(bool(changes))
+        x = tokens(backbone)
+        for block in backbone.blocks:
+            torch.manual_seed(3)
+            expected = block(x)
+            torch.manual_seed(3)
+            found = Ablated(block, ())(x)
+            assert torch.equal(found, expected)
+            assert not torch.equal(found, x)
+    torch.manual_seed(4)
+    assert not torch.equal(Ablated(block, ())(x), expected)  # else nothing was dropped
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_removals_are_these_formulas(kind: str) -> None:
+    """Whatever the order in which the parts are named; no two removals come to the same."""
+    backbone = small(**KINDS[kind])
+    x, block = tokens(backbone), backbone.blocks[2]
+    results = []
+    for name, formula in FORMULAS.items():
+        expected = formula(x, *branches(block), block.norm1, block.norm2)
+        for without in (name.split(), name.split()[::-1]):
+            assert torch.allclose(Ablated(block, without)(x), expected, atol=1e-5), name
+        results.append(expected)
+    assert torch.equal(Ablated(block, ["mlp", "attention"])(x), x)
+    assert torch.equal(Ablated(block, ["residuals", "norms", "attention", "mlp"])(x), x)
+    assert all((a - b).abs().max() > 0.01 for i, a in enumerate(results) for b in results[:i])
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (VisionTransformer, {"block_fn": ResPostBlock}),
+        (VisionTransformer, {"block_fn": ParallelScalingBlock}),
+        (MlpMixer, {"block_layer": SpatialGatingBlock, "mlp_layer": GatedMlp, "mlp_ratio": 4}),
+        (VisionTransformer, {"block_fn": type("Own", (Block,), {})}),
+    ],
+    ids=["ResPostBlock", "ParallelScalingBlock", "SpatialGatingBlock", "Own"],
+)
+def test_other_blocks_are_refused(kind: type, changes: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    """In one line that names them, and the model stays as it was."""
+    with torch.device("meta"):
+        backbone: Any = kind(**({"depth": 2} if kind is VisionTransformer else {"num_blocks": 2}), embed_dim=12, **changes)
+    blocks = list(backbone.blocks)
+    with pytest.raises(UserError, match=f"^ablations: found blocks of {request.node.callspec.id}, accepted: .*ViT, MLP-Mixer") as error:
+        ablate(backbone, ["mlp"])
+    assert "\n" not in str(error.value)
+    assert all(a is b for a, b in zip(backbone.blocks, blocks, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ablated_models_keep_their_weights(kind: str) -> None:
+    """The parameters themselves, each below the name of its part."""
+    backbone = small(**KINDS[kind])
+    parameters, values = dict(backbone.named_parameters()), deepcopy(backbone.state_dict())
+    ablate(backbone, ["residuals", "mlp"])
+    kept = {name.replace(".block.", "."): p for name, p in backbone.named_parameters()}
+    assert kept.keys() == parameters.keys()
+    assert all(kept[name] is p for name, p in parameters.items())
+    state = {name.replace(".block.", "."): t for name, t in backbone.state_dict().items()}
+    assert state.keys() == values.keys()
+    assert all(torch.equal(state[name], t) for name, t in values.items())
+
+
+@pytest.mark.parametrize("without", [["residuals"], ["norms", "attention"], ["residuals", "mlp"]], ids=" ".join)
+@pytest.mark.parametrize("kind", ["vit", "mixer", "resmlp"])
+@torch.no_grad()
+def test_ablated_models_run_along_routes(kind: str, without: list[str]) -> None:
+    """Every block is ablated, on a route for all and on a route each."""
+    backbone = small(**KINDS[kind])
+    blocks, x = list(backbone.blocks), tokens(backbone)
+    ablate(backbone, without)
+    model = RoutedModel(backbone).eval()
+    routes = [(2, 0, 2), (3,), (0, 1, 2, 3)]
+    expected = []
+    for route in routes:
+        state = x
+        for layer in route:
+            block = blocks[layer]
+            state = FORMULAS[" ".join(without)](state, *branches(block), block.norm1, block.norm2)
+        expected.append(state)
+        assert torch.allclose(model.tokens(images(3), route), state, atol=1e-4)
+        assert torch.allclose(model(images(3), route), backbone.forward_head(backbone.norm(state)), atol=1e-4)
+    table = torch.tensor([[2, 0, 2, -1], [3, -1, -1, -1], [0, 1, 2, 3]])
+    assert torch.allclose(model.tokens(images(3), table), torch.stack([s[i] for i, s in enumerate(expected)]), atol=1e-4)
+
+
+# ---- transplants ------------------------------------------------------------------------------------------------------
+
+
+def other(backbone: Any) -> Any:
+    """Another model of the same architecture, which has no value in common."""
+    found = deepcopy(backbone)
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.add_(1 + torch.rand_like(parameter))
+    return found
+
+
+PARTS = ["patch_embed", "pos_embed", "norm1"]
+COMBINATIONS = [["patch_embed"], ["pos_embed"], ["norm1"], ["norm1", "patch_embed"], PARTS, []]
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [(kind, parts) for kind in KINDS for parts in COMBINATIONS if "pos_embed" not in parts or kind not in ("mixer", "resmlp")],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
+)
+def test_transplants_copy_these_parts_alone(kind: str, parts: list[str]) -> None:
+    """Values, not storage; the source stays as it is, and the target's parameters are still its own."""
+    target = small(**KINDS[kind]).requires_grad_(False)
+    source = other(target)
+    before, given = (deepcopy(model.state_dict()) for model in (target, source))
+    parameters = dict(target.named_parameters())
+    stem = "stem." if kind in ("mixer", "resmlp") else "patch_embed."
+    prefixes = {"patch_embed": stem, "pos_embed": "pos_embed", "norm1": "blocks.0.norm1."}
+    moved = {name for name in before if any(name.startswith(prefixes[part]) for part in parts)}
+    transplant(target, source, parts)
+    assert len(moved) == sum({"patch_embed": 2, "pos_embed": 1, "norm1": 2}[part] for part in parts)
+    for name, value in target.state_dict().items():
+        assert torch.equal(value, (given if name in moved else before)[name]), name
+    assert all(torch.equal(value, given[name]) for name, value in source.state_dict().items())
+    assert all(p is parameters[name] and not p.requires_grad for name, p in target.named_parameters())
+    with torch.no_grad():
+        for parameter in source.parameters():
+            parameter.zero_()
+    assert all(torch.equal(target.state_dict()[name], given[name]) for name in moved)
+
+
+@pytest.mark.parametrize("kind", ["mixer", "resmlp"])
+def test_mixers_have_no_position_embedding(kind: str) -> None:
+    said = "^transplants: found 'pos_embed', accepted: parts that MlpMixer has; it has none of that name$"
+    with pytest.raises(UserError, match=said):
+        transplant(small(**KINDS[kind]), small(**KINDS[kind]), ["pos_embed"])
+
+
+def test_blocks_without_a_first_norm_are_refused() -> None:
+    """gMLP's blocks have one norm, of another name."""
+    with torch.device("meta"):
+        gmlp = MlpMixer(num_blocks=1, embed_dim=12, block_layer=SpatialGatingBlock, mlp_layer=GatedMlp, mlp_ratio=4)
+    with pytest.raises(UserError, match=r"^transplants: found 'norm1', accepted: ") as error:
+        transplant(gmlp, gmlp, ["norm1"])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_patch_embedding(kind: str) -> None:
+    """What makes tokens of patches, by a convolution whose stride is its size."""
+    backbone = small(**KINDS[kind])
+    found = patch_embedding(backbone)
+    assert found is (backbone.stem if kind in ("mixer", "resmlp") else backbone.patch_embed)
+    assert isinstance(found.proj, nn.Conv2d)
+    assert found.proj.stride == found.proj.kernel_size == (8, 8)
+    assert found.proj.weight.shape == (16, 3, 8, 8)
+
+
+# ---- mixers of any size -----------------------------------------------------------------------------------------------
+
+SIZES: dict[str, Any] = {"img_size": 16, "patch_size": 8, "in_chans": 1, "embed_dim": 12, "num_blocks": 2, "num_classes": 5}
+CUSTOM: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "mixer_custom": ("mixer_s16_224", {"num_blocks": 8, "embed_dim": 512}, {}),
+    "resmlp_custom": ("resmlp_12_224", {"num_blocks": 12, "embed_dim": 384},
+                      {"mlp_ratio": 4, "block_layer": ResBlock, "norm_layer": Affine}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_custom_mixers_are_timms(name: str) -> None:
+    """In timm's sizes they have its modules (as printed: kinds, sizes, epsilons), and weights of the same names and shapes."""
+    published, sizes, _ = CUSTOM[name]
+    with torch.device("meta"):
+        own, expected = timm.create_model(name, patch_size=16, **sizes), timm.create_model(published)
+    assert str(own) == str(expected)
+    assert {k: t.shape for k, t in own.state_dict().items()} == {k: t.shape for k, t in expected.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+@torch.no_grad()
+def test_custom_mixers_take_any_size(name: str) -> None:
+    """Weights fit timm's class and give the same answers there; the first convolution and the head are where `load_start` looks."""
+    own: Any = timm.create_model(name, **SIZES).eval()
+    expected: Any = MlpMixer(**SIZES, **CUSTOM[name][2]).eval()
+    for parameter in own.parameters():
+        parameter.add_(0.2 * torch.randn_like(parameter))
+    expected.load_state_dict(own.state_dict())
+    x = torch.randn(3, 1, 16, 16)
+    assert torch.equal(own(x), expected(x))
+    assert own(x).shape == (3, 5)
+    assert [type(block) for block in own.blocks] == [type(block) for block in expected.blocks]
+    assert own.get_submodule(own.pretrained_cfg["first_conv"]) is patch_embedding(own).proj
+    assert own.get_submodule(own.pretrained_cfg["classifier"]) is own.get_classifier()
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_custom_mixers_as_presets(name: str) -> None:
+    """With the deviation that the preset gives; the routed model answers as timm's."""
+    kwargs = {key: value for key, value in SIZES.items() if key != "num_classes"} | {"embed_dim": 32}
+    torch.manual_seed(0)
+    model = build(ModelPreset(timm=name, kwargs=kwargs, weights="scratch", init_std=0.2), 5).eval()
+    assert float(model.backbone.blocks[1].mlp_channels.fc1.weight.detach().std()) == pytest.approx(0.2, rel=0.1)
+    x = torch.randn(2, 1, 16, 16)
+    assert torch.equal(model(x), model.backbone(x))

@@ -1,0 +1,281 @@
+"""The ledger: rules decide as they say, and a figure changed by hand is found."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lsvit import cli
+from lsvit.report.ledger import (
+    FAILS,
+    HOLDS,
+    NOT_REACHED,
+    NOT_RUN,
+    VERDICTS,
+    Claim,
+    Evidence,
+    NotRun,
+    all_claims,
+    changes,
+    judge,
+    markdown,
+    same_cell,
+    stopped_holding,
+)
+from lsvit.report.statistics import estimate
+from lsvit.smoke import environment
+from tests.conftest import ROOT
+
+RESULTS = ROOT / "results"
+
+
+def test_interval_is_students_t() -> None:
+    """scipy's own example of a t interval: 2.776 = t(0.975, 4 df)."""
+    values = [1.0, 2.0, 3.0, 4.0, 5.0]
+    found = estimate(values)
+    half = 2.7764451 * math.sqrt(2.5) / math.sqrt(5)
+    assert found.mean == 3
+    assert found.std == pytest.approx(math.sqrt(2.5))
+    assert (found.low, found.high) == pytest.approx((3 - half, 3 + half))
+    assert math.isnan(estimate([1.0]).low)
+    assert estimate([2.0, 2.0])[3:] == (2, 2)
+
+
+def test_interval_covers_as_often_as_it_says() -> None:
+    """2,000 sets of five normal values: 95 % of the intervals hold the mean, standard deviation of the share 0.005."""
+    rng = np.random.default_rng(0)
+    found = [estimate(rng.normal(size=5)) for _ in range(2000)]
+    assert abs(np.mean([e.low <= 0 <= e.high for e in found]) - 0.95) < 4 * 0.005
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([6, 6.1, 5.9], HOLDS),
+        ([4.9, 5.1, 5.3], NOT_REACHED),  # the interval includes the border of 5
+        ([2, 2.1, 1.9], NOT_REACHED),  # between 0 and 5
+        ([-2, -2.1, -1.9], FAILS),
+        ([6], NOT_RUN),
+    ],
+)
+def test_verdicts(values: list[float], verdict: str) -> None:
+    claim = Claim("c", "s", "text", "5", "it", lambda e: np.array(values), (5, math.inf), (0, math.inf), scale="small")
+    entry = claim.judge(Evidence(RESULTS))
+    assert entry["verdict"] == verdict
+    assert "above 5 points" in entry["rule"]
+    assert ("small" in entry["reason"]) == (verdict in (FAILS, NOT_REACHED))
+    assert bool(entry["reason"]) == (verdict != HOLDS)
+    assert ("between" in entry["reason"]) == (values[0] == 2)
+    assert (entry["measured"]["low"] is None) == (len(values) == 1)
+
+
+def test_a_claim_about_a_missing_variant_is_not_run() -> None:
+    def missing(e: Evidence) -> np.ndarray:
+        return e.accuracy("ls_nowhere", "arbitrary")
+
+    entry = Claim("c", "s", "t", "p", "it", missing, (0, 1)).judge(Evidence(RESULTS))
+    assert entry["verdict"] == NOT_RUN
+    assert "ls-nowhere, arbitrary is not among the results" in entry["reason"]
+    with pytest.raises(NotRun, match="none of the paper's cells"):
+        Evidence(RESULTS).published_cell()
+
+
+def test_figures_of_the_papers_cells_are_compared_there(tmp_path: Path) -> None:
+    """On one of the paper's cells a row of Table 1 is judged against the published figure of that cell."""
+    shutil.copytree(RESULTS, tmp_path / "results")
+    cell = json.loads((RESULTS / "cell.json").read_text()) | {"dataset": "imagenet", "model": "vit_b16"}
+    (tmp_path / "results" / "cell.json").write_text(json.dumps(cell))
+    found = {entry["id"]: entry for entry in judge(tmp_path / "results", all_claims())["claims"]}
+    entry = found["table1.baseline.sequential"]
+    difference = entry["measured"]["mean"] - 82.61
+    half = entry["measured"]["mean"] - entry["measured"]["low"]
+    assert entry["verdict"] == (HOLDS if abs(difference) + half <= 2 else FAILS if abs(difference) - half > 2 else NOT_REACHED)
+    assert found["table1.baseline.arbitrary"]["verdict"] == FAILS  # a micro model is no ViT-B/16
+
+
+def test_the_committed_ledger() -> None:
+    """What the ledger promises: every verdict known, measured or with a reason, the counts of seeds and orders beside it."""
+    found = json.loads((RESULTS / "claims.json").read_text())
+    entries = found["claims"]
+    assert [entry["id"] for entry in entries] == [claim.id for claim in all_claims()]
+    assert len({entry["id"] for entry in entries}) == len(entries) >= 20
+    exits, smoothing, inversion = (Evidence(RESULTS).table(name) for name in ("exits", "smoothing", "inversion"))
+    smoothing_seeds = smoothing.groupby("training")["seed"].nunique()  # `smoothing.seeds` may be fewer
+    exit_seeds = exits["seed"].nunique() if len(exits) else 0  # `exits.seeds` may be fewer
+    for entry in entries:
+        assert entry["verdict"] in VERDICTS
+        assert bool(entry["reason"]) == (entry["verdict"] != HOLDS)
+        if entry["verdict"] != NOT_RUN:
+            assert entry["measured"]["low"] <= entry["measured"]["mean"] <= entry["measured"]["high"]
+            own = {"exits": {exit_seeds}, "smoothing": {*smoothing_seeds, len(found["seeds"])}, "inversion": {inversion["seed"].nunique()}}
+            few = own.get(entry["id"].split(".")[0], {len(found["seeds"])})
+            assert entry["measured"]["n"] in few
+    page = (RESULTS / "claims.md").read_text()
+    assert page == markdown(found)
+    assert all(f"| {entry['id']} |" in page for entry in entries)
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Path:
+    """A copy of the results, to be changed."""
+    shutil.copytree(RESULTS, tmp_path / "results")
+    return tmp_path / "results"
+
+
+def verdicts(folder: Path) -> dict[str, tuple[str, str]]:
+    found = judge(folder, all_claims())
+    markdown(found)  # shows every entry
+    return {entry["id"]: (entry["verdict"], entry["reason"]) for entry in found["claims"]}
+
+
+def rewrite(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame], name: str = "prune_eval.csv") -> None:
+    change(pd.read_csv(folder / name, dtype={"route": str})).to_csv(folder / name, index=False)
+
+
+def test_without_ls_its_claims_are_not_run(changed: Path) -> None:
+    for name in ("prune_eval.csv", "samplers.csv", "protocols.csv"):
+        rewrite(changed, lambda rows: rows[rows["variant"] != "ls"], name)
+    found = verdicts(changed)
+    assert found["s4.1.price"] == (NOT_RUN, "LS, sequential is not among the results")
+    assert found["fig1c.only-ls"][0] == found["fig1c.grows"][0] == NOT_RUN
+    assert found["fig1b.full"][0] != NOT_RUN
+
+
+def test_with_all_layers_alone_the_pruning_claims_are_not_run(changed: Path) -> None:
+    rewrite(changed, lambda rows: rows[(rows["keep"] == 12) | rows["variant"].str.startswith("refit")])
+    found = verdicts(changed)
+    assert found["fig1c.grows"][0] == found["fig1b.keep3"][0] == NOT_RUN
+    assert found["s4.1.gain"][0] == HOLDS
+
+
+def test_a_model_at_chance_has_no_share_of_its_own_accuracy(changed: Path) -> None:
+    rewrite(changed, lambda rows: rows.assign(accuracy=rows["accuracy"].where(rows["variant"] != "baseline", 0.1)))
+    assert verdicts(changed)["s4.1.collapse"] == (NOT_RUN, "the quantity is a quotient by zero")
+
+
+def test_the_trained_order_is_left_out_or_the_claim_is_not_run(changed: Path) -> None:
+    rewrite(changed, lambda rows: rows[rows["route"] != "0-1-2"])
+    verdict, reason = verdicts(changed)["fig1c.refit3"]
+    assert verdict == NOT_RUN
+    assert "were not evaluated one by one" in reason
+
+
+def test_one_seed_has_no_verdict(changed: Path) -> None:
+    for path in [changed / f"{name}.csv" for name in ("prune_eval", "samplers", "protocols")] + [
+        *changed.glob("exits*.csv"),
+        changed / "smoothing.csv",
+        changed / "inversion.csv",
+        changed / "class_images.csv",
+        changed / "painters.csv",
+    ]:
+        if "seed" in path.read_text().splitlines()[0].split(","):  # tables of exits have none
+            rewrite(changed, lambda rows: rows[rows["seed"] == 0], path.name)
+    found = verdicts(changed)
+    assert {verdict for name, (verdict, _) in found.items() if not name.startswith("fig4")} == {NOT_RUN}
+    assert found["s4.1.gain"][1] == "one seed, or one model, gives no interval"
+
+
+def test_ledgers_are_compared() -> None:
+    found = judge(RESULTS, all_claims())
+    assert changes(found, found) == []
+    other = json.loads(json.dumps(found))
+    held = next(entry for entry in other["claims"] if entry["verdict"] == HOLDS)
+    held["verdict"] = FAILS
+    assert changes(found, other) == [held["id"]]
+    assert stopped_holding(other, found) == [f"{held['id']}: held in the committed ledger, now: does not hold"]
+    assert stopped_holding(found, other) == []
+    assert same_cell(found, other)
+    assert not same_cell(found, other | {"dataset": "another"})  # another cell says nothing about this one
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A fresh clone of the last commit: a user's own run may have changed the working tree."""
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "clone")], check=True)
+    return tmp_path / "clone"
+
+
+Claims = Callable[[], tuple[int, str, str]]
+
+
+@pytest.fixture
+def claims(clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Claims:
+    """`lsvit claims` in the clone, in this process: exit code, output, errors."""
+    monkeypatch.chdir(clone)
+
+    def run() -> tuple[int, str, str]:
+        try:
+            cli.claims()
+        except SystemExit as end:
+            return int(str(end.code)), *capsys.readouterr()
+        return 0, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command_on_a_fresh_clone(clone: Path) -> None:
+    command = [sys.executable, "-m", "lsvit.cli", "claims"]
+    done = subprocess.run(command, cwd=clone, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "s4.1.collapse" in done.stdout
+    assert re.search(r"\d+ claims: \d+ holds", done.stdout)
+
+
+def test_a_figure_changed_by_hand_fails_the_check(clone: Path, claims: Claims) -> None:
+    for name in ("prune_eval.csv", "table1.csv", "figure1.csv", "analysis.json", "samplers.csv"):
+        path = clone / "results" / name
+        text = path.read_text()
+        digit = re.search(r"0\.\d*[1-8](?=\D)", text)
+        assert digit
+        end = digit.end() - 1
+        path.write_text(f"{text[:end]}{int(text[end]) + 1}{text[digit.end() :]}")
+        code, _, errors = claims()
+        assert code == 1
+        assert f"error: results/{name}: modified since its stage wrote it" in errors
+        path.write_text(text)
+
+
+def test_a_broken_or_missing_result_is_one_line(clone: Path, claims: Claims) -> None:
+    for name, break_it, said in (
+        ("samplers.csv", Path.unlink, "samplers.csv: deleted since its stage wrote it"),
+        ("cell.json", lambda path: path.write_text("{"), "results: cannot be judged (JSONDecodeError"),
+    ):
+        path = clone / "results" / name
+        text = path.read_text()
+        break_it(path)
+        code, _, errors = claims()
+        assert code == 1
+        assert said in errors
+        assert "Traceback" not in errors
+        path.write_text(text)
+
+
+def test_a_verdict_changed_by_hand_fails_the_check(clone: Path, claims: Claims) -> None:
+    path = clone / "results" / "claims.json"
+    path.write_text(path.read_text().replace('"verdict": "does not hold"', '"verdict": "holds"', 1))
+    code, _, errors = claims()
+    assert code == 1
+    assert "not what the result files give" in errors
+
+
+def test_a_claim_that_stopped_holding_fails_the_check(clone: Path, claims: Claims) -> None:
+    """As after a run that went another way: result files, ledger and lock agree, but the committed ledger said otherwise."""
+    path = clone / "results" / "claims.json"
+    ledger = json.loads(path.read_text())
+    fallen = next(entry for entry in ledger["claims"] if entry["verdict"] == FAILS)
+    fallen["verdict"] = HOLDS
+    path.write_text(json.dumps(ledger, indent=1) + "\n")
+    identity = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
+    subprocess.run(["git", *identity, "commit", "-qam", "a ledger in which it held"], cwd=clone, check=True)
+    subprocess.run(["git", "checkout", "-q", "HEAD~1", "--", "results"], cwd=clone, check=True)
+    code, _, errors = claims()
+    assert code == 1
+    assert errors == f"error: {fallen['id']}: held in the committed ledger, now: does not hold\n"

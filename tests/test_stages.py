@@ -1,0 +1,66 @@
+"""dvc.yaml: a stage depends on all code that can change what it writes, and on no reader of results; imports point one way."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lsvit.config.papers import PAPERS
+from lsvit.jobs.identity import NOT_CODE, imported_modules
+from tests.conftest import ROOT
+
+STAGES: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+READERS = ("tables", "figures", "claims")
+# What writes beside the results, and what finds papers: their sections are read by every stage, and checked by check-params.
+APART = {*NOT_CODE, "lsvit.tracking", "lsvit", "lsvit.papers", *(f"lsvit.papers.{paper}" for paper in PAPERS), "lsvit.cost"}
+
+
+def executed(stage: str) -> set[str]:
+    """The modules of lsvit behind a stage's script: those it imports, and those that the jobs it makes import."""
+    modules = imported_modules(STAGES[stage]["cmd"].split()[2])
+    named = {name for path in map(path_of, modules) for name in re.findall(r'"(lsvit\.[\w.]+)(?::\w+)?"', path.read_text())}
+    for name in named:
+        modules |= imported_modules(name)
+    return {name for name in modules if name.startswith("lsvit")} - APART
+
+
+def path_of(module: str) -> Path:
+    """The file of a module."""
+    path = ROOT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_depends_on_what_it_executes(stage: str) -> None:
+    """No module is missing among its deps, and no dep is there for nothing."""
+    deps = [dep for dep in STAGES[stage]["deps"] if dep.startswith("lsvit/")]
+    files = {path_of(name).relative_to(ROOT).as_posix() for name in executed(stage)}
+    if stage in ("check-params", "paper-figures"):  # they go through the papers by name
+        rooms = {f"lsvit.papers.{paper}.{room}" for paper in PAPERS for room in (("section", "checks") if stage[0] == "c" else READERS)}
+        more = {name for room in rooms if path_of(room).exists() for name in imported_modules(room)} - APART
+        files |= {path_of(name).relative_to(ROOT).as_posix() for name in more}
+    missing = {file for file in files if not any(file == dep or file.startswith(f"{dep}/") for dep in deps)}
+    assert not {file for file in missing if (ROOT / file).exists() and (ROOT / file).read_text()}
+    assert not {dep for dep in deps if not any(file == dep or file.startswith(f"{dep}/") for file in files)}
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "paper-figures"])
+def test_no_reader_makes_a_stage_run(stage: str) -> None:
+    """Figures, tables and claims are no dep of a stage that computes."""
+    paths = {
+        path.as_posix() for dep in STAGES[stage]["deps"] if dep.startswith("lsvit/") for path in [ROOT / dep, *(ROOT / dep).rglob("*.py")]
+    }
+    assert not {path for path in paths if Path(path).stem in READERS or "/report" in path.removeprefix(ROOT.as_posix())}
+
+
+def test_imports_point_one_way() -> None:
+    """The contracts of pyproject.toml hold: rooms, papers, readers, stages."""
+    found = subprocess.run(
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout[-3000:]
+    assert "0 broken" in found.stdout

@@ -1,0 +1,173 @@
+"""One training in several processes (torchrun, gloo): the same numbers as in one, and nothing lost when a process dies."""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lsvit.config.sections import Distributed
+from lsvit.errors import UserError
+from lsvit.jobs import pool
+from lsvit.jobs.configs import TrainConfig
+from lsvit.jobs.files import HISTORY
+from lsvit.jobs.job import Job
+from lsvit.training import loop as training
+from tests.conftest import ROOT
+from tests.jobs.test_pool import _descendants
+from tests.papers.exits.test_frozen import with_exits
+from tests.training import ranks
+from tests.training.test_loop import run
+
+Config = Callable[..., TrainConfig]
+TWO = Distributed(processes=2, nodes=1, endpoint=None, routes="shared")
+PREDICT: dict[str, Any] = {"position": {"encode": {}, "predict": {}}}
+ALL_LOSSES = {"cosine": 0.5, "contrastive": 1.0, "mixing": 2.0}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ls": {},
+    "both position parts, uneven shares": PREDICT | {"batch_size": 31},
+    "layerdrop": {"route": {"drop": 0.5}},
+    "layerdrop an order a sample, accumulated": {"route": {"drop": 0.5}, "per": "sample", "micro_batch_size": 7},
+    "accumulated and checkpointed": PREDICT | {"micro_batch_size": 5, "checkpointing": True},
+    "an order a sample, accumulated, uneven shares": {"per": "sample", "batch_size": 31, "micro_batch_size": 5},
+    "compiled blocks": {"compile": "blocks"},
+    "losses against over-smoothing, accumulated, uneven shares": {"losses": ALL_LOSSES, "batch_size": 31, "micro_batch_size": 5},
+    "the same, an order a sample": {"losses": ALL_LOSSES, "per": "sample", "micro_batch_size": 7},
+    "the first layers alone": {"route": "sequential", "layers": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+
+
+def jobs(configs: dict[str, TrainConfig], data: Path, function: str = "lsvit.training.loop:train") -> list[Job]:
+    weights = {} if "ranks" in function else {"weights": None}
+    spread = {name: config.model_copy(update={"world_size": TWO.world_size}) for name, config in configs.items()}
+    return [Job(name, function, config, {"data": data, **weights}, config.options.epochs) for name, config in spread.items()]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
+def test_gradients_equal_those_of_one_process(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    configs = {name: train_config(**setting) for name, setting in SETTINGS.items()}
+    configs["exits"] = with_exits(train_config(batch_size=31), dropout=0.0)  # processes draw dropout of their own
+    configs["exits, layer by layer"] = with_exits(train_config(route="sequential"), dropout=0.0, step=1)
+    todo = jobs(configs, prepared, "tests.training.ranks:gradients")
+    pool.run(todo, "cpu", distributed=TWO)
+    for job in todo:
+        alone = tmp_path / "alone"
+        alone.mkdir(exist_ok=True)
+        ranks.gradients(job.config, prepared, alone, lambda event: None)  # type: ignore[arg-type]
+        expected, *found = (torch.load(path) for path in (alone / "gradients_0.pt", *sorted(job.folder.glob("gradients_*.pt"))))
+        assert len(found) == 2
+        for step in range(ranks.STEPS):
+            for gradients in found:
+                for name, gradient in expected[step].items():
+                    assert torch.allclose(gradients[step][name], gradient, rtol=1e-4, atol=1e-6), (job.title, step, name)
+                assert gradients[step].keys() == expected[step].keys(), job.title  # Adam moves what has a gradient, be it zero
+    dropped = torch.load(todo[2].folder / "gradients_0.pt")
+    assert any(not any(name.startswith(f"model.backbone.blocks.{i}.") or name.startswith(f"backbone.blocks.{i}.") for name in step)
+               for step in dropped for i in range(4))  # fmt: skip
+
+
+def test_metrics_equal_those_of_one_process(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    """40 validation images in batches of 12: the last has 4, and one process has two batches, the other two."""
+    settings = {"ls_pred": PREDICT, "layerdrop": {"route": {"drop": 0.3}}, "own": {"seed": 1}}
+    configs = {name: train_config(epochs=2, validation_batch_size=12, **setting) for name, setting in settings.items()}
+    configs["own"] = configs["own"].model_copy(update={"routes": "own"})
+    events: list[tuple[str, dict]] = []
+    todo = jobs(configs, prepared)
+    pool.run(todo, "cpu", lambda job, event: events.append((job.title, event)), distributed=TWO)
+    assert [(name, event["epoch"]) for name, event in events] == [(name, epoch) for name in configs for epoch in (1, 2)]
+    for job in todo:
+        assert job.done
+        assert (job.folder / training.WEIGHTS).exists()
+        rows = run(configs[job.title], prepared, tmp_path / job.title)
+        for row, event in zip(rows, [e for name, e in events if name == job.title], strict=True):
+            close = {key: value == pytest.approx(event[key], rel=2e-3, abs=1e-4) for key, value in row.items() if key != "seconds"}
+            assert all(close.values()) == (job.title != "own"), close
+    pool.run(todo, "cpu", lambda job, event: pytest.fail("ran again"), distributed=TWO)
+
+
+def test_a_killed_process_ends_the_job_and_the_next_run_goes_on(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    configs = {"killed": train_config(epochs=30)}
+    seen: list[int] = []
+
+    def kill_one(job: Job, event: dict) -> None:
+        seen.append(event["epoch"])
+        if event["epoch"] == 3:
+            found = [pid for pid, _ in _descendants(os.getpid()) if b"lsvit.training.torchrun" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            os.kill(max(found), signal.SIGKILL)  # the agent has the lowest
+
+    todo = jobs(configs, prepared)
+    with pytest.raises(UserError, match=r"a process of the training died .*finished epochs are kept"):
+        pool.run(todo, "cpu", kill_one, distributed=TWO)
+    assert (todo[0].folder / "checkpoint.pt").exists()
+    assert not todo[0].done
+    first = seen.copy()
+    pool.run(todo, "cpu", lambda job, event: seen.append(event["epoch"]), distributed=TWO)
+    assert seen == [*first, *range(first[-1] + 1, 31)]
+    whole = jobs({"whole": configs["killed"]}, prepared)
+    os.environ["DVC_ROOT"] = str(tmp_path / "other")
+    pool.run(whole, "cpu", distributed=TWO)
+    assert (whole[0].folder / HISTORY).read_text() == (tmp_path / todo[0].folder / HISTORY).read_text()
+
+
+def test_a_users_mistake_arrives_as_such(train_config: Config, prepared: Path) -> None:
+    with pytest.raises(UserError, match="the loss is not finite"):
+        pool.run(jobs({"diverges": train_config(lr=1e30)}, prepared), "cpu", distributed=TWO)
+
+
+def test_two_machines(train_config: Config, prepared: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Two of torchrun's agents on this one: the stage's own, and the one that its printed line starts."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    many = Distributed(processes=1, nodes=2, endpoint=f"127.0.0.1:{port}", routes="shared")
+    todo = jobs({"two machines": train_config(epochs=1)}, prepared)
+    others: list[subprocess.Popen] = []
+    printed = ""
+
+    def join() -> None:
+        nonlocal printed
+        deadline = time.monotonic() + 30
+        while not (found := re.search(r"^on each other machine.*?: cd (\S+) && (DVC_ROOT=\S+) uv run (.*)$", printed, re.M)):
+            printed += capfd.readouterr().out
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        name, _, value = found[2].partition("=")
+        others.append(subprocess.Popen(shlex.split(found[3]), cwd=found[1], env=os.environ | {name: value}))
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    pool.run(todo, "cpu", distributed=many)
+    thread.join()
+    assert others[0].wait(60) == 0
+    assert todo[0].done
+
+
+def test_routes_of_the_processes(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared: the same in every process; own: another in each, the first one's unchanged; a table of routes is cut in parts."""
+    shared, own = train_config(), train_config().model_copy(update={"routes": "own"})
+    sample = train_config(per="sample", batch_size=7)
+    table = training.draw_route(sample, 12, 1, 0)
+    assert isinstance(table, torch.Tensor)
+    routes, parts = {}, []
+    for rank in range(3):
+        monkeypatch.setattr(training, "rank_and_world", lambda rank=rank: (rank, 3))
+        routes[rank] = training.draw_route(shared, 12, 1, 0), training.draw_route(own, 12, 1, 0)
+        parts.append(training.draw_route(sample, 12, 1, 0))
+    assert len({route for route, _ in routes.values()}) == 1
+    assert len({route for _, route in routes.values()}) == 3
+    assert routes[0][0] == routes[0][1]
+    assert torch.equal(torch.cat(parts), table)  # type: ignore[arg-type]
