@@ -1,6 +1,9 @@
 """Stage paper-figures: every paper's tables, figures and claims, from the result files."""
 
 import json
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from multiprocessing import get_context
 
 from lsvit.config.papers import rooms
 from lsvit.config.params import load
@@ -12,6 +15,11 @@ from lsvit.report.results import Results
 from lsvit.tracking import Tracker
 
 
+def draw(module: str) -> dict[str, str]:
+    """A paper's figures. Returns their captions by title."""
+    return import_module(module).draw(Results(RESULTS), load())
+
+
 @one_line_errors()
 def main() -> None:
     """results/, outs/analysis/, outs/inversion/ -> results/: tables, statistics, claims, figures/"""
@@ -19,8 +27,9 @@ def main() -> None:
     captions: dict[str, str] = {}
     for tables in rooms("tables"):
         captions |= tables.write(results, params)
-    for figures in rooms("figures"):
-        captions |= figures.draw(results, params)
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:  # drawing takes most of the time
+        for drawn in pool.map(draw, [figures.__name__ for figures in rooms("figures")]):
+            captions |= drawn
     found = judge(RESULTS, all_claims())
     (RESULTS / "claims.json").write_text(json.dumps(found, indent=1) + "\n")
     (RESULTS / "claims.md").write_text(markdown(found))

@@ -81,9 +81,10 @@ class Distributed(Section):
 
 
 class PaperFigures(Section):
-    """Size of the figures."""
+    """Size and formats of the figures."""
 
     name = "paper_figures"
+    formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)]
     column_width: Annotated[Positive, Field(le=20)]
     dpi: Annotated[Count, Field(le=1200)]
 

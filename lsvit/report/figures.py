@@ -21,12 +21,13 @@ MARKERS = "os^Dv<>P"
 STYLE: Any = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 6.5, "xtick.labelsize": 7, "ytick.labelsize": 7,
     "axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.2, "lines.markersize": 4, "pdf.fonttype": 42,
-    "legend.frameon": False,
+    "legend.frameon": False, "svg.hashsalt": "lsvit",
 }  # fmt: skip
+UNDATED: dict[str, Any] = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}  # by format
 
 
 class Figures:
-    """Draws and saves figures in `folder` as PDF and PNG, the same bytes for the same results."""
+    """Draws and saves figures in `folder`, the same bytes for the same results."""
 
     def __init__(self, folder: Path, size: PaperFigures, variants: list[str]) -> None:
         self.folder, self.size = folder, size
@@ -40,8 +41,8 @@ class Figures:
         return plt.subplots(figsize=(self.size.column_width, height * self.size.column_width), layout="constrained", squeeze=False, **grid)
 
     def _save(self, figure: Figure, name: str) -> None:
-        figure.savefig(self.folder / f"{name}.pdf", metadata={"CreationDate": None})
-        figure.savefig(self.folder / f"{name}.png", dpi=self.size.dpi, metadata={"Software": None})
+        for kind in self.size.formats:
+            figure.savefig(self.folder / f"{name}.{kind}", dpi=self.size.dpi, metadata=UNDATED[kind])
         plt.close(figure)
 
     def _chance(self, axis: Axes, chance: float) -> None:

@@ -33,7 +33,8 @@ def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
     backbone = meta_backbone(preset, params.dataset_preset.num_classes)
     for name, variant in params.all_variants.items():
         run = run_config(params, name, variant, "", None)
-        config = EvalConfig(**run, options=params.resolve(PruneEval), precision=params.resolve(Finetune, name).precision, seed=0)
+        evaluated, precision = params.resolve(PruneEval).of(name), params.resolve(Finetune, name).precision
+        config = EvalConfig(**run, options=evaluated, precision=precision, seed=0)
         evaluations += [evaluation_job(count_variant(backbone, preset, variant), config, sizes[1])] * seeds
     options, analysed = params.resolve(Analysis), [count_forward(backbone, preset)]
     for variant in map(params.all_variants.__getitem__, options.variants):

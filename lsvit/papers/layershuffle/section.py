@@ -16,14 +16,19 @@ class PruneEval(PaperSection):
     keep: Annotated[list[Count], Field(min_length=1)]
     orders: Count
     per: Literal["pass", "batch", "sample"]
+    variants: list[str]  # of which the samplers are evaluated
     samplers: list[Sampler]
     images: Count | None
     batch_size: Count
     seed: Seed
 
     def without_effect(self) -> set[str]:
-        """The batch size, unless each batch has a route of its own."""
-        return set() if self.per == "batch" else {"batch_size"}
+        """Each model is evaluated alone; the batch size, unless each batch has a route of its own."""
+        return {"variants"} if self.per == "batch" else {"variants", "batch_size"}
+
+    def of(self, variant: str) -> "PruneEval":
+        """For one variant: without samplers, where they are evaluated of others alone."""
+        return self if variant in self.variants else self.model_copy(update={"samplers": []})
 
 
 class Analysis(PaperSection):

@@ -24,7 +24,7 @@ class Evaluations(Plan):
     def _job(self, protocol: str, name: str, seed: int) -> Job:
         weights = self.weights_of(name, seed, JUDGES[protocol])
         fields = self.fields(name, self.params.all_variants[name], weights)
-        config = EvalConfig(**fields, options=self.options, precision=self.precision(name), seed=seed)
+        config = EvalConfig(**fields, options=self.options.of(name), precision=self.precision(name), seed=seed)
         inputs, total = {"data": self.data, "weights": weights}, len(self.options.keep) + 1
         return Job(f"{name} seed {seed}", "lsvit.papers.layershuffle.compute.evaluation:evaluate", config, inputs, total=total)
 
