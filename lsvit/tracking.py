@@ -83,8 +83,8 @@ class Tracker:
         self._experiment_id = ""
         self._runs: dict[str, str] = {}  # key -> run id
         self._steps: dict[str, set[int]] = {}  # run id -> epochs logged
-        # Importing mlflow and opening the store take seconds, which the trainings' own start hides.
-        threading.Thread(target=lambda: self._guard(self.client), daemon=True).start()
+        if "mlflow" not in sys.modules:  # importing it and opening the store take seconds, which the trainings' own start hides
+            threading.Thread(target=lambda: self._guard(self.client), daemon=True).start()
 
     # ---- what stages call ----
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from lsvit.config.sections import Distributed
 from lsvit.errors import UserError
+from lsvit.jobs import server
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.display import ENDED, Display, Event
 from lsvit.jobs.job import DONE, Job, call, locked
@@ -26,10 +27,11 @@ _events: Any = None  # in a worker process: the queue to the parent
 def warm_up(module: str) -> None:
     """Start the fork server, which imports torch, timm and the jobs' module once for all workers; the parent never does.
 
-    Called first in a stage, so that these seconds pass while the stage reads its parameters.
+    Called first in a stage, so that these seconds pass while the stage reads its parameters. A fork of the warm server needs none.
     """
-    multiprocessing.set_forkserver_preload([module, "timm"])
-    forkserver.ensure_running()
+    if not server.warm:
+        multiprocessing.set_forkserver_preload([module, "timm"])
+        forkserver.ensure_running()
 
 
 def run(
@@ -73,8 +75,8 @@ def _pool(todo: Sequence[Job], device: str, threads: int) -> Events:
     """The events, (job's index, event), of jobs side by side in worker processes."""
     gpus = 0 if device == "cpu" else cuda_devices()
     workers = min(len(todo), gpus or max(1, len(os.sched_getaffinity(0)) // threads))
-    context = multiprocessing.get_context("forkserver")
-    slots, events = context.Queue(), context.Queue()
+    context = multiprocessing.get_context("fork" if server.warm else "forkserver")
+    slots, events = context.SimpleQueue(), context.Queue()
     for slot in range(workers):
         slots.put(slot if gpus else None)
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(slots, events))

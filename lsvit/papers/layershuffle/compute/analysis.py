@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -77,8 +78,11 @@ def project(vectors: np.ndarray, options: Analysis) -> np.ndarray:
     import warnings
 
     from sklearn.neighbors import NearestNeighbors
-    from umap import UMAP
+    from umap import UMAP, umap_
 
+    for compiled in (umap_.smooth_knn_dist, umap_.compute_membership_strengths):  # numba compiles them anew in every process, for 6 s
+        with suppress(RuntimeError):  # no folder to keep them in
+            compiled.enable_caching()
     # Exact neighbours from scikit-learn: as umap's own for few points, without 8 s of compilation.
     distances, neighbours = NearestNeighbors(n_neighbors=options.neighbors).fit(vectors).kneighbors(vectors)
     with warnings.catch_warnings():

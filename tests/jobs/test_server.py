@@ -1,0 +1,140 @@
+"""Stages as forks of a warm process: what the client is, the stage is, and one does not outlive the other."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lsvit.jobs import server
+from tests.conftest import ROOT
+
+STAGES = {
+    "show": "import os, sys\nprint(sys.argv[1:], sys.stdin.read(), os.environ['DVC_STAGE'], os.getppid())\nprint('said', file=sys.stderr)",
+    "mistake": "from lsvit.errors import UserError, one_line_errors\nwith one_line_errors():\n    raise UserError('no such thing')",
+    "broken": "1 / 0",
+    "wait": "import os, time\nif os.fork():\n    print(os.getpid(), flush=True)\nopen(str(os.getpid()), 'w')\ntime.sleep(60)",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of stages, in which one server serves all tests of this file."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "stages").mkdir()
+    shutil.copy(ROOT / "stages" / "__main__.py", folder / "stages")
+    for name, code in STAGES.items():
+        (folder / "stages" / f"{name}.py").write_text(code)
+    return folder
+
+
+def command(*arguments: str, **environment: str) -> dict:
+    return {
+        "args": [sys.executable, "-m", "stages", *arguments],
+        "env": {name: value for name, value in os.environ.items() if name != "DVC_STAGE"} | {"PYTHONPATH": str(ROOT)} | environment,
+        "text": True,
+    }
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(**command(*arguments, **environment), cwd=folder, capture_output=True, input="typed", check=False)
+
+
+def test_a_stage_has_what_its_client_has(folder: Path) -> None:
+    """Arguments, standard files, environment; the second one comes from the same process."""
+    shown = [run(folder, "show", "a", "b c", DVC_STAGE=name) for name in ("one", "two")]
+    parents = []
+    for done, stage in zip(shown, ("one", "two"), strict=True):
+        assert (done.returncode, done.stderr) == (0, "said\n")
+        assert done.stdout.startswith(f"['a', 'b c'] typed {stage} ")
+        parents.append(int(done.stdout.split()[-1]))
+    assert parents[0] == parents[1] != os.getpid()
+    assert "lsvit.jobs.server" in Path(f"/proc/{parents[0]}/cmdline").read_text()
+
+
+def test_a_stage_ends_as_a_process_does(folder: Path) -> None:
+    mistake, broken, unknown = (run(folder, name) for name in ("mistake", "broken", "nothing"))
+    assert (mistake.returncode, mistake.stderr) == (2, "error: no such thing\n")
+    assert broken.returncode == 1
+    assert "ZeroDivisionError" in broken.stderr
+    assert unknown.returncode == 1
+    assert "accepted: broken, mistake, show, wait" in unknown.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_signal_ends_the_stage_and_its_children(folder: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(**command("wait"), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
+        assert client.stdout is not None
+        pid = int(client.stdout.readline())
+        while len(list(folder.glob("[0-9]*"))) < 2:
+            time.sleep(0.01)
+        client.send_signal(number)
+    processes = [int(path.name) for path in folder.glob("[0-9]*")]
+    for path in folder.glob("[0-9]*"):
+        path.unlink()
+    assert pid in processes
+    deadline = time.monotonic() + 10
+    while any(map(alive, processes)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, processes))
+    assert client.returncode == (-number if number != signal.SIGINT else client.returncode) != 0
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one whose end nobody has asked for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_other_code_or_another_environment_is_another_server(folder: Path) -> None:
+    def parent(**environment: str) -> str:
+        return run(folder, "show", DVC_STAGE="x", **environment).stdout.split()[-1]
+
+    before = parent()
+    assert parent(CUDA_VISIBLE_DEVICES="0") != before
+    (folder / "stages" / "more.py").write_text("")
+    try:
+        assert parent() != before
+    finally:
+        (folder / "stages" / "more.py").unlink()
+    assert parent() == before
+
+
+def test_without_a_safe_place_a_stage_is_a_process_of_its_own(folder: Path, tmp_path: Path) -> None:
+    """A folder that others may write to is not trusted: who answers there gets the environment."""
+    place = tmp_path / f"lsvit-{os.getuid()}"
+    place.mkdir()
+    place.chmod(0o777)
+    done = run(folder, "show", DVC_STAGE="x", TMPDIR=str(tmp_path))
+    assert done.returncode == 0
+    assert int(done.stdout.split()[-1]) == os.getpid()
+    assert not list(place.iterdir())
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        yield listener
+
+
+def test_a_server_that_nobody_asks_ends(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(server, "COMPUTE", ("json", "no_such_module"))
+    monkeypatch.setattr(server, "LATER", ())
+    path = Path(listener.getsockname())
+    try:
+        assert server.serve(listener) is None
+    finally:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    assert not path.exists()
