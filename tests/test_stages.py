@@ -22,11 +22,8 @@ APART = {*NOT_CODE, "lsvit.tracking", "lsvit", "lsvit.papers", *(f"lsvit.papers.
 def executed(stage: str) -> set[str]:
     """The modules of lsvit behind a stage's script: those it imports, and those that the jobs it makes import."""
     modules = imported_modules(f"stages.{STAGES[stage]['cmd'].split()[3]}")
-    named = {
-        name
-        for path in map(path_of, modules.keys() - {"lsvit.jobs.server"})
-        for name in re.findall(r'"(lsvit\.[\w.]+)(?::\w+)?"', path.read_text())
-    }
+    texts = [path_of(module).read_text() for module in modules if module != "lsvit.jobs.server"]  # which imports what any stage may need
+    named = {name for text in texts for name in re.findall(r'"(lsvit\.[\w.]+)(?::\w+)?"', text)}
     for name in named:
         modules |= imported_modules(name)
     return {name for name in modules if name.startswith("lsvit")} - APART

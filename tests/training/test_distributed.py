@@ -6,6 +6,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -146,7 +147,9 @@ def test_two_machines(train_config: Config, prepared: Path, capfd: pytest.Captur
             assert time.monotonic() < deadline
             time.sleep(0.1)
         name, _, value = found[2].partition("=")
-        others.append(subprocess.Popen(shlex.split(found[3]), cwd=found[1], env=os.environ | {name: value}))
+        python, *arguments = shlex.split(found[3])
+        assert python == "python"
+        others.append(subprocess.Popen([sys.executable, *arguments], cwd=found[1], env=os.environ | {name: value}))
 
     thread = threading.Thread(target=join)
     thread.start()
