@@ -33,6 +33,15 @@ PICO = {"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "depth
 Change = Callable[[pd.DataFrame], None]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is not marked as slow is quick; files with slow tests go first, so that none is left for one process at the end."""
+    for item in items:
+        if not item.get_closest_marker("slow"):
+            item.add_marker("quick")
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def add(column: str, amount: float, **where: Any) -> Change:
     """Adds to a column of a result file where others have these values."""
 

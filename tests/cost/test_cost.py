@@ -107,6 +107,7 @@ def small(params: Params, pico: ModelPreset) -> Params:
     """80 training images (16 more held out), 40 validation images, a 4-layer model."""
     options = {"batch_size": 32, "epochs": 2, "validation_batch_size": 16}
     evaluation = {"keep": [2, 4], "orders": 3, "images": 24, "batch_size": 40, "samplers": ["arbitrary", {"swap": 2}, {"swap": 6}]}
+    evaluation["variants"] = ["ls"]
     exits = {
         "variants": {"baseline": None, "ls": None, "refit_3": None}, "depths": None, "placements": [[2], [1, 3]], "keep": 3,
         "lrs": [0.1, 0.01], "backbone_lrs": [0.1, 0.01], "epochs": 5, "counting": params.exits.counting.model_copy(update={"epochs": 2}),
@@ -210,7 +211,7 @@ def test_counts_of_an_evaluation_are_those_of_a_real_one(
 ) -> None:
     small = small.model_copy(update={"prune_eval": small.prune_eval.model_copy(update={"per": per})})
     run = run_config(small, name, small.variants[name], read_meta(bars)["sha256"], None)
-    config = EvalConfig(**run, options=small.resolve(PruneEval), precision="fp32", seed=0)
+    config = EvalConfig(**run, options=small.resolve(PruneEval).of(name), precision="fp32", seed=0)
     save_weights(open_model(config, bars, None)[0], tmp_path / "weights.safetensors")
     model = count_forward(meta_backbone(small.model_preset, 10), small.model_preset)
     first = list(small.all_variants).index(name) * len(small.seeds)

@@ -79,6 +79,13 @@ def test_samplers_that_fit(params: Params, pico: ModelPreset, prepared: Path, we
     assert table.loc["sequential", "accuracy"] == alone
 
 
+def test_samplers_are_of_the_variants_asked_for(params: Params) -> None:
+    options = params.prune_eval.model_copy(update={"variants": ["ls"]})
+    assert options.of("ls") == options
+    assert options.of("baseline") == options.model_copy(update={"samplers": []})
+    assert "variants" not in options.effective()  # a variant more evaluates no other one again
+
+
 def test_an_order_a_sample_estimates_better_than_an_order_a_batch(
     train_config: Callable[..., TrainConfig], prepared: Path, tmp_path: Path
 ) -> None:  # fmt: skip

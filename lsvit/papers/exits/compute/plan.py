@@ -85,7 +85,7 @@ class Plan(BasePlan):
         options, own = self.options, self.params.resolve(Finetune).model_dump(exclude={"baseline_epochs"})
         published = {"optimizer": "adam", "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "schedule": "plateau"}
         shared = {key: getattr(options, key) for key in ("plateau_factor", "plateau_patience", "stop_patience", "batch_size", "images")}
-        return Optimisation.model_validate(own | published | shared | {"epochs": epochs, "lr": lr})
+        return Optimisation.model_validate(own | published | shared | {"validation_orders": "trained", "epochs": epochs, "lr": lr})
 
     def trained(
         self, task: Task, strategy: Strategy, branch: BranchName | None, placement: list[int], seed: int,
