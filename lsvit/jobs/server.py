@@ -54,7 +54,8 @@ def run(stage: str, arguments: list[str]) -> int:
         signal.signal(number, lambda number, _: server.send(bytes([number])))
     code = int(b"".join(iter(lambda: server.recv(16), b"")) or -signal.SIGKILL)
     if code < 0:  # the stage was killed
-        signal.signal(-code, signal.SIG_DFL) if -code in PASSED_ON else None
+        if -code in PASSED_ON:
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
 
