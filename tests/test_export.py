@@ -87,6 +87,7 @@ def stock(folder: Path) -> Any:
     return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "preset"), [
     ("ls", None), ("ls_pred", None), ("refit_2", None), ("mixed", None), ("ls", DISTILLED), ("ls", MIXER),
 ])  # fmt: skip
@@ -98,6 +99,7 @@ def test_stock_timm_makes_the_model_itself(trained: Training, name: str, preset:
         assert torch.equal(stock(folder)(images), model(images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "preset"), [
     ("ls", None), ("ls_pos", None), ("ls_pred", None), ("refit_2", None), ("mixed", None), ("talking", None), ("ls", DISTILLED),
     ("ls_pos", DISTILLED), ("refit_2", MIXER),

@@ -46,6 +46,7 @@ def test_the_controls_figures_are_the_committed_ones() -> None:
         assert f"{means[variant, sampler]:.1f}" in paragraph[0], (variant, sampler)
 
 
+@pytest.mark.slow
 def test_the_parameters_of_its_commands_are_accepted(tmp_path: Path) -> None:
     """Every `dvc exp run -S ...` of the README leaves a params.yaml that loads."""
     text = (ROOT / "README.md").read_text().replace("\\\n", " ")

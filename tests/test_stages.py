@@ -35,6 +35,7 @@ def path_of(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_depends_on_what_it_executes(stage: str) -> None:
     """No module is missing among its deps, and no dep is there for nothing."""

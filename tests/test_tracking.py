@@ -119,6 +119,7 @@ def log_everything(jobs: list[Job]) -> Tracker:
     return tracker
 
 
+@pytest.mark.slow
 def test_local_store(workspace: Path, train_config: Config, prepared: Path) -> None:
     """Also from another folder: the store lies at DVC_ROOT, artifacts too; logging twice changes nothing."""
     uri = f"sqlite:///{workspace}/mlflow.db"
@@ -131,6 +132,7 @@ def test_local_store(workspace: Path, train_config: Config, prepared: Path) -> N
     assert tracking.sync() == 0
 
 
+@pytest.mark.slow
 def test_real_server(workspace: Path, train_config: Config, prepared: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     assert not log_everything(jobs_for(train_config, prepared)).failed
@@ -138,6 +140,7 @@ def test_real_server(workspace: Path, train_config: Config, prepared: Path, serv
     assert not (workspace / "mlflow.db").exists()
 
 
+@pytest.mark.slow
 def test_store_that_is_down(
     workspace: Path, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,6 +159,7 @@ def test_store_that_is_down(
     check_store(f"sqlite:///{workspace}/mlflow.db")
 
 
+@pytest.mark.slow
 def test_store_that_dies_during_a_training(
     workspace: Path, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +185,7 @@ def test_nothing_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         tracking.sync()
 
 
+@pytest.mark.slow
 def test_fresh_store_opened_by_two_processes_at_once(tmp_path: Path) -> None:
     """Migration of a fresh sqlite store by two processes breaks it; the lock keeps them apart."""
     code = (

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 IDLE_SECONDS = 30.0
-COMPUTE = ("lsvit.jobs.stage", "timm", "lsvit.training.loop", "lsvit.papers.exits.compute.frozen")
-LATER = ("mlflow.store.tracking.sqlalchemy_store", "matplotlib.pyplot", "umap")  # needed by the end of a stage, or by one stage
+# Imported one after another while nobody asks, in small parts: who asks meanwhile waits for one.
+COMPUTE = ("lsvit.jobs.stage", "torch", "torchvision", "timm", "lsvit.training.loop", "lsvit.papers.exits.compute.frozen")
+LATER = ("sqlalchemy", "mlflow", "mlflow.store.tracking.sqlalchemy_store", "matplotlib.pyplot", "sklearn.neighbors", "numba", "umap")
 ANY = ("DVC_", "PYTEST_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "_")  # beginnings of variables that may differ
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STARTED = b"+"

@@ -33,6 +33,7 @@ def changed(tmp_path: Path) -> Change:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -54,6 +55,7 @@ def test_a_model_that_cannot_be_made(values: dict[str, Any], said: list[str], ch
     assert all(part in str(error.value) for part in said)
 
 
+@pytest.mark.slow
 def test_the_repositorys_own_models_can_be_made(params: Params) -> None:
     build(params)
 

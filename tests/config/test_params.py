@@ -16,6 +16,7 @@ from lsvit.config.datasets import COLOURED
 from lsvit.config.params import load, paper_sections, whole
 from lsvit.config.presets import ModelPreset
 from lsvit.config.sections import Finetune, Pretrain
+from lsvit.config.types import Section
 from lsvit.errors import UserError
 from lsvit.jobs.plan import run_config
 from lsvit.papers.inversion import checks
@@ -173,6 +174,7 @@ def write(content: dict[str, Any], path: Path, key: str, value: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "value", "said"), WRONG, ids=[f"{i}-{key}" for i, (key, _, _) in enumerate(WRONG)])
 def test_wrong_value_is_one_clear_line(content: dict[str, Any], tmp_path: Path, key: str, value: Any, said: list[str]) -> None:
     path = write(content, tmp_path / "params.yaml", key, value)
@@ -226,6 +228,7 @@ MODELS: list[tuple[str, Any, list[str]]] = [  # of stage inversion, that are wro
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "value", "said"), MODELS, ids=[key.removeprefix(f"{FAMILIES}.") for key, *_ in MODELS])
 def test_models_of_inversion_are_tried_before_any_compute(
     content: dict[str, Any], tmp_path: Path, key: str, value: Any, said: list[str]
@@ -239,6 +242,7 @@ def test_models_of_inversion_are_tried_before_any_compute(
         assert part in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["vit_micro", "vit_pico"])
 def test_models_of_inversion_that_can_be_made(content: dict[str, Any], tmp_path: Path, model: str) -> None:
     """Those of the presets, with a depth that all of them have."""
@@ -249,6 +253,7 @@ def test_models_of_inversion_that_can_be_made(content: dict[str, Any], tmp_path:
         checks.build(params, SimpleNamespace(blocks=[None] * (depth - 1)))  # the chosen model counts, too
 
 
+@pytest.mark.slow
 def test_stage_refuses_models_of_inversion(
     content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -276,6 +281,7 @@ def test_families_of_inversion_have_the_chosen_models_sizes(content: dict[str, A
     assert family_preset(params, "chosen") == params.model_preset
 
 
+@pytest.mark.slow
 def test_resolution_order(content: dict[str, Any], tmp_path: Path) -> None:
     """Section < model preset < data-set preset < variant."""
     path = tmp_path / "params.yaml"
@@ -315,14 +321,16 @@ def test_paper_values_are_the_sections_values(content: dict[str, Any], tmp_path:
     assert (options.schedule, options.position_weight, options.epochs) == ("constant", 1.0, 20)
 
 
+@pytest.mark.slow
 def test_every_preset_resolves(content: dict[str, Any], tmp_path: Path) -> None:
+    sections: list[type[Section]] = [Pretrain, Finetune, *paper_sections()]
     for model in content["models"]:
         for dataset in content["datasets"]:
             changed = copy.deepcopy(content) | {"model": model}
             if content["datasets"][dataset]["source"] in COLOURED:
                 changed["models"][model].setdefault("kwargs", {})["in_chans"] = 3
             params = load(write(changed, tmp_path / "params.yaml", "dataset", dataset))
-            assert all(params.resolve(section) for section in (Pretrain, Finetune, *paper_sections()))
+            assert all(params.resolve(section) for section in sections)
 
 
 def test_protocol_heldout_needs_held_out_images(content: dict[str, Any], tmp_path: Path) -> None:
@@ -353,6 +361,7 @@ def test_a_preset_changes_single_keys_of_the_trainings_of_smoothing(content: dic
     assert load(changed).resolve(Smoothing).recipe == params.smoothing.recipe.model_copy(update={"mixup": 0.5})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [["finetune.batch_size=64"], ["models.vit_micro.smoothing.training.epochs=6"]])
 def test_dvc_rewrites_the_file_without_changing_more(tmp_path: Path, overrides: list[str]) -> None:
     """`dvc exp run -S` writes the whole file anew; its writer garbles some YAML, such as a comment behind the key of a list."""

@@ -87,6 +87,7 @@ def test_flops_of_vit_b16_are_the_known_ones() -> None:
     assert route_work(forward, 1, 1, 12).flops / 2 == pytest.approx(17.58e9, rel=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_models_blocks_cost_the_same(name: str) -> None:
     """Outside plus a block a layer is the whole model of any family, run by timm itself."""
@@ -191,6 +192,7 @@ def bars(raw: Path, tmp_path: Path, small: Params) -> Path:
     return tmp_path / "prepared"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["baseline", "ls", "ls_pred", "layerdrop", "refit_3", "skip", "sample"])
 def test_counts_of_a_training_are_those_of_a_real_one(
     name: str, small: Params, bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -204,6 +206,7 @@ def test_counts_of_a_training_are_those_of_a_real_one(
     spy.check(job, model, drawn.get(name, 1e-9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ls", "refit_3"])
 @pytest.mark.parametrize("per", ["pass", "batch", "sample"])
 def test_counts_of_an_evaluation_are_those_of_a_real_one(
@@ -220,6 +223,7 @@ def test_counts_of_an_evaluation_are_those_of_a_real_one(
     spy.check(job, model, 0.05)
 
 
+@pytest.mark.slow
 def test_counts_of_the_analysis_are_those_of_a_real_one(small: Params, bars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_config(small, "ls", small.variants["ls"], read_meta(bars)["sha256"], None)
     config = EvalConfig(**run, options=small.resolve(PruneEval), precision="fp32", seed=0)
@@ -231,6 +235,7 @@ def test_counts_of_the_analysis_are_those_of_a_real_one(small: Params, bars: Pat
     spy.check(job, counted, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [("trained", "none", "gd", "sequential"), ("untrained", "none", "adam", "sequential"), ("refit_3", "none", "adam", "arbitrary"),
@@ -254,6 +259,7 @@ def test_counts_of_inversions_are_those_of_real_ones(
     spy.check(job, model, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("position", "judged"), [(0, False), (3, True)])  # the chosen model, of which there is one; the baseline
 def test_counts_of_class_images_are_those_of_real_ones(
     position: int, judged: bool, small: Params, bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -268,6 +274,7 @@ def test_counts_of_class_images_are_those_of_real_ones(
     spy.check(job, model, 1e-9)
 
 
+@pytest.mark.slow
 def test_stages_and_their_jobs(small: Params) -> None:
     found = {f"{stage.part} {stage.name}".strip(): len(stage.jobs) for stage in stages(small)}
     trained = {f"finetune {name}": 2 for name in small.all_variants}
@@ -295,6 +302,7 @@ def test_stages_and_their_jobs(small: Params) -> None:
     assert stages(small.model_copy(update=hub))[0].name == "baseline"
 
 
+@pytest.mark.slow
 def test_work_of_exits(small: Params) -> None:
     """80 training, 40 validation and 16 held-out images; at most 50 of them for branches on a frozen backbone."""
     backbone = meta_backbone(small.model_preset, 10)
@@ -321,6 +329,7 @@ def test_work_of_exits(small: Params) -> None:
     assert trained[0].flops == pytest.approx(3 * 40 * (whole - 2 * 16 * 9))  # one output, not ten
 
 
+@pytest.mark.slow
 def test_work_of_smoothing(small: Params) -> None:
     """64 of 80 training images in complete batches, twice; profiles of 30; talking heads mix the scores of two heads twice."""
     counted = {depth: count_forward(meta_backbone(preset(small, depth), 10), preset(small, depth)) for depth in (2, 3)}
@@ -335,6 +344,7 @@ def test_work_of_smoothing(small: Params) -> None:
     assert [(work.training, work.images, work.batches) for work in (*first, *last)] == [(False, 30, 2)] * 2
 
 
+@pytest.mark.slow
 def test_work_of_inversion(small: Params) -> None:
     """Of 2 images: the embedding, the states after 1, 2 and 3 of 3 layers, and each of them alone; 3 passes for the embedding of
     originals and found, 3 + 2 for the yardstick and the target, 5 steps of forward and backward, and a last pass."""
@@ -356,6 +366,7 @@ def test_work_of_inversion(small: Params) -> None:
     assert [sum(work.images for work in job) for job in jobs["class images"]] == [10 * 7, *[10 * 8] * 6]
 
 
+@pytest.mark.slow
 def test_a_variants_own_exits_are_trained_and_evaluated_with_it(small: Params) -> None:
     heads = ExitHeads(branch="mixer", depths=[1, 3])
     variants = small.variants | {"early": Variant(route="arbitrary", exits=heads)}
@@ -411,6 +422,7 @@ def test_seconds_and_processes_side_by_side() -> None:
     assert mixed.time(hardware(cores=2)) == {"sum": 8, "wall": 5}
 
 
+@pytest.mark.slow
 def test_the_papers_trainings(params: Params) -> None:
     """Counts of section 4; 20 ImageNet epochs of a ViT-B/16 take 7 hours of training on the paper's own hardware."""
     paper = {(stage.part, stage.name): stage for stage in published(params)}
@@ -428,6 +440,7 @@ def test_the_papers_trainings(params: Params) -> None:
     assert h100.gpus == 1
 
 
+@pytest.mark.slow
 def test_an_estimate_adds_up(small: Params) -> None:
     estimated = estimate(small, {"one": hardware(cores=2), "other": hardware(gpus=1)})
     *rows, total = estimated["stages"]
@@ -452,6 +465,7 @@ def test_numbers_are_readable() -> None:
 # ---- the command ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_data_and_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "params.yaml", tmp_path)

@@ -116,6 +116,7 @@ def test_attention_is_included() -> None:
     assert blocks[2] - 5 * blocks[0] == 4 * (10**2 - 5 * 2**2) * 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timm", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
 def test_flops_up_to_an_exit_are_those_of_a_real_run(timm: str) -> None:
     preset = ModelPreset(timm=timm, kwargs=SMALL, weights="scratch")

@@ -76,6 +76,7 @@ def test_held_out_images_are_taken_from_the_training_set_alone(raw: Path, tmp_pa
         prepare("bars", EMBEDDED.model_copy(update={"heldout": 96}), raw, tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_digits(tmp_path: Path) -> None:
     """The second set of embedded size: every image once, every class in the same share."""
     meta = prepare("digits", DatasetPreset(source="digits"), tmp_path, tmp_path / "out")
@@ -146,6 +147,7 @@ def test_damaged_file_is_named(raw: Path, tmp_path: Path, damage: object, name: 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_embedded_data_is_what_its_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files in the repository: counts, balanced classes; and, where the originals are, made by the kept command."""
     monkeypatch.chdir(ROOT)

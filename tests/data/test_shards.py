@@ -96,6 +96,7 @@ def test_a_squeezing_crop_of_timm() -> None:
     assert np.array_equal(decode(file.getvalue(), resizing(model, "timm")).transpose(2, 0, 1), theirs)
 
 
+@pytest.mark.slow
 def test_a_folder_is_decoded_to_shards(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """All images once, in small files that the metadata lists; the moments are those of the training pixels."""
     checked = []
@@ -122,6 +123,7 @@ def test_a_folder_is_decoded_to_shards(home: Path, monkeypatch: pytest.MonkeyPat
     assert prepared(home, "timm", resize="timm")["sha256"] != meta["sha256"]
 
 
+@pytest.mark.slow
 def test_limits_take_random_images_of_all_classes(home: Path) -> None:
     meta = prepared(home, train=60, validation=20, heldout=10)
     assert meta["counts"] == {"train": 50, "validation": 20, "heldout": 10}
@@ -148,6 +150,7 @@ def test_wrong_sizes_and_models_end_before_decoding(home: Path, monkeypatch: pyt
         prepared(home)
 
 
+@pytest.mark.slow
 def test_unreadable_images_are_all_named(home: Path) -> None:
     """None is left out silently: a list of all of them, then one line; without them all is well."""
     folder = home / "images" / "train" / "a"
@@ -175,6 +178,7 @@ def test_unreadable_images_are_all_named(home: Path) -> None:
     assert prepared(home)["counts"]["train"] == 99
 
 
+@pytest.mark.slow
 def test_missing_and_damaged_shards_are_named_and_made_again(home: Path) -> None:
     meta = prepared(home)
     path = home / meta["shards"]["train"][1]["file"]
@@ -187,6 +191,7 @@ def test_missing_and_damaged_shards_are_named_and_made_again(home: Path) -> None
         assert path.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_changed_image_is_seen_when_the_folder_is_read_again(home: Path) -> None:
     before = prepared(home)
     shutil.copy(home / "images" / "train" / "b" / "b_1.JPEG", home / "images" / "train" / "b" / "b_2.JPEG")
@@ -206,6 +211,7 @@ def alive(session: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_preparation_goes_on_and_leaves_no_process(home: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (600, 600, 3), dtype=np.uint8)
     Image.fromarray(noise).save(home / "images" / "train" / "a" / "large.jpg")
@@ -235,6 +241,7 @@ def opened(home: Path, device: torch.device, workers: int | None = None) -> Spli
     return Split(home / "out", "train", device, 3, SIZE, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), workers=workers)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12 of any fork beside threads
 def test_reading_ahead_gives_the_same_batches(home: Path) -> None:
     """With workers and without: the same images, and the global generator, which dropout draws from, is left alone."""
@@ -269,6 +276,7 @@ def test_on_a_gpu_resident_and_read_ahead_are_the_same(home: Path) -> None:
         assert torch.equal(labels, equal.cpu())
 
 
+@pytest.mark.slow
 def test_the_manifest_is_small(home: Path) -> None:
     prepared(home)
     shard = json.loads((home / "out" / "meta.json").read_text())["shards"]["train"][0]

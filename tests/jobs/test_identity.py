@@ -121,6 +121,7 @@ def again(before: Keys, after: Keys) -> dict[str, set[str]]:
     return {kind: titles for kind, titles in fresh.items() if titles}
 
 
+@pytest.mark.slow
 def test_every_plan_is_listed(jobs: Listed, keys: Keys, values: Values) -> None:
     """None of the lists is empty, jobs of two kinds are never the same, and a default that is written out is the same as none."""
     assert jobs.keys() == KINDS
@@ -220,6 +221,7 @@ VALUES: dict[str, tuple[str, Any, set[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", VALUES)
 def test_a_value_runs_what_it_can_change(values: Values, keys: Keys, tmp_path: Path, case: str) -> None:
     key, value, expected = VALUES[case]
@@ -348,6 +350,7 @@ CHANGES: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_not_executed_runs_nothing(source: Path, jobs: Listed, keys: Keys, change: str) -> None:
     """In every module of the package at once."""
@@ -355,6 +358,7 @@ def test_what_is_not_executed_runs_nothing(source: Path, jobs: Listed, keys: Key
     assert keys_of(jobs) == keys
 
 
+@pytest.mark.slow
 def test_readers_run_nothing(source: Path, jobs: Listed, keys: Keys) -> None:
     """A figure, a table, a claim, an estimate, a message, the tracker, the command, and how plans and pools are made."""
     rooms = ["papers/*/figures.py", "papers/*/tables.py", "papers/*/claims.py", "papers/*/checks.py", "papers/*/cost.py", "report/*.py",
@@ -383,6 +387,7 @@ EDITS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EDITS)
 def test_a_change_of_the_code_runs_what_it_can_change(source: Path, jobs: Listed, keys: Keys, case: str) -> None:
     file, old, new, expected = EDITS[case]
@@ -425,6 +430,7 @@ def add_key(source: Path, section: type[Section], line: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_new_key_with_a_default_runs_nothing(source: Path, values: Values, keys: Keys, tmp_path: Path) -> None:
     """In every section of the package at once; where it has another value, it runs the jobs that have it."""
     sections = every_section() - {Losses}  # its keys are losses, which have names in titles
@@ -445,6 +451,7 @@ def test_a_new_key_with_a_default_runs_nothing(source: Path, values: Values, key
     assert inversion == {}  # none of the models that can be listed is inverted by that
 
 
+@pytest.mark.slow
 def test_a_changed_default_is_not_answered_by_old_work(source: Path, jobs: Listed, keys: Keys, tmp_path: Path) -> None:
     """A variant leaves a value to the code, and the code changes its mind, twice; what does not use it is not run again."""
     finish(jobs)

@@ -54,6 +54,7 @@ def test_keys_follow_the_code_that_runs() -> None:
     assert not {"lsvit.tracking", "lsvit.report.figures", "lsvit.papers.layershuffle.compute.analysis"} & found
 
 
+@pytest.mark.slow
 def test_parallel_jobs_report_and_are_not_repeated(train_config: Config, prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     todo = jobs(train_config, prepared, [0, 1, 2])
     events: list[tuple[str, int]] = []
@@ -73,11 +74,13 @@ def test_parallel_jobs_report_and_are_not_repeated(train_config: Config, prepare
     assert capsys.readouterr().out.count("finished before") == 3
 
 
+@pytest.mark.slow
 def test_a_users_mistake_in_a_worker_arrives_as_such(train_config: Config, prepared: Path) -> None:
     with pytest.raises(UserError, match="the loss is not finite"):
         run(jobs(train_config, prepared, [0], lr=1e30), "cpu")
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_one_line(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     todo = jobs(train_config, prepared, [0], epochs=300)
 
@@ -91,6 +94,7 @@ def test_a_dead_worker_is_one_line(train_config: Config, prepared: Path, tmp_pat
     assert (todo[0].folder / "checkpoint.pt").exists()
 
 
+@pytest.mark.slow
 def test_a_failing_job_ends_the_others(train_config: Config, prepared: Path) -> None:
     """A user's mistake in one training does not leave the parent waiting for the others."""
     todo = [*jobs(train_config, prepared, [0], lr=1e30), *jobs(train_config, prepared, [1], epochs=100_000)]
@@ -132,6 +136,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_killed_training_goes_on_bit_for_bit(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     """SIGKILL a real two-seed training in the middle; the next run ends with the undisturbed run's bits."""
     config = train_config(epochs=40, position={"encode": {"dropout": 0.1}})

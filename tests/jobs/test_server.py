@@ -46,6 +46,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
     return subprocess.run(**command(*arguments, **environment), cwd=folder, capture_output=True, input="typed", check=False)
 
 
+@pytest.mark.slow
 def test_a_stage_has_what_its_client_has(folder: Path) -> None:
     """Arguments, standard files, environment; the second one comes from the same process."""
     shown = [run(folder, "show", "a", "b c", DVC_STAGE=name) for name in ("one", "two")]
@@ -58,6 +59,7 @@ def test_a_stage_has_what_its_client_has(folder: Path) -> None:
     assert "lsvit.jobs.server" in Path(f"/proc/{parents[0]}/cmdline").read_text()
 
 
+@pytest.mark.slow
 def test_a_stage_ends_as_a_process_does(folder: Path) -> None:
     mistake, broken, unknown = (run(folder, name) for name in ("mistake", "broken", "nothing"))
     assert (mistake.returncode, mistake.stderr) == (2, "error: no such thing\n")
@@ -67,6 +69,7 @@ def test_a_stage_ends_as_a_process_does(folder: Path) -> None:
     assert "accepted: broken, mistake, show, wait" in unknown.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_a_signal_ends_the_stage_and_its_children(folder: Path, number: signal.Signals) -> None:
     with subprocess.Popen(**command("wait"), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
@@ -94,6 +97,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_other_code_or_another_environment_is_another_server(folder: Path) -> None:
     def parent(**environment: str) -> str:
         return run(folder, "show", DVC_STAGE="x", **environment).stdout.split()[-1]

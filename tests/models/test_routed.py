@@ -60,6 +60,7 @@ def images_for(backbone: Any, n: int = 3) -> Tensor:
     return torch.randn(n, 3, *size, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_identity_route_is_timms_forward_bit_for_bit(backbone: Any, training: bool) -> None:
     images, model = images_for(backbone), RoutedModel(backbone).train(training)
@@ -69,6 +70,7 @@ def test_identity_route_is_timms_forward_bit_for_bit(backbone: Any, training: bo
         assert torch.equal(model(images, tuple(range(model.num_layers))), expected)
 
 
+@pytest.mark.slow
 def test_only_executed_layers_get_a_gradient(backbone: Any) -> None:
     model = RoutedModel(backbone)
     model(images_for(backbone), (2, 0)).square().sum().backward()
@@ -78,6 +80,7 @@ def test_only_executed_layers_get_a_gradient(backbone: Any) -> None:
         assert layer not in (0, 2) or sum(reached) > len(reached) / 2
 
 
+@pytest.mark.slow
 def test_route_is_executed_in_order(backbone: Any) -> None:
     """Any route, with repetitions and gaps, equals the blocks applied by hand; a layer not in it is not executed."""
     images, model = images_for(backbone), RoutedModel(backbone)
@@ -95,6 +98,7 @@ def test_route_is_executed_in_order(backbone: Any) -> None:
         assert not torch.equal(found, model(images))
 
 
+@pytest.mark.slow
 def test_trained_weights_load_into_stock_timm_and_back(backbone: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     name = request.node.callspec.params["backbone"]
     save_weights(RoutedModel(backbone), tmp_path / "w.safetensors")
@@ -206,6 +210,7 @@ def rows(routes: Tensor) -> list[tuple[int, ...]]:
     return [tuple(layer for layer in route if layer >= 0) for route in routes.tolist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [arbitrary, drop(0.5)], ids=["permutations", "of different lengths"])
 def test_per_sample_routes_equal_running_each_sample_alone(backbone: Any, sampler: Any) -> None:
     """All families, with both position parts: outputs, position predictions, taps and gradients, in double precision."""

@@ -120,6 +120,7 @@ def test_a_folder_of_timms_layout(pico: ModelPreset, tmp_path: Path) -> None:
     assert (loaded["file"], loaded["tag"], loaded["license"], loaded["head"]) == ("mine", None, None, "loaded")
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_are_refused(pico: ModelPreset, tmp_path: Path) -> None:
     """Partial or foreign weights are refused, not silently left at their initialisation."""
     path = tmp_path / "w.safetensors"
@@ -195,6 +196,7 @@ def test_colour_weights_on_grey_images(pico: ModelPreset, tmp_path: Path) -> Non
     assert torch.allclose(model.patch_embed.proj.weight[:, 0], tensors["patch_embed.proj.weight"].sum(1))
 
 
+@pytest.mark.slow
 def test_names_of_other_checkpoints(tmp_path: Path) -> None:
     """ResMLP and DeiT-3 as Facebook publishes them."""
     path = tmp_path / "w.safetensors"

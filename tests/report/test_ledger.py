@@ -88,6 +88,7 @@ def test_a_claim_about_a_missing_variant_is_not_run() -> None:
         Evidence(RESULTS).published_cell()
 
 
+@pytest.mark.slow
 def test_figures_of_the_papers_cells_are_compared_there(tmp_path: Path) -> None:
     """On one of the paper's cells a row of Table 1 is judged against the published figure of that cell."""
     shutil.copytree(RESULTS, tmp_path / "results")
@@ -140,6 +141,7 @@ def rewrite(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame], name: 
     change(pd.read_csv(folder / name, dtype={"route": str})).to_csv(folder / name, index=False)
 
 
+@pytest.mark.slow
 def test_without_ls_its_claims_are_not_run(changed: Path) -> None:
     for name in ("prune_eval.csv", "samplers.csv", "protocols.csv"):
         rewrite(changed, lambda rows: rows[rows["variant"] != "ls"], name)
@@ -149,6 +151,7 @@ def test_without_ls_its_claims_are_not_run(changed: Path) -> None:
     assert found["fig1b.full"][0] != NOT_RUN
 
 
+@pytest.mark.slow
 def test_with_all_layers_alone_the_pruning_claims_are_not_run(changed: Path) -> None:
     rewrite(changed, lambda rows: rows[(rows["keep"] == 12) | rows["variant"].str.startswith("refit")])
     found = verdicts(changed)
@@ -156,11 +159,13 @@ def test_with_all_layers_alone_the_pruning_claims_are_not_run(changed: Path) -> 
     assert found["s4.1.gain"][0] == HOLDS
 
 
+@pytest.mark.slow
 def test_a_model_at_chance_has_no_share_of_its_own_accuracy(changed: Path) -> None:
     rewrite(changed, lambda rows: rows.assign(accuracy=rows["accuracy"].where(rows["variant"] != "baseline", 0.1)))
     assert verdicts(changed)["s4.1.collapse"] == (NOT_RUN, "the quantity is a quotient by zero")
 
 
+@pytest.mark.slow
 def test_the_trained_order_is_left_out_or_the_claim_is_not_run(changed: Path) -> None:
     rewrite(changed, lambda rows: rows[rows["route"] != "0-1-2"])
     verdict, reason = verdicts(changed)["fig1c.refit3"]
@@ -168,6 +173,7 @@ def test_the_trained_order_is_left_out_or_the_claim_is_not_run(changed: Path) ->
     assert "were not evaluated one by one" in reason
 
 
+@pytest.mark.slow
 def test_one_seed_has_no_verdict(changed: Path) -> None:
     for path in [changed / f"{name}.csv" for name in ("prune_eval", "samplers", "protocols")] + [
         *changed.glob("exits*.csv"),
@@ -183,6 +189,7 @@ def test_one_seed_has_no_verdict(changed: Path) -> None:
     assert found["s4.1.gain"][1] == "one seed, or one model, gives no interval"
 
 
+@pytest.mark.slow
 def test_ledgers_are_compared() -> None:
     found = judge(RESULTS, all_claims())
     assert changes(found, found) == []
@@ -221,6 +228,7 @@ def claims(clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run
 
 
+@pytest.mark.slow
 def test_the_command_on_a_fresh_clone(clone: Path) -> None:
     command = [sys.executable, "-m", "lsvit.cli", "claims"]
     done = subprocess.run(command, cwd=clone, env=environment(), capture_output=True, text=True, check=False)
@@ -229,6 +237,7 @@ def test_the_command_on_a_fresh_clone(clone: Path) -> None:
     assert re.search(r"\d+ claims: \d+ holds", done.stdout)
 
 
+@pytest.mark.slow
 def test_a_figure_changed_by_hand_fails_the_check(clone: Path, claims: Claims) -> None:
     names = ("prune_eval.csv", "table1.csv", "figure1.csv", "analysis.json", "samplers.csv")
     for name in names:
@@ -244,6 +253,7 @@ def test_a_figure_changed_by_hand_fails_the_check(clone: Path, claims: Claims) -
         assert f"error: results/{name}: modified since its stage wrote it" in errors
 
 
+@pytest.mark.slow
 def test_a_broken_or_missing_result_is_one_line(clone: Path, claims: Claims) -> None:
     for name, break_it, said in (
         ("samplers.csv", Path.unlink, "samplers.csv: deleted since its stage wrote it"),
@@ -259,6 +269,7 @@ def test_a_broken_or_missing_result_is_one_line(clone: Path, claims: Claims) -> 
         path.write_text(text)
 
 
+@pytest.mark.slow
 def test_a_verdict_changed_by_hand_fails_the_check(clone: Path, claims: Claims) -> None:
     path = clone / "results" / "claims.json"
     path.write_text(path.read_text().replace('"verdict": "does not hold"', '"verdict": "holds"', 1))
@@ -267,6 +278,7 @@ def test_a_verdict_changed_by_hand_fails_the_check(clone: Path, claims: Claims) 
     assert "not what the result files give" in errors
 
 
+@pytest.mark.slow
 def test_a_claim_that_stopped_holding_fails_the_check(clone: Path, claims: Claims) -> None:
     """As after a run that went another way: result files, ledger and lock agree, but the committed ledger said otherwise."""
     path = clone / "results" / "claims.json"

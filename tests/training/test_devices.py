@@ -64,6 +64,7 @@ def test_deterministic_training_runs(train_config: Config, prepared: Path, tmp_p
     assert run(config, prepared, tmp_path / "run")[-1]["epoch"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
 def test_a_new_order_compiles_nothing_new(pico: ModelPreset) -> None:
     """One compilation for training and one for evaluation serve all blocks in all orders; other sizes of a batch add few."""
@@ -94,6 +95,7 @@ def test_a_new_order_compiles_nothing_new(pico: ModelPreset) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_compiled_blocks_give_the_same(pico: ModelPreset) -> None:
     """With the real compiler; the weights keep their names."""
     torch._dynamo.reset()

@@ -59,6 +59,7 @@ def jobs(configs: dict[str, TrainConfig], data: Path, function: str = "lsvit.tra
     return [Job(name, function, config, {"data": data, **weights}, config.options.epochs) for name, config in spread.items()]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
 def test_gradients_equal_those_of_one_process(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     configs = {name: train_config(**setting) for name, setting in SETTINGS.items()}
@@ -82,6 +83,7 @@ def test_gradients_equal_those_of_one_process(train_config: Config, prepared: Pa
                for step in dropped for i in range(4))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_metrics_equal_those_of_one_process(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     """40 validation images in batches of 12: the last has 4, and one process has two batches, the other two."""
     settings = {"ls_pred": PREDICT, "layerdrop": {"route": {"drop": 0.3}}, "own": {"seed": 1}}
@@ -101,6 +103,7 @@ def test_metrics_equal_those_of_one_process(train_config: Config, prepared: Path
     pool.run(todo, "cpu", lambda job, event: pytest.fail("ran again"), distributed=TWO)
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_job_and_the_next_run_goes_on(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     configs = {"killed": train_config(epochs=30)}
     seen: list[int] = []
@@ -125,11 +128,13 @@ def test_a_killed_process_ends_the_job_and_the_next_run_goes_on(train_config: Co
     assert (whole[0].folder / HISTORY).read_text() == (tmp_path / todo[0].folder / HISTORY).read_text()
 
 
+@pytest.mark.slow
 def test_a_users_mistake_arrives_as_such(train_config: Config, prepared: Path) -> None:
     with pytest.raises(UserError, match="the loss is not finite"):
         pool.run(jobs({"diverges": train_config(lr=1e30)}, prepared), "cpu", distributed=TWO)
 
 
+@pytest.mark.slow
 def test_two_machines(train_config: Config, prepared: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Two of torchrun's agents on this one: the stage's own, and the one that its printed line starts."""
     with socket.create_server(("127.0.0.1", 0)) as free:

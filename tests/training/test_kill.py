@@ -59,6 +59,7 @@ def kill_at(patch: pytest.MonkeyPatch, number: int, when: str) -> list[str]:
     return written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["within", "after"])
 def test_an_interrupted_training_equals_an_undisturbed_one(
     train_config: Config, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -81,6 +82,7 @@ def test_an_interrupted_training_equals_an_undisturbed_one(
         assert content(folder) == expected, files[: number + 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "losses",
     [(6.0, 5.0, 4.0, 3.0, 2.0, 1.0), (3.0, 1.0, 6.0, 5.0, 4.0, 2.0), (1.0, 5.0, 4.0, 3.0, 2.0, 6.0)],

@@ -55,6 +55,7 @@ def outcome(folder: Path) -> tuple[str, str]:
     return (folder / HISTORY).read_text(), sha256(folder / WEIGHTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -121,6 +122,7 @@ def test_position_weight_zero_equals_no_prediction(train_config: Config, prepare
         assert a["validation/arbitrary/loss"] == b["validation/arbitrary/loss"]
 
 
+@pytest.mark.slow
 def test_position_prediction_learns(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     rows = run(train_config(position={"predict": {}}, epochs=30, lr=0.01), prepared, tmp_path / "run")
     assert rows[-1]["validation/arbitrary/position_accuracy"] > 0.4  # chance 0.25
@@ -201,6 +203,7 @@ def test_bf16_is_close_to_fp32(train_config: Config, prepared: Path, tmp_path: P
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"micro_batch_size": 5}, {"checkpointing": True}, {"micro_batch_size": 31, "checkpointing": True}])
 @pytest.mark.parametrize("per", ["batch", "sample"])
 def test_less_memory_gives_the_same_gradients(
@@ -239,6 +242,7 @@ def test_checkpointing_runs_each_block_twice(pico: Any) -> None:
     assert calls == [2, 0, 3]
 
 
+@pytest.mark.slow
 def test_bf16_reaches_the_same_verdict(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     """Low precision must not change what is concluded: LayerShuffle's gain over the baseline under arbitrary orders."""
     gains = {}
@@ -322,6 +326,7 @@ def test_layer_drop_a_sample(train_config: Config, prepared: Path, tmp_path: Pat
     assert all(math.isfinite(value) for row in rows for value in row.values())
 
 
+@pytest.mark.slow
 def test_two_protocols_keep_two_epochs(train_config: Config, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation images choose one epoch, held-out training images another; both weights are kept, each from its epoch."""
     prepare("bars", DatasetPreset(source="embedded", heldout=16), raw, tmp_path / "data")

@@ -159,6 +159,7 @@ LAYER_WISE = {"dataset": DATASET, "strategy": "layer_wise"}
 THREE = {"placement": "3-6-9"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change", "value", "verdict"),
     [

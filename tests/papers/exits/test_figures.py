@@ -156,6 +156,7 @@ def test_practical_exits_are_judged_on_the_means(exits: pd.DataFrame) -> None:
     assert over_seeds(frozen[frozen["seed"] == 0], ACCURACY)["std"].notna().all()
 
 
+@pytest.mark.slow
 def test_figures_are_the_same_bytes_again(exits: pd.DataFrame, dynamic: pd.DataFrame, params: Params, tmp_path: Path) -> None:
     digests, captions = [], []
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -172,6 +173,7 @@ def test_figures_are_the_same_bytes_again(exits: pd.DataFrame, dynamic: pd.DataF
     assert "(exceeded by at most 2.0 %)" in captions[0]["Exits, dynamic"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("left_out", "drawn"), [
     ({"variant": ["baseline", "ls", "counting"]}, set()),
     ({"variant": ["baseline", "ls"]}, {"exits_counting"}),

@@ -91,6 +91,7 @@ LAYER_WISE = [("cls_token", "pos_embed", "patch_embed.", "blocks.0.", "exits.1."
               ("blocks.3.", "norm.", "head.")]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", range(3))
 def test_layer_wise_steps_train_their_layers_and_exit_alone(step: int, train_config: Config, prepared: Path, tmp_path: Path) -> None:
     config = with_exits(train_config(epochs=1, route="sequential", optimizer="adamw", weight_decay=0.1), step=step)
@@ -114,6 +115,7 @@ def test_layer_wise_steps_share_out_every_parameter(family: str) -> None:
     assert sorted(taken) == sorted(name for name, _ in model.named_parameters())
 
 
+@pytest.mark.slow
 def test_the_kept_epoch_has_the_lowest_objective(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     config = with_exits(train_config(epochs=8, lr=0.05, route="sequential"), final_weight=0.01)
     _, history = trained(config, prepared, tmp_path / "run")
@@ -128,6 +130,7 @@ def test_the_kept_epoch_has_the_lowest_objective(train_config: Config, prepared:
     assert float(task_loss(model(batch, exit=3), labels).detach()) == pytest.approx(row["validation/sequential/exit_3_loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_plateau_and_resuming(train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rate falls to 0.6 after more than 2 epochs without gain, training ends after 5 (section IV); a kill changes nothing."""
     published = {"schedule": "plateau", "plateau_patience": 2, "stop_patience": 5, "lr": 0.001}
@@ -149,6 +152,7 @@ def test_plateau_and_resuming(train_config: Config, prepared: Path, tmp_path: Pa
         assert outcome(tmp_path / str(killed)) == outcome(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("route", "per"), [({"drop": 0.4}, "batch"), ({"drop": 0.6}, "sample"), ("arbitrary", "sample"), ("reversed", "batch")]
 )

@@ -176,6 +176,7 @@ PARTS = ["patch_embed", "pos_embed", "norm1"]
 COMBINATIONS = [["patch_embed"], ["pos_embed"], ["norm1"], ["norm1", "patch_embed"], PARTS, []]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "parts"),
     [(kind, parts) for kind in KINDS for parts in COMBINATIONS if "pos_embed" not in parts or kind not in ("mixer", "resmlp")],

@@ -578,6 +578,7 @@ def test_verdicts_of_rows_are_relative_and_follow_met(inverted: Callable[..., Ou
     pd.testing.assert_frame_equal(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch_size", "order"), [(1, "sequential"), (3, "sequential"), (3, "arbitrary"), (14, "sequential")])
 def test_measure_in_parts(inverted: Callable[..., Outcome], tmp_path: Path, batch_size: int, order: str) -> None:
     """How many inputs are found at once changes nothing, also where parts end within a point and the last is smaller."""
@@ -695,6 +696,7 @@ def maximised(model: RoutedModel, classes: int, options: ClassImages, seed: int)
     return canvases[:, :, rim : rim + height, rim : rim + width]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -689,6 +689,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make(tmp_path_factory.mktemp("few") / "arrays", images=1, channels=3, **few)
 
 
+@pytest.mark.slow
 def test_figures_are_the_same_bytes_again(few: Made, small: PaperFigures, tmp_path: Path) -> None:
     digests, captions = [], []
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -729,6 +730,7 @@ def test_a_page_of_pictures(few: Made, small: PaperFigures, tmp_path: Path) -> N
     assert np.asarray(shown[1, 1].get_array()).tolist() == [[(0 + 0.5 + 1 + 1) / 4] * 2] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "drawn"),
     [

@@ -289,6 +289,7 @@ OTHERS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inversion", "others", "kinds"),
     [

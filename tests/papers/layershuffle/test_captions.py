@@ -74,6 +74,7 @@ def write_samplers(folder: Path, names: list[str]) -> None:
     pd.DataFrame(rows).to_csv(folder / "samplers.csv", index=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [

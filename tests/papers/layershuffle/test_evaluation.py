@@ -86,6 +86,7 @@ def test_samplers_are_of_the_variants_asked_for(params: Params) -> None:
     assert "variants" not in options.effective()  # a variant more evaluates no other one again
 
 
+@pytest.mark.slow
 def test_an_order_a_sample_estimates_better_than_an_order_a_batch(
     train_config: Callable[..., TrainConfig], prepared: Path, tmp_path: Path
 ) -> None:  # fmt: skip

@@ -202,6 +202,7 @@ def test_one_seed_has_no_spread(rows: pd.DataFrame) -> None:
     assert "over 1 seed," in table_caption(cells)
 
 
+@pytest.mark.slow
 def test_figures_are_the_same_bytes_again(rows: pd.DataFrame, params: Params, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     positions = np.argsort(rng.random((300, 4)), axis=1)

@@ -299,6 +299,7 @@ def test_what_was_not_evaluated_is_not_drawn(rows: pd.DataFrame, params: Params,
 # ---- wrong parameters -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -343,6 +344,7 @@ def test_loops_of_a_model_that_knows_positions_end_where_the_check_says(six: Mod
         model(images, make_routes("loop", 6, 2, strategies(loops=3))[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(load(ROOT / "params.yaml").models))
 def test_every_preset_fits_the_section(name: str, tmp_path: Path) -> None:
     content = yaml.safe_load((ROOT / "params.yaml").read_text()) | {"model": name}

@@ -211,6 +211,7 @@ def test_lines_are_means_over_the_seeds(rows: pd.DataFrame) -> None:
     assert over_layers(own[own["seed"] == 0], COSINE)["std"].eq(0).all()
 
 
+@pytest.mark.slow
 def test_figures_are_the_same_bytes_again(rows: pd.DataFrame, params: Params, tmp_path: Path) -> None:
     digests, captions = [], []
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -226,6 +227,7 @@ def test_figures_are_the_same_bytes_again(rows: pd.DataFrame, params: Params, tm
     assert "Mean over 3 seeds" in captions[0]["Over-smoothing, orders"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kept", "drawn"), [
     ({"training": ["scratch", "untrained"]}, FIGURES - {"smoothing_orders"}),
     ({"training": list(VARIANTS)}, {"smoothing_orders"}),

@@ -306,6 +306,7 @@ def scalars(found: dict[str, Tensor]) -> dict[str, float]:
     return {name: float(value.detach()) for name, value in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", [(0, 1, 2, 3), (2, 0, 3, 1), (1,), (3, 1)], ids=["sequential", "arbitrary", "one layer", "pruned"])
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -403,6 +404,7 @@ def gradients_of(model: RoutedModel, params: Params, route: Any, **options: Any)
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"micro_batch_size": 2}, {"micro_batch_size": 4, "checkpointing": True}, {"checkpointing": True}])
 @pytest.mark.parametrize("route", [(2, 0, 3, 1), table(arbitrary), table(drop(0.5))], ids=["batch", "sample", "layerdrop"])
 @pytest.mark.parametrize("parts", ["plain", "both"])
@@ -443,6 +445,7 @@ def test_weight_zero_trains_as_none(train_config: Config, prepared: Path, tmp_pa
 EVERYTHING = {"losses": LOSSES.model_dump(), "recipe": RECIPE.model_dump(), "talking_heads": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "variant"),
     [
@@ -699,6 +702,7 @@ def mean_by_depth(lists: list[list[float]]) -> list[float]:
     return [sum(each[d] for each in lists if len(each) > d) / sum(len(each) > d for each in lists) for d in range(longest)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("kind", MODELS)
 @torch.no_grad()

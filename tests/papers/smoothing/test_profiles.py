@@ -50,6 +50,7 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, params: Params) ->
     (tmp_path / "results" / "prune_eval.csv").write_text("\n".join(rows) + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("finished")
 @pytest.mark.parametrize("depths", [[2, 3], []])
 def test_the_cost_counts_every_profile(params: Params, prepared: Path, depths: list[int]) -> None:
