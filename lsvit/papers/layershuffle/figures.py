@@ -99,7 +99,7 @@ class LayerShuffleFigures(Figures):
         kinds = samplers["sampler"].str.extract(r"^fix_first (\d+)$")[0]
         shown = samplers[kinds.notna()].assign(k=kinds.dropna().astype(int))
         refits = dict(zip((v for v in dict.fromkeys(shown["variant"]) if v not in self.colours), cycle(REFIT_MARKERS), strict=False))
-        for variant in [*self.colours, *refits]:
+        for variant in [*(v for v in self.colours if v in set(shown["variant"])), *refits]:
             line, refit = _over_seeds(shown[shown["variant"] == variant], "k"), variant in refits
             axis.errorbar(line.index, line["mean"], line["std"], label=label(variant), capsize=2, linestyle=":" if refit else "-",
                           color="#777777" if refit else self.colours[variant],
@@ -108,7 +108,7 @@ class LayerShuffleFigures(Figures):
         axis.set(xticks=sorted(shown["k"].unique()))
         self._chance(axis, chance)
         axis.grid(axis="y", linewidth=0.4, alpha=0.5)
-        axis.legend(ncols=4, loc="upper left", bbox_to_anchor=(0, 1.26), columnspacing=1, handlelength=1.6)
+        axis.legend(ncols=2, loc="lower right", bbox_to_anchor=(1, 0.16), columnspacing=1, handlelength=1.6)
         self._save(figure, name)
         return (
             f"The control: the first k layers run in their place and the others in a random order, one for every image; "
