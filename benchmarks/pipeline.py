@@ -99,7 +99,8 @@ def main() -> None:
     asked = sys.argv[1:] or ["smoke", "repro", "tests"]
     known = json.loads(FILE.read_text()) if FILE.exists() else {}
     plain = [sys.executable, "-c", "import torch, timm"]
-    found: dict[str, Any] = {"machine": machine(), "repetitions": REPETITIONS, "import_torch_timm_s": median(lambda: seconds(plain, ROOT))}
+    beside = median(lambda: seconds(plain, ROOT))
+    found: dict[str, Any] = {"machine": machine(), "repetitions": REPETITIONS, "import_torch_timm_s": dict.fromkeys(asked, beside)}
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         fresh = clone(place / "fresh")
@@ -118,11 +119,12 @@ def main() -> None:
             found["finished_stage_s"] = median(lambda: seconds(stage, whole))
         if "tests" in asked:
             found["tests_s"] = seconds([sys.executable, "-m", "pytest"], clone(place / "tests"))
+    found["import_torch_timm_s"] = known.get("import_torch_timm_s", {}) | found["import_torch_timm_s"]
     write(FILE, known | found)
     for name in ("smoke", "repro"):
         if name in found:
             show(f"{name}: {found[f'{name}_s']:.0f} s", found[name])
-    show("seconds", [{name: value for name, value in found.items() if name.endswith("_s")}])
+    show("seconds", [{"import_torch_timm_s": beside} | {name: value for name, value in found.items() if isinstance(value, float)}])
 
 
 if __name__ == "__main__":
