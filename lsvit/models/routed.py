@@ -1,22 +1,26 @@
 """Routed timm models: the only loop over blocks in the project."""
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property, reduce
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from lsvit.config.variant import ExitHeads, Position
 from lsvit.errors import UserError
+from lsvit.latin import Latin
 from lsvit.models.branches import make_branch, token_shape
 from lsvit.models.position import PositionEncoding, PositionPrediction
+from lsvit.models.stacked import Stack, can_stack
 from lsvit.routes import ENDED, Route, Step, layers_of
 
 NO_PARTS = Position()
 Samples = slice | Tensor
+WIDEST_STACK = 256  # stacked layers cost memory and, from some width on, time: benchmarks/latin.json
 # keys of attached parts in a weights file; all others are timm's own
 POSITION_PREFIX, EXITS_PREFIX, PATCH_HEAD_PREFIX = "position.", "exits.", "patch_head."
 
@@ -100,7 +104,7 @@ class RoutedModel(nn.Module):
         return b.norm_pre(b.patch_drop(b._pos_embed(b.patch_embed(images))))
 
     def forward(
-        self, images: Tensor, route: Route | Tensor | None = None, taps: Sequence[Tap] = (), exit: int | None = None
+        self, images: Tensor, route: Route | Tensor | Latin | None = None, taps: Sequence[Tap] = (), exit: int | None = None
     ) -> Tensor:  # fmt: skip
         """Execute the layers of `route`, in order, and the classification head.
 
@@ -109,7 +113,8 @@ class RoutedModel(nn.Module):
             route: layer indices; layers may repeat or be absent, and a tuple of them runs side by side on the same state, their
                 outputs averaged. Default: all, in their original order, which equals timm's
                 own forward bit for bit. Or one route per sample, an integer tensor (B, L), a shorter one ending in -1s: at
-                each depth the samples that run the same layer next go through it together.
+                each depth the samples that run the same layer next go through it together. Or Latin routes, which give the same
+                as their rows would sample by sample, and faster: see :meth:`_run_latin`.
             taps: called after each block.
             exit: the depth of an early exit: its head answers, and the layers of the route after it are not executed.
 
@@ -124,7 +129,7 @@ class RoutedModel(nn.Module):
         return self.answer(self.tokens(images, route, taps, exit), exit)
 
     def tokens(
-        self, images: Tensor, route: Route | Tensor | None = None, taps: Sequence[Tap] = (), exit: int | None = None
+        self, images: Tensor, route: Route | Tensor | Latin | None = None, taps: Sequence[Tap] = (), exit: int | None = None
     ) -> Tensor:  # fmt: skip
         """The state at the end of a route, or before an early exit: tokens (B, N, D). Arguments and errors as :meth:`forward`."""
         route = tuple(range(self.num_layers)) if route is None else route
@@ -134,6 +139,12 @@ class RoutedModel(nn.Module):
             if exit is not None:
                 self._check_exit(exit, int((route != ENDED).sum(dim=1).min()))
             return self._run_groups(self.embed(images), route[:, :exit], taps)
+        if isinstance(route, Latin):
+            for each in route.routes:
+                self._check_layers(each, min(each), max(each), len(each))
+            if exit is not None:
+                self._check_exit(exit, len(route.routes[0]))
+            return self._run_latin(self.embed(images), route.to_depth(exit), taps)
         if exit is not None:
             self._check_exit(exit, len(route))
         return deque(self.states(images, route[:exit], taps), maxlen=1).pop()[1]
@@ -173,14 +184,17 @@ class RoutedModel(nn.Module):
 
     def _layer(self, before: Tensor, layer: int, depth: int, taps: Sequence[Tap], samples: Samples) -> Tensor:
         """One layer with its position part."""
-        if self.checkpointing and torch.is_grad_enabled():
-            # Saving the generators' state waits for the device, and only dropout needs it.
-            state = checkpoint(self._block, before, layer, depth, use_reentrant=False, preserve_rng_state=self._draws)
-        else:
-            state = self._block(before, layer, depth)
+        state = self._recomputed(self._block, before, layer, depth)
         for tap in taps:
             tap(depth, layer, before, state, samples)
         return state
+
+    def _recomputed(self, run: Callable[..., Tensor], *given: Any) -> Tensor:
+        """What a function gives; under `checkpointing` its activations are not kept but computed again in the backward pass."""
+        if not (self.checkpointing and torch.is_grad_enabled()):
+            return run(*given)
+        # Saving the generators' state waits for the device, and only dropout needs it.
+        return checkpoint(run, *given, use_reentrant=False, preserve_rng_state=self._draws)
 
     def _block(self, before: Tensor, layer: int, depth: int) -> Tensor:
         state = self.position["encode"](before, layer, depth) if "encode" in self.position else before
@@ -213,6 +227,62 @@ class RoutedModel(nn.Module):
             state = torch.cat(done)
             row[order] = torch.arange(len(routes))
         return state.index_select(0, row.to(state.device, non_blocking=True))
+
+    @cached_property
+    def _stacks(self) -> tuple[Stack, Stack | None] | None:
+        """The blocks, and the position encoding's projections, as one; None where they cannot be, or that is not faster."""
+        blocks, encode = list(self.backbone.blocks), getattr(self.position, "encode", None)
+        if self.backbone.embed_dim > WIDEST_STACK or not can_stack(blocks):
+            return None
+        return Stack(blocks), Stack(list(encode.projections)) if encode else None
+
+    def _run_latin(self, state: Tensor, latin: Latin, taps: Sequence[Tap]) -> Tensor:
+        """Latin routes: where the groups run different layers, these run side by side, each on its share of the batch.
+
+        A batch that the number of groups does not divide is filled with tokens of zeros, which are dropped in the end: no result
+        and no gradient depends on them. Where blocks cannot be stacked, or are so wide that nothing is gained, the samples are
+        grouped as under routes of their own.
+        """
+        routes, first, batch = latin.routes, latin.first, len(state)
+        if self._stacks is None:
+            return self._run_groups(state, torch.from_numpy(latin.rows(batch)), taps)
+        for depth, layer in enumerate(routes[0][:first]):
+            state = self._step(state, layer, depth, taps, slice(None))
+        end = len(routes[0]) - latin.last
+        if first < end:
+            state = self._run_square(state, [route[:end] for route in routes], first, taps)
+        for depth, layer in enumerate(routes[0][end:], end):
+            state = self._step(state, layer, depth, taps, slice(None))
+        return state
+
+    def _run_square(self, state: Tensor, routes: Sequence[tuple[int, ...]], first: int, taps: Sequence[Tap]) -> Tensor:
+        """The Latin square of the routes from depth `first` on: (B, N, D) -> (B, N, D)."""
+        assert self._stacks
+        groups, batch = len(routes), len(state)
+        share = -(-batch // groups)
+        layers = sorted(route[first] for route in routes)
+        blocks, projections = self._stacks
+        block, projection = blocks.load(layers, share), projections.load(layers, share) if projections else None
+
+        def run(state: Tensor, depth: int) -> Tensor:
+            if projection:
+                state = self.position["encode"].side_by_side(state, layers, depth, projection)
+            return block(state)
+
+        samples = [torch.arange(batch)[group::groups] for group in range(groups)]
+        state = pad(state, (0, 0, 0, 0, 0, groups * share - batch)).unflatten(0, (share, groups)).transpose(0, 1)
+        place = torch.arange(groups)  # of each group in the state (groups, share, N, D), which lies by layer
+        for depth in range(first, len(routes[0])):
+            next_place = torch.tensor([layers.index(route[depth]) for route in routes])
+            order = next_place.argsort()
+            before = state.index_select(0, place[order].to(state.device, non_blocking=True))
+            state = self._recomputed(run, before.flatten(0, 1), depth).unflatten(0, (groups, share))
+            place = next_place
+            for tap in taps:
+                for layer, group, old, new in zip(layers, order.tolist(), before.unbind(), state.unbind(), strict=True):
+                    if n := len(samples[group]):
+                        tap(depth, layer, old[:n], new[:n], samples[group])
+        return state.index_select(0, place.to(state.device, non_blocking=True)).transpose(0, 1).flatten(0, 1)[:batch]
 
     def _check_layers(self, route: Route, lowest: int, highest: int, length: int) -> None:
         if () in route:

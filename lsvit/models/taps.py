@@ -1,5 +1,7 @@
 """Taps of the routed model's own parts: what they read along a route."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -11,18 +13,23 @@ class PositionLogits:
 
     def __init__(self, model: RoutedModel) -> None:
         self.predict = model.position["predict"]
-        self.groups: list[list[Tensor]] = []  # by depth, then by group of samples
+        self.groups: list[list[tuple[int, Tensor]]] = []  # by depth, then by group of samples: layer, what its head reads (n, D)
 
     def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
         """Called after each block; states (n, N, D)."""
         if depth == len(self.groups):
             self.groups.append([])
-        self.groups[depth].append(self.predict(after, layer))
+        self.groups[depth].append((layer, self.predict.read(after)))
 
     @property
     def logits(self) -> list[Tensor]:
         """By depth: (n, L), the n samples whose routes reach it, grouped by the layer they ran."""
-        return [torch.cat(groups) for groups in self.groups]
+        by_layer: dict[int, list[Tensor]] = {}
+        for layer, read in itertools.chain(*self.groups):
+            by_layer.setdefault(layer, []).append(read)
+        # A head answers once for all depths, where a head for each group of a batch would be hundreds of small products.
+        answers = {layer: iter(self.predict(torch.cat(reads), layer).split([*map(len, reads)])) for layer, reads in by_layer.items()}
+        return [torch.cat([next(answers[layer]) for layer, _ in groups]) for groups in self.groups]
 
 
 class FirstTokens:

@@ -15,6 +15,7 @@ from lsvit.jobs.files import sha256
 from lsvit.models.branches import token_shape
 from lsvit.models.routed import EXITS_PREFIX, PATCH_HEAD_PREFIX, POSITION_PREFIX, RoutedModel
 
+ADDED = ("attn.proj", "fc2", "linear_tokens")  # the last product of what a layer adds to its input
 PARTS = (POSITION_PREFIX, EXITS_PREFIX, PATCH_HEAD_PREFIX)
 
 
@@ -59,6 +60,11 @@ def create_backbone(preset: ModelPreset, num_classes: int) -> Any:
         for module in model.blocks.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=preset.init_std)
+    if preset.init_growth and preset.weights == "scratch":
+        for layer, block in enumerate(model.blocks, 1):
+            for name, module in block.named_modules():
+                if name.endswith(ADDED):
+                    module.weight.data.mul_(layer**preset.init_growth)
     return model
 
 

@@ -21,6 +21,7 @@ from lsvit.data.splits import Split
 from lsvit.errors import UserError
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.files import EXECUTION, HELDOUT, HISTORY, ORIGIN, WEIGHTS, Row, read_meta, weights_file
+from lsvit.latin import Latin, latin, latin_ends
 from lsvit.models.routed import EXITS_PREFIX, RoutedModel, Tap
 from lsvit.models.taps import ExitLogits, FirstTokens, PositionLogits
 from lsvit.models.weights import create_backbone, load_start, save_weights
@@ -77,7 +78,7 @@ class TrainingStep(nn.Module):
         super().__init__()
         self.model, self.position_weight, self.losses, self.execution = model, position_weight, losses, execution
 
-    def forward(self, batch: Batch, route: Route | Tensor) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, route: Route | Tensor | Latin) -> dict[str, Tensor]:
         """The scalars of a batch, means over its images: `loss` and, for the history, its parts."""
         images, labels = batch.images, batch.labels
         taps = [PositionLogits(self.model)] if "predict" in self.model.position else []
@@ -147,18 +148,23 @@ def freeze(model: RoutedModel) -> None:
         parameter.requires_grad_(is_trained(name))
 
 
-def draw_route(config: TrainConfig, num_layers: int, epoch: int, step: int) -> Route | Tensor:
-    """The route of a step, or this process's part of its table of routes (n, L) under ``per: sample``."""
+def draw_route(config: TrainConfig, num_layers: int, epoch: int, step: int) -> Route | Tensor | Latin:
+    """The route of a step, or this process's part of its routes: a table (n, L) under ``per: sample``, Latin under ``per: latin``."""
     rank, world = rank_and_world()
     sampler, own = make_sampler(config.variant.route), (rank,) * (config.routes == "own" and rank > 0)
     rng = generator("train", config.seed, epoch, step, *own)
-    if config.variant.per == "sample":
+    if config.options.per == "latin":
+        ends = latin_ends(config.variant.route)
+        assert ends is not None
+        before = sum(map(len, np.array_split(np.arange(config.options.batch_size), world)[:rank]))
+        return latin(rng, num_layers, *ends).after(before)
+    if config.options.per == "sample":
         table = per_sample(sampler, rng, num_layers, config.options.batch_size)
         return torch.from_numpy(np.array_split(table, world)[rank])
     return sampler(rng, num_layers)
 
 
-def train_step(step: nn.Module, batch: Batch, route: Route | Tensor, options: Optimisation) -> dict[str, Tensor]:
+def train_step(step: nn.Module, batch: Batch, route: Route | Tensor | Latin, options: Optimisation) -> dict[str, Tensor]:
     """Gradients of the mean loss over the whole batch, of which this is this process's part.
 
     Returns:
@@ -166,11 +172,14 @@ def train_step(step: nn.Module, batch: Batch, route: Route | Tensor, options: Op
     """
     world = rank_and_world()[1]
     passes = count_passes(options, world)
-    each = route.tensor_split(passes) if isinstance(route, Tensor) else [route] * passes
     sums: dict[str, Tensor] = {}
-    for i, (part, r) in enumerate(zip(batch.split(passes), each, strict=True)):
+    seen = 0
+    for i, part in enumerate(batch.split(passes)):
+        count = len(part.images)
+        r = route[seen : seen + count] if isinstance(route, Tensor) else route.after(seen) if isinstance(route, Latin) else route
+        seen += count
         # With a route for each sample the passes use different layers, and DDP averages only those of the pass that it sees.
-        with without_averaging(step, skip=i < passes - 1 and not isinstance(route, Tensor)):
+        with without_averaging(step, skip=i < passes - 1 and not isinstance(route, Tensor | Latin)):
             found = step(part, r)
             (found["loss"] * (len(part.images) * world / options.batch_size)).backward()
         for name, value in found.items():

@@ -10,6 +10,7 @@ from torch import Tensor
 from lsvit.data.splits import Split, resizing
 from lsvit.jobs.configs import MeasureConfig, RunConfig, TrainConfig
 from lsvit.jobs.files import read_meta
+from lsvit.latin import Latin
 from lsvit.models.routed import RoutedModel
 from lsvit.models.taps import ExitLogits, PositionLogits
 from lsvit.models.weights import build, input_size, normalisation
@@ -71,7 +72,7 @@ class Score(NamedTuple):
 
 
 @torch.inference_mode()
-def score(model: RoutedModel, split: Split, routes: Sequence[Route] | Tensor, batch_size: int, execution: Execution) -> Score:
+def score(model: RoutedModel, split: Split, routes: Sequence[Route | Latin] | Tensor, batch_size: int, execution: Execution) -> Score:
     """Run every image once; where several processes train, each runs some of the batches and all get the result.
 
     Batch i takes the i-th of `routes`, cyclically (one route: every image under it); or, if it is an integer tensor
