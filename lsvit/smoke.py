@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lsvit.errors import UserError
 
-PRESETS = ("dataset=fashion_mnist_tiny", "model=vit_pico", "seeds=[0]")
+PRESETS = ("dataset=fashion_mnist_tiny", "model=vit_pico", "scale=smoke", "seeds=[0]")
 
 
 def copy_repository(target: Path) -> None:

@@ -1,9 +1,11 @@
 """params.yaml as a whole: loading, cross-checks, and the resolution of presets.
 
-A value resolves section < model preset < data-set preset < variant, in :meth:`Params.values` and nowhere else.
+A value resolves section < scale < model preset < data-set preset < variant, in :meth:`Params.values` and nowhere else. What a scale
+says of a model preset comes right after that preset.
 """
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
@@ -18,7 +20,8 @@ from lsvit.config.sections import Distributed, Finetune, Limit, Optimisation, Pa
 from lsvit.config.types import Section, Seed
 from lsvit.config.variant import BASELINE, PRETRAINED, UNTRAINED, Variant
 from lsvit.errors import UserError, accepted, one_line
-from lsvit.routes import generator, limit, make_sampler
+from lsvit.latin import forms
+from lsvit.routes import generator, limit, make_sampler, sampler_name
 
 
 class Value(NamedTuple):
@@ -29,7 +32,6 @@ class Value(NamedTuple):
 
 
 SectionT = TypeVar("SectionT", bound=Section)
-PresetT = TypeVar("PresetT", ModelPreset, DatasetPreset)
 Overrides = dict[str, Any]
 
 
@@ -39,11 +41,27 @@ def paper_sections() -> tuple[type[PaperSection], ...]:
     return tuple(section for module in rooms("section") for section in module.SECTIONS)
 
 
+class Cell(NamedTuple):
+    """What values are resolved for."""
+
+    dataset: str
+    model: str
+    scale: str
+
+
+class Scale(Section):
+    """How much is computed: values of sections, further variants (null leaves one out), and what differs in model presets."""
+
+    variants: dict[str, Variant | None] = Field(default_factory=dict)
+    models: dict[str, Overrides] = Field(default_factory=dict)
+
+
 class Params(Section):
     """The whole of params.yaml but for the papers' sections, which :func:`whole` adds."""
 
     dataset: str
     model: str
+    scale: str | None  # None: the model's own
     device: Literal["auto", "cpu", "cuda"]
     deterministic: bool
     distributed: Distributed
@@ -54,6 +72,7 @@ class Params(Section):
     pretrain: Pretrain
     finetune: Finetune
     paper_figures: PaperFigures
+    scales: dict[str, Any]
     models: dict[str, Any]
     datasets: dict[str, Any]
 
@@ -63,28 +82,46 @@ class Params(Section):
 
     @property
     def model_preset(self) -> ModelPreset:
-        """The chosen entry of `models`, without its overrides of sections."""
-        return _plain(ModelPreset, self.models[self.model])
+        """The chosen entry of `models` as it is at the chosen scale, without its overrides of sections."""
+        return self._at_scale(self.model, self.scale_of(self.model))
 
     @property
     def dataset_preset(self) -> DatasetPreset:
         """The chosen entry of `datasets`, without its overrides of sections."""
-        return _plain(DatasetPreset, self.datasets[self.dataset])
+        return DatasetPreset.model_validate(self.datasets[self.dataset].model_dump(include=set(DatasetPreset.model_fields)))
+
+    def scale_of(self, model: str) -> str:
+        """The chosen scale, or else a model's own."""
+        return self.scale or str(self.models[model].scale)
+
+    def _at_scale(self, model: str, scale: str) -> ModelPreset:
+        own, changed = self.models[model].model_dump(include=set(ModelPreset.model_fields)), self.scales[scale].models.get(model, {})
+        kwargs = own["kwargs"] | changed.get("kwargs", {})
+        try:
+            return ModelPreset.model_validate(own | {key: changed[key] for key in changed if key in own} | {"kwargs": kwargs})
+        except ValidationError as error:
+            raise UserError(one_line(error, ModelPreset, f"scales.{scale}.models.{model}")) from None
 
     @property
     def all_variants(self) -> dict[str, Variant]:
-        """The baseline first, then the variants as declared."""
+        """The baseline first, then the variants as declared, then those of the scale."""
         return {BASELINE: self.baseline, **self.variants}
 
     def values(self, section: type[Section], variant: str | None = None) -> dict[str, Value]:
         """Every effective value of a section with its source; `variant` counts for the section `finetune` alone."""
-        return self._values(section, self.model, self.dataset, variant)
+        return self._values(section, Cell(self.dataset, self.model, self.scale_of(self.model)), variant)
 
-    def _values(self, section: type[Section], model: str, dataset: str, variant: str | None) -> dict[str, Value]:
+    def _layers(self, name: str, cell: "Cell") -> Iterator[tuple[str, Overrides]]:
+        """What overrides a section, in this order: the place in params.yaml, and the keys there."""
+        scale, model, dataset = self.scales[cell.scale], self.models[cell.model], self.datasets[cell.dataset]
+        yield f"scales.{cell.scale}.{name}", getattr(scale, name, {})
+        yield f"models.{cell.model}.{name}", getattr(model, name, {})
+        yield f"scales.{cell.scale}.models.{cell.model}.{name}", scale.models.get(cell.model, {}).get(name, {})
+        yield f"datasets.{cell.dataset}.{name}", getattr(dataset, name, {})
+
+    def _values(self, section: type[Section], cell: "Cell", variant: str | None) -> dict[str, Value]:
         name = section.name
-        layers = [(name, getattr(self, name).model_dump())]
-        layers.append((f"models.{model}.{name}", getattr(self.models[model], name, {})))
-        layers.append((f"datasets.{dataset}.{name}", getattr(self.datasets[dataset], name, {})))
+        layers = [(name, getattr(self, name).model_dump()), *self._layers(name, cell)]
         values: dict[str, Value] = {}
         for where, keys in layers:
             for key, value in keys.items():
@@ -93,22 +130,23 @@ class Params(Section):
         if variant == BASELINE and values["baseline_epochs"].value is not None:
             values["epochs"] = values["baseline_epochs"]
         if variant is not None:
-            where = variant if variant == BASELINE else f"variants.{variant}"
-            overrides = self.all_variants[variant].finetune
-            values |= {key: Value(value, f"{where}.finetune") for key, value in overrides.items()}
+            where, own = variant if variant == BASELINE else f"variants.{variant}", self.all_variants[variant]
+            values |= {key: Value(value, f"{where}.finetune") for key, value in own.finetune.items()}
+            if own.per:
+                values["per"] = Value(own.per, where)
+            elif values["per"].value not in forms(own.route):
+                values["per"] = Value("batch", f"{where}.route")
         return values
 
     def resolve(self, section: type[SectionT], variant: str | None = None) -> SectionT:
         """The effective section for the chosen model, data set and variant."""
         return resolved(section, self.values(section, variant))
 
-    def scratch_values(self, section: type[PaperSection], model: str | None = None, dataset: str | None = None) -> dict[str, Value]:
+    def scratch_values(self, section: type[PaperSection], cell: "Cell | None" = None) -> dict[str, Value]:
         """Every effective value of a stage's trainings from scratch: its key `training` wins over what `pretrain` has."""
-        cell = model or self.model, dataset or self.dataset
-        values = {key: value for key, value in self._values(Pretrain, *cell, None).items() if key != "seed"}
-        name, presets = section.name, {f"models.{cell[0]}": self.models[cell[0]], f"datasets.{cell[1]}": self.datasets[cell[1]]}
-        layers = {name: getattr(self, name).training}
-        layers |= {f"{where}.{name}": getattr(preset, name, {}).get("training", {}) for where, preset in presets.items()}
+        cell, name = cell or Cell(self.dataset, self.model, self.scale_of(self.model)), section.name
+        values = {key: value for key, value in self._values(Pretrain, cell, None).items() if key != "seed"}
+        layers = {name: getattr(self, name).training} | {where: keys.get("training", {}) for where, keys in self._layers(name, cell)}
         return values | {key: Value(value, f"{where}.training") for where, keys in layers.items() for key, value in keys.items()}
 
     def scratch_training(self, section: type[PaperSection]) -> Optimisation:
@@ -127,8 +165,11 @@ class Params(Section):
         Raises:
             UserError: one line naming the key, the value found and what is accepted.
         """
-        for key, table in (("model", self.models), ("dataset", self.datasets)):
-            name = getattr(self, key)
+        named = [("model", self.model, self.models), ("dataset", self.dataset, self.datasets)]
+        named += [("scale", self.scale, self.scales)] if self.scale else []
+        named += [(f"models.{name}.scale", preset.scale, self.scales) for name, preset in self.models.items()]
+        named += [(f"scales.{scale}.models", name, self.models) for scale, preset in self.scales.items() for name in preset.models]
+        for key, name, table in named:
             if name not in table:
                 raise UserError(f"{file}: {key}: found {name!r}, {accepted(name, table)}")
         taken = (BASELINE, PRETRAINED, UNTRAINED, *(name for section in paper_sections() for name in section.taken))
@@ -138,17 +179,22 @@ class Params(Section):
         for seed in self.seeds:
             if self.seeds.count(seed) > 1:
                 raise UserError(f"{file}: seeds: found {seed} twice, accepted: each seed once")
-        cells = [*((model, self.dataset) for model in self.models), *((self.model, dataset) for dataset in self.datasets)]
-        for cell in cells:
-            for core in (Pretrain, Finetune):
-                resolved(core, self._values(core, *cell, None))
-            for section in paper_sections():
-                resolved(section, self._values(section, *cell, None))
-                if "training" in section.model_fields:
-                    resolved(Optimisation, self.scratch_values(section, *cell))
+        own = self.scale_of(self.model)
+        cells = [Cell(self.dataset, model, self.scale_of(model)) for model in self.models]
+        cells += [Cell(dataset, self.model, own) for dataset in self.datasets]
+        cells += [Cell(self.dataset, self.model, scale) for scale in self.scales]
+        cells += [Cell(self.dataset, model, scale) for scale, preset in self.scales.items() for model in preset.models]
+        for cell in dict.fromkeys(cells):
+            self._check_cell(cell, file)
         for name, variant in self.all_variants.items():
             if self.resolve(Finetune, name).validation_orders != "all":
                 raise UserError(f"{file}: {name}: finetune.validation_orders: found 'trained', accepted: all (Table 1 has both orders)")
+            if variant.per and variant.per not in (possible := forms(variant.route)):
+                key, route = name if name == BASELINE else f"variants.{name}", sampler_name(variant.route)
+                raise UserError(f"{file}: {key}.per: found {variant.per!r}, accepted with route {route}: "
+                                f"{', '.join(possible) or 'none, all images run the same layers'}")  # fmt: skip
+            if "per" in variant.finetune:
+                raise UserError(f"{file}: {name}: finetune.per belongs to the section; accepted here: the variant's own key per")
             if "baseline_epochs" in variant.finetune:
                 raise UserError(f"{file}: {name}: finetune.baseline_epochs belongs to the section; accepted here: epochs")
             if variant.exits and variant.exits.step is not None:
@@ -176,6 +222,20 @@ class Params(Section):
                         raise UserError(f"{file}: {section.name}.variants: found {name!r}, {accepted(name, self.all_variants)}")
         for checks in rooms("checks"):
             checks.check(self, file)
+
+    def _check_cell(self, cell: "Cell", file: str) -> None:
+        """Whether what presets override is valid. Raises UserError."""
+        names = {"pretrain", "finetune", *(section.name for section in paper_sections()), *ModelPreset.model_fields} - {"scale"}
+        for key in self.scales[cell.scale].models.get(cell.model, {}):
+            if key not in names:
+                raise UserError(f"{file}: scales.{cell.scale}.models.{cell.model}: found {key!r}, {accepted(key, names)}")
+        self._at_scale(cell.model, cell.scale)
+        for core in (Pretrain, Finetune):
+            resolved(core, self._values(core, cell, None))
+        for section in paper_sections():
+            resolved(section, self._values(section, cell, None))
+            if "training" in section.model_fields:
+                resolved(Optimisation, self.scratch_values(section, cell))
 
     def check_sizes(self, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
         """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
@@ -214,16 +274,13 @@ def resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
         raise UserError(one_line(error, section, values[key].source)) from None
 
 
-def _plain(kind: type[PresetT], preset: Section) -> PresetT:
-    return kind.model_validate(preset.model_dump(include=set(kind.model_fields)))
-
-
 @cache
 def whole() -> type[Params]:
     """The whole of params.yaml: with the papers' sections, of which, as of the core's, presets may override keys."""
     sections: dict[str, Any] = {section.name: (section, ...) for section in paper_sections()}
     overrides: dict[str, Any] = {name: (Overrides, Field(default_factory=dict)) for name in ("pretrain", "finetune", *sections)}
-    for name, kind in (("models", ModelPreset), ("datasets", DatasetPreset)):
+    kinds: tuple[tuple[str, type[Section]], ...] = (("scales", Scale), ("models", ModelPreset), ("datasets", DatasetPreset))
+    for name, kind in kinds:
         preset: Any = create_model(kind.__name__, __base__=kind, **overrides)
         sections[name] = (dict[str, preset], ...)
     return create_model("Params", __base__=Params, **sections)
@@ -248,5 +305,8 @@ def load(path: str | Path = "params.yaml") -> Params:
         params = whole().model_validate(content)
     except ValidationError as error:
         raise UserError(one_line(error, whole(), file=path.name)) from None
+    if (name := params.scale or getattr(params.models.get(params.model), "scale", None)) in params.scales:
+        variants = params.variants | params.scales[name].variants
+        params = params.model_copy(update={"variants": {key: value for key, value in variants.items() if value}})
     params.check(path.name)
     return params

@@ -5,14 +5,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lsvit.config.types import Count, Positive, Section
+from lsvit.config.types import Count, Float, Positive, Section
 
 
 class ModelPreset(Section):
     """A timm model: architecture, arguments, and where its weights come from.
 
     `num_classes`: outputs, None for as many as the data set has classes. `head`: how a distilled DeiT is read; timm averages two
-    heads, on the class and on the distillation token, the published code has one, on the class token.
+    heads, on the class and on the distillation token, the published code has one, on the class token. `init_std`: of the layers' initial
+    weights, of models from scratch; with `init_growth` g, that of what the l-th layer adds to its input is l^g times as large, so that
+    late layers change their input as much as early ones do. `scale`: used where params.yaml names none.
     """
 
     timm: Annotated[str, Field(min_length=1)]
@@ -22,6 +24,8 @@ class ModelPreset(Section):
     num_classes: Count | None = None
     head: Literal["timm", "class_token"] = "timm"
     init_std: Positive | None = None
+    init_growth: Annotated[Float, Field(ge=0)] = 0.0
+    scale: str = "published"
 
     def local_file(self, root: Path = Path()) -> Path | None:
         """The safetensors file that `weights` names, itself or in a folder of timm's layout; None for scratch and hub."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from lsvit.config.types import Count, Float, Fraction, Int, Positive, Section, Seed
+from lsvit.config.types import Count, Float, Fraction, Int, Per, Positive, Section, Seed
 from lsvit.errors import UserError
 
 
@@ -27,6 +27,7 @@ class Optimisation(Section):
     micro_batch_size: Count | None
     checkpointing: bool
     threads: Count
+    per: Per = "batch"  # what a random route is drawn for
     position_weight: Annotated[Float, Field(ge=0)] = 1.0
     warmup_epochs: Annotated[Int, Field(ge=0)] = 5  # of schedule cosine: the rate grows linearly (DeiT)
     plateau_factor: Fraction = 0.6  # of schedule plateau (multi-exit ViT, section IV)

@@ -1,6 +1,6 @@
 """The types that values of params.yaml have, and what every section shares. No torch here."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -20,6 +20,7 @@ Fraction = Annotated[Float, Field(ge=0, lt=1)]
 Int = Annotated[int, BeforeValidator(_number)]
 Count = Annotated[Int, Field(ge=1)]
 Seed = Annotated[Int, Field(ge=0)]
+Per = Literal["batch", "sample", "latin"]
 Sampler = Annotated[str | dict[str, Any], BeforeValidator(check_sampler)]
 
 

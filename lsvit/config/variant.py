@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from lsvit.config.types import Count, Depths, Float, Fraction, Int, Positive, Sampler, Section
+from lsvit.config.types import Count, Depths, Float, Fraction, Int, Per, Positive, Sampler, Section
 
 BASELINE, PRETRAINED, UNTRAINED = "baseline", "pretrained", "untrained"  # names of models in results/ that no variant may have
 
@@ -36,9 +36,14 @@ class ExitHeads(BranchSizes):
 
 
 class Encode(Section):
-    """LayerShuffle-position (section 3.2)."""
+    """LayerShuffle-position (section 3.2).
 
-    dim: Count = 32
+    `dim`: of the embedding; None: the paper's share of the width, 32 of 768. `std`: of the projections' initial weights; None: what
+    torch's initialisation has at the paper's width, 0.0204, which at the width of a micro model would be several times larger.
+    """
+
+    dim: Count | None = None
+    std: Positive | None = None
     shared: bool = False
     init: Literal["normal", "zeros"] = "normal"
     dropout: Fraction = 0.0
@@ -127,7 +132,7 @@ class Variant(Section):
     """One column of the paper's tables."""
 
     route: Sampler
-    per: Literal["batch", "sample"] = "batch"
+    per: Per | None = None
     position: Position = Position()
     layers: Count | None = None
     exits: ExitHeads | None = None

@@ -110,7 +110,7 @@ def count_forward(backbone: Any, preset: ModelPreset, position: Position = NO_PA
     counts = []
     for route in ((), (0,)):
         taps = [PositionLogits(model)] if "predict" in model.position else []
-        counts.append(_count(model, image, route, taps))
+        counts.append(_count(model, image, route, taps) + sum(_count(getattr, tap, "logits") for tap in taps))  # heads run when asked
     branches = len(exits.depths) * count_branch(exits.branch, token_shape(backbone), backbone.num_classes, exits) if exits else 0
     return Forward(model.num_layers, counts[0] + branches, counts[1] - counts[0])
 

@@ -95,7 +95,7 @@ def sampler_work(model: Forward, spec: Spec, images: int, batch_size: int, train
 def training_job(model: Forward, variant: Variant, options: Optimisation, train: int, validation: int, heldout: int) -> list[Work]:
     """One training: epochs of complete batches, each validated in every order, the held-out images in one."""
     images = min(train, options.images or train) // options.batch_size * options.batch_size
-    if variant.per == "sample":
+    if options.per == "sample":
         epoch = [sampler_work(model, variant.route, images, options.batch_size, training=True)]
     else:
         epoch = [route_work(model, images, options.batch_size, mean_length(variant.route, model.num_layers), training=True)]

@@ -102,7 +102,7 @@ def show_trainings(trainings: Mapping[str, tuple[RunConfig, dict[str, Value]]], 
 def _training_rows(title: str, config: RunConfig, values: dict[str, Value]) -> list[tuple[str, str, str]]:
     """(key, value, from) of one training."""
     model = {"dataset": config.dataset, "model": config.model_name, "device": config.device, "deterministic": config.deterministic}
-    preset = config.model.model_dump(include={"timm", "weights", "init_std", "num_classes", "head"}) | config.model.kwargs
+    preset = config.model.model_dump(include={"timm", "weights", "init_std", "init_growth", "num_classes", "head"}) | config.model.kwargs
     rows = [(key, str(value), key) for key, value in model.items()]
     rows += [(key, str(value), f"models.{config.model_name}") for key, value in preset.items()]
     if isinstance(config, TrainConfig) and config.world_size > 1:

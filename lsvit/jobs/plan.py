@@ -21,13 +21,13 @@ def run_config(
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of a RunConfig for one variant of the chosen model and data set; `preset` stands in for the model's own.
 
-    Left out is what must not change its key: the variant's overrides of `finetune`, whose effect the job's own options hold, and the
-    checksum that published weights should have.
+    Left out is what must not change its key: the variant's `per` and overrides of `finetune`, whose effect the job's own options hold,
+    the checksum that published weights should have, and the scale, as are its values.
     """
-    model = (preset or params.model_preset).model_copy(update={"sha256": None})
+    model = (preset or params.model_preset).model_copy(update={"sha256": None, "scale": "published"})
     return {
         "title": title, "dataset": params.dataset, "model_name": params.model, "model": model,
-        "variant": variant.model_copy(update={"finetune": {}}), "device": params.device, "deterministic": params.deterministic,
+        "variant": variant.model_copy(update={"finetune": {}, "per": None}), "device": params.device, "deterministic": params.deterministic,
         "data_sha256": data_sha256, "weights_sha256": weights_sha256,
     }  # fmt: skip
 

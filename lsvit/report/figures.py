@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lsvit.config.sections import PaperFigures
+from lsvit.report.evaluations import CONTROLS
 
 OKABE_ITO = ["#000000", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#8B6914"]
 MARKERS = "os^Dv<>P"
@@ -31,7 +32,7 @@ class Figures:
 
     def __init__(self, folder: Path, size: PaperFigures, variants: list[str]) -> None:
         self.folder, self.size = folder, size
-        plain = [v for v in variants if not v.startswith("refit")]
+        plain = [v for v in variants if not v.startswith("refit") and v not in CONTROLS]
         self.colours = {v: OKABE_ITO[i % len(OKABE_ITO)] for i, v in enumerate(plain)}
         self.markers = {v: MARKERS[i % len(MARKERS)] for i, v in enumerate(plain)}
         folder.mkdir(parents=True, exist_ok=True)

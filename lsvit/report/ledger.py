@@ -79,14 +79,15 @@ class Evidence(Results):
 
     @property
     def is_published(self) -> bool:
-        """Whether this is one of the paper's cells."""
-        return (self.cell["dataset"], self.cell["model"]) in CELLS
+        """Whether this is one of the paper's cells, at the paper's scale."""
+        return (self.cell["dataset"], self.cell["model"]) in CELLS and self.cell["scale"] == "published"
 
     def published_cell(self) -> tuple[str, str]:
         """The paper's name of this cell. Raises NotRun if it is none of the paper's."""
         key = (self.cell["dataset"], self.cell["model"])
         if not self.is_published:
-            raise NotRun(f"{' with '.join(key)} is none of the paper's cells; the figure is shown for comparison")
+            what = f"{' with '.join(key)} at scale {self.cell['scale']}"
+            raise NotRun(f"{what} is none of the paper's cells; the figure is shown for comparison")
         return CELLS[key]
 
 
@@ -180,7 +181,7 @@ def all_claims() -> list[Claim]:
 def judge(folder: Path, claims: Sequence[Claim]) -> dict[str, Any]:
     """The ledger: every claim judged on the result files of `folder`."""
     evidence = Evidence(folder)
-    head = {key: evidence.cell[key] for key in ("dataset", "model", "protocol", "seeds")}
+    head = {key: evidence.cell[key] for key in ("dataset", "model", "scale", "protocol", "seeds")}
     return head | {"interval": METHOD, "claims": [claim.judge(evidence) for claim in claims]}
 
 
@@ -243,8 +244,8 @@ def changes(found: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def same_cell(found: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two ledgers are about the same data set and model."""
-    return all(found[key] == other[key] for key in ("dataset", "model"))
+    """Whether two ledgers are about the same data set, model and scale."""
+    return all(found[key] == other.get(key) for key in ("dataset", "model", "scale"))
 
 
 def stopped_holding(found: dict[str, Any], committed: dict[str, Any]) -> list[str]:

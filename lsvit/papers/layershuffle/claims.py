@@ -11,6 +11,7 @@ from lsvit.report.ledger import ABOVE_ZERO, INF, Claim, Evidence, NotRun
 from lsvit.routes import ORDERS, Order
 
 LAYERSHUFFLED = ("ls", "ls_pos", "ls_pred")
+LATIN = "beyond the paper: Latin orders"
 S41, S42, S43 = (f"LayerShuffle, section 4.{n}" for n in (1, 2, 3))
 
 
@@ -31,9 +32,9 @@ def _starting_accuracy(e: Evidence) -> float:
     return 100 * pretrain.loc[pretrain[judges[0]].idxmin(), "validation/sequential/accuracy"]
 
 
-def _position_accuracy(e: Evidence) -> np.ndarray:
+def _position_accuracy(e: Evidence, variant: str = "ls_pred") -> np.ndarray:
     """How often LS-pred names a layer's position under arbitrary orders, in %."""
-    return 100 * e.by_seed(e.evaluations("ls_pred", "arbitrary", None), "position_accuracy", "LS-pred's position accuracy")
+    return 100 * e.by_seed(e.evaluations(variant, "arbitrary", None), "position_accuracy", f"{label(variant)}'s position accuracy")
 
 
 def _sampled(e: Evidence, variant: str, sampler: str) -> np.ndarray:
@@ -141,6 +142,33 @@ def _if_deit(e: Evidence, deit: bool, values: np.ndarray) -> np.ndarray:
     if e.cell["model"].startswith("deit") != deit:
         raise NotRun(f"the claim is about {'DeiT' if deit else 'ViT'}")
     return values
+
+
+def _latin_lead(e: Evidence, order: Order, other: str) -> np.ndarray:
+    """What LS is ahead of the same with another form of routes."""
+    _check_latin(e, "ls")
+    return e.accuracy("ls", order) - e.accuracy(f"ls_{other}", order)
+
+
+def _check_latin(e: Evidence, variant: str) -> None:
+    if variant not in e.cell["latin"]:
+        raise NotRun(f"{label(variant)} was not trained with Latin orders")
+
+
+def _distances(e: Evidence, variant: str) -> np.ndarray:
+    """Of each seed's accuracy under arbitrary orders from the seeds' median."""
+    values = e.accuracy(variant, "arbitrary")
+    return np.abs(values - np.median(values))
+
+
+def _spread_lead(e: Evidence) -> np.ndarray:
+    _check_latin(e, "ls")
+    return _distances(e, "ls_batch") - _distances(e, "ls")
+
+
+def _position_lead(e: Evidence) -> np.ndarray:
+    _check_latin(e, "ls_pred")
+    return _position_accuracy(e) - _position_accuracy(e, "ls_pred_batch")
 
 
 def _needs(what: str) -> Callable[[Evidence], np.ndarray]:
@@ -261,6 +289,17 @@ CLAIMS = [
     Claim("control.first-layer", "beyond the paper", "Most of the baseline's collapse comes from its first layer alone", "not studied",
           "the part of its loss under arbitrary orders that goes away when the first layer stays in place",
           lambda e: _regained(e, BASELINE, 1), (50, INF), unit="%"),
+    Claim("latin.arbitrary", LATIN, "Trained with Latin orders, LS is better under arbitrary orders than with one order a batch",
+          "not studied",
+          "LS minus LS with one order a batch", lambda e: _latin_lead(e, "arbitrary", "batch"), ABOVE_ZERO),
+    Claim("latin.sequential", LATIN, "Latin orders cost no accuracy in the original order", "not studied",
+          "LS minus LS with one order a batch, in original order", lambda e: _latin_lead(e, "sequential", "batch"), (-1, INF)),
+    Claim("latin.sample", LATIN, "Latin orders train as well as an order of its own for every sample", "not studied",
+          "LS minus LS with an order a sample, under arbitrary orders", lambda e: _latin_lead(e, "arbitrary", "sample"), (-1, INF)),
+    Claim("latin.position", LATIN, "Trained with Latin orders, LS-pred names positions better than with one order a batch", "not studied",
+          "the difference in position accuracy", _position_lead, ABOVE_ZERO),
+    Claim("latin.spread", LATIN, "Latin orders make LS under arbitrary orders differ less from seed to seed", "not studied",
+          "the seeds' mean distance from their median, one order a batch minus Latin orders", _spread_lead, ABOVE_ZERO),
     Claim("control.protocol", "beyond the paper", "Choosing the epoch on the reported images hardly flatters Table 1", "not studied",
           "the largest change of any row when held-out images choose instead", _protocol_change, (-INF, 1)),
 ]  # fmt: skip

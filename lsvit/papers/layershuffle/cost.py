@@ -9,6 +9,7 @@ from lsvit.cost.flops import Forward, count_forward, count_variant, meta_backbon
 from lsvit.cost.hardware import Work
 from lsvit.cost.work import Stage, group_calls, route_work, sampler_work, training_job, without_heads
 from lsvit.jobs.plan import run_config
+from lsvit.latin import latin_ends
 from lsvit.papers.layershuffle.compute.analysis import BATCH_SIZE
 from lsvit.papers.layershuffle.compute.evaluation import cells
 from lsvit.papers.layershuffle.section import Analysis, EvalConfig, PruneEval
@@ -67,9 +68,17 @@ def evaluation_job(model: Forward, config: EvalConfig, validation: int) -> list[
         for order in ORDERS:
             found = count_routes(num_layers, keep, order)
             exhaustive, passes = found <= options.orders, min(found, options.orders)
-            images = validation if exhaustive or (options.per != "sample" and keep == num_layers) else part
+            mixed = options.per in ("sample", "latin")
+            images = validation if exhaustive or (not mixed and keep == num_layers) else part
             job += [route_work(model, images, batch_size, keep)] * (1 if options.per == "batch" and not exhaustive else passes)
-            if options.per == "sample" and not exhaustive:
-                calls = group_calls(kept_layers(keep, order), num_layers, min(batch_size, validation))
+            if mixed and not exhaustive:
+                stacked = options.per == "latin" and order == "arbitrary"
+                calls = None if stacked else group_calls(kept_layers(keep, order), num_layers, min(batch_size, validation))
                 job.append(route_work(model, validation, batch_size, keep, calls))
-    return job + [sampler_work(model, spec, validation, batch_size) for spec in options.samplers if limit(spec, num_layers) is None]
+    for spec in options.samplers:
+        if limit(spec, num_layers) is None:
+            if options.per == "latin" and latin_ends(spec):
+                job.append(route_work(model, validation, batch_size, num_layers))
+            else:
+                job.append(sampler_work(model, spec, validation, batch_size))
+    return job

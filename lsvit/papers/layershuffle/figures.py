@@ -14,13 +14,15 @@ from scipy.stats import gaussian_kde
 from lsvit.config.params import Params
 from lsvit.config.sections import PaperFigures, Pretrain
 from lsvit.config.variant import PRETRAINED
+from lsvit.jobs.rows import mean_rows
 from lsvit.papers.layershuffle.section import Analysis
-from lsvit.report.evaluations import count_orders, label, summarise
-from lsvit.report.figures import Figures, colours_by_depth
+from lsvit.report.evaluations import CONTROLS, count_orders, label, summarise
+from lsvit.report.figures import OKABE_ITO, Figures, colours_by_depth
 from lsvit.report.results import Results
 from lsvit.routes import ORDERS
 
 REFIT_MARKERS = "*Xpd"
+FORMS = (("batch", "ls_batch", "ls_pred_batch"), ("sample", "ls_sample", "ls_pred_sample"), ("latin", "ls", "ls_pred"))
 ANALYSED = Path("outs/analysis")
 SHOWN = ("baseline", "layerdrop", "ls")  # in the figure of accuracy against disorder
 
@@ -179,6 +181,34 @@ class LayerShuffleFigures(Figures):
             f"arbitrary: a fresh order per validation batch."
         )
 
+    def forms(self, rows: pd.DataFrame, forms: list[tuple[str, list[str]]], chance: float, name: str) -> str:
+        """What an order was drawn for in training: accuracy of LS in both orders, position accuracy of LS-pred. Returns the caption."""
+        figure, axes = self._figure(0.62, ncols=2, width_ratios=[2, 1])
+        left, right = axes[0]
+        full = mean_rows(rows[rows["keep"] == rows["keep"].max()])
+        for place, (_, names) in enumerate(forms):
+            for axis, wanted, order, column, shift, colour in (
+                (left, "ls", "sequential", "accuracy", -0.12, OKABE_ITO[0]), (left, "ls", "arbitrary", "accuracy", 0.12, OKABE_ITO[4]),
+                (right, "ls_pred", "arbitrary", "position_accuracy", 0.0, OKABE_ITO[3]),
+            ):  # fmt: skip
+                variants = [v for v in names if v.startswith("ls_pred") == (wanted == "ls_pred")]
+                found = full[full["variant"].isin(variants) & (full["order"] == order)]
+                values = 100 * found.groupby("seed")[column].mean()
+                axis.plot(np.full(len(values), place + shift), values, "o", color=colour, markersize=2.5, alpha=0.6)
+                axis.errorbar(place + shift + 0.08, values.mean(), values.std(), color=colour, marker="_", capsize=2,
+                              label=order if place == 0 and axis is left else None)  # fmt: skip
+        for axis, title in ((left, "LS: validation accuracy (%)"), (right, "LS-pred: layers whose\nposition is named (%)")):
+            axis.set(xticks=range(len(forms)), xticklabels=[f"{'Latin' if form == 'latin' else f'a {form}'}" for form, _ in forms])
+            axis.set(xlim=(-0.5, len(forms) - 0.5), title=title)
+            axis.grid(axis="y", linewidth=0.4, alpha=0.5)
+        right.set(ylim=(0, 104))
+        left.legend(loc="lower left")
+        self._save(figure, name)
+        return (
+            "What an order is drawn for in training (one a batch as in the paper, one for every sample, Latin orders for a batch), with "
+            f"the same number of steps: {full['seed'].nunique()} seeds, each a point; bars: mean and standard deviation."
+        )
+
 
 def _over_seeds(rows: pd.DataFrame, by: str) -> pd.DataFrame:
     """Mean and standard deviation over the seeds, in %, by a column."""
@@ -215,6 +245,9 @@ def draw(results: Results, params: Params) -> dict[str, str]:
         captions["Distance"] = figures.disorder(samplers, shown, results.chance, "distance")
     if (kinds == "fix_first").any():
         captions["First layers"] = figures.first_layers(samplers, results.chance, "first_layers")
-    histories = {variant: results.table(f"finetune/{variant}") for variant in params.all_variants}
+    forms = [(form, [v for v in names if v in params.all_variants]) for form, *names in FORMS]
+    if "ls" in results.cell["latin"] and any(form != "latin" and names for form, names in forms):
+        captions["Forms of routes"] = figures.forms(results.table("prune_eval"), forms, results.chance, "order_forms")
+    histories = {variant: results.table(f"finetune/{variant}") for variant in params.all_variants if variant not in CONTROLS}
     captions["Training curves"] = figures.training_curves(histories, "training_curves")
     return captions

@@ -15,7 +15,7 @@ class PruneEval(PaperSection):
     name = "prune_eval"
     keep: Annotated[list[Count], Field(min_length=1)]
     orders: Count
-    per: Literal["pass", "batch", "sample"]
+    per: Literal["pass", "batch", "sample", "latin"]
     variants: list[str]  # of which the samplers are evaluated
     samplers: list[Sampler]
     images: Count | None
@@ -23,8 +23,8 @@ class PruneEval(PaperSection):
     seed: Seed
 
     def without_effect(self) -> set[str]:
-        """Each model is evaluated alone; the batch size, unless each batch has a route of its own."""
-        return {"variants"} if self.per == "batch" else {"variants", "batch_size"}
+        """Each model is evaluated alone; the batch size, unless each batch has routes of its own."""
+        return {"variants"} if self.per in ("batch", "latin") else {"variants", "batch_size"}
 
     def of(self, variant: str) -> "PruneEval":
         """For one variant: without samplers, where they are evaluated of others alone."""

@@ -9,12 +9,14 @@ import torch
 
 from lsvit.data.splits import Split
 from lsvit.jobs.files import ROWS, write_rows
+from lsvit.latin import Latin, latin, latin_ends
 from lsvit.models.routed import RoutedModel
 from lsvit.papers.layershuffle.section import SAMPLER_ROWS, EvalConfig
 from lsvit.routes import (
     ORDERS,
     Order,
     Route,
+    Sampler,
     Spec,
     count_routes,
     evaluation_routes,
@@ -50,13 +52,15 @@ def evaluate_cell(
 
     Where at most `orders` routes exist, a row for each, on all images. Else, under ``per: sample``, one pass over all images
     with a route of its own for each, which gives the mean, and `orders` routes on the images of `part`, which give the spread
-    over orders. Under ``per: pass`` those routes give both; under ``per: batch`` (the published code's reading) there is one
-    pass with a route a batch. All layers use all images throughout.
+    over orders; under ``per: latin`` the same with Latin routes for each batch, where arbitrary order is asked for. Under
+    ``per: pass`` those routes give both; under ``per: batch`` (the published code's reading) there is one pass with a route a
+    batch. All layers use all images throughout.
     """
     options = config.options
     routes = evaluation_routes(model.num_layers, keep, order, options.orders, options.seed)
     exhaustive = count_routes(model.num_layers, keep, order) <= options.orders
-    split = whole if exhaustive or (options.per != "sample" and keep == model.num_layers) else part
+    mixed = options.per in ("sample", "latin")
+    split = whole if exhaustive or (not mixed and keep == model.num_layers) else part
     passes: list[tuple[str, int, Split, Score]] = []
     if options.per == "batch" and not exhaustive:
         used = routes[: math.ceil(len(split) / options.batch_size)]
@@ -67,12 +71,25 @@ def evaluate_cell(
     # How much the images differ: of each image's share of correct answers over the routes
     std_images = torch.stack([result.correct for *_, result in passes]).double().mean(0).std().item()
     rows = [(keep, order, name, count, len(images), *_numbers(result), std_images) for name, count, images, result in passes]
-    if options.per == "sample" and not exhaustive:
-        table = per_sample(kept_layers(keep, order), _generator(config, model), model.num_layers, len(whole))
-        result = score(model, whole, torch.from_numpy(table), options.batch_size, execution)
-        name = f"{len(whole)} routes, one a sample"
-        rows.append((keep, order, name, len(whole), len(whole), *_numbers(result), result.correct.double().std().item()))
+    if mixed and not exhaustive:
+        ends = (0, 0) if order == "arbitrary" else None
+        drawn, count = _mixed_routes(model, len(whole), kept_layers(keep, order), ends, keep, config)
+        result = score(model, whole, drawn, options.batch_size, execution)
+        name = f"{count} routes, one a sample" if isinstance(drawn, torch.Tensor) else f"{count} routes, Latin"
+        rows.append((keep, order, name, count, len(whole), *_numbers(result), result.correct.double().std().item()))
     return [tuple(round(v, 6) if isinstance(v, float) else v for v in row) for row in rows]
+
+
+def _mixed_routes(
+    model: RoutedModel, images: int, sampler: Sampler, ends: tuple[int, int] | None, keep: int | None, config: EvalConfig
+) -> tuple[torch.Tensor | list[Latin], int]:  # fmt: skip
+    """Routes for the images of a split, and how many: a route of its own for each or, under ``per: latin`` and for samplers that
+    leave so many layers in place at either end, Latin routes for each batch."""
+    rng, options = _generator(config, model), config.options
+    if options.per == "latin" and ends:
+        batches = [latin(rng, model.num_layers, *ends, keep) for _ in range(math.ceil(images / options.batch_size))]
+        return batches, sum(len(each.routes) for each in batches)
+    return torch.from_numpy(per_sample(sampler, rng, model.num_layers, images)), images
 
 
 def _name(route: Route) -> str:
@@ -84,10 +101,11 @@ def _numbers(result: Score) -> tuple[float, float, float | None]:
 
 
 def evaluate_sampler(model: RoutedModel, split: Split, spec: Spec, config: EvalConfig, execution: Execution) -> tuple:
-    """One row: a pass in which every image runs along a route of its own."""
-    routes = per_sample(make_sampler(spec), _generator(config, model), model.num_layers, len(split))
-    layers = [tuple(route[route >= 0].tolist()) for route in routes]
-    result = score(model, split, torch.from_numpy(routes), config.options.batch_size, execution)
+    """One row: a pass in which every image runs along a route of its own, or that of its group."""
+    routes, _ = _mixed_routes(model, len(split), make_sampler(spec), latin_ends(spec), None, config)
+    tables = [routes.numpy()] if isinstance(routes, torch.Tensor) else [np.asarray(each.routes) for each in routes]
+    layers = [tuple(route[route >= 0].tolist()) for table in tables for route in table]
+    result = score(model, split, routes, config.options.batch_size, execution)
     distance, length = (np.mean(list(map(f, layers))).item() for f in (kendall_distance, len))
     numbers = (round(value, 6) for value in (result.accuracy, result.loss))
     return (sampler_name(spec), round(distance, 3), round(length, 3), len(split), *numbers)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from lsvit.config.sections import Finetune
 from lsvit.jobs.files import ARRAYS, HISTORY, JUDGES, RESULTS, ROWS, read_meta
 from lsvit.jobs.job import Job
 from lsvit.jobs.rows import gather_rows, mean_rows, seed_means
@@ -81,8 +82,9 @@ def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -
         epochs[protocol, name, seed] = int(kept_epoch(history, params.all_variants[name], JUDGES[protocol])["epoch"])
     protocol_rows(rows, epochs).to_csv(RESULTS / "protocols.csv", index=False, lineterminator="\n")
     (RESULTS / "metrics.json").write_text(json.dumps(table_metrics(rows[params.protocol]), indent=1) + "\n")
-    cell = {"dataset": params.dataset, "model": params.model, "protocol": params.protocol, "seeds": params.seeds,
-            "classes": len(meta["classes"]), "images": meta["counts"]}  # fmt: skip
+    cell = {"dataset": params.dataset, "model": params.model, "scale": params.scale_of(params.model),
+            "protocol": params.protocol, "seeds": params.seeds, "classes": len(meta["classes"]), "images": meta["counts"],
+            "latin": [name for name in params.all_variants if params.resolve(Finetune, name).per == "latin"]}  # fmt: skip
     (RESULTS / "cell.json").write_text(json.dumps(cell) + "\n")
 
 
