@@ -126,13 +126,13 @@ def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[
     """A factory of training configurations: `seed`, keys of a variant as named, and any key of `finetune`."""
 
     def make(
-        seed: int = 0, route: Any = "arbitrary", position: Any = None, layers: int | None = None, per: str = "batch",
+        seed: int = 0, route: Any = "arbitrary", position: Any = None, layers: int | None = None,
         losses: Any = None, talking_heads: bool = False, **options: Any,
     ) -> TrainConfig:  # fmt: skip
         defaults = {"batch_size": 32, "epochs": 3, "validation_batch_size": 20, "lr": 0.003}
         values = params.finetune.model_dump() | defaults | options
         parts = {key: value for key, value in {"position": position, "losses": losses, "talking_heads": talking_heads}.items() if value}
-        variant = Variant.model_validate({"route": route, "per": per, "layers": layers} | parts)
+        variant = Variant.model_validate({"route": route, "layers": layers} | parts)
         return TrainConfig(
             title="test", dataset="bars", model_name="pico", model=pico, variant=variant, device="cpu", seed=seed,
             data_sha256=read_meta(prepared)["sha256"], weights_sha256=None, options=Finetune(**values),

@@ -1,36 +1,12 @@
 """Mistakes that end stage check-params, not a stage that comes hours later."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from lsvit.config.params import Params, load
 from lsvit.errors import UserError
 from stages.check_params import build
-from tests.conftest import ROOT
-
-Change = Callable[..., Params]
-
-
-@pytest.fixture
-def changed(tmp_path: Path) -> Change:
-    """Loads params.yaml with other values, {"models.vit_micro.timm": "vit"}."""
-
-    def make(values: dict[str, Any]) -> Params:
-        content = yaml.safe_load((ROOT / "params.yaml").read_text())
-        for key, value in values.items():
-            *path, last = key.split(".")
-            place = content
-            for part in path:
-                place = place.setdefault(part, {})
-            place[last] = value
-        (tmp_path / "params.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-        return load(tmp_path / "params.yaml")
-
-    return make
+from tests.config.conftest import Load
 
 
 @pytest.mark.slow
@@ -41,12 +17,12 @@ def changed(tmp_path: Path) -> Change:
         ({"models.vit_micro.timm": "vit_tiny_patch16_224.ausgreg_in21k"}, ["has no weights tagged 'ausgreg_in21k'"]),
         ({"models.vit_micro.kwargs.embed_dims": 32}, ["timm cannot make vit_tiny_patch16_224", "embed_dims"]),
         ({"models.vit_micro.timm": "resnet18"}, ["resnet18"]),
-        ({"models.vit_micro.inversion.families.vit.timm": "vit_tiny_patch16_244"}, ["inversion", "vit_tiny_patch16_244"]),
+        ({"scales.minutes.inversion.families.vit.timm": "vit_tiny_patch16_244"}, ["inversion", "vit_tiny_patch16_244"]),
         ({"models.vit_micro.smoothing.kwargs": {"mlp_ration": 2}}, ["mlp_ration"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_model_that_cannot_be_made(values: dict[str, Any], said: list[str], changed: Change) -> None:
+def test_a_model_that_cannot_be_made(values: dict[str, Any], said: list[str], changed: Load) -> None:
     """The chosen one, trained from scratch, whose keyword arguments say all about its size; those that stages add to it."""
     params = changed(values)
     with pytest.raises(UserError) as error:
@@ -56,8 +32,10 @@ def test_a_model_that_cannot_be_made(values: dict[str, Any], said: list[str], ch
 
 
 @pytest.mark.slow
-def test_the_repositorys_own_models_can_be_made(params: Params) -> None:
-    build(params)
+@pytest.mark.parametrize("values", [{}, {"model": "vit_pico"}, {"scale": "hours"}, {"scale": "published"}], ids=str)
+def test_the_repositorys_own_models_can_be_made(values: dict[str, Any], changed: Load) -> None:
+    """The default, that of smoke runs, and the default at other scales."""
+    build(changed(values))
 
 
 GREY = {"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 32, "depth": 12, "num_heads": 2}
@@ -73,11 +51,11 @@ CIFAR = {"dataset": "cifar10", "models.vit_micro.kwargs": COLOUR}
         ({"dataset": "imagenet"}, "models.vit_micro.kwargs.in_chans: found 1"),
         ({"dataset": "image_folder"}, "models.vit_micro.kwargs.in_chans: found 1"),
         ({"dataset": "cifar10", "models.vit_micro.kwargs": COLOUR | {"in_chans": 4}}, "models.vit_micro.kwargs.in_chans: found 4"),
-        (CIFAR | {"models.vit_micro.inversion.families.mixer.kwargs.in_chans": 1}, "inversion.families.mixer.kwargs.in_chans: found 1"),
+        (CIFAR | {"scales.minutes.inversion.families.mixer.kwargs.in_chans": 1}, "inversion.families.mixer.kwargs.in_chans: found 1"),
         (CIFAR | {"models.vit_micro.smoothing.kwargs": {"in_chans": 1}}, "smoothing.kwargs.in_chans: found 1"),
     ],
 )
-def test_images_in_colour_need_three_channels(values: dict[str, Any], key: str, changed: Change) -> None:
+def test_images_in_colour_need_three_channels(values: dict[str, Any], key: str, changed: Load) -> None:
     with pytest.raises(UserError) as error:
         changed(values)
     assert "\n" not in str(error.value)
@@ -88,6 +66,6 @@ def test_images_in_colour_need_three_channels(values: dict[str, Any], key: str, 
     "values",
     [CIFAR, {"models.vit_micro.kwargs": COLOUR}, {"dataset": "cifar100", "model": "vit_b16"}, {"model": "vit_b16"}, {"dataset": "digits"}],
 )
-def test_what_fits_is_accepted(values: dict[str, Any], changed: Change) -> None:
+def test_what_fits_is_accepted(values: dict[str, Any], changed: Load) -> None:
     """Colours in three channels, and grey images in any number of them: they are repeated."""
     assert changed(values).dataset == values.get("dataset", "fashion_mnist_10k")

@@ -119,7 +119,7 @@ WRONG: list[tuple[str, Any, list[str]]] = [
     ("smoothing.kwargs", {"depth": 6}, ["smoothing.kwargs.depth", "6", "smoothing.depths"]),
     ("models.vit_micro.smoothing.kwargs", {"patch_size": 28}, ["smoothing", "patch_size 28", "2 patches or more"]),
     ("smoothing.training", {"epoch": 3}, ["smoothing.training.epoch", "did you mean 'epochs'?"]),
-    ("models.vit_micro.smoothing.training", {"batch_size": 9999}, ["smoothing.training.batch_size", "9999", "at most 9000"]),
+    ("models.vit_micro.smoothing.training", {"batch_size": 9999, "images": None}, ["training.batch_size", "9999", "at most 9000"]),
     ("models.vit_micro.smoothing.kwargs", {"patch_size": 5}, ["vit_micro.smoothing.kwargs.patch_size", "5", "divisor of img_size 28"]),
     ("variants.trained", {"route": "sequential"}, ["variants", "trained"]),
     ("models.vit_micro.inversion.images", 2001, ["inversion.images", "2001", "at most 2000"]),
@@ -133,12 +133,12 @@ WRONG: list[tuple[str, Any, list[str]]] = [
     ("inversion.met", 0, ["inversion.met", "0", "greater than 0"]),
     ("models.vit_micro.inversion.batch_size", 0, ["inversion.batch_size", "0", "greater than or equal to 1"]),
     ("inversion.depths", [0], ["inversion.depths.0", "0", "greater than or equal to 1"]),
-    ("models.vit_micro.inversion.families.vit.kwargs.num_heads", 5, ["inversion.families.vit.kwargs.num_heads", "5", "divisor"]),
+    ("scales.minutes.inversion.families.vit.kwargs.num_heads", 5, ["inversion.families.vit.kwargs.num_heads", "5", "divisor"]),
     ("models.vit_micro.inversion.ablations", {"vitt": [["mlp"]]}, ["inversion.ablations", "'vitt'", "did you mean 'vit'?"]),
     ("models.vit_micro.inversion.ablations", {"vit": [["norm"]]}, ["inversion.ablations.vit.0.0", "'norm'", "did you mean 'norms'?"]),
     ("inversion.transplants", {"mixer": [["pos_embed"]]}, ["inversion.transplants.mixer", "'pos_embed'", "patch_embed, norm1"]),
     ("models.vit_micro.inversion.class_images", {"step": 3}, ["inversion.class_images.step", "did you mean 'steps'?"]),
-    ("models.vit_micro.inversion.training", {"batch_size": 9999}, ["inversion.training.batch_size", "9999", "at most 9000"]),
+    ("models.vit_micro.inversion.training", {"batch_size": 9999, "images": None}, ["training.batch_size", "9999", "at most 9000"]),
     ("models.vit_b16.inversion.image", 3, ["models.vit_b16.inversion.image", "did you mean 'images'?"]),
     ("variants.ls.finetune", {"baseline_epochs": 2}, ["baseline_epochs", "epochs"]),
     ("paper_figures.dpi", 99999, ["paper_figures.dpi", "99999"]),
@@ -218,7 +218,7 @@ def test_stage_ends_with_one_line_and_exit_code_2(content: dict[str, Any], tmp_p
     assert not list(tmp_path.glob("outs"))
 
 
-FAMILIES = "models.vit_micro.inversion.families"
+FAMILIES = "scales.minutes.inversion.families"
 MODELS: list[tuple[str, Any, list[str]]] = [  # of stage inversion, that are wrong, which params.yaml alone does not tell
     (f"{FAMILIES}.vit.timm", "vit_tiny_patch16_225", ["timm", "'vit_tiny_patch16_225'", "vit_tiny_patch16_224"]),
     (f"{FAMILIES}.mixer.kwargs.depth", 6, ["mixer_custom", "'depth'"]),
@@ -272,7 +272,7 @@ def test_families_of_inversion_have_the_chosen_models_sizes(content: dict[str, A
     own: dict[str, Any] = {"timm": "mixer_custom", "kwargs": {"img_size": 14, "patch_size": 7, "embed_dim": 8}}
     families: dict[str, Any] = {"own": own, "mixer": own | {"kwargs": {"patch_size": 7}}, "chosen": {}}
     changed = copy.deepcopy(content)
-    changed["models"]["vit_micro"]["inversion"] |= {"ablations": {}, "transplants": {}, "families": families}
+    changed["scales"]["minutes"]["inversion"] |= {"ablations": {}, "transplants": {}, "families": families}
     changed["inversion"] |= {"families": {"chosen": {}}, "ablations": {}, "transplants": {}}
     changed["models"]["vit_micro"]["kwargs"] |= {"in_chans": 3}
     params = load(write(changed, tmp_path / "params.yaml", "device", "auto"))
@@ -283,7 +283,7 @@ def test_families_of_inversion_have_the_chosen_models_sizes(content: dict[str, A
 
 @pytest.mark.slow
 def test_resolution_order(content: dict[str, Any], tmp_path: Path) -> None:
-    """Section < model preset < data-set preset < variant."""
+    """Section < model preset < data-set preset < variant; where scales come in: test_scales.py."""
     path = tmp_path / "params.yaml"
 
     def lr(**changes: Any) -> tuple[float, str]:
@@ -351,18 +351,19 @@ def test_held_out_images_leave_some_to_train_on(content: dict[str, Any], tmp_pat
             load(tmp_path / "params.yaml")
 
 
-def test_a_preset_changes_single_keys_of_the_trainings_of_smoothing(content: dict[str, Any], tmp_path: Path) -> None:
+def test_presets_change_single_keys_of_the_trainings_of_smoothing(content: dict[str, Any], tmp_path: Path) -> None:
     params = load(ROOT / "params.yaml")
     values = params.scratch_values(Smoothing)
-    assert values["lr"] == (0.003, "models.vit_micro.smoothing.training")
+    assert values["lr"] == (0.003, "scales.minutes.smoothing.training")
     assert values["validation_orders"] == ("trained", "smoothing.training")
     assert values["eps"] == (params.pretrain.eps, "pretrain")
-    changed = write(content, tmp_path / "params.yaml", "models.vit_micro.smoothing.recipe", {"mixup": 0.5})
+    published = content | {"scale": "published"}  # that of minutes has another recipe
+    changed = write(published, tmp_path / "params.yaml", "models.vit_micro.smoothing.recipe", {"mixup": 0.5})
     assert load(changed).resolve(Smoothing).recipe == params.smoothing.recipe.model_copy(update={"mixup": 0.5})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [["finetune.batch_size=64"], ["models.vit_micro.smoothing.training.epochs=6"]])
+@pytest.mark.parametrize("overrides", [["finetune.batch_size=64"], ["scales.minutes.smoothing.training.epochs=6"]])
 def test_dvc_rewrites_the_file_without_changing_more(tmp_path: Path, overrides: list[str]) -> None:
     """`dvc exp run -S` writes the whole file anew; its writer garbles some YAML, such as a comment behind the key of a list."""
     from dvc.utils.hydra import apply_overrides
@@ -384,6 +385,6 @@ def test_a_preset_written_down_has_no_empty_sections() -> None:
     params = load(ROOT / "params.yaml")
     config = run_config(params, "ls", params.variants["ls"], "data", None)
     assert config["model"].model_dump().keys() == ModelPreset.model_fields.keys()
-    assert not ModelPreset.model_fields.keys() & whole().model_fields.keys()
+    assert ModelPreset.model_fields.keys() & whole().model_fields.keys() == {"scale"}  # which is no section
     preset = params.models[params.model]
-    assert preset.model_dump()["inversion"] == preset.inversion != {}
+    assert preset.model_dump()["exits"] == preset.exits != {}

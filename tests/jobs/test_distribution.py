@@ -93,7 +93,7 @@ def stage(params: Params, prepared: Path, tmp_path: Path) -> Callable[..., Plan]
     def make(distributed: Distributed) -> Plan:
         options = {"variants": {"baseline": ["mlp"]}, "strategies": ["classifier_wise", "end_to_end"], "seeds": 1, "branches": ["mlp"],
                    "placements": [[1]], "counting_strategies": []}  # fmt: skip
-        update: dict[str, Any] = {"distributed": distributed, "exits": _with(params.exits, options)}
+        update: dict[str, Any] = {"distributed": distributed, "scale": "published", "exits": _with(params.exits, options)}
         preset = params.models[params.model].model_copy(update={"exits": {}})
         return Plan(params.model_copy(update=update | {"models": params.models | {params.model: preset}}), prepared)
 

@@ -52,7 +52,7 @@ def values() -> Values:
     found = yaml.safe_load((ROOT / "params.yaml").read_text())
     found["seeds"] = SEEDS
     found["variants"]["plain_encode"] = {"route": "arbitrary", "position": {"encode": {}}}
-    found["variants"]["narrow_encode"] = {"route": "arbitrary", "position": {"encode": {"dim": 8}}}
+    found["variants"]["narrow_encode"] = {"route": "arbitrary", "position": {"encode": {"dim": 8, "dropout": 0.5}}}
     return found
 
 
@@ -66,7 +66,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory, values: Values) -> Path:
     (data / "meta.json").write_text(json.dumps({"sha256": "5" * 64, "counts": counts, "classes": [str(i) for i in range(10)]}))
     rows = ["dataset,model,variant,seed,order,keep,routes,accuracy"]
     write_weights(folder / "outs" / "pretrain" / "seed_0", "pretrain")
-    for name in ("baseline", *values["variants"], NEW):
+    for name in ("baseline", *declared(values), NEW):
         place = folder / "outs" / ("baseline" if name == "baseline" else f"finetune/{name}")
         for seed in (*SEEDS, 2):
             write_weights(place / f"seed_{seed}", "ls" if name == NEW else name)
@@ -78,6 +78,12 @@ def stages(tmp_path_factory: pytest.TempPathFactory, values: Values) -> Path:
 
 
 NEW = "renamed"  # a variant with the weights of ls
+
+
+def declared(values: Values) -> list[str]:
+    """The names of the variants, those of the scale too."""
+    found = values["variants"] | values["scales"]["minutes"].get("variants", {})
+    return [name for name, variant in found.items() if variant]
 
 
 def write_weights(folder: Path, name: str) -> None:
@@ -128,7 +134,7 @@ def test_every_plan_is_listed(jobs: Listed, keys: Keys, values: Values) -> None:
     assert all(jobs.values())
     distinct = [set(found.values()) for found in keys.values()]
     assert len(set.union(*distinct)) == sum(map(len, distinct))
-    assert len(keys["finetune"]) == len(SEEDS) * (1 + len(values["variants"]))
+    assert len(keys["finetune"]) == len(SEEDS) * (1 + len(declared(values)))
     assert [keys["finetune"][f"ls_pos seed {s}"] for s in SEEDS] == [keys["finetune"][f"plain_encode seed {s}"] for s in SEEDS]
     assert len(set(keys["finetune"].values())) == len(keys["finetune"]) - len(SEEDS)
 
@@ -201,12 +207,14 @@ VALUES: dict[str, tuple[str, Any, set[str]]] = {
     "images at once, in profiles": ("smoothing.batch_size", 50, set()),
     "inputs at once": ("inversion.batch_size", 20, set()),
     "classes at once": ("inversion.class_images.batch_size", 10, set()),
-    "images at once, in evaluations": ("prune_eval.batch_size", 100, set()),
+    "images that share Latin routes": ("scales.minutes.prune_eval.batch_size", 100, {"evaluation"}),
     "activations computed again": ("finetune.checkpointing", True, set()),
     "size of figures": ("paper_figures.dpi", 100, set()),
     "another model's value": ("models.vit_pico.finetune.lr", 0.5, set()),
-    "a value where it stands anyway": ("datasets.fashion_mnist_10k.finetune", {"epochs": 3}, set()),
-    "a default written out": ("variants.ls.per", "batch", set()),
+    "a value where it stands anyway": ("datasets.fashion_mnist_10k.finetune", {"schedule": "one_cycle"}, set()),
+    "a default written out": ("variants.layerdrop.per", "batch", set()),
+    "what the section says, written out": ("variants.ls.per", "latin", set()),
+    "what orders are drawn for": ("scales.minutes.finetune.per", "sample", {"finetune"}),  # backbones with exits are trained in sequence
     "the learning rate": ("models.vit_micro.finetune.lr", 0.25, {"finetune"}),
     "one variant's": ("variants.ls_pred.finetune", {"lr": 0.25}, {"finetune"}),
     "of trainings from scratch": ("pretrain.eps", 0.25, {"pretrain", "smoothing", "inversion trainings"}),
@@ -232,17 +240,58 @@ def test_a_value_runs_what_it_can_change(values: Values, keys: Keys, tmp_path: P
         assert after == keys
 
 
-def test_a_variants_option_runs_that_variant_alone(values: Values, keys: Keys, tmp_path: Path) -> None:
-    fresh = again(keys, keys_with(put(values, "variants.ls.per", "sample"), tmp_path / "params.yaml"))
-    assert fresh.keys() == REFINED | {"finetune"}
+@pytest.mark.parametrize(("key", "value", "kinds"), [("per", "sample", set()), ("losses", {"cosine": 1.0}, REFINED)])
+def test_a_variants_option_runs_that_variant_alone(
+    values: Values, keys: Keys, tmp_path: Path, key: str, value: Any, kinds: set[str]
+) -> None:  # fmt: skip
+    """What its routes are drawn for is a matter of the training: what reads equal weights is not run again."""
+    fresh = again(keys, keys_with(put(values, f"variants.ls.{key}", value), tmp_path / "params.yaml"))
+    assert fresh.keys() == kinds | {"finetune"}
     assert all(re.search(r"\bls\b", title) for titles in fresh.values() for title in titles)
 
 
-def test_a_batch_with_a_route_of_its_own_counts(values: Values, tmp_path: Path) -> None:
-    """Under `per: batch` the batch size of evaluations decides which images share a route."""
-    values = put(values, "prune_eval.per", "batch")
+@pytest.mark.parametrize(("per", "counts"), [("batch", True), ("latin", True), ("sample", False), ("pass", False)])
+def test_a_batch_with_routes_of_its_own_counts(values: Values, tmp_path: Path, per: str, counts: bool) -> None:
+    """Under `per: batch` and `per: latin` the batch size of evaluations decides which images share a route."""
+    values = put(values, "scales.minutes.prune_eval", {"per": per})
     before, after = (keys_with(put(values, "prune_eval.batch_size", size), tmp_path / "params.yaml") for size in (100, 200))
-    assert again(before, after) == {"evaluation": set(before["evaluation"])}
+    assert again(before, after) == ({"evaluation": set(before["evaluation"])} if counts else {})
+
+
+SCALES: dict[str, Callable[[Values], Values]] = {
+    "another name": lambda values: rename(values, "minutes", "quick"),
+    "chosen, not the model's own": lambda values: put(put(values, "models.vit_micro.scale", "published"), "scale", "minutes"),
+    "another one": lambda values: put(values, "scales.brand_new", {"finetune": {"epochs": 99}, "variants": {NEW: {"route": "reversed"}}}),
+    "another's values": lambda values: put(values, "scales.hours", {"pretrain": {"lr": 0.25}, "models": {"vit_micro": {"init_std": 0.5}}}),
+    "another model's": lambda values: put(values, "scales.minutes.models", {"vit_pico": {"init_std": 0.5}}),
+    "values moved to the preset": lambda values: moved(values, "scales.minutes.painters", "models.vit_micro.painters"),
+    "values moved from the section": lambda values: moved(values, "analysis.neighbors", "scales.minutes.analysis.neighbors", leave=3),
+}
+
+
+def moved(values: Values, old: str, new: str, leave: Any = None) -> Values:
+    """The values with those at one place at another; at the old one there is something else."""
+    found: Any = values
+    for part in old.split("."):
+        found = found[part]
+    return put(put(values, new, found), old, leave or {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SCALES)
+def test_what_a_scale_says_counts_and_not_where(values: Values, keys: Keys, tmp_path: Path, case: str) -> None:
+    """A scale's name, a scale that is not chosen, and which of the places a value is said at run nothing."""
+    assert keys_with(SCALES[case](values), tmp_path / "params.yaml") == keys
+
+
+def test_a_scales_variant_is_the_same_as_one_of_all_scales(values: Values, keys: Keys, tmp_path: Path) -> None:
+    """Declared at a scale it runs itself alone; then declared for all, nothing."""
+    new = {"route": {"drop": 0.3}}
+    places = (f"scales.minutes.variants.{NEW}", f"variants.{NEW}")
+    own, everywhere = (keys_with(put(values, place, new), tmp_path / "params.yaml") for place in places)
+    assert again(keys, own).keys() == {"finetune", "evaluation"}
+    assert all(NEW in title for titles in again(keys, own).values() for title in titles)
+    assert own == everywhere
 
 
 @pytest.fixture
@@ -456,7 +505,7 @@ def test_a_changed_default_is_not_answered_by_old_work(source: Path, jobs: Liste
     """A variant leaves a value to the code, and the code changes its mind, twice; what does not use it is not run again."""
     finish(jobs)
     assert all(job.done for found in jobs.values() for job in found.values())
-    edit(source / "lsvit" / "config" / "variant.py", "dim: Count = 32", "dim: Count = 16")
+    edit(source / "lsvit" / "config" / "variant.py", "dropout: Fraction = 0.0", "dropout: Fraction = 0.25")
     found, twice = elsewhere(source, "--finish", "params.yaml")
     fresh = {title for kind in found.values() for title, (*_, done) in kind.items() if not done}
     own = {title for title in fresh if not title.startswith("ls_pos")}  # it writes the old default out, which is a key of its own now
@@ -469,7 +518,7 @@ def test_a_changed_default_is_not_answered_by_old_work(source: Path, jobs: Liste
     for found_again in jobs.values():  # the old default is back
         assert all((job.folder.name, job.done) == (job.key, True) for job in found_again.values())
     noted = [json.loads((tmp_path / ".lsvit/jobs/train" / name / CONFIG).read_text()) for name in (key, folder)]
-    assert [each["variant"]["position"]["encode"]["dim"] for each in noted] == [32, 16]
+    assert [each["variant"]["position"]["encode"]["dropout"] for each in noted] == [0.0, 0.25]
 
 
 class Before(RunConfig):

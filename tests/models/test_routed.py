@@ -200,7 +200,8 @@ def test_position_encoding_knows_the_position(pico: ModelPreset) -> None:
 
 def test_shared_position_encoding_starts_at_zero(pico: ModelPreset) -> None:
     """The published code's reading: one embedding for all layers, initialised to zero."""
-    encode = build(pico, 10, Variant(route="sequential", position=Position(encode=Encode(shared=True, init="zeros")))).position["encode"]
+    position = Position(encode=Encode(dim=32, shared=True, init="zeros"))
+    encode = build(pico, 10, Variant(route="sequential", position=position)).position["encode"]
     assert [embedding.weight.shape for embedding in encode.embeddings] == [(4, 32)]
     assert not encode.embeddings[0].weight.any()
 

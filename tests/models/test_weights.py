@@ -258,3 +258,38 @@ def test_class_token_head_of_the_papers_deit(params: Params) -> None:
 def test_arguments_that_have_a_key_of_their_own(key: str, own: str) -> None:
     with pytest.raises(ValidationError, match=f"kwargs.{key}\n1\nthe preset's own key {own}"):
         ModelPreset(timm="test_vit", weights="scratch", kwargs={key: 1})
+
+
+GROWN: dict[str, tuple[dict[str, Any], set[str]]] = {  # the last products of what a layer adds to its input
+    "vit_tiny_patch16_224": (SMALL, {"attn.proj", "mlp.fc2"}),
+    "deit_tiny_distilled_patch16_224": (SMALL, {"attn.proj", "mlp.fc2"}),
+    "mixer_custom": ({"img_size": 32, "patch_size": 8, "embed_dim": 32, "num_blocks": 3}, {"mlp_tokens.fc2", "mlp_channels.fc2"}),
+    "resmlp_custom": ({"img_size": 32, "patch_size": 8, "embed_dim": 32, "num_blocks": 3}, {"linear_tokens", "mlp_channels.fc2"}),
+}
+
+
+@pytest.mark.parametrize("init_std", [None, 0.1])
+@pytest.mark.parametrize("name", GROWN)
+def test_growth_scales_what_layers_add(name: str, init_std: float | None) -> None:
+    """The l-th layer's by l^g, with and without a spread of its own; every other weight is bit for bit as without growth."""
+    kwargs, added = GROWN[name]
+    found = []
+    for growth in (0.0, 0.75):
+        torch.manual_seed(0)
+        preset = ModelPreset(timm=name, kwargs=kwargs, weights="scratch", init_std=init_std, init_growth=growth)
+        found.append(create_backbone(preset, 10).state_dict())
+    plain, grown = found
+    assert plain.keys() == grown.keys()
+    depth = kwargs.get("depth") or kwargs["num_blocks"]
+    scaled = {f"blocks.{i}.{part}.weight": (i + 1) ** 0.75 for i in range(depth) for part in added}
+    assert scaled.keys() <= plain.keys()
+    for key, tensor in plain.items():
+        assert torch.equal(grown[key], tensor * scaled.get(key, 1.0)), key
+        assert key not in scaled or key.startswith("blocks.0.") or not torch.equal(grown[key], tensor)
+
+
+def test_published_weights_do_not_grow(pico: ModelPreset, tmp_path: Path) -> None:
+    save_weights(build(pico, 10), tmp_path / "mine.safetensors")
+    preset = changed(pico, weights=str(tmp_path / "mine.safetensors"))
+    models = [start(changed(preset, init_growth=growth), 10)[0].state_dict() for growth in (0.0, 2.0)]
+    assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,14 +12,19 @@ import torch
 from lsvit.config.params import Params
 from lsvit.config.presets import ModelPreset
 from lsvit.config.variant import Variant
+from lsvit.data.splits import Split
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.files import ROWS, WEIGHTS
+from lsvit.latin import Latin
+from lsvit.models.routed import RoutedModel
 from lsvit.models.weights import build, save_weights
+from lsvit.papers.layershuffle.compute import evaluation
 from lsvit.papers.layershuffle.compute.evaluation import evaluate
 from lsvit.papers.layershuffle.section import SAMPLER_ROWS, EvalConfig, PruneEval
 from lsvit.routes import arbitrary, generator, per_sample
+from lsvit.training.devices import Execution
 from lsvit.training.loop import train
-from lsvit.training.scoring import open_model, open_split, score
+from lsvit.training.scoring import Score, open_model, open_split, score
 
 
 @pytest.fixture
@@ -64,6 +70,75 @@ def test_other_readings(params: Params, pico: ModelPreset, prepared: Path, weigh
     assert list(every[(every["keep"] == 4) & (every["order"] == "arbitrary")]["images"]) == [40] * 5
     batch, _ = rows(config(params, pico, per="batch"), prepared, weights, tmp_path)
     assert list(batch[(batch["keep"] == 4) & (batch["order"] == "arbitrary")]["route"]) == ["3 routes, one a batch"]
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Score]]:
+    """Which routes were scored, and what that gave."""
+    found: list[tuple[Any, Score]] = []
+
+    def spy(model: RoutedModel, split: Split, routes: Any, batch_size: int, execution: Execution) -> Score:
+        result = score(model, split, routes, batch_size, execution)
+        if isinstance(routes, list) and isinstance(routes[0], Latin):
+            table = torch.from_numpy(np.concatenate([each.rows(batch_size) for each in routes])[: len(split)])
+            alone = score(model, split, table, batch_size, execution)
+            assert alone.loss == pytest.approx(result.loss, rel=1e-6)
+            assert torch.equal(alone.correct, result.correct)
+        found.append((routes, result))
+        return result
+
+    monkeypatch.setattr(evaluation, "score", spy)
+    return found
+
+
+def test_latin_routes(
+    params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path, scored: list[tuple[Any, Score]]
+) -> None:  # fmt: skip
+    """40 images in batches of 16 and 8: three Latin squares of 4 routes, which give what their rows give sample by sample; all other
+    rows are as under `per: sample`."""
+    latin, _ = rows(config(params, pico, images=10, per="latin"), prepared, weights, tmp_path)
+    squares = [(routes, result) for routes, result in scored if isinstance(routes, list) and isinstance(routes[0], Latin)]
+    sample, _ = rows(config(params, pico, images=10, per="sample"), prepared, weights, tmp_path)
+    is_latin = latin["route"] == "12 routes, Latin"
+    assert latin[is_latin][["keep", "order", "routes", "images"]].values.tolist() == [[2, "arbitrary", 12, 40], [4, "arbitrary", 12, 40]]
+    for (routes, result), (_, row), length in zip(squares, latin[is_latin].iterrows(), (2, 4), strict=True):
+        assert [np.shape(each.routes) for each in routes] == [(4, length)] * 3
+        assert len(set(routes)) == 3
+        assert (row["accuracy"], row["loss"]) == (pytest.approx(result.accuracy, abs=1e-6), pytest.approx(result.loss, abs=1e-6))
+    one_a_sample = sample["route"] == "40 routes, one a sample"
+    assert one_a_sample.sum() == 3  # the third is pruned and sequential, which no Latin square is
+    pd.testing.assert_frame_equal(latin[~is_latin], sample[~is_latin])
+    assert sample[is_latin]["route"].tolist() == ["40 routes, one a sample"] * 2
+
+
+def test_cells_with_few_routes_have_no_latin_ones(params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path) -> None:
+    """All 24 orders of 4 layers, and all ways to keep 2 of them, are rows of their own under either reading."""
+    found = [rows(config(params, pico, orders=24, per=per), prepared, weights, tmp_path)[0] for per in ("latin", "sample")]
+    pd.testing.assert_frame_equal(*found)
+    assert (found[0]["routes"] == 1).all()
+    assert len(found[0]) == 6 + 12 + 1 + 24
+
+
+def test_samplers_with_latin_routes(
+    params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path, scored: list[tuple[Any, Score]]
+) -> None:  # fmt: skip
+    """Those that shuffle what they do not leave in place; all others run an order a sample, as under `per: sample`."""
+    shuffling = ["arbitrary", {"fix_first": 0}, {"fix_first": 2}, {"fix_last": 1}, {"fix_first": 4}]
+    specs = [*shuffling, "reversed", {"swap": 3}, {"drop": 0.5}]
+    one = config(params, pico, samplers=specs, images=10, per="latin")
+    _, latin = rows(one, prepared, weights, tmp_path)
+    drawn = [routes for routes, _ in scored[-len(specs) :]]
+    assert [isinstance(routes, list) for routes in drawn] == [True] * 5 + [False] * 3
+    ends = [{(each.first, each.last) for each in routes} for routes in drawn[:4]]
+    assert ends == [{(0, 0)}, {(0, 0)}, {(2, 0)}, {(0, 1)}]
+    assert [[len(each.routes) for each in routes] for routes in drawn[:5]] == [[4] * 3, [4] * 3, [2] * 3, [3] * 3, [1] * 3]
+    assert {route for each in drawn[4] for route in each.routes} == {(0, 1, 2, 3)}
+    _, sample = rows(config(params, pico, samplers=specs, images=10, per="sample"), prepared, weights, tmp_path)
+    pd.testing.assert_frame_equal(latin[4:], sample[4:], check_exact=False, atol=2e-6, rtol=0)  # the layers in place, all of them, too
+    table = latin.set_index("sampler")
+    assert table.loc["fix_first 4", "distance"] == 0
+    assert (table["length"][:5] == 4).all()
+    assert 0 < table.loc["fix_first 2", "distance"] <= 1  # of the two last layers
 
 
 def test_samplers_that_fit(params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def chosen(params: Params, seeds: int | None, depths: list[int]) -> Params:
     preset = params.models[params.model].model_copy(update={"smoothing": {}})
     options = {"seeds": seeds, "depths": depths, "losses": params.smoothing.losses[:2], "removed": [], "talking_heads": depths[:1],
                "variants": VARIANTS, "images": 40, "batch_size": 20}  # fmt: skip
-    update = {"seeds": [7, 3, 5, 1], "models": params.models | {params.model: preset}}
+    update = {"seeds": [7, 3, 5, 1], "scale": "published", "models": params.models | {params.model: preset}}
     return params.model_copy(update=update | {"smoothing": params.smoothing.model_copy(update=options)})
 
 
