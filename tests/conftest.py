@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import multiprocessing
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -25,7 +26,10 @@ from lsvit.jobs.job import Job
 from lsvit.tracking import _flat
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that wait for each other leave the processor to the tests beside them
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read once in a process: for the tests of deterministic CUDA runs
+# As a stage does: the fork server imports torch and timm once for a process of pytest, not every worker of every test anew.
+multiprocessing.set_forkserver_preload(["lsvit.training.loop", "timm"])
 ROOT = Path(__file__).parent.parent
 PICO = {"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "depth": 4, "num_heads": 2}
 
@@ -121,7 +125,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "prepared"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[..., TrainConfig]:
     """A factory of training configurations: `seed`, keys of a variant as named, and any key of `finetune`."""
 

@@ -4,10 +4,14 @@ import ast
 import json
 import os
 import re
+import shlex
+import signal
+import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +19,9 @@ import pandas as pd
 import pytest
 import yaml
 from PIL import Image
+from typer.testing import CliRunner
 
+from lsvit import cli
 from lsvit.config.params import load, paper_sections
 from lsvit.config.sections import Finetune, PaperFigures, Pretrain
 from lsvit.config.types import Section
@@ -89,14 +95,42 @@ def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
     assert "datasets.${dataset}" in declared
 
 
+# What DVC's command does, for several of them: a process of its own takes longer to start than most of them take.
+COMMANDS = """
+import json, sys
+from dvc.cli import main
+for command in json.loads(sys.argv[1]):
+    if code := main(command):
+        sys.exit(code)
+    print(sys.argv[2], flush=True)
+"""
+END = "---- the end of a command ----"
+
+
 def run(command: list[str], folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-m", *command], cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, *command], cwd=folder, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
+def dvc(folder: Path, *commands: str) -> list[str]:
+    """What `dvc` prints for each command."""
+    said = run(["-c", COMMANDS, json.dumps([shlex.split(command) for command in commands]), END], folder)
+    return said.split(END)[: len(commands)]
+
+
+@contextmanager
+def ending_servers(folder: Path) -> Iterator[None]:
+    """End the warm processes of stages below a folder afterwards: they go on importing what nobody will ask for."""
+    yield
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if b"lsvit.jobs.server" in (process / "cmdline").read_bytes() and (process / "cwd").readlink().is_relative_to(folder):
+                os.kill(int(process.name), signal.SIGTERM)
+
+
 @pytest.fixture(scope="module")
-def smoked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smoked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """`lsvit smoke`, its copy kept."""
     folder = tmp_path_factory.mktemp("smoke") / "copy"
     before = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -106,7 +140,8 @@ def smoked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "smoke.log").write_text(done.stdout)
     after = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert before == after, "the working tree is not as it was"
-    return folder
+    with ending_servers(folder):
+        yield folder
 
 
 @pytest.mark.slow
@@ -142,58 +177,63 @@ def test_smoke_passes_through_every_stage_and_prints_the_table(smoked: Path) -> 
 
 @pytest.mark.slow
 def test_nothing_is_left_to_do(smoked: Path) -> None:
-    assert "up to date" in run(["dvc", "status"], smoked)
-    assert "Running stage" not in run(["dvc", "repro"], smoked)
+    status, again = dvc(smoked, "status", "repro")
+    assert "up to date" in status
+    assert "Running stage" not in again
 
 
 @pytest.mark.slow
 def test_figures_made_again_are_the_same_bytes(smoked: Path) -> None:
     before = {path.name: path.read_bytes() for path in sorted((smoked / "results" / "figures").iterdir())}
-    run(["dvc", "repro", "-f", "-s", "paper-figures"], smoked)
+    dvc(smoked, "repro -f -s paper-figures")
     assert {path.name: path.read_bytes() for path in sorted((smoked / "results" / "figures").iterdir())} == before
 
 
 @pytest.mark.slow
 def test_metrics_and_plots_say_something(smoked: Path) -> None:
-    assert "ls.arbitrary" in run(["dvc", "metrics", "show"], smoked)
-    assert "results" in run(["dvc", "metrics", "diff", "--all"], smoked)
-    run(["dvc", "plots", "show", "-o", "plots"], smoked)
+    shown, compared, _ = dvc(smoked, "metrics show", "metrics diff --all", "plots show -o plots")
+    assert "ls.arbitrary" in shown
+    assert "results" in compared
     assert "figure_1b" in (smoked / "plots" / "index.html").read_text()
 
 
 @pytest.mark.slow
-def test_exits_answer_within_a_budget(smoked: Path) -> None:
+@pytest.mark.usefixtures("one_thread")
+def test_exits_answer_within_a_budget(smoked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(smoked)
     Image.fromarray(np.arange(784, dtype=np.uint8).reshape(28, 28)).save(smoked / "photo.png")
     exits = smoked / "outs/exits/classifier_wise/ls/seed_0"
     used = json.loads((exits / "exits.json").read_text())
-    ask = ["lsvit.cli", "predict", "photo.png", "--weights", "outs/finetune/ls/seed_0/weights.safetensors", "--exits", str(exits), "--json"]
-    (cheapest,) = json.loads(run([*ask, "--flops", str(used["flops"][0])], smoked))
+    ask = ["predict", "photo.png", "--weights", "outs/finetune/ls/seed_0/weights.safetensors", "--exits", str(exits), "--json"]
+    (cheapest,) = answer([*ask, "--flops", str(used["flops"][0])])
     assert (cheapest["exit"]["depth"], cheapest["exit"]["flops"]) == (used["depths"][0], used["flops"][0])
-    (average,) = json.loads(run([*ask, "--flops", "1e12", "--average", "--order", "arbitrary", "--orders", "1"], smoked))
+    (average,) = answer([*ask, "--flops", "1e12", "--average", "--order", "arbitrary", "--orders", "1"])
     assert average["exit"]["depth"] == used["depths"][-1]  # nobody needs to leave early
+
+
+def answer(arguments: list[str]) -> list[dict]:
+    """What `lsvit` prints as JSON, run in this process: importing torch and timm again takes ten times as long as the answer."""
+    done = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
 
 
 @pytest.mark.slow
 def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None:
     """Through the queue, in a temporary copy: nothing is trained again, and what is new is in the one store at the root."""
-    store = f"sqlite:///{smoked / 'mlflow.db'}"
+    store = smoked / "mlflow.db"
     before = tracked_runs(store)
     variants = load(ROOT / "params.yaml").all_variants
     stages = {"pretrain", "prune-eval", "analysis", "exits", "smoothing", "inversion", "painters", "paper-figures"}
     trainings = {name for v in variants for name in (v, f"{v} seed 0")} | {"pretrain seed 0", "end_to_end_vit_6 seed 0"}
     assert stages | trainings <= set(before)
-    # LS is declared anew, with a value that it has anyway
-    changed = ["-S", "prune_eval.seed=1", "-S", "+variants.ls.finetune.threads=1"]
-    run(["dvc", "exp", "run", "--queue", *SMOKE, *changed, "prune-eval"], smoked)
-    run(["dvc", "queue", "start"], smoked)
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        status = run(["dvc", "queue", "status"], smoked)
-        if "Success" in status or "Failed" in status:
-            break
-        time.sleep(1)
+    # LS is declared anew, with a value that it has anyway; the evaluations are few
+    changed = [f"-S{key}" for key in ("prune_eval.seed=1", "prune_eval.keep=[12]", "prune_eval.samplers=[reversed]",
+                                      "+variants.ls.finetune.threads=1")]  # fmt: skip
+    dvc(smoked, shlex.join(["exp", "run", "--queue", *SMOKE, *changed, "prune-eval"]), "queue start")
+    status = run(["-c", WAIT_FOR_QUEUE, "300"], smoked)
     task = next(line.split()[0] for line in status.splitlines() if "Success" in line or "Failed" in line)
-    log = run(["dvc", "queue", "logs", task], smoked)
+    (log,) = dvc(smoked, f"queue logs {task}")
     assert "Success" in status, log
     assert "Running stage 'prune-eval'" in log
     assert "ls seed 0: finished before" in log  # a finished training is not repeated, also not from the copy
@@ -203,19 +243,36 @@ def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None
     assert added == ["prune-eval"]
 
 
-def tracked_runs(uri: str) -> list[str]:
-    code = (
-        "import sys, mlflow; c = mlflow.MlflowClient(sys.argv[1]); e = c.get_experiment_by_name('fashion_mnist_tiny/vit_pico');"
-        "print(*[r.info.run_name for r in c.search_runs([e.experiment_id], max_results=1000)], sep='\\n')"
-    )
-    return subprocess.run([sys.executable, "-c", code, uri], capture_output=True, text=True, check=True).stdout.splitlines()
+# One process that asks again and again: it takes DVC seconds of a processor to start, which the experiment needs.
+WAIT_FOR_QUEUE = """
+import contextlib, io, sys, time
+from dvc.cli import main
+deadline = time.monotonic() + float(sys.argv[1])
+while True:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert main(["queue", "status"]) == 0
+    if "Success" in said.getvalue() or "Failed" in said.getvalue() or time.monotonic() > deadline:
+        break
+    time.sleep(1)
+print(said.getvalue())
+"""
+
+
+def tracked_runs(store: Path) -> list[str]:
+    """The names of the runs in a store, read as the database that it is: MLflow takes seconds to import."""
+    names = """SELECT runs.name FROM runs JOIN experiments USING (experiment_id)
+               WHERE experiments.name = 'fashion_mnist_tiny/vit_pico' AND runs.lifecycle_stage = 'active'"""
+    with closing(sqlite3.connect(store)) as database:
+        return [name for (name,) in database.execute(names)]
 
 
 @pytest.mark.slow
 def test_an_unknown_preset_ends_before_any_compute(tmp_path: Path) -> None:
     copy_repository(tmp_path / "copy")
-    done = subprocess.run([sys.executable, "-m", "dvc", "exp", "run", "--pull", "-S", "model=vit_micra"], cwd=tmp_path / "copy",
-                          env=environment(), capture_output=True, text=True, check=False)  # fmt: skip
+    with ending_servers(tmp_path):
+        done = subprocess.run([sys.executable, "-m", "dvc", "exp", "run", "--pull", "-S", "model=vit_micra"], cwd=tmp_path / "copy",
+                              env=environment(), capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode != 0
     assert "error: params.yaml: model: found 'vit_micra', did you mean 'vit_micro'?" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
@@ -236,14 +293,29 @@ def test_help_is_quick() -> None:
     assert "smoke" in done.stdout
 
 
+MISTAKES = {
+    "table": "table1.csv: not found", "smoke": "not the root of a clone", "track sync": "no finished",
+    "claims": "claims.json: not found", "grid": "not the root of a clone", "cost": "not found",
+}  # fmt: skip
+
+
 @pytest.mark.slow
-def test_commands_users_mistakes_are_one_line(tmp_path: Path) -> None:
-    for command, said in (
-        (["table"], "table1.csv: not found"), (["smoke"], "not the root of a clone"), (["track", "sync"], "no finished"),
-        (["claims"], "claims.json: not found"), (["grid"], "not the root of a clone"), (["cost"], "not found"),
-    ):  # fmt: skip
-        done = subprocess.run([sys.executable, "-m", "lsvit.cli", *command], cwd=tmp_path, capture_output=True, text=True, check=False,
-                              env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
-        assert done.returncode == 2
-        assert said in done.stderr
-        assert done.stderr.count("\n") == 1
+def test_commands_users_mistakes_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    """As the command ends: the first one as a process, all of them by its entry point."""
+    monkeypatch.chdir(tmp_path)
+    done = subprocess.run([sys.executable, "-m", "lsvit.cli", "table"], capture_output=True, text=True, check=False,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+    ends: dict[str, tuple[int | str | None, str]] = {"table": (done.returncode, done.stderr)}
+    for command in MISTAKES:
+        monkeypatch.setattr(sys, "argv", ["lsvit", *command.split()])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        found = end.value.code, capfd.readouterr().err
+        assert ends.setdefault(command, found) == found
+    for command, said in MISTAKES.items():
+        code, errors = ends[command]
+        assert code == 2
+        assert said in errors
+        assert errors.count("\n") == 1

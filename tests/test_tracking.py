@@ -34,13 +34,27 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real `mlflow server` on the loopback interface."""
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Path]:
+    """A store that two processes opened at once when there was none, and how they ended."""
+    folder = tmp_path_factory.mktemp("fresh")
+    code = (
+        f"from pathlib import Path; from lsvit.tracking import Tracker\n"
+        f"tracker = Tracker('e', Path({str(folder)!r})); tracker._guard(tracker.client); exit(tracker.failed)"
+    )
+    started = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(2)]
+    return [process.wait(120) for process in started], folder / tracking.DATABASE
+
+
+@pytest.fixture(scope="module")
+def server(fresh: tuple[list[int], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real `mlflow server` on the loopback interface, without the processes of the jobs that it can run."""
     folder, port = tmp_path_factory.mktemp("server"), free_port()
+    shutil.copy(fresh[1], folder / "server.db")  # making a store takes ten seconds
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
                "--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", str(folder / "artifacts")]  # fmt: skip
     log = (folder / "log").open("w")
-    process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+    env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         with socket.socket() as s:
@@ -53,22 +67,40 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log.close()
 
 
-@pytest.fixture
-def workspace(tmp_path: Path, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, train_config: Config, prepared: Path) -> Path:
     """A root with one finished variant of two seeds, and results."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("DVC_ROOT", str(folder))
+        jobs = jobs_for(train_config, prepared)
+        run(jobs, "cpu")
+        gather_trainings({job.config.seed: job for job in jobs}, Path("outs/finetune/test"))  # type: ignore[attr-defined]
+    shutil.copy(ROOT / "dvc.yaml", folder)  # says which results are whose
+    (folder / "results").mkdir()
+    (folder / "results/cell.json").write_text(json.dumps({"dataset": "bars", "model": "pico"}))
+    (folder / "results/metrics.json").write_text(json.dumps({"test": {"arbitrary": {"accuracy": 0.5}}}))
+    (folder / "results/prune_eval.csv").write_text("a\n1\n")
+    return folder
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, in which a stage runs."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     monkeypatch.setenv("DVC_STAGE", "finetune-variants")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    jobs = jobs_for(train_config, prepared)
-    run(jobs, "cpu")
-    gather_trainings({job.config.seed: job for job in jobs}, Path("outs/finetune/test"))  # type: ignore[attr-defined]
-    shutil.copy(ROOT / "dvc.yaml", "dvc.yaml")  # says which results are whose
-    Path("results").mkdir()
-    Path("results/cell.json").write_text(json.dumps({"dataset": "bars", "model": "pico"}))
-    Path("results/metrics.json").write_text(json.dumps({"test": {"arbitrary": {"accuracy": 0.5}}}))
-    Path("results/prune_eval.csv").write_text("a\n1\n")
     return tmp_path
+
+
+@pytest.fixture
+def local(workspace: Path, fresh: tuple[list[int], Path]) -> str:
+    """The workspace's own store, a new one."""
+    shutil.copy(fresh[1], workspace)
+    return f"sqlite:///{workspace}/{tracking.DATABASE}"
 
 
 def jobs_for(train_config: Config, prepared: Path) -> list[Job]:
@@ -120,15 +152,14 @@ def log_everything(jobs: list[Job]) -> Tracker:
 
 
 @pytest.mark.slow
-def test_local_store(workspace: Path, train_config: Config, prepared: Path) -> None:
+def test_local_store(workspace: Path, local: str, train_config: Config, prepared: Path) -> None:
     """Also from another folder: the store lies at DVC_ROOT, artifacts too; logging twice changes nothing."""
-    uri = f"sqlite:///{workspace}/mlflow.db"
     first = log_everything(jobs_for(train_config, prepared))
     assert not first.failed
-    check_store(uri)
+    check_store(local)
     assert (workspace / "mlartifacts" / "bars-pico").is_dir()
     assert log_everything(jobs_for(train_config, prepared)).recorded == 0
-    check_store(uri)
+    check_store(local)
     assert tracking.sync() == 0
 
 
@@ -142,8 +173,8 @@ def test_real_server(workspace: Path, train_config: Config, prepared: Path, serv
 
 @pytest.mark.slow
 def test_store_that_is_down(
-    workspace: Path, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    local: str, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
     """One warning, no error, little waiting; the files fill a store later."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     start = time.monotonic()
@@ -156,12 +187,12 @@ def test_store_that_is_down(
         tracking.sync()
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert tracking.sync() == 3
-    check_store(f"sqlite:///{workspace}/mlflow.db")
+    check_store(local)
 
 
 @pytest.mark.slow
 def test_store_that_dies_during_a_training(
-    workspace: Path, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workspace: Path, local: str, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracker = Tracker("bars/pico", workspace)
     jobs = jobs_for(train_config, prepared)
@@ -175,8 +206,7 @@ def test_store_that_dies_during_a_training(
     monkeypatch.undo()
     monkeypatch.chdir(workspace)
     tracking.sync()  # fills the epochs that are missing, keeps the one that is there
-    assert len(MlflowClient(f"sqlite:///{workspace}/mlflow.db").get_metric_history(
-        runs(f"sqlite:///{workspace}/mlflow.db")["test seed 0"].info.run_id, "epoch")) == 3  # fmt: skip
+    assert len(MlflowClient(local).get_metric_history(runs(local)["test seed 0"].info.run_id, "epoch")) == 3
 
 
 def test_nothing_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,11 +216,8 @@ def test_nothing_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-def test_fresh_store_opened_by_two_processes_at_once(tmp_path: Path) -> None:
+def test_fresh_store_opened_by_two_processes_at_once(fresh: tuple[list[int], Path]) -> None:
     """Migration of a fresh sqlite store by two processes breaks it; the lock keeps them apart."""
-    code = (
-        f"from pathlib import Path; from lsvit.tracking import Tracker\n"
-        f"tracker = Tracker('e', Path({str(tmp_path)!r})); tracker._guard(tracker.client); exit(tracker.failed)"
-    )
-    started = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(2)]
-    assert [process.wait(120) for process in started] == [0, 0]
+    codes, store = fresh
+    assert codes == [0, 0]
+    assert MlflowClient(f"sqlite:///{store}").get_experiment_by_name("e")

@@ -215,10 +215,20 @@ def alive(session: int) -> list[str]:
 def test_a_killed_preparation_goes_on_and_leaves_no_process(home: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (600, 600, 3), dtype=np.uint8)
     Image.fromarray(noise).save(home / "images" / "train" / "a" / "large.jpg")
-    for i in range(400):
+    for i in range(200):
         os.link(home / "images" / "train" / "a" / "large.jpg", home / "images" / "train" / "a" / f"large_{i}.jpg")
-    code = "from tests.data.test_shards import prepared; from pathlib import Path; import sys; prepared(Path(sys.argv[1]), 'killed')"
-    process = subprocess.Popen([sys.executable, "-c", code, str(home)], cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL)
+    # as `prepared` does, without this module's imports
+    code = """
+import sys
+from pathlib import Path
+from lsvit.config.datasets import DatasetPreset
+from lsvit.config.presets import ModelPreset
+from lsvit.data.prepare import prepare
+home, preset, model = Path(sys.argv[1]), DatasetPreset.model_validate_json(sys.argv[2]), ModelPreset.model_validate_json(sys.argv[3])
+prepare("set", preset, home, home / "killed", model)
+"""
+    about = [str(home), PRESET.model_dump_json(), MODEL.model_dump_json()]
+    process = subprocess.Popen([sys.executable, "-c", code, *about], cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL)
     while not (finished := list(home.glob(".lsvit/data/*/*.json"))):
         assert process.poll() is None
         time.sleep(0.01)

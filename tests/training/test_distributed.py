@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from lsvit.config.sections import Distributed
 from lsvit.errors import UserError
 from lsvit.jobs import pool
 from lsvit.jobs.configs import TrainConfig
+from lsvit.jobs.display import Event
 from lsvit.jobs.files import HISTORY
 from lsvit.jobs.job import Job
 from lsvit.training import loop as training
@@ -47,6 +48,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+METRICS: dict[str, dict[str, Any]] = {"ls_pred": PREDICT, "layerdrop": {"route": {"drop": 0.3}}, "own": {"seed": 1}}
+LONG: dict[str, Any] = {"epochs": 30}  # long enough to be killed in
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
@@ -59,14 +65,54 @@ def jobs(configs: dict[str, TrainConfig], data: Path, function: str = "lsvit.tra
     return [Job(name, function, config, {"data": data, **weights}, config.options.epochs) for name, config in spread.items()]
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
-def test_gradients_equal_those_of_one_process(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+def metrics_configs(train_config: Config) -> dict[str, TrainConfig]:
+    """40 validation images in batches of 12: the last has 4, and one process has two batches, the other two."""
+    configs = {name: train_config(epochs=2, validation_batch_size=12, **setting) for name, setting in METRICS.items()}
+    configs["own"] = configs["own"].model_copy(update={"routes": "own"})
+    return configs
+
+
+class Launched(NamedTuple):
+    """What one torchrun of two processes did; one of its own would take every test longer to start than its jobs take."""
+
+    root: Path
+    gradients: list[Job]
+    metrics: list[Job]
+    whole: Job
+    events: list[tuple[str, Event]]
+    error: str
+
+
+@pytest.fixture(scope="module")
+def launched(train_config: Config, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """All jobs that no test disturbs, one after another, and at the end one with a user's mistake."""
     configs = {name: train_config(**setting) for name, setting in SETTINGS.items()}
     configs["exits"] = with_exits(train_config(batch_size=31), dropout=0.0)  # processes draw dropout of their own
     configs["exits, layer by layer"] = with_exits(train_config(route="sequential"), dropout=0.0, step=1)
-    todo = jobs(configs, prepared, "tests.training.ranks:gradients")
-    pool.run(todo, "cpu", distributed=TWO)
+    events: list[tuple[str, Event]] = []
+    root = tmp_path_factory.mktemp("launched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DVC_ROOT", str(root))
+        patch.chdir(ROOT)
+        gradients = jobs(configs, prepared, "tests.training.ranks:gradients")
+        metrics = jobs(metrics_configs(train_config), prepared)
+        whole, diverges = jobs({"whole": train_config(**LONG), "diverges": train_config(lr=1e30)}, prepared)
+        with pytest.raises(UserError) as error:
+            pool.run([*gradients, *metrics, whole, diverges], "cpu", lambda job, event: events.append((job.title, event)), distributed=TWO)
+    return Launched(root, gradients, metrics, whole, events, str(error.value))
+
+
+@pytest.fixture
+def in_launched(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> Launched:
+    """The same, and jobs' folders are looked for where it ran."""
+    monkeypatch.setenv("DVC_ROOT", str(launched.root))
+    return launched
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
+def test_gradients_equal_those_of_one_process(in_launched: Launched, prepared: Path, tmp_path: Path) -> None:
+    todo = in_launched.gradients
     for job in todo:
         alone = tmp_path / "alone"
         alone.mkdir(exist_ok=True)
@@ -84,14 +130,9 @@ def test_gradients_equal_those_of_one_process(train_config: Config, prepared: Pa
 
 
 @pytest.mark.slow
-def test_metrics_equal_those_of_one_process(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    """40 validation images in batches of 12: the last has 4, and one process has two batches, the other two."""
-    settings = {"ls_pred": PREDICT, "layerdrop": {"route": {"drop": 0.3}}, "own": {"seed": 1}}
-    configs = {name: train_config(epochs=2, validation_batch_size=12, **setting) for name, setting in settings.items()}
-    configs["own"] = configs["own"].model_copy(update={"routes": "own"})
-    events: list[tuple[str, dict]] = []
-    todo = jobs(configs, prepared)
-    pool.run(todo, "cpu", lambda job, event: events.append((job.title, event)), distributed=TWO)
+def test_metrics_equal_those_of_one_process(in_launched: Launched, train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    configs, todo = metrics_configs(train_config), in_launched.metrics
+    events = [(name, event) for name, event in in_launched.events if name in configs]
     assert [(name, event["epoch"]) for name, event in events] == [(name, epoch) for name in configs for epoch in (1, 2)]
     for job in todo:
         assert job.done
@@ -104,43 +145,43 @@ def test_metrics_equal_those_of_one_process(train_config: Config, prepared: Path
 
 
 @pytest.mark.slow
-def test_a_killed_process_ends_the_job_and_the_next_run_goes_on(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    configs = {"killed": train_config(epochs=30)}
+def test_a_users_mistake_arrives_as_such(in_launched: Launched) -> None:
+    assert "the loss is not finite" in in_launched.error
+    assert in_launched.whole.done  # what ran before it is kept
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_job_and_two_machines_go_on(
+    launched: Launched, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A process is killed; the rest of the training, on two machines, ends as the one that nobody disturbed."""
     seen: list[int] = []
 
-    def kill_one(job: Job, event: dict) -> None:
+    def kill_one(job: Job, event: Event) -> None:
         seen.append(event["epoch"])
         if event["epoch"] == 3:
             found = [pid for pid, _ in _descendants(os.getpid()) if b"lsvit.training.torchrun" in Path(f"/proc/{pid}/cmdline").read_bytes()]
             os.kill(max(found), signal.SIGKILL)  # the agent has the lowest
 
-    todo = jobs(configs, prepared)
+    todo = jobs({"killed": train_config(**LONG)}, prepared)
     with pytest.raises(UserError, match=r"a process of the training died .*finished epochs are kept"):
         pool.run(todo, "cpu", kill_one, distributed=TWO)
     assert (todo[0].folder / "checkpoint.pt").exists()
     assert not todo[0].done
     first = seen.copy()
-    pool.run(todo, "cpu", lambda job, event: seen.append(event["epoch"]), distributed=TWO)
+    on_two_machines(todo, lambda job, event: seen.append(event["epoch"]), capfd)
+    assert todo[0].done
     assert seen == [*first, *range(first[-1] + 1, 31)]
-    whole = jobs({"whole": configs["killed"]}, prepared)
-    os.environ["DVC_ROOT"] = str(tmp_path / "other")
-    pool.run(whole, "cpu", distributed=TWO)
-    assert (whole[0].folder / HISTORY).read_text() == (tmp_path / todo[0].folder / HISTORY).read_text()
+    history = (todo[0].folder / HISTORY).read_text()
+    monkeypatch.setenv("DVC_ROOT", str(launched.root))
+    assert history == (launched.whole.folder / HISTORY).read_text()
 
 
-@pytest.mark.slow
-def test_a_users_mistake_arrives_as_such(train_config: Config, prepared: Path) -> None:
-    with pytest.raises(UserError, match="the loss is not finite"):
-        pool.run(jobs({"diverges": train_config(lr=1e30)}, prepared), "cpu", distributed=TWO)
-
-
-@pytest.mark.slow
-def test_two_machines(train_config: Config, prepared: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def on_two_machines(todo: list[Job], on_epoch: Callable[[Job, Event], None], capfd: pytest.CaptureFixture[str]) -> None:
     """Two of torchrun's agents on this one: the stage's own, and the one that its printed line starts."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     many = Distributed(processes=1, nodes=2, endpoint=f"127.0.0.1:{port}", routes="shared")
-    todo = jobs({"two machines": train_config(epochs=1)}, prepared)
     others: list[subprocess.Popen] = []
     printed = ""
 
@@ -158,10 +199,9 @@ def test_two_machines(train_config: Config, prepared: Path, capfd: pytest.Captur
 
     thread = threading.Thread(target=join)
     thread.start()
-    pool.run(todo, "cpu", distributed=many)
+    pool.run(todo, "cpu", on_epoch, distributed=many)
     thread.join()
     assert others[0].wait(60) == 0
-    assert todo[0].done
 
 
 def test_routes_of_the_processes(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
