@@ -97,7 +97,7 @@ class Case:
         forward = replace(forward, num_layers=config.variant.layers or LAYERS)
         if self.kind == "whole training":
             return training_job(forward, config.variant, config.options, self.images, self.images, 0)
-        if config.variant.per == "sample":
+        if config.options.per == "sample":
             return [sampler_work(forward, config.variant.route, self.images, self.batch_size, self.kind == "training")]
         return [route_work(forward, self.images, self.batch_size, forward.num_layers, training=self.kind == "training")]
 
@@ -126,7 +126,7 @@ class Case:
             step, layers = TrainingStep(model, config.options.position_weight, execution), model.num_layers
             augment = Augmentation(config.variant, model.backbone, execution.device)
             return lambda: train_epoch(step, split, augment, config, layers, 1, optimizer, scheduler, lambda row: None)
-        samples = self.images if config.variant.per == "sample" else 1
+        samples = self.images if config.options.per == "sample" else 1
         routes = per_sample(arbitrary, generator("samples", 0), model.num_layers, samples)
         orders = torch.from_numpy(routes) if samples > 1 else [tuple(routes[0].tolist())]
         return lambda: score(model, split, orders, self.batch_size, execution)

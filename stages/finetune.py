@@ -20,7 +20,7 @@ def main(which: Literal["baseline", "variants"]) -> None:
     """outs/prepare_data/, outs/pretrain/ -> outs/baseline/, or outs/finetune/<variant>/ and results/finetune/<variant>.csv (epochs)"""
     stage = Stage("lsvit.training.loop")
     params, plan, start = stage.params, Plan(stage.params, Finetune), starting_weights()
-    names = [BASELINE] if which == BASELINE else list(params.variants)
+    names = [BASELINE] if which == BASELINE else [name for name in params.all_variants if name != BASELINE]
     options = {name: params.resolve(Finetune, name) for name in names}
     jobs = {name: {s: plan.training(name, params.all_variants[name], options[name], s, start) for s in params.seeds} for name in names}
     show_trainings({name: (jobs[name][params.seeds[0]].config, params.values(Finetune, name)) for name in names}, params.seeds)

@@ -105,7 +105,15 @@ class Params(Section):
     @property
     def all_variants(self) -> dict[str, Variant]:
         """The baseline first, then the variants as declared, then those of the scale."""
-        return {BASELINE: self.baseline, **self.variants}
+        variants = self.variants | self.scales[self.scale_of(self.model)].variants
+        return {BASELINE: self.baseline} | {name: variant for name, variant in variants.items() if variant}
+
+    def place_of(self, variant: str) -> str:
+        """The key of params.yaml that a variant stands at."""
+        scale = self.scale_of(self.model)
+        if variant in self.scales[scale].variants:
+            return f"scales.{scale}.variants.{variant}"
+        return variant if variant == BASELINE else f"variants.{variant}"
 
     def values(self, section: type[Section], variant: str | None = None) -> dict[str, Value]:
         """Every effective value of a section with its source; `variant` counts for the section `finetune` alone."""
@@ -130,7 +138,7 @@ class Params(Section):
         if variant == BASELINE and values["baseline_epochs"].value is not None:
             values["epochs"] = values["baseline_epochs"]
         if variant is not None:
-            where, own = variant if variant == BASELINE else f"variants.{variant}", self.all_variants[variant]
+            where, own = self.place_of(variant), self.all_variants[variant]
             values |= {key: Value(value, f"{where}.finetune") for key, value in own.finetune.items()}
             if own.per:
                 values["per"] = Value(own.per, where)
@@ -173,9 +181,15 @@ class Params(Section):
             if name not in table:
                 raise UserError(f"{file}: {key}: found {name!r}, {accepted(name, table)}")
         taken = (BASELINE, PRETRAINED, UNTRAINED, *(name for section in paper_sections() for name in section.taken))
-        for name in self.variants:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", name) or name in taken:
-                raise UserError(f"{file}: variants: found the name {name!r}, accepted: letters, digits, _, but not {', '.join(taken)}")
+        for where, variants in {
+            "variants": self.variants,
+            **{f"scales.{key}.variants": s.variants for key, s in self.scales.items()},
+        }.items():
+            for name, variant in variants.items():
+                if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", name) or name in taken:
+                    raise UserError(f"{file}: {where}: found the name {name!r}, accepted: letters, digits, _, but not {', '.join(taken)}")
+                if variant is None and name not in self.variants:
+                    raise UserError(f"{file}: {where}: found no such variant as {name!r} to leave out, {accepted(name, self.variants)}")
         for seed in self.seeds:
             if self.seeds.count(seed) > 1:
                 raise UserError(f"{file}: seeds: found {seed} twice, accepted: each seed once")
@@ -186,19 +200,8 @@ class Params(Section):
         cells += [Cell(self.dataset, model, scale) for scale, preset in self.scales.items() for model in preset.models]
         for cell in dict.fromkeys(cells):
             self._check_cell(cell, file)
-        for name, variant in self.all_variants.items():
-            if self.resolve(Finetune, name).validation_orders != "all":
-                raise UserError(f"{file}: {name}: finetune.validation_orders: found 'trained', accepted: all (Table 1 has both orders)")
-            if variant.per and variant.per not in (possible := forms(variant.route)):
-                key, route = name if name == BASELINE else f"variants.{name}", sampler_name(variant.route)
-                raise UserError(f"{file}: {key}.per: found {variant.per!r}, accepted with route {route}: "
-                                f"{', '.join(possible) or 'none, all images run the same layers'}")  # fmt: skip
-            if "per" in variant.finetune:
-                raise UserError(f"{file}: {name}: finetune.per belongs to the section; accepted here: the variant's own key per")
-            if "baseline_epochs" in variant.finetune:
-                raise UserError(f"{file}: {name}: finetune.baseline_epochs belongs to the section; accepted here: epochs")
-            if variant.exits and variant.exits.step is not None:
-                raise UserError(f"{file}: {name}: exits.step: found {variant.exits.step}, accepted: none (the strategy layer_wise sets it)")
+        for scale in self.scales:
+            self.model_copy(update={"scale": scale})._check_variants(file)
         self.dataset_preset.check_channels(self.model_preset, f"models.{self.model}", file)
         if self.dataset_preset.sizes:
             self.check_sizes(*self.dataset_preset.sizes, file)
@@ -216,26 +219,52 @@ class Params(Section):
             raise UserError(f"{file}: protocol: found 'heldout', accepted: paper ({self.dataset!r} holds no images out; "
                             f"datasets.{self.dataset}.heldout says how many)")  # fmt: skip
         for section in paper_sections():
-            for found in (getattr(self, section.name), self.resolve(section)):
-                for name in getattr(found, "variants", ()):
-                    if name not in self.all_variants:
-                        raise UserError(f"{file}: {section.name}.variants: found {name!r}, {accepted(name, self.all_variants)}")
+            for name in getattr(self.resolve(section), "variants", ()):
+                if name not in self.all_variants:
+                    raise UserError(f"{file}: {section.name}.variants: found {name!r}, {accepted(name, self.all_variants)}")
         for checks in rooms("checks"):
             checks.check(self, file)
+
+    def _check_variants(self, file: str) -> None:
+        """Whether the variants of the scale are valid. Raises UserError."""
+        for name, variant in self.all_variants.items():
+            if self.resolve(Finetune, name).validation_orders != "all":
+                raise UserError(f"{file}: {name}: finetune.validation_orders: found 'trained', accepted: all (Table 1 has both orders)")
+            if variant.per and variant.per not in (possible := forms(variant.route)):
+                key, route = self.place_of(name), sampler_name(variant.route)
+                raise UserError(f"{file}: {key}.per: found {variant.per!r}, accepted with route {route}: "
+                                f"{', '.join(possible) or 'none, all images run the same layers'}")  # fmt: skip
+            if "per" in variant.finetune:
+                raise UserError(f"{file}: {name}: finetune.per belongs to the section; accepted here: the variant's own key per")
+            if "baseline_epochs" in variant.finetune:
+                raise UserError(f"{file}: {name}: finetune.baseline_epochs belongs to the section; accepted here: epochs")
+            if variant.exits and variant.exits.step is not None:
+                raise UserError(f"{file}: {name}: exits.step: found {variant.exits.step}, accepted: none (the strategy layer_wise sets it)")
 
     def _check_cell(self, cell: "Cell", file: str) -> None:
         """Whether what presets override is valid. Raises UserError."""
         names = {"pretrain", "finetune", *(section.name for section in paper_sections()), *ModelPreset.model_fields} - {"scale"}
-        for key in self.scales[cell.scale].models.get(cell.model, {}):
+        for key, value in self.scales[cell.scale].models.get(cell.model, {}).items():
+            where = f"scales.{cell.scale}.models.{cell.model}"
             if key not in names:
-                raise UserError(f"{file}: scales.{cell.scale}.models.{cell.model}: found {key!r}, {accepted(key, names)}")
+                raise UserError(f"{file}: {where}: found {key!r}, {accepted(key, names)}")
+            if (key == "kwargs" or key not in ModelPreset.model_fields) and not isinstance(value, dict):
+                raise UserError(f"{file}: {where}.{key}: found {value!r}, accepted: a mapping")
         self._at_scale(cell.model, cell.scale)
-        for core in (Pretrain, Finetune):
-            resolved(core, self._values(core, cell, None))
+        scratch = [self._values(Pretrain, cell, None)]
+        resolved(Pretrain, scratch[0])
+        resolved(Finetune, self._values(Finetune, cell, None))
+        scratch[0] = {key: value for key, value in scratch[0].items() if key != "seed"}
         for section in paper_sections():
             resolved(section, self._values(section, cell, None))
             if "training" in section.model_fields:
-                resolved(Optimisation, self.scratch_values(section, cell))
+                scratch.append(self.scratch_values(section, cell))
+        for values in scratch:
+            if resolved(Optimisation, values).per != "batch":
+                found, place = values["per"]
+                raise UserError(
+                    f"{file}: {place}.per: found {found!r}, accepted: batch (all images of these trainings run the same layers)"
+                )
 
     def check_sizes(self, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
         """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
@@ -305,8 +334,5 @@ def load(path: str | Path = "params.yaml") -> Params:
         params = whole().model_validate(content)
     except ValidationError as error:
         raise UserError(one_line(error, whole(), file=path.name)) from None
-    if (name := params.scale or getattr(params.models.get(params.model), "scale", None)) in params.scales:
-        variants = params.variants | params.scales[name].variants
-        params = params.model_copy(update={"variants": {key: value for key, value in variants.items() if value}})
     params.check(path.name)
     return params

@@ -102,8 +102,8 @@ def test_a_scale_on_the_command_line(scale: str, params: Params, tmp_path: Path)
         named = {key for key, value in found.values(section).items() if value.source == f"scales.{scale}.{section.name}"}
         assert named == keys.keys() - getattr(found.models[found.model], section.name).keys()
     assert (found.scale, params.scale) == (scale, None)
-    assert found.model_dump(exclude={"scale", "variants"}) == params.model_dump(exclude={"scale", "variants"})
-    assert found.variants.keys() >= {name for name, variant in found.scales[scale].variants.items() if variant}
+    assert found.model_dump(exclude={"scale"}) == params.model_dump(exclude={"scale"})
+    assert found.all_variants.keys() >= {name for name, variant in found.scales[scale].variants.items() if variant}
     apply_overrides(tmp_path / "params.yaml", ["scale=null"])
     assert load(tmp_path / "params.yaml") == params
 
@@ -133,11 +133,19 @@ def test_variants_of_a_scale(changed: Load) -> None:
     own: Values = {"scales.minutes.variants": {}}
     mine = {"more": {"route": "reversed"}, "ls_contrastive": {"route": {"swap": 3}}, "refit_3": None}
     plain, params = changed(own | {"scales.mine.variants": mine}), changed(own | {"scales.mine.variants": mine, "scale": "mine"})
-    assert list(params.variants) == [*(name for name in plain.variants if name != "refit_3"), "more"]
-    assert params.variants["more"].route == "reversed"
-    assert (plain.variants["ls_contrastive"].route, params.variants["ls_contrastive"].route) == ("arbitrary", {"swap": 3})
-    assert "refit_3" in plain.variants
-    assert "more" not in plain.variants
+    assert list(params.all_variants) == [*(name for name in plain.all_variants if name != "refit_3"), "more"]
+    assert params.all_variants["more"].route == "reversed"
+    assert (plain.all_variants["ls_contrastive"].route, params.all_variants["ls_contrastive"].route) == ("arbitrary", {"swap": 3})
+    assert "refit_3" in plain.all_variants
+    assert "more" not in plain.all_variants
+
+
+def test_a_variant_that_a_scale_leaves_out(changed: Load) -> None:
+    """A section that names it needs another list at that scale; elsewhere it stays."""
+    given = {"scales.mine": {"variants": {"layerdrop": None}, "prune_eval": {"variants": ["baseline", "ls"]}}, "scale": "mine"}
+    assert "layerdrop" not in changed(given).all_variants
+    with pytest.raises(UserError, match=r"prune_eval.variants: found 'layerdrop'"):
+        changed(given | {"scales.mine": {"variants": {"layerdrop": None}}})
 
 
 WRONG: list[tuple[str, Any, list[str]]] = [  # dotted key, value, what the one line must say; the scale is not the chosen one
@@ -148,6 +156,14 @@ WRONG: list[tuple[str, Any, list[str]]] = [  # dotted key, value, what the one l
     ("scales", {}, ["models.vit_micro.scale", "'minutes'"]),
     ("scales", ["smoke"], ["scales", "['smoke']"]),
     ("scales.hours", None, ["scales.hours", "None"]),
+    ("scales.hours.models", {"vit_micro": {"finetune": 3}}, ["scales.hours.models.vit_micro.finetune", "found 3", "a mapping"]),
+    ("scales.hours.models", {"vit_micro": {"kwargs": 3}}, ["scales.hours.models.vit_micro.kwargs", "found 3", "a mapping"]),
+    ("scales.hours.pretrain", {"per": "latin"}, ["scales.hours.pretrain.per", "'latin'", "batch"]),
+    ("scales.hours.smoothing.training", {"per": "latin"}, ["scales.hours.smoothing.training.per", "'latin'", "batch"]),
+    ("scales.hours.variants", {"baseline": {"route": "arbitrary"}}, ["scales.hours.variants", "'baseline'"]),
+    ("scales.hours.variants", {"none": None}, ["scales.hours.variants", "'none'", "ls_pos"]),
+    ("scales.hours.variants", {"x": {"route": "reversed", "per": "latin"}}, ["scales.hours.variants.x.per", "'latin'", "none"]),
+    ("scales.hours.variants", {"x": {"route": "arbitrary", "finetune": {"epoch": 3}}}, ["scales.hours.variants.x", "epoch"]),
     ("scales.hours.finetun", {}, ["scales.hours.finetun", "unknown key", "did you mean 'finetune'?"]),
     ("scales.hours.finetune", 3, ["scales.hours.finetune", "3", "dictionary"]),
     ("scales.hours.finetune.epohcs", 3, ["scales.hours.finetune.epohcs", "unknown key", "did you mean 'epochs'?"]),

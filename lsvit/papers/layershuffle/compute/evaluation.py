@@ -87,9 +87,15 @@ def _mixed_routes(
     leave so many layers in place at either end, Latin routes for each batch."""
     rng, options = _generator(config, model), config.options
     if options.per == "latin" and ends:
-        batches = [latin(rng, model.num_layers, *ends, keep) for _ in range(math.ceil(images / options.batch_size))]
-        return batches, sum(len(each.routes) for each in batches)
+        sizes = [min(options.batch_size, images - start) for start in range(0, images, options.batch_size)]
+        batches = [latin(rng, model.num_layers, *ends, keep) for _ in sizes]
+        return batches, sum(min(len(each.routes), size) for each, size in zip(batches, sizes, strict=True))
     return torch.from_numpy(per_sample(sampler, rng, model.num_layers, images)), images
+
+
+def _rows(batches: list[Latin], images: int, batch_size: int) -> np.ndarray:
+    """Every image's route, (images, L), of Latin routes for each batch."""
+    return np.concatenate([each.rows(min(batch_size, images - i * batch_size)) for i, each in enumerate(batches)])
 
 
 def _name(route: Route) -> str:
@@ -103,8 +109,8 @@ def _numbers(result: Score) -> tuple[float, float, float | None]:
 def evaluate_sampler(model: RoutedModel, split: Split, spec: Spec, config: EvalConfig, execution: Execution) -> tuple:
     """One row: a pass in which every image runs along a route of its own, or that of its group."""
     routes, _ = _mixed_routes(model, len(split), make_sampler(spec), latin_ends(spec), None, config)
-    tables = [routes.numpy()] if isinstance(routes, torch.Tensor) else [np.asarray(each.routes) for each in routes]
-    layers = [tuple(route[route >= 0].tolist()) for table in tables for route in table]
+    table = routes.numpy() if isinstance(routes, torch.Tensor) else _rows(routes, len(split), config.options.batch_size)
+    layers = [tuple(route[route >= 0].tolist()) for route in table]
     result = score(model, split, routes, config.options.batch_size, execution)
     distance, length = (np.mean(list(map(f, layers))).item() for f in (kendall_distance, len))
     numbers = (round(value, 6) for value in (result.accuracy, result.loss))
