@@ -2,7 +2,7 @@
 
 Milliseconds of a step (forward, backward, Adam) with one random order a batch, with Latin routes, layers stacked and in groups, and with an
 order a sample. The ways alternate within every repetition; ratios are medians of the ratios to one order a batch within it. Memory:
-peak resident set of a process that takes three such steps, less that before the first.
+peak resident set of a process that takes two such steps, less that before the first.
 """
 
 import argparse
@@ -59,8 +59,8 @@ GEOMETRIES = [
     Geometry(64, 4, 28, 14, 132, 15),
     Geometry(64, 4, 28, 7, 132, 9),
     Geometry(192, 3, 224, 16, 24, 3),
-    Geometry(384, 6, 224, 16, 24, 3),
-    Geometry(768, 12, 224, 16, 24, 2),
+    Geometry(384, 6, 224, 16, 24, 2),
+    Geometry(768, 12, 224, 16, 24, 1),
 ]
 
 
@@ -105,7 +105,7 @@ def timed(geometry: Geometry) -> dict[str, float]:
 
 
 def memory(geometry: Geometry, way: str) -> float:
-    """MiB that three steps take, in a process of its own."""
+    """MiB that two steps take, in a process of its own."""
     command = [sys.executable, __file__, "--memory", way, json.dumps(geometry)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
@@ -119,7 +119,7 @@ def main() -> None:
     if given:
         geometry = Geometry(*json.loads(given[1]))
         take, before = step(geometry), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for number in range(3):
+        for number in range(2):
             take(given[0], number)
         print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
         return
