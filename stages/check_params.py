@@ -1,11 +1,15 @@
-"""Stage check-params: every value of params.yaml is checked here, before any compute."""
+"""Stage check-params: every value of params.yaml is checked here, before any compute, and resolved for the stages to depend on."""
 
+import json
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 from lsvit.config.papers import rooms
-from lsvit.config.params import Params, load
-from lsvit.config.sections import Finetune
+from lsvit.config.params import Params, load, paper_sections
+from lsvit.config.sections import Finetune, PaperFigures, PaperSection, Pretrain
+from lsvit.config.types import Section
+from lsvit.config.variant import BASELINE
 from lsvit.errors import UserError, one_line_errors
 from lsvit.jobs.processes import cuda_devices, root
 
@@ -43,9 +47,24 @@ def build(params: Params) -> None:
                 checks.build(params, backbone)
 
 
+def resolved(params: Params) -> dict[str, Any]:
+    """What a stage may depend on, by name: presets, variants with their refinement, sections, all as they are at the chosen scale."""
+    found: dict[str, Any] = {"model": [params.model, params.scale_of(params.model), params.model_preset.model_dump()]}
+    found |= {"dataset": [params.dataset, params.dataset_preset.model_dump()]}
+    found |= {key: params.model_dump(include={key})[key] for key in ("device", "deterministic", "distributed", "seeds", "protocol")}
+    refined = {name: [v.model_dump(), params.resolve(Finetune, name).model_dump()] for name, v in params.all_variants.items()}
+    found |= {"baseline": refined.pop(BASELINE), "variants": refined}
+    sections: list[type[Section]] = [Pretrain, Finetune, PaperFigures, *paper_sections()]
+    for section in sections:
+        found[section.name] = [params.resolve(section).model_dump()]
+        if issubclass(section, PaperSection) and "training" in section.model_fields:
+            found[section.name].append({key: value for key, (value, _) in params.scratch_values(section).items()})
+    return found
+
+
 @one_line_errors()
 def main() -> None:
-    """Write outs/check_params.txt, always the same, so that a passed check makes nothing run again."""
+    """Write outs/params/NAME.json: a stage runs again where what it depends on has another effective value, and nowhere else."""
     params = load()
     file = params.model_preset.local_file(root())
     if file and not file.is_file():
@@ -53,9 +72,10 @@ def main() -> None:
                         "accepted: hub, scratch, a .safetensors file or its folder")  # fmt: skip
     check_hardware(params)
     build(params)
-    out = Path("outs/check_params.txt")
-    out.parent.mkdir(exist_ok=True)
-    out.write_text("params.yaml is valid\n")
+    out = Path("outs/params")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, value in resolved(params).items():
+        (out / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n")
 
 
 if __name__ == "__main__":

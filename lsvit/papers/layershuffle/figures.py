@@ -181,9 +181,9 @@ class LayerShuffleFigures(Figures):
             f"arbitrary: a fresh order per validation batch."
         )
 
-    def forms(self, rows: pd.DataFrame, forms: list[tuple[str, list[str]]], chance: float, name: str) -> str:
+    def forms(self, rows: pd.DataFrame, forms: list[tuple[str, list[str]]], name: str) -> str:
         """What an order was drawn for in training: accuracy of LS in both orders, position accuracy of LS-pred. Returns the caption."""
-        figure, axes = self._figure(0.62, ncols=2, width_ratios=[2, 1])
+        figure, axes = self._figure(0.75, ncols=2, width_ratios=[3, 2])
         left, right = axes[0]
         full = mean_rows(rows[rows["keep"] == rows["keep"].max()])
         for place, (_, names) in enumerate(forms):
@@ -197,12 +197,13 @@ class LayerShuffleFigures(Figures):
                 axis.plot(np.full(len(values), place + shift), values, "o", color=colour, markersize=2.5, alpha=0.6)
                 axis.errorbar(place + shift + 0.08, values.mean(), values.std(), color=colour, marker="_", capsize=2,
                               label=order if place == 0 and axis is left else None)  # fmt: skip
-        for axis, title in ((left, "LS: validation accuracy (%)"), (right, "LS-pred: layers whose\nposition is named (%)")):
-            axis.set(xticks=range(len(forms)), xticklabels=[f"{'Latin' if form == 'latin' else f'a {form}'}" for form, _ in forms])
+        for axis, title in ((left, "LS"), (right, "LS-pred")):
+            axis.set(xticks=range(len(forms)), xticklabels=["Latin" if form == "latin" else form for form, _ in forms])
             axis.set(xlim=(-0.5, len(forms) - 0.5), title=title)
             axis.grid(axis="y", linewidth=0.4, alpha=0.5)
-        right.set(ylim=(0, 104))
-        left.legend(loc="lower left")
+        left.set(ylabel="validation accuracy (%)", xlabel="an order is drawn for")
+        right.set(ylabel="positions named (%)", ylim=(0, 104))
+        left.legend(ncols=2, loc="upper left", bbox_to_anchor=(0, 1.3), columnspacing=1, handlelength=1.6)
         self._save(figure, name)
         return (
             "What an order is drawn for in training (one a batch as in the paper, one for every sample, Latin orders for a batch), with "
@@ -245,9 +246,9 @@ def draw(results: Results, params: Params) -> dict[str, str]:
         captions["Distance"] = figures.disorder(samplers, shown, results.chance, "distance")
     if (kinds == "fix_first").any():
         captions["First layers"] = figures.first_layers(samplers, results.chance, "first_layers")
-    forms = [(form, [v for v in names if v in params.all_variants]) for form, *names in FORMS]
-    if "ls" in results.cell["latin"] and any(form != "latin" and names for form, names in forms):
-        captions["Forms of routes"] = figures.forms(results.table("prune_eval"), forms, results.chance, "order_forms")
+    forms = [(form, names) for form, *names in FORMS if set(names) & set(params.all_variants)]
+    if "ls" in results.cell["latin"] and len(forms) > 1:
+        captions["Forms of routes"] = figures.forms(results.table("prune_eval"), forms, "order_forms")
     histories = {variant: results.table(f"finetune/{variant}") for variant in params.all_variants if variant not in CONTROLS}
     captions["Training curves"] = figures.training_curves(histories, "training_curves")
     return captions
