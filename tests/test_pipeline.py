@@ -223,7 +223,7 @@ def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None
     """Through the queue, in a temporary copy: nothing is trained again, and what is new is in the one store at the root."""
     store = smoked / "mlflow.db"
     before = tracked_runs(store)
-    variants = load(ROOT / "params.yaml").all_variants
+    variants = load(smoked / "params.yaml").all_variants
     stages = {"pretrain", "prune-eval", "analysis", "exits", "smoothing", "inversion", "painters", "paper-figures"}
     trainings = {name for v in variants for name in (v, f"{v} seed 0")} | {"pretrain seed 0", "end_to_end_vit_6 seed 0"}
     assert stages | trainings <= set(before)

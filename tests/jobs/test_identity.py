@@ -207,7 +207,6 @@ VALUES: dict[str, tuple[str, Any, set[str]]] = {
     "images at once, in profiles": ("smoothing.batch_size", 50, set()),
     "inputs at once": ("inversion.batch_size", 20, set()),
     "classes at once": ("inversion.class_images.batch_size", 10, set()),
-    "images that share Latin routes": ("scales.minutes.prune_eval.batch_size", 100, {"evaluation"}),
     "activations computed again": ("finetune.checkpointing", True, set()),
     "size of figures": ("paper_figures.dpi", 100, set()),
     "another model's value": ("models.vit_pico.finetune.lr", 0.5, set()),

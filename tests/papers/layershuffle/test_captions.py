@@ -35,7 +35,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
     monkeypatch.setattr(Figures, "_save", save)
     folder, rng = tmp_path / "results", np.random.default_rng(0)
     (folder / "finetune").mkdir(parents=True)
-    (folder / "cell.json").write_text(json.dumps({"classes": 10}))
+    (folder / "cell.json").write_text(json.dumps({"classes": 10, "latin": []}))
     (folder / "analysis.json").write_text(json.dumps({"layer": 1}))
     rows = []
     for variant in ("baseline", "ls"):
