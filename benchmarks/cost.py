@@ -81,12 +81,20 @@ class Case:
         """One epoch with the paper's optimiser."""
         kwargs = {"img_size": self.size, "patch_size": self.patch, "in_chans": 1 if self.size < 200 else 3, "embed_dim": self.width,
                   "depth": LAYERS, "num_heads": max(2, self.width // 64)}  # fmt: skip
-        changes = {"epochs": 1, "precision": "fp32", "batch_size": self.batch_size, "validation_batch_size": 200, "threads": 1}
+        own = {key: value for key, value in self.variant.items() if key != "per"}
+        changes = {
+            "epochs": 1,
+            "per": self.variant.get("per", "batch"),
+            "precision": "fp32",
+            "batch_size": self.batch_size,
+            "validation_batch_size": 200,
+            "threads": 1,
+        }
         options = load().finetune.model_copy(update=changes)
         return TrainConfig(
             title=self.name, dataset="random", model_name="vit", data_sha256="", weights_sha256=None, options=options, seed=0, device="cpu",
             model=ModelPreset(timm="vit_tiny_patch16_224", kwargs=kwargs, weights="scratch"),
-            variant=Variant.model_validate({"route": "arbitrary"} | self.variant),
+            variant=Variant.model_validate({"route": "arbitrary"} | own),
         )  # fmt: skip
 
     def works(self) -> list[Work]:

@@ -58,9 +58,7 @@ GEOMETRIES = [
     Geometry(32, 2, 28, 14, 132, 15, predict=True),
     Geometry(64, 4, 28, 14, 132, 15),
     Geometry(64, 4, 28, 7, 132, 9),
-    Geometry(192, 3, 224, 16, 24, 3),
     Geometry(384, 6, 224, 16, 24, 2),
-    Geometry(768, 12, 224, 16, 24, 1),
 ]
 
 
@@ -126,7 +124,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for geometry in GEOMETRIES:
         row: dict[str, Any] = {key: value for key, value in geometry._asdict().items() if key != "repetitions"}
-        row |= timed(geometry) | {f"{way}_mib": memory(geometry, way) for way in WAYS}
+        row |= timed(geometry)
+        row |= {
+            f"{way}_mib": memory(geometry, way) if geometry.size > 28 else None for way in WAYS
+        }  # a micro model's is lost in torch's own
         rows.append(row)
         print(row, flush=True)
     write(FILE, {"machine": machine() | {"threads": 1}, "steps": rows})

@@ -46,9 +46,9 @@ class Latin:
         back = [route[self.first :][::-1] for route in self.routes]
         return next((depth for depth, column in enumerate(zip(*back, strict=True)) if len(set(column)) > 1), 0)
 
-    def rows(self, samples: int, start: int = 0) -> np.ndarray:
-        """The routes of `samples` samples of a batch, from its `start`-th on: (samples, length)."""
-        return np.asarray(self.routes)[np.arange(start, start + samples) % len(self.routes)]
+    def rows(self, samples: int) -> np.ndarray:
+        """The routes of a batch's samples, (samples, length)."""
+        return np.asarray(self.routes)[np.arange(samples) % len(self.routes)]
 
     def after(self, samples: int) -> "Latin":
         """The same for a batch's part without its first `samples` samples."""

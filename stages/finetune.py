@@ -23,7 +23,7 @@ def main(which: Literal["baseline", "variants"]) -> None:
     names = [BASELINE] if which == BASELINE else [name for name in params.all_variants if name != BASELINE]
     options = {name: params.resolve(Finetune, name) for name in names}
     jobs = {name: {s: plan.training(name, params.all_variants[name], options[name], s, start) for s in params.seeds} for name in names}
-    show_trainings({name: (jobs[name][params.seeds[0]].config, params.values(Finetune, name)) for name in names}, params.seeds)
+    show_trainings({name: (jobs[name][params.seeds[0]].config, params.values(Finetune, name)) for name in names}, params.seeds, params)
     stage.train([job for seeds in jobs.values() for job in seeds.values()], max((each.threads for each in options.values()), default=1))
     for name in names:
         gather_trainings(jobs[name], folder := finetuned(name, 0).parents[1], plan.judge)

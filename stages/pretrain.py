@@ -22,7 +22,7 @@ def main() -> None:
     params, plan = stage.params, Plan(stage.params, Pretrain)
     if params.model_preset.weights == "scratch":
         job = plan.training("pretrain", PLAIN, plan.options, plan.options.seed)
-        show_trainings({"pretrain": (job.config, params.values(Pretrain))}, [plan.options.seed])
+        show_trainings({"pretrain": (job.config, params.values(Pretrain))}, [plan.options.seed], params)
         stage.train([job], plan.options.threads)
     else:
         preset = params.model_preset

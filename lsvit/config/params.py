@@ -92,7 +92,7 @@ class Params(Section):
 
     def scale_of(self, model: str) -> str:
         """The chosen scale, or else a model's own."""
-        return self.scale or str(self.models[model].scale)
+        return str(self.models[model].scale) if self.scale is None else self.scale
 
     def _at_scale(self, model: str, scale: str) -> ModelPreset:
         own, changed = self.models[model].model_dump(include=set(ModelPreset.model_fields)), self.scales[scale].models.get(model, {})
@@ -174,7 +174,7 @@ class Params(Section):
             UserError: one line naming the key, the value found and what is accepted.
         """
         named = [("model", self.model, self.models), ("dataset", self.dataset, self.datasets)]
-        named += [("scale", self.scale, self.scales)] if self.scale else []
+        named += [] if self.scale is None else [("scale", self.scale, self.scales)]
         named += [(f"models.{name}.scale", preset.scale, self.scales) for name, preset in self.models.items()]
         named += [(f"scales.{scale}.models", name, self.models) for scale, preset in self.scales.items() for name in preset.models]
         for key, name, table in named:
@@ -278,16 +278,16 @@ class Params(Section):
 
     def check_layers(self, num_layers: int, file: str = "params.yaml") -> None:
         """Checks against the chosen model's number of layers. Raises UserError as :meth:`check` does."""
-        limits = [(f"variants.{name}.layers", v.layers, num_layers) for name, v in self.all_variants.items() if v.layers]
+        limits = [(f"{self.place_of(name)}.layers", v.layers, num_layers) for name, v in self.all_variants.items() if v.layers]
         for name, v in self.all_variants.items():
             layers = v.layers or num_layers
             if v.exits:
-                limits.append((f"variants.{name}.exits.depths", v.exits.depths[-1], layers - 1))
+                limits.append((f"{self.place_of(name)}.exits.depths", v.exits.depths[-1], layers - 1))
                 if not (isinstance(v.route, dict) and "drop" in v.route):
                     length = len(make_sampler(v.route)(generator("train", 0), layers))
-                    limits.append((f"variants.{name}.exits.depths", v.exits.depths[-1], length))
+                    limits.append((f"{self.place_of(name)}.exits.depths", v.exits.depths[-1], length))
             if beyond := limit(v.route, layers):
-                limits.append((f"variants.{name}.route", *beyond))
+                limits.append((f"{self.place_of(name)}.route", *beyond))
         why = f"model {self.model!r} has {num_layers} layers"
         at_most([Limit(*found, why) for found in limits], file)
         at_most([found for checks in rooms("checks") for found in checks.layer_limits(self, num_layers)], file)

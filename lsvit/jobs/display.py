@@ -5,8 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
-from lsvit.config.params import Value
-from lsvit.config.variant import BASELINE
+from lsvit.config.params import Params, Value
 from lsvit.jobs.configs import RunConfig, TrainConfig
 
 Event = dict[str, Any]  # what a job reports: an epoch's numbers by name, a part of an epoch, a finished `cell`, or a `text`
@@ -85,29 +84,33 @@ def show_values(title: str, values: dict[str, Value]) -> None:
     _print(title, ("key", "value", "from"), [(key, str(value), source) for key, (value, source) in values.items()])
 
 
-def show_trainings(trainings: Mapping[str, tuple[RunConfig, dict[str, Value]]], seeds: Sequence[int]) -> None:
+def show_trainings(trainings: Mapping[str, tuple[RunConfig, dict[str, Value]]], seeds: Sequence[int], params: Params) -> None:
     """Print one table of every effective hyper-parameter of trainings, by name, and the place it comes from.
 
     A value that all of them share stands once; another for each of those that have it.
     """
     rows: dict[tuple[str, str, str], list[str]] = {}
     for title, (config, values) in trainings.items():
-        for row in _training_rows(title, config, values):
+        for row in _training_rows(title, config, values, params):
             rows.setdefault(row, []).append(title)
     shown = [(*row, "" if len(names) == len(trainings) else ", ".join(names)) for row, names in rows.items()]
     count = f"{len(trainings) * len(seeds)} training{'s' if len(trainings) * len(seeds) > 1 else ''}, seeds {', '.join(map(str, seeds))}"
     _print(f"{', '.join(trainings)}: {count}", ("key", "value", "from", "of"), sorted(shown, key=lambda row: row[3] != ""))
 
 
-def _training_rows(title: str, config: RunConfig, values: dict[str, Value]) -> list[tuple[str, str, str]]:
+def _training_rows(title: str, config: RunConfig, values: dict[str, Value], params: Params) -> list[tuple[str, str, str]]:
     """(key, value, from) of one training."""
     model = {"dataset": config.dataset, "model": config.model_name, "device": config.device, "deterministic": config.deterministic}
     preset = config.model.model_dump(include={"timm", "weights", "init_std", "init_growth", "num_classes", "head"}) | config.model.kwargs
     rows = [(key, str(value), key) for key, value in model.items()]
-    rows += [(key, str(value), f"models.{config.model_name}") for key, value in preset.items()]
+    scale = params.scale_of(config.model_name)
+    rows.append(("scale", scale, f"models.{config.model_name}" if params.scale is None else "scale"))
+    changed = params.scales[scale].models.get(config.model_name, {})
+    own = f"models.{config.model_name}"
+    rows += [(key, str(v), f"scales.{scale}.{own}" if key in changed | changed.get("kwargs", {}) else own) for key, v in preset.items()]
     if isinstance(config, TrainConfig) and config.world_size > 1:
         rows.append(("processes", f"{config.world_size}, routes {config.routes}", "distributed"))
-    where = title if title in (BASELINE, "pretrain") else f"variants.{title}"
+    where = title if title == "pretrain" else params.place_of(title)
     variant = config.variant.model_dump(exclude_none=True, exclude={"finetune"})
     rows += [(key, str(value), where) for key, value in variant.items() if value != {}]
     hidden = {"baseline_epochs"} | (set() if config.variant.position.predict else {"position_weight"})

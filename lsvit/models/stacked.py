@@ -10,14 +10,18 @@ from timm.models.mlp_mixer import Affine, ResBlock
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-ELEMENTWISE = (Affine, LayerScale, ResBlock)  # their own parameters, (D,) or (1, 1, D), multiply or are added to tokens (B, N, D)
+ELEMENTWISE = Affine | LayerScale | ResBlock  # their own parameters, (D,) or (1, 1, D), multiply or are added to tokens (B, N, D)
 
 
 def can_stack(modules: Sequence[nn.Module]) -> bool:
-    """Whether modules differ in the values of their parameters alone, and all of those belong to modules known here."""
-    known = (nn.Linear, nn.LayerNorm, *ELEMENTWISE)
-    parts = modules[0].modules()
-    return len({repr(module) for module in modules}) == 1 and all(isinstance(m, known) or not [*m.parameters(recurse=False)] for m in parts)
+    """Whether modules look alike but for the values of their parameters, and all of those belong to modules known here."""
+
+    def known(part: nn.Module) -> bool:
+        own = [*part.parameters(recurse=False)]
+        return isinstance(part, nn.Linear | ELEMENTWISE) or (isinstance(part, nn.LayerNorm) and bool(own)) or not own
+
+    alike = len({repr(module) for module in modules}) == 1 and not any(True for _ in modules[0].buffers())
+    return alike and all(map(known, modules[0].modules()))
 
 
 class _Linear(nn.Module):

@@ -1,6 +1,7 @@
 """Taps of the routed model's own parts: what they read along a route."""
 
 import itertools
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,9 +22,9 @@ class PositionLogits:
             self.groups.append([])
         self.groups[depth].append((layer, self.predict.read(after)))
 
-    @property
+    @cached_property
     def logits(self) -> list[Tensor]:
-        """By depth: (n, L), the n samples whose routes reach it, grouped by the layer they ran."""
+        """By depth: (n, L), the n samples whose routes reach it, grouped by the layer they ran. Asked for when the route has ended."""
         by_layer: dict[int, list[Tensor]] = {}
         for layer, read in itertools.chain(*self.groups):
             by_layer.setdefault(layer, []).append(read)

@@ -10,10 +10,9 @@ from lsvit.routes import count_routes
 
 LABELS = {BASELINE: "baseline", "ls": "LS", "ls_pos": "LS-pos", "ls_pred": "LS-pred", "layerdrop": "LayerDrop",
           "ls_contrastive": "LS-contrastive", "ls_batch": "LS, one order a batch", "ls_sample": "LS, an order a sample",
-          "ls_pred_batch": "LS-pred, one order a batch", "ls_pred_sample": "LS-pred, an order a sample",
-          "ls_pred_sum": "LS-pred, summed loss"}  # fmt: skip
+          "ls_pred_batch": "LS-pred, one order a batch", "ls_pred_sum": "LS-pred, summed loss"}  # fmt: skip
 # Variants that differ from another in what an order is drawn for, or in a weight alone: the figures of variants do without them.
-CONTROLS = ("ls_batch", "ls_sample", "ls_pred_batch", "ls_pred_sample", "ls_pred_sum")
+CONTROLS = ("ls_batch", "ls_sample", "ls_pred_batch", "ls_pred_sum")
 
 
 def label(variant: str) -> str:

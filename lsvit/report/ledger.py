@@ -205,7 +205,8 @@ def markdown(found: dict[str, Any]) -> str:
     """The ledger as a page."""
     lines = [
         "# Claims", "",
-        f"Data set {found['dataset']}, model {found['model']}, protocol {found['protocol']}, {len(found['seeds'])} seeds. "
+        f"Data set {found['dataset']}, model {found['model']}, scale {found['scale']}, protocol {found['protocol']}, "
+        f"{len(found['seeds'])} seeds. "
         f"Measured: mean and {found['interval']}. {_count(found)}.", "",
         "| id | claim | published | what is measured | value | orders | verdict |", "|:--|:--|:--|:--|:--|:--|:--|",
     ]  # fmt: skip
@@ -223,7 +224,7 @@ def show(found: dict[str, Any]) -> None:
     from rich.table import Table
 
     colours = {HOLDS: "green", FAILS: "red", NOT_REACHED: "yellow", NOT_RUN: "dim"}
-    title = f"{found['dataset']}, {found['model']}, protocol {found['protocol']}; measured: mean and {found['interval']}"
+    title = f"{found['dataset']}, {found['model']}, {found['scale']}, protocol {found['protocol']}; measured: mean and {found['interval']}"
     table = Table("claim", "published", "measured", "orders", "verdict", title=title, title_justify="left", show_lines=True)
     for entry in found["claims"]:
         verdict = f"[{colours[entry['verdict']]}]{entry['verdict']}[/]" + (f"\n[dim]{entry['reason']}[/]" if entry["reason"] else "")

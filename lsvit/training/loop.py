@@ -154,8 +154,8 @@ def draw_route(config: TrainConfig, num_layers: int, epoch: int, step: int) -> R
     sampler, own = make_sampler(config.variant.route), (rank,) * (config.routes == "own" and rank > 0)
     rng = generator("train", config.seed, epoch, step, *own)
     if config.options.per == "latin":
-        ends = latin_ends(config.variant.route)
-        assert ends is not None
+        if (ends := latin_ends(config.variant.route)) is None:
+            raise ValueError(f"per: found 'latin' with route {config.variant.route}, accepted: arbitrary, fix_first, fix_last")
         before = sum(map(len, np.array_split(np.arange(config.options.batch_size), world)[:rank]))
         return latin(rng, num_layers, *ends).after(before)
     if config.options.per == "sample":

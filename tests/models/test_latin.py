@@ -160,7 +160,7 @@ def test_form(num_layers: int, first: int, last: int, keep: int | None) -> None:
         assert len(set(route)) == len(route) == (keep or num_layers)
         assert route[:first] == tuple(range(first))
         assert np.array_equal(drawn.rows(3 * free)[free + i], route)
-    assert np.array_equal(drawn.after(5).rows(6), drawn.rows(6, 5))
+    assert np.array_equal(drawn.after(5).rows(6), drawn.rows(11)[5:])
     assert drawn.to_depth(None) == drawn
 
 

@@ -44,6 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "compiled blocks": {"compile": "blocks"},
     "losses against over-smoothing, accumulated, uneven shares": {"losses": ALL_LOSSES, "batch_size": 31, "micro_batch_size": 5},
     "the same, an order a sample": {"losses": ALL_LOSSES, "per": "sample", "micro_batch_size": 7},
+    "Latin, accumulated, uneven shares": PREDICT | {"per": "latin", "batch_size": 31, "micro_batch_size": 5},
     "the first layers alone": {"route": "sequential", "layers": 2},
 }
 

@@ -22,7 +22,7 @@ from lsvit.report.results import Results
 from lsvit.routes import ORDERS
 
 REFIT_MARKERS = "*Xpd"
-FORMS = (("batch", "ls_batch", "ls_pred_batch"), ("sample", "ls_sample", "ls_pred_sample"), ("latin", "ls", "ls_pred"))
+FORMS = (("batch", "ls_batch", "ls_pred_batch"), ("sample", "ls_sample"), ("latin", "ls", "ls_pred"))
 ANALYSED = Path("outs/analysis")
 SHOWN = ("baseline", "layerdrop", "ls")  # in the figure of accuracy against disorder
 
@@ -193,6 +193,8 @@ class LayerShuffleFigures(Figures):
             ):  # fmt: skip
                 variants = [v for v in names if v.startswith("ls_pred") == (wanted == "ls_pred")]
                 found = full[full["variant"].isin(variants) & (full["order"] == order)]
+                if found.empty:
+                    continue
                 values = 100 * found.groupby("seed")[column].mean()
                 axis.plot(np.full(len(values), place + shift), values, "o", color=colour, markersize=2.5, alpha=0.6)
                 axis.errorbar(place + shift + 0.08, values.mean(), values.std(), color=colour, marker="_", capsize=2,
