@@ -8,7 +8,7 @@ peak resident set of a process that takes two such steps, less that before the f
 import argparse
 import itertools
 import json
-import resource
+import re
 import subprocess
 import sys
 import time
@@ -102,6 +102,11 @@ def timed(geometry: Geometry) -> dict[str, float]:
     return found | {f"{way}_to_batch": float(ratio) for way, ratio in zip(WAYS[1:], ratios[1:], strict=True)}
 
 
+def peak() -> float:
+    """Largest resident set of this process so far, in MiB; what getrusage gives a process begins with its parent's."""
+    return int(re.findall(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)[0]) / 1024
+
+
 def memory(geometry: Geometry, way: str) -> float:
     """MiB that two steps take, in a process of its own."""
     command = [sys.executable, __file__, "--memory", way, json.dumps(geometry)]
@@ -116,10 +121,10 @@ def main() -> None:
     torch.set_num_threads(1)
     if given:
         geometry = Geometry(*json.loads(given[1]))
-        take, before = step(geometry), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        take, before = step(geometry), peak()
         for number in range(2):
             take(given[0], number)
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+        print(peak() - before)
         return
     rows: list[dict[str, Any]] = []
     for geometry in GEOMETRIES:
