@@ -81,20 +81,12 @@ class Case:
         """One epoch with the paper's optimiser."""
         kwargs = {"img_size": self.size, "patch_size": self.patch, "in_chans": 1 if self.size < 200 else 3, "embed_dim": self.width,
                   "depth": LAYERS, "num_heads": max(2, self.width // 64)}  # fmt: skip
-        own = {key: value for key, value in self.variant.items() if key != "per"}
-        changes = {
-            "epochs": 1,
-            "per": self.variant.get("per", "batch"),
-            "precision": "fp32",
-            "batch_size": self.batch_size,
-            "validation_batch_size": 200,
-            "threads": 1,
-        }
+        changes = {"epochs": 1, "precision": "fp32", "batch_size": self.batch_size, "validation_batch_size": 200, "threads": 1}
         options = load().finetune.model_copy(update=changes)
         return TrainConfig(
             title=self.name, dataset="random", model_name="vit", data_sha256="", weights_sha256=None, options=options, seed=0, device="cpu",
             model=ModelPreset(timm="vit_tiny_patch16_224", kwargs=kwargs, weights="scratch"),
-            variant=Variant.model_validate({"route": "arbitrary"} | own),
+            variant=Variant.model_validate({"route": "arbitrary"} | self.variant), per=self.variant.get("per", "batch"),
         )  # fmt: skip
 
     def works(self) -> list[Work]:
@@ -104,8 +96,8 @@ class Case:
         forward = count_forward(backbone, config.model, config.variant.position)
         forward = replace(forward, num_layers=config.variant.layers or LAYERS)
         if self.kind == "whole training":
-            return training_job(forward, config.variant, config.options, self.images, self.images, 0)
-        if config.options.per == "sample":
+            return training_job(forward, config.variant, config.options, self.images, self.images, 0, config.per)
+        if config.per == "sample":
             return [sampler_work(forward, config.variant.route, self.images, self.batch_size, self.kind == "training")]
         return [route_work(forward, self.images, self.batch_size, forward.num_layers, training=self.kind == "training")]
 
@@ -134,7 +126,7 @@ class Case:
             step, layers = TrainingStep(model, config.options.position_weight, execution), model.num_layers
             augment = Augmentation(config.variant, model.backbone, execution.device)
             return lambda: train_epoch(step, split, augment, config, layers, 1, optimizer, scheduler, lambda row: None)
-        samples = self.images if config.options.per == "sample" else 1
+        samples = self.images if config.per == "sample" else 1
         routes = per_sample(arbitrary, generator("samples", 0), model.num_layers, samples)
         orders = torch.from_numpy(routes) if samples > 1 else [tuple(routes[0].tolist())]
         return lambda: score(model, split, orders, self.batch_size, execution)

@@ -107,7 +107,7 @@ def gain(route: str, folder: Path) -> dict[str, Any]:
     if not data.exists():
         prepare("digits", params.dataset_preset, data, data)
     run = run_config(params, route, Variant(route=route), read_meta(data)["sha256"], None)
-    options = params.resolve(Finetune).model_copy(update={"epochs": EPOCHS, "per": "batch", "threads": torch.get_num_threads()})
+    options = params.resolve(Finetune).model_copy(update={"epochs": EPOCHS, "threads": torch.get_num_threads()})
     config = TrainConfig(**run, options=options, seed=0)
     trained = folder / route
     trained.mkdir()

@@ -4,31 +4,23 @@ Epochs, batch size, learning rate, what an order is drawn for, the weight of the
 initial scale, tried on held-out images, which nothing else reports: accuracy in both orders, and how often a position is named.
 """
 
-import argparse
-import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from machine import machine, show, write
-from stand_in import train_one
+from settings import SEEDS, pretrain, refine, try_settings
 
 from lsvit.config.params import load
 from lsvit.config.sections import Finetune, Pretrain
-from lsvit.config.variant import Encode, Position, Variant
-from lsvit.data.prepare import prepare
-from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import HELDOUT, WEIGHTS, read_meta, weights_file
-from lsvit.jobs.plan import run_config
+from lsvit.config.variant import Encode, Position
+from lsvit.jobs.files import HELDOUT, weights_file
 from lsvit.latin import latin
 from lsvit.routes import generator
-from lsvit.training.loop import train
 from lsvit.training.scoring import open_model, open_split, score
 
 FILE = Path(__file__).with_suffix(".json")
-BATCHES, SEEDS = 10, (0, 1)  # each with twelve orders; seeds of the refinement
+BATCHES = 10  # each with twelve orders
 COLUMNS = ("sequential", "arbitrary", "position")
 PUBLISHED_SIZE = {"encode.dim": 32, "encode.std": 0.072}  # torch's own initial scale at a width of 32 and 32 more
 TRIED: list[tuple[str, dict[str, Any]]] = [
@@ -71,27 +63,21 @@ TRIED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def pretrain(data: Path, folder: Path) -> Path:
+def start(data: Path, folder: Path) -> Path:
     """The starting weights of all."""
     params = load()
-    options = params.resolve(Pretrain)
-    config = run_config(params, "pretrained", Variant(route="sequential"), read_meta(data)["sha256"], None)
-    folder.mkdir(parents=True)
-    train(TrainConfig(**config, options=options, seed=options.seed), data, None, folder, lambda event: None)
-    return folder / WEIGHTS
+    return pretrain(params, data, folder, params.resolve(Pretrain).seed)
 
 
-def measure(given: tuple[str, dict[str, Any], int, Path, Path, Path]) -> dict[str, float]:
+def measure(setting: tuple[str, dict[str, Any]], seed: int, data: Path, folder: Path, start: Path) -> dict[str, float]:
     """One setting and seed: accuracy in both orders, position accuracy."""
-    name, changed, seed, data, start, folder = given
-    torch.set_num_threads(1)
-    params = load()
+    (name, changed), params = setting, load()
     own = {key: value for key, value in changed.items() if not key.startswith("encode.")}
     if len(own) < len(changed):
         encode = Encode.model_validate({key.partition(".")[2]: value for key, value in changed.items() if key not in own})
         variant = params.variants[name].model_copy(update={"position": Position(encode=encode)})
         params = params.model_copy(update={"variants": params.variants | {name: variant}})
-    config = train_one(params, name, params.resolve(Finetune, name).model_copy(update=own), seed, data, start, folder)
+    config = refine(params, name, params.resolve(Finetune, name).model_copy(update=own), seed, data, start, folder)
     model, execution = open_model(config, data, folder / weights_file(HELDOUT))
     split = open_split(config, data, HELDOUT, model)
     orders = [latin(generator("refinement", i), model.num_layers) for i in range(BATCHES)]
@@ -102,19 +88,8 @@ def measure(given: tuple[str, dict[str, Any], int, Path, Path, Path]) -> dict[st
 
 def main() -> None:
     """Measure, write and print."""
-    parser = argparse.ArgumentParser(description="How the micro model is refined.")
-    parser.add_argument("--workers", type=int, default=2, help="trainings side by side")
-    params = load()
-    with tempfile.TemporaryDirectory() as temporary:
-        data = Path(temporary) / "data"
-        prepare(params.dataset, params.dataset_preset, Path("data") / params.dataset, data)
-        start = pretrain(data, Path(temporary) / "start")
-        todo = [(n, c, seed, data, start, Path(temporary) / f"{i}_{seed}") for i, (n, c) in enumerate(TRIED) for seed in SEEDS]
-        with ProcessPoolExecutor(parser.parse_args().workers) as pool:
-            found = list(pool.map(measure, todo))
     rows = []
-    for i, (name, changed) in enumerate(TRIED):
-        seeds = found[i * len(SEEDS) : (i + 1) * len(SEEDS)]
+    for (name, changed), seeds in zip(TRIED, try_settings("How the micro model is refined.", TRIED, measure, start), strict=True):
         means = {key: float(np.mean([each[key] for each in seeds])) if key in seeds[0] else None for key in COLUMNS}
         rows.append({"variant": name, "setting": ", ".join(f"{key} {value}" for key, value in changed.items())} | means)
     write(FILE, {"machine": machine(), "seeds": len(SEEDS), "tried": rows})

@@ -6,27 +6,20 @@ first k layers in place and the others shuffled is measured on held-out images, 
 pre-trained ViT-S is the root mean square, over k, of the difference between the shares of what is above chance that are left.
 """
 
-import argparse
 import math
-import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from machine import machine, show, write
+from settings import SEEDS, pretrain, refine, try_settings
 
-from lsvit.config.params import Params, load
-from lsvit.config.sections import Finetune, Optimisation, Pretrain
-from lsvit.config.variant import Variant
-from lsvit.data.prepare import prepare
+from lsvit.config.params import load
+from lsvit.config.sections import Finetune
 from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import HELDOUT, WEIGHTS, read_meta, weights_file
-from lsvit.jobs.plan import run_config
+from lsvit.jobs.files import HELDOUT, weights_file
 from lsvit.latin import latin
 from lsvit.routes import generator
-from lsvit.training.loop import train
 from lsvit.training.scoring import open_model, open_split, score
 
 FILE = Path(__file__).with_suffix(".json")
@@ -34,7 +27,7 @@ KS = (0, 1, 2, 3, 4, 6, 8, 12)
 # A pre-trained ViT-S/14 of DINOv2's architecture, refined for 5 epochs in original order on 4,000 images of Fashion-MNIST at 56
 # pixels; one seed, 500 images
 PRE_TRAINED = (0.24, 0.26, 0.33, 0.44, 0.46, 0.63, 0.74, 0.80)
-CHANCE, ORDERS, SEEDS = 0.1, 200, (0, 1)
+CHANCE, ORDERS = 0.1, 200
 # What differs from vit_micro: of the preset (kwargs too) and, with a dot, of its pre-training.
 SETTINGS: list[dict[str, Any]] = [
     {"init_growth": 0.0},  # vit_micro before
@@ -54,15 +47,6 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def train_one(params: Params, name: str, options: Optimisation, seed: int, data: Path, start: Path | None, folder: Path) -> TrainConfig:
-    """Train one model in a folder; what it was trained with."""
-    variant = params.all_variants[name]
-    config = TrainConfig(**run_config(params, name, variant, read_meta(data)["sha256"], None), options=options, seed=seed)
-    folder.mkdir(parents=True)
-    train(config, data, start, folder, lambda event: None)
-    return config
-
-
 def curve(config: TrainConfig, data: Path, weights: Path) -> list[float]:
     """Accuracy on the held-out images, by number of layers in place."""
     model, execution = open_model(config, data, weights)
@@ -76,22 +60,16 @@ def curve(config: TrainConfig, data: Path, weights: Path) -> list[float]:
     return found
 
 
-def measure(given: tuple[dict[str, Any], int, Path, Path]) -> dict[str, Any]:
+def measure(setting: dict[str, Any], seed: int, data: Path, folder: Path, _: None) -> dict[str, Any]:
     """One setting and seed: pre-trained, refined twice, and the curves."""
-    setting, seed, data, folder = given
-    torch.set_num_threads(1)
     params = load()
     own, plain = params.models[params.model], {k: v for k, v in setting.items() if k in ("init_std", "init_growth")}
     kwargs = own.kwargs | {k: v for k, v in setting.items() if "." not in k and k not in plain}
     params = params.model_copy(update={"models": {params.model: own.model_copy(update=plain | {"kwargs": kwargs})}})
-    own_pretrain = {k.partition(".")[2]: v for k, v in setting.items() if "." in k}
-    options = params.resolve(Pretrain).model_copy(update=own_pretrain | {"threads": 1})
-    config = run_config(params, "pretrained", Variant(route="sequential"), read_meta(data)["sha256"], None)
-    folder.mkdir(parents=True)
-    train(TrainConfig(**config, options=options, seed=seed), data, None, folder, lambda event: None)
-    found = {}
+    changes = {k.partition(".")[2]: v for k, v in setting.items() if "." in k}
+    start, found = pretrain(params, data, folder, seed, threads=1, **changes), {}
     for name in ("baseline", "ls"):
-        trained = train_one(params, name, params.resolve(Finetune, name), seed, data, folder / WEIGHTS, folder / name)
+        trained = refine(params, name, params.resolve(Finetune, name), seed, data, start, folder / name)
         found[name] = curve(trained, data, folder / name / weights_file(HELDOUT))
     return found
 
@@ -104,18 +82,9 @@ def distance(accuracies: np.ndarray) -> float:
 
 def main() -> None:
     """Measure, write and print."""
-    parser = argparse.ArgumentParser(description="Which micro model behaves like a pre-trained one.")
-    parser.add_argument("--workers", type=int, default=2, help="settings measured side by side")
-    params = load()
-    with tempfile.TemporaryDirectory() as temporary:
-        data = Path(temporary) / "data"
-        prepare(params.dataset, params.dataset_preset, Path("data") / params.dataset, data)
-        todo = [(s, seed, data, Path(temporary) / f"{i}_{seed}") for i, s in enumerate(SETTINGS) for seed in SEEDS]
-        with ProcessPoolExecutor(parser.parse_args().workers) as pool:
-            found = list(pool.map(measure, todo))
     rows = []
-    for i, setting in enumerate(SETTINGS):
-        curves = {name: np.array([each[name] for each in found[i * len(SEEDS) : (i + 1) * len(SEEDS)]]) for name in ("baseline", "ls")}
+    for setting, seeds in zip(SETTINGS, try_settings("Which micro model behaves like a pre-trained one.", SETTINGS, measure), strict=True):
+        curves = {name: np.array([each[name] for each in seeds]) for name in ("baseline", "ls")}
         distances = [distance(each) for each in curves["baseline"]]
         rows.append({
             "setting": ", ".join(f"{key} {value}" for key, value in setting.items()), "distance": float(np.mean(distances)),

@@ -1,4 +1,4 @@
-"""Latin routes: an order of its own for every L-th of a batch, at the cost of one order for all. No torch here.
+"""Latin routes: an order of its own for every L-th of a batch, whose layers share all work. No torch here.
 
 The expected gradient is that of one random order a batch (LayerShuffle, Algorithm 1), since each order alone is uniformly random; it
 varies less, since every step sees L orders, which depend on each other: a departure from the paper.
@@ -53,9 +53,9 @@ class Latin:
     def after(self, samples: int) -> "Latin":
         """The same for a batch's part without its first `samples` samples."""
         shift = samples % len(self.routes)
-        return Latin(self.routes[shift:] + self.routes[:shift])
+        return Latin(self.routes[shift:] + self.routes[:shift]) if shift else self
 
-    def to_depth(self, depth: int | None) -> "Latin":
+    def to_depth(self, depth: int) -> "Latin":
         """Without the layers after a depth."""
         return Latin(tuple(route[:depth] for route in self.routes))
 

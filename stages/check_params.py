@@ -49,7 +49,7 @@ def build(params: Params) -> None:
 
 def resolved(params: Params) -> dict[str, Any]:
     """What a stage may depend on, by name: presets, variants with their refinement, sections, all as they are at the chosen scale."""
-    found: dict[str, Any] = {"model": [params.model, params.scale_of(params.model), params.model_preset.model_dump()]}
+    found: dict[str, Any] = {"model": [params.model, params.cell.scale, params.model_preset.model_dump()]}
     found |= {"dataset": [params.dataset, params.dataset_preset.model_dump()]}
     found |= {key: params.model_dump(include={key})[key] for key in ("device", "deterministic", "distributed", "seeds", "protocol")}
     refined = {name: [v.model_dump(), params.resolve(Finetune, name).model_dump()] for name, v in params.all_variants.items()}

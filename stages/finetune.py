@@ -22,7 +22,10 @@ def main(which: Literal["baseline", "variants"]) -> None:
     params, plan, start = stage.params, Plan(stage.params, Finetune), starting_weights()
     names = [BASELINE] if which == BASELINE else [name for name in params.all_variants if name != BASELINE]
     options = {name: params.resolve(Finetune, name) for name in names}
-    jobs = {name: {s: plan.training(name, params.all_variants[name], options[name], s, start) for s in params.seeds} for name in names}
+    jobs = {
+        name: {s: plan.training(name, params.all_variants[name], own, s, start, per=own.per) for s in params.seeds}
+        for name, own in options.items()
+    }
     show_trainings({name: (jobs[name][params.seeds[0]].config, params.values(Finetune, name)) for name in names}, params.seeds, params)
     stage.train([job for seeds in jobs.values() for job in seeds.values()], max((each.threads for each in options.values()), default=1))
     for name in names:

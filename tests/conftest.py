@@ -17,6 +17,7 @@ from lsvit.config.datasets import DatasetPreset
 from lsvit.config.params import Params, load
 from lsvit.config.presets import ModelPreset
 from lsvit.config.sections import Finetune
+from lsvit.config.types import Per
 from lsvit.config.variant import Variant
 from lsvit.data.prepare import prepare
 from lsvit.data.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
@@ -131,7 +132,7 @@ def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[
 
     def make(
         seed: int = 0, route: Any = "arbitrary", position: Any = None, layers: int | None = None,
-        losses: Any = None, talking_heads: bool = False, **options: Any,
+        losses: Any = None, talking_heads: bool = False, per: Per = "batch", **options: Any,
     ) -> TrainConfig:  # fmt: skip
         defaults = {"batch_size": 32, "epochs": 3, "validation_batch_size": 20, "lr": 0.003}
         values = params.finetune.model_dump() | defaults | options
@@ -139,7 +140,7 @@ def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[
         variant = Variant.model_validate({"route": route, "layers": layers} | parts)
         return TrainConfig(
             title="test", dataset="bars", model_name="pico", model=pico, variant=variant, device="cpu", seed=seed,
-            data_sha256=read_meta(prepared)["sha256"], weights_sha256=None, options=Finetune(**values),
+            data_sha256=read_meta(prepared)["sha256"], weights_sha256=None, options=Finetune(**values), per=per,
         )  # fmt: skip
 
     return make

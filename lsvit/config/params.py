@@ -83,7 +83,7 @@ class Params(Section):
     @property
     def model_preset(self) -> ModelPreset:
         """The chosen entry of `models` as it is at the chosen scale, without its overrides of sections."""
-        return self._at_scale(self.model, self.scale_of(self.model))
+        return self._at_scale(self.cell)
 
     @property
     def dataset_preset(self) -> DatasetPreset:
@@ -94,32 +94,37 @@ class Params(Section):
         """The chosen scale, or else a model's own."""
         return str(self.models[model].scale) if self.scale is None else self.scale
 
-    def _at_scale(self, model: str, scale: str) -> ModelPreset:
-        own, changed = self.models[model].model_dump(include=set(ModelPreset.model_fields)), self.scales[scale].models.get(model, {})
+    @property
+    def cell(self) -> Cell:
+        """The chosen one."""
+        return Cell(self.dataset, self.model, self.scale_of(self.model))
+
+    def _at_scale(self, cell: Cell) -> ModelPreset:
+        own = self.models[cell.model].model_dump(include=set(ModelPreset.model_fields))
+        changed = self.scales[cell.scale].models.get(cell.model, {})
         kwargs = own["kwargs"] | changed.get("kwargs", {})
         try:
             return ModelPreset.model_validate(own | {key: changed[key] for key in changed if key in own} | {"kwargs": kwargs})
         except ValidationError as error:
-            raise UserError(one_line(error, ModelPreset, f"scales.{scale}.models.{model}")) from None
+            raise UserError(one_line(error, ModelPreset, f"scales.{cell.scale}.models.{cell.model}")) from None
 
     @property
     def all_variants(self) -> dict[str, Variant]:
         """The baseline first, then the variants as declared, then those of the scale."""
-        variants = self.variants | self.scales[self.scale_of(self.model)].variants
+        variants = self.variants | self.scales[self.cell.scale].variants
         return {BASELINE: self.baseline} | {name: variant for name, variant in variants.items() if variant}
 
     def place_of(self, variant: str) -> str:
         """The key of params.yaml that a variant stands at."""
-        scale = self.scale_of(self.model)
-        if variant in self.scales[scale].variants:
-            return f"scales.{scale}.variants.{variant}"
+        if variant in self.scales[self.cell.scale].variants:
+            return f"scales.{self.cell.scale}.variants.{variant}"
         return variant if variant == BASELINE else f"variants.{variant}"
 
     def values(self, section: type[Section], variant: str | None = None) -> dict[str, Value]:
         """Every effective value of a section with its source; `variant` counts for the section `finetune` alone."""
-        return self._values(section, Cell(self.dataset, self.model, self.scale_of(self.model)), variant)
+        return self._values(section, self.cell, variant)
 
-    def _layers(self, name: str, cell: "Cell") -> Iterator[tuple[str, Overrides]]:
+    def _layers(self, name: str, cell: Cell) -> Iterator[tuple[str, Overrides]]:
         """What overrides a section, in this order: the place in params.yaml, and the keys there."""
         scale, model, dataset = self.scales[cell.scale], self.models[cell.model], self.datasets[cell.dataset]
         yield f"scales.{cell.scale}.{name}", getattr(scale, name, {})
@@ -127,7 +132,7 @@ class Params(Section):
         yield f"scales.{cell.scale}.models.{cell.model}.{name}", scale.models.get(cell.model, {}).get(name, {})
         yield f"datasets.{cell.dataset}.{name}", getattr(dataset, name, {})
 
-    def _values(self, section: type[Section], cell: "Cell", variant: str | None) -> dict[str, Value]:
+    def _values(self, section: type[Section], cell: Cell, variant: str | None) -> dict[str, Value]:
         name = section.name
         layers = [(name, getattr(self, name).model_dump()), *self._layers(name, cell)]
         values: dict[str, Value] = {}
@@ -150,9 +155,9 @@ class Params(Section):
         """The effective section for the chosen model, data set and variant."""
         return resolved(section, self.values(section, variant))
 
-    def scratch_values(self, section: type[PaperSection], cell: "Cell | None" = None) -> dict[str, Value]:
+    def scratch_values(self, section: type[PaperSection], cell: Cell | None = None) -> dict[str, Value]:
         """Every effective value of a stage's trainings from scratch: its key `training` wins over what `pretrain` has."""
-        cell, name = cell or Cell(self.dataset, self.model, self.scale_of(self.model)), section.name
+        cell, name = cell or self.cell, section.name
         values = {key: value for key, value in self._values(Pretrain, cell, None).items() if key != "seed"}
         layers = {name: getattr(self, name).training} | {where: keys.get("training", {}) for where, keys in self._layers(name, cell)}
         return values | {key: Value(value, f"{where}.training") for where, keys in layers.items() for key, value in keys.items()}
@@ -181,23 +186,20 @@ class Params(Section):
             if name not in table:
                 raise UserError(f"{file}: {key}: found {name!r}, {accepted(name, table)}")
         taken = (BASELINE, PRETRAINED, UNTRAINED, *(name for section in paper_sections() for name in section.taken))
-        for where, variants in {
-            "variants": self.variants,
-            **{f"scales.{key}.variants": s.variants for key, s in self.scales.items()},
-        }.items():
-            for name, variant in variants.items():
-                if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", name) or name in taken:
-                    raise UserError(f"{file}: {where}: found the name {name!r}, accepted: letters, digits, _, but not {', '.join(taken)}")
-                if variant is None and name not in self.variants:
-                    raise UserError(f"{file}: {where}: found no such variant as {name!r} to leave out, {accepted(name, self.variants)}")
+        declared = {"variants": self.variants} | {f"scales.{name}.variants": scale.variants for name, scale in self.scales.items()}
+        for where, name, variant in ((where, *item) for where, variants in declared.items() for item in variants.items()):
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", name) or name in taken:
+                raise UserError(f"{file}: {where}: found the name {name!r}, accepted: letters, digits, _, but not {', '.join(taken)}")
+            if variant is None and name not in self.variants:
+                raise UserError(f"{file}: {where}: found no such variant as {name!r} to leave out, {accepted(name, self.variants)}")
         for seed in self.seeds:
             if self.seeds.count(seed) > 1:
                 raise UserError(f"{file}: seeds: found {seed} twice, accepted: each seed once")
-        own = self.scale_of(self.model)
-        cells = [Cell(self.dataset, model, self.scale_of(model)) for model in self.models]
-        cells += [Cell(dataset, self.model, own) for dataset in self.datasets]
-        cells += [Cell(self.dataset, self.model, scale) for scale in self.scales]
-        cells += [Cell(self.dataset, model, scale) for scale, preset in self.scales.items() for model in preset.models]
+        own = self.cell
+        cells = [own._replace(model=model, scale=self.scale_of(model)) for model in self.models]
+        cells += [own._replace(dataset=dataset) for dataset in self.datasets]
+        cells += [own._replace(scale=scale) for scale in self.scales]
+        cells += [own._replace(model=model, scale=scale) for scale, preset in self.scales.items() for model in preset.models]
         for cell in dict.fromkeys(cells):
             self._check_cell(cell, file)
         for scale in self.scales:
@@ -241,7 +243,7 @@ class Params(Section):
             if variant.exits and variant.exits.step is not None:
                 raise UserError(f"{file}: {name}: exits.step: found {variant.exits.step}, accepted: none (the strategy layer_wise sets it)")
 
-    def _check_cell(self, cell: "Cell", file: str) -> None:
+    def _check_cell(self, cell: Cell, file: str) -> None:
         """Whether what presets override is valid. Raises UserError."""
         names = {"pretrain", "finetune", *(section.name for section in paper_sections()), *ModelPreset.model_fields} - {"scale"}
         for key, value in self.scales[cell.scale].models.get(cell.model, {}).items():
@@ -250,21 +252,13 @@ class Params(Section):
                 raise UserError(f"{file}: {where}: found {key!r}, {accepted(key, names)}")
             if (key == "kwargs" or key not in ModelPreset.model_fields) and not isinstance(value, dict):
                 raise UserError(f"{file}: {where}.{key}: found {value!r}, accepted: a mapping")
-        self._at_scale(cell.model, cell.scale)
-        scratch = [self._values(Pretrain, cell, None)]
-        resolved(Pretrain, scratch[0])
+        self._at_scale(cell)
+        resolved(Pretrain, self._values(Pretrain, cell, None))
         resolved(Finetune, self._values(Finetune, cell, None))
-        scratch[0] = {key: value for key, value in scratch[0].items() if key != "seed"}
         for section in paper_sections():
             resolved(section, self._values(section, cell, None))
             if "training" in section.model_fields:
-                scratch.append(self.scratch_values(section, cell))
-        for values in scratch:
-            if resolved(Optimisation, values).per != "batch":
-                found, place = values["per"]
-                raise UserError(
-                    f"{file}: {place}.per: found {found!r}, accepted: batch (all images of these trainings run the same layers)"
-                )
+                resolved(Optimisation, self.scratch_values(section, cell))
 
     def check_sizes(self, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
         """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""

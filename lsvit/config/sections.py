@@ -27,7 +27,6 @@ class Optimisation(Section):
     micro_batch_size: Count | None
     checkpointing: bool
     threads: Count
-    per: Per = "batch"  # what a random route is drawn for
     position_weight: Annotated[Float, Field(ge=0)] = 1.0
     warmup_epochs: Annotated[Int, Field(ge=0)] = 5  # of schedule cosine: the rate grows linearly (DeiT)
     plateau_factor: Fraction = 0.6  # of schedule plateau (multi-exit ViT, section IV)
@@ -56,10 +55,11 @@ class Finetune(Optimisation):
 
     name = "finetune"
     baseline_epochs: Count | None
+    per: Per = "batch"  # what a random route is drawn for
 
     def without_effect(self) -> set[str]:
-        """The baseline's epochs are resolved in `epochs`."""
-        return super().without_effect() | {"baseline_epochs"}
+        """The baseline's epochs are resolved in `epochs`, what routes are drawn for is the training's own."""
+        return super().without_effect() | {"baseline_epochs", "per"}
 
 
 class Distributed(Section):

@@ -54,7 +54,7 @@ def stages(params: Params) -> list[Stage]:
         found.append(Stage("pretrain", "", [training_job(whole, PLAIN, first, *sizes)], first.threads))
     for name, variant in params.all_variants.items():
         routed, tuning = count_variant(backbone, preset, variant), params.resolve(Finetune, name)
-        found.append(Stage("finetune", name, [training_job(routed, variant, tuning, *sizes)] * seeds, tuning.threads))
+        found.append(Stage("finetune", name, [training_job(routed, variant, tuning, *sizes, per=tuning.per)] * seeds, tuning.threads))
     for cost in rooms("cost"):
         found += cost.stages(params, sizes)
     return found

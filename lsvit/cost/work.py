@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lsvit.config.sections import Optimisation
+from lsvit.config.types import Per
 from lsvit.config.variant import Variant
 from lsvit.cost.flops import Forward
 from lsvit.cost.hardware import Hardware, Work
@@ -92,10 +93,12 @@ def sampler_work(model: Forward, spec: Spec, images: int, batch_size: int, train
     return route_work(model, images, batch_size, mean_length(spec, model.num_layers), calls, training)
 
 
-def training_job(model: Forward, variant: Variant, options: Optimisation, train: int, validation: int, heldout: int) -> list[Work]:
+def training_job(
+    model: Forward, variant: Variant, options: Optimisation, train: int, validation: int, heldout: int, per: Per = "batch"
+) -> list[Work]:  # fmt: skip
     """One training: epochs of complete batches, each validated in every order, the held-out images in one."""
     images = min(train, options.images or train) // options.batch_size * options.batch_size
-    if options.per == "sample":
+    if per == "sample":
         epoch = [sampler_work(model, variant.route, images, options.batch_size, training=True)]
     else:
         epoch = [route_work(model, images, options.batch_size, mean_length(variant.route, model.num_layers), training=True)]

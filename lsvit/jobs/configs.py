@@ -4,7 +4,7 @@ from typing import Literal
 
 from lsvit.config.presets import ModelPreset
 from lsvit.config.sections import Optimisation
-from lsvit.config.types import Section
+from lsvit.config.types import Per, Section
 from lsvit.config.variant import Variant
 
 
@@ -31,6 +31,7 @@ class TrainConfig(RunConfig):
 
     options: Optimisation
     seed: int
+    per: Per = "batch"  # what a random route is drawn for
     world_size: int = 1  # processes of one training
     routes: Literal["shared", "own"] = "shared"  # by the processes
 

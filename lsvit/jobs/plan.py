@@ -7,7 +7,7 @@ from typing import Any
 from lsvit.config.params import Params
 from lsvit.config.presets import ModelPreset
 from lsvit.config.sections import Finetune, Optimisation
-from lsvit.config.types import Section
+from lsvit.config.types import Per, Section
 from lsvit.config.variant import PLAIN, Variant
 from lsvit.errors import UserError
 from lsvit.jobs.configs import TrainConfig
@@ -60,12 +60,14 @@ class Plan:
         return self.digest(file) if file else None
 
     def training(
-        self, title: str, variant: Variant, options: Optimisation, seed: int, weights: Path | None = None, preset: ModelPreset | None = None
+        self, title: str, variant: Variant, options: Optimisation, seed: int, weights: Path | None = None,
+        preset: ModelPreset | None = None, per: Per = "batch",
     ) -> Job:  # fmt: skip
-        """One training, from the weights of a file or from scratch."""
+        """One training, from the weights of a file or from scratch; a random route is drawn for each batch, or `per` something else."""
         if not variant.position.predict:
             options = options.model_copy(update={"position_weight": 1.0})  # of nothing
-        config = TrainConfig(**self.fields(title, variant, weights, preset), options=options, seed=seed, **self.params.distributed.identity)
+        fields = self.fields(title, variant, weights, preset) | self.params.distributed.identity
+        config = TrainConfig(**fields, options=options, seed=seed, per=per)
         inputs = {"data": self.data, "weights": weights}
         return Job(f"{title} seed {seed}", TRAIN, config, inputs, options.epochs)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import cached_property, reduce
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -144,7 +145,8 @@ class RoutedModel(nn.Module):
                 self._check_layers(each, min(each), max(each), len(each))
             if exit is not None:
                 self._check_exit(exit, len(route.routes[0]))
-            return self._run_latin(self.embed(images), route.to_depth(exit), taps)
+                route = route.to_depth(exit)
+            return self._run_latin(self.embed(images), route, taps)
         if exit is not None:
             self._check_exit(exit, len(route))
         return deque(self.states(images, route[:exit], taps), maxlen=1).pop()[1]
@@ -260,7 +262,8 @@ class RoutedModel(nn.Module):
         assert self._stacks
         groups, batch = len(routes), len(state)
         share = -(-batch // groups)
-        layers = sorted(route[first] for route in routes)
+        table = np.asarray(routes)[:, first:]
+        layers = sorted(table[:, 0].tolist())
         blocks, projections = self._stacks
         block, projection = blocks.load(layers, share), projections.load(layers, share) if projections else None
 
@@ -270,19 +273,19 @@ class RoutedModel(nn.Module):
             return block(state)
 
         samples = [torch.arange(batch)[group::groups] for group in range(groups)]
+        # Each group's place in the state (groups, share, N, D), which lies by group before and after the square, by layer inside.
+        place = np.vstack([np.arange(groups), np.searchsorted(layers, table.T), np.arange(groups)])
+        group = place.argsort(1)
+        moves = torch.from_numpy(np.take_along_axis(place[:-1], group[1:], 1)).to(state.device, non_blocking=True)
         state = pad(state, (0, 0, 0, 0, 0, groups * share - batch)).unflatten(0, (share, groups)).transpose(0, 1)
-        place = torch.arange(groups)  # of each group in the state (groups, share, N, D), which lies by layer
-        for depth in range(first, len(routes[0])):
-            next_place = torch.tensor([layers.index(route[depth]) for route in routes])
-            order = next_place.argsort()
-            before = state.index_select(0, place[order].to(state.device, non_blocking=True))
+        for step, depth in enumerate(range(first, len(routes[0]))):
+            before = state.index_select(0, moves[step])
             state = self._recomputed(run, before.flatten(0, 1), depth).unflatten(0, (groups, share))
-            place = next_place
             for tap in taps:
-                for layer, group, old, new in zip(layers, order.tolist(), before.unbind(), state.unbind(), strict=True):
-                    if n := len(samples[group]):
-                        tap(depth, layer, old[:n], new[:n], samples[group])
-        return state.index_select(0, place.to(state.device, non_blocking=True)).transpose(0, 1).flatten(0, 1)[:batch]
+                for layer, mine, old, new in zip(layers, group[step + 1], before.unbind(), state.unbind(), strict=True):
+                    if n := len(samples[mine]):
+                        tap(depth, layer, old[:n], new[:n], samples[mine])
+        return state.index_select(0, moves[-1]).transpose(0, 1).flatten(0, 1)[:batch]
 
     def _check_layers(self, route: Route, lowest: int, highest: int, length: int) -> None:
         if () in route:

@@ -153,12 +153,12 @@ def draw_route(config: TrainConfig, num_layers: int, epoch: int, step: int) -> R
     rank, world = rank_and_world()
     sampler, own = make_sampler(config.variant.route), (rank,) * (config.routes == "own" and rank > 0)
     rng = generator("train", config.seed, epoch, step, *own)
-    if config.options.per == "latin":
+    if config.per == "latin":
         if (ends := latin_ends(config.variant.route)) is None:
             raise ValueError(f"per: found 'latin' with route {config.variant.route}, accepted: arbitrary, fix_first, fix_last")
         before = sum(map(len, np.array_split(np.arange(config.options.batch_size), world)[:rank]))
         return latin(rng, num_layers, *ends).after(before)
-    if config.options.per == "sample":
+    if config.per == "sample":
         table = per_sample(sampler, rng, num_layers, config.options.batch_size)
         return torch.from_numpy(np.array_split(table, world)[rank])
     return sampler(rng, num_layers)

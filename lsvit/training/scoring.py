@@ -88,7 +88,8 @@ def score(model: RoutedModel, split: Split, routes: Sequence[Route | Latin] | Te
         tap, exits = ([PositionLogits(model)] if predicts else []), ExitLogits(model)
         with execution.context():
             logits = model(images, routes[part] if isinstance(routes, Tensor) else routes[i % len(routes)], [*tap, exits]).float()
-            positions += position_hits(tap[0].logits) * len(labels) if tap else 0.0
+            if tap:
+                positions += position_hits(tap[0].logits) * len(labels)
         loss += task_loss(logits, labels, "sum")
         correct[part] = is_right(logits, labels)
         for depth, (samples, answers) in exits.logits.items():

@@ -201,7 +201,8 @@ def test_counts_of_a_training_are_those_of_a_real_one(
     run = run_config(small, name, variant, read_meta(bars)["sha256"], None)
     model = count_forward(meta_backbone(small.model_preset, 10), small.model_preset, variant.position)
     job, spy = job_of(small, "finetune", name), Spy(monkeypatch)
-    train(TrainConfig(**run, options=small.resolve(Finetune, name), seed=0), bars, None, tmp_path, lambda row: None)
+    options = small.resolve(Finetune, name)
+    train(TrainConfig(**run, options=options, seed=0, per=options.per), bars, None, tmp_path, lambda row: None)
     drawn = {"layerdrop": 0.3, "sample": 0.03}
     spy.check(job, model, drawn.get(name, 1e-9))
 

@@ -60,7 +60,7 @@ def test_stage_exits_measures_them(params: Params, pico: ModelPreset, prepared: 
         config = ExitConfig(
             title=name, dataset="bars", model_name="pico", model=pico, variant=variant, device="cpu", seed=0, data_sha256="",
             weights_sha256=None, precision="fp32", options=BranchTraining.model_validate(SIZES.model_dump() | options),
-            tuning=Optimisation.model_validate(params.finetune.model_dump(exclude={"baseline_epochs"})),
+            tuning=Optimisation.model_validate(params.finetune.model_dump(include=set(Optimisation.model_fields))),
         )  # fmt: skip
         (tmp_path / name).mkdir()
         measure(config, prepared, tmp_path / name, lambda event: None)

@@ -33,7 +33,11 @@ def listed(params: Params) -> Listed:
     steps = [*exits.end_to_end(task), *exits.first_steps(task)]
     found: dict[str, Iterable[Job | None]] = {
         "pretrain": [pretrain.training("pretrain", PLAIN, pretrain.options, pretrain.options.seed)],
-        "finetune": [refine.training(n, v, params.resolve(Finetune, n), seed, start) for n, v in variants for seed in params.seeds],
+        "finetune": [
+            refine.training(n, v, own, seed, start, per=own.per)
+            for n, v, own in ((n, v, params.resolve(Finetune, n)) for n, v in variants)
+            for seed in params.seeds
+        ],
         "evaluation": Evaluations(params).jobs().values(),
         "analysis": Analyses(params).jobs().values(),
         "branches": [each.job for each in frozen],

@@ -43,7 +43,7 @@ def fetched(name: str, data: Path, folder: Path, params: Params) -> tuple[dict[s
     save_file(published.state_dict(), folder / "mine.safetensors")
     preset = ModelPreset(timm=name, kwargs=SMALL | PUBLISHED[name], weights=str(folder / "mine.safetensors"))
     fields = run_config(params, name, Variant(route="sequential"), read_meta(data)["sha256"], None, preset)
-    options = Optimisation.model_validate(params.resolve(Finetune).model_dump(exclude={"baseline_epochs"}))
+    options = Optimisation.model_validate(params.resolve(Finetune).model_dump(include=set(Optimisation.model_fields)))
     (folder / "start").mkdir()
     fetch(TrainConfig(**fields, options=options, seed=0), data, None, folder / "start", lambda event: None)
     assert json.loads((folder / "start" / ORIGIN).read_text())["head"] == "fresh"

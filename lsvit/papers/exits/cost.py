@@ -49,9 +49,7 @@ def exit_jobs(
     `epochs` and `lrs`, the number of learning rates, are those of trainings of the backbone.
     """
     options, preset, (train, validation, heldout) = params.resolve(Exits), params.model_preset, sizes
-    tuning = params.resolve(Finetune).model_copy(
-        update={"epochs": epochs, "per": "batch", "batch_size": options.batch_size, "images": options.images}
-    )
+    tuning = params.resolve(Finetune).model_copy(update={"epochs": epochs, "batch_size": options.batch_size, "images": options.images})
     whole, shape, seeds = count_forward(backbone, preset), token_shape(backbone), len(params.seeds[: options.seeds])
     branches = {kind: count_branch(kind, shape, backbone.num_classes, options) for kind in options.every_branch}
 

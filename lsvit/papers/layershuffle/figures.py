@@ -22,7 +22,8 @@ from lsvit.report.results import Results
 from lsvit.routes import ORDERS
 
 REFIT_MARKERS = "*Xpd"
-FORMS = (("batch", "ls_batch", "ls_pred_batch"), ("sample", "ls_sample"), ("latin", "ls", "ls_pred"))
+# What an order is drawn for: LS and LS-pred trained so
+FORMS = {"batch": ("ls_batch", "ls_pred_batch"), "sample": ("ls_sample", None), "Latin": ("ls", "ls_pred")}
 ANALYSED = Path("outs/analysis")
 SHOWN = ("baseline", "layerdrop", "ls")  # in the figure of accuracy against disorder
 
@@ -181,18 +182,18 @@ class LayerShuffleFigures(Figures):
             f"arbitrary: a fresh order per validation batch."
         )
 
-    def forms(self, rows: pd.DataFrame, forms: list[tuple[str, list[str]]], name: str) -> str:
+    def forms(self, rows: pd.DataFrame, forms: list[str], name: str) -> str:
         """What an order was drawn for in training: accuracy of LS in both orders, position accuracy of LS-pred. Returns the caption."""
         figure, axes = self._figure(0.75, ncols=2, width_ratios=[3, 2])
         left, right = axes[0]
         full = mean_rows(rows[rows["keep"] == rows["keep"].max()])
-        for place, (_, names) in enumerate(forms):
-            for axis, wanted, order, column, shift, colour in (
-                (left, "ls", "sequential", "accuracy", -0.12, OKABE_ITO[0]), (left, "ls", "arbitrary", "accuracy", 0.12, OKABE_ITO[4]),
-                (right, "ls_pred", "arbitrary", "position_accuracy", 0.0, OKABE_ITO[3]),
+        for place, form in enumerate(forms):
+            ls, ls_pred = FORMS[form]
+            for axis, variant, order, column, shift, colour in (
+                (left, ls, "sequential", "accuracy", -0.12, OKABE_ITO[0]), (left, ls, "arbitrary", "accuracy", 0.12, OKABE_ITO[4]),
+                (right, ls_pred, "arbitrary", "position_accuracy", 0.0, OKABE_ITO[3]),
             ):  # fmt: skip
-                variants = [v for v in names if v.startswith("ls_pred") == (wanted == "ls_pred")]
-                found = full[full["variant"].isin(variants) & (full["order"] == order)]
+                found = full[(full["variant"] == variant) & (full["order"] == order)]
                 if found.empty:
                     continue
                 values = 100 * found.groupby("seed")[column].mean()
@@ -200,8 +201,7 @@ class LayerShuffleFigures(Figures):
                 axis.errorbar(place + shift + 0.08, values.mean(), values.std(), color=colour, marker="_", capsize=2,
                               label=order if place == 0 and axis is left else None)  # fmt: skip
         for axis, title in ((left, "LS"), (right, "LS-pred")):
-            axis.set(xticks=range(len(forms)), xticklabels=["Latin" if form == "latin" else form for form, _ in forms])
-            axis.set(xlim=(-0.5, len(forms) - 0.5), title=title)
+            axis.set(xticks=range(len(forms)), xticklabels=forms, xlim=(-0.5, len(forms) - 0.5), title=title)
             axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         left.set(ylabel="validation accuracy (%)", xlabel="an order is drawn for")
         right.set(ylabel="positions named (%)", ylim=(0, 104))
@@ -248,7 +248,7 @@ def draw(results: Results, params: Params) -> dict[str, str]:
         captions["Distance"] = figures.disorder(samplers, shown, results.chance, "distance")
     if (kinds == "fix_first").any():
         captions["First layers"] = figures.first_layers(samplers, results.chance, "first_layers")
-    forms = [(form, names) for form, *names in FORMS if set(names) & set(params.all_variants)]
+    forms = [form for form, names in FORMS.items() if set(names) & set(params.all_variants)]
     if "ls" in results.cell["latin"] and len(forms) > 1:
         captions["Forms of routes"] = figures.forms(results.table("prune_eval"), forms, "order_forms")
     histories = {variant: results.table(f"finetune/{variant}") for variant in params.all_variants if variant not in CONTROLS}

@@ -191,7 +191,7 @@ class Bench:
             title="test", dataset="bars", model_name="pico", model=self.pico, variant=Variant(route=route), device="cpu", seed=0,
             data_sha256="", weights_sha256=None, precision="fp32",
             options=BranchTraining.model_validate(SIZES.model_dump() | options | changes),
-            tuning=Optimisation.model_validate(self.params.finetune.model_dump(exclude={"baseline_epochs"}) | own),
+            tuning=Optimisation.model_validate(self.params.finetune.model_dump(include=set(Optimisation.model_fields)) | own),
         )  # fmt: skip
 
     def train(self, folder: str, **changes: Any) -> Path:

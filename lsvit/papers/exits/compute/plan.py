@@ -82,7 +82,7 @@ class Plan(BasePlan):
 
     def tuning(self, epochs: int, lr: float) -> Optimisation:
         """Adam as published (section IV): reduce-on-plateau, early stopping; what the paper leaves open as torch and `finetune` have it."""
-        options, own = self.options, self.params.resolve(Finetune).model_dump(exclude={"baseline_epochs", "per"})
+        options, own = self.options, self.params.resolve(Finetune).model_dump(include=set(Optimisation.model_fields))
         published = {"optimizer": "adam", "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "schedule": "plateau"}
         shared = {key: getattr(options, key) for key in ("plateau_factor", "plateau_patience", "stop_patience", "batch_size", "images")}
         return Optimisation.model_validate(own | published | shared | {"validation_orders": "trained", "epochs": epochs, "lr": lr})

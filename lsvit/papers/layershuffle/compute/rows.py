@@ -82,7 +82,7 @@ def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -
         epochs[protocol, name, seed] = int(kept_epoch(history, params.all_variants[name], JUDGES[protocol])["epoch"])
     protocol_rows(rows, epochs).to_csv(RESULTS / "protocols.csv", index=False, lineterminator="\n")
     (RESULTS / "metrics.json").write_text(json.dumps(table_metrics(rows[params.protocol]), indent=1) + "\n")
-    cell = {"dataset": params.dataset, "model": params.model, "scale": params.scale_of(params.model),
+    cell = {"dataset": params.dataset, "model": params.model, "scale": params.cell.scale,
             "protocol": params.protocol, "seeds": params.seeds, "classes": len(meta["classes"]), "images": meta["counts"],
             "latin": [name for name in params.all_variants if params.resolve(Finetune, name).per == "latin"]}  # fmt: skip
     (RESULTS / "cell.json").write_text(json.dumps(cell) + "\n")

@@ -1,0 +1,63 @@
+"""Settings of the micro model tried side by side, on held-out images, which nothing else reports."""
+
+import argparse
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lsvit.config.params import Params, load
+from lsvit.config.sections import Finetune, Optimisation, Pretrain
+from lsvit.config.variant import PLAIN, Variant
+from lsvit.data.prepare import prepare
+from lsvit.jobs.configs import TrainConfig
+from lsvit.jobs.files import WEIGHTS, read_meta
+from lsvit.jobs.plan import run_config
+from lsvit.training.loop import train
+
+SEEDS = (0, 1)
+
+
+def pretrain(params: Params, data: Path, folder: Path, seed: int, **changes: Any) -> Path:
+    """The starting weights."""
+    _train(params, PLAIN, params.resolve(Pretrain).model_copy(update=changes), seed, data, None, folder)
+    return folder / WEIGHTS
+
+
+def refine(params: Params, name: str, options: Finetune, seed: int, data: Path, start: Path, folder: Path) -> TrainConfig:
+    """Refine a variant in a folder; what it was trained with."""
+    return _train(params, params.all_variants[name], options, seed, data, start, folder, per=options.per)
+
+
+def _train(
+    params: Params, variant: Variant, options: Optimisation, seed: int, data: Path, start: Path | None, folder: Path, **changes: Any
+) -> TrainConfig:  # fmt: skip
+    config = TrainConfig(**run_config(params, "", variant, read_meta(data)["sha256"], None), options=options, seed=seed, **changes)
+    folder.mkdir(parents=True)
+    train(config, data, start, folder, lambda event: None)
+    return config
+
+
+def try_settings(
+    what: str, settings: Sequence[Any], measure: Callable[..., Any], prepared: Callable[[Path, Path], Any] = lambda data, folder: None
+) -> list[list[Any]]:  # fmt: skip
+    """What `measure(setting, seed, data, folder, prepared)` gives, in processes of one thread: by setting, then by seed.
+
+    `prepared`: made once, from the data, in a folder of its own.
+    """
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("--workers", type=int, default=2, help="settings measured side by side")
+    workers, params = parser.parse_args().workers, load()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        prepare(params.dataset, params.dataset_preset, Path("data") / params.dataset, data := folder / "data")
+        given = prepared(data, folder / "prepared")
+        with ProcessPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            found = [
+                [pool.submit(measure, setting, seed, data, folder / f"{i}_{seed}", given) for seed in SEEDS]
+                for i, setting in enumerate(settings)
+            ]
+            return [[each.result() for each in seeds] for seeds in found]
