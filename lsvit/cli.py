@@ -37,17 +37,21 @@ def table(file: Annotated[Path, typer.Argument(help="A table1.csv of the pipelin
 
 
 @app.command()
-def claims() -> None:
+def claims(
+    against: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A claims.json of another run of the cell; default: the committed one.")
+    ] = None,
+) -> None:
     """Print the reproduction ledger, claim by claim, and check it.
 
-    Ends with exit code 1 if a claim that held in the committed ledger has stopped holding, or a result file was changed by hand.
+    Ends with exit code 1 if it contradicts the committed ledger (or another), which says that a claim holds and this that it does not,
+    or the other way round, or if a result file was changed by hand. Other verdicts that moved are listed.
     """
     import json
-    import subprocess
     import sys
 
     from lsvit.errors import UserError
-    from lsvit.report.ledger import all_claims, changes, edited, judge, same_cell, show, stopped_holding
+    from lsvit.report.ledger import all_claims, changes, edited, judge, moved, other_ledger, same_cell, show
 
     results = Path("results")
     file = results / "claims.json"
@@ -64,13 +68,17 @@ def claims() -> None:
         if differing:
             which = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
             problems.append(f"{file}: not what the result files give for {which}; `dvc repro` writes it anew")
-        committed = subprocess.run(["git", "show", f"HEAD:./{file}"], capture_output=True, text=True, check=False)
-        if committed.returncode:
+        other = other_ledger(file, against)
+        if other is None:
             print("no committed ledger to compare with", file=sys.stderr)
-        elif same_cell(found, before := json.loads(committed.stdout)):
-            problems += stopped_holding(found, before)
+        elif same_cell(found, other):
+            contradicting, marginal = moved(found, other)
+            problems += contradicting
+            for line in marginal:
+                print(f"moved: {line}", file=sys.stderr)
         else:
-            print(f"the committed ledger is about {before['dataset']} with {before['model']}: verdicts are not compared", file=sys.stderr)
+            cell = f"{other['dataset']} with {other['model']} at scale {other.get('scale')}"
+            print(f"the other ledger is about {cell}: verdicts are not compared", file=sys.stderr)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:

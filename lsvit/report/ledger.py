@@ -1,10 +1,13 @@
 """The reproduction ledger: how a claim is decided on the result files, and the pages that say so.
 
 A claim's rule (in a paper's claims.py) names a quantity with one value a seed, the range the claim says it lies in, and the range
-outside which the claim is contradicted. The 95 % interval over the seeds decides.
+outside which the claim is contradicted. The 95 % interval over the seeds decides; beside it stands what is left of the verdict when
+all lines are corrected for their number (Holm).
 """
 
+import json
 import math
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +21,20 @@ from lsvit.errors import UserError
 from lsvit.jobs.rows import mean_rows
 from lsvit.report.evaluations import label
 from lsvit.report.results import Results
-from lsvit.report.statistics import METHOD, estimate
+from lsvit.report.statistics import LEVEL, METHOD, Estimate, estimate, holm, n_to_decide, p_value
 from lsvit.report.tables import console
 from lsvit.routes import Order, count_routes
 
-HOLDS, FAILS, NOT_REACHED, NOT_RUN = VERDICTS = ("holds", "does not hold", "not reached at this scale", "not run")
+HOLDS, FAILS, WEAKER, UNDECIDED, NOT_RUN = VERDICTS = ("holds", "does not hold", "weaker here", "undecided", "not run")
+RULES = (
+    "Rules as of 2026-11-22. They were written when results of the micro model at scale minutes were known, and before the runs of any "
+    "other cell."
+)
 Range = tuple[float, float]
 INF = math.inf
 ABOVE_ZERO: Range = (0, INF)
+SHARE: Range = (0, 100)
+COLLAPSE: tuple[Range, Range] = (-INF, 5), (-INF, 50)  # what is left, in %, where a paper says next to nothing; contradicted above
 # (data-set preset, model preset) -> the paper's name of that cell
 CELLS = {
     ("imagenet", "vit_b16"): ("ImageNet", "ViT-B/16"),
@@ -100,12 +109,14 @@ class Claim:
     text: str
     published: str
     quantity: str  # what is measured, in words
-    measure: Callable[[Evidence], np.ndarray]  # one value a seed
+    measure: Callable[[Evidence], np.ndarray | Estimate]  # one value a seed, or what else is averaged over
     holds: Range
     plausible: Range | None = None  # outside: contradicted; default: as `holds`
     unit: str = "points"
     centre: Callable[[Evidence], float] | None = None  # what the ranges are relative to, for claims about one cell alone
     scale: str = ""  # why a small model may not show it
+    possible: Range = (-INF, INF)  # of the quantity; no interval leaves it
+    over: str = "seeds"  # what the interval is over
 
     @property
     def rule(self) -> str:
@@ -119,34 +130,44 @@ class Claim:
         evidence.orders = []
         entry: dict[str, Any] = {"id": self.id, "source": self.source, "claim": self.text, "published": self.published,
                                  "quantity": self.quantity, "rule": self.rule}  # fmt: skip
-        value, verdict, reason = None, NOT_RUN, ""
+        value, verdict, reason, p = None, NOT_RUN, "", None
         try:
             with np.errstate(divide="ignore", invalid="ignore"):
                 values = self.measure(evidence)
-            if not np.isfinite(values).all():
+            found = values if isinstance(values, Estimate) else estimate(values)
+            if not math.isfinite(found.mean):
                 raise NotRun("the quantity is a quotient by zero")
-            found = estimate(values)
-            value = {name: _rounded(number) for name, number in found._asdict().items()} | {"unit": self.unit}
+            low, high = np.clip((found.low, found.high), *self.possible)
+            found = found._replace(low=low, high=high)
+            value = {name: _rounded(number) for name, number in found._asdict().items()} | {"unit": self.unit, "over": self.over}
             centre = self.centre(evidence) if self.centre else 0.0
             if found.n < 2:
                 raise NotRun("one seed, or one model, gives no interval")
-            verdict, reason = self._verdict(found.low - centre, found.high - centre)
-            if self.scale and verdict in (FAILS, NOT_REACHED) and not evidence.is_published:
+            found = found._replace(mean=found.mean - centre, low=low - centre, high=high - centre)
+            verdict, reason = self._verdict(found)
+            p = round(p_value(found, self._nearest(found.mean)), 6)
+            if self.scale and verdict in (FAILS, WEAKER) and not evidence.is_published:
                 reason += f"; possible reason: {self.scale}"
         except NotRun as missing:
             reason = str(missing)
         orders = {"min": min(evidence.orders), "max": max(evidence.orders)} if evidence.orders else None
-        return entry | {"measured": value, "orders": orders, "verdict": verdict, "reason": reason}
+        return entry | {"measured": value, "orders": orders, "verdict": verdict, "reason": reason, "p": p}
 
-    def _verdict(self, low: float, high: float) -> tuple[str, str]:
+    def _nearest(self, mean: float) -> float:
+        """The border nearest to a mean."""
+        return min((*self.holds, *(self.plausible or ())), key=lambda border: abs(border - mean))
+
+    def _verdict(self, found: Estimate) -> tuple[str, str]:
         """The verdict on an interval, and the reason if it is not `holds`."""
-        least, most = self.plausible or self.holds
+        (least, most), low, high = self.plausible or self.holds, found.low, found.high
         if _inside(low, high, self.holds):
             return HOLDS, ""
         if high < least or low > most:
             return FAILS, "the interval lies wholly outside"
-        inside = (least <= low and high < self.holds[0]) or (self.holds[1] < low and high <= most)
-        return NOT_REACHED, "between the two ranges" if inside else "the interval includes a border"
+        if (least <= low and high < self.holds[0]) or (self.holds[1] < low and high <= most):
+            return WEAKER, "between the two ranges"
+        n = n_to_decide(found, self._nearest(found.mean))
+        return UNDECIDED, f"the interval includes a border; {f'about {n}' if n else 'more than 100'} {self.over} would decide"
 
 
 def _inside(low: float, high: float, bounds: Range) -> bool:
@@ -182,7 +203,12 @@ def judge(folder: Path, claims: Sequence[Claim]) -> dict[str, Any]:
     """The ledger: every claim judged on the result files of `folder`."""
     evidence = Evidence(folder)
     head = {key: evidence.cell[key] for key in ("dataset", "model", "scale", "protocol", "seeds")}
-    return head | {"interval": METHOD, "claims": [claim.judge(evidence) for claim in claims]}
+    entries = [claim.judge(evidence) for claim in claims]
+    corrected = iter(holm([entry["p"] for entry in entries if entry["p"] is not None]))
+    for entry in entries:
+        sure = entry["p"] is None or next(corrected) <= 1 - LEVEL
+        entry["corrected"] = entry["verdict"] if sure else UNDECIDED
+    return head | {"interval": METHOD, "rules": RULES, "claims": entries}
 
 
 def show_value(entry: dict[str, Any]) -> str:
@@ -192,7 +218,8 @@ def show_value(entry: dict[str, Any]) -> str:
         return "–"
     digits = 2 if value["unit"] else 3
     interval = f" [{value['low']:.{digits}f}, {value['high']:.{digits}f}]" if value["low"] is not None else ""
-    return f"{value['mean']:.{digits}f}{interval} {value['unit']}".strip() + f", n = {value['n']}"
+    over = "" if value["over"] == "seeds" else f" {value['over']}"
+    return f"{value['mean']:.{digits}f}{interval} {value['unit']}".strip() + f", n = {value['n']}{over}"
 
 
 def show_orders(entry: dict[str, Any]) -> str:
@@ -207,11 +234,12 @@ def markdown(found: dict[str, Any]) -> str:
         "# Claims", "",
         f"Data set {found['dataset']}, model {found['model']}, scale {found['scale']}, protocol {found['protocol']}, "
         f"{len(found['seeds'])} seeds. "
-        f"Measured: mean and {found['interval']}. {_count(found)}.", "",
+        f"Measured: mean and {found['interval']}. {_count(found)}. {found['rules']} In brackets: where correcting all lines for their "
+        "number (Holm) leaves a verdict undecided.", "",
         "| id | claim | published | what is measured | value | orders | verdict |", "|:--|:--|:--|:--|:--|:--|:--|",
     ]  # fmt: skip
     for entry in found["claims"]:
-        verdict = f"**{entry['verdict']}**" + (f": {entry['reason']}" if entry["reason"] else "")
+        verdict = f"**{entry['verdict']}**{_holm(entry)}" + (f": {entry['reason']}" if entry["reason"] else "")
         cells = (entry["id"], entry["claim"], entry["published"], entry["quantity"], show_value(entry), show_orders(entry), verdict)
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Rules", ""] + [f"- `{entry['id']}` ({entry['source']}): {entry['rule']}." for entry in found["claims"]]
@@ -223,19 +251,25 @@ def show(found: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    colours = {HOLDS: "green", FAILS: "red", NOT_REACHED: "yellow", NOT_RUN: "dim"}
+    colours = {HOLDS: "green", FAILS: "red", WEAKER: "yellow", UNDECIDED: "cyan", NOT_RUN: "dim"}
     title = f"{found['dataset']}, {found['model']}, {found['scale']}, protocol {found['protocol']}; measured: mean and {found['interval']}"
     table = Table("claim", "published", "measured", "orders", "verdict", title=title, title_justify="left", show_lines=True)
     for entry in found["claims"]:
-        verdict = f"[{colours[entry['verdict']]}]{entry['verdict']}[/]" + (f"\n[dim]{entry['reason']}[/]" if entry["reason"] else "")
+        reason = f"\n[dim]{entry['reason']}[/]" if entry["reason"] else ""
+        verdict = f"[{colours[entry['verdict']]}]{entry['verdict']}[/]{_holm(entry)}{reason}"
         claim = f"{entry['claim']}\n[dim]{entry['id']}: {entry['source']}[/]"
         table.add_row(claim, entry["published"], f"{escape(show_value(entry))}\n[dim]{entry['quantity']}[/]", show_orders(entry), verdict)
     console(140).print(table, _count(found))
 
 
+def _holm(entry: dict[str, Any]) -> str:
+    return " (Holm: undecided)" if entry["corrected"] != entry["verdict"] else ""
+
+
 def _count(found: dict[str, Any]) -> str:
-    verdicts = [entry["verdict"] for entry in found["claims"]]
-    return f"{len(verdicts)} claims: " + ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
+    plain, corrected = ([entry[key] for entry in found["claims"]] for key in ("verdict", "corrected"))
+    counts = ", ".join(f"{plain.count(verdict)} {verdict}" for verdict in VERDICTS)
+    return f"{len(plain)} claims: {counts}; after Holm's correction {corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not"
 
 
 def changes(found: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -249,14 +283,29 @@ def same_cell(found: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(found[key] == other.get(key) for key in ("dataset", "model", "scale"))
 
 
-def stopped_holding(found: dict[str, Any], committed: dict[str, Any]) -> list[str]:
-    """Claims that held in the committed ledger of the same cell and no longer do."""
-    now = {entry["id"]: entry["verdict"] for entry in found["claims"]}
-    return [
-        f"{entry['id']}: held in the committed ledger, now: {now.get(entry['id'], 'no such claim')}"
-        for entry in committed["claims"]
-        if entry["verdict"] == HOLDS and now.get(entry["id"]) != HOLDS
-    ]
+def moved(found: dict[str, Any], other: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """What two ledgers of a cell say differently, a line a claim: those of which one holds and the other does not, and the rest."""
+    theirs = {entry["id"]: entry["verdict"] for entry in other["claims"]}
+    contradicting, marginal = [], []
+    for entry in found["claims"]:
+        pair = entry["verdict"], theirs.get(entry["id"], "no such claim")
+        if pair[0] != pair[1]:
+            (contradicting if {*pair} == {HOLDS, FAILS} else marginal).append(f"{entry['id']}: {pair[0]}, in the other ledger: {pair[1]}")
+    return contradicting, marginal
+
+
+def other_ledger(file: Path, against: Path | None) -> dict[str, Any] | None:
+    """The ledger to compare with: of a file, or else that of the last commit, if there is one. Raises UserError if it is no ledger."""
+    if against is None:
+        shown = subprocess.run(["git", "show", f"HEAD:./{file}"], capture_output=True, text=True, check=False)
+        return None if shown.returncode else json.loads(shown.stdout)
+    try:
+        found = json.loads(against.read_text())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not {"claims", "dataset", "model"} <= found.keys():
+        raise UserError(f"{against}: found no ledger, accepted: the claims.json of a run")
+    return found
 
 
 def edited(folder: str = "results") -> list[str]:

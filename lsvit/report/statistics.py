@@ -1,4 +1,4 @@
-"""Means with their interval over seeds, and paired differences. No p-values: five seeds cannot give p < 0.0625 (sign-flip)."""
+"""Means with their interval over seeds, paired differences, and what many intervals together ask for."""
 
 import math
 from collections.abc import Sequence
@@ -20,14 +20,45 @@ class Estimate(NamedTuple):
     high: float
 
 
-def estimate(values: Sequence[float] | np.ndarray) -> Estimate:
-    """The estimate from one value a seed, (n,); of paired differences between two variants, if those are given."""
+def from_error(mean: float, error: float, n: int) -> Estimate:
+    """The estimate from a mean over `n` and its standard error."""
     from scipy.stats import t
 
+    low, high = t.interval(LEVEL, n - 1, loc=mean, scale=error) if error else (mean, mean)
+    return Estimate(mean, error * math.sqrt(n), n, float(low), float(high))
+
+
+def p_value(found: Estimate, border: float) -> float:
+    """Two-sided, Student's t: the interval at the level 1 - p just reaches the border. Few seeds: it leans on normal differences."""
+    from scipy.stats import t
+
+    error = found.std / math.sqrt(found.n)
+    distance = abs(found.mean - border)
+    return float(2 * t.sf(distance / error, found.n - 1)) if error else float(not distance)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values corrected for their number (Holm 1979), in the order given."""
+    order = np.argsort(p_values, kind="stable")
+    raised = np.asarray(p_values, dtype=float)[order] * np.arange(len(order), 0, -1)
+    corrected = np.empty(len(order))
+    corrected[order] = np.minimum(np.maximum.accumulate(raised), 1)
+    return corrected.tolist()
+
+
+def n_to_decide(found: Estimate, border: float, most: int = 100) -> int | None:
+    """How many seeds would probably bring the border outside the interval, if mean and spread stay; None: more than `most`."""
+    from scipy.stats import t
+
+    n = np.arange(found.n + 1, most + 1)
+    enough = n[t.ppf((1 + LEVEL) / 2, n - 1) * found.std / np.sqrt(n) < abs(found.mean - border)]
+    return int(enough[0]) if len(enough) else None
+
+
+def estimate(values: Sequence[float] | np.ndarray) -> Estimate:
+    """The estimate from one value a seed, (n,); of paired differences between two variants, if those are given."""
     values = np.asarray(values, dtype=float)
     n, mean = len(values), float(values.mean())
     if n < 2:
         return Estimate(mean, math.nan, n, math.nan, math.nan)
-    std = float(values.std(ddof=1))
-    low, high = t.interval(LEVEL, n - 1, loc=mean, scale=std / math.sqrt(n)) if std else (mean, mean)
-    return Estimate(mean, std, n, float(low), float(high))
+    return from_error(mean, float(values.std(ddof=1)) / math.sqrt(n), n)

@@ -10,7 +10,7 @@ import pytest
 
 from lsvit.papers.exits.claims import BRANCHES, CLAIMS, CNNS
 from lsvit.papers.exits.tables import TABLE1, TABLE2, WITHOUT
-from lsvit.report.ledger import FAILS, HOLDS, NOT_REACHED, NOT_RUN, Evidence, all_claims
+from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, all_claims
 from tests.conftest import ROOT
 
 RESULTS = ROOT / "results"
@@ -164,18 +164,18 @@ THREE = {"placement": "3-6-9"}
     ("name", "change", "value", "verdict"),
     [
         ("practical-each", put("practical", False, **IN_ORDER, branch=VIT), 6, FAILS),
-        ("practical-each", put("practical", False, **IN_ORDER, branch=VIT, seed=0), 20 / 3, NOT_REACHED),
+        ("practical-each", put("practical", False, **IN_ORDER, branch=VIT, seed=0), 20 / 3, UNDECIDED),
         ("practical-each", put("practical", False, dataset=DATASET, variant="ls"), 7, HOLDS),
         ("mlp-first", put("flops", 1, **IN_ORDER, branch=VIT, depth=1), 0, FAILS),
         ("mlp-poor-early", add(14, **IN_ORDER, branch=MLP, depth=(1, 2, 3)), -8, FAILS),
         ("cnn-early", add(4, **IN_ORDER, branch=MIXER, depth=(1, 2, 3)), -1, FAILS),
         ("cnn-early", add(12, **IN_ORDER, branch=MIXER, depth=1), -1, FAILS),  # -9, 3, 3: the mean decides
-        ("cnn-early", add(8, **IN_ORDER, branch=MIXER, seed=0), (-5 + 3 + 3) / 3, NOT_REACHED),  # seeds that disagree decide nothing
+        ("cnn-early", add(8, **IN_ORDER, branch=MIXER, seed=0), (-5 + 3 + 3) / 3, UNDECIDED),  # seeds that disagree decide nothing
         ("cnn-ignore-early", add(2, **IN_ORDER, branch="cnn_add", depth=1), 1 - 1 / 3, HOLDS),
         ("cnn-ignore-early", add(4, **IN_ORDER, branch="cnn_add", depth=(1, 2, 3)), -2, FAILS),
         ("resmlp-middle", add(-3, **IN_ORDER, branch="resmlp", depth=(4, 5, 6)), -1, FAILS),
         ("resmlp-middle", add(9, **IN_ORDER, branch=VIT, depth=(3, 7)), 2, HOLDS),  # other layers
-        ("small-differences", add(12, **IN_ORDER, branch=VIT, depth=11), 2 / 6 + 2, NOT_REACHED),
+        ("small-differences", add(12, **IN_ORDER, branch=VIT, depth=11), 2 / 6 + 2, UNDECIDED),
         ("small-differences", add(60, **IN_ORDER, branch=VIT, depth=11), 2 / 6 + 10, FAILS),
         ("small-differences", add(60, **IN_ORDER, branch=VIT, depth=5), 2 / 6, HOLDS),
         ("later-not-better", add(1.5, **IN_ORDER, branch="resmlp", depth=(7, 8, 9, 10, 11)), 100 * 3 / 70, FAILS),
@@ -195,11 +195,11 @@ THREE = {"placement": "3-6-9"}
         ("e2e-vit-best", add(-9, **TOGETHER, **THREE, architecture=VIT), 0, FAILS),
         ("e2e-cnn-worst", add(4, **TOGETHER, architecture=CNNS, depth=(3, 6, 9)), -2.75, FAILS),
         ("e2e-cnn-worst", add(4, **TOGETHER, placement="6", branch=CNNS), 0.25, HOLDS),
-        ("layer-wise-first", add(-4, **LAYER_WISE, placement="6", depth=6), -1.75, NOT_REACHED),
+        ("layer-wise-first", add(-4, **LAYER_WISE, placement="6", depth=6), -1.75, UNDECIDED),
         ("layer-wise-first", add(-9, **LAYER_WISE), 0.25 - 9, FAILS),
         ("layer-wise-first", add(-9, **LAYER_WISE, **THREE, depth=6), 0.25, HOLDS),
         ("layer-wise-later", add(30, **LAYER_WISE, branch="final"), 23.75 - 30, FAILS),
-        ("any-order", add(-7, dataset=DATASET, variant="ls", order="arbitrary"), 10, NOT_REACHED),
+        ("any-order", add(-7, dataset=DATASET, variant="ls", order="arbitrary"), 10, UNDECIDED),
         ("any-order", add(-20, dataset=DATASET, variant="ls", order="arbitrary"), 23, FAILS),
         ("any-order", add(-20, dataset=DATASET, variant="ls", order="arbitrary", branch="final"), 3, HOLDS),
         ("any-order-baseline", add(-10, dataset=DATASET, variant="baseline", order="arbitrary", branch=LS_BRANCHES), 0, HOLDS),
@@ -207,10 +207,10 @@ THREE = {"placement": "3-6-9"}
         ("any-order-baseline", add(45, dataset=DATASET, variant="baseline", order="arbitrary", branch=MIXER), 17.9153, HOLDS),
         ("pruned", add(20, dataset=DATASET, variant="ls", order="sequential", depth=(10, 11)), 4, HOLDS),  # not reached when pruned
         ("pruned", add(20, dataset=DATASET, variant="ls", order="sequential"), 24, FAILS),
-        ("confidence", put("accuracy", 0.795, policy="confidence", budget=160), -0.5, NOT_REACHED),
+        ("confidence", put("accuracy", 0.795, policy="confidence", budget=160), -0.5, UNDECIDED),
         ("confidence", put("accuracy", 0.7, policy="confidence", budget=160), -10, FAILS),
         ("confidence", put("accuracy", 0.7, policy="confidence", budget=(100, 300)), 5, HOLDS),
-        ("budget-held", put("flops", 330, policy="confidence", budget=300), 10, NOT_REACHED),
+        ("budget-held", put("flops", 330, policy="confidence", budget=300), 10, UNDECIDED),
         ("budget-held", put("flops", 390, policy="confidence", budget=300), 30, FAILS),
         ("budget-held", put("flops", 390, policy="budget", budget=300), 3.125, HOLDS),
     ],

@@ -11,7 +11,7 @@ import pytest
 
 from lsvit.papers.inversion.claims import CLAIMS, alone, at, points
 from lsvit.papers.inversion.compute.rows import CLASS_COLUMNS, COLUMNS
-from lsvit.report.ledger import FAILS, HOLDS, NOT_REACHED, NOT_RUN, Evidence, NotRun, all_claims
+from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, NotRun, all_claims
 from tests.conftest import ROOT, Change, add
 
 RESULTS = ROOT / "results"
@@ -215,14 +215,14 @@ LAST = "first 12"
         ("deeper", clearer(0.7, LAST, "trained"), FAILS),
         ("deeper", clearer(0.7, "first 4", "trained"), HOLDS),  # what is between does not count
         ("deeper", clearer(0.7, LAST, "untrained"), HOLDS),
-        ("deeper", clearer(0.9, LAST, "trained", seed=0), NOT_REACHED),
+        ("deeper", clearer(0.9, LAST, "trained", seed=0), UNDECIDED),
         ("deeper-mixer", clearer(-0.6, "first 1", "untrained", family="mixer"), FAILS),
-        ("untrained-depth", clearer(0.1, "first 1", "untrained"), NOT_REACHED),
+        ("untrained-depth", clearer(0.1, "first 1", "untrained"), UNDECIDED),
         ("untrained-depth", clearer(0.2, "first 1", "untrained"), FAILS),
         ("untrained-depth", clearer(-0.2, "first 1", "untrained"), FAILS),
         ("patch-embed", clearer(0.5, "patch_embed", "untrained", family="vit_micro"), FAILS),
         ("patch-embed", clearer(0.5, "patch_embed", "untrained"), HOLDS),  # of another family
-        ("overcomplete", clearer(-0.02, "patch_embed", "untrained"), NOT_REACHED),  # 0.95 itself
+        ("overcomplete", clearer(-0.02, "patch_embed", "untrained"), UNDECIDED),  # 0.95 itself
         ("overcomplete", clearer(-0.04, "patch_embed", "untrained"), FAILS),
         ("overcomplete", clearer(-0.5, "patch_embed", "trained"), HOLDS),
         ("gd.trained", farther(0.5, "embedding_distance", optimiser="gd", weights="trained", point=LAST), FAILS),
@@ -241,25 +241,25 @@ LAST = "first 12"
         ("norms.untrained", clearer(-0.1, "first 1", "untrained", "without norms"), FAILS),
         ("norms.trained", clearer(-0.1, LAST, "trained", "without norms"), HOLDS),
         ("residuals", clearer(0.9, "first 1", "trained", "without residuals"), FAILS),
-        ("residuals", clearer(0.3, "first 1", "trained", "without residuals"), NOT_REACHED),
+        ("residuals", clearer(0.3, "first 1", "trained", "without residuals"), UNDECIDED),
         ("residuals", clearer(-0.3, "first 1", "trained", "without residuals"), HOLDS),
         ("residuals", clearer(-0.8, "first 1", "trained"), HOLDS),  # a bound, whatever is there with them
         ("attention-trained", clearer(0.3, "first 1", "untrained", "without residuals+mlp"), FAILS),
-        ("transplant-position", clearer(0.05, "first 1", "untrained", "with patch_embed+pos_embed"), NOT_REACHED),
+        ("transplant-position", clearer(0.05, "first 1", "untrained", "with patch_embed+pos_embed"), UNDECIDED),
         ("transplant-position", clearer(0.2, "first 1", "untrained", "with patch_embed"), FAILS),
         ("transplant-norm", clearer(-0.3, "first 1", "untrained", "with patch_embed+norm1"), FAILS),
-        ("transplant-norm", clearer(-0.17, "first 1", "untrained", "with patch_embed+norm1"), NOT_REACHED),  # helps, not substantially
+        ("transplant-norm", clearer(-0.17, "first 1", "untrained", "with patch_embed+norm1"), UNDECIDED),  # helps, not substantially
         ("transplant-norm", clearer(-0.14, "first 1", "untrained", "with patch_embed+norm1"), HOLDS),
         ("mixer-norms", farther(3, "embedding_distance", family="mixer", edit="without norms", point=LAST), FAILS),
         ("mixer-norms", farther(3, "embedding_distance", family="mixer", edit="without norms", point="first 1"), HOLDS),
-        ("mixer-trained", clearer(-0.1, LAST, "trained", family="mixer"), NOT_REACHED),
+        ("mixer-trained", clearer(-0.1, LAST, "trained", family="mixer"), UNDECIDED),
         ("mixer-trained", clearer(-0.3, LAST, "trained", family="mixer"), FAILS),
         ("ls-alone", farther(3, "token_distance", weights="ls", point="layer 11"), FAILS),
         ("ls-alone", farther(3, "token_distance", weights="ls", point=LAST), HOLDS),
         ("ls-sequential", farther(3, "token_distance", weights="ls", order="sequential", point=LAST), FAILS),
         ("ls-sequential", farther(30, "token_distance", weights="ls", order="arbitrary", point=LAST), HOLDS),
         ("ls-arbitrary", farther(30, "token_distance", weights="ls", order="arbitrary", point=LAST), FAILS),
-        ("ls-orders", farther(1.5, "token_distance", weights="ls", order="arbitrary", point=LAST), NOT_REACHED),
+        ("ls-orders", farther(1.5, "token_distance", weights="ls", order="arbitrary", point=LAST), UNDECIDED),
         ("ls-orders", farther(0.3, "token_distance", weights="ls", order="arbitrary", point=LAST), FAILS),
         ("ls-orders", farther(3, "token_distance", weights="ls", order="arbitrary", point=LAST), FAILS),
     ],
@@ -296,7 +296,7 @@ def test_a_judge_that_sees_one_class_in_everything_recognises_nothing(made: pd.D
     """It is right about one of ten in every seed: not above chance."""
     found = entry("class-images", evidence(made, pictured.assign(judge_sees="bag")))
     assert found["measured"]["mean"] == 0
-    assert found["verdict"] == NOT_REACHED
+    assert found["verdict"] == UNDECIDED
 
 
 def set_to(value: float, column: str, point: str, **where: Any) -> Change:

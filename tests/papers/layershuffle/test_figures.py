@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.metrics import r2_score
 
 from lsvit.config.params import Params
 from lsvit.jobs.files import sha256
-from lsvit.papers.layershuffle.compute.analysis import contribution_numbers, position_r2
+from lsvit.papers.layershuffle.compute.analysis import analysis_numbers, contribution_numbers, told_positions
 from lsvit.papers.layershuffle.compute.rows import protocol_rows, summarise_analysis, table_metrics
 from lsvit.papers.layershuffle.figures import LayerShuffleFigures
 from lsvit.papers.layershuffle.grid import collect, write
@@ -243,8 +244,22 @@ def test_position_r2_tells_order_from_noise() -> None:
     rng = np.random.default_rng(0)
     positions = rng.integers(0, 12, 600)
     line = np.stack([positions + rng.normal(size=600), rng.normal(size=600)], axis=1)
-    assert position_r2(line, positions) > 0.7
-    assert position_r2(rng.normal(size=(600, 2)), positions) < 0.1
+    assert r2_score(positions, told_positions(line, positions)) > 0.7
+    assert r2_score(positions, told_positions(rng.normal(size=(600, 2)), positions)) < 0.1
+
+
+def test_errors_of_the_analysis_are_those_of_other_images() -> None:
+    """The bootstrap's standard error against the spread of the number over 60 draws of as many images; ratio of two spreads."""
+
+    def drawn(i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(i)
+        positions = np.argsort(rng.random((300, 6)), axis=1)
+        norms = 2 - 0.1 * np.abs(positions - np.arange(6)) + rng.normal(size=(300, 6))
+        return rng.normal(size=(300, 2)), positions, norms
+
+    error = analysis_numbers(*drawn(0), layer=2)["distance_spearman"]["error"]
+    spread = np.std([contribution_numbers(*drawn(i)[1:])["distance_spearman"] for i in range(60)], ddof=1)
+    assert 0.6 < error / spread < 1.6
 
 
 def test_contribution_numbers_know_the_papers_claim() -> None:
@@ -262,7 +277,9 @@ def test_contribution_numbers_know_the_papers_claim() -> None:
 
 
 def test_analysis_summary(params: Params) -> None:
-    numbers = {("pretrained", 0): {"position_r2": 0.2}, ("ls", 0): {"position_r2": 0.5}, ("ls", 1): {"position_r2": 0.7}}
+    found = {("pretrained", 0): 0.2, ("ls", 0): 0.5, ("ls", 1): 0.7}
+    numbers = {key: {"position_r2": {"value": value, "error": value / 10}} for key, value in found.items()}
     models = summarise_analysis(numbers, params.analysis)["models"]
-    assert models["pretrained"]["position_r2"] == {"mean": 0.2, "std": None, "n": 1, "seeds": {"0": 0.2}}
-    assert models["ls"]["position_r2"] == {"mean": 0.6, "std": 0.141421, "n": 2, "seeds": {"0": 0.5, "1": 0.7}}
+    assert models["pretrained"]["position_r2"] == {"mean": 0.2, "std": None, "n": 1, "seeds": {"0": 0.2}, "errors": {"0": 0.02}}
+    assert models["ls"]["position_r2"]["seeds"] == {"0": 0.5, "1": 0.7}
+    assert (models["ls"]["position_r2"]["mean"], models["ls"]["position_r2"]["std"]) == (0.6, 0.141421)

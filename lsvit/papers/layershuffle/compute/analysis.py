@@ -19,6 +19,7 @@ from lsvit.training.devices import Execution
 from lsvit.training.scoring import batches_along, open_model, open_split
 
 BATCH_SIZE = 250
+RESAMPLES = 200
 
 
 class Contributions:
@@ -92,13 +93,33 @@ def project(vectors: np.ndarray, options: Analysis) -> np.ndarray:
         return np.asarray(reducer.fit_transform(vectors), dtype=np.float32)
 
 
-def position_r2(plane: np.ndarray, positions: np.ndarray) -> float:
-    """How well the plane tells a layer's position: 5-fold cross-validated R^2 of a 10-nearest-neighbour regression."""
-    from sklearn.model_selection import KFold, cross_val_score
+def told_positions(plane: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The positions (n,) of a layer as the plane tells them: 5-fold cross-validated 10-nearest-neighbour regression."""
+    from sklearn.model_selection import KFold, cross_val_predict
     from sklearn.neighbors import KNeighborsRegressor
 
-    folds = KFold(5, shuffle=True, random_state=0)
-    return float(cross_val_score(KNeighborsRegressor(10), plane, positions, cv=folds, scoring="r2").mean())
+    return cross_val_predict(KNeighborsRegressor(10), plane, positions, cv=KFold(5, shuffle=True, random_state=0))
+
+
+def analysis_numbers(plane: np.ndarray, positions: np.ndarray, norms: np.ndarray, layer: int) -> dict[str, dict[str, float]]:
+    """Each number with its standard error over the images, each with an order of its own: a bootstrap of 200 resamples.
+
+    `position_r2`: how well the plane tells where `layer` ran, R^2 of :func:`told_positions`; others: :func:`contribution_numbers`.
+    """
+    from sklearn.metrics import r2_score
+
+    told = told_positions(plane, positions[:, layer])
+
+    def numbers(images: np.ndarray) -> dict[str, float]:
+        found = {"position_r2": float(r2_score(positions[images, layer], told[images]))}
+        return found | contribution_numbers(positions[images], norms[images])
+
+    rng, n = generator("analysis bootstrap"), len(plane)
+    resampled = [numbers(rng.integers(n, size=n)) for _ in range(RESAMPLES)]
+    return {
+        name: {"value": round(value, 6), "error": round(float(np.std([each[name] for each in resampled], ddof=1)), 6)}
+        for name, value in numbers(np.arange(n)).items()
+    }
 
 
 def contribution_numbers(positions: np.ndarray, norms: np.ndarray) -> dict[str, float]:
@@ -109,12 +130,9 @@ def contribution_numbers(positions: np.ndarray, norms: np.ndarray) -> dict[str, 
     the depth away; the paper says above 1. `slope_late_minus_early`: Spearman's correlation of position with the norm, mean
     of the last quarter of the layers minus the first quarter: positive where each layer gives most near its own end.
     """
-    from scipy.stats import spearmanr
-
     num_layers = norms.shape[1]
     distance = np.abs(positions - np.arange(num_layers))
-    slopes = np.array([spearmanr(positions[:, i], norms[:, i]).statistic for i in range(num_layers)])
-    falls = [spearmanr(distance[:, i], norms[:, i]).statistic for i in range(num_layers)]
+    slopes, falls = _spearman(positions, norms), _spearman(distance, norms)
     quarter = max(1, num_layers // 4)
     relative = norms / norms.mean(axis=0)
     return {
@@ -122,6 +140,13 @@ def contribution_numbers(positions: np.ndarray, norms: np.ndarray) -> dict[str, 
         "near_far_ratio": float(relative[distance <= 1].mean() / relative[distance >= num_layers // 2].mean()),
         "slope_late_minus_early": float(slopes[-quarter:].mean() - slopes[:quarter].mean()),
     }
+
+
+def _spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Spearman's correlation of each column (n, L) with the other's: (L,)."""
+    from scipy.stats import rankdata, zscore
+
+    return (zscore(rankdata(a, axis=0)) * zscore(rankdata(b, axis=0))).mean(axis=0)
 
 
 def analyse(config: AnalysisConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]) -> None:
@@ -142,6 +167,6 @@ def analyse(config: AnalysisConfig, data: Path, weights: Path, folder: Path, rep
     report({"cell": f"{len(chosen)} images recorded"})
     positions = np.argsort(routes, axis=1)  # positions[i, layer]: where the layer ran for image i
     plane = project(vectors, options)
-    numbers = {"position_r2": position_r2(plane, positions[:, options.layer])} | contribution_numbers(positions, norms)
+    numbers = analysis_numbers(plane, positions, norms, options.layer)
     np.savez(folder / ARRAYS, plane=plane, positions=positions.astype(np.int16), norms=norms)
-    (folder / ANALYSIS_NUMBERS).write_text(json.dumps({k: round(v, 6) for k, v in numbers.items()}, indent=1) + "\n")
+    (folder / ANALYSIS_NUMBERS).write_text(json.dumps(numbers, indent=1) + "\n")

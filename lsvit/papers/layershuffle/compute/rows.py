@@ -47,16 +47,19 @@ def table_metrics(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
     return metrics
 
 
-def summarise_analysis(numbers: dict[tuple[str, int], dict[str, float]], options: Analysis) -> dict[str, Any]:
-    """Mean and standard deviation over the seeds of every number of the analysis, and each seed's value, by model."""
-    frame = pd.DataFrame([{"name": name, "seed": seed, **values} for (name, seed), values in numbers.items()])
+def summarise_analysis(numbers: dict[tuple[str, int], dict[str, dict[str, float]]], options: Analysis) -> dict[str, Any]:
+    """Mean and standard deviation over the seeds of every number of the analysis, by model, and each seed's value with its
+    standard error over the images."""
+    rows = [
+        {"name": name, "seed": str(seed), "number": number, **found}
+        for (name, seed), values in numbers.items()
+        for number, found in values.items()
+    ]
     models: dict[str, Any] = {}
-    for name, group in frame.groupby("name", sort=False):
-        values = group.drop(columns=["name", "seed"])
-        models[str(name)] = {
-            key: {"mean": round(float(values[key].mean()), 6), "std": _number(values[key].std()), "n": len(values),
-                  "seeds": dict(zip(map(str, group["seed"]), values[key].tolist(), strict=True))}
-            for key in values
+    for (name, number), group in pd.DataFrame(rows).groupby(["name", "number"], sort=False):
+        models.setdefault(str(name), {})[str(number)] = {
+            "mean": round(float(group["value"].mean()), 6), "std": _number(group["value"].std()), "n": len(group),
+            "seeds": dict(zip(group["seed"], group["value"], strict=True)), "errors": dict(zip(group["seed"], group["error"], strict=True)),
         }  # fmt: skip
     return {"layer": options.layer, "images": options.images, "models": models}
 
