@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ABOUT = {"tag", "license", "description", "origin_url", "paper_name", "paper_ids", "notes"}  # what timm says of the published weights
+SCALED = Path("outs/params/model.json")  # what the stages ran with: the model's name, the scale, the preset
 
 
 def find_training(variant: str, seed: int) -> Path:
@@ -53,14 +54,16 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
     config = record | own.model_dump(mode="json", exclude={"options"})
     config["options"]["ran on"] = (folder / EXECUTION).read_text().strip()
     origin = next((read_json(path) for path in PRETRAINED.glob(f"seed_*/{ORIGIN}")), {})
+    scaled: Any = read_json(SCALED)
     out = out or Path("exports") / f"{config['dataset']}_{config['model_name']}_{variant}_seed_{seed}"
     spec = {"name": variant, "variant": config["variant"], "head": config["model"]["head"], "dataset": config["dataset"],
-            "model": config["model_name"], "seed": seed, "protocol": protocol, "weights_sha256": sha256(weights)}  # fmt: skip
+            "model": config["model_name"], "scale": scaled[1], "seed": seed, "protocol": protocol,
+            "weights_sha256": sha256(weights)}  # fmt: skip
     notes = stock_notes(opened.model, spec)
     try:
         out.mkdir(parents=True, exist_ok=True)
         _save(opened, spec, origin.get("license"), out)
-        text = card(opened, config, spec, origin, notes, sha256(out / MODEL), measured(variant, config, protocol))
+        text = card(opened, config, spec, origin, notes, sha256(out / MODEL), measured(spec))
         (out / "README.md").write_text(text)
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from None
@@ -136,6 +139,7 @@ vision transformers that keep working when their layers run in any order, or som
 ## How it was trained
 
 Starting weights: {start}. Data: `{dataset}`, arrays with sha256 `{data_sha256}`.
+Scale: `{scale}` of lsvit's params.yaml, which says how much is computed (`published`: as much as in the papers).
 
 {options}
 
@@ -201,7 +205,7 @@ def card(
     start = f"{origin['timm']} ({origin.get('hf_hub_id') or origin['file']}, sha256 `{origin['sha256']}`)" if origin else \
         f"trained from scratch on the same data ({config['model']['timm']}, {json.dumps(config['model']['kwargs'])})"  # fmt: skip
     return CARD.format(
-        front=yaml.safe_dump(front, sort_keys=False), **{key: spec[key] for key in ("model", "dataset", "name", "seed")},
+        front=yaml.safe_dump(front, sort_keys=False), **{key: spec[key] for key in ("model", "dataset", "scale", "name", "seed")},
         architecture=config["model"]["timm"].partition(".")[0], layers=len(layers), channels=opened.data["input_size"][0],
         height=opened.data["input_size"][1], classes=len(classes), start=start, data_sha256=config["data_sha256"],
         class_names=", ".join(classes[:20]) + (", ..." if len(classes) > 20 else ""),
@@ -212,22 +216,22 @@ def card(
     )  # fmt: skip
 
 
-def measured(variant: str, config: dict[str, Any], protocol: str) -> "pd.DataFrame | None":
+def measured(spec: dict[str, Any]) -> "pd.DataFrame | None":
     """Accuracy of a training's variant from `results/`, see :func:`lsvit.report.evaluations.summarise`; `own`: of its seed alone.
 
-    None where `results/` is of another data set, model, protocol or of other seeds.
+    None where `results/` is of another data set, model, scale, protocol or of other seeds.
     """
 
     from lsvit.jobs.rows import read_rows
     from lsvit.report.evaluations import summarise
 
     cell, file = RESULTS / "cell.json", RESULTS / "prune_eval.csv"
-    wanted = {"dataset": config["dataset"], "model": config["model_name"], "protocol": protocol}
+    wanted = {key: spec[key] for key in ("dataset", "model", "scale", "protocol")}
     if not (cell.is_file() and file.is_file()) or not wanted.items() <= read_json(cell).items():
         return None
     rows = read_rows(file)
-    rows = rows[rows["variant"] == variant]
-    own = rows[rows["seed"] == config["seed"]]
+    rows = rows[rows["variant"] == spec["name"]]
+    own = rows[rows["seed"] == spec["seed"]]
     if own.empty:
         return None
     return summarise(rows).merge(summarise(own)[["order", "keep", "mean"]].rename(columns={"mean": "own"}), on=["order", "keep"])
@@ -238,7 +242,7 @@ def _accuracy(config: dict[str, Any], cells: "pd.DataFrame | None") -> str:
     from lsvit.report.tables import markdown_table
 
     if cells is None:
-        return "Not evaluated: `results/` did not hold this data set, model and seed when it was exported."
+        return "Not evaluated: `results/` did not hold this data set, model, scale and seed when it was exported."
     rows = [
         {"order": c.order, "layers kept": c.keep, "mean": f"{100 * c.mean:.2f}",
          "interval": "–" if c.n < 2 else f"[{100 * c.low:.2f}, {100 * c.high:.2f}]", "seeds": c.n, "orders": f"{c.orders:.0f}",

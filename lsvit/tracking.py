@@ -65,7 +65,7 @@ def context_tags() -> dict[str, str]:
 
 
 class Tracker:
-    """Logs to one MLflow experiment, named `<data set>/<model>`. What fails in `epoch`, `training` and `results` is said once.
+    """Logs to one MLflow experiment, named `<data set>/<model>/<scale>`. What fails in `epoch`, `training` and `results` is said once.
 
     Args:
         experiment: the experiment's name.
@@ -266,12 +266,14 @@ def sync(root: Path = Path()) -> int:
         UserError: there is nothing to log, or the store cannot be reached.
     """
     trainings = sorted({path.parent.parent for path in Path("outs").glob("**/seed_*/config.json")})
-    if not trainings:
-        raise UserError("outs/: no finished training found; `dvc repro` or `dvc checkout` brings them")
+    preset = Path("outs/params/model.json")  # what the stages ran with: the model's name, the scale, the preset
+    if not trainings or not preset.is_file():
+        raise UserError("outs/: no finished training found, or no outs/params/; `dvc repro` or `dvc checkout` brings them")
+    scale = json.loads(preset.read_text())[1]
     logged: dict[str, list[Path]] = {}  # experiment -> folders of trainings
     for folder in trainings:
         config = json.loads(next(folder.glob("seed_*/config.json")).read_text())
-        logged.setdefault(f"{config['dataset']}/{config['model_name']}", []).append(folder)
+        logged.setdefault(f"{config['dataset']}/{config['model_name']}/{scale}", []).append(folder)
     cell = Path("results/cell.json")
     about = json.loads(cell.read_text()) if cell.is_file() else {}
     added = 0
@@ -279,7 +281,7 @@ def sync(root: Path = Path()) -> int:
         tracker = Tracker(experiment, root, retries=3)
         for folder in folders:
             tracker.training(folder)
-        for stage in declared_stages() if about and experiment == f"{about['dataset']}/{about['model']}" else ():
+        for stage in declared_stages() if about and experiment == f"{about['dataset']}/{about['model']}/{about['scale']}" else ():
             tracker.results(stage)
         if tracker.failed:
             raise UserError(f"MLflow at {store_uri(root)} cannot be filled")

@@ -2,13 +2,11 @@
 
 from lsvit.errors import one_line_errors
 from lsvit.jobs.display import show_values
-from lsvit.jobs.processes import root
 from lsvit.jobs.stage import Stage
 from lsvit.papers.exits.compute.plan import Plan
 from lsvit.papers.exits.compute.rounds import train
 from lsvit.papers.exits.compute.rows import OUT, keep
 from lsvit.papers.exits.section import Exits
-from lsvit.tracking import Tracker
 
 
 @one_line_errors()
@@ -20,7 +18,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     folders = keep(plan, train(plan, OUT))
     for task in dict.fromkeys(folders.values()):
-        tracker = stage.tracker if task == stage.params.dataset else Tracker(f"{task}/{stage.params.model}", root())
+        tracker = stage.tracker if task == stage.params.dataset else stage.tracker_of(task)
         for folder in (folder for folder, name in folders.items() if name == task):
             tracker.training(folder)
     stage.tracker.results("exits")

@@ -36,7 +36,7 @@ def main() -> None:
     head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"
     text = head + "".join(f"\n**{name}.** {caption}\n" for name, caption in sorted(captions.items()))
     (RESULTS / "figures" / "captions.md").write_text(text)
-    Tracker(f"{params.dataset}/{params.model}", root()).results("paper-figures")
+    Tracker(f"{params.dataset}/{params.model}/{params.scale_of(params.model)}", root()).results("paper-figures")
 
 
 if __name__ == "__main__":

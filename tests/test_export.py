@@ -51,7 +51,8 @@ def trained(
     """A folder like the repository's; the factory leaves a training there, of random weights, and returns its model."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "params.yaml", tmp_path)
-    (tmp_path / "outs").mkdir()
+    (tmp_path / "outs" / "params").mkdir(parents=True)
+    (tmp_path / "outs" / "params" / "model.json").write_text(json.dumps(["pico", "minutes", {}]))
     (tmp_path / "outs" / "prepare_data").symlink_to(prepared)
 
     def make(name: str = "ls", preset: ModelPreset | None = None, seed: int = 0) -> RoutedModel:
@@ -151,7 +152,7 @@ def write_results(folder: Path) -> None:
     ]  # fmt: skip
     folder.mkdir()
     pd.DataFrame(rows).to_csv(folder / "prune_eval.csv", index=False)
-    (folder / "cell.json").write_text(json.dumps({"dataset": "bars", "model": "pico", "protocol": "paper"}))
+    (folder / "cell.json").write_text(json.dumps({"dataset": "bars", "model": "pico", "scale": "minutes", "protocol": "paper"}))
 
 
 def test_the_model_card(trained: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +174,7 @@ def test_the_model_card(trained: Training, tmp_path: Path, monkeypatch: pytest.M
     assert ("sequential", "4", "72.00", "[46.59, 97.41]", "2", "1", "40", "74.00") in table
     for said in (
         "timm/a.b, sha256 `ff`",
+        "scale: `minutes`",
         "a processor, fp32",
         "| lr",
         "| schedule",
@@ -194,8 +196,9 @@ def test_the_model_card(trained: Training, tmp_path: Path, monkeypatch: pytest.M
 def test_a_card_without_results(trained: Training) -> None:
     trained()
     write_results(Path("results"))
-    for found in ({"dataset": "digits", "model": "pico", "protocol": "paper"}, {"dataset": "bars", "model": "pico", "protocol": "heldout"}):
-        Path("results/cell.json").write_text(json.dumps(found))
+    cell = json.loads(Path("results/cell.json").read_text())
+    for found in ({"dataset": "digits"}, {"protocol": "heldout"}, {"scale": "hours"}):
+        Path("results/cell.json").write_text(json.dumps(cell | found))
         text = (export("ls", 0)[0] / "README.md").read_text()
         assert "Not evaluated" in text
         assert "trained from scratch on the same data" in text
@@ -239,6 +242,9 @@ def test_trainings_that_are_not_there(trained: Training, tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file: cannot be written"):
         export("ls", 3, Path("file"))
+    (tmp_path / "outs" / "params" / "model.json").unlink()
+    with pytest.raises(UserError, match=r"outs/params/model\.json: cannot be read"):
+        export("ls", 3)
     (tmp_path / "outs" / "prepare_data").unlink()
     with pytest.raises(UserError, match=r"outs/prepare_data: not the images that .* was trained on"):
         export("ls", 3)

@@ -227,6 +227,9 @@ def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None
     stages = {"pretrain", "prune-eval", "analysis", "exits", "smoothing", "inversion", "painters", "paper-figures"}
     trainings = {name for v in variants for name in (v, f"{v} seed 0")} | {"pretrain seed 0", "end_to_end_vit_6 seed 0"}
     assert stages | trainings <= set(before)
+    with closing(sqlite3.connect(store)) as database:
+        names = {name for (name,) in database.execute("SELECT name FROM experiments")}
+    assert names == {"Default", "fashion_mnist_tiny/vit_pico/smoke", "counting/vit_pico/smoke"}
     # LS is declared anew, with a value that it has anyway; the evaluations are few
     changed = [f"-S{key}" for key in ("prune_eval.seed=1", "prune_eval.keep=[12]", "prune_eval.samplers=[reversed]",
                                       "+variants.ls.finetune.threads=1")]  # fmt: skip
@@ -262,7 +265,7 @@ print(said.getvalue())
 def tracked_runs(store: Path) -> list[str]:
     """The names of the runs in a store, read as the database that it is: MLflow takes seconds to import."""
     names = """SELECT runs.name FROM runs JOIN experiments USING (experiment_id)
-               WHERE experiments.name = 'fashion_mnist_tiny/vit_pico' AND runs.lifecycle_stage = 'active'"""
+               WHERE experiments.name = 'fashion_mnist_tiny/vit_pico/smoke' AND runs.lifecycle_stage = 'active'"""
     with closing(sqlite3.connect(store)) as database:
         return [name for (name,) in database.execute(names)]
 

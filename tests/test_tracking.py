@@ -79,7 +79,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory, train_config: Config, pre
         gather_trainings({job.config.seed: job for job in jobs}, Path("outs/finetune/test"))  # type: ignore[attr-defined]
     shutil.copy(ROOT / "dvc.yaml", folder)  # says which results are whose
     (folder / "results").mkdir()
-    (folder / "results/cell.json").write_text(json.dumps({"dataset": "bars", "model": "pico"}))
+    (folder / "results/cell.json").write_text(json.dumps({"dataset": "bars", "model": "pico", "scale": "smoke"}))
+    (folder / "outs/params").mkdir()
+    (folder / "outs/params/model.json").write_text(json.dumps(["pico", "smoke", {}]))
     (folder / "results/metrics.json").write_text(json.dumps({"test": {"arbitrary": {"accuracy": 0.5}}}))
     (folder / "results/prune_eval.csv").write_text("a\n1\n")
     return folder
@@ -108,9 +110,9 @@ def jobs_for(train_config: Config, prepared: Path) -> list[Job]:
     return [Job(f"test seed {c.seed}", "lsvit.training.loop:train", c, {"data": prepared, "weights": None}, 3) for c in configs]
 
 
-def runs(uri: str) -> dict[str, Run]:
+def runs(uri: str, scale: str = "smoke") -> dict[str, Run]:
     client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("bars/pico")
+    experiment = client.get_experiment_by_name(f"bars/pico/{scale}")
     assert experiment is not None
     return {run.info.run_name or "": run for run in client.search_runs([experiment.experiment_id])}
 
@@ -142,7 +144,7 @@ def check_store(uri: str) -> None:
 
 def log_everything(jobs: list[Job]) -> Tracker:
     """What the stages do: rows as they come, the finished variant, the results."""
-    tracker = Tracker("bars/pico", Path(os.environ["DVC_ROOT"]))
+    tracker = Tracker("bars/pico/smoke", Path(os.environ["DVC_ROOT"]))
     for job in jobs:
         tracker.epoch("test", job.record(), json.loads((job.folder / "history.json").read_text())[0])
     tracker.training(Path("outs/finetune/test"))
@@ -157,10 +159,14 @@ def test_local_store(workspace: Path, local: str, train_config: Config, prepared
     first = log_everything(jobs_for(train_config, prepared))
     assert not first.failed
     check_store(local)
-    assert (workspace / "mlartifacts" / "bars-pico").is_dir()
+    assert (workspace / "mlartifacts" / "bars-pico-smoke").is_dir()
     assert log_everything(jobs_for(train_config, prepared)).recorded == 0
     check_store(local)
     assert tracking.sync() == 0
+    Path("outs/params/model.json").write_text(json.dumps(["pico", "hours", {}]))
+    assert tracking.sync() == 2  # the results are of the other scale still
+    assert set(runs(local, "hours")) == {"test", "test seed 0", "test seed 1"}
+    check_store(local)
 
 
 @pytest.mark.slow
@@ -194,7 +200,7 @@ def test_store_that_is_down(
 def test_store_that_dies_during_a_training(
     workspace: Path, local: str, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tracker = Tracker("bars/pico", workspace)
+    tracker = Tracker("bars/pico/smoke", workspace)
     jobs = jobs_for(train_config, prepared)
     rows = json.loads((jobs[0].folder / "history.json").read_text())
     tracker.epoch("test", jobs[0].record(), rows[0])
@@ -212,6 +218,10 @@ def test_store_that_dies_during_a_training(
 def test_nothing_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no finished training found"):
+        tracking.sync()
+    (training := tmp_path / "outs/finetune/ls/seed_0").mkdir(parents=True)
+    (training / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="or no outs/params/"):  # nothing says at what scale
         tracking.sync()
 
 

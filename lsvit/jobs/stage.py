@@ -19,7 +19,11 @@ class Stage:
     def __init__(self, module: str) -> None:
         warm_up(module)
         self.params = load()
-        self.tracker = Tracker(f"{self.params.dataset}/{self.params.model}", root())
+        self.tracker = self.tracker_of(self.params.dataset)
+
+    def tracker_of(self, dataset: str) -> Tracker:
+        """Logs to the experiment of a data set with the chosen model and scale."""
+        return Tracker(f"{dataset}/{self.params.model}/{self.params.scale_of(self.params.model)}", root())
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Run measurements, a thread each. Raises UserError as :func:`lsvit.jobs.pool.run` does."""

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import json
 import subprocess
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from lsvit.report.evaluations import label
 from lsvit.report.ledger import CELLS
 from lsvit.report.tables import NOT_RUN, cell_text, write_table
 
-TABLE = "results/table1.csv"
+TABLE, LEDGER = "results/table1.csv", "results/claims.json"  # of one stage, so they are about the same cell
 WORKSPACE = "workspace"
+CELL = ["dataset", "model", "scale"]
 
 
 def experiments() -> dict[str, str]:
@@ -40,52 +42,58 @@ def experiments() -> dict[str, str]:
 
 
 def collect(revisions: dict[str, str]) -> pd.DataFrame:
-    """The rows of table1.csv of the workspace and of git revisions, each cell (data set, model) from one source alone.
+    """The rows of table1.csv of the workspace and of git revisions, each cell (data set, model, scale) from one source alone.
 
-    The workspace's cell counts before any experiment's, then the one with the most seeds, then the newest. Adds the column
-    `source`.
+    The workspace's cell counts before any experiment's, then the one with the most seeds, then the newest. Adds the columns
+    `source` and `scale`, "–" where its ledger says none.
     """
-    tables = {WORKSPACE: read_rows(Path(TABLE))} if Path(TABLE).is_file() else {}
-    for name, revision in revisions.items():
-        shown = subprocess.run(["git", "show", f"{revision}:./{TABLE}"], capture_output=True, text=True, check=False)
-        if shown.returncode == 0:
-            tables[name] = read_rows(io.StringIO(shown.stdout))
-    cells: dict[tuple[str, str], pd.DataFrame] = {}
-    for name, table in tables.items():
-        for cell, rows in table.groupby(["dataset", "model"], sort=False):
+    cells: dict[tuple[str, str, str], pd.DataFrame] = {}
+    for name, revision in {WORKSPACE: None, **revisions}.items():
+        if not (text := _text(TABLE, revision)):
+            continue
+        table = read_rows(io.StringIO(text)).assign(scale=json.loads(_text(LEDGER, revision) or "{}").get("scale", "–"))
+        for cell, rows in table.groupby(CELL, sort=False):
             known = cells.get(cell)
             if known is None or (known["source"].iloc[0] != WORKSPACE and rows["n"].max() > known["n"].max()):
                 cells[cell] = rows.assign(source=name)
     return pd.concat(cells.values(), ignore_index=True) if cells else pd.DataFrame()
 
 
+def _text(file: str, revision: str | None) -> str:
+    """The content of a file in the workspace, or in a git revision; empty where there is none."""
+    if revision is None:
+        return Path(file).read_text() if Path(file).is_file() else ""
+    return subprocess.run(["git", "show", f"{revision}:./{file}"], capture_output=True, text=True, check=False).stdout
+
+
 def paper_form(table: pd.DataFrame) -> pd.DataFrame:
-    """The grid in the paper's form, in per cent: every combination of the data sets and models found, then the paper's cells.
+    """The grid in the paper's form, in per cent: every data set found with every (model, scale) found, then the paper's cells.
 
-    Missing cells say "not run"; below each of the paper's rows stands ours.
+    The paper's are those of its models and data sets at scale `published`. Missing cells say "not run"; below each of the
+    paper's rows stands ours.
     """
-    found = dict(iter(table.groupby(["dataset", "model", "order"], sort=False)))
+    found = dict(iter(table.groupby([*CELL, "order"], sort=False)))
     variants = list(dict.fromkeys(table["variant"]))
-    columns = ["data", "model", "order", "source", *map(label, variants)]
+    columns = ["data", "model", "scale", "order", "source", *map(label, variants)]
 
-    def ours(dataset: str, model: str, order: str) -> dict[str, str]:
-        if (dataset, model, order) not in found:
+    def ours(*key: str) -> dict[str, str]:
+        if key not in found:
             return {"source": "ours", **dict.fromkeys(map(label, variants), NOT_RUN)}
-        rows = found[dataset, model, order].to_dict("records")
+        rows = found[key].to_dict("records")
         return {
             "source": f"ours ({rows[0]['source']}), n = {rows[0]['n']}",
             **{label(r["variant"]): cell_text(100 * r["mean"], 100 * r["std"]) for r in rows},
         }
 
-    own = [cell for cell in dict.fromkeys(zip(table["dataset"], table["model"], strict=True)) if cell not in CELLS]
-    datasets, models = (dict.fromkeys(names) for names in zip(*own, strict=True)) if own else ((), ())
+    presets = {names: (*cell, "published") for cell, names in CELLS.items()}
+    own = [cell for cell in dict.fromkeys(table[CELL].itertuples(index=False, name=None)) if cell not in presets.values()]
+    datasets, models = dict.fromkeys(cell[0] for cell in own), dict.fromkeys(cell[1:] for cell in own)
     records = [
-        {"data": dataset, "model": model, "order": order} | ours(dataset, model, order)
-        for dataset, model, order in itertools.product(datasets, models, dict.fromkeys(table["order"]))
+        {"data": dataset, "model": model, "scale": scale, "order": order} | ours(dataset, model, scale, order)
+        for dataset, (model, scale), order in itertools.product(datasets, models, dict.fromkeys(table["order"]))
     ]
-    presets = {names: cell for cell, names in CELLS.items()}
     for data, model, order in PUBLISHED:
-        head = {"data": data, "model": model, "order": order}
+        head = {"data": data, "model": model, "scale": "published", "order": order}
         records.append(head | {"source": "published"} | published_row(data, model, order))
         records.append(head | ours(*presets[data, model], order))
     return pd.DataFrame(records, columns=columns).fillna("–")
@@ -94,7 +102,7 @@ def paper_form(table: pd.DataFrame) -> pd.DataFrame:
 def write(table: pd.DataFrame, folder: Path) -> pd.DataFrame:
     """Write grid.csv (fractions), grid.md and grid.tex (per cent, the paper's form); returns the latter table."""
     paper = paper_form(table)
-    caption = "Top-1 validation accuracy in %, mean ± standard deviation over n seeds, for every data set and model; in brackets the DVC "
-    caption += "experiment that a row comes from. Published: 5 seeds."
+    caption = "Top-1 validation accuracy in %, mean ± standard deviation over n seeds, for every data set, model and scale; in brackets "
+    caption += "the DVC experiment that a row comes from. Published: 5 seeds."
     write_table(table, paper, caption, folder, "grid")
     return paper

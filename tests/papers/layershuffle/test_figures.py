@@ -1,5 +1,6 @@
 """Tables and figures: right numbers, the published rows beside them, the same bytes from the same results."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -14,7 +15,7 @@ from lsvit.jobs.files import sha256
 from lsvit.papers.layershuffle.compute.analysis import analysis_numbers, contribution_numbers, told_positions
 from lsvit.papers.layershuffle.compute.rows import protocol_rows, summarise_analysis, table_metrics
 from lsvit.papers.layershuffle.figures import LayerShuffleFigures
-from lsvit.papers.layershuffle.grid import collect, write
+from lsvit.papers.layershuffle.grid import collect, paper_form, write
 from lsvit.papers.layershuffle.tables import (
     PUBLISHED,
     TABLE1,
@@ -127,46 +128,58 @@ def test_statistics_page(rows: pd.DataFrame, tmp_path: Path) -> None:
 
 
 def test_grid_in_the_papers_form(rows: pd.DataFrame, tmp_path: Path) -> None:
-    """Two data sets by two models, one combination missing, one of the paper's cells run."""
+    """Two data sets by two models, one at two scales, combinations missing; one of the paper's cells run, also at another scale."""
     one = table1(summarise(rows))
-    cells = [("a", "x", 5), ("a", "y", 3), ("b", "x", 5), ("imagenet", "vit_b16", 5)]
-    table = pd.concat([one.assign(dataset=d, model=m, n=n, source="e") for d, m, n in cells], ignore_index=True)
+    cells = [("a", "x", "minutes", 5), ("a", "x", "hours", 4), ("a", "y", "minutes", 3), ("b", "x", "minutes", 5),
+             ("imagenet", "vit_b16", "published", 5)]  # fmt: skip
+    table = pd.concat([one.assign(dataset=d, model=m, scale=s, n=n, source="e") for d, m, s, n in cells], ignore_index=True)
     grid = write(table, tmp_path)
 
     def row(data: str, model: str, source: str) -> pd.DataFrame:
         return grid[(grid["data"] == data) & (grid["model"] == model) & (grid["source"] == source) & (grid["order"] == "arbitrary")]
 
     assert "±" in row("a", "y", "ours (e), n = 3")["LS"].item()
-    assert set(row("b", "y", "ours").iloc[0, 4:]) == {"not run"}
+    assert [row("a", "x", f"ours (e), n = {n}")["scale"].item() for n in (5, 4)] == ["minutes", "hours"]
+    assert row("b", "x", "ours")["scale"].item() == "hours"
+    assert set(row("b", "y", "ours").iloc[0, 5:]) == {"not run"}
     assert row("ImageNet", "ViT-B/16", "published")["LS"].item() == "62.77 ± 0.41"
     assert "±" in row("ImageNet", "ViT-B/16", "ours (e), n = 5")["LS"].item()
-    assert set(row("CIFAR-100", "DeiT-B dist.", "ours").iloc[0, 4:]) == {"not run"}
+    assert set(row("CIFAR-100", "DeiT-B dist.", "ours").iloc[0, 5:]) == {"not run"}
+    assert set(grid.loc[grid["source"] == "published", "scale"]) == {"published"}
     assert "imagenet" not in set(grid["data"])  # under the paper's name alone
+    small = paper_form(table.replace({"scale": {"published": "minutes"}}))
+    assert "±" in small.loc[(small["data"] == "imagenet") & (small["model"] == "vit_b16"), "LS"].iloc[0]
+    assert set(small.loc[small["data"] == "ImageNet", "source"]) == {"published", "ours"}
     assert "not run" in (tmp_path / "grid.md").read_text()
     assert "not run" in (tmp_path / "grid.tex").read_text()
 
 
 def test_cells_are_collected_from_experiments(rows: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workspace first, then the most seeds; a revision without a table is passed over."""
+    """The workspace first, then the most seeds, at every scale apart; a revision without a table is passed over."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost"]
     subprocess.run([*git, "init", "-q"], check=True)
     revisions = {}
     one = table1(summarise(rows))
-    for name, model, n in (("few", "x", 2), ("many", "x", 9), ("mine", "y", 9), ("none", "", 0)):
+    ledger = Path("results/claims.json")
+    kept = [("few", "x", 2, "minutes"), ("many", "x", 9, "minutes"), ("mine", "y", 9, "minutes"), ("wide", "y", 5, "hours")]
+    for name, model, n, scale in (*kept, ("old", "y", 9, None), ("none", "", 0, None)):
         if name == "none":
             (tmp_path / "results" / "table1.csv").unlink()
         else:
             one.assign(model=model, n=n).to_csv("results/table1.csv", index=False)
+            ledger.write_text(json.dumps({"scale": scale} if scale else {}))
         subprocess.run([*git, "add", "-A"], check=True)
         subprocess.run([*git, "commit", "-qm", name], check=True)
         revisions[name] = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert collect({}).empty
     one.assign(model="y", n=1).to_csv("results/table1.csv", index=False)
+    ledger.write_text(json.dumps({"scale": "minutes"}))
     found = collect(revisions)
-    assert dict(zip(found["model"], found["source"], strict=True)) == {"y": "workspace", "x": "many"}
-    assert len(found) == 2 * len(one)
+    sources = {("y", "minutes"): "workspace", ("x", "minutes"): "many", ("y", "hours"): "wide", ("y", "–"): "old"}
+    assert dict(zip(zip(found["model"], found["scale"], strict=True), found["source"], strict=True)) == sources
+    assert len(found) == len(sources) * len(one)
 
 
 def test_table1(rows: pd.DataFrame, tmp_path: Path) -> None:
