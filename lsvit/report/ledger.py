@@ -286,7 +286,8 @@ def same_cell(found: dict[str, Any], other: dict[str, Any]) -> bool:
 def moved(found: dict[str, Any], other: dict[str, Any]) -> tuple[list[str], list[str]]:
     """What two ledgers of a cell say differently, a line a claim: those of which one holds and the other does not, and the rest."""
     theirs = {entry["id"]: entry["verdict"] for entry in other["claims"]}
-    contradicting, marginal = [], []
+    contradicting: list[str] = []
+    marginal: list[str] = []
     for entry in found["claims"]:
         pair = entry["verdict"], theirs.get(entry["id"], "no such claim")
         if pair[0] != pair[1]:

@@ -58,7 +58,12 @@ def _number(e: Evidence, model: str, name: str, of: str = "seeds") -> np.ndarray
 
 def _of_start(name: str) -> Callable[[Evidence], Estimate]:
     """A number of the starting weights: one model, so the interval is over its images, each with an order of its own."""
-    return lambda e: from_error(*(_number(e, "pretrained", name, of).item() for of in ("seeds", "errors")), e.read("analysis")["images"])
+
+    def measure(e: Evidence) -> Estimate:
+        value, error = (_number(e, "pretrained", name, of).item() for of in ("seeds", "errors"))
+        return from_error(value, error, e.read("analysis")["images"])
+
+    return measure
 
 
 def _protocol_change(e: Evidence) -> np.ndarray:
@@ -135,6 +140,14 @@ def _table_row(variant: str, order: Order) -> Claim:
     )  # fmt: skip
 
 
+def _predict_worse(other: str) -> Claim:
+    return Claim(
+        f"s4.1.predict-worst.{other}", S41, f"LS-pred is below {label(other)} under arbitrary orders",
+        _published(lambda s, a: a[other] - a["ls_pred"]), f"{label(other)} minus LS-pred under arbitrary orders",
+        lambda e: e.accuracy(other, "arbitrary") - e.accuracy("ls_pred", "arbitrary"), ABOVE_ZERO,
+    )  # fmt: skip
+
+
 def _about(figure: float) -> Callable[[Evidence], float]:
     """For a figure that the paper gives for ImageNet with ViT-B/16 alone."""
 
@@ -206,10 +219,7 @@ CLAIMS = [
     Claim("table1.above60", "LayerShuffle, table 1", "Even LS alone reaches more than 60 % under arbitrary orders",
           "62.77 % (ImageNet ViT-B/16)", "its accuracy", lambda e: e.accuracy("ls", "arbitrary"), ABOVE_ZERO, unit="%", centre=_about(60),
           possible=SHARE),
-    *(Claim(f"s4.1.predict-worst.{other}", S41, f"LS-pred is below {label(other)} under arbitrary orders",
-            _published(lambda s, a, other=other: a[other] - a["ls_pred"]), f"{label(other)} minus LS-pred",
-            lambda e, other=other: e.accuracy(other, "arbitrary") - e.accuracy("ls_pred", "arbitrary"), ABOVE_ZERO)
-      for other in ("ls", "ls_pos")),
+    *map(_predict_worse, ("ls", "ls_pos")),
     Claim("s4.1.position-accuracy", S41, "LS-pred names a layer's position correctly", "99.99 % (ImageNet)",
           "its position accuracy, in % of the way from chance to certainty",
           lambda e: 100 * (_position_accuracy(e) - 100 / e.num_layers) / (100 - 100 / e.num_layers), (99.9, INF), ABOVE_ZERO, "%",
