@@ -11,7 +11,7 @@ import pytest
 
 from lsvit.papers.inversion.claims import CLAIMS, alone, at, points
 from lsvit.papers.inversion.compute.rows import CLASS_COLUMNS, COLUMNS
-from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, NotRun, all_claims
+from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence, NotRun, all_claims
 from tests.conftest import ROOT, Change, add
 
 RESULTS = ROOT / "results"
@@ -102,12 +102,22 @@ def pictured() -> pd.DataFrame:
     return pd.DataFrame(rows)[CLASS_COLUMNS]
 
 
+class Made(Evidence):
+    """Gradient descent of some steps, whatever those of the committed results."""
+
+    steps = 1500
+
+    def read(self, name: str) -> dict[str, Any]:
+        """What is made up of the section."""
+        return {"optimisers": {"gd": {"steps": self.steps}}} if name == "inversion" else super().read(name)
+
+
 @cache
-def read() -> Evidence:
-    return Evidence(RESULTS)
+def read() -> Made:
+    return Made(RESULTS)
 
 
-def evidence(rows: pd.DataFrame, classes: pd.DataFrame) -> Evidence:
+def evidence(rows: pd.DataFrame, classes: pd.DataFrame) -> Made:
     found = copy(read())
     found.orders = []
     found.tables = found.tables | {"inversion": rows.copy(), "class_images": classes.copy()}
@@ -138,15 +148,6 @@ def test_every_claim_is_known() -> None:
     assert all(name.startswith("inversion.") for name in names)
     assert set(CLAIMS) <= set(all_claims())
     assert len({claim.id for claim in all_claims()}) == len(all_claims())
-
-
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
-def test_the_range_that_contradicts_is_the_wider_one(claim: Any) -> None:
-    assert claim.holds[0] < claim.holds[1]
-    if claim.plausible:
-        assert claim.plausible[0] <= claim.holds[0]
-        assert claim.holds[1] <= claim.plausible[1]
-        assert claim.plausible != claim.holds
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -217,7 +218,7 @@ LAST = "first 12"
         ("deeper", clearer(0.7, LAST, "untrained"), HOLDS),
         ("deeper", clearer(0.9, LAST, "trained", seed=0), UNDECIDED),
         ("deeper-mixer", clearer(-0.6, "first 1", "untrained", family="mixer"), FAILS),
-        ("untrained-depth", clearer(0.1, "first 1", "untrained"), UNDECIDED),
+        ("untrained-depth", clearer(0.1, "first 1", "untrained"), WEAKER),
         ("untrained-depth", clearer(0.2, "first 1", "untrained"), FAILS),
         ("untrained-depth", clearer(-0.2, "first 1", "untrained"), FAILS),
         ("patch-embed", clearer(0.5, "patch_embed", "untrained", family="vit_micro"), FAILS),
@@ -241,25 +242,25 @@ LAST = "first 12"
         ("norms.untrained", clearer(-0.1, "first 1", "untrained", "without norms"), FAILS),
         ("norms.trained", clearer(-0.1, LAST, "trained", "without norms"), HOLDS),
         ("residuals", clearer(0.9, "first 1", "trained", "without residuals"), FAILS),
-        ("residuals", clearer(0.3, "first 1", "trained", "without residuals"), UNDECIDED),
+        ("residuals", clearer(0.3, "first 1", "trained", "without residuals"), WEAKER),
         ("residuals", clearer(-0.3, "first 1", "trained", "without residuals"), HOLDS),
         ("residuals", clearer(-0.8, "first 1", "trained"), HOLDS),  # a bound, whatever is there with them
         ("attention-trained", clearer(0.3, "first 1", "untrained", "without residuals+mlp"), FAILS),
-        ("transplant-position", clearer(0.05, "first 1", "untrained", "with patch_embed+pos_embed"), UNDECIDED),
+        ("transplant-position", clearer(0.05, "first 1", "untrained", "with patch_embed+pos_embed"), WEAKER),
         ("transplant-position", clearer(0.2, "first 1", "untrained", "with patch_embed"), FAILS),
         ("transplant-norm", clearer(-0.3, "first 1", "untrained", "with patch_embed+norm1"), FAILS),
-        ("transplant-norm", clearer(-0.17, "first 1", "untrained", "with patch_embed+norm1"), UNDECIDED),  # helps, not substantially
+        ("transplant-norm", clearer(-0.17, "first 1", "untrained", "with patch_embed+norm1"), WEAKER),  # helps, not substantially
         ("transplant-norm", clearer(-0.14, "first 1", "untrained", "with patch_embed+norm1"), HOLDS),
         ("mixer-norms", farther(3, "embedding_distance", family="mixer", edit="without norms", point=LAST), FAILS),
         ("mixer-norms", farther(3, "embedding_distance", family="mixer", edit="without norms", point="first 1"), HOLDS),
-        ("mixer-trained", clearer(-0.1, LAST, "trained", family="mixer"), UNDECIDED),
+        ("mixer-trained", clearer(-0.1, LAST, "trained", family="mixer"), WEAKER),
         ("mixer-trained", clearer(-0.3, LAST, "trained", family="mixer"), FAILS),
         ("ls-alone", farther(3, "token_distance", weights="ls", point="layer 11"), FAILS),
         ("ls-alone", farther(3, "token_distance", weights="ls", point=LAST), HOLDS),
         ("ls-sequential", farther(3, "token_distance", weights="ls", order="sequential", point=LAST), FAILS),
         ("ls-sequential", farther(30, "token_distance", weights="ls", order="arbitrary", point=LAST), HOLDS),
         ("ls-arbitrary", farther(30, "token_distance", weights="ls", order="arbitrary", point=LAST), FAILS),
-        ("ls-orders", farther(1.5, "token_distance", weights="ls", order="arbitrary", point=LAST), UNDECIDED),
+        ("ls-orders", farther(1.5, "token_distance", weights="ls", order="arbitrary", point=LAST), WEAKER),
         ("ls-orders", farther(0.3, "token_distance", weights="ls", order="arbitrary", point=LAST), FAILS),
         ("ls-orders", farther(3, "token_distance", weights="ls", order="arbitrary", point=LAST), FAILS),
     ],
@@ -297,6 +298,14 @@ def test_a_judge_that_sees_one_class_in_everything_recognises_nothing(made: pd.D
     found = entry("class-images", evidence(made, pictured.assign(judge_sees="bag")))
     assert found["measured"]["mean"] == 0
     assert found["verdict"] == UNDECIDED
+
+
+def test_a_short_descent_decides_nothing(made: pd.DataFrame, pictured: pd.DataFrame) -> None:
+    e = evidence(made, pictured)
+    e.steps = 120
+    for name in ("gd.trained", "gd.untrained"):
+        found = entry(name, e)
+        assert (found["verdict"], found["reason"]) == (NOT_RUN, "120 steps of gradient descent, the source takes 1500")
 
 
 def set_to(value: float, column: str, point: str, **where: Any) -> Change:

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from lsvit.papers.painters.claims import CLAIMS
-from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, Evidence, all_claims
+from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence, all_claims
 from tests.conftest import ROOT, Change, add
 
 RESULTS = ROOT / "results"  # 12 layers, 10 classes
@@ -63,13 +63,13 @@ def of(kind: str, amount: float, **where: Any) -> Change:
 @pytest.mark.parametrize(
     ("name", "change", "verdict"),
     [
-        ("skip", of("skip", -40, treated=2), UNDECIDED),  # 40 %: less than half, no catastrophe
+        ("skip", of("skip", -40, treated=2), WEAKER),  # 40 %: less than half, no catastrophe
         ("skip", of("skip", -60, treated=2), FAILS),
         ("skip", of("skip", -40, treated=6), HOLDS),  # half of the layers are not a few
         ("skip", of("skip", -60, treated=2, seed=0), UNDECIDED),  # the seeds disagree
-        ("repeat", of("repeat", 15), UNDECIDED),  # 5 points: worse, not much worse
+        ("repeat", of("repeat", 15), WEAKER),  # 5 points: worse, not much worse
         ("repeat", of("repeat", 25), FAILS),
-        ("order", of("reverse", -40), UNDECIDED),
+        ("order", of("reverse", -40), WEAKER),
         ("order", of("reverse", -60), FAILS),
         ("order", of("shuffle", -80), FAILS),
         ("order", of("reverse", -80, treated=10), HOLDS),  # more than half of the layers
