@@ -56,4 +56,15 @@ def colours_by_depth(count: int) -> np.ndarray:
     return plt.get_cmap("viridis")(np.linspace(0, 1, count))
 
 
+def handles_of(*axes: Axes) -> dict[str, Any]:
+    """What the axes' legends would show, by name."""
+    return {name: handle for axis in axes for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}
+
+
+def legend_above(figure: Figure, handles: dict[str, Any], columns: int = 3) -> None:
+    """A legend above the figure, which makes room for it."""
+    columns = min(columns, len(handles))
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns, columnspacing=1, handlelength=2)
+
+
 GREY = "#777777"

@@ -14,7 +14,7 @@ from lsvit.papers.exits.compute.budgets import practical
 from lsvit.papers.exits.section import COUNTING, LAST_EXIT
 from lsvit.papers.exits.tables import CLASSIFIER_WISE, LABELS
 from lsvit.report.evaluations import label
-from lsvit.report.figures import GREY, MARKERS, OKABE_ITO, Figures
+from lsvit.report.figures import GREY, MARKERS, OKABE_ITO, Figures, handles_of, legend_above
 from lsvit.report.results import Results
 
 COLOURS, SHAPES = dict(zip(LABELS, OKABE_ITO, strict=False)), dict(zip(LABELS, MARKERS, strict=False))
@@ -193,10 +193,9 @@ class ExitFigures(Figures):
 
 def _legend(figure: Figure, axis: Axes) -> None:
     """One legend for all panels: branches in the paper's order, then the rest."""
-    found = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    found = handles_of(axis)
     names = [name for name in [*LABELS.values(), "final exit", "practical"] if name in found]
-    columns = 4 if len(names) <= 4 else 3
-    figure.legend([found[name] for name in names], names, loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.8)
+    legend_above(figure, {name: found[name] for name in names}, columns=4 if len(names) <= 4 else 3)
 
 
 def _limits(exits: pd.DataFrame, final: float) -> tuple[float, float]:

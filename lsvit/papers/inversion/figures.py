@@ -16,7 +16,7 @@ from lsvit.papers.inversion.gallery import Arrays, Gallery
 from lsvit.papers.inversion.section import NO_EDIT, TRAINED
 from lsvit.papers.inversion.tables import FIRST, LAYER, MODEL, OPTIMISERS, name_point
 from lsvit.report.evaluations import label
-from lsvit.report.figures import GREY, OKABE_ITO, Figures, colours_by_depth
+from lsvit.report.figures import GREY, OKABE_ITO, Figures, colours_by_depth, legend_above
 from lsvit.report.results import Results
 from lsvit.routes import ORDERS
 
@@ -172,7 +172,7 @@ class InversionFigures(Figures):
             column[1].set(xlabel="iterations")
         axes[0, 0].set(ylabel="embedding distance\n/ yardstick")
         axes[1, 0].set(ylabel="input distance\n/ yardstick")
-        figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=min(5, len(handles)))
+        legend_above(figure, handles, columns=5)
         self._save(figure, "inversion_curves")
         return (
             f"Distance of the found input's output from the original's (above) and of the found input from the original (below) over the "
@@ -249,7 +249,7 @@ class InversionFigures(Figures):
             axis.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
             axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         axes[0, 0].set(ylabel="token distance / yardstick")
-        figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=3)
+        legend_above(figure, handles)
         self._save(figure, "inversion_orders")
         count = shown["seed"].nunique()
         return (

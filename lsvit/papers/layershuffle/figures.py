@@ -5,26 +5,29 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 from scipy.stats import gaussian_kde
 
 from lsvit.config.params import Params
-from lsvit.config.sections import PaperFigures, Pretrain
+from lsvit.config.sections import Finetune, PaperFigures, Pretrain
 from lsvit.config.variant import PRETRAINED
 from lsvit.jobs.rows import mean_rows
+from lsvit.latin import latin, latin_ends
 from lsvit.papers.layershuffle.section import Analysis
 from lsvit.report.evaluations import CONTROLS, count_orders, label, summarise
-from lsvit.report.figures import OKABE_ITO, Figures, colours_by_depth
+from lsvit.report.figures import OKABE_ITO, Figures, colours_by_depth, handles_of, legend_above
 from lsvit.report.results import Results
-from lsvit.routes import ORDERS
+from lsvit.routes import ENDED, ORDERS, generator, layers_of, make_sampler, per_sample
 
 REFIT_MARKERS = "*Xpd"
 # What an order is drawn for: LS and LS-pred trained so
 FORMS = {"batch": ("ls_batch", "ls_pred_batch"), "sample": ("ls_sample", None), "Latin": ("ls", "ls_pred")}
 ANALYSED = Path("outs/analysis")
+ROUTES_SHOWN = 6
+FIGURE_1 = ("ls", "layerdrop")  # and refit-k: the paper's lines, its method in front
 SHOWN = ("baseline", "layerdrop", "ls")  # in the figure of accuracy against disorder
 
 
@@ -32,21 +35,16 @@ class LayerShuffleFigures(Figures):
     """Draws and saves the figures of LayerShuffle, and of its controls."""
 
     def pruning(self, cells: pd.DataFrame, order: str, name: str) -> str:
-        """Figures 1b and 1c: accuracy against layers kept. Returns the caption."""
+        """Figures 1b and 1c: accuracy against layers kept, the paper's lines alone. Returns the caption."""
         figure, axes = self._figure(0.78)
-        axis: Axes = axes[0, 0]
-        shown = cells[cells["order"] == order]
-        for variant, colour in self.colours.items():
-            line = shown[shown["variant"] == variant].sort_values("keep")
-            axis.errorbar(line["keep"], 100 * line["mean"], 100 * line["std"].fillna(0), color=colour, marker=self.markers[variant],
-                          capsize=2, label=label(variant))  # fmt: skip
+        shown = cells[(cells["order"] == order) & (cells["variant"].isin(FIGURE_1) | cells["variant"].str.startswith("refit"))]
+        self._kept(axes[0, 0], shown, [variant for variant in FIGURE_1 if variant in self.colours])
         refits = shown[shown["variant"].str.startswith("refit")].sort_values("keep")
         if len(refits):
-            axis.errorbar(refits["keep"], 100 * refits["mean"], 100 * refits["std"].fillna(0), color="#777777", marker="*",
-                          markersize=7, linestyle=":", capsize=2, label="refit-k")  # fmt: skip
-        axis.set(xlabel="layers kept", ylabel="validation accuracy (%)", xticks=sorted(shown["keep"].unique()), ylim=(0, 100))
-        axis.grid(axis="y", linewidth=0.4, alpha=0.5)
-        axis.legend(ncols=3, loc="upper left", bbox_to_anchor=(0, 1.26), columnspacing=1, handlelength=1.6)
+            axes[0, 0].errorbar(refits["keep"], 100 * refits["mean"], 100 * refits["std"].fillna(0), color="#777777", marker="*",
+                                markersize=7, linestyle=":", capsize=2, label="refit-k", zorder=0)  # fmt: skip
+        axes[0, 0].set(xlabel="layers kept")
+        legend_above(figure, handles_of(axes[0, 0]))
         self._save(figure, name)
         pruned = shown[~shown["full"]]
         orders = "their original order" if order == "sequential" else "random order"
@@ -62,6 +60,49 @@ class LayerShuffleFigures(Figures):
         if len(refits):
             text += f". refit-k: trained as a k-layer model; {', '.join(f'k = {c.keep}: {c.orders}' for c in refits.itertuples())} orders"
         return text + "."
+
+    def pruning_of_all(self, cells: pd.DataFrame, name: str) -> str:
+        """Accuracy of every variant against layers kept, in both orders. Returns the caption."""
+        figure, axes = self._figure(1.15, nrows=2, sharex=True)
+        for axis, order in zip(axes[:, 0], ORDERS, strict=True):
+            self._kept(axis, cells[cells["order"] == order], list(self.colours))
+            axis.set(ylabel=f"accuracy (%),\n{order}")
+        axes[1, 0].set(xlabel="layers kept")
+        legend_above(figure, handles_of(axes[0, 0]))
+        self._save(figure, name)
+        seeds = cells["n"].max()
+        return f"As figures 1b and 1c, every variant that has all layers: mean and standard deviation over {seeds:.0f} seeds."
+
+    def routes(self, params: Params, num_layers: int, name: str) -> str:
+        """Which layer runs at which depth in the first steps of trainings, as figures 1a, 2 and 3 sketch it. Returns the caption."""
+        shown = [variant for variant in ("baseline", "ls", "layerdrop") if variant in params.all_variants]
+        figure, axes = self._figure(0.62 * len(shown), nrows=len(shown), sharex=True)
+        seed, colours = params.seeds[0], colours_by_depth(num_layers)
+        for axis, variant in zip(axes[:, 0], shown, strict=True):
+            what, rows = first_routes(params, variant, num_layers, seed)
+            for row, route in enumerate(rows):
+                for depth, layer in enumerate(route):
+                    axis.add_patch(Rectangle((depth, row), 0.94, 0.9, facecolor=colours[layer], linewidth=0))
+                    axis.text(depth + 0.47, row + 0.48, layer + 1, ha="center", va="center", fontsize=5.5,
+                              color="white" if layer < num_layers * 0.6 else "black")  # fmt: skip
+            axis.set(xlim=(0, num_layers), ylim=(len(rows), 0), xticks=[], yticks=[0.45, len(rows) - 0.55], yticklabels=[1, len(rows)],
+                     title=label(variant), ylabel=what)  # fmt: skip
+            axis.spines[:].set_visible(False)
+        axes[-1, 0].set(xlabel="depth: input on the left, head on the right")
+        self._save(figure, name)
+        return (
+            f"The layers (by original place) that run in trainings with seed {seed}, as they were drawn, one route a row: those of the "
+            "first steps, where a batch shares its route, else of the first images or, with Latin orders, groups of the first batch."
+        )
+
+    def _kept(self, axis: Axes, cells: pd.DataFrame, variants: list[str]) -> None:
+        """Lines of accuracy against layers kept, the first variant in front."""
+        for behind, variant in enumerate(variants):
+            line = cells[cells["variant"] == variant].sort_values("keep")
+            axis.errorbar(line["keep"], 100 * line["mean"], 100 * line["std"].fillna(0), color=self.colours[variant],
+                          marker=self.markers[variant], capsize=2, label=label(variant), zorder=2 + len(variants) - behind)  # fmt: skip
+        axis.set(ylabel="validation accuracy (%)", xticks=sorted(cells["keep"].unique()), ylim=(0, 100))
+        axis.grid(axis="y", linewidth=0.4, alpha=0.5)
 
     def disorder(self, samplers: pd.DataFrame, variants: list[str], chance: float, name: str) -> str:
         """Accuracy against the Kendall tau distance from the original order. Returns the caption."""
@@ -139,7 +180,7 @@ class LayerShuffleFigures(Figures):
         """Figures 4c and 4d: distribution of class-token contribution norms by layer and position. Returns the caption."""
         positions, norms = arrays["positions"], arrays["norms"]
         num_layers = norms.shape[1]
-        figure, axes = self._figure(1.2)
+        figure, axes = self._figure(1.2, ncols=2, width_ratios=[3, 2], sharey=True)
         axis: Axes = axes[0, 0]
         norms = norms / norms.max(axis=0)
         grid = np.linspace(0, 1, 200)
@@ -150,14 +191,20 @@ class LayerShuffleFigures(Figures):
             for p in range(num_layers):
                 axis.fill_between(grid, -layer, curves[p] - layer, color=colours[p], alpha=0.08, linewidth=0, zorder=2 * layer)
                 axis.plot(grid, curves[p] - layer, color=colours[p], linewidth=0.8, zorder=2 * layer + 1)
-        axis.set(yticks=-np.arange(num_layers), yticklabels=range(1, num_layers + 1), xlim=(0, 1), title=title)
-        axis.set(xlabel="norm of the contribution to the class token\n(relative to the layer's largest)", ylabel="layer (original place)")
-        scale = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(1, num_layers), "viridis")
-        figure.colorbar(scale, ax=axis, label="position of the layer", shrink=0.6)
+            means = np.array([norms[positions[:, layer] == p, layer].mean() for p in range(num_layers)])
+            heights = 0.8 * (means - means.min()) / max(np.ptp(means), 1e-9)
+            axes[0, 1].plot(range(1, num_layers + 1), heights - layer, color="#777777", linewidth=0.6)
+            axes[0, 1].scatter(range(1, num_layers + 1), heights - layer, c=colours, s=6, zorder=3)
+            axes[0, 1].plot(layer + 1, heights[layer] - layer, "o", markersize=6, markerfacecolor="none", color=OKABE_ITO[4])
+        axis.set(yticks=-np.arange(num_layers), yticklabels=range(1, num_layers + 1), xlim=(0, 1), title="distributions")
+        axis.set(xlabel="norm of the contribution\n(of the layer's largest)", ylabel="layer (original place)")
+        axes[0, 1].set(xlabel="position of the layer", title="means", xlim=(0, num_layers + 1))
+        figure.suptitle(title, fontsize=8)
         self._save(figure, name)
         return (
             f"Distribution of the L2 norm of each layer's additive contribution to the class token, relative to the layer's largest, "
-            f"by position, {title}: {len(norms)} validation images, a random order per image, n = 1 model."
+            f"by position (dark: first), {title}; beside it the means by position, each layer's from its lowest to its highest, a ring "
+            f"where it is in its original place: {len(norms)} validation images, a random order per image, n = 1 model."
         )
 
     def training_curves(self, histories: dict[str, pd.DataFrame], name: str) -> str:
@@ -174,7 +221,7 @@ class LayerShuffleFigures(Figures):
             axis.grid(axis="y", linewidth=0.4, alpha=0.5)
             axis.xaxis.get_major_locator().set_params(integer=True)
         axes[1, 0].set(xlabel="epoch")
-        axes[0, 0].legend(ncols=4, loc="lower left", bbox_to_anchor=(-0.1, 1.0), columnspacing=1, handlelength=1.6)
+        legend_above(figure, handles_of(axes[0, 0]))
         self._save(figure, name)
         seeds = max(history["seed"].nunique() for history in histories.values())
         return (
@@ -205,12 +252,24 @@ class LayerShuffleFigures(Figures):
             axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         left.set(ylabel="validation accuracy (%)", xlabel="an order is drawn for")
         right.set(ylabel="positions named (%)", ylim=(0, 104))
-        left.legend(ncols=2, loc="upper left", bbox_to_anchor=(0, 1.3), columnspacing=1, handlelength=1.6)
+        legend_above(figure, handles_of(left))
         self._save(figure, name)
         return (
             "What an order is drawn for in training (one a batch as in the paper, one for every sample, Latin orders for a batch), with "
             f"the same number of steps: {full['seed'].nunique()} seeds, each a point; bars: mean and standard deviation."
         )
+
+
+def first_routes(params: Params, variant: str, num_layers: int, seed: int) -> tuple[str, list[list[int]]]:
+    """What a training's routes are drawn for, and the first of them, as the training loop draws them."""
+    route, options = params.all_variants[variant].route, params.resolve(Finetune, variant)
+    first, sampler = generator("train", seed, 1, 0), make_sampler(route)
+    if options.per == "latin" and (ends := latin_ends(route)):
+        return "group of the batch", [list(each) for each in latin(first, num_layers, *ends).routes[:ROUTES_SHOWN]]
+    if options.per == "sample":
+        table = per_sample(sampler, first, num_layers, options.batch_size)[:ROUTES_SHOWN]
+        return "image", [[layer for layer in row if layer != ENDED] for row in table.tolist()]
+    return "step", [layers_of(sampler(generator("train", seed, 1, step), num_layers)) for step in range(ROUTES_SHOWN)]
 
 
 def _over_seeds(rows: pd.DataFrame, by: str) -> pd.DataFrame:
@@ -235,6 +294,8 @@ def draw(results: Results, params: Params) -> dict[str, str]:
     figures = LayerShuffleFigures(results.folder / "figures", params.resolve(PaperFigures), list(params.all_variants))
     cells = summarise(results.table("prune_eval"))
     captions = {f"Figure 1{part}": figures.pruning(cells, order, f"figure_1{part}") for part, order in zip("bc", ORDERS, strict=True)}
+    captions["Layers kept, every variant"] = figures.pruning_of_all(cells, "pruning")
+    captions["Routes"] = figures.routes(params, int(cells["keep"].max()), "routes")
     layer, compared = results.read("analysis")["layer"], params.resolve(Analysis).variants[0]
     for (a, c), name, seed in (("ac", PRETRAINED, params.resolve(Pretrain).seed), ("bd", compared, params.seeds[0])):
         title = "starting weights" if name == PRETRAINED else f"refined with {label(name)}"

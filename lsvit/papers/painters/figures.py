@@ -8,7 +8,7 @@ from lsvit.config.params import Params
 from lsvit.config.sections import PaperFigures
 from lsvit.papers.painters.section import KINDS, UNTOUCHED, Kind, Painters
 from lsvit.report.evaluations import label
-from lsvit.report.figures import MARKERS, OKABE_ITO, Figures
+from lsvit.report.figures import MARKERS, OKABE_ITO, Figures, handles_of, legend_above
 from lsvit.report.results import Results
 
 NAMES: dict[Kind, str] = {
@@ -49,7 +49,7 @@ class PaintersFigures(Figures):
             axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         below: Axes = axes[-1, 0]
         below.set(xlabel="middle layers treated")
-        figure.legend(*below.get_legend_handles_labels(), loc="outside upper center", ncols=3, columnspacing=1, handlelength=2)
+        legend_above(figure, handles_of(below))
         self._save(figure, name)
         how = {
             "skip": "left out", "repeat": "each replaced by the one in the centre", "reverse": "from last to first",

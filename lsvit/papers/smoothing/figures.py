@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from lsvit.config.params import Params
 from lsvit.config.sections import PaperFigures
@@ -13,7 +12,7 @@ from lsvit.config.variant import UNTRAINED
 from lsvit.papers.smoothing.section import SCRATCH
 from lsvit.papers.smoothing.tables import trained_how
 from lsvit.report.evaluations import label
-from lsvit.report.figures import GREY, MARKERS, OKABE_ITO, Figures
+from lsvit.report.figures import GREY, MARKERS, OKABE_ITO, Figures, handles_of, legend_above
 from lsvit.report.results import Results
 from lsvit.report.tables import NONE
 from lsvit.routes import ORDERS
@@ -90,27 +89,27 @@ class SmoothingFigures(Figures):
             axis.set(title=f"{depth} layers")
             _scales(axis, rows, measure, depth)
         axes[-1, 0].set(xlabel=EXECUTED)
-        handles = {name: handle for axis in axes[:, 0] for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}
-        _legend(figure, {name: handles[name] for name in [*(title for title, *_ in LOSSES.values()), "untrained"] if name in handles})
+        handles = handles_of(*axes[:, 0])
+        legend_above(figure, {name: handles[name] for name in [*(title for title, *_ in LOSSES.values()), "untrained"] if name in handles})
         self._save(figure, name)
         reference = f" Dashed: random initialisation (n = {untrained['seed'].nunique()})." if len(untrained) else ""
         return (
             f"Over-smoothing, Figure 2{'a' if measure is COSINE else 'b'}: {measure.caption}, of models trained from scratch with and "
             f"without losses against it (n = {trained['seed'].nunique()} seeds), on {about['images']} training images of "
             f"{_names(trained)}; {trained_how(about)}. Lines: mean over "
-            f"the seeds; bands: standard deviation over the seeds.{reference} Published: 24-layer DeiT-Base on 10,000 training images of "
+            f"the seeds; bars: standard deviation over the seeds.{reference} Published: 24-layer DeiT-Base on 10,000 training images of "
             f"ImageNet, as a drawing, without numbers."
         )
 
     def _along(self, axis: Axes, rows: pd.DataFrame, measure: Measure, place: int = 0, **style: Any) -> None:
-        """A line over the layers with its band, if there are rows. Markers at about five layers, by `place` others: lines lie close."""
+        """A line over the layers, if there are rows. Markers and bars at about five layers, by `place` others: lines lie close."""
         line = over_layers(rows, measure)
         if line.empty:
             return
         step = max(round(len(line) / 5), 1)
-        axis.plot(line.index, line["mean"], linewidth=1, markersize=3, markevery=(place % step, step), **style)
-        axis.fill_between(line.index, line["mean"] - line["std"], line["mean"] + line["std"], color=style["color"],
-                          alpha=0.15 if measure is COSINE else 0.07, linewidth=0)  # fmt: skip
+        some = (place % step, step)
+        axis.errorbar(line.index, line["mean"], line["std"], errorevery=some, markevery=some, linewidth=1, elinewidth=0.7, markersize=3,
+                      **style)  # fmt: skip
 
     def smoothing_orders(self, rows: pd.DataFrame, name: str, images: int) -> str:
         """Both measures of refined variants along sequential and arbitrary orders, and their accuracy. Returns the caption.
@@ -137,14 +136,14 @@ class SmoothingFigures(Figures):
         for order in [order for order in ORDERS if order in set(rows["order"])]:
             handles[order] = blank.plot([], [], color=GREY, linestyle=LINES[order], marker="o", markersize=3,
                                         markerfacecolor=_filled(order, GREY))[0]  # fmt: skip
-        _legend(figure, handles)
+        legend_above(figure, handles)
         self._save(figure, name)
         count = rows["seed"].nunique()
         return (
             f"Refined variants in the original order and in arbitrary ones (a random order for every image), on {_names(rows)}: "
             f"{'; '.join(measure.caption for measure in measures)}, on {images} training images; below, accuracy on the validation "
             f"images (that of Table 1). Mean "
-            f"over {count} seed{'s' if count > 1 else ''}; bands and bars: standard deviation over the seeds. Not in the source, which "
+            f"over {count} seed{'s' if count > 1 else ''}; bars: standard deviation over the seeds. Not in the source, which "
             f"keeps the order of the layers."
         )
 
@@ -182,12 +181,6 @@ def _scales(axis: Axes, rows: pd.DataFrame, measure: Measure, depth: int) -> Non
     axis.set(ylabel=measure.name, ylim=(bottom, top), xlim=(-0.03 * depth, 1.03 * depth))
     axis.locator_params(axis="x", integer=True, nbins=7, steps=[1, 2, 3, 4, 6, 10])
     axis.grid(axis="y", linewidth=0.4, alpha=0.5)
-
-
-def _legend(figure: Figure, handles: dict[str, Any]) -> None:
-    """One legend for all panels."""
-    names = list(handles)
-    figure.legend(list(handles.values()), names, loc="outside upper center", ncols=min(3, len(names)), columnspacing=1, handlelength=2.4)
 
 
 def _names(rows: pd.DataFrame) -> str:

@@ -95,7 +95,14 @@ def test_a_figure_is_drawn_where_its_samplers_were_run(names: list[str] | None, 
     captions = draw(results, few)
     drawn = {title for title, kinds in CONTROLS.items() if any(name.startswith(kinds) for name in names or ())}
     assert captions.keys() & CONTROLS.keys() == drawn
-    assert captions.keys() - CONTROLS.keys() == {"Figure 1b", "Figure 1c", *(f"Figure 4{part}" for part in "abcd"), "Training curves"}
+    assert captions.keys() - CONTROLS.keys() == {
+        "Figure 1b",
+        "Figure 1c",
+        "Layers kept, every variant",
+        "Routes",
+        *(f"Figure 4{part}" for part in "abcd"),
+        "Training curves",
+    }
     for title, caption in captions.items():
         assert not re.search(r"\bnan\b|\b0 (seeds|images)|\bNone\b", caption), title
     for title in drawn:
