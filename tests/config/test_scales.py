@@ -19,7 +19,7 @@ from tests.config.conftest import Load
 from tests.conftest import ROOT
 
 Values = dict[str, Any]
-SCALES = ["smoke", "minutes", "hours", "published"]
+SCALES = ["smoke", "minutes", "hours", "few_epochs", "published"]
 
 
 def places(section: str, *after: str) -> list[str]:
@@ -68,11 +68,12 @@ def test_mappings_are_merged_along_the_same_order(count: int, changed: Load) -> 
 
 
 def test_without_a_scale_each_model_has_its_own(params: Params) -> None:
-    """Models trained from scratch are for runs of minutes, all others for the papers' values."""
+    """Models trained from scratch are for runs of minutes, one from a package for few epochs, all others for the papers' values."""
     assert params.scale is None
     small = {name: params.scale_of(name) for name, preset in params.models.items() if preset.weights == "scratch"}
     assert small == {"vit_micro": "minutes", "deit_micro": "minutes", "vit_pico": "smoke"}
-    assert {params.scale_of(name) for name in params.models.keys() - small.keys()} == {"published"}
+    assert params.scale_of("vit_s14_56") == "few_epochs"
+    assert {params.scale_of(name) for name in params.models.keys() - small.keys() - {"vit_s14_56"}} == {"published"}
     assert not params.scales["published"].model_dump(exclude_defaults=True)
 
 
