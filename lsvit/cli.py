@@ -51,7 +51,7 @@ def claims(
     import sys
 
     from lsvit.errors import UserError
-    from lsvit.report.ledger import all_claims, changes, edited, judge, moved, other_ledger, same_cell, show
+    from lsvit.report.ledger import changes, edited, judge, moved, other_ledger, same_cell, show
 
     results = Path("results")
     file = results / "claims.json"
@@ -61,7 +61,7 @@ def claims(
     try:
         found = json.loads(file.read_text())
         show(found)
-        differing = changes(judge(results, all_claims()), found)
+        differing = changes(judge(results), found)
     except (OSError, ValueError, KeyError, TypeError) as error:
         problems.append(f"{results}: cannot be judged ({type(error).__name__}: {error}); `dvc repro` writes it anew")
     else:

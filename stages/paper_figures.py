@@ -5,13 +5,12 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
 
-from lsvit.config.papers import rooms
 from lsvit.config.params import load
 from lsvit.errors import one_line_errors
 from lsvit.jobs.files import RESULTS
 from lsvit.jobs.processes import root
-from lsvit.report.ledger import all_claims, judge, markdown
-from lsvit.report.results import Results
+from lsvit.report.ledger import judge, markdown
+from lsvit.report.results import Results, readers
 from lsvit.tracking import Tracker
 
 
@@ -25,12 +24,12 @@ def main() -> None:
     """results/, outs/analysis/, outs/inversion/ -> results/: tables, statistics, claims, figures/"""
     params, results = load(), Results(RESULTS)
     captions: dict[str, str] = {}
-    for tables in rooms("tables"):
+    for tables in readers(RESULTS, "tables"):
         captions |= tables.write(results, params)
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:  # drawing takes most of the time
-        for drawn in pool.map(draw, [figures.__name__ for figures in rooms("figures")]):
+        for drawn in pool.map(draw, [figures.__name__ for figures in readers(RESULTS, "figures")]):
             captions |= drawn
-    found = judge(RESULTS, all_claims())
+    found = judge(RESULTS)
     (RESULTS / "claims.json").write_text(json.dumps(found, indent=1) + "\n")
     (RESULTS / "claims.md").write_text(markdown(found))
     head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"

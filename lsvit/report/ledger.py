@@ -8,7 +8,7 @@ all lines are corrected for their number (Holm).
 import json
 import math
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from lsvit.config.papers import rooms
 from lsvit.errors import UserError
 from lsvit.jobs.rows import mean_rows
 from lsvit.report.evaluations import label
-from lsvit.report.results import Results
+from lsvit.report.results import Results, readers
 from lsvit.report.statistics import LEVEL, METHOD, Estimate, estimate, holm, n_to_decide, p_value
 from lsvit.report.tables import console
 from lsvit.routes import Order, count_routes
@@ -199,9 +199,9 @@ def all_claims() -> list[Claim]:
     return [claim for module in rooms("claims") for claim in module.CLAIMS]
 
 
-def judge(folder: Path, claims: Sequence[Claim]) -> dict[str, Any]:
-    """The ledger: every claim judged on the result files of `folder`."""
-    evidence = Evidence(folder)
+def judge(folder: Path) -> dict[str, Any]:
+    """The ledger: every claim of the papers with rows in `folder`, judged on the result files there."""
+    evidence, claims = Evidence(folder), [claim for module in readers(folder, "claims") for claim in module.CLAIMS]
     head = {key: evidence.cell[key] for key in ("dataset", "model", "scale", "protocol", "seeds")}
     entries = [claim.judge(evidence) for claim in claims]
     corrected = iter(holm([entry["p"] for entry in entries if entry["p"] is not None]))

@@ -3,11 +3,21 @@
 import json
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pandas as pd
 
+from lsvit.config.papers import rooms
 from lsvit.jobs.rows import read_rows
+
+ROWS = {"layershuffle": "prune_eval"}  # the file of a paper's rows, where it is not named after it
+
+
+def readers(folder: Path, room: str) -> list[ModuleType]:
+    """The modules "tables", "figures" or "claims" of the papers whose stages wrote rows to a folder: a cell need not have all."""
+    found = [(module, module.__name__.split(".")[-2]) for module in rooms(room)]
+    return [module for module, paper in found if (folder / f"{ROWS.get(paper, paper)}.csv").is_file()]
 
 
 class Results:

@@ -136,7 +136,7 @@ def test_figures_of_the_papers_cells_are_compared_there(tmp_path: Path) -> None:
     shutil.copytree(RESULTS, tmp_path / "results")
     cell = json.loads((RESULTS / "cell.json").read_text()) | {"dataset": "imagenet", "model": "vit_b16", "scale": "published"}
     (tmp_path / "results" / "cell.json").write_text(json.dumps(cell))
-    found = {entry["id"]: entry for entry in judge(tmp_path / "results", all_claims())["claims"]}
+    found = {entry["id"]: entry for entry in judge(tmp_path / "results")["claims"]}
     entry = found["table1.baseline.sequential"]
     difference = entry["measured"]["mean"] - 82.61
     half = entry["measured"]["mean"] - entry["measured"]["low"]
@@ -175,7 +175,7 @@ def changed(tmp_path: Path) -> Path:
 
 
 def verdicts(folder: Path) -> dict[str, tuple[str, str]]:
-    found = judge(folder, all_claims())
+    found = judge(folder)
     markdown(found)  # shows every entry
     return {entry["id"]: (entry["verdict"], entry["reason"]) for entry in found["claims"]}
 
@@ -234,7 +234,7 @@ def test_one_seed_has_no_verdict(changed: Path) -> None:
 
 @pytest.mark.slow
 def test_ledgers_are_compared() -> None:
-    found = judge(RESULTS, all_claims())
+    found = judge(RESULTS)
     assert changes(found, found) == []
     other = json.loads(json.dumps(found))
     held = next(entry for entry in other["claims"] if entry["verdict"] == HOLDS)
