@@ -21,7 +21,7 @@ from lsvit.routes import ORDERS
 LOSSES = {
     NONE: ("class loss", OKABE_ITO[0], "o"),
     "cosine": ("+ cosine", OKABE_ITO[6], "v"),
-    "contrastive": ("+ contrastive", OKABE_ITO[5], "^"),
+    "contrastive": ("+ contrastive, cosines", OKABE_ITO[5], "^"),
     "mixing": ("+ mixing", OKABE_ITO[1], "s"),
     "contrastive+mixing": ("+ contrastive + mixing", OKABE_ITO[3], "D"),
 }
