@@ -179,12 +179,12 @@ def predict(
             predict.show(one)
 
 
-@track.command()
-def sync() -> None:
+@track.command("sync")
+def track_sync() -> None:
     """Fill the MLflow store from the files of finished stages; what is already there stays as it is."""
-    from lsvit import tracking
+    from lsvit.sync import sync
 
-    print(f"{tracking.sync()} runs added")
+    print(f"{sync()} runs added")
 
 
 @data.command()

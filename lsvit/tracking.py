@@ -8,19 +8,18 @@ import hashlib
 import json
 import logging
 import os
+import pwd
 import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
-
-from lsvit.errors import UserError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -52,12 +51,18 @@ def _create_store(path: Path) -> None:
 
 
 def context_tags() -> dict[str, str]:
-    """Git commit, dirty flag and the DVC stage and experiment the process runs in."""
+    """Who ran what: MLflow's own tags of user, source and commit, whether more differed from it than what DVC writes, the DVC stage."""
 
     def git(*args: str) -> str:
         return subprocess.run(["git", *args], capture_output=True, text=True, check=False).stdout.strip()
 
-    tags = {"mlflow.source.git.commit": git("rev-parse", "HEAD"), "git.dirty": str(bool(git("status", "--porcelain", "-uno"))).lower()}
+    dirty = git("status", "--porcelain", "-uno", "--", ".", *(f":!{path}" for path in ("results", "dvc.lock")))
+    source = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    tags = {
+        "mlflow.user": pwd.getpwuid(os.getuid()).pw_name, "mlflow.source.type": "LOCAL", "mlflow.source.name": " ".join(source),
+        "mlflow.source.git.commit": git("rev-parse", "HEAD"), "mlflow.source.git.branch": git("branch", "--show-current"),
+        "git.dirty": str(bool(dirty)).lower(),
+    }  # fmt: skip
     for tag, variable in (("dvc.stage", "DVC_STAGE"), ("dvc.exp", "DVC_EXP_NAME"), ("dvc.rev", "DVC_EXP_BASELINE_REV")):
         if os.environ.get(variable):
             tags[tag] = os.environ[variable]
@@ -83,6 +88,7 @@ class Tracker:
         self._experiment_id = ""
         self._runs: dict[str, str] = {}  # key -> run id
         self._steps: dict[str, set[int]] = {}  # run id -> epochs logged
+        self._running: set[str] = set()  # run ids of trainings under way
         if "mlflow" not in sys.modules:  # importing it and opening the store take seconds, which the trainings' own start hides
             threading.Thread(target=lambda: self._guard(self.client), daemon=True).start()
 
@@ -90,8 +96,21 @@ class Tracker:
 
     def epoch(self, title: str, record: dict[str, Any], row: Row) -> None:
         """Log one epoch of a running training: its name, what it is made with (:meth:`lsvit.jobs.job.Job.record`), its metrics."""
-        rows = [{name: value for name, value in row.items() if name != "seconds"}]
-        self._guard(lambda: self._rows(self._training_run(title, record), rows))
+        ended = time.time()
+        if self.failed:  # a replay can tell when it was all the same
+            with suppress(OSError):
+                self._training_times(title, record, row, ended)
+        self._guard(lambda: self._epoch(title, record, row, ended))
+
+    def stopped(self, error: BaseException) -> None:
+        """The stage ends before its trainings: those that run here are marked as failed, or as killed where nothing failed."""
+        status = "FAILED" if isinstance(error, Exception) else "KILLED"
+
+        def mark() -> None:
+            for run_id in self._running:
+                self.client().set_terminated(run_id, status)
+
+        self._guard(mark)
 
     def training(self, folder: Path) -> None:
         """Log a finished variant, named as its folder: `seed_*/{config.json, history.json, weights.safetensors}`, and its summary."""
@@ -137,29 +156,32 @@ class Tracker:
             self._client = client
         return self._client
 
-    def _context(self, key: str) -> dict[str, str]:
-        """Where a run was made: noted beside the jobs on first sight, so that a later replay tells the truth."""
+    def _context(self, key: str, **ended: float) -> dict[str, Any]:
+        """Where a run was made, and when its epochs `ended`: noted beside the jobs, so that a later replay tells the truth."""
         path = self.root / ".lsvit" / "context" / f"{key}.json"
         try:
-            return json.loads(path.read_text())
+            noted = json.loads(path.read_text())
         except (FileNotFoundError, ValueError):  # not noted yet, or half written by a version that did not write it at once
-            tags = context_tags()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(tags))
-        partial.replace(path)
-        return tags
+            noted = {}
+        full = noted if "tags" in noted else {"tags": noted or context_tags()}  # an older version noted the tags alone
+        full = full | {"ended": ended | full.get("ended", {})}
+        if full != noted:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(f".{os.getpid()}")
+            partial.write_text(json.dumps(full))
+            partial.replace(path)
+        return full
 
-    def _run(self, key: str, name: str, tags: dict[str, str], params: dict[str, Any]) -> str:
-        """The run with this key, created with its tags and parameters if there is none."""
+    def _run(self, key: str, name: str, tags: dict[str, str], params: dict[str, Any], start: float | None = None) -> str:
+        """The run with this key, created with its tags, parameters and time of start if there is none."""
         if key not in self._runs:
             client = self.client()
             found = client.search_runs([self._experiment_id], f"tags.`{KEY}` = '{key}'", max_results=1)
             if found:
                 run = found[0]
             else:
-                tags = {KEY: key, **self._context(key), **tags}
-                run = client.create_run(self._experiment_id, tags=tags, run_name=name)
+                tags = {KEY: key, **self._context(key)["tags"], **tags}
+                run = client.create_run(self._experiment_id, None if start is None else _milliseconds(start), tags=tags, run_name=name)
             if params and not run.data.params:  # also where an outage came between the run and its parameters
                 from mlflow.entities import Param
 
@@ -167,27 +189,47 @@ class Tracker:
             self._runs[key] = run.info.run_id
         return self._runs[key]
 
-    def _training_run(self, title: str, record: dict[str, Any]) -> str:
-        options = _flat({key: value for key, value in record.items() if key != "apart"})
+    def _training_times(self, title: str, record: dict[str, Any], row: Row, ended: float) -> dict[str, float]:
+        """When the epochs of a training ended, as far as is known; "0": when it began."""
+        epoch = int(row["epoch"])
+        times = {str(epoch - 1): ended - row.get("seconds", 0.0), str(epoch): ended}
+        return self._context(_key(title, _options(record)), **times)["ended"]
+
+    def _epoch(self, title: str, record: dict[str, Any], row: Row, ended: float) -> None:
+        self._training_times(title, record, row, ended)
+        run_id, known = self._training_run(title, record)
+        if run_id not in self._running and self.client().get_run(run_id).info.status != "FINISHED":
+            self._running.add(run_id)
+            self.client().update_run(run_id, "RUNNING")  # it may have been killed
+        self._rows(run_id, [{name: value for name, value in row.items() if name != "seconds"}], known)
+
+    def _training_run(self, title: str, record: dict[str, Any]) -> tuple[str, dict[str, float]]:
+        """The run of a training, and the times of its epochs as far as they are known."""
+        options = _options(record)
         shared = {key: value for key, value in options.items() if key not in record["apart"]}
         tags, seed = {"variant": title}, str(record["seed"])
-        parent = self._run(_key(title, shared), title, tags, shared)
-        return self._run(_key(title, options), f"{title} seed {seed}", {**tags, "seed": seed, "mlflow.parentRunId": parent}, options)
+        known = self._context(_key(title, options))["ended"]
+        start = min(known.values(), default=None)
+        parent = self._run(_key(title, shared), title, tags, shared, start)
+        tags |= {"seed": seed, "mlflow.parentRunId": parent}
+        return self._run(_key(title, options), f"{title} seed {seed}", tags, options, start), known
 
-    def _rows(self, run_id: str, rows: list[Row]) -> None:
+    def _rows(self, run_id: str, rows: list[Row], ended: dict[str, float]) -> None:
         from mlflow.entities import Metric
 
         if run_id not in self._steps:
             self._steps[run_id] = {metric.step for metric in self.client().get_metric_history(run_id, "epoch")}
-        now = int(time.time() * 1000)
         fresh = [row for row in rows if int(row["epoch"]) not in self._steps[run_id]]
-        metrics = [Metric(name, value, now, int(row["epoch"])) for row in fresh for name, value in row.items()]
+        times = {row["epoch"]: ended.get(str(int(row["epoch"])), time.time()) for row in fresh}
+        metrics = [
+            Metric(name, value, _milliseconds(times[row["epoch"]]), int(row["epoch"])) for row in fresh for name, value in row.items()
+        ]
         for start in range(0, len(metrics), 1000):  # the most one request takes
             self.client().log_batch(run_id, metrics=metrics[start : start + 1000])
         self._steps[run_id] |= {int(row["epoch"]) for row in fresh}
 
-    def _finish(self, run_id: str, files: list[Path], metrics: dict[str, float]) -> None:
-        """Upload files, log final metrics and mark the run finished, once."""
+    def _finish(self, run_id: str, files: list[Path], metrics: dict[str, float], ended: float | None = None) -> None:
+        """Upload files, log final metrics and mark the run finished, once; `ended`: when it was, if not now."""
         from mlflow.entities import Metric
 
         client = self.client()
@@ -195,36 +237,38 @@ class Tracker:
             return
         for file in files:
             client.log_artifact(run_id, str(file))
-        now = int(time.time() * 1000)
-        client.log_batch(run_id, metrics=[Metric(name, value, now, 0) for name, value in metrics.items()])
-        client.set_terminated(run_id)
+        end = _milliseconds(ended or time.time())
+        client.log_batch(run_id, metrics=[Metric(name, value, end, 0) for name, value in metrics.items()])
+        client.set_terminated(run_id, end_time=end)
+        self._running.discard(run_id)
         self.recorded += 1
 
     def _training(self, folder: Path) -> None:
         seeds = sorted(folder.glob("seed_*/config.json"), key=lambda path: int(path.parent.name.removeprefix("seed_")))
-        finals = []
+        finals, ends = [], []
         for path in seeds:
             record, history = json.loads(path.read_text()), json.loads((path.parent / "history.json").read_text())
-            run_id = self._training_run(folder.name, record)
+            run_id, ended = self._training_run(folder.name, record)
             parent = self.client().get_run(run_id).data.tags["mlflow.parentRunId"]
-            self._rows(run_id, history)
+            self._rows(run_id, history, ended)
+            ends.append(max(ended.values(), default=time.time()))
             for text in path.parent.glob("execution.txt"):
                 self.client().set_tag(run_id, "execution", text.read_text().strip())
             finals.append(json.loads((path.parent / "final.json").read_text()))
-            self._finish(run_id, sorted(path.parent.iterdir()), {f"final/{k}": v for k, v in finals[-1].items()})
-        self._summary(parent, finals)
+            self._finish(run_id, sorted(path.parent.iterdir()), {f"final/{k}": v for k, v in finals[-1].items()}, ends[-1])
+        self._summary(parent, finals, max(ends))
 
-    def _summary(self, parent: str, finals: list[Row]) -> None:
+    def _summary(self, parent: str, finals: list[Row], ended: float) -> None:
         """Mean and standard deviation over the seeds, on the variant's parent run."""
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
+        end = _milliseconds(ended)
         summary = {"n": float(len(finals))}
         for name in finals[0]:
             values = [final[name] for final in finals]
             summary |= {f"mean/{name}": statistics.fmean(values), f"std/{name}": statistics.stdev(values) if len(values) > 1 else 0.0}
-        self.client().log_batch(parent, metrics=[Metric(k, v, now, 0) for k, v in summary.items()])
-        self.client().set_terminated(parent)
+        self.client().log_batch(parent, metrics=[Metric(k, v, end, 0) for k, v in summary.items()])
+        self.client().set_terminated(parent, end_time=end)
 
     def _results(self, stage: str) -> None:
         files, metrics = stage_results(stage)
@@ -259,34 +303,12 @@ def stage_results(stage: str) -> tuple[list[Path], list[Path]]:
     return outs + metrics, metrics
 
 
-def sync(root: Path = Path()) -> int:
-    """Log what finished stages left in outs/ and results/; what the store has stays as it is. Returns the runs added.
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)
 
-    Raises:
-        UserError: there is nothing to log, or the store cannot be reached.
-    """
-    trainings = sorted({path.parent.parent for path in Path("outs").glob("**/seed_*/config.json")})
-    preset = Path("outs/params/model.json")  # what the stages ran with: the model's name, the scale, the preset
-    if not trainings or not preset.is_file():
-        raise UserError("outs/: no finished training found, or no outs/params/; `dvc repro` or `dvc checkout` brings them")
-    scale = json.loads(preset.read_text())[1]
-    logged: dict[str, list[Path]] = {}  # experiment -> folders of trainings
-    for folder in trainings:
-        config = json.loads(next(folder.glob("seed_*/config.json")).read_text())
-        logged.setdefault(f"{config['dataset']}/{config['model_name']}/{scale}", []).append(folder)
-    cell = Path("results/cell.json")
-    about = json.loads(cell.read_text()) if cell.is_file() else {}
-    added = 0
-    for experiment, folders in logged.items():
-        tracker = Tracker(experiment, root, retries=3)
-        for folder in folders:
-            tracker.training(folder)
-        for stage in declared_stages() if about and experiment == f"{about['dataset']}/{about['model']}/{about['scale']}" else ():
-            tracker.results(stage)
-        if tracker.failed:
-            raise UserError(f"MLflow at {store_uri(root)} cannot be filled")
-        added += tracker.recorded
-    return added
+
+def _options(record: dict[str, Any]) -> dict[str, Any]:
+    return _flat({key: value for key, value in record.items() if key != "apart"})
 
 
 def _key(title: str, options: dict[str, Any]) -> str:

@@ -22,12 +22,18 @@ class Store:
     def search_runs(self, *_: object, **__: object) -> list[Any]:
         return []
 
-    def create_run(self, experiment: str, tags: dict[str, str], run_name: str) -> Any:
+    def create_run(self, experiment: str, start: int | None, tags: dict[str, str], run_name: str) -> Any:
         self.runs.append(tags)
         return SimpleNamespace(info=SimpleNamespace(run_id=str(len(self.runs))), data=SimpleNamespace(params={"given": "1"}))
 
     def get_metric_history(self, *_: object) -> list[Any]:
         return []
+
+    def get_run(self, *_: object) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(status="RUNNING"))
+
+    def update_run(self, *_: object) -> None:
+        pass
 
     def log_batch(self, *_: object, **__: object) -> None:
         pass
@@ -53,17 +59,17 @@ def note(root: Path) -> Path:
 
 
 def test_it_is_noted_once(tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tracker._context("key") == TAGS == json.loads(note(tmp_path).read_text())
+    assert tracker._context("key")["tags"] == TAGS == json.loads(note(tmp_path).read_text())["tags"]
     monkeypatch.setattr(tracking, "context_tags", lambda: pytest.fail("asked again"))
-    assert tracker._context("key") == TAGS
+    assert tracker._context("key")["tags"] == TAGS
 
 
 @pytest.mark.parametrize("left", ["", '{"mlflow.source.git.commit": "a', "\x00" * 20])
 def test_what_an_interrupted_write_left_is_written_anew(tracker: Tracker, tmp_path: Path, left: str) -> None:
     note(tmp_path).parent.mkdir(parents=True)
     note(tmp_path).write_text(left)
-    assert tracker._context("key") == TAGS
-    assert json.loads(note(tmp_path).read_text()) == TAGS
+    assert tracker._context("key")["tags"] == TAGS
+    assert json.loads(note(tmp_path).read_text())["tags"] == TAGS
 
 
 @pytest.mark.parametrize("left", ["", "{"])
@@ -79,7 +85,7 @@ def test_an_epoch_is_logged_all_the_same(tracker: Tracker, store: Store, tmp_pat
     again.epoch("ls", record, {"epoch": 2, "loss": 0.4, "seconds": 2.0})
     assert not again.failed
     assert [tags["git.dirty"] for tags in store.runs] == ["false"] * 4
-    assert [json.loads(path.read_text()) for path in notes] == [TAGS] * 2
+    assert [json.loads(path.read_text())["tags"] for path in notes] == [TAGS] * 2
 
 
 def test_a_context_that_cannot_be_had_stops_nothing(
@@ -109,5 +115,5 @@ def test_a_kill_leaves_no_half_of_it(tracker: Tracker, tmp_path: Path, monkeypat
         with pytest.raises(KeyboardInterrupt):
             tracker._context("key")
     assert not note(tmp_path).exists()
-    assert tracker._context("key") == TAGS
+    assert tracker._context("key")["tags"] == TAGS
     assert [path.name for path in note(tmp_path).parent.glob("*.json")] == ["key.json"]

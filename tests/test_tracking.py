@@ -19,6 +19,7 @@ from lsvit.errors import UserError
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.job import Job
 from lsvit.jobs.pool import run
+from lsvit.sync import sync
 from lsvit.tracking import Tracker
 from lsvit.training.gather import gather_trainings
 from tests.conftest import ROOT
@@ -123,8 +124,10 @@ def check_store(uri: str) -> None:
     child, parent = found["test seed 0"], found["test"]
     assert child.info.status == parent.info.status == "FINISHED"
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    for tag in ("mlflow.source.git.commit", "git.dirty", "dvc.stage"):
+    for tag in ("mlflow.source.git.commit", "mlflow.source.git.branch", "git.dirty", "dvc.stage"):
         assert tag in child.data.tags
+    assert child.data.tags["mlflow.user"]
+    assert child.data.tags["mlflow.source.name"].split()[0] == Path(sys.argv[0]).name
     assert child.data.params["options.lr"] == "0.003"
     assert child.data.params["seed"] == "0"
     curve = client.get_metric_history(child.info.run_id, "validation/arbitrary/accuracy")
@@ -162,11 +165,56 @@ def test_local_store(workspace: Path, local: str, train_config: Config, prepared
     assert (workspace / "mlartifacts" / "bars-pico-smoke").is_dir()
     assert log_everything(jobs_for(train_config, prepared)).recorded == 0
     check_store(local)
-    assert tracking.sync() == 0
+    assert sync() == 0
     Path("outs/params/model.json").write_text(json.dumps(["pico", "hours", {}]))
-    assert tracking.sync() == 2  # the results are of the other scale still
+    assert sync() == 2  # the results are of the other scale still
     assert set(runs(local, "hours")) == {"test", "test seed 0", "test seed 1"}
     check_store(local)
+
+
+@pytest.mark.slow
+def test_times_are_those_of_the_epochs(
+    workspace: Path, local: str, fresh: tuple[list[int], Path], train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """In a store with an outage after the first epoch, and in a new one that is filled later."""
+    shutil.copy(fresh[1], workspace / "new.db")
+    (job, _), began = jobs_for(train_config, prepared), 1_700_000_000.0
+    rows = json.loads((job.folder / "history.json").read_text())
+    for epoch, row in enumerate(rows, 1):
+        monkeypatch.setattr(time, "time", lambda epoch=epoch: began + 10 * epoch)
+        tracker = Tracker("bars/pico/smoke", workspace)
+        tracker.failed = epoch > 1
+        tracker.epoch("test", job.record(), row | {"seconds": 10.0})
+    monkeypatch.undo()
+    monkeypatch.chdir(workspace)
+    for store in (local, f"sqlite:///{workspace}/new.db"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+        sync()
+        run = runs(store)["test seed 0"]
+        assert (run.info.start_time, run.info.end_time) == (began * 1000, (began + 30) * 1000)
+        curve = MlflowClient(store).get_metric_history(run.info.run_id, "epoch")
+        assert [metric.timestamp for metric in curve] == [(began + 10 * epoch) * 1000 for epoch in (1, 2, 3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("error", "status"), [(UserError("no memory"), "FAILED"), (KeyboardInterrupt(), "KILLED")])
+def test_a_training_that_is_stopped(
+    workspace: Path, local: str, train_config: Config, prepared: Path, error: BaseException, status: str
+) -> None:  # fmt: skip
+    """It is marked so, runs again when it goes on, and is finished in the end."""
+    job, _ = jobs_for(train_config, prepared)
+    rows = json.loads((job.folder / "history.json").read_text())
+    first, second = (Tracker("bars/pico/smoke", workspace) for _ in range(2))
+    first.epoch("test", job.record(), rows[0])
+    assert runs(local)["test seed 0"].info.status == "RUNNING"
+    first.stopped(error)
+    assert runs(local)["test seed 0"].info.status == status
+    second.epoch("test", job.record(), rows[1])
+    assert runs(local)["test seed 0"].info.status == "RUNNING"
+    second.training(Path("outs/finetune/test"))
+    assert runs(local)["test seed 0"].info.status == "FINISHED"
+    second.stopped(error)
+    assert runs(local)["test seed 0"].info.status == "FINISHED"
 
 
 @pytest.mark.slow
@@ -190,9 +238,9 @@ def test_store_that_is_down(
     assert err.count("warning: MLflow") == 1
     assert "lsvit track sync" in err
     with pytest.raises(UserError, match="cannot be filled"):
-        tracking.sync()
+        sync()
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert tracking.sync() == 3
+    assert sync() == 3
     check_store(local)
 
 
@@ -211,18 +259,18 @@ def test_store_that_dies_during_a_training(
     assert capsys.readouterr().err.count("warning: MLflow") == 1
     monkeypatch.undo()
     monkeypatch.chdir(workspace)
-    tracking.sync()  # fills the epochs that are missing, keeps the one that is there
+    sync()  # fills the epochs that are missing, keeps the one that is there
     assert len(MlflowClient(local).get_metric_history(runs(local)["test seed 0"].info.run_id, "epoch")) == 3
 
 
 def test_nothing_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no finished training found"):
-        tracking.sync()
+        sync()
     (training := tmp_path / "outs/finetune/ls/seed_0").mkdir(parents=True)
     (training / "config.json").write_text("{}")
     with pytest.raises(UserError, match="or no outs/params/"):  # nothing says at what scale
-        tracking.sync()
+        sync()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from lsvit.config.params import load
+from lsvit.jobs.display import Event
 from lsvit.jobs.job import Job
 from lsvit.jobs.pool import run, warm_up
 from lsvit.jobs.processes import root
@@ -31,10 +32,12 @@ class Stage:
 
     def train(self, jobs: Sequence[Job], threads: int) -> None:
         """Run trainings, spread over processes if params.yaml asks for that; epochs are tracked as they end."""
-        run(
-            jobs,
-            self.params.device,
-            lambda job, row: self.tracker.epoch(job.config.title, job.record(), row),
-            threads,
-            self.params.distributed,
-        )
+
+        def on_epoch(job: Job, row: Event) -> None:
+            self.tracker.epoch(job.config.title, job.record(), row)
+
+        try:
+            run(jobs, self.params.device, on_epoch, threads, self.params.distributed)
+        except BaseException as error:
+            self.tracker.stopped(error)
+            raise
