@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 from lsvit.errors import UserError
-from lsvit.tracking import Tracker, declared_stages, store_uri
+from lsvit.tracking import STAGES, Tracker, declared_stages, experiment_name, store_uri
+
+OF = {"baseline": "layershuffle", "finetune": "layershuffle"}  # folder of outs/ -> whose trainings, where that is not its name
 
 
 def sync(root: Path = Path()) -> int:
@@ -21,17 +23,18 @@ def sync(root: Path = Path()) -> int:
     logged: dict[str, list[Path]] = {}  # experiment -> folders of trainings
     for folder in trainings:
         config = json.loads(next(folder.glob("seed_*/config.json")).read_text())
-        logged.setdefault(f"{config['dataset']}/{config['model_name']}/{scale}", []).append(folder)
-    cell = Path("results/cell.json")
-    about = json.loads(cell.read_text()) if cell.is_file() else {}
-    added = 0
+        of = OF.get(folder.parts[1], folder.parts[1])
+        logged.setdefault(experiment_name(of, (config["dataset"], config["model_name"], scale)), []).append(folder)
+    trackers = {experiment: Tracker(experiment, root, retries=3) for experiment in logged}
     for experiment, folders in logged.items():
-        tracker = Tracker(experiment, root, retries=3)
         for folder in folders:
-            tracker.training(folder)
-        for stage in declared_stages() if about and experiment == f"{about['dataset']}/{about['model']}/{about['scale']}" else ():
-            tracker.results(stage)
-        if tracker.failed:
-            raise UserError(f"MLflow at {store_uri(root)} cannot be filled")
-        added += tracker.recorded
-    return added
+            trackers[experiment].training(folder)
+    if (cell := Path("results/cell.json")).is_file():
+        about = json.loads(cell.read_text())
+        experiment = experiment_name(STAGES, (about["dataset"], about["model"], about["scale"]))
+        trackers[experiment] = Tracker(experiment, root, retries=3)
+        for stage in declared_stages():
+            trackers[experiment].results(stage)
+    if any(tracker.failed for tracker in trackers.values()):
+        raise UserError(f"MLflow at {store_uri(root)} cannot be filled")
+    return sum(tracker.recorded for tracker in trackers.values())

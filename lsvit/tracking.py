@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 KEY = "lsvit.key"
 DATABASE = "mlflow.db"
+STAGES = "stages"  # of the experiment with what stages left in results/
 Row = dict[str, float]
+
+
+def experiment_name(of: str, cell: Sequence[str]) -> str:
+    """MLflow's experiment of a paper's trainings (or "pretrain", or STAGES) for a data set, model and scale."""
+    return "/".join((of, *cell))
 
 
 def store_uri(root: Path) -> str:
@@ -70,7 +76,7 @@ def context_tags() -> dict[str, str]:
 
 
 class Tracker:
-    """Logs to one MLflow experiment, named `<data set>/<model>/<scale>`. What fails in `epoch`, `training` and `results` is said once.
+    """Logs to one MLflow experiment, see :func:`experiment_name`. What fails in `epoch`, `training` and `results` is said once.
 
     Args:
         experiment: the experiment's name.

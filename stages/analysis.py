@@ -14,7 +14,7 @@ def main() -> None:
     jobs = plan.jobs()
     stage.run(list(jobs.values()))
     keep_analyses(plan, jobs)
-    stage.tracker.results("analysis")
+    stage.results("analysis")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from lsvit.papers.exits.section import Exits
 @one_line_errors()
 def main() -> None:
     """outs/pretrain/, outs/finetune/ -> outs/exits/, results/exits.csv (a row an exit), exits_dynamic.csv, exits.json (hardware)"""
-    stage = Stage("lsvit.papers.exits.compute.frozen")
+    stage = Stage("lsvit.papers.exits.compute.frozen", of="exits")
     plan = Plan(stage.params)
     show_values("exits", stage.params.values(Exits))
     OUT.mkdir(parents=True, exist_ok=True)
@@ -21,7 +21,7 @@ def main() -> None:
         tracker = stage.tracker if task == stage.params.dataset else stage.tracker_of(task)
         for folder in (folder for folder, name in folders.items() if name == task):
             tracker.training(folder)
-    stage.tracker.results("exits")
+    stage.results("exits")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from lsvit.training.gather import gather_trainings
 @one_line_errors()
 def main(which: Literal["baseline", "variants"]) -> None:
     """outs/prepare_data/, outs/pretrain/ -> outs/baseline/, or outs/finetune/<variant>/ and results/finetune/<variant>.csv (epochs)"""
-    stage = Stage("lsvit.training.loop")
+    stage = Stage("lsvit.training.loop", of="layershuffle")
     params, plan, start = stage.params, Plan(stage.params, Finetune), starting_weights()
     names = [BASELINE] if which == BASELINE else [name for name in params.all_variants if name != BASELINE]
     options = {name: params.resolve(Finetune, name) for name in names}

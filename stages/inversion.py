@@ -11,7 +11,7 @@ from lsvit.papers.inversion.section import Inversion
 @one_line_errors()
 def main() -> None:
     """outs/prepare_data/, outs/pretrain/, outs/finetune/ -> outs/inversion/, results/inversion*.csv (a row a point, image), .json"""
-    stage = Stage("lsvit.training.loop")
+    stage = Stage("lsvit.training.loop", of="inversion")
     plan = Plan(stage.params)
     show_values("inversion", stage.params.values(Inversion))
     if trainings := plan.trainings():
@@ -22,7 +22,7 @@ def main() -> None:
     stage.run([task.job for task in (*inversions, *class_images)])
     for folder in keep(plan, trainings, inversions, class_images):
         stage.tracker.training(folder)
-    stage.tracker.results("inversion")
+    stage.results("inversion")
 
 
 if __name__ == "__main__":

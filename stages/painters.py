@@ -14,7 +14,7 @@ def main() -> None:
     jobs = plan.jobs()
     stage.run(list(jobs.values()))
     keep(plan, jobs)
-    stage.tracker.results("painters")
+    stage.results("painters")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from lsvit.jobs.files import RESULTS
 from lsvit.jobs.processes import root
 from lsvit.report.ledger import judge, markdown
 from lsvit.report.results import Results, readers
-from lsvit.tracking import Tracker
+from lsvit.tracking import STAGES, Tracker, experiment_name
 
 
 def draw(module: str) -> dict[str, str]:
@@ -35,7 +35,7 @@ def main() -> None:
     head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"
     text = head + "".join(f"\n**{name}.** {caption}\n" for name, caption in sorted(captions.items()))
     (RESULTS / "figures" / "captions.md").write_text(text)
-    Tracker(f"{params.dataset}/{params.model}/{params.scale_of(params.model)}", root()).results("paper-figures")
+    Tracker(experiment_name(STAGES, params.cell), root()).results("paper-figures")
 
 
 if __name__ == "__main__":

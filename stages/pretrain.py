@@ -18,7 +18,7 @@ from lsvit.training.gather import gather_trainings
 def main() -> None:
     """outs/prepare_data/ -> outs/pretrain/, results/pretrain.csv"""
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # the hub client's retries would drown the one line that helps
-    stage = Stage("lsvit.training.loop")
+    stage = Stage("lsvit.training.loop", of="pretrain")
     params, plan = stage.params, Plan(stage.params, Pretrain)
     if params.model_preset.weights == "scratch":
         job = plan.training("pretrain", PLAIN, plan.options, plan.options.seed)

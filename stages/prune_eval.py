@@ -14,7 +14,7 @@ def main() -> None:
     jobs = plan.jobs()
     stage.run(list(jobs.values()))  # where two protocols chose the same epoch they share the job
     keep_evaluations(plan, jobs)
-    stage.tracker.results("prune-eval")
+    stage.results("prune-eval")
 
 
 if __name__ == "__main__":

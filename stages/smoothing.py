@@ -11,7 +11,7 @@ from lsvit.papers.smoothing.section import Smoothing
 @one_line_errors()
 def main() -> None:
     """outs/prepare_data/, outs/finetune/ -> outs/smoothing/, results/smoothing.csv (a row a model, order, layer), smoothing*.json"""
-    stage = Stage("lsvit.training.loop")
+    stage = Stage("lsvit.training.loop", of="smoothing")
     plan = Plan(stage.params)
     show_values("smoothing", stage.params.values(Smoothing))
     show_values("smoothing, trainings", stage.params.scratch_values(Smoothing))
@@ -21,7 +21,7 @@ def main() -> None:
     stage.run([profile.job for profile in profiles])
     for folder in keep(plan, models, profiles):
         stage.tracker.training(folder)
-    stage.tracker.results("smoothing")
+    stage.results("smoothing")
 
 
 if __name__ == "__main__":

@@ -113,9 +113,9 @@ def jobs_for(train_config: Config, prepared: Path) -> list[Job]:
 
 def runs(uri: str, scale: str = "smoke") -> dict[str, Run]:
     client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name(f"bars/pico/{scale}")
-    assert experiment is not None
-    return {run.info.run_name or "": run for run in client.search_runs([experiment.experiment_id])}
+    names = {f"layershuffle/bars/pico/{scale}", f"stages/bars/pico/{scale}"}
+    experiments = [each.experiment_id for each in client.search_experiments() if each.name in names]
+    return {run.info.run_name or "": run for run in client.search_runs(experiments)}
 
 
 def check_store(uri: str) -> None:
@@ -147,12 +147,15 @@ def check_store(uri: str) -> None:
 
 def log_everything(jobs: list[Job]) -> Tracker:
     """What the stages do: rows as they come, the finished variant, the results."""
-    tracker = Tracker("bars/pico/smoke", Path(os.environ["DVC_ROOT"]))
+    tracker = Tracker("layershuffle/bars/pico/smoke", Path(os.environ["DVC_ROOT"]))
     for job in jobs:
         tracker.epoch("test", job.record(), json.loads((job.folder / "history.json").read_text())[0])
     tracker.training(Path("outs/finetune/test"))
+    stages = Tracker("stages/bars/pico/smoke", Path(os.environ["DVC_ROOT"]))
+    stages.failed = tracker.failed
     for stage in tracking.declared_stages():
-        tracker.results(stage)
+        stages.results(stage)
+    tracker.recorded += stages.recorded
     return tracker
 
 
@@ -162,7 +165,7 @@ def test_local_store(workspace: Path, local: str, train_config: Config, prepared
     first = log_everything(jobs_for(train_config, prepared))
     assert not first.failed
     check_store(local)
-    assert (workspace / "mlartifacts" / "bars-pico-smoke").is_dir()
+    assert (workspace / "mlartifacts" / "layershuffle-bars-pico-smoke").is_dir()
     assert log_everything(jobs_for(train_config, prepared)).recorded == 0
     check_store(local)
     assert sync() == 0
@@ -182,7 +185,7 @@ def test_times_are_those_of_the_epochs(
     rows = json.loads((job.folder / "history.json").read_text())
     for epoch, row in enumerate(rows, 1):
         monkeypatch.setattr(time, "time", lambda epoch=epoch: began + 10 * epoch)
-        tracker = Tracker("bars/pico/smoke", workspace)
+        tracker = Tracker("layershuffle/bars/pico/smoke", workspace)
         tracker.failed = epoch > 1
         tracker.epoch("test", job.record(), row | {"seconds": 10.0})
     monkeypatch.undo()
@@ -204,7 +207,7 @@ def test_a_training_that_is_stopped(
     """It is marked so, runs again when it goes on, and is finished in the end."""
     job, _ = jobs_for(train_config, prepared)
     rows = json.loads((job.folder / "history.json").read_text())
-    first, second = (Tracker("bars/pico/smoke", workspace) for _ in range(2))
+    first, second = (Tracker("layershuffle/bars/pico/smoke", workspace) for _ in range(2))
     first.epoch("test", job.record(), rows[0])
     assert runs(local)["test seed 0"].info.status == "RUNNING"
     first.stopped(error)
@@ -248,7 +251,7 @@ def test_store_that_is_down(
 def test_store_that_dies_during_a_training(
     workspace: Path, local: str, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tracker = Tracker("bars/pico/smoke", workspace)
+    tracker = Tracker("layershuffle/bars/pico/smoke", workspace)
     jobs = jobs_for(train_config, prepared)
     rows = json.loads((jobs[0].folder / "history.json").read_text())
     tracker.epoch("test", jobs[0].record(), rows[0])

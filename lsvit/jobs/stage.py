@@ -7,7 +7,7 @@ from lsvit.jobs.display import Event
 from lsvit.jobs.job import Job
 from lsvit.jobs.pool import run, warm_up
 from lsvit.jobs.processes import root
-from lsvit.tracking import Tracker
+from lsvit.tracking import STAGES, Tracker, experiment_name
 
 
 class Stage:
@@ -15,16 +15,23 @@ class Stage:
 
     Args:
         module: of its jobs; workers import it while the stage reads its parameters.
+        of: whose trainings its tracker logs: a paper's, or those of "pretrain"; a stage that trains nothing logs its results alone.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, of: str = STAGES) -> None:
         warm_up(module)
-        self.params = load()
+        self.params, self.of = load(), of
         self.tracker = self.tracker_of(self.params.dataset)
 
     def tracker_of(self, dataset: str) -> Tracker:
         """Logs to the experiment of a data set with the chosen model and scale."""
-        return Tracker(f"{dataset}/{self.params.model}/{self.params.scale_of(self.params.model)}", root())
+        return Tracker(experiment_name(self.of, self.params.cell._replace(dataset=dataset)), root())
+
+    def results(self, name: str) -> None:
+        """Log what the stage of this name left in results/."""
+        stages = Tracker(experiment_name(STAGES, self.params.cell), root())
+        stages.failed = self.tracker.failed  # and has said so
+        stages.results(name)
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Run measurements, a thread each. Raises UserError as :func:`lsvit.jobs.pool.run` does."""
