@@ -44,8 +44,8 @@ def claims(
 ) -> None:
     """Print the reproduction ledger, claim by claim, and check it.
 
-    Ends with exit code 1 if it contradicts the committed ledger (or another), which says that a claim holds and this that it does not,
-    or the other way round, or if a result file was changed by hand. Other verdicts that moved are listed.
+    Ends with exit code 1 if it contradicts the committed ledger (or another): both decide a claim, by the same rule, and differ; or if
+    a result file was changed by hand. Other verdicts that moved are listed.
     """
     import json
     import sys
@@ -78,7 +78,9 @@ def claims(
                 print(f"moved: {line}", file=sys.stderr)
         else:
             cell = f"{other['dataset']} with {other['model']} at scale {other.get('scale')}"
-            print(f"the other ledger is about {cell}: verdicts are not compared", file=sys.stderr)
+            if against:
+                raise UserError(f"{against}: found a ledger of {cell}, accepted: one of this cell")
+            print(f"the committed ledger is about {cell}: verdicts are not compared", file=sys.stderr)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:

@@ -8,9 +8,10 @@ all lines are corrected for their number (Holm).
 import json
 import math
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ from lsvit.routes import Order, count_routes
 
 HOLDS, FAILS, WEAKER, UNDECIDED, NOT_RUN = VERDICTS = ("holds", "does not hold", "weaker here", "undecided", "not run")
 RULES = (
-    "Rules as of 2026-11-22. They were written when results of the micro model at scale minutes were known, and before the runs of any "
-    "other cell."
+    "Rules as of 2026-11-22: written when earlier results of the micro models, and one seed of a pre-trained ViT-S measured apart, were "
+    "known; before the runs of vit_s14_56 and of scale hours."
 )
 Range = tuple[float, float]
 INF = math.inf
@@ -154,8 +155,9 @@ class Claim:
         return entry | {"measured": value, "orders": orders, "verdict": verdict, "reason": reason, "p": p}
 
     def _nearest(self, mean: float) -> float:
-        """The border nearest to a mean."""
-        return min((*self.holds, *(self.plausible or ())), key=lambda border: abs(border - mean))
+        """The border nearest to a mean, but for those that nothing can lie beyond."""
+        borders = [border for border in (*self.holds, *(self.plausible or ())) if border not in self.possible or math.isinf(border)]
+        return min(borders, key=lambda border: abs(border - mean))
 
     def _verdict(self, found: Estimate) -> tuple[str, str]:
         """The verdict on an interval, and the reason if it is not `holds`."""
@@ -167,7 +169,8 @@ class Claim:
         if (least <= low and high < self.holds[0]) or (self.holds[1] < low and high <= most):
             return WEAKER, "between the two ranges"
         n = n_to_decide(found, self._nearest(found.mean))
-        return UNDECIDED, f"the interval includes a border; {f'about {n}' if n else 'more than 100'} {self.over} would decide"
+        many = f"about {n}" if n else f"more than {20 * found.n}"
+        return UNDECIDED, f"the interval includes a border; {many} {self.over} would probably decide"
 
 
 def _inside(low: float, high: float, bounds: Range) -> bool:
@@ -194,21 +197,21 @@ def _outside(bounds: Range, unit: str) -> str:
     return (f"above {high:g} {unit}" if math.isinf(low) else f"outside {low:g} to {high:g} {unit}").strip()
 
 
-def all_claims() -> list[Claim]:
-    """The claims of all papers."""
-    return [claim for module in rooms("claims") for claim in module.CLAIMS]
+def all_claims(modules: Sequence[ModuleType] | None = None) -> list[Claim]:
+    """The claims of some papers, by default of all."""
+    return [claim for module in (rooms("claims") if modules is None else modules) for claim in module.CLAIMS]
 
 
 def judge(folder: Path) -> dict[str, Any]:
     """The ledger: every claim of the papers with rows in `folder`, judged on the result files there."""
-    evidence, claims = Evidence(folder), [claim for module in readers(folder, "claims") for claim in module.CLAIMS]
+    evidence, claims = Evidence(folder), all_claims(readers(folder, "claims"))
     head = {key: evidence.cell[key] for key in ("dataset", "model", "scale", "protocol", "seeds")}
     entries = [claim.judge(evidence) for claim in claims]
     corrected = iter(holm([entry["p"] for entry in entries if entry["p"] is not None]))
     for entry in entries:
         sure = entry["p"] is None or next(corrected) <= 1 - LEVEL
         entry["corrected"] = entry["verdict"] if sure else UNDECIDED
-    return head | {"interval": METHOD, "rules": RULES, "claims": entries}
+    return head | {"latin": evidence.cell["latin"], "interval": METHOD, "rules": RULES, "claims": entries}
 
 
 def show_value(entry: dict[str, Any]) -> str:
@@ -234,8 +237,8 @@ def markdown(found: dict[str, Any]) -> str:
         "# Claims", "",
         f"Data set {found['dataset']}, model {found['model']}, scale {found['scale']}, protocol {found['protocol']}, "
         f"{len(found['seeds'])} seeds. "
-        f"Measured: mean and {found['interval']}. {_count(found)}. {found['rules']} In brackets: where correcting all lines for their "
-        "number (Holm) leaves a verdict undecided.", "",
+        f"Measured: mean and {found['interval']} (or over images, where n says so). {_count(found)}. {found['rules']} In brackets: where "
+        f"correcting all lines for their number (Holm) leaves a verdict undecided. {_forms(found)}", "",
         "| id | claim | published | what is measured | value | orders | verdict |", "|:--|:--|:--|:--|:--|:--|:--|",
     ]  # fmt: skip
     for entry in found["claims"]:
@@ -262,6 +265,11 @@ def show(found: dict[str, Any]) -> None:
     console(140).print(table, _count(found))
 
 
+def _forms(found: dict[str, Any]) -> str:
+    names = ", ".join(label(variant) for variant in found["latin"])
+    return f"Trained with Latin orders, other than published: {names}." if names else "Trained with one order a batch, as published."
+
+
 def _holm(entry: dict[str, Any]) -> str:
     return " (Holm: undecided)" if entry["corrected"] != entry["verdict"] else ""
 
@@ -284,14 +292,16 @@ def same_cell(found: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def moved(found: dict[str, Any], other: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """What two ledgers of a cell say differently, a line a claim: those of which one holds and the other does not, and the rest."""
-    theirs = {entry["id"]: entry["verdict"] for entry in other["claims"]}
+    """What two ledgers of a cell say differently, a line a claim: those that both decide, by the same rule, and the rest."""
+    ours, theirs = ({entry["id"]: entry for entry in each["claims"]} for each in (found, other))
     contradicting: list[str] = []
     marginal: list[str] = []
-    for entry in found["claims"]:
-        pair = entry["verdict"], theirs.get(entry["id"], "no such claim")
-        if pair[0] != pair[1]:
-            (contradicting if {*pair} == {HOLDS, FAILS} else marginal).append(f"{entry['id']}: {pair[0]}, in the other ledger: {pair[1]}")
+    for name in ours | theirs:
+        mine, yours = ours.get(name, {"verdict": "no such claim"}), theirs.get(name, {"verdict": "no such claim"})
+        if mine["verdict"] != yours["verdict"]:
+            decided = {mine["verdict"], yours["verdict"]} <= {HOLDS, FAILS, WEAKER} and mine["rule"] == yours["rule"]
+            line = f"{name}: {mine['verdict']}, in the other ledger: {yours['verdict']}"
+            (contradicting if decided else marginal).append(line)
     return contradicting, marginal
 
 

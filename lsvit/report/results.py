@@ -15,9 +15,18 @@ ROWS = {"layershuffle": "prune_eval"}  # the file of a paper's rows, where it is
 
 
 def readers(folder: Path, room: str) -> list[ModuleType]:
-    """The modules "tables", "figures" or "claims" of the papers whose stages wrote rows to a folder: a cell need not have all."""
-    found = [(module, module.__name__.split(".")[-2]) for module in rooms(room)]
-    return [module for module, paper in found if (folder / f"{ROWS.get(paper, paper)}.csv").is_file()]
+    """The modules "tables", "figures" or "claims" of the papers that a folder has rows of: a cell need not have all.
+
+    Rows of another data set or model, left over from another cell, do not count.
+    """
+    results, found = Results(folder), []
+    for module in rooms(room):
+        paper = module.__name__.split(".")[-2]
+        rows = results.table(ROWS.get(paper, paper))
+        own = rows.empty or ((rows["dataset"] == results.cell["dataset"]) & (rows["model"] == results.cell["model"])).any()
+        if own and (folder / f"{ROWS.get(paper, paper)}.csv").is_file():
+            found.append(module)
+    return found
 
 
 class Results:

@@ -46,12 +46,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected.tolist()
 
 
-def n_to_decide(found: Estimate, border: float, most: int = 100) -> int | None:
-    """How many seeds would probably bring the border outside the interval, if mean and spread stay; None: more than `most`."""
+def n_to_decide(found: Estimate, border: float) -> int | None:
+    """How many would bring the border outside the interval with a power of 80 %, if mean and spread stay; None: over 20 times as many."""
     from scipy.stats import t
 
-    n = np.arange(found.n + 1, most + 1)
-    enough = n[t.ppf((1 + LEVEL) / 2, n - 1) * found.std / np.sqrt(n) < abs(found.mean - border)]
+    n = np.arange(found.n + 1, 20 * found.n + 1)
+    widths = t.ppf((1 + LEVEL) / 2, n - 1) + t.ppf(0.8, n - 1)
+    enough = n[widths * found.std / np.sqrt(n) < abs(found.mean - border)]
     return int(enough[0]) if len(enough) else None
 
 

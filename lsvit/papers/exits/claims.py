@@ -114,12 +114,6 @@ def _spread(e: Evidence) -> np.ndarray:
     return np.ptp(list(frozen(e, every_depth(e)[-LAST:]).values()), axis=0).mean(axis=0)
 
 
-def _better(e: Evidence) -> np.ndarray:
-    scores = np.array(list(frozen(e, every_depth(e)).values())) / 100
-    errors = np.sqrt(scores * (1 - scores) / e.cell["images"]["validation"])
-    return 100 * (np.diff(scores, axis=1) > 2 * np.hypot(errors[:, 1:], errors[:, :-1])).mean(axis=(0, 1))
-
-
 def _others_over_mlp(e: Evidence) -> np.ndarray:
     found = frozen(e, EARLY)
     return (np.mean([found[name] for name in without(BRANCHES, "mlp")], axis=0) - found["mlp"]).mean(axis=0)
@@ -262,7 +256,8 @@ def _ranges(table: Table) -> str:
 FEW_PATCHES = "the fewer patches an image has, the less a convolution sees that attention does not"
 CLAIMS = [
     Claim("exits.practical-each", IVA, "Every architecture creates at least one practical exit", "all seven (stated)",
-          "the architectures, of seven, with a practical exit", _architectures, (7, 7), (3.5, 7), unit="architectures", possible=(0, 7)),
+          "the architectures, of seven, with a practical exit", _architectures, (6.5, 7), (3.5, 7), unit="architectures",
+          possible=(0, 7)),
     Claim("exits.mlp-poor-early", IVA, "MLP-EE performs poorly in early locations", "by eye",
           "the mean of the other branches minus MLP-EE, mean over layers 1 to 3", _others_over_mlp, ABOVE_ZERO),
     Claim("exits.cnn-early", IVA, "CNN-based branches outperform other types in the first few locations", "stated",
@@ -275,10 +270,8 @@ CLAIMS = [
           "ResMLP-EE minus the best other branch, mean over layers 4 to 6",
           lambda e: lead(frozen(e, MIDDLE), ["resmlp"], without(BRANCHES, "resmlp")), ABOVE_ZERO),
     Claim("exits.small-differences", IVA, "In the last six locations the branch types hardly differ (CIFAR-10, Fashion-MNIST)",
-          "minuscule (stated)", "the best minus the worst branch, mean over the last six locations", _spread, (-INF, 2), (-INF, 4)),
-    Claim("exits.later-not-better", IVA, "Branches placed later do not necessarily provide a higher accuracy", "stated",
-          "the share of locations whose exit is better than that of the same type one layer before by more than two standard errors of "
-          "the images", _better, (-INF, 50), (-INF, 95), "%", possible=SHARE),
+          "minuscule (stated)", "the best minus the worst branch, mean over the last six locations", _spread, (-INF, 2), (-INF, 4),
+          possible=(0, 100)),
     Claim("exits.late-beats-final", IVA, "Counting: some very late early exits have a lower error than the last exit", "stated",
           "the last exit's error minus the lowest of all branches in the last three locations, which favours it", _late_over_final,
           ABOVE_ZERO, unit="objects"),

@@ -38,6 +38,11 @@ def _position_accuracy(e: Evidence, variant: str = "ls_pred") -> np.ndarray:
     return 100 * e.by_seed(e.evaluations(variant, "arbitrary", None), "position_accuracy", f"{label(variant)}'s position accuracy")
 
 
+def _named(e: Evidence, variant: str) -> np.ndarray:
+    """Position accuracy in % of the way from chance to certainty."""
+    return 100 * (_position_accuracy(e, variant) - 100 / e.num_layers) / (100 - 100 / e.num_layers)
+
+
 def _sampled(e: Evidence, variant: str, sampler: str) -> np.ndarray:
     """Accuracy in % under a sampler, an order per image."""
     rows = e.table("samplers")
@@ -57,7 +62,10 @@ def _number(e: Evidence, model: str, name: str, of: str = "seeds") -> np.ndarray
 
 
 def _of_start(name: str) -> Callable[[Evidence], Estimate]:
-    """A number of the starting weights: one model, so the interval is over its images, each with an order of its own."""
+    """A number of the starting weights: one model, so the interval is over its images, each with an order of its own.
+
+    It is too narrow in that the plane of figure 4a and other starting weights stay out of it.
+    """
 
     def measure(e: Evidence) -> Estimate:
         value, error = (_number(e, "pretrained", name, of).item() for of in ("seeds", "errors"))
@@ -73,9 +81,10 @@ def _protocol_change(e: Evidence) -> np.ndarray:
         raise NotRun("no images were held out")
     for order in ORDERS:
         e.evaluations(BASELINE, order, None)
-    if (protocols.groupby(["variant", "seed"])["epoch"].nunique() == 1).all():
+    moved = protocols.groupby(["variant", "seed"])["epoch"].transform("nunique") > 1
+    if not moved.any():
         raise NotRun("held-out images chose the same epoch of every training: nothing could change")
-    table = protocols.set_index(["protocol", "variant", "seed"])[["sequential", "arbitrary"]]
+    table = protocols[moved].set_index(["protocol", "variant", "seed"])[["sequential", "arbitrary"]]
     change = (100 * (table.loc["heldout"] - table.loc["paper"])).abs().max(axis=1)
     return change.groupby("seed", sort=False).max().to_numpy()
 
@@ -140,6 +149,19 @@ def _table_row(variant: str, order: Order) -> Claim:
     )  # fmt: skip
 
 
+def _by_batch(e: Evidence) -> str:
+    """LS trained with one order a batch, as in the paper."""
+    return "ls_batch" if "ls" in e.cell["latin"] else "ls"
+
+
+def _sequential_better(variant: str) -> Claim:
+    return Claim(
+        f"s4.1.sequential-better.{variant}", S41, f"{label(variant)} is better in the original order than in an arbitrary one",
+        _published(lambda s, a: s[variant] - a[variant]), f"{label(variant)} in original minus arbitrary order",
+        lambda e: e.accuracy(variant, "sequential") - e.accuracy(variant, "arbitrary"), ABOVE_ZERO,
+    )  # fmt: skip
+
+
 def _predict_worse(other: str) -> Claim:
     return Claim(
         f"s4.1.predict-worst.{other}", S41, f"LS-pred is below {label(other)} under arbitrary orders",
@@ -178,6 +200,13 @@ def _distances(e: Evidence, variant: str) -> np.ndarray:
     return np.abs(values - np.median(values))
 
 
+def _last_gain(e: Evidence) -> np.ndarray:
+    if e.cell["dataset"] != "imagenet" or not e.is_published:
+        raise NotRun("needs ImageNet: `dvc exp run -S dataset=imagenet -S model=vit_b16`")
+    curve = e.table("finetune/ls").pivot(index="epoch", columns="seed", values="validation/arbitrary/accuracy")
+    return 100 * (curve.iloc[-1] - curve.iloc[-6]).to_numpy()
+
+
 def _needs(what: str) -> Callable[[Evidence], np.ndarray]:
     def measure(e: Evidence) -> np.ndarray:
         raise NotRun(f"needs {what}")
@@ -197,10 +226,13 @@ CLAIMS = [
     Claim("s4.1.gain", S41, "Under arbitrary orders every LayerShuffle approach improves dramatically on the baseline",
           _published(lambda s, a: min(_of(a)) - a[BASELINE]), "the lead of the worst of LS, LS-pos, LS-pred over the baseline",
           lambda e: np.min(_shuffled(e, "arbitrary"), axis=0) - e.accuracy(BASELINE, "arbitrary"), (10, INF), ABOVE_ZERO),
-    Claim("s4.1.sequential-better", S41, "Every LayerShuffle approach is better in the original order than in an arbitrary one",
-          _published(lambda s, a: min(x - y for x, y in zip(_of(s), _of(a), strict=True))),
-          "the smallest lead of the original order among LS, LS-pos, LS-pred",
-          lambda e: np.min(np.subtract(_shuffled(e, "sequential"), _shuffled(e, "arbitrary")), axis=0), ABOVE_ZERO),
+    *map(_sequential_better, LAYERSHUFFLED),
+    Claim("s4.1.gain.batch", S41, "LS as published, with one order a batch, improves dramatically on the baseline under arbitrary orders",
+          _published(lambda s, a: a["ls"] - a[BASELINE]), "LS with one order a batch minus the baseline, under arbitrary orders",
+          lambda e: e.accuracy(_by_batch(e), "arbitrary") - e.accuracy(BASELINE, "arbitrary"), (10, INF), ABOVE_ZERO),
+    Claim("s4.1.price.batch", S41, "LS as published, with one order a batch, is below the baseline in the original order",
+          _published(lambda s, a: s[BASELINE] - s["ls"]), "the baseline minus LS with one order a batch, in original order",
+          lambda e: e.accuracy(BASELINE, "sequential") - e.accuracy(_by_batch(e), "sequential"), ABOVE_ZERO),
     Claim("s4.1.position-slight", "LayerShuffle, section 1", "Telling each layer its position changes accuracy only slightly",
           _published(lambda s, a: a["ls_pos"] - a["ls"]), "LS-pos minus LS under arbitrary orders",
           lambda e: e.accuracy("ls_pos", "arbitrary") - e.accuracy("ls", "arbitrary"), (-2, 2),
@@ -211,7 +243,7 @@ CLAIMS = [
           scale="the new position parts start from random weights and have few steps to become useful"),
     Claim("s4.1.position-deit", S41, "For DeiT, LS narrowly outperforms LS-pos under arbitrary orders",
           "+0.73 (ImageNet), +0.68 (CIFAR-100)", "LS minus LS-pos under arbitrary orders",
-          lambda e: _if_deit(e, True, e.accuracy("ls", "arbitrary") - e.accuracy("ls_pos", "arbitrary")), (0, 2), ABOVE_ZERO),
+          lambda e: _if_deit(e, True, e.accuracy("ls", "arbitrary") - e.accuracy("ls_pos", "arbitrary")), (0, 3)),
     Claim("s4.1.baseline", S41, "The refined baseline is very close to the starting weights in the original order", "very close",
           "the baseline minus the starting weights", lambda e: e.accuracy(BASELINE, "sequential") - _starting_accuracy(e), (-2, 2)),
     Claim("s4.1.cifar", S41, "On CIFAR-100 the gap between baseline and LS is larger for ViT-B/16 than on ImageNet",
@@ -222,16 +254,20 @@ CLAIMS = [
     *map(_predict_worse, ("ls", "ls_pos")),
     Claim("s4.1.position-accuracy", S41, "LS-pred names a layer's position correctly", "99.99 % (ImageNet)",
           "its position accuracy, in % of the way from chance to certainty",
-          lambda e: 100 * (_position_accuracy(e) - 100 / e.num_layers) / (100 - 100 / e.num_layers), (99.9, INF), ABOVE_ZERO, "%",
+          lambda e: _named(e, "ls_pred"), (99.9, INF), ABOVE_ZERO, "%", possible=(-INF, 100),
           scale="twelve new heads share few steps, and the position loss is averaged, not summed, over the layers"),
+    Claim("s4.1.position-accuracy.sum", S41, "LS-pred with the position losses summed names a layer's position correctly",
+          "99.99 % (ImageNet)", "its position accuracy, in % of the way from chance to certainty", lambda e: _named(e, "ls_pred_sum"),
+          (99.9, INF), ABOVE_ZERO, "%", possible=(-INF, 100)),
     Claim("abstract.reduction", "LayerShuffle, abstract",
           "Arbitrary orders cost no more than about 20 % in accuracy at the same model size",
           _published(lambda s, a: s[BASELINE] - a["ls"]), "the baseline in original order minus LS under arbitrary orders",
           lambda e: e.accuracy(BASELINE, "sequential") - e.accuracy("ls", "arbitrary"), (-INF, 25), (-INF, 50)),
     Claim("s4.batch", "LayerShuffle, section 4", "Batches smaller than 128 images do not improve performance", "no improvement",
-          "LS with half the batch minus LS", _needs("a run with half of `finetune.batch_size` beside this one"), (-INF, 1)),
+          "LS with half the batch (a variant `ls_half_batch`) minus LS, under arbitrary orders",
+          lambda e: e.accuracy("ls_half_batch", "arbitrary") - e.accuracy("ls", "arbitrary"), (-INF, 1)),
     Claim("s4.plateau", "LayerShuffle, section 4", "On ImageNet performance plateaus at 20 epochs the latest", "by eye",
-          "the gain of LS's last five epochs under arbitrary orders", _needs("`-S dataset=imagenet -S model=vit_b16`"), (-INF, 0.5)),
+          "the gain of LS's last five epochs under arbitrary orders", _last_gain, (-INF, 0.5)),
     Claim("s4.speed", "LayerShuffle, section 4", "20 epochs on ImageNet take about 7 h on one H100", "1,016 training images/s",
           "the hours", _needs("an H100 and ImageNet; `lsvit cost` estimates them"), (0, 8), unit="h"),
     Claim("fig1b.keep3", S42, "Original order, 3 layers: LS is ahead of LayerDrop", "18 % against nearly 0", "LS minus LayerDrop",
@@ -245,11 +281,11 @@ CLAIMS = [
     Claim("fig1b.keep6", S42, "Original order, 6 layers: LS and LayerDrop are on par", "on par", "LS minus LayerDrop",
           lambda e: _lead(e, "ls", "layerdrop", 6), (-5, 5)),
     Claim("fig1b.keep9", S42, "Original order, 9 layers: LayerDrop is ahead of LS", "slightly", "LayerDrop minus LS",
-          lambda e: _lead(e, "layerdrop", "ls", 9), (0, 10), ABOVE_ZERO),
+          lambda e: _lead(e, "layerdrop", "ls", 9), (0, 10)),
     Claim("fig1b.grows", S42, "Original order: LS declines gracefully as layers are removed", "every step",
           "its smallest gain from one number of layers to the next", lambda e: _smallest_gain(e, "sequential"), ABOVE_ZERO),
     Claim("fig1b.full.ls", S42, "Original order, all layers: LS is below LayerDrop", "slightly", "LayerDrop minus LS",
-          lambda e: _lead(e, "layerdrop", "ls", e.num_layers), (0, 10), ABOVE_ZERO),
+          lambda e: _lead(e, "layerdrop", "ls", e.num_layers), (0, 10)),
     Claim("fig1b.keep9.range", S42, "Original order, 9 layers: LS and LayerDrop both lie between 70 and 80 %", "70 to 80 %",
           "75 % plus the larger of their distances from it",
           lambda e: 75 + np.max(np.abs([e.accuracy(v, "sequential", 9) - 75 for v in ("ls", "layerdrop")]), axis=0), (-5, 5), unit="%",
@@ -283,19 +319,19 @@ CLAIMS = [
           "one of 5 drawn permutations", "refit-3 over the five orders it was not trained in, minus refit-6",
           lambda e: _without(e, "refit_3", "arbitrary", "0-1-2") - e.accuracy("refit_6", "arbitrary"), (-INF, 5)),
     Claim("fig4a", S43, "In the starting weights a layer's output shows no clear order of its position", "by eye",
-          "R² of the position in the plane", _of_start("position_r2"), (-INF, 0.5), unit="", over="images"),
+          "R² of the position in the plane", _of_start("position_r2"), (-INF, 0.5), unit="", over="images", possible=(-INF, 1)),
     Claim("fig4b", S43, "After LayerShuffle a layer's output tells its position better than in the starting weights", "by eye",
           "R² of the position in the plane, LS minus starting weights",
           lambda e: _number(e, "ls", "position_r2") - _number(e, "pretrained", "position_r2"), ABOVE_ZERO, unit=""),
     Claim("fig4c", S43, "In the starting weights a layer's contribution does not depend on the distance from its place", "by eye",
           "Spearman's correlation of distance and norm", _of_start("distance_spearman"), (-0.05, 0.05), (-0.15, 0.15),
-          unit="", over="images"),
+          unit="", over="images", possible=(-1, 1)),
     Claim("fig4d", S43, "After LayerShuffle a layer's contribution falls away from its place, more than in the starting weights", "by eye",
           "Spearman's correlation of distance and norm, LS minus starting weights",
           lambda e: _number(e, "ls", "distance_spearman") - _number(e, "pretrained", "distance_spearman"), (-INF, 0), unit=""),
     Claim("fig4d.near", S43, "After LayerShuffle a layer far from its place reduces its output", "often, by eye",
-          "mean norm of the contribution within one place of the original one over that at least half the depth away",
-          lambda e: _number(e, "ls", "near_far_ratio"), (1, INF), unit=""),
+          "mean norm of the contribution within one place of the original one over that at least half the depth away, LS minus starting "
+          "weights", lambda e: _number(e, "ls", "near_far_ratio") - _number(e, "pretrained", "near_far_ratio"), ABOVE_ZERO, unit=""),
     Claim("fig4d.ends", S43, "After LayerShuffle layers from the input's end contribute more near the input, and vice versa", "often",
           "Spearman's correlation of position and norm, last minus first quarter of the layers, LS minus starting weights",
           lambda e: _number(e, "ls", "slope_late_minus_early") - _number(e, "pretrained", "slope_late_minus_early"), ABOVE_ZERO, unit=""),
@@ -320,5 +356,6 @@ CLAIMS = [
           "the seeds' mean distance from their median, one order a batch minus Latin orders",
           lambda e: _distances(e, "ls_batch") - _distances(e, _latin(e, "ls")), ABOVE_ZERO),
     Claim("control.protocol", "beyond the paper", "Choosing the epoch on the reported images hardly flatters Table 1", "not studied",
-          "the largest change of any row when held-out images choose instead", _protocol_change, (-INF, 1)),
+          "the largest change of a training whose epoch changes when held-out images choose", _protocol_change, (-INF, 1),
+          possible=(0, 100)),
 ]  # fmt: skip

@@ -74,7 +74,7 @@ class LayerShuffleFigures(Figures):
         return f"As figures 1b and 1c, every variant that has all layers: mean and standard deviation over {seeds:.0f} seeds."
 
     def routes(self, params: Params, num_layers: int, name: str) -> str:
-        """Which layer runs at which depth in the first steps of trainings, as figures 1a, 2 and 3 sketch it. Returns the caption."""
+        """Which layer runs at which depth in the first steps of trainings, as figure 1a sketches it. Returns the caption."""
         shown = [variant for variant in ("baseline", "ls", "layerdrop") if variant in params.all_variants]
         figure, axes = self._figure(0.62 * len(shown), nrows=len(shown), sharex=True)
         seed, colours = params.seeds[0], colours_by_depth(num_layers)

@@ -11,7 +11,7 @@ import pandas as pd
 from lsvit.errors import UserError
 from lsvit.jobs.rows import read_rows
 from lsvit.papers.layershuffle.tables import PUBLISHED, published_row
-from lsvit.report.evaluations import label
+from lsvit.report.evaluations import CONTROLS, label
 from lsvit.report.ledger import CELLS
 from lsvit.report.tables import NOT_RUN, cell_text, write_table
 
@@ -72,6 +72,7 @@ def paper_form(table: pd.DataFrame) -> pd.DataFrame:
     The paper's are those of its models and data sets at scale `published`. Missing cells say "not run"; below each of the
     paper's rows stands ours.
     """
+    table = table[~table["variant"].isin(CONTROLS)]
     found = dict(iter(table.groupby([*CELL, "order"], sort=False)))
     variants = list(dict.fromkeys(table["variant"]))
     columns = ["data", "model", "scale", "order", "source", *map(label, variants)]
