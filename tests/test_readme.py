@@ -1,19 +1,25 @@
-"""The README says what the repository holds."""
+"""The README and the pages of docs/ say what the repository holds."""
 
 import io
 import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 from dvc.utils.hydra import apply_overrides
 
 from lsvit.config.params import load
 from tests.conftest import ROOT
+
+PAGES = ["README.md", *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").glob("*.md"))]
+PAPERS = [f"docs/{paper}.md" for paper in ("layershuffle", "exits", "smoothing", "inversion", "painters")]
 
 
 def committed(path: str) -> str:
@@ -21,36 +27,66 @@ def committed(path: str) -> str:
     return subprocess.run(["git", "show", f"HEAD:{path}"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize(("name", "file"), [("table1", "table1.md"), ("smoothing", "smoothing_table1.md")])
-def test_a_table_is_the_committed_one(name: str, file: str) -> None:
-    shown = re.search(rf"<!-- {name}.*?-->\n(.*?)<!-- /{name} -->", committed("README.md"), re.S)
-    assert shown
-    assert shown[1].strip() == committed(f"results/{file}").strip()
+def block(page: str, name: str) -> str:
+    """What stands between a page's marks `<!-- name ... -->` and `<!-- /name -->`."""
+    shown = re.findall(rf"<!-- {name}.*?-->\n(.*?)<!-- /{name} -->", committed(page), re.S)
+    assert len(shown) == 1, (page, name)
+    return shown[0].strip()
 
 
-def test_claims_are_the_committed_ones() -> None:
-    shown = re.search(r"<!-- claims.*?-->\n(.*?)<!-- /claims -->", committed("README.md"), re.S)
-    assert shown
-    lines = committed("results/claims.md").splitlines()
-    assert len(shown[1].splitlines()) > 10
-    assert all(line in lines for line in shown[1].splitlines())
+def section(heading: str) -> str:
+    """A heading's anchor, as forges make them."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def test_the_controls_figures_are_the_committed_ones() -> None:
-    """The README's paragraph on the first layers says what samplers.csv holds."""
+@pytest.mark.parametrize(
+    ("page", "name", "file"),
+    [("docs/layershuffle.md", "table1", "table1.md"), ("docs/smoothing.md", "smoothing", "smoothing_table1.md")],
+)
+def test_a_table_is_the_committed_one(page: str, name: str, file: str) -> None:
+    assert block(page, name) == committed(f"results/{file}").strip()
+
+
+def test_the_readmes_result_is_that_of_table1() -> None:
+    """Baseline and LS in both orders, ours and the published ViT-B/16 on ImageNet."""
+    lines = [line for line in committed("results/table1.md").splitlines() if line.startswith("|")]
+    names, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    cells = (["ours", "fashion_mnist_10k", "vit_micro"], ["published", "ImageNet", "ViT-B/16"])
+    chosen = [row for cell in cells for order in ("sequential", "arbitrary") for row in rows if row[:4] == [*cell, order]]
+    assert len(chosen) == 4
+    expected = [f"| {' | '.join([variant, *(row[names.index(variant)] for row in chosen)])} |" for variant in ("baseline", "LS")]
+    assert block("README.md", "result").splitlines()[2:] == expected
+
+
+@pytest.mark.parametrize("page", [*PAPERS, "docs/reproducibility.md"])
+def test_claims_are_the_committed_ones(page: str) -> None:
+    lines, shown = committed("results/claims.md").splitlines(), block(page, "claims").splitlines()
+    assert all(line in lines for line in shown)
+    assert len(shown) > 5 or page == "docs/reproducibility.md"
+
+
+def test_the_readmes_counts_are_the_committed_ones() -> None:
+    counts = re.findall(r"^> (\d+ claims: .*)$", committed("README.md"), re.M)
+    assert len(counts) == 1
+    assert counts[0] in committed("results/claims.md")
+
+
+@pytest.mark.parametrize(("page", "in_place"), [("README.md", (0, 1, 2, 12)), ("docs/layershuffle.md", (0, 1, 2, 4, 6, 12))])
+def test_the_controls_figures_are_the_committed_ones(page: str, in_place: tuple[int, ...]) -> None:
+    """The paragraph on the first layers says what samplers.csv holds."""
     samplers = pd.read_csv(io.StringIO(committed("results/samplers.csv")))
     means = 100 * samplers.groupby(["variant", "sampler"])["accuracy"].mean()
-    paragraph = re.search(r"\*\*The control.*?\n\n", committed("README.md"), re.S)
+    paragraph = re.search(r"\*\*The control.*?\n\n", committed(page), re.S)
     assert paragraph
-    for variant, sampler in [*(("baseline", f"fix_first {k}") for k in (0, 1, 2, 12)), ("baseline", "fix_last 1"), ("ls", "fix_first 0")]:
+    for variant, sampler in [*(("baseline", f"fix_first {k}") for k in in_place), ("baseline", "fix_last 1"), ("ls", "fix_first 0")]:
         assert f"{means[variant, sampler]:.1f}" in paragraph[0], (variant, sampler)
 
 
 @pytest.mark.slow
-def test_the_parameters_of_its_commands_are_accepted(tmp_path: Path) -> None:
-    """Every `dvc exp run -S ...` of the README leaves a params.yaml that loads."""
-    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    commands = [shlex.split(line, comments=True) for line in re.findall(r"^    uv run (dvc exp run .*)$", text, re.M)]
+def test_the_parameters_of_commands_are_accepted(tmp_path: Path) -> None:
+    """Every `dvc exp run -S ...` of the README and docs/ leaves a params.yaml that loads."""
+    text = "\n".join((ROOT / page).read_text() for page in PAGES).replace("\\\n", " ")
+    commands = {tuple(shlex.split(line, comments=True)) for line in re.findall(r"^    uv run (dvc exp run .*)$", text, re.M)}
     found, unchanged = 0, load(ROOT / "params.yaml")
     for words in commands:
         overrides = [value for flag, value in pairwise(words) if flag == "-S"]
@@ -62,6 +98,49 @@ def test_the_parameters_of_its_commands_are_accepted(tmp_path: Path) -> None:
     assert found > 10
 
 
-def test_files_named_exist() -> None:
-    for path in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "README.md").read_text()):
-        assert (ROOT / path).exists(), path
+def test_stages_of_commands_exist() -> None:
+    """Every `dvc repro ...` of the README and docs/ names stages of dvc.yaml."""
+    stages, found = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"], 0
+    for page in PAGES:
+        for words in re.findall(r"uv run dvc repro([^#`\n]*)", (ROOT / page).read_text()):
+            assert {word for word in words.split() if not word.startswith("-")} <= stages.keys(), (page, words)
+            found += 1
+    assert found > 10
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_sections_named_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for path, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), path
+        if anchor:
+            assert anchor in map(section, re.findall(r"^#+ (.*)$", file.read_text(), re.M)), f"{path}#{anchor}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_code_runs(page: str) -> None:
+    """Every block of Python that needs no trained weights."""
+    blocks = [code for code in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S) if "outs/" not in code]
+    assert blocks
+    names: dict[str, Any] = {}
+    for code in blocks:
+        exec(code, names)
+
+
+def test_the_readme_is_short_and_shows_the_two_commands() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    for command in ("uv run dvc repro --pull", "uv run pytest"):
+        assert any(line.strip().startswith(command) for line in lines), command
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert not [page for page in PAGES if page.startswith("docs/") and page != "docs/README.md" and f"]({Path(page).name})" not in index]
+
+
+def test_the_citation_is_of_this_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
