@@ -4,6 +4,8 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,10 +13,11 @@ import pytest
 from sklearn.metrics import r2_score
 
 from lsvit.config.params import Params
+from lsvit.config.sections import Finetune
 from lsvit.jobs.files import sha256
 from lsvit.papers.layershuffle.compute.analysis import analysis_numbers, contribution_numbers, told_positions
 from lsvit.papers.layershuffle.compute.rows import protocol_rows, summarise_analysis, table_metrics
-from lsvit.papers.layershuffle.figures import LayerShuffleFigures
+from lsvit.papers.layershuffle.figures import LayerShuffleFigures, first_routes
 from lsvit.papers.layershuffle.grid import collect, paper_form, write
 from lsvit.papers.layershuffle.tables import (
     PUBLISHED,
@@ -29,6 +32,7 @@ from lsvit.papers.layershuffle.tables import (
     write_table1,
 )
 from lsvit.report.evaluations import summarise
+from lsvit.training.loop import draw_route
 
 VARIANTS = ["baseline", "ls", "ls_pos", "ls_pred", "layerdrop", "refit_3"]
 
@@ -296,3 +300,21 @@ def test_analysis_summary(params: Params) -> None:
     assert models["pretrained"]["position_r2"] == {"mean": 0.2, "std": None, "n": 1, "seeds": {"0": 0.2}, "errors": {"0": 0.02}}
     assert models["ls"]["position_r2"]["seeds"] == {"0": 0.5, "1": 0.7}
     assert (models["ls"]["position_r2"]["mean"], models["ls"]["position_r2"]["std"]) == (0.6, 0.141421)
+
+
+@pytest.mark.parametrize(
+    ("variant", "per"), [("ls", "latin"), ("ls", "sample"), ("ls", "batch"), ("layerdrop", "batch"), ("baseline", "batch")]
+)
+def test_the_routes_shown_are_those_trained(variant: str, per: str, params: Params) -> None:
+    """As the training loop draws them, step by step, or the first of the first step's."""
+    changed = params.model_copy(update={"variants": params.variants | {"ls": params.variants["ls"].model_copy(update={"per": per})}})
+    options, seed = changed.resolve(Finetune, variant), 3
+    config: Any = SimpleNamespace(variant=changed.all_variants[variant], seed=seed, per=options.per, routes="shared", options=options)
+    what, shown = first_routes(changed, variant, 12, seed)
+    drawn: Any = [draw_route(config, 12, 1, step) for step in range(len(shown))]
+    if per == "latin":
+        drawn = drawn[0].rows(len(shown))
+    elif per == "sample":
+        drawn = drawn[0][: len(shown)]
+    assert [list(map(int, route)) for route in drawn] == shown
+    assert what == {"latin": "group of the batch", "sample": "image", "batch": "step"}[per]
