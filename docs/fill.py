@@ -4,7 +4,11 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TABLES = {"table1": "table1.md", "smoothing": "smoothing_table1.md"}  # block -> file of results/
+TABLES = {  # block -> file of results/
+    "table1": "table1.md",
+    "smoothing": "smoothing_table1.md",
+    "pretrained": "cells/fashion_mnist_4k_vit_s14_56_few_epochs/table1.md",
+}
 
 
 def lines_of_claims(block: str, ledger: list[str]) -> str:
@@ -40,7 +44,7 @@ def filled(text: str) -> str:
             new = lines_of_claims(old, ledger) if name == "claims" else result(old, (results / "table1.md").read_text().splitlines())
         return f"{start}\n{new}\n{end}"
 
-    text = re.sub(r"(<!-- (table1|smoothing|claims|result):.*?-->)\n(.*?)(<!-- /\2 -->)", block, text, flags=re.S)
+    text = re.sub(r"(<!-- (table1|smoothing|pretrained|claims|result):.*?-->)\n(.*?)(<!-- /\2 -->)", block, text, flags=re.S)
     counts = re.search(r"\d+ claims: .*?hold and \d+ do not\.", "\n".join(ledger))
     return re.sub(r"^> \d+ claims: .*$", f"> {counts[0]}", text, flags=re.M) if counts else text
 

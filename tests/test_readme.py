@@ -41,7 +41,11 @@ def section(heading: str) -> str:
 
 @pytest.mark.parametrize(
     ("page", "name", "file"),
-    [("docs/layershuffle.md", "table1", "table1.md"), ("docs/smoothing.md", "smoothing", "smoothing_table1.md")],
+    [
+        ("docs/layershuffle.md", "table1", "table1.md"),
+        ("docs/layershuffle.md", "pretrained", "cells/fashion_mnist_4k_vit_s14_56_few_epochs/table1.md"),
+        ("docs/smoothing.md", "smoothing", "smoothing_table1.md"),
+    ],
 )
 def test_a_table_is_the_committed_one(page: str, name: str, file: str) -> None:
     assert block(page, name) == committed(f"results/{file}").strip()
