@@ -1,141 +1,41 @@
 """What LayerShuffle claims, and the rules that decide whether it holds."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from lsvit.config.variant import BASELINE
+from lsvit.papers.layershuffle.measures import (
+    LAYERSHUFFLED,
+    analysed,
+    approaches,
+    around,
+    by_batch,
+    distances,
+    if_deit,
+    last_gain,
+    lead,
+    needs,
+    numbers_kept,
+    of_start,
+    only_ls,
+    position_accuracy,
+    positions_named,
+    protocol_change,
+    published_range,
+    refit,
+    regained,
+    shuffled,
+    smallest_gain,
+    starting_accuracy,
+    trained_latin,
+    without_route,
+)
 from lsvit.papers.layershuffle.tables import PUBLISHED, PUBLISHED_VARIANTS
 from lsvit.report.evaluations import label
-from lsvit.report.ledger import ABOVE_ZERO, COLLAPSE, INF, SHARE, Claim, Evidence, NotRun
-from lsvit.report.statistics import Estimate, from_error
+from lsvit.report.ledger import ABOVE_ZERO, COLLAPSE, INF, SHARE, Claim
 from lsvit.routes import ORDERS, Order
 
-LAYERSHUFFLED = ("ls", "ls_pos", "ls_pred")
 LATIN = "beyond the paper: Latin orders"
 S41, S42, S43 = (f"LayerShuffle, section 4.{n}" for n in (1, 2, 3))
-
-
-def _without(e: Evidence, variant: str, order: Order, route: str) -> np.ndarray:
-    """Accuracy in % with all layers, one route left out of the mean."""
-    rows = e.evaluations(variant, order, None)
-    if route not in set(rows["route"]):
-        raise NotRun(f"{label(variant)}, {order}: its routes were not evaluated one by one")
-    return 100 * e.by_seed(rows[rows["route"] != route], "accuracy", f"{label(variant)}, {order}")
-
-
-def _starting_accuracy(e: Evidence) -> float:
-    """Accuracy in % of the starting weights in the original order, where this project trained them."""
-    pretrain = e.table("pretrain")
-    judges = [f"{judge}/sequential/loss" for judge in ("heldout", "validation") if f"{judge}/sequential/loss" in pretrain]
-    if not judges:
-        raise NotRun("the accuracy of the starting weights is not among the results")
-    return 100 * pretrain.loc[pretrain[judges[0]].idxmin(), "validation/sequential/accuracy"]
-
-
-def _position_accuracy(e: Evidence, variant: str = "ls_pred") -> np.ndarray:
-    """How often LS-pred names a layer's position under arbitrary orders, in %."""
-    return 100 * e.by_seed(e.evaluations(variant, "arbitrary", None), "position_accuracy", f"{label(variant)}'s position accuracy")
-
-
-def _named(e: Evidence, variant: str) -> np.ndarray:
-    """Position accuracy in % of the way from chance to certainty."""
-    return 100 * (_position_accuracy(e, variant) - 100 / e.num_layers) / (100 - 100 / e.num_layers)
-
-
-def _sampled(e: Evidence, variant: str, sampler: str) -> np.ndarray:
-    """Accuracy in % under a sampler, an order per image."""
-    rows = e.table("samplers")
-    rows = rows[(rows["variant"] == variant) & (rows["sampler"] == sampler)]
-    if len(rows):
-        e.orders.append(int(rows["images"].iloc[0]))
-    return 100 * e.by_seed(rows, "accuracy", f"{label(variant)} under {sampler}")
-
-
-def _number(e: Evidence, model: str, name: str, of: str = "seeds") -> np.ndarray:
-    """A number of the analysis, in which every image has an order of its own, or its standard errors over the images: by seed."""
-    analysis = e.read("analysis")
-    if model not in analysis["models"]:
-        raise NotRun(f"the analysis of {label(model)} is not among the results")
-    e.orders.append(analysis["images"])
-    return np.array(list(analysis["models"][model][name][of].values()))
-
-
-def _of_start(name: str) -> Callable[[Evidence], Estimate]:
-    """A number of the starting weights: one model, so the interval is over its images, each with an order of its own.
-
-    It is too narrow in that the plane of figure 4a and other starting weights stay out of it.
-    """
-
-    def measure(e: Evidence) -> Estimate:
-        value, error = (_number(e, "pretrained", name, of).item() for of in ("seeds", "errors"))
-        return from_error(value, error, e.read("analysis")["images"])
-
-    return measure
-
-
-def _protocol_change(e: Evidence) -> np.ndarray:
-    """Largest change of a row of Table 1, in points, when held-out images choose the epoch."""
-    protocols = e.table("protocols")
-    if set(protocols["protocol"]) != {"paper", "heldout"}:
-        raise NotRun("no images were held out")
-    for order in ORDERS:
-        e.evaluations(BASELINE, order, None)
-    moved = protocols.groupby(["variant", "seed"])["epoch"].transform("nunique") > 1
-    if not moved.any():
-        raise NotRun("held-out images chose the same epoch of every training: nothing could change")
-    table = protocols[moved].set_index(["protocol", "variant", "seed"])[["sequential", "arbitrary"]]
-    change = (100 * (table.loc["heldout"] - table.loc["paper"])).abs().max(axis=1)
-    return change.groupby("seed", sort=False).max().to_numpy()
-
-
-def _published(measure: Callable[[dict[str, float], dict[str, float]], float]) -> str:
-    """The range, over the paper's four cells, of a measure of (sequential, arbitrary), each the accuracies in % by variant."""
-    rows = {cell: {v: mean for v, (mean, _) in zip(PUBLISHED_VARIANTS, row, strict=True)} for cell, row in PUBLISHED.items()}
-    found = [measure(rows[data, model, "sequential"], row) for (data, model, order), row in rows.items() if order == "arbitrary"]
-    return f"{min(found):.1f} to {max(found):.1f} points"
-
-
-def _shuffled(e: Evidence, order: Order) -> list[np.ndarray]:
-    return [e.accuracy(variant, order) for variant in LAYERSHUFFLED]
-
-
-def _of(row: dict[str, float]) -> list[float]:
-    return [row[variant] for variant in LAYERSHUFFLED]
-
-
-def _refit(e: Evidence, order: Order, keep: int) -> np.ndarray:
-    """refit-k; with all layers that is the baseline."""
-    return e.accuracy(BASELINE if keep == e.num_layers else f"refit_{keep}", order)
-
-
-def _lead(e: Evidence, variant: str, other: str, keep: int) -> np.ndarray:
-    return e.accuracy(variant, "sequential", keep) - e.accuracy(other, "sequential", keep)
-
-
-def _regained(e: Evidence, variant: str, k: int) -> np.ndarray:
-    """Of what arbitrary orders cost, the part in % that is regained by keeping the first k layers in place."""
-    worst, kept, best = (_sampled(e, variant, f"fix_first {i}") for i in (0, k, e.num_layers))
-    return 100 * (kept - worst) / (best - worst)
-
-
-def _keep(e: Evidence) -> list[int]:
-    rows = e.table("prune_eval")
-    keep = sorted(int(k) for k in rows.loc[rows["variant"] == "ls", "keep"].unique())
-    if len(keep) < 2:
-        raise NotRun("LS with several numbers of layers is not among the results")
-    return keep
-
-
-def _smallest_gain(e: Evidence, order: Order) -> np.ndarray:
-    return np.min(np.diff([e.accuracy("ls", order, k) for k in _keep(e)], axis=0), axis=0)
-
-
-def _only_ls(e: Evidence) -> np.ndarray:
-    def others(k: int) -> list[np.ndarray]:
-        return [e.accuracy("layerdrop", "arbitrary", k), e.accuracy(BASELINE, "arbitrary", k), _refit(e, "arbitrary", k)]
-
-    return np.min([e.accuracy("ls", "arbitrary", k) - other for k in _keep(e) for other in others(k)], axis=0)
 
 
 def _table_row(variant: str, order: Order) -> Claim:
@@ -149,15 +49,10 @@ def _table_row(variant: str, order: Order) -> Claim:
     )  # fmt: skip
 
 
-def _by_batch(e: Evidence) -> str:
-    """LS trained with one order a batch, as in the paper."""
-    return "ls_batch" if "ls" in e.cell["latin"] else "ls"
-
-
 def _sequential_better(variant: str) -> Claim:
     return Claim(
         f"s4.1.sequential-better.{variant}", S41, f"{label(variant)} is better in the original order than in an arbitrary one",
-        _published(lambda s, a: s[variant] - a[variant]), f"{label(variant)} in original minus arbitrary order",
+        published_range(lambda s, a: s[variant] - a[variant]), f"{label(variant)} in original minus arbitrary order",
         lambda e: e.accuracy(variant, "sequential") - e.accuracy(variant, "arbitrary"), ABOVE_ZERO,
     )  # fmt: skip
 
@@ -165,55 +60,9 @@ def _sequential_better(variant: str) -> Claim:
 def _predict_worse(other: str) -> Claim:
     return Claim(
         f"s4.1.predict-worst.{other}", S41, f"LS-pred is below {label(other)} under arbitrary orders",
-        _published(lambda s, a: a[other] - a["ls_pred"]), f"{label(other)} minus LS-pred under arbitrary orders",
+        published_range(lambda s, a: a[other] - a["ls_pred"]), f"{label(other)} minus LS-pred under arbitrary orders",
         lambda e: e.accuracy(other, "arbitrary") - e.accuracy("ls_pred", "arbitrary"), ABOVE_ZERO,
     )  # fmt: skip
-
-
-def _about(figure: float) -> Callable[[Evidence], float]:
-    """For a figure that the paper gives for ImageNet with ViT-B/16 alone."""
-
-    def centre(e: Evidence) -> float:
-        if e.published_cell() != ("ImageNet", "ViT-B/16"):
-            raise NotRun("the figure is about ImageNet with ViT-B/16")
-        return figure
-
-    return centre
-
-
-def _if_deit(e: Evidence, deit: bool, values: np.ndarray) -> np.ndarray:
-    if e.cell["model"].startswith("deit") != deit:
-        raise NotRun(f"the claim is about {'DeiT' if deit else 'ViT'}")
-    return values
-
-
-def _latin(e: Evidence, variant: str) -> str:
-    """A variant, if it was trained with Latin orders."""
-    if variant not in e.cell["latin"]:
-        raise NotRun(f"{label(variant)} was not trained with Latin orders")
-    return variant
-
-
-def _distances(e: Evidence, variant: str) -> np.ndarray:
-    """Of each seed's accuracy under arbitrary orders from the seeds' median."""
-    values = e.accuracy(variant, "arbitrary")
-    return np.abs(values - np.median(values))
-
-
-def _last_gain(e: Evidence) -> np.ndarray:
-    if e.cell["dataset"] != "imagenet" or not e.is_published:
-        raise NotRun("needs ImageNet: `dvc exp run -S dataset=imagenet -S model=vit_b16`")
-    curve = e.table("finetune/ls").pivot(index="epoch", columns="seed", values="validation/arbitrary/accuracy")
-    if len(curve) < 6:
-        raise NotRun(f"{len(curve)} epochs: there is no gain of the last five")
-    return 100 * (curve.iloc[-1] - curve.iloc[-6]).to_numpy()
-
-
-def _needs(what: str) -> Callable[[Evidence], np.ndarray]:
-    def measure(e: Evidence) -> np.ndarray:
-        raise NotRun(f"needs {what}")
-
-    return measure
 
 
 CLAIMS = [
@@ -223,141 +72,141 @@ CLAIMS = [
           lambda e: e.excess(e.accuracy(BASELINE, "arbitrary"), e.accuracy(BASELINE, "sequential")), *COLLAPSE, "%",
           scale="a collapse, but with its first six layers in place a micro model needs no order any more"),
     Claim("s4.1.price", S41, "In the original order every LayerShuffle approach is below the baseline",
-          _published(lambda s, a: s[BASELINE] - max(_of(s))), "the baseline's lead over the best of LS, LS-pos, LS-pred",
-          lambda e: e.accuracy(BASELINE, "sequential") - np.max(_shuffled(e, "sequential"), axis=0), ABOVE_ZERO),
+          published_range(lambda s, a: s[BASELINE] - max(approaches(s))), "the baseline's lead over the best of LS, LS-pos, LS-pred",
+          lambda e: e.accuracy(BASELINE, "sequential") - np.max(shuffled(e, "sequential"), axis=0), ABOVE_ZERO),
     Claim("s4.1.gain", S41, "Under arbitrary orders every LayerShuffle approach improves dramatically on the baseline",
-          _published(lambda s, a: min(_of(a)) - a[BASELINE]), "the lead of the worst of LS, LS-pos, LS-pred over the baseline",
-          lambda e: np.min(_shuffled(e, "arbitrary"), axis=0) - e.accuracy(BASELINE, "arbitrary"), (10, INF), ABOVE_ZERO),
+          published_range(lambda s, a: min(approaches(a)) - a[BASELINE]), "the lead of the worst of LS, LS-pos, LS-pred over the baseline",
+          lambda e: np.min(shuffled(e, "arbitrary"), axis=0) - e.accuracy(BASELINE, "arbitrary"), (10, INF), ABOVE_ZERO),
     *map(_sequential_better, LAYERSHUFFLED),
     Claim("s4.1.gain.batch", S41, "LS as published, with one order a batch, improves dramatically on the baseline under arbitrary orders",
-          _published(lambda s, a: a["ls"] - a[BASELINE]), "LS with one order a batch minus the baseline, under arbitrary orders",
-          lambda e: e.accuracy(_by_batch(e), "arbitrary") - e.accuracy(BASELINE, "arbitrary"), (10, INF), ABOVE_ZERO),
+          published_range(lambda s, a: a["ls"] - a[BASELINE]), "LS with one order a batch minus the baseline, under arbitrary orders",
+          lambda e: e.accuracy(by_batch(e), "arbitrary") - e.accuracy(BASELINE, "arbitrary"), (10, INF), ABOVE_ZERO),
     Claim("s4.1.price.batch", S41, "LS as published, with one order a batch, is below the baseline in the original order",
-          _published(lambda s, a: s[BASELINE] - s["ls"]), "the baseline minus LS with one order a batch, in original order",
-          lambda e: e.accuracy(BASELINE, "sequential") - e.accuracy(_by_batch(e), "sequential"), ABOVE_ZERO),
+          published_range(lambda s, a: s[BASELINE] - s["ls"]), "the baseline minus LS with one order a batch, in original order",
+          lambda e: e.accuracy(BASELINE, "sequential") - e.accuracy(by_batch(e), "sequential"), ABOVE_ZERO),
     Claim("s4.1.position-slight", "LayerShuffle, section 1", "Telling each layer its position changes accuracy only slightly",
-          _published(lambda s, a: a["ls_pos"] - a["ls"]), "LS-pos minus LS under arbitrary orders",
+          published_range(lambda s, a: a["ls_pos"] - a["ls"]), "LS-pos minus LS under arbitrary orders",
           lambda e: e.accuracy("ls_pos", "arbitrary") - e.accuracy("ls", "arbitrary"), (-2, 2),
           scale="the new position parts start from random weights and have few steps to become useful"),
     Claim("s4.1.position-better", S41, "For ViT, LS-pos outperforms LS under arbitrary orders", "+0.84 (ImageNet), +1.13 (CIFAR-100)",
           "LS-pos minus LS under arbitrary orders",
-          lambda e: _if_deit(e, False, e.accuracy("ls_pos", "arbitrary") - e.accuracy("ls", "arbitrary")), ABOVE_ZERO,
+          lambda e: if_deit(e, False, e.accuracy("ls_pos", "arbitrary") - e.accuracy("ls", "arbitrary")), ABOVE_ZERO,
           scale="the new position parts start from random weights and have few steps to become useful"),
     Claim("s4.1.position-deit", S41, "For DeiT, LS narrowly outperforms LS-pos under arbitrary orders",
           "+0.73 (ImageNet), +0.68 (CIFAR-100)", "LS minus LS-pos under arbitrary orders",
-          lambda e: _if_deit(e, True, e.accuracy("ls", "arbitrary") - e.accuracy("ls_pos", "arbitrary")), (0, 3)),
+          lambda e: if_deit(e, True, e.accuracy("ls", "arbitrary") - e.accuracy("ls_pos", "arbitrary")), (0, 3)),
     Claim("s4.1.baseline", S41, "The refined baseline is very close to the starting weights in the original order", "very close",
-          "the baseline minus the starting weights", lambda e: e.accuracy(BASELINE, "sequential") - _starting_accuracy(e), (-2, 2)),
+          "the baseline minus the starting weights", lambda e: e.accuracy(BASELINE, "sequential") - starting_accuracy(e), (-2, 2)),
     Claim("s4.1.cifar", S41, "On CIFAR-100 the gap between baseline and LS is larger for ViT-B/16 than on ImageNet",
-          "25.2 points against 7.4", "the difference of the two gaps", _needs("the cells of both data sets"), ABOVE_ZERO),
+          "25.2 points against 7.4", "the difference of the two gaps", needs("the cells of both data sets"), ABOVE_ZERO),
     Claim("table1.above60", "LayerShuffle, table 1", "Even LS alone reaches more than 60 % under arbitrary orders",
-          "62.77 % (ImageNet ViT-B/16)", "its accuracy", lambda e: e.accuracy("ls", "arbitrary"), ABOVE_ZERO, unit="%", centre=_about(60),
+          "62.77 % (ImageNet ViT-B/16)", "its accuracy", lambda e: e.accuracy("ls", "arbitrary"), ABOVE_ZERO, unit="%", centre=around(60),
           possible=SHARE),
     *map(_predict_worse, ("ls", "ls_pos")),
     Claim("s4.1.position-accuracy", S41, "LS-pred names a layer's position correctly", "99.99 % (ImageNet)",
           "its position accuracy, in % of the way from chance to certainty",
-          lambda e: _named(e, "ls_pred"), (99.9, INF), ABOVE_ZERO, "%", possible=(-INF, 100),
+          lambda e: positions_named(e, "ls_pred"), (99.9, INF), ABOVE_ZERO, "%", possible=(-INF, 100),
           scale="twelve new heads share few steps, and the position loss is averaged, not summed, over the layers"),
     Claim("s4.1.position-accuracy.sum", S41, "LS-pred with the position losses summed names a layer's position correctly",
-          "99.99 % (ImageNet)", "its position accuracy, in % of the way from chance to certainty", lambda e: _named(e, "ls_pred_sum"),
-          (99.9, INF), ABOVE_ZERO, "%", possible=(-INF, 100)),
+          "99.99 % (ImageNet)", "its position accuracy, in % of the way from chance to certainty",
+          lambda e: positions_named(e, "ls_pred_sum"), (99.9, INF), ABOVE_ZERO, "%", possible=(-INF, 100)),
     Claim("abstract.reduction", "LayerShuffle, abstract",
           "Arbitrary orders cost no more than about 20 % in accuracy at the same model size",
-          _published(lambda s, a: s[BASELINE] - a["ls"]), "the baseline in original order minus LS under arbitrary orders",
+          published_range(lambda s, a: s[BASELINE] - a["ls"]), "the baseline in original order minus LS under arbitrary orders",
           lambda e: e.accuracy(BASELINE, "sequential") - e.accuracy("ls", "arbitrary"), (-INF, 25), (-INF, 50)),
     Claim("s4.batch", "LayerShuffle, section 4", "Batches smaller than 128 images do not improve performance", "no improvement",
           "LS with half the batch (a variant `ls_half_batch`) minus LS, under arbitrary orders",
           lambda e: e.accuracy("ls_half_batch", "arbitrary") - e.accuracy("ls", "arbitrary"), (-INF, 1)),
     Claim("s4.plateau", "LayerShuffle, section 4", "On ImageNet performance plateaus at 20 epochs the latest", "by eye",
-          "the gain of LS's last five epochs under arbitrary orders", _last_gain, (-INF, 0.5)),
+          "the gain of LS's last five epochs under arbitrary orders", last_gain, (-INF, 0.5)),
     Claim("s4.speed", "LayerShuffle, section 4", "20 epochs on ImageNet take about 7 h on one H100", "1,016 training images/s",
-          "the hours", _needs("an H100 and ImageNet; `lsvit cost` estimates them"), (0, 8), unit="h"),
+          "the hours", needs("an H100 and ImageNet; `lsvit cost` estimates them"), (0, 8), unit="h"),
     Claim("fig1b.keep3", S42, "Original order, 3 layers: LS is ahead of LayerDrop", "18 % against nearly 0", "LS minus LayerDrop",
-          lambda e: _lead(e, "ls", "layerdrop", 3), ABOVE_ZERO),
+          lambda e: lead(e, "ls", "layerdrop", 3), ABOVE_ZERO),
     Claim("fig1b.keep3.ls", S42, "Original order, 3 layers: LS reaches about 18 %", "18 %", "its accuracy",
-          lambda e: e.accuracy("ls", "sequential", 3), (-5, 5), unit="%", centre=_about(18), possible=SHARE),
+          lambda e: e.accuracy("ls", "sequential", 3), (-5, 5), unit="%", centre=around(18), possible=SHARE),
     Claim("fig1b.keep3.layerdrop", S42, "Original order, 3 layers: LayerDrop is near chance", "close to 0 %",
           "LayerDrop's accuracy above chance with 3 layers, in % of that with all",
           lambda e: e.excess(e.accuracy("layerdrop", "sequential", 3), e.accuracy("layerdrop", "sequential")), *COLLAPSE, "%",
           scale="ten classes and shallow features: three layers of a micro model still classify"),
     Claim("fig1b.keep6", S42, "Original order, 6 layers: LS and LayerDrop are on par", "on par", "LS minus LayerDrop",
-          lambda e: _lead(e, "ls", "layerdrop", 6), (-5, 5)),
+          lambda e: lead(e, "ls", "layerdrop", 6), (-5, 5)),
     Claim("fig1b.keep9", S42, "Original order, 9 layers: LayerDrop is ahead of LS", "slightly", "LayerDrop minus LS",
-          lambda e: _lead(e, "layerdrop", "ls", 9), (0, 10)),
+          lambda e: lead(e, "layerdrop", "ls", 9), (0, 10)),
     Claim("fig1b.grows", S42, "Original order: LS declines gracefully as layers are removed", "every step",
-          "its smallest gain from one number of layers to the next", lambda e: _smallest_gain(e, "sequential"), ABOVE_ZERO),
+          "its smallest gain from one number of layers to the next", lambda e: smallest_gain(e, "sequential"), ABOVE_ZERO),
     Claim("fig1b.full.ls", S42, "Original order, all layers: LS is below LayerDrop", "slightly", "LayerDrop minus LS",
-          lambda e: _lead(e, "layerdrop", "ls", e.num_layers), (0, 10)),
+          lambda e: lead(e, "layerdrop", "ls", e.num_layers), (0, 10)),
     Claim("fig1b.keep9.range", S42, "Original order, 9 layers: LS and LayerDrop both lie between 70 and 80 %", "70 to 80 %",
           "75 % plus the larger of their distances from it",
           lambda e: 75 + np.max(np.abs([e.accuracy(v, "sequential", 9) - 75 for v in ("ls", "layerdrop")]), axis=0), (-5, 5), unit="%",
-          centre=_about(75)),
+          centre=around(75)),
     Claim("fig1b.gap", S42, "The gap between LayerDrop and LS stays about the same from 9 to 12 layers", "roughly the same",
           "the gap at 12 minus the gap at 9",
-            lambda e: _lead(e, "layerdrop", "ls", 12) - _lead(e, "layerdrop", "ls", 9), (-3, 3)),
+            lambda e: lead(e, "layerdrop", "ls", 12) - lead(e, "layerdrop", "ls", 9), (-3, 3)),
     Claim("fig1b.full", S42, "With all layers LayerDrop closes in on the baseline", "closes in", "the baseline minus LayerDrop",
           lambda e: e.accuracy(BASELINE, "sequential") - e.accuracy("layerdrop", "sequential"), (-INF, 2)),
     Claim("fig1b.refit", S42, "Original order: refit-k is best at 3 and 6 layers", "significantly better",
           "the smaller of refit-k's leads over LS and LayerDrop at 3 and 6",
-          lambda e: np.min([_refit(e, "sequential", k) - e.accuracy(v, "sequential", k) for k in (3, 6) for v in ("ls", "layerdrop")],
+          lambda e: np.min([refit(e, "sequential", k) - e.accuracy(v, "sequential", k) for k in (3, 6) for v in ("ls", "layerdrop")],
                            axis=0), ABOVE_ZERO),
     Claim("fig1b.refit9", S42, "Original order: refit-9 is similar to LayerDrop with 9 layers", "similar", "refit-9 minus LayerDrop",
-          lambda e: _refit(e, "sequential", 9) - e.accuracy("layerdrop", "sequential", 9), (-3, 3),
+          lambda e: refit(e, "sequential", 9) - e.accuracy("layerdrop", "sequential", 9), (-3, 3),
           scale="LayerDrop at p = 0.2 has seen few sub-networks in few epochs"),
     Claim("fig1c.only-ls", S42, "Random order: LS is ahead of every other approach with every number of layers", "LS alone succeeds",
-          "its smallest lead over LayerDrop, refit-k and the baseline", _only_ls, ABOVE_ZERO),
+          "its smallest lead over LayerDrop, refit-k and the baseline", only_ls, ABOVE_ZERO),
     Claim("fig1c.grows", S42, "Random order: LS improves with every layer kept", "every step",
-          "its smallest gain from one number of layers to the next", lambda e: _smallest_gain(e, "arbitrary"), ABOVE_ZERO),
+          "its smallest gain from one number of layers to the next", lambda e: smallest_gain(e, "arbitrary"), ABOVE_ZERO),
     Claim("fig1c.refit", S42, "Random order: refit-6 and refit-9 fail", "near 0 %",
           "the better one's accuracy above chance, in % of that in its original order",
-          lambda e: np.max([e.excess(_refit(e, "arbitrary", k), _refit(e, "sequential", k)) for k in (6, 9)], axis=0),
+          lambda e: np.max([e.excess(refit(e, "arbitrary", k), refit(e, "sequential", k)) for k in (6, 9)], axis=0),
           *COLLAPSE, "%", scale="a micro model tolerates more disorder than a pre-trained one"),
     Claim("fig1c.layerdrop", S42, "Random order: LayerDrop fails regardless of the number of layers", "near 0 %",
           "LayerDrop's best accuracy above chance, in % of that in original order",
-          lambda e: e.excess(np.max([e.accuracy("layerdrop", "arbitrary", k) for k in _keep(e)], axis=0),
+          lambda e: e.excess(np.max([e.accuracy("layerdrop", "arbitrary", k) for k in numbers_kept(e)], axis=0),
                              e.accuracy("layerdrop", "sequential")), *COLLAPSE, "%",
           scale="far behind LS, but a micro model that has missed layers in training tolerates some disorder"),
     Claim("fig1c.refit3", S42, "Random order: refit-3 stands out only because few permutations include the trained order",
           "one of 5 drawn permutations", "refit-3 over the five orders it was not trained in, minus refit-6",
-          lambda e: _without(e, "refit_3", "arbitrary", "0-1-2") - e.accuracy("refit_6", "arbitrary"), (-INF, 5)),
+          lambda e: without_route(e, "refit_3", "arbitrary", "0-1-2") - e.accuracy("refit_6", "arbitrary"), (-INF, 5)),
     Claim("fig4a", S43, "In the starting weights a layer's output shows no clear order of its position", "by eye",
-          "R² of the position in the plane", _of_start("position_r2"), (-INF, 0.5), unit="", over="images", possible=(-INF, 1)),
+          "R² of the position in the plane", of_start("position_r2"), (-INF, 0.5), unit="", over="images", possible=(-INF, 1)),
     Claim("fig4b", S43, "After LayerShuffle a layer's output tells its position better than in the starting weights", "by eye",
           "R² of the position in the plane, LS minus starting weights",
-          lambda e: _number(e, "ls", "position_r2") - _number(e, "pretrained", "position_r2"), ABOVE_ZERO, unit=""),
+          lambda e: analysed(e, "ls", "position_r2") - analysed(e, "pretrained", "position_r2"), ABOVE_ZERO, unit=""),
     Claim("fig4c", S43, "In the starting weights a layer's contribution does not depend on the distance from its place", "by eye",
-          "Spearman's correlation of distance and norm", _of_start("distance_spearman"), (-0.05, 0.05), (-0.15, 0.15),
+          "Spearman's correlation of distance and norm", of_start("distance_spearman"), (-0.05, 0.05), (-0.15, 0.15),
           unit="", over="images", possible=(-1, 1)),
     Claim("fig4d", S43, "After LayerShuffle a layer's contribution falls away from its place, more than in the starting weights", "by eye",
           "Spearman's correlation of distance and norm, LS minus starting weights",
-          lambda e: _number(e, "ls", "distance_spearman") - _number(e, "pretrained", "distance_spearman"), (-INF, 0), unit=""),
+          lambda e: analysed(e, "ls", "distance_spearman") - analysed(e, "pretrained", "distance_spearman"), (-INF, 0), unit=""),
     Claim("fig4d.near", S43, "After LayerShuffle a layer far from its place reduces its output", "often, by eye",
           "mean norm of the contribution within one place of the original one over that at least half the depth away, LS minus starting "
-          "weights", lambda e: _number(e, "ls", "near_far_ratio") - _number(e, "pretrained", "near_far_ratio"), ABOVE_ZERO, unit=""),
+          "weights", lambda e: analysed(e, "ls", "near_far_ratio") - analysed(e, "pretrained", "near_far_ratio"), ABOVE_ZERO, unit=""),
     Claim("fig4d.ends", S43, "After LayerShuffle layers from the input's end contribute more near the input, and vice versa", "often",
           "Spearman's correlation of position and norm, last minus first quarter of the layers, LS minus starting weights",
-          lambda e: _number(e, "ls", "slope_late_minus_early") - _number(e, "pretrained", "slope_late_minus_early"), ABOVE_ZERO, unit=""),
+          lambda e: analysed(e, "ls", "slope_late_minus_early") - analysed(e, "pretrained", "slope_late_minus_early"), ABOVE_ZERO, unit=""),
     Claim("control.first-layer", "beyond the paper", "Most of the baseline's collapse comes from its first layer alone", "not studied",
           "the part of its loss under arbitrary orders that goes away when the first layer stays in place",
-          lambda e: _regained(e, BASELINE, 1), (50, INF), unit="%",
+          lambda e: regained(e, BASELINE, 1), (50, INF), unit="%",
           scale="it is so where initial weights are alike in all layers of a narrow model, and not in a pre-trained ViT-S"),
     Claim("latin.arbitrary", LATIN, "Trained with Latin orders, LS is better under arbitrary orders than with one order a batch",
           "not studied",
           "LS minus LS with one order a batch",
-          lambda e: e.accuracy(_latin(e, "ls"), "arbitrary") - e.accuracy("ls_batch", "arbitrary"), ABOVE_ZERO),
+          lambda e: e.accuracy(trained_latin(e, "ls"), "arbitrary") - e.accuracy("ls_batch", "arbitrary"), ABOVE_ZERO),
     Claim("latin.sequential", LATIN, "Latin orders cost no accuracy in the original order", "not studied",
           "LS minus LS with one order a batch, in original order",
-          lambda e: e.accuracy(_latin(e, "ls"), "sequential") - e.accuracy("ls_batch", "sequential"), (-1, INF)),
+          lambda e: e.accuracy(trained_latin(e, "ls"), "sequential") - e.accuracy("ls_batch", "sequential"), (-1, INF)),
     Claim("latin.sample", LATIN, "Latin orders train as well as an order of its own for every sample", "not studied",
           "LS minus LS with an order a sample, under arbitrary orders",
-          lambda e: e.accuracy(_latin(e, "ls"), "arbitrary") - e.accuracy("ls_sample", "arbitrary"), (-1, INF)),
+          lambda e: e.accuracy(trained_latin(e, "ls"), "arbitrary") - e.accuracy("ls_sample", "arbitrary"), (-1, INF)),
     Claim("latin.position", LATIN, "Trained with Latin orders, LS-pred names positions better than with one order a batch", "not studied",
           "the difference in position accuracy",
-          lambda e: _position_accuracy(e, _latin(e, "ls_pred")) - _position_accuracy(e, "ls_pred_batch"), ABOVE_ZERO),
+          lambda e: position_accuracy(e, trained_latin(e, "ls_pred")) - position_accuracy(e, "ls_pred_batch"), ABOVE_ZERO),
     Claim("latin.spread", LATIN, "Latin orders make LS under arbitrary orders differ less from seed to seed", "not studied",
           "the seeds' mean distance from their median, one order a batch minus Latin orders",
-          lambda e: _distances(e, "ls_batch") - _distances(e, _latin(e, "ls")), ABOVE_ZERO),
+          lambda e: distances(e, "ls_batch") - distances(e, trained_latin(e, "ls")), ABOVE_ZERO),
     Claim("control.protocol", "beyond the paper", "Choosing the epoch on the reported images hardly flatters Table 1", "not studied",
-          "the largest change of a training whose epoch changes when held-out images choose", _protocol_change, (-INF, 1),
+          "the largest change of a training whose epoch changes when held-out images choose", protocol_change, (-INF, 1),
           possible=(0, 100)),
 ]  # fmt: skip

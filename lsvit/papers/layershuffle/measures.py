@@ -1,0 +1,198 @@
+"""What LayerShuffle's claims are decided on: quantities with a value a seed, in % and points."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lsvit.config.variant import BASELINE
+from lsvit.papers.layershuffle.tables import PUBLISHED, PUBLISHED_VARIANTS
+from lsvit.report.evaluations import label
+from lsvit.report.ledger import Evidence, NotRun
+from lsvit.report.statistics import Estimate, from_error
+from lsvit.routes import ORDERS, Order
+
+LAYERSHUFFLED = ("ls", "ls_pos", "ls_pred")
+
+
+def without_route(e: Evidence, variant: str, order: Order, route: str) -> np.ndarray:
+    """Accuracy in % with all layers, one route left out of the mean."""
+    rows = e.evaluations(variant, order, None)
+    if route not in set(rows["route"]):
+        raise NotRun(f"{label(variant)}, {order}: its routes were not evaluated one by one")
+    return 100 * e.by_seed(rows[rows["route"] != route], "accuracy", f"{label(variant)}, {order}")
+
+
+def starting_accuracy(e: Evidence) -> float:
+    """Accuracy in % of the starting weights in the original order, where this project trained them."""
+    pretrain = e.table("pretrain")
+    judges = [f"{judge}/sequential/loss" for judge in ("heldout", "validation") if f"{judge}/sequential/loss" in pretrain]
+    if not judges:
+        raise NotRun("the accuracy of the starting weights is not among the results")
+    return 100 * pretrain.loc[pretrain[judges[0]].idxmin(), "validation/sequential/accuracy"]
+
+
+def position_accuracy(e: Evidence, variant: str = "ls_pred") -> np.ndarray:
+    """How often LS-pred names a layer's position under arbitrary orders, in %."""
+    return 100 * e.by_seed(e.evaluations(variant, "arbitrary", None), "position_accuracy", f"{label(variant)}'s position accuracy")
+
+
+def positions_named(e: Evidence, variant: str) -> np.ndarray:
+    """Position accuracy in % of the way from chance to certainty."""
+    return 100 * (position_accuracy(e, variant) - 100 / e.num_layers) / (100 - 100 / e.num_layers)
+
+
+def sampled(e: Evidence, variant: str, sampler: str) -> np.ndarray:
+    """Accuracy in % under a sampler, an order per image."""
+    rows = e.table("samplers")
+    rows = rows[(rows["variant"] == variant) & (rows["sampler"] == sampler)]
+    if len(rows):
+        e.orders.append(int(rows["images"].iloc[0]))
+    return 100 * e.by_seed(rows, "accuracy", f"{label(variant)} under {sampler}")
+
+
+def analysed(e: Evidence, model: str, name: str, of: str = "seeds") -> np.ndarray:
+    """A number of the analysis, in which every image has an order of its own, or its standard errors over the images: by seed."""
+    analysis = e.read("analysis")
+    if model not in analysis["models"]:
+        raise NotRun(f"the analysis of {label(model)} is not among the results")
+    e.orders.append(analysis["images"])
+    return np.array(list(analysis["models"][model][name][of].values()))
+
+
+def of_start(name: str) -> Callable[[Evidence], Estimate]:
+    """A number of the starting weights: one model, so the interval is over its images, each with an order of its own.
+
+    It is too narrow in that the plane of figure 4a and other starting weights stay out of it.
+    """
+
+    def measure(e: Evidence) -> Estimate:
+        value, error = (analysed(e, "pretrained", name, of).item() for of in ("seeds", "errors"))
+        return from_error(value, error, e.read("analysis")["images"])
+
+    return measure
+
+
+def protocol_change(e: Evidence) -> np.ndarray:
+    """Largest change of a row of Table 1, in points, when held-out images choose the epoch."""
+    protocols = e.table("protocols")
+    if set(protocols["protocol"]) != {"paper", "heldout"}:
+        raise NotRun("no images were held out")
+    for order in ORDERS:
+        e.evaluations(BASELINE, order, None)
+    moved = protocols.groupby(["variant", "seed"])["epoch"].transform("nunique") > 1
+    if not moved.any():
+        raise NotRun("held-out images chose the same epoch of every training: nothing could change")
+    table = protocols[moved].set_index(["protocol", "variant", "seed"])[["sequential", "arbitrary"]]
+    change = (100 * (table.loc["heldout"] - table.loc["paper"])).abs().max(axis=1)
+    return change.groupby("seed", sort=False).max().to_numpy()
+
+
+def published_range(measure: Callable[[dict[str, float], dict[str, float]], float]) -> str:
+    """The range, over the paper's four cells, of a measure of (sequential, arbitrary), each the accuracies in % by variant."""
+    rows = {cell: {v: mean for v, (mean, _) in zip(PUBLISHED_VARIANTS, row, strict=True)} for cell, row in PUBLISHED.items()}
+    found = [measure(rows[data, model, "sequential"], row) for (data, model, order), row in rows.items() if order == "arbitrary"]
+    return f"{min(found):.1f} to {max(found):.1f} points"
+
+
+def shuffled(e: Evidence, order: Order) -> list[np.ndarray]:
+    """Accuracies of LS, LS-pos and LS-pred."""
+    return [e.accuracy(variant, order) for variant in LAYERSHUFFLED]
+
+
+def approaches(row: dict[str, float]) -> list[float]:
+    """What a published row has of the three."""
+    return [row[variant] for variant in LAYERSHUFFLED]
+
+
+def refit(e: Evidence, order: Order, keep: int) -> np.ndarray:
+    """refit-k; with all layers that is the baseline."""
+    return e.accuracy(BASELINE if keep == e.num_layers else f"refit_{keep}", order)
+
+
+def lead(e: Evidence, variant: str, other: str, keep: int) -> np.ndarray:
+    """What a variant is ahead of another in original order."""
+    return e.accuracy(variant, "sequential", keep) - e.accuracy(other, "sequential", keep)
+
+
+def regained(e: Evidence, variant: str, k: int) -> np.ndarray:
+    """Of what arbitrary orders cost, the part in % that is regained by keeping the first k layers in place."""
+    worst, kept, best = (sampled(e, variant, f"fix_first {i}") for i in (0, k, e.num_layers))
+    return 100 * (kept - worst) / (best - worst)
+
+
+def numbers_kept(e: Evidence) -> list[int]:
+    """The numbers of layers that LS was evaluated with. Raises NotRun if there is only one."""
+    rows = e.table("prune_eval")
+    keep = sorted(int(k) for k in rows.loc[rows["variant"] == "ls", "keep"].unique())
+    if len(keep) < 2:
+        raise NotRun("LS with several numbers of layers is not among the results")
+    return keep
+
+
+def smallest_gain(e: Evidence, order: Order) -> np.ndarray:
+    """Of LS, from one number of layers to the next."""
+    return np.min(np.diff([e.accuracy("ls", order, k) for k in numbers_kept(e)], axis=0), axis=0)
+
+
+def only_ls(e: Evidence) -> np.ndarray:
+    """The smallest lead of LS over all others, whatever the number of layers, in arbitrary order."""
+
+    def others(k: int) -> list[np.ndarray]:
+        return [e.accuracy("layerdrop", "arbitrary", k), e.accuracy(BASELINE, "arbitrary", k), refit(e, "arbitrary", k)]
+
+    return np.min([e.accuracy("ls", "arbitrary", k) - other for k in numbers_kept(e) for other in others(k)], axis=0)
+
+
+def by_batch(e: Evidence) -> str:
+    """LS trained with one order a batch, as in the paper."""
+    return "ls_batch" if "ls" in e.cell["latin"] else "ls"
+
+
+def around(figure: float) -> Callable[[Evidence], float]:
+    """For a figure that the paper gives for ImageNet with ViT-B/16 alone."""
+
+    def centre(e: Evidence) -> float:
+        if e.published_cell() != ("ImageNet", "ViT-B/16"):
+            raise NotRun("the figure is about ImageNet with ViT-B/16")
+        return figure
+
+    return centre
+
+
+def if_deit(e: Evidence, deit: bool, values: np.ndarray) -> np.ndarray:
+    """The values, if the model is (or is not) a DeiT; else NotRun."""
+    if e.cell["model"].startswith("deit") != deit:
+        raise NotRun(f"the claim is about {'DeiT' if deit else 'ViT'}")
+    return values
+
+
+def trained_latin(e: Evidence, variant: str) -> str:
+    """A variant, if it was trained with Latin orders."""
+    if variant not in e.cell["latin"]:
+        raise NotRun(f"{label(variant)} was not trained with Latin orders")
+    return variant
+
+
+def distances(e: Evidence, variant: str) -> np.ndarray:
+    """Of each seed's accuracy under arbitrary orders from the seeds' median."""
+    values = e.accuracy(variant, "arbitrary")
+    return np.abs(values - np.median(values))
+
+
+def last_gain(e: Evidence) -> np.ndarray:
+    """What the last five epochs add to LS on ImageNet under arbitrary orders."""
+    if e.cell["dataset"] != "imagenet" or not e.is_published:
+        raise NotRun("needs ImageNet: `dvc exp run -S dataset=imagenet -S model=vit_b16`")
+    curve = e.table("finetune/ls").pivot(index="epoch", columns="seed", values="validation/arbitrary/accuracy")
+    if len(curve) < 6:
+        raise NotRun(f"{len(curve)} epochs: there is no gain of the last five")
+    return 100 * (curve.iloc[-1] - curve.iloc[-6]).to_numpy()
+
+
+def needs(what: str) -> Callable[[Evidence], np.ndarray]:
+    """Of a claim that no cell can decide alone."""
+
+    def measure(e: Evidence) -> np.ndarray:
+        raise NotRun(f"needs {what}")
+
+    return measure
