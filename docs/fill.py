@@ -7,7 +7,6 @@ ROOT = Path(__file__).parents[1]
 TABLES = {  # block -> file of results/
     "table1": "table1.md",
     "smoothing": "smoothing_table1.md",
-    "pretrained": "cells/fashion_mnist_4k_vit_s14_56_few_epochs/table1.md",
 }
 
 
@@ -44,7 +43,7 @@ def filled(text: str) -> str:
             new = lines_of_claims(old, ledger) if name == "claims" else result(old, (results / "table1.md").read_text().splitlines())
         return f"{start}\n{new}\n{end}"
 
-    text = re.sub(r"(<!-- (table1|smoothing|pretrained|claims|result):.*?-->)\n(.*?)(<!-- /\2 -->)", block, text, flags=re.S)
+    text = re.sub(r"(<!-- (table1|smoothing|claims|result):.*?-->)\n(.*?)(<!-- /\2 -->)", block, text, flags=re.S)
     counts = re.search(r"\d+ claims: .*?hold and \d+ do not\.", "\n".join(ledger))
     return re.sub(r"^> \d+ claims: .*$", f"> {counts[0]}", text, flags=re.M) if counts else text
 

@@ -43,7 +43,6 @@ def section(heading: str) -> str:
     ("page", "name", "file"),
     [
         ("docs/layershuffle.md", "table1", "table1.md"),
-        ("docs/layershuffle.md", "pretrained", "cells/fashion_mnist_4k_vit_s14_56_few_epochs/table1.md"),
         ("docs/smoothing.md", "smoothing", "smoothing_table1.md"),
     ],
 )
