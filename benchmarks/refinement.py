@@ -1,7 +1,8 @@
-"""How the micro model is refined at `minutes`: `python benchmarks/refinement.py` -> refinement.json.
+"""How the micro model is refined: `python benchmarks/refinement.py` -> refinement.json, with scale hours refinement_hours.json.
 
 Epochs, batch size, learning rate, what an order is drawn for, the weight of the position losses, and the position encoding's size and
-initial scale, tried on held-out images, which nothing else reports: accuracy in both orders, and how often a position is named.
+initial scale (at hours the rate alone), tried on held-out images, which nothing else reports: accuracy in both orders, and how often a
+position is named.
 """
 
 from pathlib import Path
@@ -19,7 +20,8 @@ from lsvit.latin import latin
 from lsvit.routes import generator
 from lsvit.training.scoring import open_model, open_split, score
 
-FILE = Path(__file__).with_suffix(".json")
+HOURS = load().cell.scale == "hours"
+FILE = Path(__file__).with_name("refinement_hours.json" if HOURS else "refinement.json")
 BATCHES = 10  # each with twelve orders
 COLUMNS = ("sequential", "arbitrary", "position")
 PUBLISHED_SIZE = {"encode.dim": 32, "encode.std": 0.072}  # torch's own initial scale at a width of 32 and 32 more
@@ -62,6 +64,12 @@ TRIED: list[tuple[str, dict[str, Any]]] = [
     ("ls_pred", {"per": "latin", "epochs": 4, "batch_size": 60, "lr": 0.003, "position_weight": 0.25}),
 ]
 
+TRIED_AT_HOURS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"lr": lr}) for name in ("baseline", "ls") for lr in (0.002, 0.004, 0.008)),
+    ("ls_pos", {"lr": 0.004}),
+    ("ls_pred", {"lr": 0.004}),
+]
+
 
 def start(data: Path, folder: Path) -> Path:
     """The starting weights of all."""
@@ -88,8 +96,8 @@ def measure(setting: tuple[str, dict[str, Any]], seed: int, data: Path, folder: 
 
 def main() -> None:
     """Measure, write and print."""
-    rows = []
-    for (name, changed), seeds in zip(TRIED, try_settings("How the micro model is refined.", TRIED, measure, start), strict=True):
+    tried, rows = TRIED_AT_HOURS if HOURS else TRIED, []
+    for (name, changed), seeds in zip(tried, try_settings("How the micro model is refined.", tried, measure, start), strict=True):
         means = {key: float(np.mean([each[key] for each in seeds])) if key in seeds[0] else None for key in COLUMNS}
         rows.append({"variant": name, "setting": ", ".join(f"{key} {value}" for key, value in changed.items())} | means)
     write(FILE, {"machine": machine(), "seeds": len(SEEDS), "tried": rows})

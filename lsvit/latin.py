@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from lsvit.routes import Spec
+from lsvit.routes import Route, Spec, make_sampler, per_sample
 
 
 @dataclass(frozen=True)
@@ -90,3 +90,16 @@ def forms(spec: Spec) -> tuple[str, ...]:
     if spec in ("sequential", "reversed") or (isinstance(spec, dict) and spec.keys() & {"order", "skip"}):
         return ()
     return ("batch", "sample", "latin") if latin_ends(spec) else ("batch", "sample")
+
+
+def draw_routes(spec: Spec, per: str, rng: np.random.Generator, num_layers: int, samples: int) -> Route | np.ndarray | Latin:
+    """What a training step runs along: a route; under `per: sample` a table (samples, length); under `per: latin` Latin routes.
+
+    Raises:
+        ValueError: the sampler has no Latin routes.
+    """
+    if per == "latin":
+        if (ends := latin_ends(spec)) is None:
+            raise ValueError(f"per: found 'latin' with route {spec}, accepted: arbitrary, fix_first, fix_last")
+        return latin(rng, num_layers, *ends)
+    return per_sample(make_sampler(spec), rng, num_layers, samples) if per == "sample" else make_sampler(spec)(rng, num_layers)

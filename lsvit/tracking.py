@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import os
-import pwd
 import statistics
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,22 +57,18 @@ def _create_store(path: Path) -> None:
 
 
 def context_tags() -> dict[str, str]:
-    """Who ran what: MLflow's own tags of user, source and commit, whether more differed from it than what DVC writes, the DVC stage."""
+    """Who ran what: MLflow's own tags, the commit, whether more differed from it than what DVC writes, the DVC stage."""
+    from mlflow.tracking.context.registry import resolve_tags
 
     def git(*args: str) -> str:
         return subprocess.run(["git", *args], capture_output=True, text=True, check=False).stdout.strip()
 
     dirty = git("status", "--porcelain", "-uno", "--", ".", *(f":!{path}" for path in ("results", "dvc.lock")))
-    source = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    tags = {
-        "mlflow.user": pwd.getpwuid(os.getuid()).pw_name, "mlflow.source.type": "LOCAL", "mlflow.source.name": " ".join(source),
+    named = {"dvc.stage": "DVC_STAGE", "dvc.exp": "DVC_EXP_NAME", "dvc.rev": "DVC_EXP_BASELINE_REV"}
+    return resolve_tags({
         "mlflow.source.git.commit": git("rev-parse", "HEAD"), "mlflow.source.git.branch": git("branch", "--show-current"),
-        "git.dirty": str(bool(dirty)).lower(),
-    }  # fmt: skip
-    for tag, variable in (("dvc.stage", "DVC_STAGE"), ("dvc.exp", "DVC_EXP_NAME"), ("dvc.rev", "DVC_EXP_BASELINE_REV")):
-        if os.environ.get(variable):
-            tags[tag] = os.environ[variable]
-    return tags
+        "git.dirty": str(bool(dirty)).lower(), **{tag: os.environ[name] for tag, name in named.items() if os.environ.get(name)},
+    })  # fmt: skip
 
 
 class Tracker:
@@ -102,11 +98,11 @@ class Tracker:
 
     def epoch(self, title: str, record: dict[str, Any], row: Row) -> None:
         """Log one epoch of a running training: its name, what it is made with (:meth:`lsvit.jobs.job.Job.record`), its metrics."""
-        ended = time.time()
-        if self.failed:  # a replay can tell when it was all the same
-            with suppress(OSError):
-                self._training_times(title, record, row, ended)
-        self._guard(lambda: self._epoch(title, record, row, ended))
+        epoch, ended = int(row["epoch"]), time.time()
+        with suppress(OSError):  # also where the store is away: a replay can then tell when it was
+            times = {str(epoch - 1): ended - row.get("seconds", 0.0), str(epoch): ended}
+            self._context(_key(title, _options(record)), **times)
+        self._guard(lambda: self._epoch(title, record, row))
 
     def stopped(self, error: BaseException) -> None:
         """The stage ends before its trainings: those that run here are marked as failed, or as killed where nothing failed."""
@@ -162,14 +158,18 @@ class Tracker:
             self._client = client
         return self._client
 
+    @cached_property
+    def _tags(self) -> dict[str, str]:
+        return context_tags()
+
     def _context(self, key: str, **ended: float) -> dict[str, Any]:
-        """Where a run was made, and when its epochs `ended`: noted beside the jobs, so that a later replay tells the truth."""
+        """Where a run was made, and when its epochs `ended` ("0": when it began): noted beside the jobs, for a later replay."""
         path = self.root / ".lsvit" / "context" / f"{key}.json"
         try:
             noted = json.loads(path.read_text())
         except (FileNotFoundError, ValueError):  # not noted yet, or half written by a version that did not write it at once
             noted = {}
-        full = noted if "tags" in noted else {"tags": noted or context_tags()}  # an older version noted the tags alone
+        full = noted if "tags" in noted else {"tags": noted or self._tags}  # an older version noted the tags alone
         full = full | {"ended": ended | full.get("ended", {})}
         if full != noted:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,14 +195,7 @@ class Tracker:
             self._runs[key] = run.info.run_id
         return self._runs[key]
 
-    def _training_times(self, title: str, record: dict[str, Any], row: Row, ended: float) -> dict[str, float]:
-        """When the epochs of a training ended, as far as is known; "0": when it began."""
-        epoch = int(row["epoch"])
-        times = {str(epoch - 1): ended - row.get("seconds", 0.0), str(epoch): ended}
-        return self._context(_key(title, _options(record)), **times)["ended"]
-
-    def _epoch(self, title: str, record: dict[str, Any], row: Row, ended: float) -> None:
-        self._training_times(title, record, row, ended)
+    def _epoch(self, title: str, record: dict[str, Any], row: Row) -> None:
         run_id, known = self._training_run(title, record)
         if run_id not in self._running and self.client().get_run(run_id).info.status != "FINISHED":
             self._running.add(run_id)

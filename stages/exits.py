@@ -18,7 +18,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     folders = keep(plan, train(plan, OUT))
     for task in dict.fromkeys(folders.values()):
-        tracker = stage.tracker if task == stage.params.dataset else stage.tracker_of(task)
+        tracker = stage.tracker_of(task)
         for folder in (folder for folder, name in folders.items() if name == task):
             tracker.training(folder)
     stage.results("exits")

@@ -10,7 +10,7 @@ from lsvit.errors import one_line_errors
 from lsvit.jobs.files import RESULTS
 from lsvit.jobs.processes import root
 from lsvit.report.ledger import judge, markdown
-from lsvit.report.results import Results, readers
+from lsvit.report.results import Results
 from lsvit.tracking import STAGES, Tracker, experiment_name
 
 
@@ -24,10 +24,10 @@ def main() -> None:
     """results/, outs/analysis/, outs/inversion/ -> results/: tables, statistics, claims, figures/"""
     params, results = load(), Results(RESULTS)
     captions: dict[str, str] = {}
-    for tables in readers(RESULTS, "tables"):
+    for tables in results.readers("tables"):
         captions |= tables.write(results, params)
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:  # drawing takes most of the time
-        for drawn in pool.map(draw, [figures.__name__ for figures in readers(RESULTS, "figures")]):
+        for drawn in pool.map(draw, [figures.__name__ for figures in results.readers("figures")]):
             captions |= drawn
     found = judge(RESULTS)
     (RESULTS / "claims.json").write_text(json.dumps(found, indent=1) + "\n")

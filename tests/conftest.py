@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from lsvit.config.datasets import DatasetPreset
+from lsvit.config.papers import rooms
 from lsvit.config.params import Params, load
 from lsvit.config.presets import ModelPreset
 from lsvit.config.sections import Finetune
@@ -33,8 +34,7 @@ os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read once in a process: for
 multiprocessing.set_forkserver_preload(["lsvit.training.loop", "timm"])
 ROOT = Path(__file__).parent.parent
 PICO = {"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "depth": 4, "num_heads": 2}
-
-
+ALL_CLAIMS = [claim for module in rooms("claims") for claim in module.CLAIMS]
 Change = Callable[[pd.DataFrame], None]
 
 

@@ -21,17 +21,20 @@ class Stage:
     def __init__(self, module: str, of: str = STAGES) -> None:
         warm_up(module)
         self.params, self.of = load(), of
-        self.tracker = self.tracker_of(self.params.dataset)
+        self.tracker = Tracker(experiment_name(of, self.params.cell), root())
 
-    def tracker_of(self, dataset: str) -> Tracker:
+    def tracker_of(self, dataset: str, of: str | None = None) -> Tracker:
         """Logs to the experiment of a data set with the chosen model and scale."""
-        return Tracker(experiment_name(self.of, self.params.cell._replace(dataset=dataset)), root())
+        cell = self.params.cell._replace(dataset=dataset)
+        if (name := experiment_name(of or self.of, cell)) == self.tracker.experiment:
+            return self.tracker
+        found = Tracker(name, root())
+        found.failed = self.tracker.failed  # and has said so
+        return found
 
     def results(self, name: str) -> None:
         """Log what the stage of this name left in results/."""
-        stages = Tracker(experiment_name(STAGES, self.params.cell), root())
-        stages.failed = self.tracker.failed  # and has said so
-        stages.results(name)
+        self.tracker_of(self.params.dataset, STAGES).results(name)
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Run measurements, a thread each. Raises UserError as :func:`lsvit.jobs.pool.run` does."""

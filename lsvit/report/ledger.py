@@ -8,20 +8,18 @@ all lines are corrected for their number (Holm).
 import json
 import math
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lsvit.config.papers import rooms
 from lsvit.errors import UserError
 from lsvit.jobs.rows import mean_rows
 from lsvit.report.evaluations import label
-from lsvit.report.results import Results, readers
+from lsvit.report.results import Results
 from lsvit.report.statistics import LEVEL, METHOD, Estimate, estimate, holm, n_to_decide, p_value
 from lsvit.report.tables import console
 from lsvit.routes import Order, count_routes
@@ -156,7 +154,7 @@ class Claim:
 
     def _nearest(self, mean: float) -> float:
         """The border nearest to a mean, but for those that nothing can lie beyond."""
-        borders = [border for border in (*self.holds, *(self.plausible or ())) if border not in self.possible or math.isinf(border)]
+        borders = {*self.holds, *(self.plausible or ())} - {*self.possible}
         return min(borders, key=lambda border: abs(border - mean))
 
     def _verdict(self, found: Estimate) -> tuple[str, str]:
@@ -197,16 +195,11 @@ def _outside(bounds: Range, unit: str) -> str:
     return (f"above {high:g} {unit}" if math.isinf(low) else f"outside {low:g} to {high:g} {unit}").strip()
 
 
-def all_claims(modules: Sequence[ModuleType] | None = None) -> list[Claim]:
-    """The claims of some papers, by default of all."""
-    return [claim for module in (rooms("claims") if modules is None else modules) for claim in module.CLAIMS]
-
-
 def judge(folder: Path) -> dict[str, Any]:
     """The ledger: every claim of the papers with rows in `folder`, judged on the result files there."""
-    evidence, claims = Evidence(folder), all_claims(readers(folder, "claims"))
+    evidence = Evidence(folder)
     head = {key: evidence.cell[key] for key in ("dataset", "model", "scale", "protocol", "seeds")}
-    entries = [claim.judge(evidence) for claim in claims]
+    entries = [claim.judge(evidence) for module in evidence.readers("claims") for claim in module.CLAIMS]
     corrected = iter(holm([entry["p"] for entry in entries if entry["p"] is not None]))
     for entry in entries:
         sure = entry["p"] is None or next(corrected) <= 1 - LEVEL

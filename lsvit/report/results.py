@@ -14,21 +14,6 @@ from lsvit.jobs.rows import read_rows
 ROWS = {"layershuffle": "prune_eval"}  # the file of a paper's rows, where it is not named after it
 
 
-def readers(folder: Path, room: str) -> list[ModuleType]:
-    """The modules "tables", "figures" or "claims" of the papers that a folder has rows of: a cell need not have all.
-
-    Rows of another data set or model, left over from another cell, do not count.
-    """
-    results, found = Results(folder), []
-    for module in rooms(room):
-        paper = module.__name__.split(".")[-2]
-        rows = results.table(ROWS.get(paper, paper))
-        own = rows.empty or ((rows["dataset"] == results.cell["dataset"]) & (rows["model"] == results.cell["model"])).any()
-        if own and (folder / f"{ROWS.get(paper, paper)}.csv").is_file():
-            found.append(module)
-    return found
-
-
 class Results:
     """The files of a folder of results, each read once."""
 
@@ -53,6 +38,20 @@ class Results:
     def cell(self) -> dict[str, Any]:
         """Which cell this is: data set, model, protocol, seeds, classes, images."""
         return self.read("cell")
+
+    def readers(self, room: str) -> list[ModuleType]:
+        """The modules "tables", "figures" or "claims" of the papers that have rows here: a cell need not have all.
+
+        Rows of another data set or model, left over from another cell, do not count.
+        """
+        found = []
+        for module in rooms(room):
+            paper = module.__name__.split(".")[-2]
+            rows = self.table(name := ROWS.get(paper, paper))
+            own = rows.empty or ((rows["dataset"] == self.cell["dataset"]) & (rows["model"] == self.cell["model"])).any()
+            if own and (self.folder / f"{name}.csv").is_file():
+                found.append(module)
+        return found
 
     @property
     def chance(self) -> float:

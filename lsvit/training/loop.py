@@ -21,11 +21,11 @@ from lsvit.data.splits import Split
 from lsvit.errors import UserError
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.files import EXECUTION, HELDOUT, HISTORY, ORIGIN, WEIGHTS, Row, read_meta, weights_file
-from lsvit.latin import Latin, latin, latin_ends
+from lsvit.latin import Latin, draw_routes
 from lsvit.models.routed import EXITS_PREFIX, RoutedModel, Tap
 from lsvit.models.taps import ExitLogits, FirstTokens, PositionLogits
 from lsvit.models.weights import create_backbone, load_start, save_weights
-from lsvit.routes import Route, Sampler, Spec, arbitrary, generator, make_sampler, per_sample, training_order
+from lsvit.routes import Route, Sampler, Spec, arbitrary, generator, make_sampler, training_order
 from lsvit.training.augmentation import Augmentation, Batch
 from lsvit.training.augmentation import seed as seed_libraries
 from lsvit.training.devices import Execution, compile_blocks
@@ -151,17 +151,12 @@ def freeze(model: RoutedModel) -> None:
 def draw_route(config: TrainConfig, num_layers: int, epoch: int, step: int) -> Route | Tensor | Latin:
     """The route of a step, or this process's part of its routes: a table (n, L) under ``per: sample``, Latin under ``per: latin``."""
     rank, world = rank_and_world()
-    sampler, own = make_sampler(config.variant.route), (rank,) * (config.routes == "own" and rank > 0)
-    rng = generator("train", config.seed, epoch, step, *own)
-    if config.per == "latin":
-        if (ends := latin_ends(config.variant.route)) is None:
-            raise ValueError(f"per: found 'latin' with route {config.variant.route}, accepted: arbitrary, fix_first, fix_last")
-        before = sum(map(len, np.array_split(np.arange(config.options.batch_size), world)[:rank]))
-        return latin(rng, num_layers, *ends).after(before)
-    if config.per == "sample":
-        table = per_sample(sampler, rng, num_layers, config.options.batch_size)
-        return torch.from_numpy(np.array_split(table, world)[rank])
-    return sampler(rng, num_layers)
+    own = (rank,) * (config.routes == "own" and rank > 0)
+    rng, samples = generator("train", config.seed, epoch, step, *own), config.options.batch_size
+    drawn = draw_routes(config.variant.route, config.per, rng, num_layers, samples)
+    if isinstance(drawn, Latin):
+        return drawn.after(sum(map(len, np.array_split(np.arange(samples), world)[:rank])))
+    return torch.from_numpy(np.array_split(drawn, world)[rank]) if isinstance(drawn, np.ndarray) else drawn
 
 
 def train_step(step: nn.Module, batch: Batch, route: Route | Tensor | Latin, options: Optimisation) -> dict[str, Tensor]:

@@ -30,7 +30,6 @@ from lsvit.report.ledger import (
     Claim,
     Evidence,
     NotRun,
-    all_claims,
     changes,
     judge,
     markdown,
@@ -39,7 +38,7 @@ from lsvit.report.ledger import (
 )
 from lsvit.report.statistics import estimate, holm, n_to_decide, p_value
 from lsvit.smoke import environment
-from tests.conftest import ROOT
+from tests.conftest import ALL_CLAIMS, ROOT
 
 RESULTS = ROOT / "results"
 
@@ -117,7 +116,7 @@ RULES_KNOWN = "678855cf70d16e47"
 
 def test_rules_do_not_move_unsaid() -> None:
     """Whoever changes a rule says so in RULES, with the runs that were known by then, and then here."""
-    rules = [RULES, *((claim.id, claim.rule) for claim in all_claims())]
+    rules = [RULES, *((claim.id, claim.rule) for claim in ALL_CLAIMS)]
     assert hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16] == RULES_KNOWN
 
 
@@ -127,7 +126,7 @@ def test_an_interval_stays_in_what_is_possible() -> None:
     assert (measured["low"], measured["high"]) == (pytest.approx(30.3, abs=0.1), 100)
 
 
-@pytest.mark.parametrize("claim", all_claims(), ids=lambda claim: claim.id)
+@pytest.mark.parametrize("claim", ALL_CLAIMS, ids=lambda claim: claim.id)
 def test_a_result_could_contradict_it(claim: Claim) -> None:
     """What is possible reaches beyond the range outside which the claim is contradicted, and that range beyond what it says."""
     least, most = claim.plausible or claim.holds
@@ -167,7 +166,7 @@ def test_the_committed_ledger() -> None:
     """What the ledger promises: every verdict known, measured or with a reason, the counts of seeds and orders beside it."""
     found = json.loads((RESULTS / "claims.json").read_text())
     entries = found["claims"]
-    assert [entry["id"] for entry in entries] == [claim.id for claim in all_claims()]
+    assert [entry["id"] for entry in entries] == [claim.id for claim in ALL_CLAIMS]
     assert len({entry["id"] for entry in entries}) == len(entries) >= 20
     exits, smoothing, inversion = (Evidence(RESULTS).table(name) for name in ("exits", "smoothing", "inversion"))
     smoothing_seeds = smoothing.groupby("training")["seed"].nunique()  # `smoothing.seeds` may be fewer

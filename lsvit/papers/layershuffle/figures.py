@@ -15,12 +15,12 @@ from lsvit.config.params import Params
 from lsvit.config.sections import Finetune, PaperFigures, Pretrain
 from lsvit.config.variant import PRETRAINED
 from lsvit.jobs.rows import mean_rows
-from lsvit.latin import latin, latin_ends
+from lsvit.latin import Latin, draw_routes
 from lsvit.papers.layershuffle.section import Analysis
 from lsvit.report.evaluations import CONTROLS, count_orders, label, summarise
 from lsvit.report.figures import OKABE_ITO, Figures, colours_by_depth, handles_of, legend_above
 from lsvit.report.results import Results
-from lsvit.routes import ENDED, ORDERS, generator, layers_of, make_sampler, per_sample
+from lsvit.routes import ENDED, ORDERS, generator, layers_of
 
 REFIT_MARKERS = "*Xpd"
 # What an order is drawn for: LS and LS-pred trained so
@@ -263,13 +263,14 @@ class LayerShuffleFigures(Figures):
 def first_routes(params: Params, variant: str, num_layers: int, seed: int) -> tuple[str, list[list[int]]]:
     """What a training's routes are drawn for, and the first of them, as the training loop draws them."""
     route, options = params.all_variants[variant].route, params.resolve(Finetune, variant)
-    first, sampler = generator("train", seed, 1, 0), make_sampler(route)
-    if options.per == "latin" and (ends := latin_ends(route)):
-        return "group of the batch", [list(each) for each in latin(first, num_layers, *ends).routes[:ROUTES_SHOWN]]
-    if options.per == "sample":
-        table = per_sample(sampler, first, num_layers, options.batch_size)[:ROUTES_SHOWN]
-        return "image", [[layer for layer in row if layer != ENDED] for row in table.tolist()]
-    return "step", [layers_of(sampler(generator("train", seed, 1, step), num_layers)) for step in range(ROUTES_SHOWN)]
+    steps = (generator("train", seed, 1, step) for step in range(ROUTES_SHOWN))
+    drawn = [draw_routes(route, options.per, rng, num_layers, options.batch_size) for rng in steps]
+    first = drawn[0]
+    if isinstance(first, Latin):
+        return "group of the batch", [list(map(int, each)) for each in first.routes[:ROUTES_SHOWN]]
+    if isinstance(first, np.ndarray):
+        return "image", [[layer for layer in row if layer != ENDED] for row in first[:ROUTES_SHOWN].tolist()]
+    return "step", [layers_of(each) for each in drawn if isinstance(each, tuple)]
 
 
 def _over_seeds(rows: pd.DataFrame, by: str) -> pd.DataFrame:

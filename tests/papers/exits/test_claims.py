@@ -10,8 +10,8 @@ import pytest
 
 from lsvit.papers.exits.claims import BRANCHES, CLAIMS, CNNS
 from lsvit.papers.exits.tables import TABLE1, TABLE2, WITHOUT
-from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence, all_claims
-from tests.conftest import ROOT
+from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence
+from tests.conftest import ALL_CLAIMS, ROOT
 
 RESULTS = ROOT / "results"
 DATASET = "fashion_mnist_10k"
@@ -338,8 +338,8 @@ def test_result_files_are_read_where_they_are(tmp_path: Path, made: Frames) -> N
 
 
 def test_claims_are_told_apart_and_readable() -> None:
-    assert len({claim.id for claim in all_claims()}) == len(all_claims())
-    assert [claim for claim in all_claims() if claim in CLAIMS] == CLAIMS
+    assert len({claim.id for claim in ALL_CLAIMS}) == len(ALL_CLAIMS)
+    assert [claim for claim in ALL_CLAIMS if claim in CLAIMS] == CLAIMS
     assert {claim.id for claim in CLAIMS} == {f"exits.{name}" for name in (*KNOWN, "table1", "table2")}
     for claim in CLAIMS:
         assert claim.source.startswith(("Multi-exit ViT, ", "beyond the paper"))

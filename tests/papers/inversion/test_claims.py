@@ -11,8 +11,8 @@ import pytest
 
 from lsvit.papers.inversion.claims import CLAIMS, alone, at, points
 from lsvit.papers.inversion.compute.rows import CLASS_COLUMNS, COLUMNS
-from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence, NotRun, all_claims
-from tests.conftest import ROOT, Change, add
+from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence, NotRun
+from tests.conftest import ALL_CLAIMS, ROOT, Change, add
 
 RESULTS = ROOT / "results"
 SEEDS, IMAGES = (0, 1, 2), 4
@@ -146,8 +146,8 @@ def test_every_claim_is_known() -> None:
     names = [claim.id for claim in CLAIMS]
     assert sorted(names) == sorted(f"inversion.{name}" for name in KNOWN)
     assert all(name.startswith("inversion.") for name in names)
-    assert set(CLAIMS) <= set(all_claims())
-    assert len({claim.id for claim in all_claims()}) == len(all_claims())
+    assert set(CLAIMS) <= set(ALL_CLAIMS)
+    assert len({claim.id for claim in ALL_CLAIMS}) == len(ALL_CLAIMS)
 
 
 @pytest.mark.parametrize("name", KNOWN)

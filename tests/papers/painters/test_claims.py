@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from lsvit.papers.painters.claims import CLAIMS
-from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence, all_claims
-from tests.conftest import ROOT, Change, add
+from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence
+from tests.conftest import ALL_CLAIMS, ROOT, Change, add
 
 RESULTS = ROOT / "results"  # 12 layers, 10 classes
 SEEDS = (0, 1, 2)
@@ -44,7 +44,7 @@ def entry(name: str, rows: pd.DataFrame) -> dict[str, Any]:
 
 def test_every_claim_is_known() -> None:
     assert {f"painters.{name}" for name in KNOWN} == {claim.id for claim in CLAIMS}
-    assert set(CLAIMS) <= set(all_claims())
+    assert set(CLAIMS) <= set(ALL_CLAIMS)
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -7,8 +7,8 @@ import pytest
 
 from lsvit.papers.smoothing.claims import CLAIMS, ROWS
 from lsvit.papers.smoothing.compute.rows import COLUMNS
-from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence, all_claims
-from tests.conftest import ROOT, Change, add
+from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence
+from tests.conftest import ALL_CLAIMS, ROOT, Change, add
 
 RESULTS = ROOT / "results"
 SEEDS = (0, 1, 2)
@@ -97,7 +97,7 @@ KNOWN |= {f"table1.{losses}": GAIN["contrastive_dot" if losses == "contrastive" 
 
 def test_every_claim_is_known() -> None:
     assert {f"smoothing.{name}" for name in KNOWN} == {claim.id for claim in CLAIMS}
-    assert set(CLAIMS) <= set(all_claims())
+    assert set(CLAIMS) <= set(ALL_CLAIMS)
 
 
 @pytest.mark.parametrize("name", KNOWN)
