@@ -34,6 +34,7 @@ INF = math.inf
 ABOVE_ZERO: Range = (0, INF)
 SHARE: Range = (0, 100)
 COLLAPSE: tuple[Range, Range] = (-INF, 5), (-INF, 50)  # what is left, in %, where a paper says next to nothing; contradicted above
+HOURS = "-S scale=hours"  # a claim's `run`
 # (data-set preset, model preset) -> the paper's name of that cell
 CELLS = {
     ("imagenet", "vit_b16"): ("ImageNet", "ViT-B/16"),
@@ -45,6 +46,10 @@ CELLS = {
 
 class NotRun(Exception):
     """The results lack what a claim is about; the message says what."""
+
+
+class CannotTell(NotRun):
+    """They have it, and no more of it would tell."""
 
 
 class Evidence(Results):
@@ -116,6 +121,7 @@ class Claim:
     scale: str = ""  # why a small model may not show it
     possible: Range = (-INF, INF)  # of the quantity; no interval leaves it
     over: str = "seeds"  # what the interval is over
+    run: str = ""  # what `dvc exp run` takes to make the results, where the default run does not
 
     @property
     def rule(self) -> str:
@@ -135,7 +141,7 @@ class Claim:
                 values = self.measure(evidence)
             found = values if isinstance(values, Estimate) else estimate(values)
             if not math.isfinite(found.mean):
-                raise NotRun("the quantity is a quotient by zero")
+                raise CannotTell("the quantity is a quotient by zero")
             low, high = np.clip((found.low, found.high), *self.possible)
             found = found._replace(low=low, high=high)
             value = {name: _rounded(number) for name, number in found._asdict().items()} | {"unit": self.unit, "over": self.over}
@@ -149,6 +155,8 @@ class Claim:
                 reason += f"; possible reason: {self.scale}"
         except NotRun as missing:
             reason = str(missing)
+            if self.run and not isinstance(missing, CannotTell):
+                reason += f"; `uv run dvc exp run {self.run}` runs it"
         orders = {"min": min(evidence.orders), "max": max(evidence.orders)} if evidence.orders else None
         return entry | {"measured": value, "orders": orders, "verdict": verdict, "reason": reason, "p": p}
 

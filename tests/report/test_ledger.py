@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from unittest.mock import ANY
 import numpy as np
 import pandas as pd
 import pytest
+from dvc.utils.hydra import apply_overrides
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
 from lsvit import cli
+from lsvit.config.params import load
 from lsvit.errors import UserError
 from lsvit.report.ledger import (
     FAILS,
@@ -124,6 +127,19 @@ def test_an_interval_stays_in_what_is_possible() -> None:
     claim = Claim("c", "s", "t", "p", "a share", lambda e: np.array([60.0, 80.0, 100.0]), (50, math.inf), unit="%", possible=(0, 100))
     measured = claim.judge(Evidence(RESULTS))["measured"]
     assert (measured["low"], measured["high"]) == (pytest.approx(30.3, abs=0.1), 100)
+
+
+def test_the_commands_of_claims_are_accepted(tmp_path: Path) -> None:
+    """What is not run says what runs it, unless nothing would; of several experiments DVC makes single overrides."""
+    for wanted in {claim.run for claim in ALL_CLAIMS} - {""}:
+        shutil.copy(ROOT / "params.yaml", tmp_path)
+        overrides = [word for word in shlex.split(wanted) if not word.startswith("-")]
+        apply_overrides(tmp_path / "params.yaml", [override.split(",")[0] if "--queue" in wanted else override for override in overrides])
+        assert load(tmp_path / "params.yaml") != load(ROOT / "params.yaml"), wanted
+    known = {claim.id: claim for claim in ALL_CLAIMS}
+    for entry in json.loads((ROOT / "results/claims.json").read_text())["claims"]:
+        if entry["verdict"] == NOT_RUN:
+            assert known[entry["id"]].run or any(words in entry["reason"] for words in ("nothing", "does not come as near")), entry
 
 
 @pytest.mark.parametrize("claim", ALL_CLAIMS, ids=lambda claim: claim.id)

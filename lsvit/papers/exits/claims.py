@@ -12,7 +12,7 @@ from lsvit.config.variant import BASELINE
 from lsvit.papers.exits.section import COUNTING, LAST_EXIT
 from lsvit.papers.exits.tables import CLASSIFIER_WISE, DATA, LABELS, LAYER_WISE, STRATEGIES, TABLE1, TABLE2, WITHOUT
 from lsvit.report.evaluations import label
-from lsvit.report.ledger import ABOVE_ZERO, COLLAPSE, INF, SHARE, Claim, Evidence, NotRun
+from lsvit.report.ledger import ABOVE_ZERO, COLLAPSE, HOURS, INF, SHARE, Claim, Evidence, NotRun
 from lsvit.report.tables import NONE
 from lsvit.routes import count_routes
 
@@ -288,7 +288,7 @@ CLAIMS = [
     Claim("exits.e2e-counting", IVB, "Counting, end-to-end: one MLP-EE, ViT-EE or MLP-Mixer-EE improves the final error",
           f"{WITHOUT[COUNTING]:.2f} to " + ", ".join(f"{TABLE1[COUNTING][name][1]:.2f}" for name in ("mlp", "vit", "mixer")),
           "the error without exits minus the mean final error with these three",
-          lambda e: _final_gain(e, ONE, ("mlp", "vit", "mixer"), counting=True), ABOVE_ZERO, unit="objects"),
+          lambda e: _final_gain(e, ONE, ("mlp", "vit", "mixer"), counting=True), ABOVE_ZERO, unit="objects", run=HOURS),
     Claim("exits.e2e-vit-best", IVB, "End-to-end, three exits: ViT-EE outperforms the other branch types in most cases",
           _quote(lambda dataset: _vit_best(_figures(TABLE2, dataset)), TABLE2, ".0f") + " %",
           "the share of pairs of another type and one of the four exits in which ViT-EE is better",
@@ -304,7 +304,8 @@ CLAIMS = [
     Claim("exits.layer-wise-later", IVB, "Layer-wise training does not reach a high accuracy at its later exits", "stated",
           "end-to-end minus layer-wise at the last exit", lambda e: -_layer_wise(e, -1), ABOVE_ZERO),
     *(Claim(f"exits.table{n}", f"Multi-exit ViT, table {'I' * n}", f"Early and final accuracies, {number}, end-to-end", _ranges(table),
-            "the largest absolute deviation from the table's accuracies of this data set", _deviation(table, placement), (-INF, 1))
+            "the largest absolute deviation from the table's accuracies of this data set", _deviation(table, placement), (-INF, 1),
+            run="-S dataset=cifar10 -S model=vit_b16_384")
       for n, placement, table, number in ((1, ONE, TABLE1, "one exit"), (2, THREE, TABLE2, "three exits"))),
     Claim("exits.any-order", BEYOND, "Exits on a LayerShuffle backbone survive any order of the layers", "not studied",
           "accuracy in the original order minus that under arbitrary orders, mean over branches and locations",

@@ -10,7 +10,7 @@ from lsvit.papers.inversion.compute.ratios import EMBEDDING, PIXELS, TOKENS, wit
 from lsvit.papers.inversion.section import NO_EDIT, TRAINED
 from lsvit.papers.inversion.tables import FIRST, LAYER, PATCHES
 from lsvit.report.evaluations import label
-from lsvit.report.ledger import ABOVE_ZERO, INF, Claim, Evidence, NotRun
+from lsvit.report.ledger import ABOVE_ZERO, HOURS, INF, CannotTell, Claim, Evidence, NotRun
 from lsvit.routes import Order
 
 SOURCE = "Representation"
@@ -69,7 +69,7 @@ def _gain(edit: str, point: int, weights: str, family: str = "vit", of: str = NO
     def measure(e: Evidence) -> np.ndarray:
         after, before = (at(points(e, family, weights, each), point, column) for each in (edit, of))
         if column == PIXELS and min(after.min(), before.min()) > EXACT:
-            raise NotRun(f"both inputs are found, with a pixel correlation above {EXACT}: there is nothing to tell apart")
+            raise CannotTell(f"both inputs are found, with a pixel correlation above {EXACT}: there is nothing to tell apart")
         return after - before
 
     return measure
@@ -104,7 +104,7 @@ def _embedding(e: Evidence, family: str, weights: str, overcomplete: bool) -> np
     """Pixel correlation behind the patch embedding alone. Raises NotRun if it is not of the kind that the claim is about."""
     rows = points(e, family, weights)
     if bool(rows["overcomplete"].iloc[0]) != overcomplete:
-        raise NotRun(f"{family}'s patch embedding is {'not ' if overcomplete else ''}as wide as its patches have values")
+        raise CannotTell(f"{family}'s patch embedding is {'not ' if overcomplete else ''}as wide as its patches have values")
     return at(rows, PATCHES, PIXELS)
 
 
@@ -123,7 +123,9 @@ def _descent(weights: str) -> Callable[[Evidence], np.ndarray]:
 def _non_unique(e: Evidence) -> np.ndarray:
     rows = points(e, "vit", UNTRAINED, "without residuals+mlp")
     if at(rows, 0, EMBEDDING).min() > 1:
-        raise NotRun("the descent does not come as near to the output as the shifted image: whether another input meets it is not known")
+        raise CannotTell(
+            "the descent does not come as near to the output as the shifted image: that another input meets it is not known"
+        )
     return 100 * at(rows.assign(met=rows["verdict"] == "non-unique"), 0, "met")
 
 
@@ -136,7 +138,7 @@ def _against_ls(point: int | None, order: Order = "sequential") -> Callable[[Evi
             return at(baseline, point, TOKENS) - at(ls, point, TOKENS)
         found = alone(baseline, TOKENS), alone(ls, TOKENS)
         if np.max(found) < FLOOR:
-            raise NotRun(f"the tokens are found exactly for both, nearer than {FLOOR} of the yardstick: there is nothing to tell apart")
+            raise CannotTell(f"the tokens are found exactly for both, nearer than {FLOOR} of the yardstick: there is nothing to tell apart")
         return found[0] - found[1]
 
     return measure
@@ -175,7 +177,7 @@ CLAIMS = [
     *(Claim(f"inversion.gd.{weights}", f"{SOURCE}, hidden layer representation",
             "Gradient descent hardly comes nearer to the output of a layer than a slightly shifted image is", EYE,
             f"embedding distance after the last layer relative to that of the shifted image, less 1, gradient descent, {weights} ViT",
-            _descent(weights), ABOVE_ZERO, unit="")
+            _descent(weights), ABOVE_ZERO, unit="", run=HOURS)
       for weights in (TRAINED, UNTRAINED)),
     Claim("inversion.adam", BEYOND, "Adam does", "not studied",
           "1 less the embedding distance after the last layer relative to that of the shifted image, Adam, trained ViT",

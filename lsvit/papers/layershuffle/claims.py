@@ -31,10 +31,11 @@ from lsvit.papers.layershuffle.measures import (
 )
 from lsvit.papers.layershuffle.tables import PUBLISHED, PUBLISHED_VARIANTS
 from lsvit.report.evaluations import label
-from lsvit.report.ledger import ABOVE_ZERO, COLLAPSE, INF, SHARE, Claim
+from lsvit.report.ledger import ABOVE_ZERO, COLLAPSE, HOURS, INF, SHARE, Claim
 from lsvit.routes import ORDERS, Order
 
 LATIN = "beyond the paper: Latin orders"
+IMAGENET = "-S dataset=imagenet -S model=vit_b16"
 S41, S42, S43 = (f"LayerShuffle, section 4.{n}" for n in (1, 2, 3))
 
 
@@ -45,7 +46,7 @@ def _table_row(variant: str, order: Order) -> Claim:
         f"table1.{variant}.{order}", "LayerShuffle, table 1", f"Accuracy of {label(variant)} in {order} order",
         ", ".join(f"{mean:.2f} ± {std:.2f} ({data} {model})" for (data, model), (mean, std) in published.items()),
         "its accuracy", lambda e: e.accuracy(variant, order), (-2, 2), unit="%",
-        centre=lambda e: published[e.published_cell()][0], possible=SHARE,
+        centre=lambda e: published[e.published_cell()][0], possible=SHARE, run=IMAGENET,
     )  # fmt: skip
 
 
@@ -94,14 +95,16 @@ CLAIMS = [
           scale="the new position parts start from random weights and have few steps to become useful"),
     Claim("s4.1.position-deit", S41, "For DeiT, LS narrowly outperforms LS-pos under arbitrary orders",
           "+0.73 (ImageNet), +0.68 (CIFAR-100)", "LS minus LS-pos under arbitrary orders",
-          lambda e: if_deit(e, True, e.accuracy("ls", "arbitrary") - e.accuracy("ls_pos", "arbitrary")), (0, 3)),
+          lambda e: if_deit(e, True, e.accuracy("ls", "arbitrary") - e.accuracy("ls_pos", "arbitrary")), (0, 3),
+          run="-S model=deit_micro"),
     Claim("s4.1.baseline", S41, "The refined baseline is very close to the starting weights in the original order", "very close",
           "the baseline minus the starting weights", lambda e: e.accuracy(BASELINE, "sequential") - starting_accuracy(e), (-2, 2)),
     Claim("s4.1.cifar", S41, "On CIFAR-100 the gap between baseline and LS is larger for ViT-B/16 than on ImageNet",
-          "25.2 points against 7.4", "the difference of the two gaps", needs("the cells of both data sets"), ABOVE_ZERO),
+          "25.2 points against 7.4", "the difference of the two gaps", needs("the cells of both data sets"), ABOVE_ZERO,
+          run="--queue -S dataset=imagenet,cifar100 -S model=vit_b16"),
     Claim("table1.above60", "LayerShuffle, table 1", "Even LS alone reaches more than 60 % under arbitrary orders",
           "62.77 % (ImageNet ViT-B/16)", "its accuracy", lambda e: e.accuracy("ls", "arbitrary"), ABOVE_ZERO, unit="%", centre=around(60),
-          possible=SHARE),
+          possible=SHARE, run=IMAGENET),
     *map(_predict_worse, ("ls", "ls_pos")),
     Claim("s4.1.position-accuracy", S41, "LS-pred names a layer's position correctly", "99.99 % (ImageNet)",
           "its position accuracy, in % of the way from chance to certainty",
@@ -109,22 +112,25 @@ CLAIMS = [
           scale="twelve new heads share few steps, and the position loss is averaged, not summed, over the layers"),
     Claim("s4.1.position-accuracy.sum", S41, "LS-pred with the position losses summed names a layer's position correctly",
           "99.99 % (ImageNet)", "its position accuracy, in % of the way from chance to certainty",
-          lambda e: positions_named(e, "ls_pred_sum"), (99.9, INF), ABOVE_ZERO, "%", possible=(-INF, 100)),
+          lambda e: positions_named(e, "ls_pred_sum"), (99.9, INF), ABOVE_ZERO, "%", possible=(-INF, 100), run=HOURS),
     Claim("abstract.reduction", "LayerShuffle, abstract",
           "Arbitrary orders cost no more than about 20 % in accuracy at the same model size",
           published_range(lambda s, a: s[BASELINE] - a["ls"]), "the baseline in original order minus LS under arbitrary orders",
           lambda e: e.accuracy(BASELINE, "sequential") - e.accuracy("ls", "arbitrary"), (-INF, 25), (-INF, 50)),
     Claim("s4.batch", "LayerShuffle, section 4", "Batches smaller than 128 images do not improve performance", "no improvement",
           "LS with half the batch (a variant `ls_half_batch`) minus LS, under arbitrary orders",
-          lambda e: e.accuracy("ls_half_batch", "arbitrary") - e.accuracy("ls", "arbitrary"), (-INF, 1)),
+          lambda e: e.accuracy("ls_half_batch", "arbitrary") - e.accuracy("ls", "arbitrary"), (-INF, 1),
+          run="-S '+variants.ls_half_batch={route: arbitrary, finetune: {batch_size: 60}}'"),
     Claim("s4.plateau", "LayerShuffle, section 4", "On ImageNet performance plateaus at 20 epochs the latest", "by eye",
-          "the gain of LS's last five epochs under arbitrary orders", last_gain, (-INF, 0.5)),
+          "the gain of LS's last five epochs under arbitrary orders", last_gain, (-INF, 0.5), run=IMAGENET),
     Claim("s4.speed", "LayerShuffle, section 4", "20 epochs on ImageNet take about 7 h on one H100", "1,016 training images/s",
-          "the hours", needs("an H100 and ImageNet; `lsvit cost` estimates them"), (0, 8), unit="h"),
+          "the hours", needs("an H100 and ImageNet; `lsvit cost` estimates them"), (0, 8), unit="h",
+          run=IMAGENET),
     Claim("fig1b.keep3", S42, "Original order, 3 layers: LS is ahead of LayerDrop", "18 % against nearly 0", "LS minus LayerDrop",
           lambda e: lead(e, "ls", "layerdrop", 3), ABOVE_ZERO),
     Claim("fig1b.keep3.ls", S42, "Original order, 3 layers: LS reaches about 18 %", "18 %", "its accuracy",
-          lambda e: e.accuracy("ls", "sequential", 3), (-5, 5), unit="%", centre=around(18), possible=SHARE),
+          lambda e: e.accuracy("ls", "sequential", 3), (-5, 5), unit="%", centre=around(18), possible=SHARE,
+          run=IMAGENET),
     Claim("fig1b.keep3.layerdrop", S42, "Original order, 3 layers: LayerDrop is near chance", "close to 0 %",
           "LayerDrop's accuracy above chance with 3 layers, in % of that with all",
           lambda e: e.excess(e.accuracy("layerdrop", "sequential", 3), e.accuracy("layerdrop", "sequential")), *COLLAPSE, "%",
@@ -140,7 +146,7 @@ CLAIMS = [
     Claim("fig1b.keep9.range", S42, "Original order, 9 layers: LS and LayerDrop both lie between 70 and 80 %", "70 to 80 %",
           "75 % plus the larger of their distances from it",
           lambda e: 75 + np.max(np.abs([e.accuracy(v, "sequential", 9) - 75 for v in ("ls", "layerdrop")]), axis=0), (-5, 5), unit="%",
-          centre=around(75)),
+          centre=around(75), run=IMAGENET),
     Claim("fig1b.gap", S42, "The gap between LayerDrop and LS stays about the same from 9 to 12 layers", "roughly the same",
           "the gap at 12 minus the gap at 9",
             lambda e: lead(e, "layerdrop", "ls", 12) - lead(e, "layerdrop", "ls", 9), (-3, 3)),
@@ -199,7 +205,7 @@ CLAIMS = [
           lambda e: e.accuracy(trained_latin(e, "ls"), "sequential") - e.accuracy("ls_batch", "sequential"), (-1, INF)),
     Claim("latin.sample", LATIN, "Latin orders train as well as an order of its own for every sample", "not studied",
           "LS minus LS with an order a sample, under arbitrary orders",
-          lambda e: e.accuracy(trained_latin(e, "ls"), "arbitrary") - e.accuracy("ls_sample", "arbitrary"), (-1, INF)),
+          lambda e: e.accuracy(trained_latin(e, "ls"), "arbitrary") - e.accuracy("ls_sample", "arbitrary"), (-1, INF), run=HOURS),
     Claim("latin.position", LATIN, "Trained with Latin orders, LS-pred names positions better than with one order a batch", "not studied",
           "the difference in position accuracy",
           lambda e: position_accuracy(e, trained_latin(e, "ls_pred")) - position_accuracy(e, "ls_pred_batch"), ABOVE_ZERO),

@@ -7,7 +7,7 @@ import numpy as np
 from lsvit.config.variant import BASELINE
 from lsvit.papers.layershuffle.tables import PUBLISHED, PUBLISHED_VARIANTS
 from lsvit.report.evaluations import label
-from lsvit.report.ledger import Evidence, NotRun
+from lsvit.report.ledger import CannotTell, Evidence, NotRun
 from lsvit.report.statistics import Estimate, from_error
 from lsvit.routes import ORDERS, Order
 
@@ -81,7 +81,7 @@ def protocol_change(e: Evidence) -> np.ndarray:
         e.evaluations(BASELINE, order, None)
     moved = protocols.groupby(["variant", "seed"])["epoch"].transform("nunique") > 1
     if not moved.any():
-        raise NotRun("held-out images chose the same epoch of every training: nothing could change")
+        raise CannotTell("held-out images chose the same epoch of every training: nothing could change")
     table = protocols[moved].set_index(["protocol", "variant", "seed"])[["sequential", "arbitrary"]]
     change = (100 * (table.loc["heldout"] - table.loc["paper"])).abs().max(axis=1)
     return change.groupby("seed", sort=False).max().to_numpy()
@@ -182,7 +182,7 @@ def distances(e: Evidence, variant: str) -> np.ndarray:
 def last_gain(e: Evidence) -> np.ndarray:
     """What the last five epochs add to LS on ImageNet under arbitrary orders."""
     if e.cell["dataset"] != "imagenet" or not e.is_published:
-        raise NotRun("needs ImageNet: `dvc exp run -S dataset=imagenet -S model=vit_b16`")
+        raise NotRun("needs ImageNet")
     curve = e.table("finetune/ls").pivot(index="epoch", columns="seed", values="validation/arbitrary/accuracy")
     if len(curve) < 6:
         raise NotRun(f"{len(curve)} epochs: there is no gain of the last five")
