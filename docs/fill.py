@@ -1,8 +1,14 @@
-"""Fill what README and pages take from results/: `uv run python docs/fill.py` after results have changed; tests hold it."""
+"""Fill what README and pages take from results/: `uv run python docs/fill.py` after results have changed; tests hold it.
+
+`<!-- table1: ... -->` begins a block, see below; `<!--= file column=value ... expression format -->` a number, see
+:func:`lsvit.report.why.number`.
+"""
 
 import re
-from collections.abc import Callable
+import shlex
 from pathlib import Path
+
+from lsvit.report.why import Read, number
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
@@ -12,7 +18,7 @@ TABLES = {  # block -> file
     "pretrained": "results/cells/fashion_mnist_4k_vit_s14_56_few_epochs/table1.md",
 }
 BLOCK = re.compile(r"(<!-- (\w+):.*?-->)\n(.*?)(<!-- /\2 -->)", re.S)
-Read = Callable[[str], str]  # a file of the repository -> its text
+NUMBER = re.compile(r"<!--= (.*?) -->.*?<!--/-->", re.S)
 
 
 def claims(old: list[str], read: Read) -> str:
@@ -45,7 +51,7 @@ def filled(text: str, read: Read) -> str:
         return f"{start}\n{new}\n{end}"
 
     counts = re.search(r"\d+ claims: .*?hold and \d+ do not\.", read("results/claims.md"))
-    text = BLOCK.sub(block, text)
+    text = NUMBER.sub(lambda found: f"<!--= {found[1]} -->{number(shlex.split(found[1]), read)}<!--/-->", BLOCK.sub(block, text))
     return re.sub(r"^> \d+ claims: .*$", f"> {counts[0]}", text, flags=re.M) if counts else text
 
 

@@ -88,6 +88,17 @@ def claims(
 
 
 @app.command()
+def why(
+    target: Annotated[str, typer.Argument(help="A claim's id, a figure's name, or a file of results/.")],
+    conditions: Annotated[list[str] | None, typer.Argument(help="Of a file's rows: column=value ...")] = None,
+) -> None:
+    """Say where a number, a claim, a table or a figure comes from: rows, stage, command, inputs, parameters, seeds, hardware, commit."""
+    from lsvit.report.why import why
+
+    print("\n".join(why(target, conditions or [])))
+
+
+@app.command()
 def cost(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Say before anything runs how many trainings, images and FLOPs params.yaml asks for, and the time they take on known hardware."""
     import json

@@ -123,9 +123,7 @@ def _descent(weights: str) -> Callable[[Evidence], np.ndarray]:
 def _non_unique(e: Evidence) -> np.ndarray:
     rows = points(e, "vit", UNTRAINED, "without residuals+mlp")
     if at(rows, 0, EMBEDDING).min() > 1:
-        raise CannotTell(
-            "the descent does not come as near to the output as the shifted image: that another input meets it is not known"
-        )
+        raise CannotTell("the descent does not come as near to the output as the shifted image: that another input meets it is not known")
     return 100 * at(rows.assign(met=rows["verdict"] == "non-unique"), 0, "met")
 
 

@@ -1,0 +1,124 @@
+"""Numbers of result files as pages quote them, and `lsvit why`: where one, a claim, a table or a figure comes from."""
+
+import io
+import json
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lsvit.errors import UserError
+from lsvit.jobs.files import EXECUTION, RESULTS
+from lsvit.jobs.rows import read_rows
+from lsvit.report.ledger import Evidence, show_orders, show_value
+from lsvit.tracking import declared_stages, stage_results
+
+Read = Callable[[str], str]  # a file of the repository -> its text
+
+
+def rows_of(file: str, conditions: Sequence[str], read: Read) -> pd.DataFrame:
+    """The rows of a CSV file, or the records of a JSON file (of a ledger: what its claims measured), where `column=value` hold.
+
+    Raises:
+        UserError: a column that is not there, or no such row.
+    """
+    rows = _records(read(file)) if file.endswith(".json") else read_rows(io.StringIO(read(file)))
+    for condition in conditions:
+        column, _, value = condition.partition("=")
+        if column not in rows:
+            raise UserError(f"{file}: found no column {column!r}, accepted: {', '.join(rows.columns)}")
+        rows = rows[rows[column].astype(str) == value]
+        if rows.empty:
+            raise UserError(f"{file}: found no row with {condition}")
+    return rows
+
+
+def number(words: Sequence[str], read: Read) -> str:
+    """A number as pages show it, from a file, conditions, an expression of columns (the mean over the rows counts) and a format."""
+    file, *conditions, expression, form = words
+    return f"{rows_of(file, conditions, read).eval(expression).mean():{form}}"
+
+
+def _records(text: str) -> pd.DataFrame:
+    """The first list of records in a JSON file."""
+    records = next(value for value in json.loads(text).values() if isinstance(value, list) and value and isinstance(value[0], dict))
+    return pd.json_normalize(records).rename(columns=lambda name: name.removeprefix("measured."))
+
+
+def why(target: str, conditions: Sequence[str] = ()) -> list[str]:
+    """Where a claim (by its id), a table or figure (by its file or its name), or the rows of a result file come from, line by line.
+
+    Raises:
+        UserError: there is nothing of this name.
+    """
+    ledger = RESULTS / "claims.json"
+    entries = {entry["id"]: entry for entry in json.loads(ledger.read_text())["claims"]} if ledger.is_file() else {}
+    if target in entries:
+        return _why_claim(entries[target])
+    names = (target, f"results/{target}", f"results/{target}.md", f"results/figures/{target}", f"results/figures/{target}.png")
+    file = next((Path(name) for name in names if Path(name).is_file()), None)
+    if file is None:
+        raise UserError(f"{target}: found no such file, figure or claim, accepted: a file of results/, a figure's name, an id of {ledger}")
+    shown = []
+    if conditions:
+        rows = rows_of(str(file), [each for each in conditions if re.fullmatch(r"\w+=.*", each)], lambda name: Path(name).read_text())
+        shown = [f"{file}: {len(rows)} rows", *rows.to_string(index=False).splitlines()]
+    return [*shown, *origin(file)]
+
+
+def _why_claim(entry: dict[str, Any]) -> list[str]:
+    """The claim, its rule, what was measured, and the files that its measure reads."""
+    from lsvit.config.papers import rooms
+
+    evidence = Evidence(RESULTS)
+    claim = next(claim for module in rooms("claims") for claim in module.CLAIMS if claim.id == entry["id"])
+    claim.judge(evidence)
+    read = [file for name in evidence.tables if (file := RESULTS / f"{name}.csv").is_file()]
+    return [
+        f"{entry['id']}: {entry['claim']}",
+        f"source: {entry['source']}; published: {entry['published']}",
+        f"rule: {entry['rule']}",
+        f"measured: {entry['quantity']}: {show_value(entry)}; orders: {show_orders(entry)}",
+        f"verdict: {entry['verdict']}" + (f" ({entry['reason']})" if entry["reason"] else "") + f"; after Holm: {entry['corrected']}",
+        *(line for file in read or [RESULTS / "cell.json"] for line in origin(file)),
+    ]
+
+
+def origin(file: Path) -> list[str]:
+    """The stage that wrote a result file, its command, inputs, parameters, seeds, hardware, versions, and the file's commit."""
+    stage = next((name for name in declared_stages() if file in stage_results(name)[0]), None)
+    if stage is None:
+        return [f"{file}: no stage of dvc.yaml writes it", *_commit(file)]
+    declared, cell = declared_stages()[stage], json.loads((RESULTS / "cell.json").read_text())
+    inputs = [Path(path) for path in declared["deps"]]
+    sections = [path for path in inputs if path.parent.name == "params"]
+    read = [path for path in inputs if path.parts[0] in ("outs", "results") and path not in sections]
+    marks = sorted(mark for path in read for mark in path.glob(f"**/{EXECUTION}"))
+    lines = [
+        f"{file}: stage {stage}: {declared['desc']}",
+        f"  command     {declared['cmd']}   (uv run dvc repro --pull {stage})",
+        f"  reads       {', '.join(map(str, read))}",
+        f"  data, model {cell['dataset']}, {cell['model']}, scale {cell['scale']}, seeds {', '.join(map(str, cell['seeds']))}",
+    ]
+    if sections:
+        lines.append("  parameters  " + ", ".join(path.stem for path in sections) + "  (resolved: outs/params/)")
+    hardware = marks[0].read_text().strip() if marks else "said in outs/, which `uv run dvc repro --pull` brings or makes"
+    return [*lines, f"  hardware    {hardware}", *_commit(file)]
+
+
+def _commit(file: Path) -> list[str]:
+    """The commit that a file is of, with the versions it pins."""
+
+    def git(*args: str) -> str:
+        return subprocess.run(["git", *args], capture_output=True, text=True, check=False).stdout.strip()
+
+    commit = git("log", "-1", "--format=%h", "--", str(file))
+    if not commit or git("status", "--porcelain", "--", str(file)):
+        return ["  commit      none: the file is not as committed"]
+    pins = tomllib.loads(git("show", f"{commit}:pyproject.toml"))["project"]["dependencies"]
+    versions = [pin.replace("==", " ") for pin in pins if pin.startswith(("torch==", "timm=="))]
+    return [f"  commit      {commit} ({git('log', '-1', '--format=%cs', commit)}), {', '.join(versions)}"]
