@@ -6,12 +6,18 @@
 
 import re
 import shlex
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from lsvit.report.why import Read, number
-
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # as a script it has its own folder alone
+
+from docs.reference import parameters, schema, speed  # noqa: E402
+from lsvit.report.why import Read, number  # noqa: E402
+
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
+SCHEMA = "docs/params.schema.json"
 TABLES = {  # block -> file
     "table1": "results/table1.md",
     "smoothing": "results/smoothing_table1.md",
@@ -42,12 +48,20 @@ def result(old: list[str], read: Read) -> str:
     return "\n".join([*old[:2], *(f"| {v} | {' | '.join(row[names.index(v)] for row in chosen)} |" for v in ("baseline", "LS"))])
 
 
+MADE: dict[str, Callable[[list[str], Read], str]] = {
+    "claims": claims,
+    "result": result,
+    "parameters": lambda old, read: parameters(read),
+    "speed": lambda old, read: speed(read),
+}
+
+
 def filled(text: str, read: Read) -> str:
     """A page with its blocks and its counts made anew."""
 
     def block(found: re.Match[str]) -> str:
         start, name, body, end = found.groups()
-        new = read(TABLES[name]).strip() if name in TABLES else {"claims": claims, "result": result}[name](body.splitlines(), read)
+        new = read(TABLES[name]).strip() if name in TABLES else MADE[name](body.splitlines(), read)
         return f"{start}\n{new}\n{end}"
 
     counts = re.search(r"\d+ claims: .*?hold and \d+ do not\.", read("results/claims.md"))
@@ -61,3 +75,4 @@ if __name__ == "__main__":
         if (new := filled(page.read_text(), lambda file: (ROOT / file).read_text())) != page.read_text():
             page.write_text(new)
             print(f"{name}: filled")
+    (ROOT / SCHEMA).write_text(schema())

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lsvit.config.types import Count, Float, Positive, Section
+from lsvit.config.types import Count, NonNegative, Positive, Section
 
 
 class ModelPreset(Section):
@@ -24,7 +24,7 @@ class ModelPreset(Section):
     num_classes: Count | None = None
     head: Literal["timm", "class_token"] = "timm"
     init_std: Positive | None = None
-    init_growth: Annotated[Float, Field(ge=0)] = 0.0
+    init_growth: NonNegative = 0.0
     scale: str = "published"
 
     def local_file(self, root: Path = Path()) -> Path | None:

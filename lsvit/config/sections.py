@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from lsvit.config.types import Count, Float, Fraction, Int, Per, Positive, Section, Seed
+from lsvit.config.types import NUMBER, Count, Fraction, NonNegative, Per, Positive, Section, Seed
 from lsvit.errors import UserError
 
 
@@ -16,7 +16,7 @@ class Optimisation(Section):
     lr: Positive
     betas: tuple[Fraction, Fraction]
     eps: Positive
-    weight_decay: Annotated[Float, Field(ge=0)]
+    weight_decay: NonNegative
     schedule: Literal["constant", "linear", "one_cycle", "cosine", "plateau"]
     batch_size: Count
     epochs: Count
@@ -27,8 +27,8 @@ class Optimisation(Section):
     micro_batch_size: Count | None
     checkpointing: bool
     threads: Count
-    position_weight: Annotated[Float, Field(ge=0)] = 1.0
-    warmup_epochs: Annotated[Int, Field(ge=0)] = 5  # of schedule cosine: the rate grows linearly (DeiT)
+    position_weight: NonNegative = 1.0
+    warmup_epochs: Annotated[int, Field(ge=0), NUMBER] = 5  # of schedule cosine: the rate grows linearly (DeiT)
     plateau_factor: Fraction = 0.6  # of schedule plateau (multi-exit ViT, section IV)
     plateau_patience: Count = 2  # epochs without gain that are borne; the next one lowers the rate
     images: Count | None = None  # train on so many random images, always the same; None: on all
@@ -86,8 +86,8 @@ class PaperFigures(Section):
 
     name = "paper_figures"
     formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)]
-    column_width: Annotated[Positive, Field(le=20)]
-    dpi: Annotated[Count, Field(le=1200)]
+    column_width: Annotated[float, Field(gt=0, le=20), NUMBER]
+    dpi: Annotated[int, Field(ge=1, le=1200), NUMBER]
 
 
 class Limit(NamedTuple):

@@ -13,13 +13,17 @@ def _number(value: Any) -> Any:
     return value
 
 
-# PyYAML reads 1e-4 as text where DVC reads a number: text that spells a number is converted, true and false are not.
-Float = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
-Positive = Annotated[Float, Field(gt=0)]
-Fraction = Annotated[Float, Field(ge=0, lt=1)]
-Int = Annotated[int, BeforeValidator(_number)]
-Count = Annotated[Int, Field(ge=1)]
-Seed = Annotated[Int, Field(ge=0)]
+# PyYAML reads 1e-4 as text where DVC reads a number: text that spells a number is converted, true and false are not. Behind the bounds,
+# which the JSON schema has then.
+NUMBER = BeforeValidator(_number)
+Float = Annotated[float, Field(allow_inf_nan=False), NUMBER]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NUMBER]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NUMBER]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NUMBER]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), NUMBER]
+Int = Annotated[int, NUMBER]
+Count = Annotated[int, Field(ge=1), NUMBER]
+Seed = Annotated[int, Field(ge=0), NUMBER]
 Per = Literal["batch", "sample", "latin"]
 Sampler = Annotated[str | dict[str, Any], BeforeValidator(check_sampler)]
 

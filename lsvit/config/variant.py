@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from lsvit.config.types import Count, Depths, Float, Fraction, Int, Per, Positive, Sampler, Section
+from lsvit.config.types import NUMBER, Count, Depths, Fraction, NonNegative, Per, Positive, Sampler, Section, Share
 
 BASELINE, PRETRAINED, UNTRAINED = "baseline", "pretrained", "untrained"  # names of models in results/ that no variant may have
 
@@ -32,7 +32,7 @@ class ExitHeads(BranchSizes):
     depths: Depths
     weight: Positive = 1.0
     final_weight: Positive = 2.0
-    step: Annotated[Int, Field(ge=0)] | None = None
+    step: Annotated[int, Field(ge=0), NUMBER] | None = None
 
 
 class Encode(Section):
@@ -65,7 +65,7 @@ class Position(Section):
 class Loss(Section):
     """One of the losses against over-smoothing; in params.yaml a number is its weight."""
 
-    weight: Annotated[Float, Field(ge=0)] = 1.0
+    weight: NonNegative = 1.0
 
 
 class Contrastive(Loss):
@@ -94,15 +94,19 @@ def _absent_at_zero(loss: LossT | None) -> LossT | None:
     return loss if loss and loss.weight else None
 
 
-WEIGHT, PRESENT = BeforeValidator(_number_is_weight), AfterValidator(_absent_at_zero)
+def _weighed(kind: type[Loss]) -> BeforeValidator:
+    return BeforeValidator(_number_is_weight, json_schema_input_type=kind | float | None)
+
+
+PRESENT = AfterValidator(_absent_at_zero)
 
 
 class Losses(Section):
     """What is added to the class loss against over-smoothing. A weight of 0 is the same as none."""
 
-    cosine: Annotated[Loss | None, WEIGHT, PRESENT] = None
-    contrastive: Annotated[Contrastive | None, WEIGHT, PRESENT] = None
-    mixing: Annotated[Mixing | None, WEIGHT, PRESENT] = None
+    cosine: Annotated[Loss | None, _weighed(Loss), PRESENT] = None
+    contrastive: Annotated[Contrastive | None, _weighed(Contrastive), PRESENT] = None
+    mixing: Annotated[Mixing | None, _weighed(Mixing), PRESENT] = None
 
     def __str__(self) -> str:
         names = [name for name in type(self).model_fields if getattr(self, name)]
@@ -119,8 +123,8 @@ class Recipe(Section):
     """
 
     repeats: Count = 1
-    erasing: Annotated[Float, Field(ge=0, le=1)] = 0.0
-    mixup: Annotated[Float, Field(ge=0)] = 0.0
+    erasing: Share = 0.0
+    mixup: NonNegative = 0.0
     drop_path: Fraction = 0.0
 
     def without(self, part: str) -> "Recipe":

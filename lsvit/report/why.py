@@ -44,9 +44,18 @@ def number(words: Sequence[str], read: Read) -> str:
 
 
 def _records(text: str) -> pd.DataFrame:
-    """The first list of records in a JSON file."""
-    records = next(value for value in json.loads(text).values() if isinstance(value, list) and value and isinstance(value[0], dict))
+    """The records of a JSON file: of the first list that each of its parts has."""
+    lists = [[value for value in part.values() if isinstance(value, list) and value and isinstance(value[0], dict)] for part in parts(text)]
+    records = [record for found in lists if found for record in found[0]]
     return pd.json_normalize(records).rename(columns=lambda name: name.removeprefix("measured."))
+
+
+def parts(text: str) -> list[dict[str, Any]]:
+    """A JSON file's content, by machine where it has several, each with its name if the file gives one."""
+    found = json.loads(text)
+    if isinstance(found, dict) and all(isinstance(value, dict) for value in found.values()):
+        return [{"name": name} | value for name, value in found.items()]
+    return found if isinstance(found, list) else [found]
 
 
 def why(target: str, conditions: Sequence[str] = ()) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from lsvit.config.sections import Optimisation, PaperSection
-from lsvit.config.types import Count, Depths, Fraction, Int, Positive, Section, Seed
+from lsvit.config.types import NUMBER, Count, Depths, Fraction, Positive, Section, Seed
 from lsvit.config.variant import BRANCHES, BranchName, BranchSizes
 from lsvit.jobs.configs import MeasureConfig
 
@@ -15,7 +15,7 @@ COUNTING = "counting"  # the task, and the name of its data in results/
 class Counting(Section):
     """The data set of :mod:`lsvit.papers.exits.compute.counting`: canvases with objects to count."""
 
-    canvas: Annotated[Int, Field(ge=16)]
+    canvas: Annotated[int, Field(ge=16), NUMBER]
     most: Count
     train: Count
     validation: Count

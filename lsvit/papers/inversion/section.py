@@ -5,13 +5,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from lsvit.config.sections import PaperSection
-from lsvit.config.types import Count, Float, Int, Positive, Section, Seed
+from lsvit.config.types import NUMBER, Count, Float, NonNegative, Positive, Section, Seed
 from lsvit.jobs.configs import MeasureConfig
 from lsvit.routes import Order
 
 TRAINED = "trained"  # in results/: the trained weights of a family
 NO_EDIT = "none"  # of a model as it is
-NonNegative = Annotated[Float, Field(ge=0)]
 Part = Literal["residuals", "norms", "attention", "mlp"]
 Transplant = Literal["patch_embed", "pos_embed", "norm1"]
 
@@ -34,8 +33,8 @@ class ClassImages(Section):
     lr: Positive
     target: Float  # C, the large constant that the class's output is drawn to
     blur: NonNegative  # sigma of the 3x3 Gaussian blur, in pixels, at first
-    jitter: Annotated[Int, Field(ge=0)]  # pixels by which crops move
-    jitter_after: Annotated[Int, Field(ge=0)]  # steps
+    jitter: Annotated[int, Field(ge=0), NUMBER]  # pixels by which crops move
+    jitter_after: Annotated[int, Field(ge=0), NUMBER]  # steps
     batch_size: Count  # classes that go through the model at once
 
     def without_effect(self) -> set[str]:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from lsvit.config.sections import PaperSection
-from lsvit.config.types import Count, Float, Int, Sampler, Seed
+from lsvit.config.types import NUMBER, Count, Sampler, Seed, Share
 from lsvit.jobs.configs import MeasureConfig
 
 
@@ -36,10 +36,10 @@ class Analysis(PaperSection):
 
     name = "analysis"
     variants: Annotated[list[str], Field(min_length=1)]
-    layer: Annotated[Int, Field(ge=0)]
-    images: Annotated[Int, Field(ge=20)]
-    neighbors: Annotated[Int, Field(ge=2)]
-    min_dist: Annotated[Float, Field(ge=0, le=1)]
+    layer: Annotated[int, Field(ge=0), NUMBER]
+    images: Annotated[int, Field(ge=20), NUMBER]
+    neighbors: Annotated[int, Field(ge=2), NUMBER]
+    min_dist: Share
     seed: Seed
 
     def without_effect(self) -> set[str]:
