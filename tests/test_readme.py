@@ -86,12 +86,8 @@ def test_the_schema_is_that_of_the_parameters() -> None:
     assert first.endswith(f"$schema={SCHEMA}")
     given = yaml.safe_load((ROOT / "params.yaml").read_text())
     jsonschema.validate(given, found)
-    for wrong in (
-        {"device": "gpu"},
-        {"seeds": []},
-        {"finetune": given["finetune"] | {"lr": 0}},
-        {"finetune": given["finetune"] | {"x": 1}},
-    ):
+    changes: list[dict[str, Any]] = [{"device": "gpu"}, {"seeds": []}, {"finetune": given["finetune"] | {"lr": 0}}, {"finetun": {}}]
+    for wrong in changes:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(given | wrong, found)
 
