@@ -14,7 +14,7 @@ from lsvit.jobs.identity import NOT_CODE, imported_modules
 from tests.conftest import ROOT
 
 STAGES: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-READERS = ("tables", "figures", "claims")
+READERS = ("tables", "figures", "claims", "charts")
 # What writes beside the results, and what finds papers: their sections are read by every stage, and checked by check-params.
 APART = {*NOT_CODE, "lsvit.tracking", "lsvit", "lsvit.papers", *(f"lsvit.papers.{paper}" for paper in PAPERS), "lsvit.cost"}
 
@@ -41,7 +41,7 @@ def test_a_stage_depends_on_what_it_executes(stage: str) -> None:
     """No module is missing among its deps, and no dep is there for nothing."""
     deps = [dep for dep in STAGES[stage]["deps"] if dep.startswith("lsvit/")]
     files = {path_of(name).relative_to(ROOT).as_posix() for name in executed(stage)}
-    if stage in ("check-params", "paper-figures"):  # they go through the papers by name
+    if stage in ("check-params", "paper-figures", "report"):  # they go through the papers by name
         rooms = {f"lsvit.papers.{paper}.{room}" for paper in PAPERS for room in (("section", "checks") if stage[0] == "c" else READERS)}
         more = {name for room in rooms if path_of(room).exists() for name in imported_modules(room)} - APART
         files |= {path_of(name).relative_to(ROOT).as_posix() for name in more}
@@ -50,7 +50,7 @@ def test_a_stage_depends_on_what_it_executes(stage: str) -> None:
     assert not {dep for dep in deps if not any(file == dep or file.startswith(f"{dep}/") for file in files)}
 
 
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "paper-figures"])
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in ("paper-figures", "report")])
 def test_no_reader_makes_a_stage_run(stage: str) -> None:
     """Figures, tables and claims are no dep of a stage that computes."""
     paths = {

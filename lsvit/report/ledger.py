@@ -135,7 +135,8 @@ class Claim:
         evidence.orders = []
         entry: dict[str, Any] = {"id": self.id, "source": self.source, "claim": self.text, "published": self.published,
                                  "quantity": self.quantity, "rule": self.rule}  # fmt: skip
-        value, verdict, reason, p = None, NOT_RUN, "", None
+        verdict, reason, p = NOT_RUN, "", None
+        value: dict[str, Any] | None = None
         try:
             with np.errstate(divide="ignore", invalid="ignore"):
                 values = self.measure(evidence)
@@ -145,6 +146,8 @@ class Claim:
             low, high = np.clip((found.low, found.high), *self.possible)
             found = found._replace(low=low, high=high)
             value = {name: _rounded(number) for name, number in found._asdict().items()} | {"unit": self.unit, "over": self.over}
+            if not isinstance(values, Estimate):
+                value["values"] = [_rounded(float(each)) for each in values]
             centre = self.centre(evidence) if self.centre else 0.0
             if found.n < 2:
                 raise NotRun("one seed, or one model, gives no interval")

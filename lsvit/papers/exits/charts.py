@@ -1,0 +1,23 @@
+"""What the report shows of early exits."""
+
+from lsvit.config.variant import BASELINE
+from lsvit.papers.exits.section import COUNTING, LAST_EXIT
+from lsvit.papers.exits.tables import CLASSIFIER_WISE, LABELS
+from lsvit.report.charts import Chart, Charts, Grid, budget, spread
+from lsvit.report.results import Results
+
+
+def charts(results: Results) -> Charts:
+    """Tables I and II, and accuracy against what an image costs, under a budget."""
+    rows = results.table("exits")
+    own = rows[(rows["strategy"] == CLASSIFIER_WISE) & (rows["order"] == "sequential") & (rows["variant"] == BASELINE)]
+    own = own[own["dataset"] != COUNTING].assign(branch=own["branch"].map(lambda name: LABELS.get(name, name)), cost=own["flops"] / 2e6)
+    points = spread(own, ["branch", "depth", "cost"], "accuracy").drop(columns=["low", "high"])
+    points["branch"] = points["branch"].replace(LAST_EXIT, "last exit")
+    where = ("metric=accuracy", "strategy=end_to_end")
+    return Charts(
+        [Grid(f"Table {'I' * n}: accuracy (%), end-to-end", f"exits_table{n}.csv", "architecture", "exit", where) for n in (1, 2)],
+        [Chart("Accuracy of early exits under a budget", "Exits on the frozen baseline, means over the seeds. What costs more than the "
+               "budget fades, the best that fits is named.", "exits.csv",
+               budget(points, "cost", "branch", "million multiply-adds an image", "accuracy (%)"))],
+    )  # fmt: skip

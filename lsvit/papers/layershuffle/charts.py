@@ -1,0 +1,44 @@
+"""What the report shows of LayerShuffle."""
+
+import pandas as pd
+
+from lsvit.report.charts import SPREAD, Chart, Charts, Grid, Picture, lines, spread
+from lsvit.report.evaluations import CONTROLS, label
+from lsvit.report.results import Results
+
+CURVES = ("baseline", "ls", "layerdrop")
+ORDERS = {"sequential": "in the original order", "arbitrary": "in random order"}
+
+
+def charts(results: Results) -> Charts:
+    """Table 1, accuracy by layers kept, the control of the first layers, the curves of the trainings."""
+    kept = results.table("figure1").rename(columns={"std": "spread"})
+    kept = kept.assign(mean=100 * kept["mean"], low=100 * (kept["mean"] - kept["spread"]), high=100 * (kept["mean"] + kept["spread"]))
+    kept = kept[~kept["variant"].isin(CONTROLS)].assign(variant=kept["variant"].map(label))
+    columns = ["variant", "keep", "mean", "low", "high"]
+    shown = [
+        Chart(f"Accuracy with some of the layers, {words}", SPREAD, "figure1.csv",
+              lines(kept[kept["order"] == order][columns], "keep", "variant", "layers kept", "accuracy (%)", (0, 100)))
+        for order, words in ORDERS.items()
+    ]  # fmt: skip
+    samplers = results.table("samplers")
+    fixed = samplers[samplers["sampler"].str.startswith("fix_first")] if len(samplers) else samplers
+    if len(fixed):
+        fixed = fixed.assign(layers=fixed["sampler"].str.split().str[1].astype(int), variant=fixed["variant"].map(label))
+        shown.append(Chart(
+            "The control: first layers in place, the others shuffled", SPREAD, "samplers.csv",
+            lines(spread(fixed, ["variant", "layers"], "accuracy"), "layers", "variant", "layers in place", "accuracy (%)", (0, 100)),
+        ))  # fmt: skip
+    curves = [(name, results.table(f"finetune/{name}")) for name in CURVES]
+    for order, words in ORDERS.items():
+        column = f"validation/{order}/accuracy"
+        own = [spread(rows.assign(variant=label(name)), ["variant", "epoch"], column) for name, rows in curves if column in rows]
+        if own:
+            shown.append(Chart(f"Trainings: validation accuracy {words}", SPREAD, "finetune/ls.csv",
+                               lines(pd.concat(own), "epoch", "variant", "epoch", "accuracy (%)", (0, 100))))  # fmt: skip
+    tables = [Grid("Table 1: top-1 accuracy (%)", "table1.csv", "variant", "order")]
+    return Charts(
+        tables,
+        shown,
+        [Picture("Routes as they were drawn", "routes"), Picture("Figure 4a", "figure_4a"), Picture("Figure 4b", "figure_4b")],
+    )

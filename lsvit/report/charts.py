@@ -1,0 +1,124 @@
+"""Interactive charts of the report, as Vega-Lite specifications: what every paper's share. No JavaScript of ours here."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+# Okabe and Ito's colour-blind safe palette, as in the figures; black and white follow the page.
+PALETTE = ["currentColor", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#8B6914", "#999999"]
+CONFIG: dict[str, Any] = {
+    "background": None, "view": {"stroke": None}, "range": {"category": PALETTE}, "font": "inherit",
+    "axis": {"labelColor": "currentColor", "titleColor": "currentColor", "domainColor": "#8888", "tickColor": "#8888",
+             "gridColor": "#8883", "titleFontWeight": "normal"},
+    "legend": {"labelColor": "currentColor", "titleColor": "currentColor", "orient": "top", "columns": 3, "symbolLimit": 0,
+               "symbolOpacity": 1,
+               "labelLimit": 220},
+    "header": {"labelColor": "currentColor", "titleColor": "currentColor"},
+}  # fmt: skip
+
+
+SPREAD = "Mean and standard deviation over the seeds. A click on a name shows it alone, or switches it."  # of lines
+
+
+class Chart(NamedTuple):
+    """A chart of the report."""
+
+    title: str
+    caption: str
+    file: str  # of results/, that its values are from
+    spec: dict[str, Any]
+
+
+class Picture(NamedTuple):
+    """A figure that is shown as it was drawn."""
+
+    title: str
+    name: str  # of results/figures/
+
+
+class Grid(NamedTuple):
+    """A table of means and standard deviations."""
+
+    title: str
+    file: str  # of results/
+    rows: str  # column whose values are the rows
+    columns: str  # column whose values are the columns
+    where: tuple[str, ...] = ()  # column=value
+    factor: int = 100
+    only: tuple[str, ...] = ()  # of the rows
+
+
+class Charts(NamedTuple):
+    """What a paper's page shows."""
+
+    tables: Sequence[Grid] = ()
+    charts: Sequence[Chart] = ()
+    pictures: Sequence[Picture] = ()
+    headline: Sequence[Grid] = ()  # shown in the summary too
+
+
+def spread(rows: pd.DataFrame, by: Sequence[str], value: str, factor: float = 100) -> pd.DataFrame:
+    """Mean and standard deviation over the seeds: columns `by`, mean, low, high (one deviation either way)."""
+    seeds = rows.groupby([*by, "seed"], sort=False)[value].mean()
+    found = factor * seeds.groupby(list(by), sort=False).agg(["mean", "std"]).fillna({"std": 0.0})
+    return found.assign(low=found["mean"] - found["std"], high=found["mean"] + found["std"]).drop(columns="std").reset_index()
+
+
+def lines(
+    rows: pd.DataFrame, x: str, colour: str, x_title: str, y_title: str, domain: Sequence[float] | None = None
+) -> dict[str, Any]:  # fmt: skip
+    """Lines of `mean` with bands from `low` to `high`; a click on a name of the legend shows it alone, or switches it on and off."""
+    chosen: Any = {"condition": {"param": "shown", "value": 1}, "value": 0.06}
+    y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": {"domain": domain} if domain else {"zero": False}}
+    names = list(dict.fromkeys(rows[colour]))
+    unit: dict[str, Any] = {
+        "height": 240,
+        "encoding": {
+            "x": {"field": x, "type": "quantitative", "title": x_title, "axis": {"values": sorted(set(rows[x].tolist()))}},
+            "color": {"field": colour, "type": "nominal", "title": None, "sort": names},
+        },
+        "layer": [
+            {"mark": {"type": "area"}, "encoding": {
+                "y": y | {"field": "low"}, "y2": {"field": "high"},
+                "opacity": {"condition": {"param": "shown", "value": 0.15}, "value": 0}}},
+            {"mark": {"type": "line", "point": True}, "params": [
+                {"name": "shown", "bind": "legend", "select": {"type": "point", "fields": [colour], "toggle": "true"}}],
+             "encoding": {"y": y, "opacity": chosen, "tooltip": _tooltip([colour, x], rows)}},
+        ],
+    }  # fmt: skip
+    return _whole(rows, unit)
+
+
+def budget(rows: pd.DataFrame, cost: str, colour: str, x_title: str, y_title: str) -> dict[str, Any]:
+    """Points of `mean` against a cost, with a slider: what exceeds the budget fades, the best of the rest is named."""
+    most = float(rows[cost].max())
+    y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": {"zero": False}}
+    x = {"field": cost, "type": "quantitative", "title": x_title}
+    text = f"datum.best.{colour} + ' after layer ' + datum.best.depth + ': ' + format(datum.mean, '.1f')"
+    best = [{"filter": f"datum.{cost} <= budget"}, {"aggregate": [{"op": "argmax", "field": "mean", "as": "best"}]},
+            {"calculate": "datum.best.mean", "as": "mean"},
+            {"calculate": text, "as": "text"}]  # fmt: skip
+    layers = [
+        {"mark": {"type": "point", "filled": True, "size": 45}, "encoding": {
+            "x": x, "y": y, "color": {"field": colour, "type": "nominal", "title": None, "sort": list(dict.fromkeys(rows[colour]))},
+            "opacity": {"condition": {"test": f"datum.{cost} <= budget", "value": 1}, "value": 0.1},
+            "tooltip": _tooltip([colour, "depth", cost], rows)}},
+        {"mark": {"type": "rule", "strokeDash": [4, 4], "color": "currentColor"},
+         "encoding": {"x": {"datum": {"expr": "budget"}, "type": "quantitative"}}},
+        {"transform": best, "mark": {"type": "text", "align": "left", "color": "currentColor", "fontWeight": "bold"},
+         "encoding": {"x": {"value": 8}, "y": {"value": 6}, "text": {"field": "text"}}},
+    ]  # fmt: skip
+    slider = {"name": "budget", "value": most, "bind": {"input": "range", "min": 0, "max": most, "step": most / 100, "name": "budget "}}
+    return _whole(rows, {"height": 260, "layer": layers}) | {"params": [slider]}
+
+
+def _whole(rows: pd.DataFrame, unit: dict[str, Any]) -> dict[str, Any]:
+    """A specification with its data, as wide as the page."""
+    values = [{key: round(v, 5) if isinstance(v, float) else v for key, v in row.items()} for row in rows.to_dict("records")]
+    return {"config": CONFIG, "width": "container", "autosize": {"type": "fit-x", "contains": "padding"}, "data": {"values": values}} | unit
+
+
+def _tooltip(fields: Sequence[str], rows: pd.DataFrame) -> list[dict[str, Any]]:
+    numbers = [name for name in ("mean", "low", "high") if name in rows]
+    return [{"field": name} for name in fields] + [{"field": name, "type": "quantitative", "format": ".2f"} for name in numbers]

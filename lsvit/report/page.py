@@ -1,0 +1,155 @@
+"""The report: one page with every result, its way back, and nothing from a network."""
+
+import base64
+import hashlib
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import vl_convert
+from jinja2 import Environment, FileSystemLoader
+from markdown_it import MarkdownIt
+from markupsafe import Markup, escape
+
+from lsvit.jobs.files import RESULTS
+from lsvit.report.charts import Chart, Charts, Grid
+from lsvit.report.evaluations import label
+from lsvit.report.ledger import VERDICTS, Claim, show_value
+from lsvit.report.results import Results
+from lsvit.report.why import number
+from lsvit.tracking import declared_stages, stage_results
+
+TITLES = {"layershuffle": "LayerShuffle", "exits": "Early exits", "smoothing": "Over-smoothing", "inversion": "What layers represent",
+          "painters": "Layers as painters"}  # fmt: skip
+CHECKLISTS = Path("docs/reproducibility.md")
+DOTS = 220, 34  # pixels of a claim's picture
+
+
+class Paper(NamedTuple):
+    """A paper's page."""
+
+    name: str
+    title: str
+    shown: Charts
+    claims: list[tuple[Claim, dict[str, Any]]]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Claims by verdict."""
+        found = [entry["verdict"] for _, entry in self.claims]
+        return {verdict: found.count(verdict) for verdict in VERDICTS}
+
+
+class Report:
+    """Makes the page from a folder of results: the same bytes for the same files, no time and no commit in them."""
+
+    def __init__(self, results: Results) -> None:
+        self.results = results
+        self.texts: dict[str, str] = {}
+        self.ledger = results.read("claims")
+
+    def html(self) -> str:
+        """The page."""
+        here = Path(__file__).parent
+        environment = Environment(loader=FileSystemLoader(here), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment.filters |= {"label": label, "value": show_value}
+        return environment.get_template("report.html.j2").render(
+            cell=self.results.cell, ledger=self.ledger, papers=self.papers(), verdicts=VERDICTS, stages=self.stages(), data=self.data,
+            table=self.table, spec=spec, picture=self.picture, dots=dots, checklists=checklists(),
+            script=Markup(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")),
+        )  # fmt: skip
+
+    def papers(self) -> list[Paper]:
+        """The papers with rows in the folder."""
+        entries = {entry["id"]: entry for entry in self.ledger["claims"]}
+        shown = {paper_of(module): module.charts(self.results) for module in self.results.readers("charts")}
+        return [
+            Paper(name, TITLES[name], shown.get(name, Charts()), [(claim, entries[claim.id]) for claim in module.CLAIMS])
+            for module in self.results.readers("claims")
+            if (name := paper_of(module))
+        ]
+
+    def data(self, file: str, *words: str) -> Markup:
+        """A number that says where it comes from, see :func:`lsvit.report.why.number`."""
+        text = number((file, *words), self._read)
+        return Markup('<data value="{}" data-from="{}" tabindex="0" role="button">{}</data>').format(text, shlex.join((file, *words)), text)
+
+    def _read(self, file: str) -> str:
+        if file not in self.texts:
+            self.texts[file] = (self.results.folder / Path(file).relative_to(RESULTS)).read_text()
+        return self.texts[file]
+
+    def table(self, grid: Grid) -> dict[str, Any]:
+        """The cells of a table: rows and columns as the file has them."""
+        rows = self.results.table(grid.file.removesuffix(".csv"))
+        for condition in grid.where:
+            column, _, value = condition.partition("=")
+            rows = rows[rows[column].astype(str) == value]
+        rows = rows[rows[grid.rows].isin(grid.only)] if grid.only else rows
+        names, columns = (list(dict.fromkeys(rows[key].astype(str))) for key in (grid.rows, grid.columns))
+        there = set(zip(rows[grid.rows].astype(str), rows[grid.columns].astype(str), strict=True))
+
+        def cell(row: str, column: str) -> Markup:
+            where = (f"results/{grid.file}", *grid.where, f"{grid.rows}={row}", f"{grid.columns}={column}")
+            mean, std = (self.data(*where, f"{grid.factor}*{what}", ".2f") for what in ("mean", "std"))
+            return Markup("{} ± {}").format(mean, std)
+
+        cells = [[cell(row, column) if (row, column) in there else "–" for column in columns] for row in names]
+        return {"columns": columns, "rows": list(zip(names, cells, strict=True))}
+
+    def picture(self, name: str) -> str:
+        """A figure as a data address; nothing where it was not drawn."""
+        file = self.results.folder / "figures" / f"{name}.png"
+        return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}" if file.is_file() else ""
+
+    def stages(self) -> list[dict[str, Any]]:
+        """Every stage with what it is, its command, and the files it left in results/ with the beginning of their SHA-256."""
+        found = []
+        for name, declared in declared_stages().items():
+            written = stage_results(name)[0] if name != "report" else []
+            files = {str(file): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in written}
+            found.append({"name": name, "desc": declared["desc"], "cmd": declared["cmd"], "files": files})
+        return found
+
+
+def paper_of(module: Any) -> str:
+    """The paper that a room belongs to."""
+    return module.__name__.split(".")[-2]
+
+
+def spec(chart: Chart) -> Markup:
+    """A chart's specification, safe inside a script element."""
+    return Markup(json.dumps(chart.spec, separators=(",", ":")).replace("</", "<\\/"))
+
+
+def dots(claim: Claim, entry: dict[str, Any]) -> Markup:
+    """A picture of what was measured: a dot a seed, the 95 % interval, the borders of the claim; nothing where there is no interval."""
+    value = entry["measured"]
+    if not value or value["low"] is None:
+        return Markup("")
+    borders = [border for border in {*claim.holds, *(claim.plausible or ())} if np.isfinite(border)] if claim.centre is None else []
+    seeds = [each for each in value.get("values", ()) if each is not None]
+    span = [*seeds, value["low"], value["high"], *borders]
+    low, high = min(span), max(span)
+    width, height = DOTS
+
+    def x(number: float) -> str:
+        return f"{8 + (width - 16) * (number - low) / ((high - low) or 1):.1f}"
+
+    middle = height // 2 - 4
+    parts = [f'<line x1="{x(b)}" x2="{x(b)}" y1="2" y2="{height - 12}" class="border"/>'
+             f'<text x="{x(b)}" y="{height - 1}" text-anchor="middle">{b:g}</text>' for b in borders]  # fmt: skip
+    parts += [f'<line x1="{x(value["low"])}" x2="{x(value["high"])}" y1="{middle}" y2="{middle}" class="interval"/>']
+    parts += [f'<circle cx="{x(each)}" cy="{middle}" r="3"/>' for each in seeds]
+    about = escape(f"{len(seeds)} seeds, interval {value['low']:g} to {value['high']:g}")
+    return Markup(f'<svg width="{width}" height="{height}" role="img" aria-label="{about}">{"".join(parts)}</svg>')
+
+
+def checklists() -> Markup:
+    """The checklists of docs/, with links that hold from results/."""
+    text = CHECKLISTS.read_text().partition("## Checklists")[2].partition("\n## ")[0]
+    text = re.sub(r"\]\((?!http|\.\./)", "](../docs/", text).replace("](../results/", "](")
+    return Markup(MarkdownIt("commonmark").enable("table").render(text))
