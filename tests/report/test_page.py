@@ -17,6 +17,9 @@ from lsvit.report.why import number
 from tests.conftest import ALL_CLAIMS, ROOT
 
 pytestmark = pytest.mark.slow
+UNTIL_DRAWN = (
+    "const [chart, done] = arguments; (function look() { chart.querySelector('svg path[d]') ? done(true) : setTimeout(look, 20) })()"
+)
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +97,7 @@ def test_charts_are_drawn_without_an_error_or_a_request(opened: Any) -> None:
         assert len(charts) > 8
         for chart in charts:
             opened.execute_script("arguments[0].scrollIntoView()", chart)
-            script = "const done = arguments[1], wait = () => arguments[0].querySelector('svg path[d]') ? done(true) : setTimeout(wait, 20); wait()"
-            assert opened.execute_async_script(script, chart)
+            assert opened.execute_async_script(UNTIL_DRAWN, chart)
             marks = chart.find_elements("css selector", "g.mark-line path, g.mark-symbol path")
             assert len(marks) > 5
         assert opened.execute_script("return document.documentElement.scrollWidth") <= width
