@@ -9,7 +9,7 @@ from lsvit.config.params import load
 from lsvit.errors import one_line_errors
 from lsvit.jobs.files import RESULTS
 from lsvit.jobs.processes import root
-from lsvit.report.ledger import judge, markdown
+from lsvit.report.ledger import headline, judge, markdown
 from lsvit.report.results import Results
 from lsvit.tracking import STAGES, Tracker, experiment_name
 
@@ -32,6 +32,8 @@ def main() -> None:
     found = judge(RESULTS)
     (RESULTS / "claims.json").write_text(json.dumps(found, indent=1) + "\n")
     (RESULTS / "claims.md").write_text(markdown(found))
+    shown = [name for claims in results.readers("claims") for name in getattr(claims, "HEADLINE", ())]
+    (RESULTS / "headline.json").write_text(json.dumps(headline(found, shown), indent=1) + "\n")
     head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"
     text = head + "".join(f"\n**{name}.** {caption}\n" for name, caption in sorted(captions.items()))
     (RESULTS / "figures" / "captions.md").write_text(text)

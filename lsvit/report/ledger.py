@@ -8,7 +8,7 @@ all lines are corrected for their number (Holm).
 import json
 import math
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -216,6 +216,13 @@ def judge(folder: Path) -> dict[str, Any]:
         sure = entry["p"] is None or next(corrected) <= 1 - LEVEL
         entry["corrected"] = entry["verdict"] if sure else UNDECIDED
     return head | {"latin": evidence.cell["latin"], "interval": METHOD, "rules": RULES, "claims": entries}
+
+
+def headline(found: dict[str, Any], shown: Collection[str]) -> dict[str, Any]:
+    """Few numbers for `dvc metrics` and MLflow: claims by verdict, and what was measured for some of them."""
+    verdicts = [entry["verdict"] for entry in found["claims"]]
+    measured = {entry["id"]: entry["measured"]["mean"] for entry in found["claims"] if entry["id"] in shown and entry["measured"]}
+    return {"claims": {verdict: verdicts.count(verdict) for verdict in VERDICTS}} | measured
 
 
 def show_value(entry: dict[str, Any]) -> str:

@@ -16,10 +16,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from dvc.utils.hydra import apply_overrides
+from mlflow.utils.validation import _validate_metric_name
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
 from lsvit import cli
+from lsvit.config.papers import rooms
 from lsvit.config.params import load
 from lsvit.errors import UserError
 from lsvit.report.ledger import (
@@ -34,6 +36,7 @@ from lsvit.report.ledger import (
     Evidence,
     NotRun,
     changes,
+    headline,
     judge,
     markdown,
     moved,
@@ -41,6 +44,7 @@ from lsvit.report.ledger import (
 )
 from lsvit.report.statistics import estimate, holm, n_to_decide, p_value
 from lsvit.smoke import environment
+from lsvit.tracking import _flat
 from tests.conftest import ALL_CLAIMS, ROOT
 
 RESULTS = ROOT / "results"
@@ -121,6 +125,20 @@ def test_rules_do_not_move_unsaid() -> None:
     """Whoever changes a rule says so in RULES, with the runs that were known by then, and then here."""
     rules = [RULES, *((claim.id, claim.rule) for claim in ALL_CLAIMS)]
     assert hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16] == RULES_KNOWN
+
+
+def test_the_headline_is_short() -> None:
+    """With Table 1's means at most 30 numbers, whose names MLflow takes."""
+    ledger = json.loads((RESULTS / "claims.json").read_text())
+    shown = {name for module in rooms("claims") for name in getattr(module, "HEADLINE", ())}
+    assert shown <= {claim.id for claim in ALL_CLAIMS}
+    found = headline(ledger, shown)
+    assert sum(found["claims"].values()) == len(ledger["claims"])
+    assert found["painters.order"] == next(entry["measured"]["mean"] for entry in ledger["claims"] if entry["id"] == "painters.order")
+    names = [*_flat(found, separator="/"), *_flat(json.loads((RESULTS / "metrics.json").read_text()), separator="/")]
+    assert len(names) <= 30
+    for name in names:
+        _validate_metric_name(name)
 
 
 def test_an_interval_stays_in_what_is_possible() -> None:

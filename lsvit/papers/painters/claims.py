@@ -72,3 +72,4 @@ CLAIMS = [
           "Random order and looped parallel do the least damage", "yes",
           f"the lower of random order and looped parallel minus the best of the others: {MEAN}", _least_harm, ABOVE_ZERO),
 ]  # fmt: skip
+HEADLINE = ("painters.order",)  # claims whose value `dvc metrics` shows

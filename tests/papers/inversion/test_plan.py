@@ -21,16 +21,13 @@ from lsvit.papers.inversion.compute.presets import family_preset
 from lsvit.papers.inversion.compute.rows import (
     CLASS_COLUMNS,
     COLUMNS,
-    KEYS,
     about,
     class_rows,
     gather_arrays,
-    inversion_metrics,
     inversion_rows,
 )
 from lsvit.papers.inversion.gallery import Gallery
 from lsvit.papers.inversion.section import ClassImages, ClassImagesConfig, Descent, Inversion, InversionConfig
-from lsvit.tracking import _flat
 from tests.conftest import shared
 from tests.test_stages import path_of
 
@@ -526,56 +523,3 @@ def test_about(make: Make) -> None:
     assert found["optimisers"]["adam"]["steps"] == 7
     assert ClassImages(**found["class_images"]) == plan.options.class_images
     assert about(make({"training": {"images": None}}).params)["training_images"] is None
-
-
-def test_metrics_are_means_over_seeds_and_images() -> None:
-    """By hand: the mean of the single ratios, under one optimiser; edits and orders have names of their own."""
-    first = {"family": "vit", "weights": "trained", "edit": "none", "order": "sequential", "optimiser": "adam", "seed": 0, "image": 0,
-             "point": "first 1", "embedding_distance": 1.0, "yardstick": 2.0, "input_distance": 3.0, "input_yardstick": 2.0,
-             "token_distance": 9.0, "token_yardstick": 9.0, "pixel_correlation": 0.25}  # fmt: skip
-    rows = [
-        first,
-        first | {"seed": 1, "embedding_distance": 3.0, "yardstick": 4.0, "input_distance": 1.0, "pixel_correlation": 0.75},
-        first | {"point": "layer 0", "pixel_correlation": 1 / 3},
-        first | {"edit": "without mlp", "embedding_distance": 8.0},
-        first | {"order": "arbitrary", "input_distance": 10.0},
-        first | {"weights": "untrained", "edit": "with patch_embed+norm1", "order": "arbitrary", "pixel_correlation": -1.0},
-        first | {"optimiser": "gd", "embedding_distance": 1000.0},
-    ]
-    found = inversion_metrics(pd.DataFrame(rows), "adam")
-    plain = {"embedding_ratio": 0.5, "input_ratio": 1.5, "pixel_correlation": 0.25}
-    assert found == {
-        "vit trained": {
-            "first 1": {"embedding_ratio": 0.625, "input_ratio": 1.0, "pixel_correlation": 0.5},
-            "layer 0": plain | {"pixel_correlation": 0.333333},
-        },
-        "vit trained without mlp": {"first 1": plain | {"embedding_ratio": 4.0}},
-        "vit trained arbitrary": {"first 1": plain | {"input_ratio": 5.0}},
-        "vit untrained with patch_embed and norm1 arbitrary": {"first 1": plain | {"pixel_correlation": -1.0}},
-    }
-    assert inversion_metrics(pd.DataFrame(rows), "gd") == {"vit trained": {"first 1": plain | {"embedding_ratio": 500.0}}}
-    assert json.loads(json.dumps(found)) == found
-
-
-def test_metrics_have_names_that_mlflow_takes(make: Make) -> None:
-    """Those of every model that is inverted here, with all edits, as the tracker logs them; none is another's."""
-    from mlflow.exceptions import MlflowException
-    from mlflow.utils.validation import _validate_metric_name
-
-    plan = make({"seeds": 1, "ablations": {"vit": [["attention"], ["residuals", "mlp", "norms"]]},
-                 "transplants": {"vit": [["patch_embed"], ["patch_embed", "pos_embed", "norm1"]]}})  # fmt: skip
-    tasks = [task for task in plan.inversions(models(plan)) if task.optimiser == "adam"]
-    numbers = dict.fromkeys(COLUMNS[11:19], 1.0)
-    rows = [dict(zip(KEYS, task.keys, strict=True)) | numbers | {"point": point, "image": 0}
-            for task in tasks for point in ("patch_embed", "first 12", "layer 11")]  # fmt: skip
-    assert any("+" in row["edit"] for row in rows)
-    found = inversion_metrics(pd.DataFrame(rows), "adam")
-    names = list(_flat(found, separator="/"))
-    assert "vit trained without residuals and mlp and norms/first 12/embedding_ratio" in names
-    assert "vit untrained with patch_embed and pos_embed and norm1/patch_embed/pixel_correlation" in names
-    assert f"{plan.params.model} ls arbitrary/layer 11/input_ratio" in names
-    assert len(names) == 3 * len(rows)
-    for name in names:
-        _validate_metric_name(name)
-    with pytest.raises(MlflowException):  # so that this test can fail
-        _validate_metric_name("vit trained without residuals+mlp/first 12/embedding_ratio")

@@ -77,19 +77,6 @@ def _with_costs(rows: pd.DataFrame, costs: dict[str, Any]) -> pd.DataFrame:
     return rows.reindex(columns=COLUMNS).round({"accuracy": 6, "mae": 6, "ece": 6})
 
 
-def exit_metrics(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Few numbers for `dvc metrics` and MLflow, of every frozen backbone: mean over seeds and depths by order and branch.
-
-    Accuracy as a fraction; of counting the mean absolute error.
-    """
-    metrics: dict[str, dict[str, float]] = {}
-    frozen = rows[rows["strategy"] == "classifier_wise"]
-    for (dataset, variant, order, branch), group in frozen.groupby(["dataset", "variant", "order", "branch"], sort=False):
-        value = group["mae" if dataset == COUNTING else "accuracy"].mean()
-        metrics.setdefault(str(variant), {})[f"{order}/{branch}"] = round(float(value), 6)
-    return metrics
-
-
 class Used(NamedTuple):
     """The exits of a frozen backbone that are put into use, E of them by depth, and how they answer."""
 
@@ -160,7 +147,7 @@ def choose(flops: np.ndarray, score: np.ndarray, depths: np.ndarray) -> np.ndarr
 
 
 def keep(plan: Plan, found: Exits) -> dict[Path, str]:
-    """Write results/exits.csv, exits_dynamic.csv, exits.json, exits_metrics.json, and what `lsvit predict --exits` needs to outs/exits/.
+    """Write results/exits.csv, exits_dynamic.csv, exits.json, and what `lsvit predict --exits` needs to outs/exits/.
 
     Returns:
         The folders of the models trained with exits, one a title, and the name of each one's task.
@@ -173,7 +160,6 @@ def keep(plan: Plan, found: Exits) -> dict[Path, str]:
     hardware = sorted({*(read_costs(each)["hardware"] for each in frozen), *(read_costs(each)["hardware"] for each in found.trained)})
     about = {"hardware": ", ".join(hardware), "batch_size": 1, "keep": options.keep, "images": options.images}
     (RESULTS / "exits.json").write_text(json.dumps(about | {"counting": options.counting.model_dump()}) + "\n")
-    (RESULTS / "exits_metrics.json").write_text(json.dumps(exit_metrics(rows), indent=1) + "\n")
     for each in frozen:
         _keep_branches(plan, each)
     folders = {}

@@ -13,8 +13,7 @@ from lsvit.jobs.files import ARRAYS, RESULTS, ROWS
 from lsvit.jobs.job import Job
 from lsvit.jobs.rows import read_rows
 from lsvit.papers.inversion.compute.plan import Plan, Task
-from lsvit.papers.inversion.compute.ratios import EMBEDDING, INPUT, PIXELS, with_ratios
-from lsvit.papers.inversion.section import NO_EDIT, Inversion
+from lsvit.papers.inversion.section import Inversion
 from lsvit.training.gather import gather_trainings
 
 OUT = Path("outs/inversion")
@@ -68,29 +67,15 @@ def about(params: Params) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def inversion_metrics(rows: pd.DataFrame, optimiser: str) -> dict[str, Any]:
-    """For `dvc metrics`: means over seeds and images under one optimiser, by model, edit and order, and point."""
-    shown = with_ratios(rows[rows["optimiser"] == optimiser])
-    found: dict[str, Any] = {}
-    for (family, weights, edit, order, point), group in shown.groupby(["family", "weights", "edit", "order", "point"], sort=False):
-        name = f"{family} {weights}" + ("" if edit == NO_EDIT else f" {edit}") + ("" if order == "sequential" else f" {order}")
-        means = group[[EMBEDDING, INPUT, PIXELS]].mean()
-        found.setdefault(name.replace("+", " and "), {})[str(point)] = {key: round(float(value), 6) for key, value in means.items()}
-    return found
-
-
 def keep(plan: Plan, trainings: dict[tuple[str, int], Job], inversions: Sequence[Task], class_images: Sequence[Task]) -> list[Path]:
-    """Write results/inversion.csv, class_images.csv, inversion.json and inversion_metrics.json, arrays and trainings to outs/inversion/.
+    """Write results/inversion.csv, class_images.csv and inversion.json, arrays and trainings to outs/inversion/.
 
     Returns:
         The trainings' folders, one a family.
     """
-    rows = inversion_rows(inversions)
-    rows.to_csv(RESULTS / "inversion.csv", index=False, lineterminator="\n")
+    inversion_rows(inversions).to_csv(RESULTS / "inversion.csv", index=False, lineterminator="\n")
     class_rows(class_images).to_csv(RESULTS / "class_images.csv", index=False, lineterminator="\n")
     (RESULTS / "inversion.json").write_text(json.dumps(about(plan.params)) + "\n")
-    main_optimiser = next(iter(plan.options.optimisers))
-    (RESULTS / "inversion_metrics.json").write_text(json.dumps(inversion_metrics(rows, main_optimiser), indent=1) + "\n")
     gather_arrays(inversions, class_images, OUT / "arrays")
     titles = []
     for family in dict.fromkeys(family for family, _ in trainings):

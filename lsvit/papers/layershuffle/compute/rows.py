@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lsvit.config.sections import Finetune
+from lsvit.config.variant import BASELINE
 from lsvit.jobs.files import ARRAYS, HISTORY, JUDGES, RESULTS, ROWS, read_meta
 from lsvit.jobs.job import Job
 from lsvit.jobs.rows import gather_rows, mean_rows, seed_means
@@ -84,7 +85,9 @@ def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -
         history = json.loads((plan.weights_of(name, seed).parent / HISTORY).read_text())
         epochs[protocol, name, seed] = int(kept_epoch(history, params.all_variants[name], JUDGES[protocol])["epoch"])
     protocol_rows(rows, epochs).to_csv(RESULTS / "protocols.csv", index=False, lineterminator="\n")
-    (RESULTS / "metrics.json").write_text(json.dumps(table_metrics(rows[params.protocol]), indent=1) + "\n")
+    own = rows[params.protocol]
+    shown = own[own["variant"].isin([BASELINE, *params.variants])]  # a scale adds controls
+    (RESULTS / "metrics.json").write_text(json.dumps(table_metrics(shown), indent=1) + "\n")
     cell = {"dataset": params.dataset, "model": params.model, "scale": params.cell.scale,
             "protocol": params.protocol, "seeds": params.seeds, "classes": len(meta["classes"]), "images": meta["counts"],
             "latin": [name for name in params.all_variants if params.resolve(Finetune, name).per == "latin"]}  # fmt: skip

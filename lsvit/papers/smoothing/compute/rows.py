@@ -8,10 +8,9 @@ from typing import Any
 import pandas as pd
 
 from lsvit.config.params import Params
-from lsvit.config.variant import UNTRAINED
 from lsvit.jobs.files import RESULTS
 from lsvit.papers.smoothing.compute.plan import Model, Plan, Profiled
-from lsvit.papers.smoothing.section import PROFILE, SCRATCH, WHOLE, Smoothing
+from lsvit.papers.smoothing.section import PROFILE, Smoothing
 from lsvit.training.gather import gather_trainings
 
 OUT = Path("outs/smoothing")
@@ -41,31 +40,14 @@ def about(params: Params) -> dict[str, Any]:
             "recipe": options.recipe.model_dump()}  # fmt: skip
 
 
-def smoothing_metrics(rows: pd.DataFrame) -> dict[str, Any]:
-    """For `dvc metrics`: means over the seeds after the last layer, of models trained from scratch by depth and losses, of variants
-    by order."""
-    last = rows[rows["layer"] == rows["num_layers"]]
-    scratch = last[(last["training"] == SCRATCH) & (last["removed"] == WHOLE) & ~last["talking_heads"].astype(bool)]
-    variants = last[~last["training"].isin([SCRATCH, UNTRAINED])]
-    found: dict[str, Any] = {}
-    for own, keys in ((scratch, ["num_layers", "losses"]), (variants, ["training", "order"])):
-        for (first, second), group in own.groupby(keys, sort=False):
-            means = group[["accuracy", "patch_cosine", "attention_std"]].mean().dropna().round(6)
-            name = str(second).replace("+", " and ")  # MLflow takes no plus
-            found.setdefault(f"{first} layers" if own is scratch else str(first), {})[name] = means.to_dict()
-    return found
-
-
 def keep(plan: Plan, models: Sequence[Model], profiles: Sequence[Profiled]) -> list[Path]:
-    """Write results/smoothing.csv, smoothing.json and smoothing_metrics.json, and the trainings to outs/smoothing/.
+    """Write results/smoothing.csv and smoothing.json, and the trainings to outs/smoothing/.
 
     Returns:
         The trainings' folders, one a title.
     """
-    rows = profile_rows(profiles)
-    rows.to_csv(RESULTS / "smoothing.csv", index=False, lineterminator="\n")
+    profile_rows(profiles).to_csv(RESULTS / "smoothing.csv", index=False, lineterminator="\n")
     (RESULTS / "smoothing.json").write_text(json.dumps(about(plan.params)) + "\n")
-    (RESULTS / "smoothing_metrics.json").write_text(json.dumps(smoothing_metrics(rows), indent=1) + "\n")
     OUT.mkdir(parents=True, exist_ok=True)  # also where nothing is trained
     titles = dict.fromkeys(model.title for model in models)
     for title in titles:
