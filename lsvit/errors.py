@@ -17,11 +17,12 @@ class UserError(Exception):
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with `error: <one line>` on standard error and exit code 2 when a UserError is raised."""
+    """End the process with `error: <line>` on standard error, a line a mistake, and exit code 2 when a UserError is raised."""
     try:
         yield
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
@@ -49,8 +50,11 @@ def _keys_at(section: "type[BaseModel]", path: tuple[str | int, ...]) -> list[st
 
 
 def one_line(error: "ValidationError", section: "type[BaseModel]", prefix: str = "", file: str = "params.yaml") -> str:
-    """The first error of a validation as one line: key, value found, what is accepted, the nearest known name."""
-    first = error.errors()[0]
+    """The errors of a validation, a line each: key, value found, what is accepted, the nearest known name."""
+    return "\n".join(dict.fromkeys(_line(each, section, prefix, file) for each in error.errors()))
+
+
+def _line(first: Any, section: "type[BaseModel]", prefix: str, file: str) -> str:
     loc = list(first["loc"])
     key = ".".join(str(part) for part in ([prefix] if prefix else []) + loc)
     found, message = first["input"], first["msg"]

@@ -12,7 +12,13 @@ def main() -> None:
     """data/, or the data set's folder -> outs/prepare_data/"""
     params = load()
     embedded, out = Path("data/fashion_mnist_10k"), Path("outs/prepare_data")
-    meta = prepare(params.dataset, params.dataset_preset, embedded, out, params.model_preset, params.check_sizes)
+
+    def check(train: int, validation: int, heldout: int) -> None:
+        params.check_sizes(train, validation, heldout)
+        if params.sizes is None:  # else check-params has said so
+            print("\n".join(params.with_sizes(train, validation, heldout).lowered()))
+
+    meta = prepare(params.dataset, params.dataset_preset, embedded, out, params.model_preset, check)
     print(f"{params.dataset}: {meta['counts']}, images {meta['image_shape']}")
 
 

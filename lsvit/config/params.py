@@ -5,13 +5,14 @@ says of a model preset comes right after that preset.
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 import yaml
-from pydantic import Field, ValidationError, create_model
+from pydantic import Field, PrivateAttr, ValidationError, create_model
 
 from lsvit.config.datasets import DatasetPreset
 from lsvit.config.papers import rooms
@@ -76,6 +77,8 @@ class Params(Section):
     models: dict[str, Any]
     datasets: dict[str, Any]
 
+    _sizes: tuple[int, int, int] | None = PrivateAttr(default=None)  # where only the prepared data know
+
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
@@ -89,6 +92,43 @@ class Params(Section):
     def dataset_preset(self) -> DatasetPreset:
         """The chosen entry of `datasets`, without its overrides of sections."""
         return DatasetPreset.model_validate(self.datasets[self.dataset].model_dump(include=set(DatasetPreset.model_fields)))
+
+    @property
+    def sizes(self) -> tuple[int, int, int] | None:
+        """Images to train on, to validate on, and held out; None: not known yet."""
+        return self._sizes or self.dataset_preset.sizes
+
+    def with_sizes(self, train: int, validation: int, heldout: int) -> Self:
+        """The same for so many images: values of sections and scales that exceed them are lowered."""
+        found = self.model_copy()
+        found._sizes = (train, validation, heldout)
+        return found
+
+    def lowered(self) -> list[str]:
+        """The values that the number of images lowers, a line each."""
+
+        def limited(params: Params) -> dict[str, Value]:
+            sections: tuple[type[Section], ...] = (Pretrain, Finetune, *paper_sections())
+            found = {section: params.values(section) for section in sections}
+            named = {f"{section.name}.{key}": values[key] for section, values in found.items() for key in section.within}
+            trained = [section for section in paper_sections() if "training" in section.model_fields]
+            return named | {f"{section.name}.training.batch_size": params.scratch_values(section)["batch_size"] for section in trained}
+
+        given = limited(self.with_sizes(sys.maxsize, sys.maxsize, 0))
+        return [f"{key}: {given[key].value} (from {source}) lowered to {value}, the images there are"
+                for key, (value, source) in limited(self).items() if value != given[key].value]  # fmt: skip
+
+    def _within_images(self, section: type[Section], values: dict[str, Value], cell: Cell) -> dict[str, Value]:
+        """What a section or scale says is lowered where there are fewer images; what a preset or variant says stays, to be refused."""
+        if not self.sizes or cell.dataset != self.dataset:
+            return values
+        for key, split in section.within.items():
+            value, source = values[key]
+            used = values["images"].value if key == "batch_size" and "images" in values else None
+            most = max(min(self.sizes[split == "validation"], used or sys.maxsize), 1)
+            if isinstance(value, int) and value > most and source.partition(".")[0] not in ("models", "datasets", "variants"):
+                values[key] = Value(most, source)
+        return values
 
     def scale_of(self, model: str) -> str:
         """The chosen scale, or else a model's own."""
@@ -149,7 +189,7 @@ class Params(Section):
                 values["per"] = Value(own.per, where)
             elif values["per"].value not in forms(own.route):
                 values["per"] = Value("batch", f"{where}.route")
-        return values
+        return self._within_images(section, values, cell)
 
     def resolve(self, section: type[SectionT], variant: str | None = None) -> SectionT:
         """The effective section for the chosen model, data set and variant."""
@@ -160,7 +200,8 @@ class Params(Section):
         cell, name = cell or self.cell, section.name
         values = {key: value for key, value in self._values(Pretrain, cell, None).items() if key != "seed"}
         layers = {name: getattr(self, name).training} | {where: keys.get("training", {}) for where, keys in self._layers(name, cell)}
-        return values | {key: Value(value, f"{where}.training") for where, keys in layers.items() for key, value in keys.items()}
+        values |= {key: Value(value, f"{where}.training") for where, keys in layers.items() for key, value in keys.items()}
+        return self._within_images(Optimisation, values, cell)
 
     def scratch_training(self, section: type[PaperSection]) -> Optimisation:
         """The effective options of a stage's trainings from scratch."""
@@ -205,8 +246,8 @@ class Params(Section):
         for scale in self.scales:
             self.model_copy(update={"scale": scale})._check_variants(file)
         self.dataset_preset.check_channels(self.model_preset, f"models.{self.model}", file)
-        if self.dataset_preset.sizes:
-            self.check_sizes(*self.dataset_preset.sizes, file)
+        if self.sizes:
+            self.check_sizes(*self.sizes, file)
         spread = self.distributed
         if spread.nodes > 1 and not re.fullmatch(r"[^:\s]+:\d+", spread.endpoint or ""):
             raise UserError(f"{file}: distributed.endpoint: found {spread.endpoint!r}, accepted: host:port of the first machine, "
@@ -262,12 +303,13 @@ class Params(Section):
 
     def check_sizes(self, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
         """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
+        own = self.with_sizes(train, validation, heldout)
         limits = [Limit(f"datasets.{self.dataset}.heldout", heldout, train + heldout - 1, f"{train + heldout} training images are used")]
-        scratch = [("pretrain", self.resolve(Pretrain))] if self.model_preset.weights == "scratch" else []
-        for key, options in (*scratch, ("finetune", self.resolve(Finetune))):
+        scratch = [("pretrain", own.resolve(Pretrain))] if self.model_preset.weights == "scratch" else []
+        for key, options in (*scratch, ("finetune", own.resolve(Finetune))):
             limits.append(Limit(f"{key}.batch_size", options.batch_size, train, f"{self.dataset!r} uses {train} training images"))
         for checks in rooms("checks"):
-            limits += checks.image_limits(self, train, validation)
+            limits += checks.image_limits(own, train, validation)
         at_most(limits, file)
 
     def check_layers(self, num_layers: int, file: str = "params.yaml") -> None:

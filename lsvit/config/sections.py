@@ -33,6 +33,7 @@ class Optimisation(Section):
     plateau_patience: Count = 2  # epochs without gain that are borne; the next one lowers the rate
     images: Count | None = None  # train on so many random images, always the same; None: on all
     stop_patience: Count | None = None  # epochs without gain before the training ends; None: it does not end early
+    within = {"batch_size": "train"}  # noqa: RUF012 (a ClassVar)
 
     def without_effect(self) -> set[str]:
         """Activations that are computed again are the same."""
@@ -106,7 +107,8 @@ class PaperSection(Section):
 
 
 def at_most(limits: Sequence[Limit], file: str) -> None:
-    """Raises UserError for the first number that is greater than accepted."""
-    for key, found, most, why in limits:
-        if found > most:
-            raise UserError(f"{file}: {key}: found {found}, accepted: at most {most} ({why})")
+    """Raises UserError for the numbers that are greater than accepted, a line each."""
+    exceeding = [each for each in limits if each.found > each.most]
+    if exceeding:
+        lines = (f"{file}: {key}: found {found}, accepted: at most {most} ({why})" for key, found, most, why in exceeding)
+        raise UserError("\n".join(dict.fromkeys(lines)))

@@ -34,6 +34,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: ClassVar[str] = ""
     merged: ClassVar[tuple[str, ...]] = ()  # mappings of which a preset changes single keys; it replaces others
+    within: ClassVar[dict[str, str]] = {}  # keys that are at most the number of images of a split
 
     def without_effect(self) -> set[str]:
         """Keys that change no result: names, and how much goes through the memory at once."""

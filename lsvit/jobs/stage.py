@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from lsvit.config.params import load
 from lsvit.jobs.display import Event
+from lsvit.jobs.files import DATA, HELDOUT, read_meta
 from lsvit.jobs.job import Job
 from lsvit.jobs.pool import run, warm_up
 from lsvit.jobs.processes import root
@@ -20,7 +21,8 @@ class Stage:
 
     def __init__(self, module: str, of: str = STAGES) -> None:
         warm_up(module)
-        self.params, self.of = load(), of
+        counts = read_meta(DATA)["counts"]
+        self.params, self.of = load().with_sizes(counts["train"], counts["validation"], counts.get(HELDOUT, 0)), of
         self.tracker = Tracker(experiment_name(of, self.params.cell), root())
 
     def tracker_of(self, dataset: str, of: str | None = None) -> Tracker:

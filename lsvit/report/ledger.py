@@ -135,7 +135,7 @@ class Claim:
         evidence.orders = []
         entry: dict[str, Any] = {"id": self.id, "source": self.source, "claim": self.text, "published": self.published,
                                  "quantity": self.quantity, "rule": self.rule}  # fmt: skip
-        verdict, reason, p = NOT_RUN, "", None
+        verdict, reason, run, p = NOT_RUN, "", "", None
         value: dict[str, Any] | None = None
         try:
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -150,7 +150,7 @@ class Claim:
                 value["values"] = [_rounded(float(each)) for each in values]
             centre = self.centre(evidence) if self.centre else 0.0
             if found.n < 2:
-                raise NotRun("one seed, or one model, gives no interval")
+                raise CannotTell("one seed, or one model, gives no interval")
             found = found._replace(mean=found.mean - centre, low=low - centre, high=high - centre)
             verdict, reason = self._verdict(found)
             p = round(p_value(found, self._nearest(found.mean)), 6)
@@ -159,9 +159,9 @@ class Claim:
         except NotRun as missing:
             reason = str(missing)
             if self.run and not isinstance(missing, CannotTell):
-                reason += f"; `uv run dvc exp run {self.run}` runs it"
+                run = f"uv run dvc exp run {self.run}"
         orders = {"min": min(evidence.orders), "max": max(evidence.orders)} if evidence.orders else None
-        return entry | {"measured": value, "orders": orders, "verdict": verdict, "reason": reason, "p": p}
+        return entry | {"measured": value, "orders": orders, "verdict": verdict, "reason": reason, "run": run, "p": p}
 
     def _nearest(self, mean: float) -> float:
         """The border nearest to a mean, but for those that nothing can lie beyond."""
@@ -254,6 +254,7 @@ def markdown(found: dict[str, Any]) -> str:
     ]  # fmt: skip
     for entry in found["claims"]:
         verdict = f"**{entry['verdict']}**{_holm(entry)}" + (f": {entry['reason']}" if entry["reason"] else "")
+        verdict += f"; `{entry['run']}` runs it" if entry["run"] else ""
         cells = (entry["id"], entry["claim"], entry["published"], entry["quantity"], show_value(entry), show_orders(entry), verdict)
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Rules", ""] + [f"- `{entry['id']}` ({entry['source']}): {entry['rule']}." for entry in found["claims"]]

@@ -93,6 +93,7 @@ def _why_claim(entry: dict[str, Any]) -> list[str]:
         f"rule: {entry['rule']}",
         f"measured: {entry['quantity']}: {show_value(entry)}; orders: {show_orders(entry)}",
         f"verdict: {entry['verdict']}" + (f" ({entry['reason']})" if entry["reason"] else "") + f"; after Holm: {entry['corrected']}",
+        *([f"to run it: {entry['run']}"] if entry["run"] else []),
         *(line for file in read or [RESULTS / "cell.json"] for line in origin(file)),
     ]
 

@@ -19,8 +19,10 @@ from lsvit.config.sections import Finetune, Pretrain
 from lsvit.config.types import Section
 from lsvit.errors import UserError
 from lsvit.jobs.plan import run_config
+from lsvit.papers.exits.section import Exits
 from lsvit.papers.inversion import checks
 from lsvit.papers.inversion.compute.presets import family_preset
+from lsvit.papers.layershuffle.section import Analysis
 from lsvit.papers.smoothing.section import Smoothing
 from stages.check_params import build, main
 from tests.conftest import ROOT
@@ -344,11 +346,41 @@ def test_protocol_heldout_needs_held_out_images(content: dict[str, Any], tmp_pat
 def test_held_out_images_leave_some_to_train_on(content: dict[str, Any], tmp_path: Path) -> None:
     changed = content | {"dataset": "fashion_mnist_tiny"}
     tiny = changed["datasets"]["fashion_mnist_tiny"]
-    for heldout, key in ((512, r"datasets\.fashion_mnist_tiny\.heldout"), (450, r"pretrain\.batch_size: found 128, accepted: at most 62")):
-        changed["datasets"] = changed["datasets"] | {"fashion_mnist_tiny": tiny | {"heldout": heldout}}
-        (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
-        with pytest.raises(UserError, match=key):
-            load(tmp_path / "params.yaml")
+    changed["datasets"] = changed["datasets"] | {"fashion_mnist_tiny": tiny | {"heldout": 512}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
+    with pytest.raises(UserError, match=r"datasets\.fashion_mnist_tiny\.heldout: found 512, accepted: at most 511"):
+        load(tmp_path / "params.yaml")
+
+
+def test_what_nobody_set_is_lowered_to_the_images(content: dict[str, Any], tmp_path: Path) -> None:
+    """60 images to train on, 40 to validate on: values of sections and scales fit, and say so; what a preset or variant says is refused."""
+    own = {"fashion_mnist_tiny": {"source": "embedded", "train": 60, "validation": 40}}
+    changed = content | {"dataset": "fashion_mnist_tiny", "datasets": content["datasets"] | own}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
+    params = load(tmp_path / "params.yaml")
+    assert params.resolve(Finetune, "ls").batch_size == params.resolve(Pretrain).batch_size == params.resolve(Exits).batch_size == 60
+    assert params.resolve(Analysis).images == 40
+    assert params.scratch_training(Smoothing).batch_size == 32
+    said = params.lowered()
+    assert "finetune.batch_size: 120 (from scales.minutes.finetune) lowered to 60, the images there are" in said
+    assert {line.split(":")[0] for line in said} == {"finetune.batch_size", "pretrain.batch_size", "exits.batch_size", "analysis.images"}
+    assert load(ROOT / "params.yaml").lowered() == []
+    own["fashion_mnist_tiny"] |= {"finetune": {"batch_size": 61}, "analysis": {"images": 41}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
+    with pytest.raises(UserError) as error:
+        load(tmp_path / "params.yaml")
+    first, second = str(error.value).splitlines()  # both at once
+    assert "finetune.batch_size: found 61, accepted: at most 60" in first
+    assert "analysis.images: found 41, accepted: at most 40" in second
+
+
+def test_all_mistakes_are_said_at_once(content: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(content | {"devise": "cpu", "seeds": [], "protocol": "papre"}))
+    with pytest.raises(UserError) as error:
+        load(tmp_path / "params.yaml")
+    lines = str(error.value).splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["seeds", "protocol", "devise"]
+    assert all(line.startswith("params.yaml: ") for line in lines)
 
 
 def test_presets_change_single_keys_of_the_trainings_of_smoothing(content: dict[str, Any], tmp_path: Path) -> None:

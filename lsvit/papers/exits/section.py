@@ -47,6 +47,7 @@ class Exits(BranchTraining, PaperSection):
     """Early exits: seven branches, three strategies, and a counting task (multi-exit ViT)."""
 
     name = "exits"
+    within = {"batch_size": "train"}  # noqa: RUF012 (a ClassVar)
     taken = (COUNTING,)
     variants: Annotated[dict[str, Annotated[list[BranchName], Field(min_length=1)] | None], Field(min_length=1)]
     seeds: Count | None

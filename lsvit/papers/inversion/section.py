@@ -77,6 +77,7 @@ class Inversion(InversionMeasure, PaperSection):
     """What layers represent: inversion, ablation, transplant, class-maximising inputs, filters."""
 
     name = "inversion"
+    within = {"images": "validation"}  # noqa: RUF012 (a ClassVar)
     taken = (TRAINED,)
     merged = ("training", "class_images")
     seeds: Count | None

@@ -35,6 +35,7 @@ class Analysis(PaperSection):
     """UMAP of a layer's output and class-token contributions (section 4.3)."""
 
     name = "analysis"
+    within = {"images": "validation"}  # noqa: RUF012 (a ClassVar)
     variants: Annotated[list[str], Field(min_length=1)]
     layer: Annotated[int, Field(ge=0), NUMBER]
     images: Annotated[int, Field(ge=20), NUMBER]
