@@ -5,6 +5,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from lsvit.config.checks import check_layers
 from lsvit.config.papers import rooms
 from lsvit.config.params import Params, load, paper_sections
 from lsvit.config.sections import Finetune, PaperFigures, PaperSection, Pretrain
@@ -41,7 +42,7 @@ def build(params: Params) -> None:
             if variant.talking_heads:
                 talk(model)
             attach(model, variant)
-        params.check_layers(len(backbone.blocks))
+        check_layers(params, len(backbone.blocks))
         for checks in rooms("checks"):
             if hasattr(checks, "build"):
                 checks.build(params, backbone)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from lsvit.config.checks import check_sizes
 from lsvit.config.params import load
 from lsvit.data.prepare import prepare
 from lsvit.errors import one_line_errors
@@ -14,7 +15,7 @@ def main() -> None:
     embedded, out = Path("data/fashion_mnist_10k"), Path("outs/prepare_data")
 
     def check(train: int, validation: int, heldout: int) -> None:
-        params.check_sizes(train, validation, heldout)
+        check_sizes(params, train, validation, heldout)
         if params.sizes is None:  # else check-params has said so
             print("\n".join(params.with_sizes(train, validation, heldout).lowered()))
 

@@ -90,7 +90,8 @@ def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
     sections = {section.__name__: section.name for section in known}
     given = r"(resolve|values|scratch_values|scratch_training|Plan|__init__)\((?:[\w.]+, )?"
     read = {section for cls, section in sections.items() if re.search(rf"\b{given}{cls}\b", source)}
-    read |= {key for key in ("seeds", "device", "protocol", "distributed") if re.search(rf"params\.{key}\b", source)} | {"dataset"}
+    read |= {key for key in ("seeds", "device", "protocol", "distributed") if re.search(rf"params\.{key}\b", source)}
+    read |= {"dataset"} if re.search(r"\b(load|Stage)\(", source) else set()
     read |= {key for pattern, key in READS.items() if re.search(pattern, source)}
     assert read <= declared <= resolved(load(ROOT / "params.yaml")).keys()
 

@@ -4,7 +4,6 @@ A value resolves section < scale < model preset < data-set preset < variant, in 
 says of a model preset comes right after that preset.
 """
 
-import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -17,12 +16,11 @@ from pydantic import Field, PrivateAttr, ValidationError, create_model
 from lsvit.config.datasets import DatasetPreset
 from lsvit.config.papers import rooms
 from lsvit.config.presets import ModelPreset
-from lsvit.config.sections import Distributed, Finetune, Limit, Optimisation, PaperFigures, PaperSection, Pretrain, at_most
+from lsvit.config.sections import Distributed, Finetune, Limit, Optimisation, PaperFigures, PaperSection, Pretrain
 from lsvit.config.types import Section, Seed
-from lsvit.config.variant import BASELINE, PRETRAINED, UNTRAINED, Variant
-from lsvit.errors import UserError, accepted, one_line
+from lsvit.config.variant import BASELINE, Variant
+from lsvit.errors import UserError, one_line
 from lsvit.latin import forms
-from lsvit.routes import generator, limit, make_sampler, sampler_name
 
 
 class Value(NamedTuple):
@@ -213,121 +211,6 @@ class Params(Section):
         used = min(train, training.images or train)
         return Limit(f"{section.name}.training.batch_size", training.batch_size, used, f"{used} training images are used")
 
-    def check(self, file: str = "params.yaml") -> None:
-        """Cross-checks between sections and of every preset's overrides, used or not.
-
-        Raises:
-            UserError: one line naming the key, the value found and what is accepted.
-        """
-        named = [("model", self.model, self.models), ("dataset", self.dataset, self.datasets)]
-        named += [] if self.scale is None else [("scale", self.scale, self.scales)]
-        named += [(f"models.{name}.scale", preset.scale, self.scales) for name, preset in self.models.items()]
-        named += [(f"scales.{scale}.models", name, self.models) for scale, preset in self.scales.items() for name in preset.models]
-        for key, name, table in named:
-            if name not in table:
-                raise UserError(f"{file}: {key}: found {name!r}, {accepted(name, table)}")
-        taken = (BASELINE, PRETRAINED, UNTRAINED, *(name for section in paper_sections() for name in section.taken))
-        declared = {"variants": self.variants} | {f"scales.{name}.variants": scale.variants for name, scale in self.scales.items()}
-        for where, name, variant in ((where, *item) for where, variants in declared.items() for item in variants.items()):
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", name) or name in taken:
-                raise UserError(f"{file}: {where}: found the name {name!r}, accepted: letters, digits, _, but not {', '.join(taken)}")
-            if variant is None and name not in self.variants:
-                raise UserError(f"{file}: {where}: found no such variant as {name!r} to leave out, {accepted(name, self.variants)}")
-        for seed in self.seeds:
-            if self.seeds.count(seed) > 1:
-                raise UserError(f"{file}: seeds: found {seed} twice, accepted: each seed once")
-        own = self.cell
-        cells = [own._replace(model=model, scale=self.scale_of(model)) for model in self.models]
-        cells += [own._replace(dataset=dataset) for dataset in self.datasets]
-        cells += [own._replace(scale=scale) for scale in self.scales]
-        cells += [own._replace(model=model, scale=scale) for scale, preset in self.scales.items() for model in preset.models]
-        for cell in dict.fromkeys(cells):
-            self._check_cell(cell, file)
-        for scale in self.scales:
-            self.model_copy(update={"scale": scale})._check_variants(file)
-        self.dataset_preset.check_channels(self.model_preset, f"models.{self.model}", file)
-        if self.sizes:
-            self.check_sizes(*self.sizes, file)
-        spread = self.distributed
-        if spread.nodes > 1 and not re.fullmatch(r"[^:\s]+:\d+", spread.endpoint or ""):
-            raise UserError(f"{file}: distributed.endpoint: found {spread.endpoint!r}, accepted: host:port of the first machine, "
-                            f"for {spread.nodes} machines")  # fmt: skip
-        trainings = [self.values(Finetune, name) for name in self.all_variants]
-        trainings += [self.values(Pretrain)] if self.model_preset.weights == "scratch" else []
-        trainings += [self.scratch_values(section) for section in paper_sections() if "training" in section.model_fields]
-        for batch, source in (values["batch_size"] for values in trainings):
-            if int(batch) < spread.world_size:
-                raise UserError(f"{file}: {source}.batch_size: found {batch}, accepted: at least {spread.world_size}, one image a process")
-        if self.protocol == "heldout" and not self.dataset_preset.heldout:
-            raise UserError(f"{file}: protocol: found 'heldout', accepted: paper ({self.dataset!r} holds no images out; "
-                            f"datasets.{self.dataset}.heldout says how many)")  # fmt: skip
-        for section in paper_sections():
-            for name in getattr(self.resolve(section), "variants", ()):
-                if name not in self.all_variants:
-                    raise UserError(f"{file}: {section.name}.variants: found {name!r}, {accepted(name, self.all_variants)}")
-        for checks in rooms("checks"):
-            checks.check(self, file)
-
-    def _check_variants(self, file: str) -> None:
-        """Whether the variants of the scale are valid. Raises UserError."""
-        for name, variant in self.all_variants.items():
-            if self.resolve(Finetune, name).validation_orders != "all":
-                raise UserError(f"{file}: {name}: finetune.validation_orders: found 'trained', accepted: all (Table 1 has both orders)")
-            if variant.per and variant.per not in (possible := forms(variant.route)):
-                key, route = self.place_of(name), sampler_name(variant.route)
-                raise UserError(f"{file}: {key}.per: found {variant.per!r}, accepted with route {route}: "
-                                f"{', '.join(possible) or 'none, all images run the same layers'}")  # fmt: skip
-            if "per" in variant.finetune:
-                raise UserError(f"{file}: {name}: finetune.per belongs to the section; accepted here: the variant's own key per")
-            if "baseline_epochs" in variant.finetune:
-                raise UserError(f"{file}: {name}: finetune.baseline_epochs belongs to the section; accepted here: epochs")
-            if variant.exits and variant.exits.step is not None:
-                raise UserError(f"{file}: {name}: exits.step: found {variant.exits.step}, accepted: none (the strategy layer_wise sets it)")
-
-    def _check_cell(self, cell: Cell, file: str) -> None:
-        """Whether what presets override is valid. Raises UserError."""
-        names = {"pretrain", "finetune", *(section.name for section in paper_sections()), *ModelPreset.model_fields} - {"scale"}
-        for key, value in self.scales[cell.scale].models.get(cell.model, {}).items():
-            where = f"scales.{cell.scale}.models.{cell.model}"
-            if key not in names:
-                raise UserError(f"{file}: {where}: found {key!r}, {accepted(key, names)}")
-            if (key == "kwargs" or key not in ModelPreset.model_fields) and not isinstance(value, dict):
-                raise UserError(f"{file}: {where}.{key}: found {value!r}, accepted: a mapping")
-        self._at_scale(cell)
-        resolved(Pretrain, self._values(Pretrain, cell, None))
-        resolved(Finetune, self._values(Finetune, cell, None))
-        for section in paper_sections():
-            resolved(section, self._values(section, cell, None))
-            if "training" in section.model_fields:
-                resolved(Optimisation, self.scratch_values(section, cell))
-
-    def check_sizes(self, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
-        """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
-        own = self.with_sizes(train, validation, heldout)
-        limits = [Limit(f"datasets.{self.dataset}.heldout", heldout, train + heldout - 1, f"{train + heldout} training images are used")]
-        scratch = [("pretrain", own.resolve(Pretrain))] if self.model_preset.weights == "scratch" else []
-        for key, options in (*scratch, ("finetune", own.resolve(Finetune))):
-            limits.append(Limit(f"{key}.batch_size", options.batch_size, train, f"{self.dataset!r} uses {train} training images"))
-        for checks in rooms("checks"):
-            limits += checks.image_limits(own, train, validation)
-        at_most(limits, file)
-
-    def check_layers(self, num_layers: int, file: str = "params.yaml") -> None:
-        """Checks against the chosen model's number of layers. Raises UserError as :meth:`check` does."""
-        limits = [(f"{self.place_of(name)}.layers", v.layers, num_layers) for name, v in self.all_variants.items() if v.layers]
-        for name, v in self.all_variants.items():
-            layers = v.layers or num_layers
-            if v.exits:
-                limits.append((f"{self.place_of(name)}.exits.depths", v.exits.depths[-1], layers - 1))
-                if not (isinstance(v.route, dict) and "drop" in v.route):
-                    length = len(make_sampler(v.route)(generator("train", 0), layers))
-                    limits.append((f"{self.place_of(name)}.exits.depths", v.exits.depths[-1], length))
-            if beyond := limit(v.route, layers):
-                limits.append((f"{self.place_of(name)}.route", *beyond))
-        why = f"model {self.model!r} has {num_layers} layers"
-        at_most([Limit(*found, why) for found in limits], file)
-        at_most([found for checks in rooms("checks") for found in checks.layer_limits(self, num_layers)], file)
-
 
 def resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
     """The section with these values. Raises UserError naming the place that a wrong one comes from."""
@@ -357,6 +240,8 @@ def load(path: str | Path = "params.yaml") -> Params:
     Raises:
         UserError: one line naming the file, the key, the value found, what is accepted and the nearest known name.
     """
+    from lsvit.config.checks import check  # which knows Params
+
     path = Path(path)
     try:
         content = yaml.safe_load(path.read_text())
@@ -370,5 +255,5 @@ def load(path: str | Path = "params.yaml") -> Params:
         params = whole().model_validate(content)
     except ValidationError as error:
         raise UserError(one_line(error, whole(), file=path.name)) from None
-    params.check(path.name)
+    check(params, path.name)
     return params

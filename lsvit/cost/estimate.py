@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from lsvit.config.checks import check_layers
 from lsvit.config.papers import rooms
 from lsvit.config.params import Params
 from lsvit.config.sections import Finetune, Pretrain
@@ -46,7 +47,7 @@ def stages(params: Params) -> list[Stage]:
                         "datasets.NAME.train and datasets.NAME.validation")  # fmt: skip
     backbone = meta_backbone(preset, data.num_classes)
     whole = count_forward(backbone, preset)
-    params.check_layers(whole.num_layers)
+    check_layers(params, whole.num_layers)
 
     found: list[Stage] = []
     if preset.weights == "scratch":

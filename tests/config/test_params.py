@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from lsvit.config.checks import check_layers
 from lsvit.config.datasets import COLOURED
 from lsvit.config.params import load, paper_sections, whole
 from lsvit.config.presets import ModelPreset
@@ -181,7 +182,7 @@ def write(content: dict[str, Any], path: Path, key: str, value: Any) -> Path:
 def test_wrong_value_is_one_clear_line(content: dict[str, Any], tmp_path: Path, key: str, value: Any, said: list[str]) -> None:
     path = write(content, tmp_path / "params.yaml", key, value)
     with pytest.raises(UserError) as error:
-        load(path).check_layers(12)
+        check_layers(load(path), 12)
     message = str(error.value)
     assert "\n" not in message
     assert message.startswith("params.yaml: ")

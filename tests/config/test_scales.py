@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from dvc.utils.hydra import apply_overrides
 
+from lsvit.config.checks import check_layers
 from lsvit.config.params import Params, load, paper_sections
 from lsvit.config.presets import ModelPreset
 from lsvit.config.sections import Finetune, Pretrain
@@ -95,7 +96,7 @@ def test_a_scale_on_the_command_line(scale: str, params: Params, tmp_path: Path)
     shutil.copy(ROOT / "params.yaml", tmp_path)
     apply_overrides(tmp_path / "params.yaml", [f"scale={scale}"])
     found = load(tmp_path / "params.yaml")
-    found.check_layers(12)
+    check_layers(found, 12)
     sections: list[type[Section]] = [Pretrain, Finetune, *paper_sections()]
     for section in sections:
         assert found.resolve(section)
@@ -113,7 +114,7 @@ def test_a_scale_on_the_command_line(scale: str, params: Params, tmp_path: Path)
 @pytest.mark.parametrize("model", ["vit_pico", "deit_micro"])
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_small_model_at_every_scale(scale: str, model: str, changed: Load) -> None:
-    changed({"scale": scale, "model": model}).check_layers(12)
+    check_layers(changed({"scale": scale, "model": model}), 12)
 
 
 def test_a_model_at_a_scale(changed: Load) -> None:

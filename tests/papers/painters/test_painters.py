@@ -12,6 +12,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from lsvit.config.checks import check_layers
 from lsvit.config.params import Params, load
 from lsvit.config.presets import ModelPreset
 from lsvit.config.variant import PLAIN
@@ -317,7 +318,7 @@ def test_a_wrong_value_is_one_line(changes: dict[str, Any], said: list[str], tmp
     content["painters"] |= changes
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(UserError) as error:
-        load(tmp_path / "params.yaml").check_layers(12)
+        check_layers(load(tmp_path / "params.yaml"), 12)
     assert "\n" not in str(error.value)
     assert all(part in str(error.value) for part in said), error.value
 
@@ -327,7 +328,7 @@ def test_models_that_know_positions_run_without_loops_or_with_few(tmp_path: Path
     for changes in ({"kinds": ["skip", "parallel"]}, {"kinds": list(KINDS), "loops": 2}):
         content["painters"] |= {"variants": ["ls_pos", "ls_pred"], **changes}
         (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
-        load(tmp_path / "params.yaml").check_layers(12)
+        check_layers(load(tmp_path / "params.yaml"), 12)
 
 
 def test_loops_of_a_model_that_knows_positions_end_where_the_check_says(six: ModelPreset) -> None:
@@ -344,4 +345,4 @@ def test_loops_of_a_model_that_knows_positions_end_where_the_check_says(six: Mod
 def test_every_preset_fits_the_section(name: str, tmp_path: Path) -> None:
     content = yaml.safe_load((ROOT / "params.yaml").read_text()) | {"model": name}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
-    load(tmp_path / "params.yaml").check_layers(12)  # of all of them
+    check_layers(load(tmp_path / "params.yaml"), 12)  # of all of them

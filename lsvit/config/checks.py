@@ -1,0 +1,132 @@
+"""Cross-checks of params.yaml: between sections, of every preset, and against images and layers. They raise UserError, a line a mistake."""
+
+import re
+
+from lsvit.config.papers import rooms
+from lsvit.config.params import Cell, Params, paper_sections, resolved
+from lsvit.config.presets import ModelPreset
+from lsvit.config.sections import Finetune, Limit, Optimisation, Pretrain, at_most
+from lsvit.config.variant import BASELINE, PRETRAINED, UNTRAINED
+from lsvit.errors import UserError, accepted
+from lsvit.latin import forms
+from lsvit.routes import generator, limit, make_sampler, sampler_name
+
+
+def check(params: Params, file: str = "params.yaml") -> None:
+    """Cross-checks between sections and of every preset's overrides, used or not.
+
+    Raises:
+        UserError: one line naming the key, the value found and what is accepted.
+    """
+    named = [("model", params.model, params.models), ("dataset", params.dataset, params.datasets)]
+    named += [] if params.scale is None else [("scale", params.scale, params.scales)]
+    named += [(f"models.{name}.scale", preset.scale, params.scales) for name, preset in params.models.items()]
+    named += [(f"scales.{scale}.models", name, params.models) for scale, preset in params.scales.items() for name in preset.models]
+    for key, name, table in named:
+        if name not in table:
+            raise UserError(f"{file}: {key}: found {name!r}, {accepted(name, table)}")
+    taken = (BASELINE, PRETRAINED, UNTRAINED, *(name for section in paper_sections() for name in section.taken))
+    declared = {"variants": params.variants} | {f"scales.{name}.variants": scale.variants for name, scale in params.scales.items()}
+    for where, name, variant in ((where, *item) for where, variants in declared.items() for item in variants.items()):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", name) or name in taken:
+            raise UserError(f"{file}: {where}: found the name {name!r}, accepted: letters, digits, _, but not {', '.join(taken)}")
+        if variant is None and name not in params.variants:
+            raise UserError(f"{file}: {where}: found no such variant as {name!r} to leave out, {accepted(name, params.variants)}")
+    for seed in params.seeds:
+        if params.seeds.count(seed) > 1:
+            raise UserError(f"{file}: seeds: found {seed} twice, accepted: each seed once")
+    own = params.cell
+    cells = [own._replace(model=model, scale=params.scale_of(model)) for model in params.models]
+    cells += [own._replace(dataset=dataset) for dataset in params.datasets]
+    cells += [own._replace(scale=scale) for scale in params.scales]
+    cells += [own._replace(model=model, scale=scale) for scale, preset in params.scales.items() for model in preset.models]
+    for cell in dict.fromkeys(cells):
+        _check_cell(params, cell, file)
+    for scale in params.scales:
+        _check_variants(params.model_copy(update={"scale": scale}), file)
+    params.dataset_preset.check_channels(params.model_preset, f"models.{params.model}", file)
+    if params.sizes:
+        check_sizes(params, *params.sizes, file)
+    spread = params.distributed
+    if spread.nodes > 1 and not re.fullmatch(r"[^:\s]+:\d+", spread.endpoint or ""):
+        raise UserError(f"{file}: distributed.endpoint: found {spread.endpoint!r}, accepted: host:port of the first machine, "
+                        f"for {spread.nodes} machines")  # fmt: skip
+    trainings = [params.values(Finetune, name) for name in params.all_variants]
+    trainings += [params.values(Pretrain)] if params.model_preset.weights == "scratch" else []
+    trainings += [params.scratch_values(section) for section in paper_sections() if "training" in section.model_fields]
+    for batch, source in (values["batch_size"] for values in trainings):
+        if int(batch) < spread.world_size:
+            raise UserError(f"{file}: {source}.batch_size: found {batch}, accepted: at least {spread.world_size}, one image a process")
+    if params.protocol == "heldout" and not params.dataset_preset.heldout:
+        raise UserError(f"{file}: protocol: found 'heldout', accepted: paper ({params.dataset!r} holds no images out; "
+                        f"datasets.{params.dataset}.heldout says how many)")  # fmt: skip
+    for section in paper_sections():
+        for name in getattr(params.resolve(section), "variants", ()):
+            if name not in params.all_variants:
+                raise UserError(f"{file}: {section.name}.variants: found {name!r}, {accepted(name, params.all_variants)}")
+    for checks in rooms("checks"):
+        checks.check(params, file)
+
+
+def _check_variants(params: Params, file: str) -> None:
+    """Whether the variants of the scale are valid. Raises UserError."""
+    for name, variant in params.all_variants.items():
+        if params.resolve(Finetune, name).validation_orders != "all":
+            raise UserError(f"{file}: {name}: finetune.validation_orders: found 'trained', accepted: all (Table 1 has both orders)")
+        if variant.per and variant.per not in (possible := forms(variant.route)):
+            key, route = params.place_of(name), sampler_name(variant.route)
+            raise UserError(f"{file}: {key}.per: found {variant.per!r}, accepted with route {route}: "
+                            f"{', '.join(possible) or 'none, all images run the same layers'}")  # fmt: skip
+        if "per" in variant.finetune:
+            raise UserError(f"{file}: {name}: finetune.per belongs to the section; accepted here: the variant's own key per")
+        if "baseline_epochs" in variant.finetune:
+            raise UserError(f"{file}: {name}: finetune.baseline_epochs belongs to the section; accepted here: epochs")
+        if variant.exits and variant.exits.step is not None:
+            raise UserError(f"{file}: {name}: exits.step: found {variant.exits.step}, accepted: none (the strategy layer_wise sets it)")
+
+
+def _check_cell(params: Params, cell: Cell, file: str) -> None:
+    """Whether what presets override is valid. Raises UserError."""
+    names = {"pretrain", "finetune", *(section.name for section in paper_sections()), *ModelPreset.model_fields} - {"scale"}
+    for key, value in params.scales[cell.scale].models.get(cell.model, {}).items():
+        where = f"scales.{cell.scale}.models.{cell.model}"
+        if key not in names:
+            raise UserError(f"{file}: {where}: found {key!r}, {accepted(key, names)}")
+        if (key == "kwargs" or key not in ModelPreset.model_fields) and not isinstance(value, dict):
+            raise UserError(f"{file}: {where}.{key}: found {value!r}, accepted: a mapping")
+    params._at_scale(cell)
+    resolved(Pretrain, params._values(Pretrain, cell, None))
+    resolved(Finetune, params._values(Finetune, cell, None))
+    for section in paper_sections():
+        resolved(section, params._values(section, cell, None))
+        if "training" in section.model_fields:
+            resolved(Optimisation, params.scratch_values(section, cell))
+
+
+def check_sizes(params: Params, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
+    """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
+    own = params.with_sizes(train, validation, heldout)
+    limits = [Limit(f"datasets.{params.dataset}.heldout", heldout, train + heldout - 1, f"{train + heldout} training images are used")]
+    scratch = [("pretrain", own.resolve(Pretrain))] if params.model_preset.weights == "scratch" else []
+    for key, options in (*scratch, ("finetune", own.resolve(Finetune))):
+        limits.append(Limit(f"{key}.batch_size", options.batch_size, train, f"{params.dataset!r} uses {train} training images"))
+    for checks in rooms("checks"):
+        limits += checks.image_limits(own, train, validation)
+    at_most(limits, file)
+
+
+def check_layers(params: Params, num_layers: int, file: str = "params.yaml") -> None:
+    """Checks against the chosen model's number of layers. Raises UserError as :meth:`check` does."""
+    limits = [(f"{params.place_of(name)}.layers", v.layers, num_layers) for name, v in params.all_variants.items() if v.layers]
+    for name, v in params.all_variants.items():
+        layers = v.layers or num_layers
+        if v.exits:
+            limits.append((f"{params.place_of(name)}.exits.depths", v.exits.depths[-1], layers - 1))
+            if not (isinstance(v.route, dict) and "drop" in v.route):
+                length = len(make_sampler(v.route)(generator("train", 0), layers))
+                limits.append((f"{params.place_of(name)}.exits.depths", v.exits.depths[-1], length))
+        if beyond := limit(v.route, layers):
+            limits.append((f"{params.place_of(name)}.route", *beyond))
+    why = f"model {params.model!r} has {num_layers} layers"
+    at_most([Limit(*found, why) for found in limits], file)
+    at_most([found for checks in rooms("checks") for found in checks.layer_limits(params, num_layers)], file)
