@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 KEY = "lsvit.key"
 DATABASE = "mlflow.db"
+NOTE = "mlflow.note.content"
 STAGES = "stages"  # of the experiment with what stages left in results/
 Row = dict[str, float]
 
@@ -155,6 +156,7 @@ class Tracker:
                 found = client.get_experiment_by_name(self.experiment)
                 location = (self.root.resolve() / "mlartifacts" / self.experiment.replace("/", "-")).as_uri() if local else None
                 self._experiment_id = found.experiment_id if found else client.create_experiment(self.experiment, location)
+                client.set_experiment_tag(self._experiment_id, NOTE, _about(self.experiment))
             self._client = client
         return self._client
 
@@ -206,12 +208,22 @@ class Tracker:
         """The run of a training, and the times of its epochs as far as they are known."""
         options = _options(record)
         shared = {key: value for key, value in options.items() if key not in record["apart"]}
-        tags, seed = {"variant": title}, str(record["seed"])
+        tags, seed = {"variant": title, "paper": self.experiment.partition("/")[0]}, str(record["seed"])
         known = self._context(_key(title, options))["ended"]
         start = min(known.values(), default=None)
-        parent = self._run(_key(title, shared), title, tags, shared, start)
-        tags |= {"seed": seed, "mlflow.parentRunId": parent}
-        return self._run(_key(title, options), f"{title} seed {seed}", tags, options, start), known
+        note = f"`{title}`: its seeds lie below; mean and standard deviation over them are the metrics `mean/...`, `std/...`."
+        parent = self._run(_key(title, shared), title, tags | {"kind": "variant", NOTE: note}, shared, start)
+        tags |= {"seed": seed, "mlflow.parentRunId": parent, "kind": "training"}
+        key = _key(title, options)
+        if fresh := key not in self._runs:
+            self._run(key, f"{title} seed {seed}", tags, options, start)
+        inputs = self.client().get_run(self._runs[key]).inputs if fresh else None
+        if inputs and not inputs.dataset_inputs:
+            from mlflow.entities import Dataset, DatasetInput, InputTag
+
+            read = Dataset(record["dataset"], record["data_sha256"][:32], "local", json.dumps({"uri": "outs/prepare_data"}))
+            self.client().log_inputs(self._runs[key], [DatasetInput(read, [InputTag("mlflow.data.context", "training")])])
+        return self._runs[key], known
 
     def _rows(self, run_id: str, rows: list[Row], ended: dict[str, float]) -> None:
         from mlflow.entities import Metric
@@ -227,9 +239,9 @@ class Tracker:
             self.client().log_batch(run_id, metrics=metrics[start : start + 1000])
         self._steps[run_id] |= {int(row["epoch"]) for row in fresh}
 
-    def _finish(self, run_id: str, files: list[Path], metrics: dict[str, float], ended: float | None = None) -> None:
-        """Upload files, log final metrics and mark the run finished, once; `ended`: when it was, if not now."""
-        from mlflow.entities import Metric
+    def _finish(self, run_id: str, files: list[Path], metrics: Row, ended: float | None = None, model: str | None = None) -> None:
+        """Upload files, log final metrics, as those of a `model` of this name too, and mark the run finished, once; `ended`: if not now."""
+        from mlflow.entities import LoggedModelStatus, Metric
 
         client = self.client()
         if client.get_run(run_id).info.status == "FINISHED":
@@ -237,7 +249,10 @@ class Tracker:
         for file in files:
             client.log_artifact(run_id, str(file))
         end = _milliseconds(ended or time.time())
-        client.log_batch(run_id, metrics=[Metric(name, value, end, 0) for name, value in metrics.items()])
+        made = client.create_logged_model(self._experiment_id, model, run_id, model_type="external").model_id if model else None
+        client.log_batch(run_id, metrics=[Metric(name, value, end, 0, model_id=made) for name, value in metrics.items()])
+        if made:
+            client.finalize_logged_model(made, LoggedModelStatus.READY)
         client.set_terminated(run_id, end_time=end)
         self._running.discard(run_id)
         self.recorded += 1
@@ -254,7 +269,8 @@ class Tracker:
             for text in path.parent.glob("execution.txt"):
                 self.client().set_tag(run_id, "execution", text.read_text().strip())
             finals.append(json.loads((path.parent / "final.json").read_text()))
-            self._finish(run_id, sorted(path.parent.iterdir()), {f"final/{k}": v for k, v in finals[-1].items()}, ends[-1])
+            final = {f"final/{name}": value for name, value in finals[-1].items()}
+            self._finish(run_id, sorted(path.parent.iterdir()), final, ends[-1], f"{folder.name}_seed_{record['seed']}")
         self._summary(parent, finals, max(ends))
 
     def _summary(self, parent: str, finals: list[Row], ended: float) -> None:
@@ -278,7 +294,14 @@ class Tracker:
             found = _flat(json.loads(file.read_text()), separator="/")
             numbers |= {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
         key = _key(stage, {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
-        self._finish(self._run(key, stage, {"variant": stage}, {}), files, numbers)
+        self._finish(self._run(key, stage, {"variant": stage, "kind": "stage"}, {}), files, numbers)
+
+
+def _about(experiment: str) -> str:
+    """What an experiment's page says of it."""
+    of, _, cell = experiment.partition("/")
+    what = "What the stages left in `results/`, a run a stage" if of == STAGES else f"Trainings of `{of}`, a run a variant, its seeds below"
+    return f"{what}: {cell} (data set, model, scale). Made by `uv run dvc repro --pull`; verdicts: `uv run lsvit claims`."
 
 
 def declared_stages() -> dict[str, Any]:

@@ -128,6 +128,16 @@ def check_store(uri: str) -> None:
         assert tag in child.data.tags
     assert child.data.tags["mlflow.user"]
     assert child.data.tags["mlflow.source.name"]
+    assert (child.data.tags["kind"], parent.data.tags["kind"], child.data.tags["paper"]) == ("training", "variant", "layershuffle")
+    assert "its seeds lie below" in parent.data.tags["mlflow.note.content"]
+    assert "layershuffle" in client.get_experiment(child.info.experiment_id).tags["mlflow.note.content"]
+    assert child.inputs
+    (read,) = child.inputs.dataset_inputs
+    assert (read.dataset.name, read.tags[0].value) == (child.data.params["dataset"], "training")
+    assert child.data.params["data_sha256"].startswith(read.dataset.digest)
+    (model,) = client.search_logged_models([child.info.experiment_id], f"source_run_id = '{child.info.run_id}'")
+    assert (model.name, str(model.status)) == ("test_seed_0", "READY")
+    assert {metric.key for metric in model.metrics or ()} == {name for name in child.data.metrics if name.startswith("final/")}
     assert child.data.params["options.lr"] == "0.003"
     assert child.data.params["seed"] == "0"
     curve = client.get_metric_history(child.info.run_id, "validation/arbitrary/accuracy")

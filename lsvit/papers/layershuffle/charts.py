@@ -40,5 +40,9 @@ def charts(results: Results) -> Charts:
     return Charts(
         tables,
         shown,
-        [Picture("Routes as they were drawn", "routes"), Picture("Figure 4a", "figure_4a"), Picture("Figure 4b", "figure_4b")],
+        [
+            Picture("The approaches (figures 1a, 2 and 3)", "approaches"),
+            Picture("Figure 4a", "figure_4a"),
+            Picture("Figure 4b", "figure_4b"),
+        ],
     )

@@ -12,21 +12,20 @@ from matplotlib.patches import Rectangle
 from scipy.stats import gaussian_kde
 
 from lsvit.config.params import Params
-from lsvit.config.sections import Finetune, PaperFigures, Pretrain
+from lsvit.config.sections import PaperFigures, Pretrain
 from lsvit.config.variant import PRETRAINED
 from lsvit.jobs.rows import mean_rows
-from lsvit.latin import Latin, draw_routes
+from lsvit.papers.layershuffle.diagrams import approaches, first_routes
 from lsvit.papers.layershuffle.section import Analysis
 from lsvit.report.evaluations import CONTROLS, count_orders, label, summarise
 from lsvit.report.figures import OKABE_ITO, Figures, colours_by_depth, handles_of, legend_above
 from lsvit.report.results import Results
-from lsvit.routes import ENDED, ORDERS, generator, layers_of
+from lsvit.routes import ORDERS
 
 REFIT_MARKERS = "*Xpd"
 # What an order is drawn for: LS and LS-pred trained so
 FORMS = {"batch": ("ls_batch", "ls_pred_batch"), "sample": ("ls_sample", None), "Latin": ("ls", "ls_pred")}
 ANALYSED = Path("outs/analysis")
-ROUTES_SHOWN = 6
 FIGURE_1 = ("ls", "layerdrop")  # and refit-k: the paper's lines, its method in front
 SHOWN = ("baseline", "layerdrop", "ls")  # in the figure of accuracy against disorder
 
@@ -260,19 +259,6 @@ class LayerShuffleFigures(Figures):
         )
 
 
-def first_routes(params: Params, variant: str, num_layers: int, seed: int) -> tuple[str, list[list[int]]]:
-    """What a training's routes are drawn for, and the first of them, as the training loop draws them."""
-    route, options = params.all_variants[variant].route, params.resolve(Finetune, variant)
-    steps = (generator("train", seed, 1, step) for step in range(ROUTES_SHOWN))
-    drawn = [draw_routes(route, options.per, rng, num_layers, options.batch_size) for rng in steps]
-    first = drawn[0]
-    if isinstance(first, Latin):
-        return "group of the batch", [list(map(int, each)) for each in first.routes[:ROUTES_SHOWN]]
-    if isinstance(first, np.ndarray):
-        return "image", [[layer for layer in row if layer != ENDED] for row in first[:ROUTES_SHOWN].tolist()]
-    return "step", [layers_of(each) for each in drawn if isinstance(each, tuple)]
-
-
 def _over_seeds(rows: pd.DataFrame, by: str) -> pd.DataFrame:
     """Mean and standard deviation over the seeds, in %, by a column."""
     return 100 * rows.groupby(by)["accuracy"].agg(["mean", "std"]).sort_index().fillna(0)
@@ -296,6 +282,7 @@ def draw(results: Results, params: Params) -> dict[str, str]:
     cells = summarise(results.table("prune_eval"))
     captions = {f"Figure 1{part}": figures.pruning(cells, order, f"figure_1{part}") for part, order in zip("bc", ORDERS, strict=True)}
     captions["Layers kept, every variant"] = figures.pruning_of_all(cells, "pruning")
+    captions["Approaches"] = approaches(figures, params, int(cells["keep"].max()), "approaches")
     captions["Routes"] = figures.routes(params, int(cells["keep"].max()), "routes")
     layer, compared = results.read("analysis")["layer"], params.resolve(Analysis).variants[0]
     for (a, c), name, seed in (("ac", PRETRAINED, params.resolve(Pretrain).seed), ("bd", compared, params.seeds[0])):

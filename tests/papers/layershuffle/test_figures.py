@@ -17,7 +17,8 @@ from lsvit.config.sections import Finetune
 from lsvit.jobs.files import sha256
 from lsvit.papers.layershuffle.compute.analysis import analysis_numbers, contribution_numbers, told_positions
 from lsvit.papers.layershuffle.compute.rows import protocol_rows, summarise_analysis, table_metrics
-from lsvit.papers.layershuffle.figures import LayerShuffleFigures, first_routes
+from lsvit.papers.layershuffle.diagrams import first_routes
+from lsvit.papers.layershuffle.figures import LayerShuffleFigures
 from lsvit.papers.layershuffle.grid import collect, paper_form, write
 from lsvit.papers.layershuffle.tables import (
     PUBLISHED,
