@@ -37,12 +37,6 @@ def charts(results: Results) -> Charts:
             shown.append(Chart(f"Trainings: validation accuracy {words}", SPREAD, "finetune/ls.csv",
                                lines(pd.concat(own), "epoch", "variant", "epoch", "accuracy (%)", (0, 100))))  # fmt: skip
     tables = [Grid("Table 1: top-1 accuracy (%)", "table1.csv", "variant", "order")]
-    return Charts(
-        tables,
-        shown,
-        [
-            Picture("The approaches (figures 1a, 2 and 3)", "approaches"),
-            Picture("Figure 4a", "figure_4a"),
-            Picture("Figure 4b", "figure_4b"),
-        ],
-    )
+    pictures = {"approaches": "The approaches (figures 1a, 2 and 3)", "figure_4a": "Figure 4a", "figure_4b": "Figure 4b"}
+    headline = tables[0]._replace(title="LayerShuffle: top-1 accuracy (%)", only=("baseline", "ls"))
+    return Charts(tables, shown, [Picture(title, name) for name, title in pictures.items()], [headline])

@@ -40,14 +40,14 @@ def _row(axis: Axes, route: list[int], num_layers: int, told: bool, asked: bool)
     for depth, layer in enumerate(route):
         left = depth * STEP
         axis.add_patch(Rectangle((left, 0), WIDTH, HEIGHT, facecolor=colours[layer], linewidth=0))
-        axis.text(left + WIDTH / 2, HEIGHT / 2, layer + 1, ha="center", va="center", fontsize=6,
+        axis.text(left + WIDTH / 2, HEIGHT / 2, str(layer + 1), ha="center", va="center", fontsize=6,
                   color="white" if layer < num_layers * DARK else "black")  # fmt: skip
         _arrow(axis, (left - STEP + WIDTH, HEIGHT / 2), (left, HEIGHT / 2))
         if told:
-            axis.text(left + WIDTH / 2, -0.72, depth + 1, ha="center", va="center", fontsize=5.5)
+            axis.text(left + WIDTH / 2, -0.72, str(depth + 1), ha="center", va="center", fontsize=5.5)
             _arrow(axis, (left + WIDTH / 2, -0.5), (left + WIDTH / 2, 0))
         if asked:
-            axis.text(left + WIDTH / 2, HEIGHT + 0.72, depth + 1, ha="center", va="center", fontsize=5.5)
+            axis.text(left + WIDTH / 2, HEIGHT + 0.72, str(depth + 1), ha="center", va="center", fontsize=5.5)
             _arrow(axis, (left + WIDTH / 2, HEIGHT), (left + WIDTH / 2, HEIGHT + 0.5))
     end = len(route) * STEP
     _arrow(axis, (end - STEP + WIDTH, HEIGHT / 2), (end, HEIGHT / 2))
