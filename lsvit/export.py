@@ -191,21 +191,27 @@ def card(
     cells: "pd.DataFrame | None",
 ) -> str:  # fmt: skip
     """The README.md of an export: front matter of the hub, and what was trained, measured and left open."""
-    import yaml
+    from huggingface_hub import EvalResult, ModelCardData
 
     from lsvit.report.tables import markdown_table
 
     model, classes = opened.model, opened.classes
-    front = {"license": origin["license"]} if origin.get("license") else {}
-    front |= {"library_name": "timm", "pipeline_tag": "image-classification", "tags": ["timm", "image-classification", "layershuffle"],
-              "datasets": [config["dataset"]], "metrics": ["accuracy"]}  # fmt: skip
+    full = [] if cells is None else [row for row in cells.itertuples() if row.full]
+    task = {"task_type": "image-classification", "dataset_type": config["dataset"], "dataset_name": config["dataset"]}
+    results = [EvalResult(**task, metric_type="accuracy", metric_name=f"top-1 accuracy (%), {row.order} order",
+                          metric_value=round(100 * row.own, 2)) for row in full]  # fmt: skip
+    front = ModelCardData(
+        license=origin.get("license"), library_name="timm", pipeline_tag="image-classification", base_model=origin.get("hf_hub_id"),
+        tags=["timm", "image-classification", "layershuffle"], datasets=[config["dataset"]], metrics=["accuracy"],
+        model_name=f"{spec['model']}_{spec['name']}", eval_results=results or None,
+    )  # fmt: skip
     layers = range(model.num_layers)
     options = {**config["variant"], "position": config["variant"]["position"], **config["options"], "seed": config["seed"],
                "head": spec["head"], "protocol": spec["protocol"]}  # fmt: skip
     start = f"{origin['timm']} ({origin.get('hf_hub_id') or origin['file']}, sha256 `{origin['sha256']}`)" if origin else \
         f"trained from scratch on the same data ({config['model']['timm']}, {json.dumps(config['model']['kwargs'])})"  # fmt: skip
     return CARD.format(
-        front=yaml.safe_dump(front, sort_keys=False), **{key: spec[key] for key in ("model", "dataset", "scale", "name", "seed")},
+        front=f"{front.to_yaml()}\n", **{key: spec[key] for key in ("model", "dataset", "scale", "name", "seed")},
         architecture=config["model"]["timm"].partition(".")[0], layers=len(layers), channels=opened.data["input_size"][0],
         height=opened.data["input_size"][1], classes=len(classes), start=start, data_sha256=config["data_sha256"],
         class_names=", ".join(classes[:20]) + (", ..." if len(classes) > 20 else ""),

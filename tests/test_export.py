@@ -13,6 +13,7 @@ import pytest
 import timm
 import torch
 import yaml
+from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
@@ -166,10 +167,13 @@ def test_the_model_card(trained: Training, tmp_path: Path, monkeypatch: pytest.M
     assert notes == []
     text = (folder / "README.md").read_text()
     _, front, body = text.split("---\n", 2)
-    assert yaml.safe_load(front) == {
-        "license": "apache-2.0", "library_name": "timm", "pipeline_tag": "image-classification",
+    assert {key: value for key, value in yaml.safe_load(front).items() if key != "model-index"} == {
+        "license": "apache-2.0", "library_name": "timm", "pipeline_tag": "image-classification", "base_model": "timm/a.b",
         "tags": ["timm", "image-classification", "layershuffle"], "datasets": ["bars"], "metrics": ["accuracy"],
     }  # fmt: skip
+    evaluated = ModelCard(text).data.eval_results
+    assert {(each.metric_name, each.metric_value) for each in evaluated or ()} == {
+        ("top-1 accuracy (%), sequential order", 74.0), ("top-1 accuracy (%), arbitrary order", 60.0)}  # fmt: skip
     table = {tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in body.splitlines() if line.startswith("| sequential")}
     assert ("sequential", "4", "72.00", "[46.59, 97.41]", "2", "1", "40", "74.00") in table
     for said in (
