@@ -50,6 +50,7 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
     folder, protocol = find_training(variant, seed), load().protocol
     weights = folder / weights_file(JUDGES[protocol])
     opened, record = open_weights(str(weights)), read_json(folder / CONFIG)
+    record["options"] = {"checkpointing": False} | record["options"]  # which changes no result and is therefore not kept
     own = TrainConfig.model_validate({key: value for key, value in record.items() if key in TrainConfig.model_fields})
     config = record | own.model_dump(mode="json", exclude={"options"})
     config["options"]["ran on"] = (folder / EXECUTION).read_text().strip()

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from lsvit.errors import UserError
 from lsvit.export import export, find_training
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.files import WEIGHTS
+from lsvit.jobs.job import Job
 from lsvit.models.routed import RoutedModel
 from lsvit.models.weights import build, save_weights
 from lsvit.predict import choose_routes, open_weights, predict, read_image
@@ -68,7 +71,7 @@ def trained(
                 parameter.add_(0.1 * torch.randn_like(parameter))
         save_weights(model, folder / WEIGHTS)
         (folder / "execution.txt").write_text("a processor, fp32\n")
-        (folder / "config.json").write_text(json.dumps({"key": "k", "group": "g", **config.model_dump(mode="json")}))
+        (folder / "config.json").write_text(json.dumps(Job("", "", config, {}).record()))
         return model
 
     return make
@@ -383,3 +386,22 @@ def test_the_commands(trained: Training, prepared: Path) -> None:
     for name in ("bad.png", "absent.png"):
         with pytest.raises(UserError, match=f"^{name}: not an image that can be read"):
             run(app, ["predict", name, "--weights", "mine"], catch_exceptions=False)
+
+
+def test_the_released_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a fresh clone, before any training: fetched by one command, they open in timm and answer along any route."""
+    subprocess.run(["git", "clone", "-q", ROOT, tmp_path / "clone"], check=True)
+    monkeypatch.chdir(tmp_path / "clone")
+    subprocess.run([sys.executable, "-m", "dvc", "pull", "-q", "weights.dvc"], check=True)
+    released = yaml.safe_load(Path("dvc.yaml").read_text())["artifacts"]
+    assert set(released) == {"baseline", "ls", "ls_pred", "layerdrop"}
+    images = torch.randn(2, 1, 28, 28)
+    for each in released.values():
+        model, _, classes = open_weights(each["path"])
+        stock = timm.create_model(f"local-dir:{each['path']}", pretrained=True).eval()
+        with torch.inference_mode():
+            assert torch.equal(stock(images), model(images))
+            assert model(images, tuple(reversed(range(12)))).shape == (2, len(classes))
+        spec = json.loads(Path(each["path"], "lsvit.json").read_text())
+        cell = json.loads(Path("results/cell.json").read_text())
+        assert (spec["dataset"], spec["model"], spec["scale"], spec["seed"]) == (cell["dataset"], cell["model"], cell["scale"], 0)
