@@ -174,7 +174,8 @@ def test_the_model_card(trained: Training, tmp_path: Path, monkeypatch: pytest.M
         "license": "apache-2.0", "library_name": "timm", "pipeline_tag": "image-classification", "base_model": "timm/a.b",
         "tags": ["timm", "image-classification", "layershuffle"], "datasets": ["bars"], "metrics": ["accuracy"],
     }  # fmt: skip
-    evaluated = ModelCard(text).data.eval_results
+    shown: Any = ModelCard(text)
+    evaluated = shown.data.eval_results
     assert {(each.metric_name, each.metric_value) for each in evaluated or ()} == {
         ("top-1 accuracy (%), sequential order", 74.0), ("top-1 accuracy (%), arbitrary order", 60.0)}  # fmt: skip
     table = {tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in body.splitlines() if line.startswith("| sequential")}
