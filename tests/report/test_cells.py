@@ -21,5 +21,5 @@ def test_a_cell_is_what_its_files_give(folder: Path) -> None:
     assert found == judge(folder)
     assert (folder / "claims.md").read_text() == markdown(found)
     about = (folder / "README.md").read_text()
-    assert "-S model=" in about
+    assert "-S " in about
     assert "cores" in about
