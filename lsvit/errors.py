@@ -21,8 +21,8 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
+        for each in str(error).splitlines():
+            print(f"error: {each}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
@@ -51,10 +51,11 @@ def _keys_at(section: "type[BaseModel]", path: tuple[str | int, ...]) -> list[st
 
 def one_line(error: "ValidationError", section: "type[BaseModel]", prefix: str = "", file: str = "params.yaml") -> str:
     """The errors of a validation, a line each: key, value found, what is accepted, the nearest known name."""
-    return "\n".join(dict.fromkeys(_line(each, section, prefix, file) for each in error.errors()))
+    return "\n".join(dict.fromkeys(line(each, section, prefix, file) for each in error.errors()))
 
 
-def _line(first: Any, section: "type[BaseModel]", prefix: str, file: str) -> str:
+def line(first: Any, section: "type[BaseModel]", prefix: str = "", file: str = "params.yaml") -> str:
+    """One of a validation's errors as a line."""
     loc = list(first["loc"])
     key = ".".join(str(part) for part in ([prefix] if prefix else []) + loc)
     found, message = first["input"], first["msg"]

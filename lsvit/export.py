@@ -57,6 +57,7 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
     origin = next((read_json(path) for path in PRETRAINED.glob(f"seed_*/{ORIGIN}")), {})
     scaled: Any = read_json(SCALED)
     out = out or Path("exports") / f"{config['dataset']}_{config['model_name']}_{variant}_seed_{seed}"
+    config["variant"]["per"] = own.per  # resolved; a job's variant has none of its own
     spec = {"name": variant, "variant": config["variant"], "head": config["model"]["head"], "dataset": config["dataset"],
             "model": config["model_name"], "scale": scaled[1], "seed": seed, "protocol": protocol,
             "weights_sha256": sha256(weights)}  # fmt: skip
@@ -210,7 +211,7 @@ def card(
     options = {**config["variant"], "position": config["variant"]["position"], **config["options"], "seed": config["seed"],
                "head": spec["head"], "protocol": spec["protocol"]}  # fmt: skip
     start = f"{origin['timm']} ({origin.get('hf_hub_id') or origin['file']}, sha256 `{origin['sha256']}`)" if origin else \
-        f"trained from scratch on the same data ({config['model']['timm']}, {json.dumps(config['model']['kwargs'])})"  # fmt: skip
+        f"trained from scratch on the same data ({config['model']['timm']}, {json.dumps(_made(config['model']))})"  # fmt: skip
     return CARD.format(
         front=f"{front.to_yaml()}\n", **{key: spec[key] for key in ("model", "dataset", "scale", "name", "seed")},
         architecture=config["model"]["timm"].partition(".")[0], layers=len(layers), channels=opened.data["input_size"][0],
@@ -221,6 +222,11 @@ def card(
         half=tuple(layers[::2]), limits=_limits(config, spec, notes), MODEL=MODEL, digest=digest,
         parts="".join(f", `{file}` beside it" for part, file in ((model.position, PARTS), (model.exits, EXITS)) if len(part)),
     )  # fmt: skip
+
+
+def _made(preset: dict[str, Any]) -> dict[str, Any]:
+    """What a model from scratch is made with."""
+    return preset["kwargs"] | {key: preset[key] for key in ("init_std", "init_growth") if preset[key]}
 
 
 def measured(spec: dict[str, Any]) -> "pd.DataFrame | None":
@@ -262,6 +268,8 @@ def _accuracy(config: dict[str, Any], cells: "pd.DataFrame | None") -> str:
 
 def _limits(config: dict[str, Any], spec: dict[str, Any], notes: list[str]) -> str:
     chosen = "the reported validation images chose the epoch" if spec["protocol"] == "paper" else "held-out images chose the epoch"
+    latin = ["its layers ran along Latin orders in training (lsvit.latin), not one random order a batch as in the paper"]
+    notes = [*(latin if spec["variant"]["per"] == "latin" else []), *notes]
     limits = [f"trained and measured on `{config['dataset']}` alone; other images were not tried", chosen,
               "the intervals cover the seeds, not the finite number of images", *notes]  # fmt: skip
     return "\n".join(f"- {limit[0].upper()}{limit[1:]}." for limit in limits)

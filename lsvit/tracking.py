@@ -249,7 +249,10 @@ class Tracker:
         for file in files:
             client.log_artifact(run_id, str(file))
         end = _milliseconds(ended or time.time())
-        made = client.create_logged_model(self._experiment_id, model, run_id, model_type="external").model_id if model else None
+        made = None
+        if model:  # an interruption may have left one
+            known = client.search_logged_models([self._experiment_id], f"source_run_id = '{run_id}'", max_results=1)
+            made = (known[0] if known else client.create_logged_model(self._experiment_id, model, run_id, model_type="external")).model_id
         client.log_batch(run_id, metrics=[Metric(name, value, end, 0, model_id=made) for name, value in metrics.items()])
         if made:
             client.finalize_logged_model(made, LoggedModelStatus.READY)

@@ -8,7 +8,7 @@ from lsvit.papers.painters.compute.rows import keep
 
 @one_line_errors()
 def main() -> None:
-    """outs/finetune/ -> results/painters.csv (a row a model, strategy and number of layers treated), painters_metrics.json (means)"""
+    """outs/finetune/ -> results/painters.csv (a row a model, strategy and number of layers treated)"""
     stage = Stage("lsvit.papers.painters.compute.evaluation")
     plan = Plan(stage.params)
     jobs = plan.jobs()

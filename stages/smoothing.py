@@ -10,7 +10,7 @@ from lsvit.papers.smoothing.section import Smoothing
 
 @one_line_errors()
 def main() -> None:
-    """outs/prepare_data/, outs/finetune/ -> outs/smoothing/, results/smoothing.csv (a row a model, order, layer), smoothing*.json"""
+    """outs/prepare_data/, outs/finetune/ -> outs/smoothing/, results/smoothing.csv (a row a model, order, layer), smoothing.json"""
     stage = Stage("lsvit.training.loop", of="smoothing")
     plan = Plan(stage.params)
     show_values("smoothing", stage.params.values(Smoothing))

@@ -30,7 +30,7 @@ class Store:
         return []
 
     def get_run(self, *_: object) -> Any:
-        return SimpleNamespace(info=SimpleNamespace(status="RUNNING"))
+        return SimpleNamespace(info=SimpleNamespace(status="RUNNING"), inputs=None)
 
     def update_run(self, *_: object) -> None:
         pass

@@ -389,6 +389,7 @@ def test_the_commands(trained: Training, prepared: Path) -> None:
             run(app, ["predict", name, "--weights", "mine"], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_the_released_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a fresh clone, before any training: fetched by one command, they open in timm and answer along any route."""
     subprocess.run(["git", "clone", "-q", ROOT, tmp_path / "clone"], check=True)
@@ -404,5 +405,12 @@ def test_the_released_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert torch.equal(stock(images), model(images))
             assert model(images, tuple(reversed(range(12)))).shape == (2, len(classes))
         spec = json.loads(Path(each["path"], "lsvit.json").read_text())
+        rows = pd.read_csv("results/prune_eval.csv", dtype={"route": str})
+        own = rows[(rows["variant"] == spec["name"]) & (rows["seed"] == 0) & (rows["keep"] == 12)]
+        shown: Any = ModelCard(Path(each["path"], "README.md").read_text())
+        for found in shown.data.eval_results:  # they are those of the committed results
+            order = own[own["order"] == ("arbitrary" if "arbitrary" in found.metric_name else "sequential")]
+            assert found.metric_value == round(100 * order[order["routes"] == order["routes"].max()]["accuracy"].mean(), 2)
+        assert spec["variant"]["per"] == ("latin" if "ls" in spec["name"] else "batch")
         cell = json.loads(Path("results/cell.json").read_text())
         assert (spec["dataset"], spec["model"], spec["scale"], spec["seed"]) == (cell["dataset"], cell["model"], cell["scale"], 0)

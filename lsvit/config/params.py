@@ -4,6 +4,7 @@ A value resolves section < scale < model preset < data-set preset < variant, in 
 says of a model preset comes right after that preset.
 """
 
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -19,7 +20,7 @@ from lsvit.config.presets import ModelPreset
 from lsvit.config.sections import Distributed, Finetune, Limit, Optimisation, PaperFigures, PaperSection, Pretrain
 from lsvit.config.types import Section, Seed
 from lsvit.config.variant import BASELINE, Variant
-from lsvit.errors import UserError, one_line
+from lsvit.errors import UserError, line, one_line
 from lsvit.latin import forms
 
 
@@ -123,8 +124,8 @@ class Params(Section):
         for key, split in section.within.items():
             value, source = values[key]
             used = values["images"].value if key == "batch_size" and "images" in values else None
-            most = max(min(self.sizes[split == "validation"], used or sys.maxsize), 1)
-            if isinstance(value, int) and value > most and source.partition(".")[0] not in ("models", "datasets", "variants"):
+            most = max(min(self.sizes[split == "validation"], used if isinstance(used, int) else sys.maxsize), 1)
+            if isinstance(value, int) and value > most and re.fullmatch(r"(scales\.\w+\.)?\w+(\.training)?", source):
                 values[key] = Value(most, source)
         return values
 
@@ -213,13 +214,14 @@ class Params(Section):
 
 
 def resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
-    """The section with these values. Raises UserError naming the place that a wrong one comes from."""
+    """The section with these values. Raises UserError naming the places that wrong ones come from."""
     try:
         return section.model_validate({key: value.value for key, value in values.items()})
     except ValidationError as error:
-        where = error.errors()[0]["loc"] or tuple(values)  # a check of several keys has no place of its own
-        key = str(where[0])
-        raise UserError(one_line(error, section, values[key].source)) from None
+        first = next(iter(values.values()))  # a check of several keys has no place of its own
+        sources = (values.get(str(each["loc"][0]), first).source if each["loc"] else first.source for each in error.errors())
+        lines = (line(each, section, source) for each, source in zip(error.errors(), sources, strict=True))
+        raise UserError("\n".join(dict.fromkeys(lines))) from None
 
 
 @cache

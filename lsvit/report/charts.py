@@ -1,6 +1,6 @@
 """Interactive charts of the report, as Vega-Lite specifications: what every paper's share. No JavaScript of ours here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -11,7 +11,7 @@ CONFIG: dict[str, Any] = {
     "background": None, "view": {"stroke": None}, "range": {"category": PALETTE}, "font": "inherit",
     "axis": {"labelColor": "currentColor", "titleColor": "currentColor", "domainColor": "#8888", "tickColor": "#8888",
              "gridColor": "#8883", "titleFontWeight": "normal"},
-    "legend": {"labelColor": "currentColor", "titleColor": "currentColor", "orient": "top", "columns": 3, "symbolLimit": 0,
+    "legend": {"labelColor": "currentColor", "titleColor": "currentColor", "orient": "top", "columns": 2, "symbolLimit": 0,
                "symbolOpacity": 1,
                "labelLimit": 220},
     "header": {"labelColor": "currentColor", "titleColor": "currentColor"},
@@ -56,6 +56,7 @@ class Charts(NamedTuple):
     charts: Sequence[Chart] = ()
     pictures: Sequence[Picture] = ()
     headline: Sequence[Grid] = ()  # shown in the summary too
+    first: Sequence[Chart] = ()  # likewise
 
 
 def spread(rows: pd.DataFrame, by: Sequence[str], value: str, factor: float = 100) -> pd.DataFrame:
@@ -66,9 +67,13 @@ def spread(rows: pd.DataFrame, by: Sequence[str], value: str, factor: float = 10
 
 
 def lines(
-    rows: pd.DataFrame, x: str, colour: str, x_title: str, y_title: str, domain: Sequence[float] | None = None
+    rows: pd.DataFrame, x: str, colour: str, x_title: str, y_title: str, domain: Sequence[float] | None = None,
+    colours: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Lines of `mean` with bands from `low` to `high`; a click on a name of the legend shows it alone, or switches it on and off."""
+    """Lines of `mean` with bands from `low` to `high`; a click on a name of the legend shows it alone, or switches it on and off.
+
+    `colours`: of the lines, where several charts share them.
+    """
     chosen: Any = {"condition": {"param": "shown", "value": 1}, "value": 0.06}
     y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": {"domain": domain} if domain else {"zero": False}}
     names = list(dict.fromkeys(rows[colour]))
@@ -76,7 +81,8 @@ def lines(
         "height": 240,
         "encoding": {
             "x": {"field": x, "type": "quantitative", "title": x_title, "axis": {"values": sorted(set(rows[x].tolist()))}},
-            "color": {"field": colour, "type": "nominal", "title": None, "sort": names},
+            "color": {"field": colour, "type": "nominal", "title": None, "sort": names}
+            | ({"scale": {"domain": names, "range": [colours[name] for name in names]}} if colours else {}),
         },
         "layer": [
             {"mark": {"type": "area"}, "encoding": {

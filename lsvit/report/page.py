@@ -1,7 +1,6 @@
 """The report: one page with every result, its way back, and nothing from a network."""
 
 import base64
-import hashlib
 import json
 import re
 import shlex
@@ -19,7 +18,7 @@ from lsvit.report.charts import Chart, Charts, Grid
 from lsvit.report.evaluations import label
 from lsvit.report.ledger import VERDICTS, Claim, show_value
 from lsvit.report.results import Results
-from lsvit.report.why import number
+from lsvit.report.why import number, rows_of
 from lsvit.tracking import declared_stages, stage_results
 
 TITLES = {"layershuffle": "LayerShuffle", "exits": "Early exits", "smoothing": "Over-smoothing", "inversion": "What layers represent",
@@ -84,10 +83,7 @@ class Report:
 
     def table(self, grid: Grid) -> dict[str, Any]:
         """The cells of a table: rows and columns as the file has them."""
-        rows = self.results.table(grid.file.removesuffix(".csv"))
-        for condition in grid.where:
-            column, _, value = condition.partition("=")
-            rows = rows[rows[column].astype(str) == value]
+        rows = rows_of(f"results/{grid.file}", grid.where, self._read)
         rows = rows[rows[grid.rows].isin(grid.only)] if grid.only else rows
         names, columns = (list(dict.fromkeys(rows[key].astype(str))) for key in (grid.rows, grid.columns))
         there = set(zip(rows[grid.rows].astype(str), rows[grid.columns].astype(str), strict=True))
@@ -95,7 +91,7 @@ class Report:
         def cell(row: str, column: str) -> Markup:
             where = (f"results/{grid.file}", *grid.where, f"{grid.rows}={row}", f"{grid.columns}={column}")
             mean, std = (self.data(*where, f"{grid.factor}*{what}", ".2f") for what in ("mean", "std"))
-            return Markup("{} ± {}").format(mean, std)
+            return mean if ">nan<" in std else Markup("{} ± {}").format(mean, std)
 
         cells = [[cell(row, column) if (row, column) in there else "–" for column in columns] for row in names]
         return {"columns": columns, "rows": list(zip(names, cells, strict=True))}
@@ -106,12 +102,11 @@ class Report:
         return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}" if file.is_file() else ""
 
     def stages(self) -> list[dict[str, Any]]:
-        """Every stage with what it is, its command, and the files it left in results/ with the beginning of their SHA-256."""
+        """Every stage with what it is, its command, and the files it left in results/."""
         found = []
         for name, declared in declared_stages().items():
             written = stage_results(name)[0] if name != "report" else []
-            files = {str(file): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in written}
-            found.append({"name": name, "desc": declared["desc"], "cmd": declared["cmd"], "files": files})
+            found.append({"name": name, "desc": declared["desc"], "cmd": declared["cmd"], "files": written})
         return found
 
 
@@ -122,7 +117,7 @@ def paper_of(module: Any) -> str:
 
 def spec(chart: Chart) -> Markup:
     """A chart's specification, safe inside a script element."""
-    return Markup(json.dumps(chart.spec, separators=(",", ":")).replace("</", "<\\/"))
+    return Markup(json.dumps(chart.spec, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"))
 
 
 def dots(claim: Claim, entry: dict[str, Any]) -> Markup:
@@ -144,7 +139,7 @@ def dots(claim: Claim, entry: dict[str, Any]) -> Markup:
              f'<text x="{x(b)}" y="{height - 1}" text-anchor="middle">{b:g}</text>' for b in borders]  # fmt: skip
     parts += [f'<line x1="{x(value["low"])}" x2="{x(value["high"])}" y1="{middle}" y2="{middle}" class="interval"/>']
     parts += [f'<circle cx="{x(each)}" cy="{middle}" r="3"/>' for each in seeds]
-    about = escape(f"{len(seeds)} seeds, interval {value['low']:g} to {value['high']:g}")
+    about = escape(f"{value['n']} {value['over']}, interval {value['low']:g} to {value['high']:g}")
     return Markup(f'<svg width="{width}" height="{height}" role="img" aria-label="{about}">{"".join(parts)}</svg>')
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import tomllib
@@ -11,12 +12,14 @@ from typing import Any
 
 import pandas as pd
 
+from lsvit.config.papers import rooms
 from lsvit.errors import UserError
 from lsvit.jobs.files import EXECUTION, RESULTS
 from lsvit.jobs.rows import read_rows
 from lsvit.report.ledger import Evidence, show_orders, show_value
 from lsvit.tracking import declared_stages, stage_results
 
+CONDITION = re.compile(r"\w+=.*")
 Read = Callable[[str], str]  # a file of the repository -> its text
 
 
@@ -65,33 +68,45 @@ def why(target: str, conditions: Sequence[str] = ()) -> list[str]:
         UserError: there is nothing of this name.
     """
     ledger = RESULTS / "claims.json"
+    if not Path("dvc.yaml").is_file():
+        raise UserError(f"{Path.cwd()}: not the root of a clone of the repository")
     entries = {entry["id"]: entry for entry in json.loads(ledger.read_text())["claims"]} if ledger.is_file() else {}
     if target in entries:
         return _why_claim(entries[target])
-    names = (target, f"results/{target}", f"results/{target}.md", f"results/figures/{target}", f"results/figures/{target}.png")
-    file = next((Path(name) for name in names if Path(name).is_file()), None)
+    own = (f"results/{target}.csv", f"results/{target}.json") if conditions else (f"results/{target}.md", f"results/figures/{target}.png")
+    names = (target, f"results/{target}", f"results/figures/{target}", *own)
+    found = next((Path(name) for name in names if Path(name).is_file()), None)
+    file = found and Path(os.path.relpath(found))
     if file is None:
         raise UserError(f"{target}: found no such file, figure or claim, accepted: a file of results/, a figure's name, an id of {ledger}")
-    shown = []
-    if conditions:
-        rows = rows_of(str(file), [each for each in conditions if re.fullmatch(r"\w+=.*", each)], lambda name: Path(name).read_text())
-        shown = [f"{file}: {len(rows)} rows", *rows.to_string(index=False).splitlines()]
-    return [*shown, *origin(file)]
+    if not conditions:
+        return origin(file)
+    if file.suffix not in (".csv", ".json"):
+        raise UserError(f"{file}: found conditions on it, accepted: on a .csv or .json file")
+    rest = [word for word in conditions if not CONDITION.fullmatch(word)]
+    if len(rest) not in (0, 2) or [*conditions][len(conditions) - len(rest) :] != rest:
+        raise UserError(f"{file}: found {' '.join(rest)!r}, accepted: column=value ..., and behind them an expression with a format")
+    rows = rows_of(str(file), conditions[: len(conditions) - len(rest)], _text)
+    value = [f"{number((str(file), *conditions), _text)}: mean over the rows of {rest[0]}"] if rest else []
+    return [*value, f"{file}: {len(rows)} rows", *rows.to_string(index=False).splitlines(), *origin(file)]
+
+
+def _text(file: str) -> str:
+    return Path(file).read_text()
 
 
 def _why_claim(entry: dict[str, Any]) -> list[str]:
     """The claim, its rule, what was measured, and the files that its measure reads."""
-    from lsvit.config.papers import rooms
-
     evidence = Evidence(RESULTS)
-    claim = next(claim for module in rooms("claims") for claim in module.CLAIMS if claim.id == entry["id"])
-    claim.judge(evidence)
+    for claim in (claim for module in rooms("claims") for claim in module.CLAIMS if claim.id == entry["id"]):
+        claim.judge(evidence)
     read = [file for name in evidence.tables if (file := RESULTS / f"{name}.csv").is_file()]
     return [
         f"{entry['id']}: {entry['claim']}",
         f"source: {entry['source']}; published: {entry['published']}",
         f"rule: {entry['rule']}",
         f"measured: {entry['quantity']}: {show_value(entry)}; orders: {show_orders(entry)}",
+        *([f"by seed: {', '.join(map(str, values))}"] if (values := (entry["measured"] or {}).get("values")) else []),
         f"verdict: {entry['verdict']}" + (f" ({entry['reason']})" if entry["reason"] else "") + f"; after Holm: {entry['corrected']}",
         *([f"to run it: {entry['run']}"] if entry["run"] else []),
         *(line for file in read or [RESULTS / "cell.json"] for line in origin(file)),
@@ -99,25 +114,31 @@ def _why_claim(entry: dict[str, Any]) -> list[str]:
 
 
 def origin(file: Path) -> list[str]:
-    """The stage that wrote a result file, its command, inputs, parameters, seeds, hardware, versions, and the file's commit."""
-    stage = next((name for name in declared_stages() if file in stage_results(name)[0]), None)
+    """The stage that wrote a result file, of the run or of a committed cell: command, inputs, parameters, seeds, hardware, versions."""
+    folder = next((parent for parent in file.parents if parent.parent == RESULTS / "cells"), RESULTS)
+    written = RESULTS / file.relative_to(folder) if file.is_relative_to(folder) else file
+    stage = next((name for name in declared_stages() if written in stage_results(name)[0]), None)
     if stage is None:
         return [f"{file}: no stage of dvc.yaml writes it", *_commit(file)]
-    declared, cell = declared_stages()[stage], json.loads((RESULTS / "cell.json").read_text())
+    declared, cell = declared_stages()[stage], json.loads((folder / "cell.json").read_text())
     inputs = [Path(path) for path in declared["deps"]]
     sections = [path for path in inputs if path.parent.name == "params"]
     read = [path for path in inputs if path.parts[0] in ("outs", "results") and path not in sections]
-    marks = sorted(mark for path in read for mark in path.glob(f"**/{EXECUTION}"))
+    rows = read_rows(file) if file.suffix == ".csv" else pd.DataFrame()
+    seeds = rows["seed"].unique().tolist() if "seed" in rows else cell["seeds"]
     lines = [
         f"{file}: stage {stage}: {declared['desc']}",
         f"  command     {declared['cmd']}   (uv run dvc repro --pull {stage})",
         f"  reads       {', '.join(map(str, read))}",
-        f"  data, model {cell['dataset']}, {cell['model']}, scale {cell['scale']}, seeds {', '.join(map(str, cell['seeds']))}",
+        f"  data, model {cell['dataset']}, {cell['model']}, scale {cell['scale']}, seeds {', '.join(map(str, seeds))}",
     ]
+    if folder != RESULTS:
+        return [*lines, f"  how         {folder / 'README.md'}", *_commit(file)]
     if sections:
         lines.append("  parameters  " + ", ".join(path.stem for path in sections) + "  (resolved: outs/params/)")
-    hardware = marks[0].read_text().strip() if marks else "said in outs/, which `uv run dvc repro --pull` brings or makes"
-    return [*lines, f"  hardware    {hardware}", *_commit(file)]
+    made = [Path(name) for out in declared["outs"] for name in (out if isinstance(out, dict) else [out])]
+    marks = {mark.read_text().strip() for path in [*made, *read] for mark in path.glob(f"**/{EXECUTION}")}
+    return [*lines, *(f"  hardware    {text}" for text in sorted(marks)), *_commit(file)]
 
 
 def _commit(file: Path) -> list[str]:
@@ -128,7 +149,7 @@ def _commit(file: Path) -> list[str]:
 
     commit = git("log", "-1", "--format=%h", "--", str(file))
     if not commit or git("status", "--porcelain", "--", str(file)):
-        return ["  commit      none: the file is not as committed"]
-    pins = tomllib.loads(git("show", f"{commit}:pyproject.toml"))["project"]["dependencies"]
+        return ["  last change is not committed"]
+    pins = tomllib.loads(git("show", f"{commit}:pyproject.toml")).get("project", {}).get("dependencies", [])
     versions = [pin.replace("==", " ") for pin in pins if pin.startswith(("torch==", "timm=="))]
-    return [f"  commit      {commit} ({git('log', '-1', '--format=%cs', commit)}), {', '.join(versions)}"]
+    return [f"  last change {commit} ({git('log', '-1', '--format=%cs', commit)}), {', '.join(versions)}"]

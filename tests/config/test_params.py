@@ -367,12 +367,28 @@ def test_what_nobody_set_is_lowered_to_the_images(content: dict[str, Any], tmp_p
     assert {line.split(":")[0] for line in said} == {"finetune.batch_size", "pretrain.batch_size", "exits.batch_size", "analysis.images"}
     assert load(ROOT / "params.yaml").lowered() == []
     own["fashion_mnist_tiny"] |= {"finetune": {"batch_size": 61}, "analysis": {"images": 41}}
+    changed |= {"variants": changed["variants"] | {"ls": {"route": "arbitrary", "finetune": {"batch_size": 62}}}}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
     with pytest.raises(UserError) as error:
         load(tmp_path / "params.yaml")
-    first, second = str(error.value).splitlines()  # both at once
-    assert "finetune.batch_size: found 61, accepted: at most 60" in first
-    assert "analysis.images: found 41, accepted: at most 40" in second
+    preset, variant, analysis = str(error.value).splitlines()  # all at once
+    assert "datasets.fashion_mnist_tiny.finetune.batch_size: found 61, accepted: at most 60" in preset
+    assert "variants.ls.finetune.batch_size: found 62, accepted: at most 60" in variant
+    assert "analysis.images: found 41, accepted: at most 40" in analysis
+
+
+def test_each_mistake_is_named_where_it_stands(content: dict[str, Any], tmp_path: Path) -> None:
+    changed = content | {
+        "models": content["models"] | {"vit_micro": content["models"]["vit_micro"] | {"finetune": {"lr": -1, "images": "many"}}}
+    }
+    changed["scales"] = changed["scales"] | {
+        "minutes": changed["scales"]["minutes"] | {"models": {"vit_micro": {"finetune": {"epochs": 0}}}}
+    }
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
+    with pytest.raises(UserError) as error:
+        load(tmp_path / "params.yaml")
+    keys = {line.split(": ")[1] for line in str(error.value).splitlines()}
+    assert keys == {"models.vit_micro.finetune.lr", "models.vit_micro.finetune.images", "scales.minutes.models.vit_micro.finetune.epochs"}
 
 
 def test_all_mistakes_are_said_at_once(content: dict[str, Any], tmp_path: Path) -> None:

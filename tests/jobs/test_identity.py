@@ -417,7 +417,7 @@ def test_readers_run_nothing(source: Path, jobs: Listed, keys: Keys) -> None:
         assert files, room
         for file in files:
             file.write_text(file.read_text() + "\n\ndef another() -> str:\n    return 'of another kind'\n")
-    edit(source / "lsvit" / "errors.py", "error: {error}", "wrong: {error}")
+    edit(source / "lsvit" / "errors.py", "error: {each}", "wrong: {each}")
     assert keys_of(jobs) == keys
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from lsvit.report.page import Report
@@ -42,6 +43,34 @@ def test_every_number_is_the_files(page: Path) -> None:
         file, *rest = shlex.split(html.unescape(words))
         assert file in files
         assert value == shown == number((file, *rest), lambda name: (ROOT / name).read_text())
+
+
+def test_table_1_is_table_1(page: Path) -> None:
+    """By another way than the report's own."""
+    table = pd.read_csv(ROOT / "results/table1.csv")
+    shown = page.read_text().partition('id="layershuffle"')[2].partition("</table>")[0]
+    assert re.findall(r">(\d+\.\d\d)</data>", shown) == [
+        f"{100 * value:.2f}"
+        for _, rows in table.groupby("variant", sort=False)
+        for row in rows.itertuples()
+        for value in (row.mean, row.std)
+    ]
+
+
+def test_the_committed_page_is_that_of_the_committed_results(page: Path) -> None:
+    assert (ROOT / "results/report.html").read_text() == page.read_text()
+
+
+def test_one_seed_has_no_spread(tmp_path: Path) -> None:
+    """Numbers alone, and charts that are valid JSON."""
+    shutil.copytree(ROOT / "results", tmp_path / "results", ignore=shutil.ignore_patterns("cells", "report.html"))
+    for name in ("table1.csv", "figure1.csv", "exits_table1.csv", "exits_table2.csv", "smoothing_table1.csv"):
+        rows = pd.read_csv(tmp_path / "results" / name)
+        rows.assign(std=None).to_csv(tmp_path / "results" / name, index=False)
+    text = Report(Results(tmp_path / "results")).html()
+    assert ">nan</data>" not in text
+    for spec in re.findall(r'<script type="application/json">(.*?)</script>', text):
+        json.loads(spec, parse_constant=lambda name: pytest.fail(name))
 
 
 def test_it_is_one_small_file_that_asks_for_nothing(page: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from lsvit.report.charts import SPREAD, Chart, Charts, Grid, Picture, lines, spread
+from lsvit.report.charts import PALETTE, SPREAD, Chart, Charts, Grid, Picture, lines, spread
 from lsvit.report.evaluations import CONTROLS, label
 from lsvit.report.results import Results
 
@@ -12,13 +12,16 @@ ORDERS = {"sequential": "in the original order", "arbitrary": "in random order"}
 
 def charts(results: Results) -> Charts:
     """Table 1, accuracy by layers kept, the control of the first layers, the curves of the trainings."""
-    kept = results.table("figure1").rename(columns={"std": "spread"})
+    kept = results.table("figure1").rename(columns={"std": "spread"}).fillna({"spread": 0.0})  # one seed has none
     kept = kept.assign(mean=100 * kept["mean"], low=100 * (kept["mean"] - kept["spread"]), high=100 * (kept["mean"] + kept["spread"]))
     kept = kept[~kept["variant"].isin(CONTROLS)].assign(variant=kept["variant"].map(label))
+    kept = pd.concat([kept[kept["variant"] != "LS"], kept[kept["variant"] == "LS"]])  # the paper's method in front
+    names = dict.fromkeys(["baseline", "LS", *kept["variant"]])
+    colours = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
     columns = ["variant", "keep", "mean", "low", "high"]
     shown = [
         Chart(f"Accuracy with some of the layers, {words}", SPREAD, "figure1.csv",
-              lines(kept[kept["order"] == order][columns], "keep", "variant", "layers kept", "accuracy (%)", (0, 100)))
+              lines(kept[kept["order"] == order][columns], "keep", "variant", "layers kept", "accuracy (%)", (0, 100), colours))
         for order, words in ORDERS.items()
     ]  # fmt: skip
     samplers = results.table("samplers")
@@ -27,16 +30,17 @@ def charts(results: Results) -> Charts:
         fixed = fixed.assign(layers=fixed["sampler"].str.split().str[1].astype(int), variant=fixed["variant"].map(label))
         shown.append(Chart(
             "The control: first layers in place, the others shuffled", SPREAD, "samplers.csv",
-            lines(spread(fixed, ["variant", "layers"], "accuracy"), "layers", "variant", "layers in place", "accuracy (%)", (0, 100)),
+            lines(spread(fixed, ["variant", "layers"], "accuracy"), "layers", "variant", "layers in place", "accuracy (%)", (0, 100),
+                  colours),
         ))  # fmt: skip
     curves = [(name, results.table(f"finetune/{name}")) for name in CURVES]
     for order, words in ORDERS.items():
         column = f"validation/{order}/accuracy"
         own = [spread(rows.assign(variant=label(name)), ["variant", "epoch"], column) for name, rows in curves if column in rows]
         if own:
-            shown.append(Chart(f"Trainings: validation accuracy {words}", SPREAD, "finetune/ls.csv",
-                               lines(pd.concat(own), "epoch", "variant", "epoch", "accuracy (%)", (0, 100))))  # fmt: skip
+            shown.append(Chart(f"Trainings: validation accuracy {words}", SPREAD, "finetune/*.csv",
+                               lines(pd.concat(own), "epoch", "variant", "epoch", "accuracy (%)", (0, 100), colours)))  # fmt: skip
     tables = [Grid("Table 1: top-1 accuracy (%)", "table1.csv", "variant", "order")]
     pictures = {"approaches": "The approaches (figures 1a, 2 and 3)", "figure_4a": "Figure 4a", "figure_4b": "Figure 4b"}
     headline = tables[0]._replace(title="LayerShuffle: top-1 accuracy (%)", only=("baseline", "ls"))
-    return Charts(tables, shown, [Picture(title, name) for name, title in pictures.items()], [headline])
+    return Charts(tables, shown, [Picture(title, name) for name, title in pictures.items()], [headline], shown[1:2])

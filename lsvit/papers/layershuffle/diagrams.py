@@ -27,10 +27,11 @@ def approaches(figures: Figures, params: Params, num_layers: int, name: str) -> 
         _row(axis, routes[0], num_layers, position.encode is not None, position.predict is not None)
         axis.set_title(title)
     figures._save(figure, name)
+    told = f" {label('ls_pos')}: below a layer the place in the route that it is told."
+    named = f" {label('ls_pred')}: above a layer the place that it has to name."
     return (
         f"The approaches of the paper's figures 1a, 2 and 3, along the first route that each training drew with seed {params.seeds[0]}: "
-        f"layers by original place. {label('ls_pos')}: below a layer the place in the route that it is told. {label('ls_pred')}: above a "
-        "layer the place that it has to name."
+        f"layers by original place.{told if 'ls_pos' in shown else ''}{named if 'ls_pred' in shown else ''}"
     )
 
 
