@@ -17,7 +17,6 @@ sys.path.insert(0, str(ROOT))  # as a script it has its own folder alone
 from docs.reference import parameters, schema, speed  # noqa: E402
 from lsvit.config.papers import rooms  # noqa: E402
 from lsvit.report.ledger import HOLDS, VERDICTS, Claim  # noqa: E402
-from lsvit.report.page import TITLES, paper_of  # noqa: E402
 from lsvit.report.why import Read, number  # noqa: E402
 
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
@@ -68,7 +67,7 @@ def counts(old: list[str], read: Read) -> str:
     def count(claims: list[Claim], key: str, verdict: str) -> str:
         return ", ".join(str(sum(ledger[claim.id][key] == verdict for claim in claims)) for ledger in ledgers)
 
-    papers = {TITLES[paper_of(module)]: module.CLAIMS for module in rooms("claims")}
+    papers = {module.TITLE: module.CLAIMS for module in rooms("claims")}
     papers["all"] = [claim for claims in papers.values() for claim in claims]
     columns = [("corrected", HOLDS), *(("verdict", verdict) for verdict in VERDICTS)]
     lines = [[name, *(count(claims, *column) for column in columns)] for name, claims in papers.items()]

@@ -32,7 +32,7 @@ def main() -> None:
     found = judge(RESULTS)
     (RESULTS / "claims.json").write_text(json.dumps(found, indent=1) + "\n")
     (RESULTS / "claims.md").write_text(markdown(found))
-    shown = [name for claims in results.readers("claims") for name in getattr(claims, "HEADLINE", ())]
+    shown = [name for claims in results.readers("claims") for name in claims.HEADLINE]
     (RESULTS / "headline.json").write_text(json.dumps(headline(found, shown), indent=1) + "\n")
     head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"
     text = head + "".join(f"\n**{name}.** {caption}\n" for name, caption in sorted(captions.items()))

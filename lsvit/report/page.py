@@ -21,8 +21,6 @@ from lsvit.report.results import Results
 from lsvit.report.why import number, rows_of
 from lsvit.tracking import declared_stages, stage_results
 
-TITLES = {"layershuffle": "LayerShuffle", "exits": "Early exits", "smoothing": "Over-smoothing", "inversion": "What layers represent",
-          "painters": "Layers as painters"}  # fmt: skip
 CHECKLISTS = Path("docs/reproducibility.md")
 DOTS = 220, 34  # pixels of a claim's picture
 
@@ -66,7 +64,7 @@ class Report:
         entries = {entry["id"]: entry for entry in self.ledger["claims"]}
         shown = {paper_of(module): module.charts(self.results) for module in self.results.readers("charts")}
         return [
-            Paper(name, TITLES[name], shown.get(name, Charts()), [(claim, entries[claim.id]) for claim in module.CLAIMS])
+            Paper(name, module.TITLE, shown.get(name, Charts()), [(claim, entries[claim.id]) for claim in module.CLAIMS])
             for module in self.results.readers("claims")
             if (name := paper_of(module))
         ]

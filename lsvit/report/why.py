@@ -7,6 +7,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def rows_of(file: str, conditions: Sequence[str], read: Read) -> pd.DataFrame:
     Raises:
         UserError: a column that is not there, or no such row.
     """
-    rows = _records(read(file)) if file.endswith(".json") else read_rows(io.StringIO(read(file)))
+    rows = _parsed(file.endswith(".json"), read(file))
     for condition in conditions:
         column, _, value = condition.partition("=")
         if column not in rows:
@@ -44,6 +45,11 @@ def number(words: Sequence[str], read: Read) -> str:
     """A number as pages show it, from a file, conditions, an expression of columns (the mean over the rows counts) and a format."""
     file, *conditions, expression, form = words
     return f"{rows_of(file, conditions, read).eval(expression).mean():{form}}"
+
+
+@lru_cache(maxsize=16)  # a page asks for many numbers of few files
+def _parsed(records: bool, text: str) -> pd.DataFrame:
+    return _records(text) if records else read_rows(io.StringIO(text))
 
 
 def _records(text: str) -> pd.DataFrame:

@@ -322,7 +322,5 @@ CLAIMS = [
     Claim("exits.budget-held", BEYOND, "A budget holds on average on images that its thresholds were not calibrated on", "not studied",
           "the largest excess of the mean FLOPs over the budget, leaving by confidence", _overspent, (-INF, 5), (-INF, 15), "%"),
 ]  # fmt: skip
-HEADLINE = (
-    "exits.any-order",
-    "exits.pruned",
-)  # claims whose value `dvc metrics` shows
+TITLE = "Early exits"  # of the paper in the report
+HEADLINE = ("exits.any-order", "exits.pruned")  # claims whose value `dvc metrics` shows

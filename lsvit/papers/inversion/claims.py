@@ -233,4 +233,5 @@ CLAIMS = [
           "log10 of the distance of the found input's tokens after all layers, arbitrary relative to original order", _reordered,
           (-0.1, 0.1), (-0.3, 0.3), unit=""),
 ]  # fmt: skip
+TITLE = "What layers represent"  # of the paper in the report
 HEADLINE = ("inversion.deeper",)  # claims whose value `dvc metrics` shows

@@ -216,3 +216,5 @@ CLAIMS = [
           "the largest change of a training whose epoch changes when held-out images choose", protocol_change, (-INF, 1),
           possible=(0, 100)),
 ]  # fmt: skip
+TITLE = "LayerShuffle"  # of the paper in the report
+HEADLINE = ()  # claims whose value `dvc metrics` shows

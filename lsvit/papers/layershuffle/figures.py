@@ -247,7 +247,8 @@ class LayerShuffleFigures(Figures):
                 axis.errorbar(place + shift + 0.08, values.mean(), values.std(), color=colour, marker="_", capsize=2,
                               label=order if place == 0 and axis is left else None)  # fmt: skip
         for axis, title in ((left, "LS"), (right, "LS-pred")):
-            axis.set(xticks=range(len(forms)), xticklabels=forms, xlim=(-0.5, len(forms) - 0.5), title=title)
+            there = [place for place in range(len(forms)) if axis is left or FORMS[forms[place]][1] in set(full["variant"])]
+            axis.set(xticks=there, xticklabels=[forms[place] for place in there], xlim=(-0.5, len(forms) - 0.5), title=title)
             axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         left.set(ylabel="validation accuracy (%)", xlabel="an order is drawn for")
         right.set(ylabel="positions named (%)", ylim=(0, 104))

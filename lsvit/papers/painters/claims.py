@@ -72,4 +72,5 @@ CLAIMS = [
           "Random order and looped parallel do the least damage", "yes",
           f"the lower of random order and looped parallel minus the best of the others: {MEAN}", _least_harm, ABOVE_ZERO),
 ]  # fmt: skip
+TITLE = "Layers as painters"  # of the paper in the report
 HEADLINE = ("painters.order",)  # claims whose value `dvc metrics` shows

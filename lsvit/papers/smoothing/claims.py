@@ -181,4 +181,5 @@ CLAIMS = [
     Claim("smoothing.ls-accuracy", BEYOND, "The contrastive loss raises LayerShuffle's accuracy under arbitrary orders", "not studied",
           "LS with the loss minus LS", lambda e: e.accuracy("ls_contrastive", "arbitrary") - e.accuracy("ls", "arbitrary"), ABOVE_ZERO),
 ]  # fmt: skip
+TITLE = "Over-smoothing"  # of the paper in the report
 HEADLINE = ("smoothing.rises",)  # claims whose value `dvc metrics` shows
