@@ -85,7 +85,7 @@ def claims(
         print(f"error: {problem}", file=sys.stderr)
     if problems:
         raise SystemExit(1)
-    print("the ledger is what the result files give, and contradicts no committed one", file=sys.stderr)
+    print("the ledger is what the result files give, and contradicts no committed one")
 
 
 @app.command()
