@@ -75,7 +75,7 @@ def main() -> None:
     build(params)
     out = Path("outs/params")
     out.mkdir(parents=True, exist_ok=True)
-    for line in params.lowered() if params.sizes else ():
+    for line in params.lowered():
         print(line)
     for name, value in resolved(params).items():
         (out / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n")

@@ -17,7 +17,8 @@ def main() -> None:
     def check(train: int, validation: int, heldout: int) -> None:
         check_sizes(params, train, validation, heldout)
         if params.sizes is None:  # else check-params has said so
-            print("\n".join(params.with_sizes(train, validation, heldout).lowered()))
+            for line in params.with_sizes(train, validation, heldout).lowered():
+                print(line)
 
     meta = prepare(params.dataset, params.dataset_preset, embedded, out, params.model_preset, check)
     print(f"{params.dataset}: {meta['counts']}, images {meta['image_shape']}")

@@ -107,11 +107,9 @@ def check_sizes(params: Params, train: int, validation: int, heldout: int, file:
     """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
     own = params.with_sizes(train, validation, heldout)
     limits = [Limit(f"datasets.{params.dataset}.heldout", heldout, train + heldout - 1, f"{train + heldout} training images are used")]
-    scratch = [("pretrain", own.resolve(Pretrain))] if params.model_preset.weights == "scratch" else []
-    limits += [Limit(f"{key}.batch_size", options.batch_size, train, f"{params.dataset!r} uses {train} training images")
-               for key, options in scratch]  # fmt: skip
-    for name in own.all_variants:
-        batch, source = own.values(Finetune, name)["batch_size"]
+    trainings = [own.values(Finetune, name) for name in own.all_variants]
+    trainings += [own.values(Pretrain)] if params.model_preset.weights == "scratch" else []
+    for batch, source in (values["batch_size"] for values in trainings):
         limits.append(Limit(f"{source}.batch_size", int(batch), train, f"{params.dataset!r} uses {train} training images"))
     for checks in rooms("checks"):
         limits += checks.image_limits(own, train, validation)

@@ -12,12 +12,8 @@ CONFIG: dict[str, Any] = {
     "axis": {"labelColor": "currentColor", "titleColor": "currentColor", "domainColor": "#8888", "tickColor": "#8888",
              "gridColor": "#8883", "titleFontWeight": "normal"},
     "legend": {"labelColor": "currentColor", "titleColor": "currentColor", "orient": "top", "columns": 2, "symbolLimit": 0,
-               "symbolOpacity": 1,
-               "labelLimit": 220},
-    "header": {"labelColor": "currentColor", "titleColor": "currentColor"},
+               "symbolOpacity": 1, "labelLimit": 220},
 }  # fmt: skip
-
-
 SPREAD = "Mean and standard deviation over the seeds. A click on a name shows it alone, or switches it."  # of lines
 
 

@@ -42,9 +42,12 @@ def rows_of(file: str, conditions: Sequence[str], read: Read) -> pd.DataFrame:
 
 
 def number(words: Sequence[str], read: Read) -> str:
-    """A number as pages show it, from a file, conditions, an expression of columns (the mean over the rows counts) and a format."""
+    """A number as pages show it, from a file, conditions, an expression of columns (the mean over the rows counts) and a format.
+
+    What rounds to zero has no sign.
+    """
     file, *conditions, expression, form = words
-    return f"{rows_of(file, conditions, read).eval(expression).mean():{form}}"
+    return f"{rows_of(file, conditions, read).eval(expression).mean():z{form}}"
 
 
 @lru_cache(maxsize=16)  # a page asks for many numbers of few files
