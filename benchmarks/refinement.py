@@ -13,7 +13,7 @@ from machine import machine, show, write
 from settings import SEEDS, pretrain, refine, try_settings
 
 from lsvit.config.params import load
-from lsvit.config.sections import Finetune, Pretrain
+from lsvit.config.sections import Finetune
 from lsvit.config.variant import Encode, Position
 from lsvit.jobs.files import HELDOUT, weights_file
 from lsvit.latin import latin
@@ -74,7 +74,7 @@ TRIED_AT_HOURS: list[tuple[str, dict[str, Any]]] = [
 def start(data: Path, folder: Path) -> Path:
     """The starting weights of all."""
     params = load()
-    return pretrain(params, data, folder, params.resolve(Pretrain).seed)
+    return pretrain(params, data, folder, params.seeds[0])
 
 
 def measure(setting: tuple[str, dict[str, Any]], seed: int, data: Path, folder: Path, start: Path) -> dict[str, float]:

@@ -4,6 +4,7 @@
 :func:`lsvit.report.why.number`.
 """
 
+import io
 import json
 import re
 import shlex
@@ -11,17 +12,22 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # as a script it has its own folder alone
 
-from docs.reference import parameters, schema, speed  # noqa: E402
+from docs.reference import parameters, plots_page, schema, speed  # noqa: E402
 from lsvit.config.papers import rooms  # noqa: E402
+from lsvit.report.comparison import moved  # noqa: E402
+from lsvit.report.evaluations import label  # noqa: E402
 from lsvit.report.ledger import HOLDS, VERDICTS, Claim  # noqa: E402
-from lsvit.report.why import Read, number  # noqa: E402
+from lsvit.report.why import NUMBER, Read, number  # noqa: E402
 
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 PRETRAINED, HOURS = (f"cells/{name}/" for name in ("fashion_mnist_4k_vit_s14_56_few_epochs", "fashion_mnist_10k_vit_micro_hours"))
-SCHEMA = "docs/params.schema.json"
+OTHER_SEEDS = "cells/fashion_mnist_10k_vit_micro_minutes_seeds_5_to_9/"
+SCHEMA, PLOTS = "docs/params.schema.json", ".dvc/plots.html"
 TABLES = {  # block -> file
     "table1": "results/table1.md",
     "smoothing": "results/smoothing_table1.md",
@@ -33,7 +39,6 @@ CELLS = {  # words -> folder of results/
     "micro model at `minutes`, the default run, five seeds": "",
 }
 BLOCK = re.compile(r"(<!-- (\w+):.*?-->)\n(.*?)(<!-- /\2 -->)", re.S)
-NUMBER = re.compile(r"<!--= (.*?) -->.*?<!--/-->", re.S)
 
 
 def claims(old: list[str], read: Read) -> str:
@@ -45,6 +50,16 @@ def claims(old: list[str], read: Read) -> str:
         head if line.startswith("Data set") else rows.get(line.split("|")[1].strip()) if line.startswith("| ") else line for line in old
     ]
     return "\n".join(line for line in kept if line is not None)
+
+
+def moved_verdicts(old: list[str], read: Read) -> str:
+    """What the ledgers of the default run and of one with other seeds say differently."""
+    found, other = (json.loads(read(f"results/{folder}claims.json")) for folder in ("", OTHER_SEEDS))
+    contradicting, marginal = moved(found, other)
+    total = len(found["claims"])
+    same = total - len(contradicting) - len(marginal)
+    lines = [f"Of {total} verdicts {same} are the same, {len(contradicting)} contradict each other, {len(marginal)} others differ:"]
+    return "\n".join([*lines, "", *(f"- {line}" for line in contradicting + marginal)])
 
 
 def result(old: list[str], read: Read) -> str:
@@ -65,7 +80,7 @@ def counts(old: list[str], read: Read) -> str:
     ledgers = [{entry["id"]: entry for entry in json.loads(read(f"results/{folder}claims.json"))["claims"]} for folder in ("", HOURS)]
 
     def count(claims: list[Claim], key: str, verdict: str) -> str:
-        return ", ".join(str(sum(ledger[claim.id][key] == verdict for claim in claims)) for ledger in ledgers)
+        return ", ".join(str(sum(ledger.get(claim.id, {}).get(key) == verdict for claim in claims)) for ledger in ledgers)
 
     papers = {module.TITLE: module.CLAIMS for module in rooms("claims")}
     papers["all"] = [claim for claims in papers.values() for claim in claims]
@@ -75,9 +90,38 @@ def counts(old: list[str], read: Read) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines])
 
 
+def measured(old: list[str], read: Read) -> str:
+    """Of models on real processes that fail: right answers, images/s, latency and lost answers, a row a fault and number of copies."""
+    every = pd.read_csv(io.StringIO(read("results/nodes_measured/faults.csv")))
+    keys = ["variant", "policy", "replication", "fault"]
+    real, simulated = (every[every["how"] == how].set_index(keys) for how in ("processes", "simulation"))
+    times = ["images_per_s", "p50_s", "p99_s"]
+    ratios = (simulated[times] / real[times])[(real["images_per_s"] > 0) & (simulated["images_per_s"] > 0)]
+    near = (ratios.sub(1).abs() <= 0.15).sum()
+    rows = real.reset_index(["replication", "fault"])
+    shown = [("baseline", "strict"), ("baseline", "partial"), ("layerdrop", "partial"), ("ls", "any")]
+    lines = [["fault, nodes a layer", *(f"{label(variant)}, {policy}" for variant, policy in shown)], ["---"] * 5]
+    for (fault, copies), own in rows.groupby(["fault", "replication"], sort=False):
+        found = [own.loc[each] for each in shown]
+        late = ["–" if pd.isna(one.p99_s) else f"{one.p99_s:.1f}" for one in found]
+        fields = [
+            f"{100 * one.right:.0f}, {one.images_per_s:.0f}, {p99}, {100 * one.lost / one.micro_batches:.0f}"
+            for one, p99 in zip(found, late, strict=True)
+        ]
+        lines.append([f"{fault}, {copies}", *fields])
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"""{table}
+
+The same scheduler with the same faults, simulated, has the throughput within 15 % in {near["images_per_s"]} of {len(ratios)} runs that had
+answers, the median latency in {near["p50_s"]}, the 99th percentile in {near["p99_s"]}; the ratios to the processes' throughput lie between
+{ratios["images_per_s"].min():.2f} and {ratios["images_per_s"].max():.2f}, their median is {ratios["images_per_s"].median():.2f}."""
+
+
 MADE: dict[str, Callable[[list[str], Read], str]] = {
     "claims": claims,
     "counts": counts,
+    "measured": measured,
+    "moved": moved_verdicts,
     "result": result,
     "parameters": lambda old, read: parameters(read),
     "speed": lambda old, read: speed(read),
@@ -102,3 +146,4 @@ if __name__ == "__main__":
             page.write_text(new)
             print(f"{name}: filled")
     (ROOT / SCHEMA).write_text(schema())
+    (ROOT / PLOTS).write_text(plots_page((ROOT / PLOTS).read_text()))

@@ -1,4 +1,4 @@
-"""The generated pages: every parameter, and every measured speed. :mod:`docs.fill` writes them."""
+"""The generated pages: every parameter, every measured speed, and what DVC's plots stand in. :mod:`docs.fill` writes them."""
 
 import json
 import re
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import vl_convert
 import yaml
 
 from lsvit.config.params import whole
@@ -20,6 +21,12 @@ GIVEN = ("models", "datasets", "scales", "variants", "baseline")  # whose entrie
 def schema() -> str:
     """The JSON schema of params.yaml, for editors."""
     return json.dumps(whole().model_json_schema()) + "\n"
+
+
+def plots_page(page: str) -> str:
+    """The HTML template of `dvc plots` with the installed Vega inside, as DVC's own template asks a network for it."""
+    vega = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return re.sub(r"(?<=<script>).*(?=</script>)", lambda _: vega, page, flags=re.S)
 
 
 def accepted(field: dict[str, Any], kinds: dict[str, Any]) -> str:

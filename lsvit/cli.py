@@ -47,11 +47,12 @@ def claims(
     Ends with exit code 1 if it contradicts the committed ledger (or another): both decide a claim, by the same rule, and differ; or if
     a result file was changed by hand. Other verdicts that moved are listed.
     """
-    import json
     import sys
 
     from lsvit.errors import UserError
-    from lsvit.report.ledger import changes, edited, judge, moved, other_ledger, same_cell, show
+    from lsvit.reading import read_json
+    from lsvit.report.comparison import changes, edited, moved, other_ledger, same_cell
+    from lsvit.report.ledger import Evidence, judge, show
 
     results = Path("results")
     file = results / "claims.json"
@@ -59,9 +60,10 @@ def claims(
         raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
     problems = edited()
     try:
-        found = json.loads(file.read_text())
-        show(found)
-        differing = changes(judge(results), found)
+        show(found := read_json(file))
+        differing = changes(judge(Evidence(results)), found)
+    except UserError as error:
+        problems.append(str(error))
     except (OSError, ValueError, KeyError, TypeError) as error:
         problems.append(f"{results}: cannot be judged ({type(error).__name__}: {error}); `dvc repro` writes it anew")
     else:
@@ -116,6 +118,19 @@ def cost(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
 
 
 @app.command()
+def fill(
+    overrides: Annotated[list[str] | None, typer.Option("-S", help="KEY=VALUE of params.yaml, as of `dvc exp run`.")] = None,
+) -> None:
+    """Train what the pipeline needs all at once, on this machine or with engine=ray on a cluster; its stages then find it finished."""
+    from lsvit.fill import expected, fill, overridden
+
+    params = overridden(overrides or [])
+    print("\n".join(expected(params)), flush=True)
+    fill(params)
+    print("stages find these trainings finished; what starts from them, they run", flush=True)
+
+
+@app.command()
 def grid() -> None:
     """Collect Table 1 of the workspace and of all DVC experiments into one table, results/grid.{csv,md,tex}, and print it."""
     from lsvit.errors import UserError
@@ -134,13 +149,22 @@ def export(
     variant: Annotated[str, typer.Argument(help="A variant of params.yaml, or baseline.")],
     seed: Annotated[int, typer.Option(help="The training's seed.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder to write; default: exports/<data set>_<model>_<variant>_seed_<n>.")] = None,
+    register: Annotated[bool, typer.Option("--register", help="Put it into MLflow's model registry too; alias: the variant.")] = False,
+    name: Annotated[str | None, typer.Option(help="With --register: the registered model; default: <data set>_<model>.")] = None,
 ) -> None:
     """Write a training's weights as a folder that timm and the Hugging Face hub take, with a model card."""
+    from lsvit.errors import UserError
     from lsvit.export import export
 
+    if name and not register:
+        raise UserError(f"--name: found {name!r}, accepted with --register alone")
     folder, notes = export(variant, seed, out)
     for line in (f"{folder}: written", *notes):
         print(line)
+    if register:
+        from lsvit import registry
+
+        print(f"{registry.register(folder, name)}: registered")
 
 
 @app.command()

@@ -3,7 +3,7 @@
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,20 @@ if TYPE_CHECKING:  # `lsvit --help` needs no pydantic
     from pydantic import BaseModel, ValidationError
 
 
+def plain(text: str) -> str:
+    """Text on one line in which a terminal finds nothing to obey: other characters are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class UserError(Exception):
-    """A mistake the user can mend: the message names the file or key, what was found and what is accepted."""
+    """A mistake the user can mend: the message, a line a mistake, names the file or key, what was found and what is accepted."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("\n".join(map(plain, message.split("\n"))))
+
+
+class WorkerDied(UserError):
+    """The process of a job was killed, or had too little memory: the job may go on from its last epoch."""
 
 
 @contextmanager
@@ -26,9 +38,24 @@ def one_line_errors() -> Iterator[None]:
         raise SystemExit(2) from None
 
 
+def said(check: Callable[..., object], *args: Any) -> list[str]:
+    """The lines of the UserError that a check raises; none where it passes."""
+    try:
+        check(*args)
+    except UserError as error:
+        return str(error).splitlines()
+    return []
+
+
+def raise_all(lines: Iterable[str]) -> None:
+    """Raises UserError with all of the lines, each once, if there are any."""
+    if found := list(dict.fromkeys(lines)):
+        raise UserError("\n".join(found))
+
+
 def accepted(name: Any, names: Iterable[Any]) -> str:
     """What is accepted, the nearest known name first."""
-    known = [str(n) for n in names]
+    known = [plain(str(n)) for n in names]
     near = difflib.get_close_matches(str(name), known, n=1)
     return (f"did you mean {near[0]!r}? " if near else "") + f"accepted: {', '.join(known)}"
 
@@ -57,7 +84,7 @@ def one_line(error: "ValidationError", section: "type[BaseModel]", prefix: str =
 def line(first: Any, section: "type[BaseModel]", prefix: str = "", file: str = "params.yaml") -> str:
     """One of a validation's errors as a line."""
     loc = list(first["loc"])
-    key = ".".join(str(part) for part in ([prefix] if prefix else []) + loc)
+    key = ".".join(plain(str(part)) for part in ([prefix] if prefix else []) + loc)
     found, message = first["input"], first["msg"]
     if first["type"] == "extra_forbidden":
         return f"{file}: {key}: unknown key (value {found!r}), {accepted(loc[-1], _keys_at(section, tuple(loc[:-1])))}"

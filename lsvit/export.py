@@ -14,7 +14,8 @@ from lsvit.errors import UserError, accepted
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.files import CONFIG, EXECUTION, FINETUNED, JUDGES, ORIGIN, PRETRAINED, RESULTS, finetuned, sha256, weights_file
 from lsvit.models.routed import RoutedModel
-from lsvit.predict import EXITS, MODEL, PARTS, SPEC, Opened, open_weights, read_json
+from lsvit.predict import EXITS, MODEL, PARTS, SPEC, Opened, open_weights
+from lsvit.reading import read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,10 +28,10 @@ def find_training(variant: str, seed: int) -> Path:
     """The folder of a finished training. Raises UserError saying which there are."""
     trainings = [*finetuned(BASELINE, 0).parents[1].glob(f"seed_*/{CONFIG}"), *FINETUNED.glob(f"*/seed_*/{CONFIG}")]
     variants = sorted({path.parents[1].name for path in trainings})
-    if not variants:
+    if not variants and variant in (declared := load().all_variants):
         raise UserError(f"{FINETUNED}: not found, no training has finished; `dvc repro` makes them, or run in the repository's root")
     if variant not in variants:
-        raise UserError(f"variant: found {variant!r}, {accepted(variant, variants)}")
+        raise UserError(f"variant: found {variant!r}, {accepted(variant, variants or declared)}")
     folder = finetuned(variant, seed).parent
     if not folder.is_dir():
         seeds = sorted(int(path.name.removeprefix("seed_")) for path in folder.parent.glob("seed_*"))
@@ -50,12 +51,11 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
     folder, protocol = find_training(variant, seed), load().protocol
     weights = folder / weights_file(JUDGES[protocol])
     opened, record = open_weights(str(weights)), read_json(folder / CONFIG)
-    record["options"] = {"checkpointing": False} | record["options"]  # which changes no result and is therefore not kept
     own = TrainConfig.model_validate({key: value for key, value in record.items() if key in TrainConfig.model_fields})
     config = record | own.model_dump(mode="json", exclude={"options"})
     config["options"]["ran on"] = (folder / EXECUTION).read_text().strip()
-    origin = next((read_json(path) for path in PRETRAINED.glob(f"seed_*/{ORIGIN}")), {})
-    scaled: Any = read_json(SCALED)
+    origin: dict[str, Any] = next((read_json(path) for path in PRETRAINED.glob(f"seed_*/{ORIGIN}")), {})
+    scaled = read_json(SCALED, list)
     out = out or Path("exports") / f"{config['dataset']}_{config['model_name']}_{variant}_seed_{seed}"
     config["variant"]["per"] = own.per  # resolved; a job's variant has none of its own
     spec = {"name": variant, "variant": config["variant"], "head": config["model"]["head"], "dataset": config["dataset"],
@@ -119,6 +119,9 @@ def _save(opened: Opened, spec: dict[str, Any], license: str | None, out: Path) 
     backbone.pretrained_cfg = {key: value for key, value in backbone.pretrained_cfg.items() if key not in ABOUT} | about
     depth = {"depth": model.num_layers} if spec["variant"]["layers"] and not hasattr(backbone, "stem") else {}
     save_for_hf(backbone, str(out), {"label_names": opened.classes}, depth, safe_serialization=True, data_config=opened.data)
+    config = read_json(out / CONFIG)
+    config["model_args"].pop("num_classes")  # stands beside them, and transformers gives it a second time
+    (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     (out / SPEC).write_text(json.dumps(spec, indent=1) + "\n")
     for part, file in ((model.position, PARTS), (model.exits, EXITS)):
         (out / file).unlink(missing_ok=True)  # of an earlier export

@@ -1,8 +1,8 @@
 """Predictions from trained weights, and how much they depend on the order of the layers."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,10 +11,14 @@ from lsvit.config.variant import Variant
 from lsvit.data.decode import in_mode
 from lsvit.errors import UserError
 from lsvit.jobs.configs import RunConfig
-from lsvit.jobs.files import CONFIG, DATA, read_meta, sha256
+from lsvit.jobs.files import CONFIG, DATA, sha256
 from lsvit.models.routed import RoutedModel
 from lsvit.models.weights import build, input_size, load_weights, normalisation, read_tensors
+from lsvit.reading import read_json, reading
 from lsvit.routes import Route, evaluation_routes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 CHUNK = 64  # orders run at once
 MODEL, SPEC = "model.safetensors", "lsvit.json"  # of an export, beside config.json
@@ -60,7 +64,10 @@ def training_sha256(where: str) -> str:
     """The sha256 of the training's file of weights, also of those that were exported from it. Raises UserError as :func:`open_weights`."""
     file = find_weights(where)
     spec = file.parent / SPEC
-    return read_json(spec)["weights_sha256"] if spec.is_file() else sha256(file)
+    if not spec.exists():
+        return sha256(file)
+    with reading(spec):
+        return read_json(spec)["weights_sha256"]
 
 
 def _snapshot(repository: str) -> Path:
@@ -70,14 +77,6 @@ def _snapshot(repository: str) -> Path:
         return Path(snapshot_download(repository, allow_patterns=[MODEL, CONFIG, PARTS, EXITS, SPEC]))
     except Exception as error:  # the hub client raises many kinds
         raise UserError(f"hf-hub:{repository} cannot be had ({type(error).__name__}), accepted also: an exported folder") from None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file. Raises UserError if it is none."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({type(error).__name__})") from None
 
 
 def open_training(file: Path) -> Opened:
@@ -91,7 +90,8 @@ def open_training(file: Path) -> Opened:
         config = RunConfig.model_validate({key: found[key] for key in RunConfig.model_fields if key in found})
     except ValueError:
         raise UserError(f"{file.parent / CONFIG}: neither of an export nor of a training of this version") from None
-    if not (DATA / "meta.json").is_file() or (meta := read_meta(DATA))["sha256"] != config.data_sha256:
+    meta = read_json(DATA / "meta.json") if (DATA / "meta.json").is_file() else {}
+    if meta.get("sha256") != config.data_sha256:
         raise UserError(f"{DATA}: not the images that {file} was trained on; `dvc repro` or `dvc checkout` brings them")
     model = build(config.model, len(meta["classes"]), config.variant, file).eval()
     in_chans, size = input_size(model, config.model)
@@ -180,14 +180,20 @@ def read_image(path: Path, data: dict[str, Any]) -> Tensor:
         UserError: it cannot be read.
     """
     from PIL import Image
-    from timm.data import create_transform
 
     try:
         with Image.open(path) as file:
             image = in_mode(file, "L" if data["input_size"][0] == 1 else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"{path}: not an image that can be read ({getattr(error, 'strerror', None) or type(error).__name__})") from None
-    return create_transform(**data, is_training=False)(image)
+    return transform(data)(image)
+
+
+def transform(data: dict[str, Any]) -> "Callable[[Image], Tensor]":
+    """What makes an image (mode L or RGB, any size) a model's input (C, H, W): resized, cropped and normalised as `data` says."""
+    from timm.data import create_transform
+
+    return create_transform(**data, is_training=False)
 
 
 @torch.inference_mode()

@@ -1,10 +1,11 @@
 """`lsvit track sync`: an MLflow store filled again from what finished stages left."""
 
-import json
 from pathlib import Path
 
+from lsvit.declared import declared_stages
 from lsvit.errors import UserError
-from lsvit.tracking import STAGES, Tracker, declared_stages, experiment_name, store_uri
+from lsvit.reading import read_json, reading
+from lsvit.tracking import STAGES, Tracker, experiment_name, store_uri
 
 OF = {"baseline": "layershuffle", "finetune": "layershuffle"}  # folder of outs/ -> whose trainings, where that is not its name
 
@@ -19,19 +20,22 @@ def sync(root: Path = Path()) -> int:
     preset = Path("outs/params/model.json")  # what the stages ran with: the model's name, the scale, the preset
     if not trainings or not preset.is_file():
         raise UserError("outs/: no finished training found, or no outs/params/; `dvc repro` or `dvc checkout` brings them")
-    scale = json.loads(preset.read_text())[1]
+    with reading(preset):
+        scale = read_json(preset, list)[1]
     logged: dict[str, list[Path]] = {}  # experiment -> folders of trainings
     for folder in trainings:
-        config = json.loads(next(folder.glob("seed_*/config.json")).read_text())
         of = OF.get(folder.parts[1], folder.parts[1])
-        logged.setdefault(experiment_name(of, (config["dataset"], config["model_name"], scale)), []).append(folder)
+        with reading(file := next(folder.glob("seed_*/config.json"))):
+            config = read_json(file)
+            logged.setdefault(experiment_name(of, (config["dataset"], config["model_name"], scale)), []).append(folder)
     trackers = {experiment: Tracker(experiment, root, retries=3) for experiment in logged}
     for experiment, folders in logged.items():
         for folder in folders:
             trackers[experiment].training(folder)
     if (cell := Path("results/cell.json")).is_file():
-        about = json.loads(cell.read_text())
-        experiment = experiment_name(STAGES, (about["dataset"], about["model"], about["scale"]))
+        with reading(cell):
+            about = read_json(cell)
+            experiment = experiment_name(STAGES, (about["dataset"], about["model"], about["scale"]))
         trackers[experiment] = Tracker(experiment, root, retries=3)
         for stage in declared_stages():
             trackers[experiment].results(stage)

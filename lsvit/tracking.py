@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -21,8 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from lsvit.context import context_tags
+from lsvit.declared import stage_of, stage_results
+from lsvit.reading import read_json
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 KEY = "lsvit.key"
 DATABASE = "mlflow.db"
@@ -57,21 +61,6 @@ def _create_store(path: Path) -> None:
     partial.replace(path)
 
 
-def context_tags() -> dict[str, str]:
-    """Who ran what: MLflow's own tags, the commit, whether more differed from it than what DVC writes, the DVC stage."""
-    from mlflow.tracking.context.registry import resolve_tags
-
-    def git(*args: str) -> str:
-        return subprocess.run(["git", *args], capture_output=True, text=True, check=False).stdout.strip()
-
-    dirty = git("status", "--porcelain", "-uno", "--", ".", *(f":!{path}" for path in ("results", "dvc.lock")))
-    named = {"dvc.stage": "DVC_STAGE", "dvc.exp": "DVC_EXP_NAME", "dvc.rev": "DVC_EXP_BASELINE_REV"}
-    return resolve_tags({
-        "mlflow.source.git.commit": git("rev-parse", "HEAD"), "mlflow.source.git.branch": git("branch", "--show-current"),
-        "git.dirty": str(bool(dirty)).lower(), **{tag: os.environ[name] for tag, name in named.items() if os.environ.get(name)},
-    })  # fmt: skip
-
-
 class Tracker:
     """Logs to one MLflow experiment, see :func:`experiment_name`. What fails in `epoch`, `training` and `results` is said once.
 
@@ -100,7 +89,7 @@ class Tracker:
     def epoch(self, title: str, record: dict[str, Any], row: Row) -> None:
         """Log one epoch of a running training: its name, what it is made with (:meth:`lsvit.jobs.job.Job.record`), its metrics."""
         epoch, ended = int(row["epoch"]), time.time()
-        with suppress(OSError):  # also where the store is away: a replay can then tell when it was
+        with self._lock, suppress(OSError):  # also where the store is away: a replay can then tell when it was; mlflow is imported once
             times = {str(epoch - 1): ended - row.get("seconds", 0.0), str(epoch): ended}
             self._context(_key(title, _options(record)), **times)
         self._guard(lambda: self._epoch(title, record, row))
@@ -122,6 +111,21 @@ class Tracker:
     def results(self, stage: str) -> None:
         """Log a stage's tables and figures below results/ as artifacts, and the numbers of its metrics, of one run."""
         self._guard(lambda: self._results(stage))
+
+    def note(self, folder: Path, text: str) -> None:
+        """Say more on the page of a finished variant, that of `training`'s folder, in place of what this said before."""
+
+        def add() -> None:
+            seed = next((path.parent for path in sorted(folder.glob("seed_*/config.json"))), None)
+            if seed and (run := self.find(seed)):
+                parent = run.data.tags["mlflow.parentRunId"]
+                self.client().set_tag(parent, NOTE, f"{_about_variant(folder.name, stage_of(folder))}\n\n{text}")
+
+        self._guard(add)
+
+    def find(self, folder: Path) -> "Run | None":
+        """The run of a training that lies in this folder, `<variant>/seed_<n>`, if it is tracked. Raises what MLflow raises."""
+        return self._search(_key(folder.parent.name, _options(json.loads((folder / "config.json").read_text()))))
 
     # ---- how ----
 
@@ -180,14 +184,14 @@ class Tracker:
             partial.replace(path)
         return full
 
+    def _search(self, key: str) -> "Run | None":
+        return next(iter(self.client().search_runs([self._experiment_id], f"tags.`{KEY}` = '{key}'", max_results=1)), None)
+
     def _run(self, key: str, name: str, tags: dict[str, str], params: dict[str, Any], start: float | None = None) -> str:
         """The run with this key, created with its tags, parameters and time of start if there is none."""
         if key not in self._runs:
-            client = self.client()
-            found = client.search_runs([self._experiment_id], f"tags.`{KEY}` = '{key}'", max_results=1)
-            if found:
-                run = found[0]
-            else:
+            client, run = self.client(), self._search(key)
+            if not run:
                 tags = {KEY: key, **self._context(key)["tags"], **tags}
                 run = client.create_run(self._experiment_id, None if start is None else _milliseconds(start), tags=tags, run_name=name)
             if params and not run.data.params:  # also where an outage came between the run and its parameters
@@ -211,8 +215,7 @@ class Tracker:
         tags, seed = {"variant": title, "paper": self.experiment.partition("/")[0]}, str(record["seed"])
         known = self._context(_key(title, options))["ended"]
         start = min(known.values(), default=None)
-        note = f"`{title}`: its seeds lie below; mean and standard deviation over them are the metrics `mean/...`, `std/...`."
-        parent = self._run(_key(title, shared), title, tags | {"kind": "variant", NOTE: note}, shared, start)
+        parent = self._run(_key(title, shared), title, tags | {"kind": "variant", NOTE: _about_variant(title)}, shared, start)
         tags |= {"seed": seed, "mlflow.parentRunId": parent, "kind": "training"}
         key = _key(title, options)
         if fresh := key not in self._runs:
@@ -262,18 +265,21 @@ class Tracker:
 
     def _training(self, folder: Path) -> None:
         seeds = sorted(folder.glob("seed_*/config.json"), key=lambda path: int(path.parent.name.removeprefix("seed_")))
-        finals, ends = [], []
+        finals, ends, stage = [], [], stage_of(folder)
         for path in seeds:
-            record, history = json.loads(path.read_text()), json.loads((path.parent / "history.json").read_text())
+            record, history = read_json(path), read_json(path.parent / "history.json", list)
             run_id, ended = self._training_run(folder.name, record)
             parent = self.client().get_run(run_id).data.tags["mlflow.parentRunId"]
             self._rows(run_id, history, ended)
+            self.client().set_tag(run_id, "stage", stage)
             ends.append(max(ended.values(), default=time.time()))
             for text in path.parent.glob("execution.txt"):
                 self.client().set_tag(run_id, "execution", text.read_text().strip())
-            finals.append(json.loads((path.parent / "final.json").read_text()))
+            finals.append(read_json(path.parent / "final.json"))
             final = {f"final/{name}": value for name, value in finals[-1].items()}
             self._finish(run_id, sorted(path.parent.iterdir()), final, ends[-1], f"{folder.name}_seed_{record['seed']}")
+        self.client().set_tag(parent, "stage", stage)
+        self.client().set_tag(parent, NOTE, _about_variant(folder.name, stage))
         self._summary(parent, finals, max(ends))
 
     def _summary(self, parent: str, finals: list[Row], ended: float) -> None:
@@ -294,10 +300,10 @@ class Tracker:
             return
         numbers: Row = {}
         for file in metrics:
-            found = _flat(json.loads(file.read_text()), separator="/")
+            found = _flat(read_json(file), separator="/")
             numbers |= {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
         key = _key(stage, {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
-        self._finish(self._run(key, stage, {"variant": stage, "kind": "stage"}, {}), files, numbers)
+        self._finish(self._run(key, stage, {"variant": stage, "kind": "stage", "stage": stage}, {}), files, numbers)
 
 
 def _about(experiment: str) -> str:
@@ -307,25 +313,10 @@ def _about(experiment: str) -> str:
     return f"{what}: {cell} (data set, model, scale). Made by `uv run dvc repro --pull`; verdicts: `uv run lsvit claims`."
 
 
-def declared_stages() -> dict[str, Any]:
-    """The stages of dvc.yaml."""
-    import yaml
-
-    return yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
-
-
-def stage_results(stage: str) -> tuple[list[Path], list[Path]]:
-    """The files below results/ that dvc.yaml says a stage writes, as far as they are there, and those of them that are metrics."""
-    declared = declared_stages()[stage]
-    kinds = [
-        [Path(name) for out in declared.get(kind, ()) for name in (out if isinstance(out, dict) else [out])] for kind in ("outs", "metrics")
-    ]
-    found = [
-        [file for path in kind if path.parts[0] == "results" for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
-        for kind in kinds
-    ]
-    outs, metrics = ([file for file in files if file.is_file()] for files in found)
-    return outs + metrics, metrics
+def _about_variant(title: str, stage: str = "") -> str:
+    """What a variant's page says of it; which `stage` made it is known when its trainings have finished."""
+    made = f" Made by `uv run dvc repro --pull {stage}`; verdicts: `uv run lsvit claims`." if stage else ""
+    return f"`{title}`: its seeds lie below; mean and standard deviation over them are the metrics `mean/...`, `std/...`.{made}"
 
 
 def _milliseconds(seconds: float) -> int:

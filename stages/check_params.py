@@ -1,31 +1,38 @@
 """Stage check-params: every value of params.yaml is checked here, before any compute, and resolved for the stages to depend on."""
 
-import json
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
-from lsvit.config.checks import check_layers
+from lsvit.config.checks import check, check_layers, check_names
+from lsvit.config.effective import files
 from lsvit.config.papers import rooms
-from lsvit.config.params import Params, load, paper_sections
-from lsvit.config.sections import Finetune, PaperFigures, PaperSection, Pretrain
-from lsvit.config.types import Section
-from lsvit.config.variant import BASELINE
-from lsvit.errors import UserError, one_line_errors
+from lsvit.config.params import Params, parse
+from lsvit.config.sections import Finetune
+from lsvit.errors import one_line_errors, raise_all, said
+from lsvit.jobs.address import check_cluster
 from lsvit.jobs.processes import cuda_devices, root
 
 
-def check_hardware(params: Params) -> None:
-    """Raises UserError: a value asks for hardware that this machine does not have."""
+def check_machine(params: Params) -> Iterator[str]:
+    """What a value asks for that this machine does not have: files, GPUs, a cluster."""
+    if params.engine == "ray":
+        yield from said(check_cluster)
+    if (file := params.model_preset.local_file(root())) and not file.is_file():
+        yield (f"params.yaml: models.{params.model}.weights: found {str(file)!r}, which does not exist, "
+               "accepted: hub, scratch, a .safetensors file or its folder")  # fmt: skip
+    folder = params.dataset_preset.folder
+    if folder and not (root() / Path(folder).expanduser()).is_dir():
+        yield f"params.yaml: datasets.{params.dataset}.folder: found {folder!r}, which is no folder, accepted: the folder with the images"
     gpus, processes = cuda_devices(), params.distributed.processes
     for name in params.all_variants:
         precision, source = params.values(Finetune, name)["precision"]
         if precision == "tf32" and (params.device == "cpu" or not gpus):
-            raise UserError(f"params.yaml: {source}.precision: found 'tf32', accepted on a CPU: auto, fp32, bf16")
+            yield f"params.yaml: {source}.precision: found 'tf32', accepted on a CPU: auto, fp32, bf16"
     if params.device == "cuda" and not gpus:
-        raise UserError("params.yaml: device: found 'cuda', but this machine has no CUDA device; accepted here: auto, cpu")
+        yield "params.yaml: device: found 'cuda', but this machine has no CUDA device; accepted here: auto, cpu"
     if params.device != "cpu" and gpus and processes > gpus:
-        raise UserError(f"params.yaml: distributed.processes: found {processes}, accepted: at most the {gpus} GPUs of this machine")
+        yield f"params.yaml: distributed.processes: found {processes}, accepted: at most the {gpus} GPUs of this machine"
 
 
 def build(params: Params) -> None:
@@ -48,37 +55,19 @@ def build(params: Params) -> None:
                 checks.build(params, backbone)
 
 
-def resolved(params: Params) -> dict[str, Any]:
-    """What a stage may depend on, by name: presets, variants with their refinement, sections, all as they are at the chosen scale."""
-    found: dict[str, Any] = {"model": [params.model, params.cell.scale, params.model_preset.model_dump()]}
-    found |= {"dataset": [params.dataset, params.dataset_preset.model_dump()]}
-    found |= {key: params.model_dump(include={key})[key] for key in ("device", "deterministic", "distributed", "seeds", "protocol")}
-    refined = {name: [v.model_dump(), params.resolve(Finetune, name).model_dump()] for name, v in params.all_variants.items()}
-    found |= {"baseline": refined.pop(BASELINE), "variants": refined}
-    sections: list[type[Section]] = [Pretrain, Finetune, PaperFigures, *paper_sections()]
-    for section in sections:
-        found[section.name] = [params.resolve(section).model_dump()]
-        if issubclass(section, PaperSection) and "training" in section.model_fields:
-            found[section.name].append({key: value for key, (value, _) in params.scratch_values(section).items()})
-    return found
-
-
 @one_line_errors()
 def main() -> None:
     """Write outs/params/NAME.json: a stage runs again where what it depends on has another effective value, and nowhere else."""
-    params = load()
-    file = params.model_preset.local_file(root())
-    if file and not file.is_file():
-        raise UserError(f"params.yaml: models.{params.model}.weights: found {str(file)!r}, which does not exist, "
-                        "accepted: hub, scratch, a .safetensors file or its folder")  # fmt: skip
-    check_hardware(params)
+    params = parse("params.yaml")
+    check_names(params)
+    raise_all([*said(check, params), *said(raise_all, check_machine(params))])
     build(params)
     out = Path("outs/params")
     out.mkdir(parents=True, exist_ok=True)
     for line in params.lowered():
         print(line)
-    for name, value in resolved(params).items():
-        (out / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n")
+    for name, text in files(params).items():
+        (out / name).write_text(text)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from lsvit.config.sections import Finetune
 from lsvit.config.variant import BASELINE
 from lsvit.errors import one_line_errors
 from lsvit.jobs.display import show_trainings
-from lsvit.jobs.files import FINETUNED, RESULTS, TABLE, finetuned, starting_weights
+from lsvit.jobs.files import FINETUNED, RESULTS, TABLE, finetuned
 from lsvit.jobs.plan import Plan
 from lsvit.jobs.stage import Stage
 from lsvit.training.gather import gather_trainings
@@ -19,15 +19,11 @@ from lsvit.training.gather import gather_trainings
 def main(which: Literal["baseline", "variants"]) -> None:
     """outs/prepare_data/, outs/pretrain/ -> outs/baseline/, or outs/finetune/<variant>/ and results/finetune/<variant>.csv (epochs)"""
     stage = Stage("lsvit.training.loop", of="layershuffle")
-    params, plan, start = stage.params, Plan(stage.params, Finetune), starting_weights()
+    params, plan = stage.params, Plan(stage.params, Finetune)
     names = [BASELINE] if which == BASELINE else [name for name in params.all_variants if name != BASELINE]
-    options = {name: params.resolve(Finetune, name) for name in names}
-    jobs = {
-        name: {s: plan.training(name, params.all_variants[name], own, s, start, per=own.per) for s in params.seeds}
-        for name, own in options.items()
-    }
+    jobs, threads = plan.refinements(names), [params.resolve(Finetune, name).threads for name in names]
     show_trainings({name: (jobs[name][params.seeds[0]].config, params.values(Finetune, name)) for name in names}, params.seeds, params)
-    stage.train([job for seeds in jobs.values() for job in seeds.values()], max((each.threads for each in options.values()), default=1))
+    stage.train([job for seeds in jobs.values() for job in seeds.values()], max(threads, default=1))
     for name in names:
         gather_trainings(jobs[name], folder := finetuned(name, 0).parents[1], plan.judge)
         stage.tracker.training(folder)

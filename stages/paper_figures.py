@@ -9,7 +9,8 @@ from lsvit.config.params import load
 from lsvit.errors import one_line_errors
 from lsvit.jobs.files import RESULTS
 from lsvit.jobs.processes import root
-from lsvit.report.ledger import headline, judge, markdown
+from lsvit.report.ledger import Evidence, headline, judge, markdown
+from lsvit.report.notes import note_claims
 from lsvit.report.results import Results
 from lsvit.tracking import STAGES, Tracker, experiment_name
 
@@ -29,7 +30,7 @@ def main() -> None:
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:  # drawing takes most of the time
         for drawn in pool.map(draw, [figures.__name__ for figures in results.readers("figures")]):
             captions |= drawn
-    found = judge(RESULTS)
+    found = judge(evidence := Evidence(RESULTS))
     (RESULTS / "claims.json").write_text(json.dumps(found, indent=1) + "\n")
     (RESULTS / "claims.md").write_text(markdown(found))
     shown = [name for claims in results.readers("claims") for name in claims.HEADLINE]
@@ -38,6 +39,7 @@ def main() -> None:
     text = head + "".join(f"\n**{name}.** {caption}\n" for name, caption in sorted(captions.items()))
     (RESULTS / "figures" / "captions.md").write_text(text)
     Tracker(experiment_name(STAGES, params.cell), root()).results("paper-figures")
+    note_claims(Tracker(experiment_name("layershuffle", params.cell), root()), found, evidence.asked)
 
 
 if __name__ == "__main__":

@@ -21,14 +21,15 @@ def main() -> None:
     stage = Stage("lsvit.training.loop", of="pretrain")
     params, plan = stage.params, Plan(stage.params, Pretrain)
     if params.model_preset.weights == "scratch":
-        job = plan.training("pretrain", PLAIN, plan.options, plan.options.seed)
-        show_trainings({"pretrain": (job.config, params.values(Pretrain))}, [plan.options.seed], params)
-        stage.train([job], plan.options.threads)
+        jobs = {seed: plan.training("pretrain", PLAIN, plan.options, seed) for seed in params.starts}
+        show_trainings({"pretrain": (jobs[params.starts[0]].config, params.values(Pretrain))}, params.starts, params)
+        stage.train(list(jobs.values()), plan.options.threads)
     else:
         preset = params.model_preset
-        job = plan.fetching("pretrain", root() / preset.weights if preset.local_file() else None, plan.options, plan.options.seed)
-        stage.run([job])
-    gather_trainings({plan.options.seed: job}, PRETRAINED)
+        file = root() / preset.weights if preset.local_file() else None
+        jobs = {seed: plan.fetching("pretrain", file, plan.options, seed) for seed in params.starts}
+        stage.run(list(jobs.values()))
+    gather_trainings(jobs, PRETRAINED)
     shutil.copyfile(PRETRAINED / TABLE, RESULTS / "pretrain.csv")
     stage.tracker.training(PRETRAINED)
 

@@ -1,13 +1,16 @@
-"""Small models, data and configurations shared by the tests."""
+"""Small models, data, configurations and trainings shared by the tests."""
 
+import gc
 import gzip
 import hashlib
+import json
 import multiprocessing
 import os
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -23,9 +26,12 @@ from lsvit.config.variant import Variant
 from lsvit.data.prepare import prepare
 from lsvit.data.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
 from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import read_meta
+from lsvit.jobs.files import WEIGHTS, read_meta
 from lsvit.jobs.job import Job
 from lsvit.tracking import _flat
+
+if TYPE_CHECKING:
+    from lsvit.models.routed import RoutedModel
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that wait for each other leave the processor to the tests beside them
@@ -34,8 +40,26 @@ os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read once in a process: for
 multiprocessing.set_forkserver_preload(["lsvit.training.loop", "timm"])
 ROOT = Path(__file__).parent.parent
 PICO = {"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "depth": 4, "num_heads": 2}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "ls": {"route": "arbitrary"},
+    "ls_pos": {"route": "arbitrary", "position": {"encode": {"dim": 8}}},
+    "ls_pred": {"route": "arbitrary", "position": {"predict": {}}},
+    "refit_2": {"route": "sequential", "layers": 2},
+    "mixed": {"route": "arbitrary", "losses": {"mixing": 1.0}},
+    "talking": {"route": "arbitrary", "talking_heads": True},
+}
 ALL_CLAIMS = [claim for module in rooms("claims") for claim in module.CLAIMS]
 Change = Callable[[pd.DataFrame], None]
+Training = Callable[..., "RoutedModel"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported stays: the garbage collector would look through it for an eighth of all processor time."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -142,5 +166,38 @@ def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[
             title="test", dataset="bars", model_name="pico", model=pico, variant=variant, device="cpu", seed=seed,
             data_sha256=read_meta(prepared)["sha256"], weights_sha256=None, options=Finetune(**values), per=per,
         )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def trained(
+    tmp_path: Path, prepared: Path, train_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> Training:  # fmt: skip
+    """A folder like the repository's; the factory leaves a training there, of random weights, and returns its model."""
+    import torch
+
+    from lsvit.models.weights import build, save_weights
+
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    (tmp_path / "outs" / "params").mkdir(parents=True)
+    (tmp_path / "outs" / "params" / "model.json").write_text(json.dumps(["pico", "minutes", {}]))
+    (tmp_path / "outs" / "prepare_data").symlink_to(prepared)
+
+    def make(name: str = "ls", preset: ModelPreset | None = None, seed: int = 0) -> "RoutedModel":
+        config = train_config(seed=seed, **VARIANTS[name])
+        config = config.model_copy(update={"title": name} | ({"model": preset} if preset else {}))
+        folder = tmp_path / "outs" / "finetune" / name / f"seed_{seed}"
+        folder.mkdir(parents=True)
+        torch.manual_seed(seed)
+        model = build(config.model, 10, config.variant).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        save_weights(model, folder / WEIGHTS)
+        (folder / "execution.txt").write_text("a processor, fp32\n")
+        (folder / "config.json").write_text(json.dumps(Job("", "", config, {}).record()))
+        return model
 
     return make

@@ -72,6 +72,7 @@ def test_what_an_interrupted_write_left_is_written_anew(tracker: Tracker, tmp_pa
     assert json.loads(note(tmp_path).read_text())["tags"] == TAGS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ["", "{"])
 def test_an_epoch_is_logged_all_the_same(tracker: Tracker, store: Store, tmp_path: Path, left: str) -> None:
     """Every note of the run and of its parent is broken."""

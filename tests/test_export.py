@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,55 +25,15 @@ from lsvit.config.presets import ModelPreset
 from lsvit.data.splits import Split
 from lsvit.errors import UserError
 from lsvit.export import export, find_training
-from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.files import WEIGHTS
-from lsvit.jobs.job import Job
 from lsvit.models.routed import RoutedModel
-from lsvit.models.weights import build, save_weights
+from lsvit.models.weights import build
 from lsvit.predict import choose_routes, open_weights, predict, read_image
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Training
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "ls": {"route": "arbitrary"},
-    "ls_pos": {"route": "arbitrary", "position": {"encode": {"dim": 8}}},
-    "ls_pred": {"route": "arbitrary", "position": {"predict": {}}},
-    "refit_2": {"route": "sequential", "layers": 2},
-    "mixed": {"route": "arbitrary", "losses": {"mixing": 1.0}},
-    "talking": {"route": "arbitrary", "talking_heads": True},
-}
 DISTILLED = ModelPreset(timm="deit_tiny_distilled_patch16_224", weights="scratch", head="class_token", num_classes=12,
                         kwargs={"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2})  # fmt: skip
 MIXER = ModelPreset(timm="resmlp_12_224", weights="scratch", kwargs={"img_size": 32})
-Training = Callable[..., RoutedModel]
-
-
-@pytest.fixture
-def trained(
-    tmp_path: Path, prepared: Path, train_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
-) -> Training:  # fmt: skip
-    """A folder like the repository's; the factory leaves a training there, of random weights, and returns its model."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "params.yaml", tmp_path)
-    (tmp_path / "outs" / "params").mkdir(parents=True)
-    (tmp_path / "outs" / "params" / "model.json").write_text(json.dumps(["pico", "minutes", {}]))
-    (tmp_path / "outs" / "prepare_data").symlink_to(prepared)
-
-    def make(name: str = "ls", preset: ModelPreset | None = None, seed: int = 0) -> RoutedModel:
-        config = train_config(seed=seed, **VARIANTS[name])
-        config = config.model_copy(update={"title": name} | ({"model": preset} if preset else {}))
-        folder = tmp_path / "outs" / "finetune" / name / f"seed_{seed}"
-        folder.mkdir(parents=True)
-        torch.manual_seed(seed)
-        model = build(config.model, 10, config.variant).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-        save_weights(model, folder / WEIGHTS)
-        (folder / "execution.txt").write_text("a processor, fp32\n")
-        (folder / "config.json").write_text(json.dumps(Job("", "", config, {}).record()))
-        return model
-
-    return make
 
 
 def images_for(model: RoutedModel, n: int = 3) -> Tensor:
@@ -123,6 +82,7 @@ def test_an_export_opens_as_it_was_trained(trained: Training, name: str, preset:
     assert (folder / "position.safetensors").exists() == (name in ("ls_pos", "ls_pred"))
 
 
+@pytest.mark.slow
 def test_what_stock_timm_gets_wrong_is_said(trained: Training) -> None:
     model = trained("ls_pos")
     folder, notes = export("ls_pos", 0)
@@ -220,6 +180,7 @@ def test_the_exported_config(trained: Training, prepared: Path) -> None:
     assert config["architecture"] == "deit_tiny_distilled_patch16_224"
     assert config["label_names"][1] == "Trouser"
     assert (config["num_classes"], config["model_args"]["depth"]) == (12, 2)
+    assert "num_classes" not in config["model_args"]  # transformers' TimmWrapper takes no second one
     cfg, meta = config["pretrained_cfg"], json.loads((prepared / "meta.json").read_text())
     assert (cfg["input_size"], cfg["crop_pct"], cfg["interpolation"]) == ([3, 32, 32], 1.0, "bilinear")
     assert (cfg["mean"], cfg["std"]) == (meta["mean"] * 3, meta["std"] * 3)
@@ -229,6 +190,7 @@ def test_the_exported_config(trained: Training, prepared: Path) -> None:
     assert json.loads((folder / "lsvit.json").read_text())["head"] == "class_token"
 
 
+@pytest.mark.slow
 def test_an_export_says_how_the_images_were_resized(trained: Training, tmp_path: Path, prepared: Path) -> None:
     """`resize: timm` of a data set: as the evaluation of the weights that timm names."""
     trained("ls", MIXER)
@@ -242,6 +204,8 @@ def test_an_export_says_how_the_images_were_resized(trained: Training, tmp_path:
 def test_trainings_that_are_not_there(trained: Training, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="outs/finetune: not found, no training has finished; `dvc repro`"):
         find_training("ls", 0)
+    with pytest.raises(UserError, match=r"variant: found 'lss', did you mean 'ls'\? accepted: baseline, ls, "):
+        find_training("lss", 0)
     trained("ls", seed=3)
     trained("ls_pos")
     for variant, seed, said in (("lss", 0, r"found 'lss', did you mean 'ls'\? accepted: ls, ls_pos"), ("ls", 0, "found 0, accepted: 3")):
@@ -391,18 +355,25 @@ def test_the_commands(trained: Training, prepared: Path) -> None:
 
 @pytest.mark.slow
 def test_the_released_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a fresh clone, before any training: fetched by one command, they open in timm and answer along any route."""
+    """In a fresh clone, before any training: fetched by one command, they open in timm and transformers and answer along any route."""
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+
     subprocess.run(["git", "clone", "-q", ROOT, tmp_path / "clone"], check=True)
     monkeypatch.chdir(tmp_path / "clone")
     subprocess.run([sys.executable, "-m", "dvc", "pull", "-q", "weights.dvc"], check=True)
     released = yaml.safe_load(Path("dvc.yaml").read_text())["artifacts"]
     assert set(released) == {"baseline", "ls", "ls_pred", "layerdrop"}
     images = torch.randn(2, 1, 28, 28)
+    Image.fromarray(torch.randint(256, (40, 28), dtype=torch.uint8).numpy()).save("photo.png")
     for each in released.values():
-        model, _, classes = open_weights(each["path"])
-        stock = timm.create_model(f"local-dir:{each['path']}", pretrained=True).eval()
+        model, data, classes = open_weights(each["path"])
+        wrapper: Any = AutoModelForImageClassification.from_pretrained(each["path"])
+        processor: Any = AutoImageProcessor.from_pretrained(each["path"])
+        assert torch.equal(processor(Image.open("photo.png"))["pixel_values"][0], read_image(Path("photo.png"), data))
+        assert [*wrapper.config.id2label.values()] == classes
         with torch.inference_mode():
-            assert torch.equal(stock(images), model(images))
+            assert torch.equal(stock(Path(each["path"]))(images), model(images))
+            assert torch.equal(wrapper(images).logits, model(images))
             assert model(images, tuple(reversed(range(12)))).shape == (2, len(classes))
         spec = json.loads(Path(each["path"], "lsvit.json").read_text())
         rows = pd.read_csv("results/prune_eval.csv", dtype={"route": str})

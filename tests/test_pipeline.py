@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -22,13 +23,14 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from lsvit import cli
+from lsvit.config.effective import stage_params
 from lsvit.config.params import load, paper_sections
 from lsvit.config.sections import Finetune, PaperFigures, Pretrain
 from lsvit.config.types import Section
 from lsvit.papers.painters.section import KINDS
 from lsvit.smoke import PRESETS, copy_repository, environment
-from stages.check_params import resolved
 from tests.conftest import ROOT
+from tests.jobs.listing import listed
 
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 SMOKE = [f"-S{preset}" for preset in PRESETS]
@@ -36,13 +38,14 @@ MODULES = sorted([*(ROOT / "lsvit").rglob("*.py"), *(ROOT / "stages").glob("*.py
 
 
 def test_mlflow_and_matplotlib_have_their_places() -> None:
-    """One module tracks; the papers' figures, and what they share, draw."""
+    """Tracking and the registry; the papers' figures, and what they share, draw."""
     for library, owners in (
-        ("mlflow", ["tracking.py"]),
+        ("mlflow", ["tracking.py", "context.py", "registry.py", "served.py"]),
         ("matplotlib", ["report/figures.py", "papers/*/figures.py", "papers/*/diagrams.py"]),
     ):
         users = {p for p in MODULES if re.search(rf"^\s*(import|from) {library}\b", p.read_text(), re.M)}
-        assert users == {path for owner in owners for path in (ROOT / "lsvit").glob(owner)}
+        assert users
+        assert users <= {path for owner in owners for path in (ROOT / "lsvit").glob(owner)}
 
 
 def test_modules_are_short() -> None:
@@ -96,7 +99,7 @@ def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
     read |= {key for key in ("seeds", "device", "protocol", "distributed") if re.search(rf"params\.{key}\b", source)}
     read |= {"dataset"} if re.search(r"\b(load|Stage)\(", source) else set()
     read |= {key for pattern, key in READS.items() if re.search(pattern, source)}
-    assert read <= declared <= resolved(load(ROOT / "params.yaml")).keys()
+    assert read <= declared <= stage_params(load(ROOT / "params.yaml")).keys()
 
 
 # What DVC's command does, for several of them: a process of its own takes longer to start than most of them take.
@@ -171,12 +174,19 @@ def test_smoke_passes_through_every_stage_and_prints_the_table(smoked: Path) -> 
     assert {"smoothing_cosine.png", "smoothing_attention.png", "smoothing_orders.png"} <= figures
     assert "yes" in (smoked / "results" / "smoothing_table1.md").read_text()
     assert set(pd.read_csv(smoked / "results" / "painters.csv")["kind"]) == {"none", *KINDS}
+    assert set(pd.read_csv(smoked / "results" / "nodes.csv")["policy"]) == {"strict", "partial", "any"}
     inversion = pd.read_csv(smoked / "results" / "inversion.csv")
     assert set(inversion["family"]) == {"vit", "mixer", "vit_pico"}
     assert set(inversion["edit"]) == {"none", "without residuals+mlp", "with patch_embed+norm1"}
     assert set(inversion["optimiser"]) == {"adam", "gd"}
     pictures = {"depth", "ablation", "transplant", "curves", "orders"}
-    assert {*(f"inversion_{name}.png" for name in pictures), "class_images.png", "patch_filters.png", "painters.png"} <= figures
+    assert {
+        *(f"inversion_{name}.png" for name in pictures),
+        "class_images.png",
+        "patch_filters.png",
+        "painters.png",
+        "nodes.png",
+    } <= figures
 
 
 @pytest.mark.slow
@@ -223,12 +233,35 @@ def answer(arguments: list[str]) -> list[dict]:
 
 
 @pytest.mark.slow
+def test_fill_trains_what_the_stages_would(smoked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After them it finds everything finished; what is missing it trains, to the same bytes."""
+    said = run(["-m", "lsvit.cli", "fill"], smoked)
+    found = [smoked / line.rpartition(" taken from ")[2] for line in said.splitlines() if "finished before" in line]
+    assert not re.search(r"\bepoch\b", said)
+    monkeypatch.chdir(smoked)
+    monkeypatch.setenv("DVC_ROOT", str(smoked))
+    jobs = listed(load())
+    wanted = [job for kind in ("pretrain", "finetune", "exits", "smoothing", "inversion trainings") for job in jobs[kind].values()]
+    assert {path.resolve() for path in found} >= {job.folder.resolve() for job in wanted if job.config.dataset == "fashion_mnist_tiny"}
+    weights = found[-1] / "weights.safetensors"
+    before = weights.read_bytes()
+    shutil.rmtree(found[-1])
+    said = run(["-m", "lsvit.cli", "fill"], smoked)
+    assert said.count("finished before") == len(found) - 1
+    assert weights.read_bytes() == before
+    command = [sys.executable, "-m", "lsvit.cli", "fill", "-S", "dataset=fashion_mnist_10k"]
+    done = subprocess.run(command, cwd=smoked, capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: outs/prepare_data: not the images that this asks for")
+
+
+@pytest.mark.slow
 def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None:
     """Through the queue, in a temporary copy: nothing is trained again, and what is new is in the one store at the root."""
     store = smoked / "mlflow.db"
     before = tracked_runs(store)
     variants = load(smoked / "params.yaml").all_variants
-    stages = {"pretrain", "prune-eval", "analysis", "exits", "smoothing", "inversion", "painters", "paper-figures"}
+    stages = {"pretrain", "prune-eval", "analysis", "exits", "smoothing", "inversion", "painters", "nodes", "paper-figures"}
     trainings = {name for v in variants for name in (v, f"{v} seed 0")} | {"pretrain seed 0", "end_to_end_vit_6 seed 0"}
     assert stages | trainings <= set(before)
     with closing(sqlite3.connect(store)) as database:

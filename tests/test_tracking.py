@@ -2,19 +2,22 @@
 
 import json
 import os
+import pickle
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import psutil
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Run
 
 from lsvit import tracking
+from lsvit.declared import declared_stages
 from lsvit.errors import UserError
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.job import Job
@@ -23,6 +26,10 @@ from lsvit.sync import sync
 from lsvit.tracking import Tracker
 from lsvit.training.gather import gather_trainings
 from tests.conftest import ROOT
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 Config = Callable[..., TrainConfig]
 pytestmark = pytest.mark.filterwarnings("default")  # mlflow's own dependencies warn
@@ -111,24 +118,33 @@ def jobs_for(train_config: Config, prepared: Path) -> list[Job]:
     return [Job(f"test seed {c.seed}", "lsvit.training.loop:train", c, {"data": prepared, "weights": None}, 3) for c in configs]
 
 
-def runs(uri: str, scale: str = "smoke") -> dict[str, Run]:
-    client = MlflowClient(uri)
+def client_of(uri: str) -> "MlflowClient":
+    """Imported where it is used: it takes a second."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(uri)
+
+
+def runs(uri: str, scale: str = "smoke") -> dict[str, "Run"]:
+    client = client_of(uri)
     names = {f"layershuffle/bars/pico/{scale}", f"stages/bars/pico/{scale}"}
     experiments = [each.experiment_id for each in client.search_experiments() if each.name in names]
     return {run.info.run_name or "": run for run in client.search_runs(experiments)}
 
 
 def check_store(uri: str) -> None:
-    found, client = runs(uri), MlflowClient(uri)
+    found, client = runs(uri), client_of(uri)
     assert set(found) == {"test", "test seed 0", "test seed 1", "prune-eval"}
     child, parent = found["test seed 0"], found["test"]
     assert child.info.status == parent.info.status == "FINISHED"
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    for tag in ("mlflow.source.git.commit", "mlflow.source.git.branch", "git.dirty", "dvc.stage"):
+    for tag in ("mlflow.source.git.commit", "mlflow.source.git.branch", "git.dirty"):
         assert tag in child.data.tags
     assert child.data.tags["mlflow.user"]
     assert child.data.tags["mlflow.source.name"]
     assert (child.data.tags["kind"], parent.data.tags["kind"], child.data.tags["paper"]) == ("training", "variant", "layershuffle")
+    stages = {name: run.data.tags["stage"] for name, run in found.items()}
+    assert stages == {name: "prune-eval" if name == "prune-eval" else "finetune-variants" for name in found}
     assert "its seeds lie below" in parent.data.tags["mlflow.note.content"]
     assert "layershuffle" in client.get_experiment(child.info.experiment_id).tags["mlflow.note.content"]
     assert child.inputs
@@ -163,7 +179,7 @@ def log_everything(jobs: list[Job]) -> Tracker:
     tracker.training(Path("outs/finetune/test"))
     stages = Tracker("stages/bars/pico/smoke", Path(os.environ["DVC_ROOT"]))
     stages.failed = tracker.failed
-    for stage in tracking.declared_stages():
+    for stage in declared_stages():
         stages.results(stage)
     tracker.recorded += stages.recorded
     return tracker
@@ -205,7 +221,7 @@ def test_times_are_those_of_the_epochs(
         sync()
         run = runs(store)["test seed 0"]
         assert (run.info.start_time, run.info.end_time) == (began * 1000, (began + 30) * 1000)
-        curve = MlflowClient(store).get_metric_history(run.info.run_id, "epoch")
+        curve = client_of(store).get_metric_history(run.info.run_id, "epoch")
         assert [metric.timestamp for metric in curve] == [(began + 10 * epoch) * 1000 for epoch in (1, 2, 3)]
 
 
@@ -228,6 +244,54 @@ def test_a_training_that_is_stopped(
     assert runs(local)["test seed 0"].info.status == "FINISHED"
     second.stopped(error)
     assert runs(local)["test seed 0"].info.status == "FINISHED"
+
+
+TRAIN = """
+import pickle, sys
+from pathlib import Path
+from types import SimpleNamespace
+from lsvit.jobs.stage import Stage
+from lsvit.tracking import Tracker
+
+stage = Stage.__new__(Stage)  # without a repository's parameters
+stage.params = SimpleNamespace(device="cpu", distributed=None, engine="local")
+stage.tracker = Tracker("layershuffle/bars/pico/smoke", Path())
+stage.train(pickle.loads(Path("jobs").read_bytes()), 1)
+"""
+
+
+@pytest.mark.slow
+def test_a_stage_that_is_terminated(workspace: Path, local: str, train_config: Config, prepared: Path) -> None:
+    """A real process: its trainings end as KILLED, itself by the signal, its workers with it."""
+    config = train_config(epochs=100_000)
+    job = Job("long seed 0", "lsvit.training.loop:train", config, {"data": prepared, "weights": None}, 100_000)
+    (workspace / "jobs").write_bytes(pickle.dumps([job]))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", TRAIN], cwd=workspace, env=environment, stdout=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 120
+        while not (under_way := [run for run in runs(local).values() if "epoch" in run.data.metrics]) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert [run.info.status for run in under_way] == ["RUNNING"]
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == -signal.SIGTERM
+    assert runs(local)[under_way[0].info.run_name or ""].info.status == "KILLED"
+    assert psutil.wait_procs(children, timeout=20)[1] == []
+
+
+@pytest.mark.slow
+def test_what_a_variants_page_says(workspace: Path, local: str, train_config: Config, prepared: Path) -> None:
+    """What it is and the command that made it; the claims that read it, in place of those of before."""
+    log_everything(jobs_for(train_config, prepared))
+    tracker = Tracker("layershuffle/bars/pico/smoke", workspace)
+    for verdict in ("undecided", "holds"):
+        tracker.note(Path("outs/finetune/test"), f"- {verdict}: a claim")
+    note = runs(local)["test"].data.tags["mlflow.note.content"]
+    for words in ("`test`: its seeds lie below", "`uv run dvc repro --pull finetune-variants`", "- holds: a claim"):
+        assert words in note
+    assert "undecided" not in note
+    tracker.note(Path("outs/finetune/nothing"), "- holds: a claim")
+    assert not tracker.failed
 
 
 @pytest.mark.slow
@@ -266,14 +330,14 @@ def test_store_that_dies_during_a_training(
     rows = json.loads((jobs[0].folder / "history.json").read_text())
     tracker.epoch("test", jobs[0].record(), rows[0])
     assert not tracker.failed
-    monkeypatch.setattr(MlflowClient, "log_batch", lambda *_, **__: (_ for _ in ()).throw(ConnectionError("gone")))
+    monkeypatch.setattr("mlflow.MlflowClient.log_batch", lambda *_, **__: (_ for _ in ()).throw(ConnectionError("gone")))
     tracker.epoch("test", jobs[0].record(), rows[1])
     tracker.epoch("test", jobs[0].record(), rows[2])
     assert capsys.readouterr().err.count("warning: MLflow") == 1
     monkeypatch.undo()
     monkeypatch.chdir(workspace)
     sync()  # fills the epochs that are missing, keeps the one that is there
-    assert len(MlflowClient(local).get_metric_history(runs(local)["test seed 0"].info.run_id, "epoch")) == 3
+    assert len(client_of(local).get_metric_history(runs(local)["test seed 0"].info.run_id, "epoch")) == 3
 
 
 def test_nothing_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,4 +355,4 @@ def test_fresh_store_opened_by_two_processes_at_once(fresh: tuple[list[int], Pat
     """Migration of a fresh sqlite store by two processes breaks it; the lock keeps them apart."""
     codes, store = fresh
     assert codes == [0, 0]
-    assert MlflowClient(f"sqlite:///{store}").get_experiment_by_name("e")
+    assert client_of(f"sqlite:///{store}").get_experiment_by_name("e")

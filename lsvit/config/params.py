@@ -33,6 +33,7 @@ class Value(NamedTuple):
 
 SectionT = TypeVar("SectionT", bound=Section)
 Overrides = dict[str, Any]
+Engine = Literal["local", "ray"]  # what runs jobs
 
 
 @cache
@@ -62,6 +63,7 @@ class Params(Section):
     dataset: str
     model: str
     scale: str | None  # None: the model's own
+    engine: Engine = "local"
     device: Literal["auto", "cpu", "cuda"]
     deterministic: bool
     distributed: Distributed
@@ -93,6 +95,15 @@ class Params(Section):
         return DatasetPreset.model_validate(self.datasets[self.dataset].model_dump(include=set(DatasetPreset.model_fields)))
 
     @property
+    def starts(self) -> list[int]:
+        """Seeds of the starting weights; where weights are given there is one set of them."""
+        return self.seeds[: self.resolve(Pretrain).seeds if self.model_preset.weights == "scratch" else 1]
+
+    def start_of(self, seed: int) -> int:
+        """The seed of the starting weights of the trainings with a seed: the same, or, where there are fewer, each in its turn."""
+        return self.starts[self.seeds.index(seed) % len(self.starts)]
+
+    @property
     def sizes(self) -> tuple[int, int, int] | None:
         """Images to train on, to validate on, and held out; None: not known yet."""
         return self._sizes or self.dataset_preset.sizes
@@ -121,12 +132,17 @@ class Params(Section):
         """What a section or scale says is lowered where there are fewer images; what a preset or variant says stays, to be refused."""
         if not self.sizes or cell.dataset != self.dataset:
             return values
-        for key, split in section.within.items():
+        lowered: set[str] = set()
+        for key, bound in section.within.items():  # a split, or another key, than which it is less, where that has been lowered
             value, source = values[key]
+            if bound in values and bound not in lowered:
+                continue
             used = values["images"].value if key == "batch_size" and "images" in values else None
-            most = max(min(self.sizes[split == "validation"], used if isinstance(used, int) else sys.maxsize), 1)
+            images = values[bound].value - 1 if bound in values else self.sizes[bound == "validation"]
+            most = max(min(images, used if isinstance(used, int) else sys.maxsize), 1)
             if isinstance(value, int) and value > most and re.fullmatch(r"(scales\.\w+\.)?\w+(\.training)?", source):
                 values[key] = Value(most, source)
+                lowered.add(key)
         return values
 
     def scale_of(self, model: str) -> str:
@@ -197,7 +213,7 @@ class Params(Section):
     def scratch_values(self, section: type[PaperSection], cell: Cell | None = None) -> dict[str, Value]:
         """Every effective value of a stage's trainings from scratch: its key `training` wins over what `pretrain` has."""
         cell, name = cell or self.cell, section.name
-        values = {key: value for key, value in self._values(Pretrain, cell, None).items() if key != "seed"}
+        values = {key: value for key, value in self._values(Pretrain, cell, None).items() if key != "seeds"}
         layers = {name: getattr(self, name).training} | {where: keys.get("training", {}) for where, keys in self._layers(name, cell)}
         values |= {key: Value(value, f"{where}.training") for where, keys in layers.items() for key, value in keys.items()}
         return self._within_images(Optimisation, values, cell)
@@ -236,26 +252,59 @@ def whole() -> type[Params]:
     return create_model("Params", __base__=Params, **sections)
 
 
+ALIASES = 30  # of a parameter file
+
+
+class UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping, of which YAML would take the last without a word."""
+
+    aliases = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Raises yaml.composer.ComposerError for more aliases than a file needs: of aliases of aliases a page fills any memory."""
+        if self.check_event(yaml.AliasEvent):
+            self.aliases += 1
+            if self.aliases > ALIASES:
+                raise yaml.composer.ComposerError(problem=f"more than {ALIASES} aliases", problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Raises yaml.constructor.ConstructorError for the first such key."""
+        keys = [key.value for key, _ in node.value]
+        for i, (key, _) in enumerate(node.value):
+            if key.value in keys[:i]:
+                raise yaml.constructor.ConstructorError(problem=f"key {key.value!r} stands twice", problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def load(path: str | Path = "params.yaml") -> Params:
     """Read, validate and cross-check a parameter file.
 
     Raises:
-        UserError: one line naming the file, the key, the value found, what is accepted and the nearest known name.
+        UserError: a line a mistake, naming the file, the key, the value found, what is accepted and the nearest known name.
     """
     from lsvit.config.checks import check  # which knows Params
 
+    params = parse(path)
+    check(params, Path(path).name)
+    return params
+
+
+def parse(path: str | Path) -> Params:
+    """Read a parameter file, each value checked by itself. Raises UserError as :func:`load` does."""
     path = Path(path)
     try:
-        content = yaml.safe_load(path.read_text())
+        with path.open() as file:
+            content = yaml.load(file, UniqueKeys)
     except FileNotFoundError:
         raise UserError(f"{path}: not found; run in the repository's root") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({type(error).__name__}), accepted: a file of YAML") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: found {type(content).__name__}, accepted: a mapping of sections")
     try:
-        params = whole().model_validate(content)
+        return whole().model_validate(content)
     except ValidationError as error:
         raise UserError(one_line(error, whole(), file=path.name)) from None
-    check(params, path.name)
-    return params

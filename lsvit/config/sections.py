@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from lsvit.config.types import NUMBER, Count, Fraction, NonNegative, Per, Positive, Section, Seed
+from lsvit.config.types import NUMBER, Count, Fraction, NonNegative, Per, Positive, Section
 from lsvit.errors import UserError
 
 
@@ -25,7 +25,7 @@ class Optimisation(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16"]
     compile: Literal["auto", "blocks", "none"]
     micro_batch_size: Count | None
-    checkpointing: bool
+    checkpointing: bool = False
     threads: Count
     position_weight: NonNegative = 1.0
     warmup_epochs: Annotated[int, Field(ge=0), NUMBER] = 5  # of schedule cosine: the rate grows linearly (DeiT)
@@ -44,11 +44,11 @@ class Pretrain(Optimisation):
     """Training from scratch, for model presets without published weights."""
 
     name = "pretrain"
-    seed: Seed
+    seeds: Count | None
 
     def without_effect(self) -> set[str]:
-        """The seed is the training's own."""
-        return super().without_effect() | {"seed"}
+        """A training has one seed."""
+        return super().without_effect() | {"seeds"}
 
 
 class Finetune(Optimisation):

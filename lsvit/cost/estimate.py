@@ -52,7 +52,7 @@ def stages(params: Params) -> list[Stage]:
     found: list[Stage] = []
     if preset.weights == "scratch":
         first = params.resolve(Pretrain)
-        found.append(Stage("pretrain", "", [training_job(whole, PLAIN, first, *sizes)], first.threads))
+        found.append(Stage("pretrain", "", [training_job(whole, PLAIN, first, *sizes)] * len(params.starts), first.threads))
     for name, variant in params.all_variants.items():
         routed, tuning = count_variant(backbone, preset, variant), params.resolve(Finetune, name)
         found.append(Stage("finetune", name, [training_job(routed, variant, tuning, *sizes, per=tuning.per)] * seeds, tuning.threads))

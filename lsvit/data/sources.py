@@ -31,6 +31,7 @@ FASHION_MNIST_SHA256 = {
     "t10k-images-idx3-ubyte.gz": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
+LARGEST = 2**28  # bytes of an uncompressed file, five times those of the largest: a small file may decompress to any size
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 DOWNLOADS = Path("~/.cache/lsvit").expanduser()
 CHECKSUMS = "SHA256SUMS"  # of the uncompressed content, beside the embedded files
@@ -85,13 +86,16 @@ def read_idx(path: Path, sha256: str | None = None) -> np.ndarray:
         UserError: the file is missing, truncated, not what its name says, or has another content than `sha256`.
     """
     try:
-        content = gzip.decompress(path.read_bytes())
+        with gzip.open(path) as file:
+            content = file.read(LARGEST + 1)
     except FileNotFoundError:
         raise UserError(f"{path}: missing") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path}: truncated or not gzip ({error})") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(content) > LARGEST:
+        raise UserError(f"{path}: decompresses to more than {LARGEST:,} bytes")
     ndim = 3 if "idx3" in path.name else 1
     magic = 0x0800 + ndim
     header = 4 + 4 * ndim

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from lsvit.config.params import Params, Value
+from lsvit.config.variant import Variant
 from lsvit.jobs.configs import RunConfig, TrainConfig
 
 Event = dict[str, Any]  # what a job reports: an epoch's numbers by name, a part of an epoch, a finished `cell`, or a `text`
@@ -89,13 +90,28 @@ def show_trainings(trainings: Mapping[str, tuple[RunConfig, dict[str, Value]]], 
 
     A value that all of them share stands once; another for each of those that have it.
     """
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for title, (config, values) in trainings.items():
-        for row in _training_rows(title, config, values, params):
-            rows.setdefault(row, []).append(title)
-    shown = [(*row, "" if len(names) == len(trainings) else ", ".join(names)) for row, names in rows.items()]
+    rows = grouped({title: _training_rows(title, config, values, params) for title, (config, values) in trainings.items()})
     count = f"{len(trainings) * len(seeds)} training{'s' if len(trainings) * len(seeds) > 1 else ''}, seeds {', '.join(map(str, seeds))}"
-    _print(f"{', '.join(trainings)}: {count}", ("key", "value", "from", "of"), sorted(shown, key=lambda row: row[3] != ""))
+    _print(f"{', '.join(trainings)}: {count}", ("key", "value", "from", "of"), rows)
+
+
+def grouped(rows: Mapping[str, Sequence[tuple[str, ...]]]) -> list[tuple[str, ...]]:
+    """Rows by name: each once, followed by the names that have it, or by nothing where all have it; these first."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, own in rows.items():
+        for row in own:
+            names.setdefault(row, []).append(name)
+    found = [(*row, "" if len(having) == len(rows) else ", ".join(having)) for row, having in names.items()]
+    return sorted(found, key=lambda row: row[-1] != "")
+
+
+def option_rows(title: str, variant: Variant, values: dict[str, Value], params: Params) -> list[tuple[str, str, str]]:
+    """(key, value, from) of a training's variant and options."""
+    where = title if title == "pretrain" else params.place_of(title)
+    own = variant.model_dump(exclude_none=True, exclude={"finetune"})
+    rows = [(key, str(value), where) for key, value in own.items() if value != {}]
+    hidden = {"baseline_epochs"} | (set() if variant.position.predict else {"position_weight"})
+    return rows + [(key, str(value), source) for key, (value, source) in values.items() if key not in hidden]
 
 
 def _training_rows(title: str, config: RunConfig, values: dict[str, Value], params: Params) -> list[tuple[str, str, str]]:
@@ -110,11 +126,7 @@ def _training_rows(title: str, config: RunConfig, values: dict[str, Value], para
     rows += [(key, str(v), f"scales.{scale}.{own}" if key in changed | changed.get("kwargs", {}) else own) for key, v in preset.items()]
     if isinstance(config, TrainConfig) and config.world_size > 1:
         rows.append(("processes", f"{config.world_size}, routes {config.routes}", "distributed"))
-    where = title if title == "pretrain" else params.place_of(title)
-    variant = config.variant.model_dump(exclude_none=True, exclude={"finetune"})
-    rows += [(key, str(value), where) for key, value in variant.items() if value != {}]
-    hidden = {"baseline_epochs"} | (set() if config.variant.position.predict else {"position_weight"})
-    return rows + [(key, str(value), source) for key, (value, source) in values.items() if key not in hidden]
+    return rows + option_rows(title, config.variant, values, params)
 
 
 def _print(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:

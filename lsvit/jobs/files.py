@@ -26,17 +26,16 @@ def weights_file(judge: str) -> str:
     return WEIGHTS if judge == "validation" else f"weights_{judge}.safetensors"
 
 
-def starting_weights(folder: Path = PRETRAINED) -> Path:
-    """The weights that stage pretrain left: of the epoch that held-out images chose, if some are held out.
+def starting_weights(seed: int, folder: Path = PRETRAINED) -> Path:
+    """The weights of a seed that stage pretrain left: of the epoch that held-out images chose, if some are held out.
 
     Raises:
         UserError: there are none.
     """
     for judge in ("heldout", "validation"):
-        found = sorted(folder.glob(f"seed_*/{weights_file(judge)}"))
-        if found:
-            return found[0]
-    raise UserError(f"{folder}: no weights; `dvc repro pretrain` makes them")
+        if (found := folder / f"seed_{seed}" / weights_file(judge)).is_file():
+            return found
+    raise UserError(f"{folder}: no weights of seed {seed}; `dvc repro pretrain` makes them")
 
 
 def sha256(path: str | Path) -> str:

@@ -10,6 +10,7 @@ import importlib
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,11 +23,12 @@ from filelock import FileLock, Timeout
 from lsvit.errors import UserError
 from lsvit.jobs.configs import RunConfig
 from lsvit.jobs.display import Event
-from lsvit.jobs.files import CONFIG
+from lsvit.jobs.files import CONFIG, sha256
 from lsvit.jobs.identity import agree, code_digest, merged
 from lsvit.jobs.processes import root
+from lsvit.reading import read_json, reading, sound
 
-DONE = "done"
+DONE, LOCK = "done", "lock"
 TRAIN = "lsvit.training.loop:train"
 
 
@@ -43,6 +45,8 @@ class Job:
     inputs: Mapping[str, Path | None] = field(default_factory=dict)
     total: int = 1  # reports expected
     apart: tuple[str, ...] = ("seed",)  # what of the options differs between the trainings that are averaged, as "options.lr"
+    first: str | None = None  # sha256 of the first seed's starting weights, where each seed has its own: it tells averages apart
+    here: bool = False  # runs on this machine, whatever the engine: it measures it, or fetches what others need not have
 
     @cached_property
     def key(self) -> str:
@@ -54,34 +58,56 @@ class Job:
         """Where the job keeps its state and its results: of folders with its key the first that no job under other defaults has."""
         place, options = root() / ".lsvit" / "jobs" / self.function.split(":")[1], json.loads(json.dumps(self.config.effective()))
         folders = (place / (f"{self.key}-{number}" if number else self.key) for number in itertools.count())
-        return next(each for each in folders if not (each / CONFIG).exists() or agree(json.loads((each / CONFIG).read_text()), options))
+        return next(each for each in folders if not (each / CONFIG).exists() or agree(read_json(each / CONFIG), options))
 
     def begin(self, folder: Path) -> None:
         """Note every effective option in the job's `folder`, also of a finished job those that have come since."""
         file, options = folder / CONFIG, self.config.effective()
-        noted = merged(json.loads(file.read_text()), options) if file.exists() else options
-        if not file.exists() or noted != json.loads(file.read_text()):
+        before = read_json(file) if file.exists() else None
+        noted = merged(before, options) if before else options
+        if noted != before:
             file.parent.mkdir(parents=True, exist_ok=True)
             partial = file.with_suffix(f".{os.getpid()}")
             partial.write_text(json.dumps(noted, indent=1) + "\n")
             partial.replace(file)
 
     def record(self) -> dict[str, Any]:
-        """What the job is made with, but for defaults, for a reader of its results: the same for equal jobs of this data and model."""
+        """What the job is made with, but for defaults, for a reader of its results: the same for equal jobs of this data and model, which
+        are averaged with others from the same first starting weights."""
         names = {"dataset": self.config.dataset, "model_name": self.config.model_name}
-        return names | self.config.effective(defaults=False) | {"apart": list(self.apart)}
+        first = {"first_weights_sha256": self.first} if self.first else {}
+        return names | self.config.effective(defaults=False) | {"apart": list(self.apart)} | first
 
     @property
     def done(self) -> bool:
         """Finished, in this or an earlier run."""
         return (self.folder / DONE).exists()
 
+    def finish(self, folder: Path) -> None:
+        """Mark the job in its `folder` as finished, with the sha256 of what it left there."""
+        left = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name not in (CONFIG, LOCK)}
+        partial = folder / f"{DONE}.{os.getpid()}"
+        partial.write_text(json.dumps(left, indent=1) + "\n")
+        partial.replace(folder / DONE)
+
+    def damaged(self) -> list[str]:
+        """Names of what a finished job left and is no longer what it was; then it is one no more. An older version noted no checksums."""
+        done = self.folder / DONE
+        with reading(done, f"remove {self.folder} and the job is run again"):
+            noted = json.loads(done.read_text() or "{}")
+            names = [name for name, digest in noted.items() if not _has(self.folder / name, digest)]
+        if names:
+            done.unlink()
+            for name in noted:  # a training whose history is there has ended
+                _remove(self.folder / name)
+        return names
+
 
 @contextmanager
 def locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold a job's lock: two experiments may want the same job."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / "lock")
+    lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=1)
     except Timeout:
@@ -96,11 +122,26 @@ def call(job: Job, folder: Path, report: Callable[[Event], None]) -> None:
     import torch
 
     module, name = job.function.split(":")
+    for file in folder.glob("*.pt"):  # what an interrupted run goes on from
+        if not sound(file):
+            report({"text": f"{file.name} is damaged: what it had is computed again"})
+            _remove(file)
     try:
         getattr(importlib.import_module(module), name)(job.config, **job.inputs, folder=folder, report=report)
     except torch.OutOfMemoryError as error:
         raise UserError(f"{job.title}: the device's memory is too small ({' '.join(str(error).split())[:120]}); accepted: a smaller "
                         "batch_size, finetune.micro_batch_size, or finetune.checkpointing: true") from None  # fmt: skip
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _has(path: Path, digest: str) -> bool:
+    return path.is_file() and sha256(path) == digest
 
 
 def _hash(*parts: Any) -> str:

@@ -1,5 +1,7 @@
 """What every plan makes its jobs from: the parameters, and the digests of the files that stand for data and weights."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from lsvit.config.types import Per, Section
 from lsvit.config.variant import PLAIN, Variant
 from lsvit.errors import UserError
 from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import DATA, FINETUNED, JUDGES, finetuned, read_meta, sha256
+from lsvit.jobs.files import DATA, FINETUNED, JUDGES, PRETRAINED, finetuned, read_meta, sha256, starting_weights
 from lsvit.jobs.job import TRAIN, Job
 from lsvit.jobs.processes import root
 
@@ -40,10 +42,13 @@ class Plan:
         section: of the plan's stage; its key `seeds`, if it has one, says for how many of the seeds.
         data: prepared images.
         folder: of the refined models.
+        pretrained: folder of the starting weights.
     """
 
-    def __init__(self, params: Params, section: type[Section], data: Path = DATA, folder: Path = FINETUNED) -> None:
-        self.params, self.data, self.folder = params, data, folder
+    def __init__(
+        self, params: Params, section: type[Section], data: Path = DATA, folder: Path = FINETUNED, pretrained: Path = PRETRAINED
+    ) -> None:  # fmt: skip
+        self.params, self.data, self.folder, self.pretrained = params, data, folder, pretrained
         self.options: Any = params.resolve(section)
         self.seeds = params.seeds[: getattr(self.options, "seeds", None)]
         self.judge = JUDGES[params.protocol]
@@ -71,13 +76,27 @@ class Plan:
         inputs = {"data": self.data, "weights": weights}
         return Job(f"{title} seed {seed}", TRAIN, config, inputs, options.epochs)
 
+    def refinements(self, variants: Iterable[str]) -> dict[str, dict[int, Job]]:
+        """The trainings of variants from the starting weights of their seeds, by variant and seed."""
+        found: dict[str, dict[int, Job]] = {}
+        for name in variants:
+            variant, own = self.params.all_variants[name], self.params.resolve(Finetune, name)
+            jobs = {seed: self.training(name, variant, own, seed, self.start(seed), per=own.per) for seed in self.params.seeds}
+            first = self.digest(self.start(self.seeds[0]))
+            found[name] = {seed: replace(job, apart=(*job.apart, "weights_sha256"), first=first) for seed, job in jobs.items()}
+        return found
+
     def fetching(self, title: str, weights: Path | None, options: Optimisation, seed: int) -> Job:
         """Published weights, or those of a file or of a folder in timm's layout, given a head for the data."""
         file = self.params.model_preset.local_file(root())
         digest = self.digest_of(file if file and file.is_file() else None)
         fields = run_config(self.params, title, PLAIN, read_meta(self.data)["sha256"], digest) | {"model": self.params.model_preset}
         config = TrainConfig(**fields, options=options, seed=seed)
-        return Job(title, "lsvit.training.loop:fetch", config, {"data": self.data, "weights": weights})
+        return Job(title, "lsvit.training.loop:fetch", config, {"data": self.data, "weights": weights}, here=True)
+
+    def start(self, seed: int) -> Path:
+        """The starting weights of the trainings with a seed."""
+        return starting_weights(self.params.start_of(seed), self.pretrained)
 
     def weights_of(self, variant: str, seed: int, judge: str | None = None) -> Path:
         """The weights of a refined variant: of the epoch that the protocol's split chose, or another."""

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import queue
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -12,8 +13,9 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from lsvit.config.params import Engine
 from lsvit.config.sections import Distributed
-from lsvit.errors import UserError
+from lsvit.errors import WorkerDied
 from lsvit.jobs import server
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.display import ENDED, Display, Event
@@ -40,15 +42,20 @@ def run(
     on_epoch: Callable[[Job, Event], None] | None = None,
     threads: int = 1,
     distributed: Distributed | None = None,
+    engine: Engine = "local",
 ) -> None:
     """Run the unfinished jobs in parallel and show their progress: a process a GPU, or per `threads` CPU cores without one.
 
     If `distributed` asks for several processes a training, torchrun starts them, one training after another, and the other jobs
-    run before. `on_epoch` receives every finished epoch's metrics.
+    run before. With `engine` "ray" the nodes of a cluster run all but what torchrun starts. `on_epoch` receives every finished
+    epoch's metrics.
 
     Raises:
         UserError: a job made a user's mistake, or its process died; the finished part of every job is kept.
     """
+    for job in jobs:
+        if job.done and (names := job.damaged()):
+            print(f"{job.title}: {', '.join(names)} in {job.folder.relative_to(root())} damaged since it finished, run again", flush=True)
     todo = list({job.folder: job for job in jobs if not job.done}.values())  # jobs of several names may be the same
     for job in jobs:
         if job.done:
@@ -57,8 +64,14 @@ def run(
     spreads = distributed is not None and distributed.world_size > 1
     apart = [job for job in todo if spreads and isinstance(job.config, TrainConfig) and job.config.world_size > 1]
     together = [job for job in todo if not any(job is other for other in apart)]
+    elsewhere = [job for job in together if engine == "ray" and not job.here]
+    together = [job for job in together if not any(job is other for other in elsewhere)]
+    if elsewhere:
+        from lsvit.jobs.cluster import cluster  # which runs a job on a node as `pool` does here
+
+        _show(elsewhere, cluster(elsewhere, device, threads), on_epoch)
     if together:
-        _show(together, _pool(together, device, threads), on_epoch)
+        _show(together, pool(together, device, threads), on_epoch)
     if apart and distributed:
         _show(apart, spread(apart, distributed, threads), on_epoch)
 
@@ -71,17 +84,23 @@ def _show(jobs: Sequence[Job], events: Events, on_epoch: Callable[[Job, Event], 
                 on_epoch(jobs[i], event)
 
 
-def _pool(todo: Sequence[Job], device: str, threads: int) -> Events:
+def workers_here(device: str, threads: int) -> int:
+    """Jobs that run side by side on this machine: one a GPU, or one per `threads` cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (device != "cpu" and cuda_devices()) or max(1, cores // threads)
+
+
+def pool(todo: Sequence[Job], device: str, threads: int) -> Events:
     """The events, (job's index, event), of jobs side by side in worker processes."""
     gpus = 0 if device == "cpu" else cuda_devices()
-    workers = min(len(todo), gpus or max(1, len(os.sched_getaffinity(0)) // threads))
+    workers = min(len(todo), workers_here(device, threads))
     context = multiprocessing.get_context("fork" if server.warm else "forkserver")
     slots, events = context.SimpleQueue(), context.Queue()
     for slot in range(workers):
         slots.put(slot if gpus else None)
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(slots, events))
+    executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(slots, events, root().resolve()))
     try:
-        futures = [pool.submit(_work, job, job.folder.resolve(), i) for i, job in enumerate(todo)]
+        futures = [executor.submit(_work, job, job.folder.resolve(), i) for i, job in enumerate(todo)]
         running = set(range(len(todo)))
         while running:
             finished, _ = wait_for(futures, timeout=0.2, return_when=FIRST_EXCEPTION)
@@ -91,11 +110,11 @@ def _pool(todo: Sequence[Job], device: str, threads: int) -> Events:
                     running.remove(i)
             _raise_first_error(finished)
     except BaseException:
-        for process in list((pool._processes or {}).values()):  # no public way to stop running work
+        for process in list((executor._processes or {}).values()):  # no public way to stop running work
             process.terminate()
         raise
     finally:
-        pool.shutdown(cancel_futures=True)
+        executor.shutdown(cancel_futures=True)
 
 
 def _drain(events: Any) -> Iterator[tuple[int, Event]]:
@@ -110,13 +129,15 @@ def _raise_first_error(finished: set[Future]) -> None:
     for future in finished:
         error = future.exception()
         if isinstance(error, BrokenProcessPool):
-            raise UserError("a worker process died (killed, or out of memory); finished epochs are kept, the next run goes on from there")
+            raise WorkerDied("a worker process died (killed, or out of memory); finished epochs are kept, the next run goes on from there")
         if error is not None:
             raise error
 
 
-def _start_worker(slots: Any, events: Any) -> None:
+def _start_worker(slots: Any, events: Any, place: Path) -> None:
     """In a new worker: take a GPU, and die with the parent, whatever ends it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork of a stage has what the stage does at it
+    os.environ["DVC_ROOT"] = str(place)  # a fork server that has served another root knows that one
     slot = slots.get()
     if slot is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -131,5 +152,5 @@ def _work(job: Job, folder: Path, index: int) -> None:
         if not (folder / DONE).exists():
             job.begin(folder)
             call(job, folder, lambda event: _events.put((index, event)))
-            (folder / DONE).touch()
+            job.finish(folder)
     _events.put((index, ENDED))

@@ -1,10 +1,14 @@
 """Rows of result files: how they are read, and the queries of those of stage prune-eval, which more than one paper needs."""
 
+import csv
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
 import pandas as pd
+
+from lsvit.reading import reading
 
 KEYS = ["dataset", "model", "variant", "order", "keep"]
 NAMES = ("dataset", "model", "variant", "training", "family", "weights", "class", "judge_sees", "route", "placement")
@@ -12,8 +16,26 @@ TEXTS = dict.fromkeys(NAMES, str)  # also where they look like numbers
 
 
 def read_rows(path: Path | TextIO) -> pd.DataFrame:
-    """A CSV file of the pipeline, in which nothing but an empty cell is missing: a variant or a class may be named NA."""
-    return pd.read_csv(path, dtype=TEXTS, keep_default_na=False, na_values=[""])
+    """A CSV file of the pipeline, in which nothing but an empty cell is missing: a variant or a class may be named NA.
+
+    Raises:
+        UserError: the file cannot be read, or a line has fewer or more cells than the first.
+    """
+    if not isinstance(path, Path):
+        return _rows(path.read())
+    with reading(path):
+        return _rows(path.read_text())
+
+
+def _rows(text: str) -> pd.DataFrame:
+    if text == "\n":  # a table of no rows and no columns, as pandas writes it
+        return pd.DataFrame()
+    lines = list(csv.reader(io.StringIO(text), strict=True))
+    if text and not text.endswith("\n"):
+        raise ValueError("its last row is torn")
+    if torn := next((i for i, line in enumerate(lines, 1) if len(line) != len(lines[0])), None):  # pandas would fill it up
+        raise ValueError(f"row {torn} has {len(lines[torn - 1])} cells, the first {len(lines[0])}")
+    return pd.read_csv(io.StringIO(text), dtype=TEXTS, keep_default_na=False, na_values=[""])
 
 
 def gather_rows(dataset: str, model: str, files: Mapping[tuple[str, int], Path]) -> pd.DataFrame:

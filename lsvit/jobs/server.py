@@ -21,6 +21,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,8 @@ warm = False  # in a stage's process: a fork of a server that had imported what 
 def run(stage: str, arguments: list[str]) -> int:
     """Run a stage's script as a fork of the warm server, else in this process. Returns its exit code."""
     request = {"stage": stage, "arguments": arguments, "environment": dict(os.environ)}
+    if "DVC_STAGE" in os.environ:
+        threading.Thread(target=end_with_dvc, args=(threading.get_ident(),), daemon=True).start()
     try:
         server = connect()
         socket.send_fds(server, [STARTED], [0, 1, 2])
@@ -59,6 +63,19 @@ def run(stage: str, arguments: list[str]) -> int:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
+
+
+def end_with_dvc(thread: int) -> None:
+    """Terminate a thread when DVC is gone: a stage that outlived a killed DVC would write where the next run does."""
+    import psutil
+
+    child = psutil.Process()
+    with suppress(psutil.AccessDenied):
+        while "DVC_STAGE" in (parent := child.parent()).environ():  # some shells stay between DVC and the command
+            child = parent
+    while child.ppid() == parent.pid:
+        time.sleep(0.5)
+    signal.pthread_kill(thread, signal.SIGTERM)
 
 
 def connect() -> socket.socket:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from lsvit.config.sections import Distributed
-from lsvit.errors import UserError
+from lsvit.errors import UserError, WorkerDied
 from lsvit.jobs.display import ENDED, Event
 from lsvit.jobs.job import Job, locked
 from lsvit.jobs.processes import root
@@ -68,8 +68,8 @@ def _tail(path: Path, process: subprocess.Popen, running: int) -> Events:
                 yield i, event
                 running -= event == ENDED
             if died and running:
-                raise UserError(f"a process of the training died (torchrun's log: {path.with_name(LOG)}); finished epochs are kept, "
-                                "the next run goes on from there")  # fmt: skip
+                raise WorkerDied(f"a process of the training died (torchrun's log: {path.with_name(LOG)}); finished epochs are kept, "
+                                 "the next run goes on from there")  # fmt: skip
             time.sleep(0.1)
     with suppress(subprocess.TimeoutExpired):  # else it is ended
         process.wait(timeout=60)

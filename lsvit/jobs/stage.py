@@ -1,6 +1,9 @@
 """What a stage's script starts from: its parameters, its tracker, and a way to run jobs."""
 
-from collections.abc import Sequence
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from lsvit.config.params import load
 from lsvit.jobs.display import Event
@@ -8,6 +11,7 @@ from lsvit.jobs.files import DATA, HELDOUT, read_meta
 from lsvit.jobs.job import Job
 from lsvit.jobs.pool import run, warm_up
 from lsvit.jobs.processes import root
+from lsvit.reading import reading
 from lsvit.tracking import STAGES, Tracker, experiment_name
 
 
@@ -21,8 +25,10 @@ class Stage:
 
     def __init__(self, module: str, of: str = STAGES) -> None:
         warm_up(module)
-        counts = read_meta(DATA)["counts"]
-        self.params, self.of = load().with_sizes(counts["train"], counts["validation"], counts.get(HELDOUT, 0)), of
+        with reading(DATA / "meta.json", "`dvc repro -f prepare-data` makes it again"):
+            counts = read_meta(DATA)["counts"]
+            sizes = counts["train"], counts["validation"], counts.get(HELDOUT, 0)
+        self.params, self.of = load().with_sizes(*sizes), of
         self.tracker = Tracker(experiment_name(of, self.params.cell), root())
 
     def tracker_of(self, dataset: str, of: str | None = None) -> Tracker:
@@ -40,7 +46,7 @@ class Stage:
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Run measurements, a thread each. Raises UserError as :func:`lsvit.jobs.pool.run` does."""
-        run(jobs, self.params.device)
+        run(jobs, self.params.device, engine=self.params.engine)
 
     def train(self, jobs: Sequence[Job], threads: int) -> None:
         """Run trainings, spread over processes if params.yaml asks for that; epochs are tracked as they end."""
@@ -48,8 +54,30 @@ class Stage:
         def on_epoch(job: Job, row: Event) -> None:
             self.tracker.epoch(job.config.title, job.record(), row)
 
-        try:
-            run(jobs, self.params.device, on_epoch, threads, self.params.distributed)
-        except BaseException as error:
-            self.tracker.stopped(error)
-            raise
+        with _terminated():
+            try:
+                run(jobs, self.params.device, on_epoch, threads, self.params.distributed, self.params.engine)
+            except BaseException as error:
+                self.tracker.stopped(error)
+                raise
+
+
+class _Terminated(BaseException):
+    """SIGTERM has come."""
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """Let SIGTERM raise, as SIGINT does, so that what is under way is left in order; then the process ends by the signal all the same."""
+
+    def stop(*_: object) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except _Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-# Okabe and Ito's colour-blind safe palette, as in the figures; black and white follow the page.
-PALETTE = ["currentColor", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#8B6914", "#999999"]
+# Okabe and Ito's colour-blind safe palette, as in the figures, and two more; black and white follow the page.
+PALETTE = ["currentColor", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#8B6914", "#999999",
+           "#7570B3", "#E7298A"]  # fmt: skip
 CONFIG: dict[str, Any] = {
     "background": None, "view": {"stroke": None}, "range": {"category": PALETTE}, "font": "inherit",
     "axis": {"labelColor": "currentColor", "titleColor": "currentColor", "domainColor": "#8888", "tickColor": "#8888",
@@ -14,7 +15,9 @@ CONFIG: dict[str, Any] = {
     "legend": {"labelColor": "currentColor", "titleColor": "currentColor", "orient": "top", "columns": 2, "symbolLimit": 0,
                "symbolOpacity": 1, "labelLimit": 220},
 }  # fmt: skip
-SPREAD = "Mean and standard deviation over the seeds. A click on a name shows it alone, or switches it."  # of lines
+ORDERS = {"sequential": "in the original order", "arbitrary": "in random order"}
+GRID = "Grid"  # of the metadata of a figure of pictures: :func:`lsvit.report.figures.grid_of_pictures`
+SPREAD = "Mean and standard deviation over the seeds. The first name chosen is shown alone, each further one joins it."  # of lines
 
 
 class Chart(NamedTuple):
@@ -25,12 +28,19 @@ class Chart(NamedTuple):
     file: str  # of results/, that its values are from
     spec: dict[str, Any]
 
+    @property
+    def legend(self) -> dict[str, str]:
+        """The colours of what can be switched, by name."""
+        scale = self.spec.get("encoding", {}).get("color", {}).get("scale", {"domain": (), "range": ()})
+        return dict(zip(scale["domain"], scale["range"], strict=True))
+
 
 class Picture(NamedTuple):
     """A figure that is shown as it was drawn."""
 
     title: str
     name: str  # of results/figures/
+    caption: str  # its title in captions.md
 
 
 class Grid(NamedTuple):
@@ -66,27 +76,32 @@ def lines(
     rows: pd.DataFrame, x: str, colour: str, x_title: str, y_title: str, domain: Sequence[float] | None = None,
     colours: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Lines of `mean` with bands from `low` to `high`; a click on a name of the legend shows it alone, or switches it on and off.
+    """Lines of `mean` with bands from `low` to `high`. The parameter `shown` has the names that are shown, none: all; the page has
+    buttons for it in place of a legend, which no keyboard reaches.
 
     `colours`: of the lines, where several charts share them.
     """
-    chosen: Any = {"condition": {"param": "shown", "value": 1}, "value": 0.06}
+
+    def opacity(shown: float, faded: float) -> dict[str, Any]:
+        return {"condition": {"test": f"!length(shown) || indexof(shown, datum['{colour}']) >= 0", "value": shown}, "value": faded}
+
     y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": {"domain": domain} if domain else {"zero": False}}
     names = list(dict.fromkeys(rows[colour]))
+    colours = colours or {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
     unit: dict[str, Any] = {
         "height": 240,
+        "params": [{"name": "shown", "value": []}],
         "encoding": {
             "x": {"field": x, "type": "quantitative", "title": x_title, "axis": {"values": sorted(set(rows[x].tolist()))}},
-            "color": {"field": colour, "type": "nominal", "title": None, "sort": names}
-            | ({"scale": {"domain": names, "range": [colours[name] for name in names]}} if colours else {}),
+            "color": {"field": colour, "type": "nominal", "legend": None,
+                      "scale": {"domain": names, "range": [colours[name] for name in names]}},
         },
         "layer": [
             {"mark": {"type": "area"}, "encoding": {
                 "y": y | {"field": "low"}, "y2": {"field": "high"},
-                "opacity": {"condition": {"param": "shown", "value": 0.15}, "value": 0}}},
-            {"mark": {"type": "line", "point": True}, "params": [
-                {"name": "shown", "bind": "legend", "select": {"type": "point", "fields": [colour], "toggle": "true"}}],
-             "encoding": {"y": y, "opacity": chosen, "tooltip": _tooltip([colour, x], rows)}},
+                "opacity": opacity(0.15, 0)}},
+            {"mark": {"type": "line", "point": True},
+             "encoding": {"y": y, "opacity": opacity(1, 0.06), "tooltip": _tooltip([colour, x], rows)}},
         ],
     }  # fmt: skip
     return _whole(rows, unit)

@@ -3,6 +3,9 @@
 Colours: Okabe and Ito's colour-blind safe palette (yellow replaced by brown) for variants, viridis (dark: near the input) for positions.
 """
 
+import json
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +44,11 @@ class Figures:
     def _figure(self, height: float, **grid: Any) -> tuple[Figure, np.ndarray]:
         return plt.subplots(figsize=(self.size.column_width, height * self.size.column_width), layout="constrained", squeeze=False, **grid)
 
-    def _save(self, figure: Figure, name: str) -> None:
+    def _save(self, figure: Figure, name: str, **texts: str) -> None:
+        """Write a figure in every format; the texts go into a PNG's metadata."""
         for kind in self.size.formats:
-            figure.savefig(self.folder / f"{name}.{kind}", dpi=self.size.dpi, metadata=UNDATED[kind])
+            metadata = UNDATED[kind] | (texts if kind == "png" else {})
+            figure.savefig(self.folder / f"{name}.{kind}", dpi=self.size.dpi, metadata=metadata)
         plt.close(figure)
 
     def _chance(self, axis: Axes, chance: float) -> None:
@@ -61,10 +66,30 @@ def handles_of(*axes: Axes) -> dict[str, Any]:
     return {name: handle for axis in axes for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}
 
 
+def grid_of_pictures(axes: np.ndarray, heads: Sequence[str]) -> str:
+    """Where the pictures of a drawn figure stand, as JSON: the heads of its columns, and the edges of its columns and of its rows, with
+    what stands below them, as fractions from the left and from above.
+
+    Args:
+        axes: (rows, columns), some of them without a picture.
+        heads: of the columns.
+    """
+    rows, columns = ([[axis.get_position() for axis in line if axis.images or not any(other.images for other in line)] for line in table]
+                     for table in (axes, axes.T))  # fmt: skip
+    above = 2 / axes[0, 0].figure.bbox.height  # pixels, so that nothing of a picture is left in the row before
+    between = [(max(box.x1 for box in left) + min(box.x0 for box in right)) / 2 for left, right in pairwise(columns)]
+    edges = {"columns": [columns[0][0].x0, *between, 1.0], "rows": [*(1 - max(box.y1 for box in line) - above for line in rows), 1.0]}
+    found = {name: [round(float(edge), 5) for edge in values] for name, values in edges.items()}
+    return json.dumps({"heads": [head.replace("\n", " ") for head in heads]} | found)
+
+
 def legend_above(figure: Figure, handles: dict[str, Any], columns: int = 3) -> None:
-    """A legend above the figure, which makes room for it."""
-    columns = min(columns, len(handles))
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns, columnspacing=1, handlelength=2)
+    """A legend above the figure, which makes room for it, of so many columns or, where names are long, as many as fit its width."""
+    for count in range(min(columns, len(handles)), 0, -1):
+        legend = figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=count, columnspacing=1, handlelength=2)
+        if count == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            break
+        legend.remove()
 
 
 GREY = "#777777"

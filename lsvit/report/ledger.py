@@ -5,9 +5,7 @@ outside which the claim is contradicted. The 95 % interval over the seeds decide
 all lines are corrected for their number (Holm).
 """
 
-import json
 import math
-import subprocess
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lsvit.errors import UserError
 from lsvit.jobs.rows import mean_rows
 from lsvit.report.evaluations import label
 from lsvit.report.results import Results
@@ -24,10 +21,12 @@ from lsvit.report.statistics import LEVEL, METHOD, Estimate, estimate, holm, n_t
 from lsvit.report.tables import console
 from lsvit.routes import Order, count_routes
 
-HOLDS, FAILS, WEAKER, UNDECIDED, NOT_RUN = VERDICTS = ("holds", "does not hold", "weaker here", "undecided", "not run")
+VERDICTS = ("holds", "does not hold", "weaker here", "undecided", "not comparable", "not run")
+HOLDS, FAILS, WEAKER, UNDECIDED, NOT_COMPARABLE, NOT_RUN = VERDICTS
 RULES = (
     "Rules as of 2026-11-22: written when earlier results of the micro models, and one seed of a pre-trained ViT-S measured apart, were "
-    "known; before the runs of vit_s14_56 and of scale hours."
+    "known; before the runs of vit_s14_56 and of scale hours. Those of layers on nodes as of 2026-11-23: written when the simulation's "
+    "times were known, before any accuracy of LS there; how long the scheduler waits was changed afterwards."
 )
 Range = tuple[float, float]
 INF = math.inf
@@ -52,12 +51,18 @@ class CannotTell(NotRun):
     """They have it, and no more of it would tell."""
 
 
+class NotComparable(NotRun):
+    """They have it, for another data set or model than the published figure."""
+
+
 class Evidence(Results):
     """The result files of one cell. Accessors give one value a seed, in the order of the seeds, or raise NotRun."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.orders: list[int] = []  # orders behind the values asked for since this was emptied
+        self.variants: set[str] = set()  # whose accuracy was asked for, likewise
+        self.asked: dict[str, set[str]] = {}  # the same by the id of the claim that asked
 
     @property
     def num_layers(self) -> int:
@@ -72,6 +77,7 @@ class Evidence(Results):
 
     def evaluations(self, variant: str, order: Order, keep: int | None) -> pd.DataFrame:
         """The rows of stage prune-eval behind a variant's accuracy with `keep` layers (None: all it has)."""
+        self.variants.add(variant)
         rows = self.table("prune_eval")
         rows = rows[(rows["variant"] == variant) & (rows["order"] == order)]
         depth = rows["keep"].max()
@@ -100,7 +106,7 @@ class Evidence(Results):
         key = (self.cell["dataset"], self.cell["model"])
         if not self.is_published:
             what = f"{' with '.join(key)} at scale {self.cell['scale']}"
-            raise NotRun(f"{what} is none of the paper's cells; the figure is shown for comparison")
+            raise NotComparable(f"{what} is none of the paper's cells; the figure is shown for comparison")
         return CELLS[key]
 
 
@@ -113,15 +119,15 @@ class Claim:
     text: str
     published: str
     quantity: str  # what is measured, in words
-    measure: Callable[[Evidence], np.ndarray | Estimate]  # one value a seed, or what else is averaged over
+    measure: Callable[[Evidence], np.ndarray | Estimate]  # one value a seed, or the mean of one model over images
     holds: Range
     plausible: Range | None = None  # outside: contradicted; default: as `holds`
     unit: str = "points"
     centre: Callable[[Evidence], float] | None = None  # what the ranges are relative to, for claims about one cell alone
     scale: str = ""  # why a small model may not show it
     possible: Range = (-INF, INF)  # of the quantity; no interval leaves it
-    over: str = "seeds"  # what the interval is over
     run: str = ""  # what `dvc exp run` takes to make the results, where the default run does not
+    quote: str = ""  # the sentence of the source, word for word; none for what is beyond it
 
     @property
     def rule(self) -> str:
@@ -132,34 +138,34 @@ class Claim:
 
     def judge(self, evidence: Evidence) -> dict[str, Any]:
         """The ledger entry: the claim, what was measured, the verdict and its reason."""
-        evidence.orders = []
+        evidence.orders, evidence.variants = [], set()
+        evidence.asked[self.id] = evidence.variants
         entry: dict[str, Any] = {"id": self.id, "source": self.source, "claim": self.text, "published": self.published,
                                  "quantity": self.quantity, "rule": self.rule}  # fmt: skip
-        verdict, reason, run, p = NOT_RUN, "", "", None
+        run, p = "", None
         value: dict[str, Any] | None = None
         try:
             with np.errstate(divide="ignore", invalid="ignore"):
                 values = self.measure(evidence)
-            found = values if isinstance(values, Estimate) else estimate(values)
+            found, over = (values, "images") if isinstance(values, Estimate) else (estimate(values), "seeds")
             if not math.isfinite(found.mean):
                 raise CannotTell("the quantity is a quotient by zero")
             low, high = np.clip((found.low, found.high), *self.possible)
             found = found._replace(low=low, high=high)
-            value = {name: _rounded(number) for name, number in found._asdict().items()} | {"unit": self.unit, "over": self.over}
-            if not isinstance(values, Estimate):
+            value = {name: _rounded(number) for name, number in found._asdict().items()} | {"unit": self.unit, "over": over}
+            if over == "seeds":
                 value["values"] = [_rounded(float(each)) for each in values]
             centre = self.centre(evidence) if self.centre else 0.0
             if found.n < 2:
                 raise CannotTell("one seed, or one model, gives no interval")
             found = found._replace(mean=found.mean - centre, low=low - centre, high=high - centre)
-            verdict, reason = self._verdict(found)
+            verdict, reason = self._verdict(found, over)
             p = round(p_value(found, self._nearest(found.mean)), 6)
             if self.scale and verdict in (FAILS, WEAKER) and not evidence.is_published:
                 reason += f"; possible reason: {self.scale}"
         except NotRun as missing:
-            reason = str(missing)
-            if self.run and not isinstance(missing, CannotTell):
-                run = f"uv run dvc exp run {self.run}"
+            verdict, reason = NOT_COMPARABLE if isinstance(missing, NotComparable) else NOT_RUN, str(missing)
+            run = f"uv run dvc exp run {self.run}" if self.run and not isinstance(missing, CannotTell) else ""
         orders = {"min": min(evidence.orders), "max": max(evidence.orders)} if evidence.orders else None
         return entry | {"measured": value, "orders": orders, "verdict": verdict, "reason": reason, "run": run, "p": p}
 
@@ -168,7 +174,7 @@ class Claim:
         borders = {*self.holds, *(self.plausible or ())} - {*self.possible}
         return min(borders, key=lambda border: abs(border - mean))
 
-    def _verdict(self, found: Estimate) -> tuple[str, str]:
+    def _verdict(self, found: Estimate, over: str) -> tuple[str, str]:
         """The verdict on an interval, and the reason if it is not `holds`."""
         (least, most), low, high = self.plausible or self.holds, found.low, found.high
         if _inside(low, high, self.holds):
@@ -179,7 +185,7 @@ class Claim:
             return WEAKER, "between the two ranges"
         n = n_to_decide(found, self._nearest(found.mean))
         many = f"about {n}" if n else f"more than {20 * found.n}"
-        return UNDECIDED, f"the interval includes a border; {many} {self.over} would probably decide"
+        return UNDECIDED, f"the interval includes a border; {many} {over} would probably decide"
 
 
 def _inside(low: float, high: float, bounds: Range) -> bool:
@@ -206,9 +212,8 @@ def _outside(bounds: Range, unit: str) -> str:
     return (f"above {high:g} {unit}" if math.isinf(low) else f"outside {low:g} to {high:g} {unit}").strip()
 
 
-def judge(folder: Path) -> dict[str, Any]:
-    """The ledger: every claim of the papers with rows in `folder`, judged on the result files there."""
-    evidence = Evidence(folder)
+def judge(evidence: Evidence) -> dict[str, Any]:
+    """The ledger: every claim of the papers with rows among the evidence, judged on it."""
     head = {key: evidence.cell[key] for key in ("dataset", "model", "scale", "protocol", "seeds")}
     entries = [claim.judge(evidence) for module in evidence.readers("claims") for claim in module.CLAIMS]
     corrected = iter(holm([entry["p"] for entry in entries if entry["p"] is not None]))
@@ -266,7 +271,7 @@ def show(found: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    colours = {HOLDS: "green", FAILS: "red", WEAKER: "yellow", UNDECIDED: "cyan", NOT_RUN: "dim"}
+    colours = {HOLDS: "green", FAILS: "red", WEAKER: "yellow", UNDECIDED: "cyan", NOT_COMPARABLE: "dim", NOT_RUN: "dim"}
     title = f"{found['dataset']}, {found['model']}, {found['scale']}, protocol {found['protocol']}; measured: mean and {found['interval']}"
     table = Table("claim", "published", "measured", "orders", "verdict", title=title, title_justify="left", show_lines=True)
     for entry in found["claims"]:
@@ -290,57 +295,3 @@ def _count(found: dict[str, Any]) -> str:
     plain, corrected = ([entry[key] for entry in found["claims"]] for key in ("verdict", "corrected"))
     counts = ", ".join(f"{plain.count(verdict)} {verdict}" for verdict in VERDICTS)
     return f"{len(plain)} claims: {counts}; after Holm's correction {corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not"
-
-
-def changes(found: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Ids of the claims whose entries differ."""
-    theirs = {entry["id"]: entry for entry in other["claims"]}
-    return [entry["id"] for entry in found["claims"] if theirs.get(entry["id"]) != entry]
-
-
-def same_cell(found: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two ledgers are about the same data set, model and scale."""
-    return all(found[key] == other.get(key) for key in ("dataset", "model", "scale"))
-
-
-def moved(found: dict[str, Any], other: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """What two ledgers of a cell say differently, a line a claim: those that both decide, by the same rule, and the rest."""
-    ours, theirs = ({entry["id"]: entry for entry in each["claims"]} for each in (found, other))
-    contradicting: list[str] = []
-    marginal: list[str] = []
-    for name in ours | theirs:
-        mine, yours = ours.get(name, {"verdict": "no such claim"}), theirs.get(name, {"verdict": "no such claim"})
-        if mine["verdict"] != yours["verdict"]:
-            decided = {mine["verdict"], yours["verdict"]} <= {HOLDS, FAILS, WEAKER} and mine["rule"] == yours["rule"]
-            line = f"{name}: {mine['verdict']}, in the other ledger: {yours['verdict']}"
-            (contradicting if decided else marginal).append(line)
-    return contradicting, marginal
-
-
-def other_ledger(file: Path, against: Path | None) -> dict[str, Any] | None:
-    """The ledger to compare with: of a file, or else that of the last commit, if there is one. Raises UserError if it is no ledger."""
-    if against is None:
-        shown = subprocess.run(["git", "show", f"HEAD:./{file}"], capture_output=True, text=True, check=False)
-        return None if shown.returncode else json.loads(shown.stdout)
-    try:
-        found = json.loads(against.read_text())
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not {"claims", "dataset", "model"} <= found.keys():
-        raise UserError(f"{against}: found no ledger, accepted: the claims.json of a run")
-    return found
-
-
-def edited(folder: str = "results") -> list[str]:
-    """Result files that are not what dvc.lock says the stages wrote. Raises UserError if DVC cannot tell."""
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-
-    try:
-        with Repo() as repo:
-            status = repo.status()
-    except DvcException as error:
-        raise UserError(f"DVC cannot tell what has changed: {error}") from None
-    outs = [change["changed outs"] for stage in status.values() for change in stage if "changed outs" in change]
-    found = {path: state for changed in outs for path, state in changed.items() if state != "not in cache"}
-    return [f"{path}: {state} since its stage wrote it" for path, state in found.items() if path.startswith(f"{folder}/")]

@@ -4,6 +4,8 @@ import base64
 import json
 import re
 import shlex
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,17 +14,20 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
+from PIL import Image
 
+from lsvit.config.params import Params
+from lsvit.declared import checksums, declared_stages, stage_results
 from lsvit.jobs.files import RESULTS
-from lsvit.report.charts import Chart, Charts, Grid
+from lsvit.report.charts import GRID, Chart, Charts, Grid, Picture
 from lsvit.report.evaluations import label
 from lsvit.report.ledger import VERDICTS, Claim, show_value
 from lsvit.report.results import Results
+from lsvit.report.trainings import LAST, curves, options, trainings
 from lsvit.report.why import number, rows_of
-from lsvit.tracking import declared_stages, stage_results
 
-CHECKLISTS = Path("docs/reproducibility.md")
-DOTS = 220, 34  # pixels of a claim's picture
+CHECKLISTS = Path("docs/checklists.md")
+DOTS = 220, 34  # width and height of a claim's picture
 
 
 class Paper(NamedTuple):
@@ -43,8 +48,9 @@ class Paper(NamedTuple):
 class Report:
     """Makes the page from a folder of results: the same bytes for the same files, no time and no commit in them."""
 
-    def __init__(self, results: Results) -> None:
-        self.results = results
+    def __init__(self, results: Results, params: Params | None = None) -> None:
+        """`params`: with which the trainings were made, if they are known."""
+        self.results, self.params = results, params
         self.texts: dict[str, str] = {}
         self.ledger = results.read("claims")
 
@@ -53,9 +59,12 @@ class Report:
         here = Path(__file__).parent
         environment = Environment(loader=FileSystemLoader(here), autoescape=True, trim_blocks=True, lstrip_blocks=True)
         environment.filters |= {"label": label, "value": show_value}
+        papers, trained = self.papers(), trainings(self.results)
+        claims = [(paper, *each) for verdict in VERDICTS for paper in papers for each in paper.claims if each[1]["verdict"] == verdict]
         return environment.get_template("report.html.j2").render(
-            cell=self.results.cell, ledger=self.ledger, papers=self.papers(), verdicts=VERDICTS, stages=self.stages(), data=self.data,
-            table=self.table, spec=spec, picture=self.picture, dots=dots, checklists=checklists(),
+            cell=self.results.cell, ledger=self.ledger, papers=papers, claims=claims, verdicts=VERDICTS, stages=self.stages(),
+            data=self.data, table=self.table, spec=spec, pictures=self.pictures, dots=dots, checklists=checklists(), trainings=trained,
+            curves=curves(trained), options=options(self.params, self.results.cell, [each.name for each in trained]), last_epoch=LAST,
             script=Markup(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")),
         )  # fmt: skip
 
@@ -94,17 +103,33 @@ class Report:
         cells = [[cell(row, column) if (row, column) in there else "–" for column in columns] for row in names]
         return {"columns": columns, "rows": list(zip(names, cells, strict=True))}
 
-    def picture(self, name: str) -> str:
-        """A figure as a data address; nothing where it was not drawn."""
-        file = self.results.folder / "figures" / f"{name}.png"
-        return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}" if file.is_file() else ""
+    def pictures(self, shown: Sequence[Picture]) -> list[dict[str, Any]]:
+        """The figures that were drawn: title, name, caption, data address, and where a page of pictures has them (None: it is none)."""
+        found = []
+        for title, name, caption in shown:
+            if (file := self.results.folder / "figures" / f"{name}.png").is_file():
+                with Image.open(file) as image:
+                    grid = image.info.get(GRID)
+                source = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
+                found.append({"title": title, "name": name, "caption": self.captions[caption], "source": source, "grid": grid})
+        return found
+
+    @cached_property
+    def captions(self) -> dict[str, str]:
+        """The captions by their titles."""
+        text = (self.results.folder / "figures" / "captions.md").read_text()
+        return dict(re.findall(r"^\*\*(.+?)\.\*\* (.+)$", text, re.M))
 
     def stages(self) -> list[dict[str, Any]]:
-        """Every stage with what it is, its command, and the files it left in results/."""
+        """Every stage with what it is, its command, the files it left in results/, and the checksums of all that it left.
+
+        The report's own are not known before it is written; those of outs/params/ change with values that no result depends on.
+        """
         found = []
         for name, declared in declared_stages().items():
             written = stage_results(name)[0] if name != "report" else []
-            found.append({"name": name, "desc": declared["desc"], "cmd": declared["cmd"], "files": written})
+            sums = {path: md5 for path, md5 in checksums(name).items() if name != "report" and path != "outs/params"}
+            found.append({"name": name, "desc": declared["desc"], "cmd": declared["cmd"], "files": written, "sums": sums})
         return found
 
 
@@ -138,11 +163,11 @@ def dots(claim: Claim, entry: dict[str, Any]) -> Markup:
     parts += [f'<line x1="{x(value["low"])}" x2="{x(value["high"])}" y1="{middle}" y2="{middle}" class="interval"/>']
     parts += [f'<circle cx="{x(each)}" cy="{middle}" r="3"/>' for each in seeds]
     about = escape(f"{value['n']} {value['over']}, interval {value['low']:g} to {value['high']:g}")
-    return Markup(f'<svg width="{width}" height="{height}" role="img" aria-label="{about}">{"".join(parts)}</svg>')
+    return Markup(f'<svg class="dots" viewBox="0 0 {width} {height}" role="img" aria-label="{about}">{"".join(parts)}</svg>')
 
 
 def checklists() -> Markup:
-    """The checklists of docs/, with links that hold from results/."""
-    text = CHECKLISTS.read_text().partition("## Checklists")[2].partition("\n## ")[0]
+    """The checklists of docs/, below a heading of the page, with links that hold from results/."""
+    text = CHECKLISTS.read_text().removeprefix("# Checklists\n").replace("\n## ", "\n### ")
     text = re.sub(r"\]\((?!http|\.\./)", "](../docs/", text).replace("](../results/", "](")
-    return Markup(MarkdownIt("commonmark").enable("table").render(text))
+    return Markup(MarkdownIt("commonmark").render(text))

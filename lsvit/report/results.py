@@ -1,6 +1,6 @@
 """The result files of one cell, read by every paper's tables, figures and claims."""
 
-import json
+import os
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +10,7 @@ import pandas as pd
 
 from lsvit.config.papers import rooms
 from lsvit.jobs.rows import read_rows
+from lsvit.reading import read_json
 
 ROWS = {"layershuffle": "prune_eval"}  # the file of a paper's rows, where it is not named after it
 
@@ -24,15 +25,13 @@ class Results:
     def table(self, name: str) -> pd.DataFrame:
         """The rows of `<name>.csv`; none where its stage did not run, or not the part that fills it."""
         if name not in self.tables:
-            try:
-                self.tables[name] = read_rows(self.folder / f"{name}.csv")
-            except (FileNotFoundError, pd.errors.EmptyDataError):
-                self.tables[name] = pd.DataFrame()
+            file = self.folder / f"{name}.csv"
+            self.tables[name] = read_rows(file) if os.path.lexists(file) else pd.DataFrame()
         return self.tables[name]
 
     def read(self, name: str) -> dict[str, Any]:
-        """The content of `<name>.json`."""
-        return json.loads((self.folder / f"{name}.json").read_text())
+        """The content of `<name>.json`. Raises UserError if it cannot be read."""
+        return read_json(self.folder / f"{name}.json")
 
     @cached_property
     def cell(self) -> dict[str, Any]:

@@ -1,26 +1,32 @@
 """Numbers of result files as pages quote them, and `lsvit why`: where one, a claim, a table or a figure comes from."""
 
+import hashlib
 import io
 import json
 import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from lsvit.config.effective import files
 from lsvit.config.papers import rooms
+from lsvit.config.params import load
+from lsvit.declared import checksums, declared_stages, paths, stage_results
 from lsvit.errors import UserError
-from lsvit.jobs.files import EXECUTION, RESULTS
+from lsvit.jobs.files import EXECUTION, HISTORY, RESULTS
 from lsvit.jobs.rows import read_rows
 from lsvit.report.ledger import Evidence, show_orders, show_value
-from lsvit.tracking import declared_stages, stage_results
 
+NUMBER = re.compile(r"<!--= (.*?) -->(.*?)<!--/-->", re.S)  # of a page: where it comes from, what is shown
 CONDITION = re.compile(r"\w+=.*")
+READERS = ("paper-figures", "report")  # stages that compute nothing
 Read = Callable[[str], str]  # a file of the repository -> its text
 
 
@@ -47,7 +53,7 @@ def number(words: Sequence[str], read: Read) -> str:
     What rounds to zero has no sign.
     """
     file, *conditions, expression, form = words
-    return f"{rows_of(file, conditions, read).eval(expression).mean():z{form}}"
+    return f"{np.mean(rows_of(file, conditions, read).eval(expression)):z{form}}"
 
 
 @lru_cache(maxsize=16)  # a page asks for many numbers of few files
@@ -56,10 +62,15 @@ def _parsed(records: bool, text: str) -> pd.DataFrame:
 
 
 def _records(text: str) -> pd.DataFrame:
-    """The records of a JSON file: of the first list that each of its parts has."""
+    """The records of a JSON file: of each part's first list, with the part's numbers; else the parts. Those of a ledger have a `paper`."""
     lists = [[value for value in part.values() if isinstance(value, list) and value and isinstance(value[0], dict)] for part in parts(text)]
-    records = [record for found in lists if found for record in found[0]]
-    return pd.json_normalize(records).rename(columns=lambda name: name.removeprefix("measured."))
+    whole = [{key: value for key, value in part.items() if isinstance(value, int | float)} for part in parts(text)]  # its numbers
+    records = [own | record for own, found in zip(whole, lists, strict=True) if found for record in found[0]] or parts(text)
+    rows = pd.json_normalize(records).rename(columns=lambda name: name.removeprefix("measured."))
+    if {"id", "verdict"} <= {*rows.columns}:
+        papers = {claim.id: module.__name__.split(".")[-2] for module in rooms("claims") for claim in module.CLAIMS}
+        rows["paper"] = rows["id"].map(papers)
+    return rows
 
 
 def parts(text: str) -> list[dict[str, Any]]:
@@ -89,7 +100,7 @@ def why(target: str, conditions: Sequence[str] = ()) -> list[str]:
     if file is None:
         raise UserError(f"{target}: found no such file, figure or claim, accepted: a file of results/, a figure's name, an id of {ledger}")
     if not conditions:
-        return origin(file)
+        return _numbers(file) if file.suffix == ".md" and NUMBER.search(file.read_text()) else way(file)
     if file.suffix not in (".csv", ".json"):
         raise UserError(f"{file}: found conditions on it, accepted: on a .csv or .json file")
     rest = [word for word in conditions if not CONDITION.fullmatch(word)]
@@ -97,7 +108,7 @@ def why(target: str, conditions: Sequence[str] = ()) -> list[str]:
         raise UserError(f"{file}: found {' '.join(rest)!r}, accepted: column=value ..., and behind them an expression with a format")
     rows = rows_of(str(file), conditions[: len(conditions) - len(rest)], _text)
     value = [f"{number((str(file), *conditions), _text)}: mean over the rows of {rest[0]}"] if rest else []
-    return [*value, f"{file}: {len(rows)} rows", *rows.to_string(index=False).splitlines(), *origin(file)]
+    return [*value, f"{file}: {len(rows)} rows", *rows.to_string(index=False).splitlines(), *way(file, {*rows.get("variant", ())})]
 
 
 def _text(file: str) -> str:
@@ -122,32 +133,103 @@ def _why_claim(entry: dict[str, Any]) -> list[str]:
     ]
 
 
-def origin(file: Path) -> list[str]:
-    """The stage that wrote a result file, of the run or of a committed cell: command, inputs, parameters, seeds, hardware, versions."""
-    folder = next((parent for parent in file.parents if parent.parent == RESULTS / "cells"), RESULTS)
+def _numbers(page: Path) -> list[str]:
+    """The numbers of a page that stand between markers, each with the command that says more."""
+    found = NUMBER.findall(page.read_text())
+    return [
+        f"{page}: written by hand but for {len(found)} numbers, filled from:",
+        *(f"  {shown}: uv run lsvit why {words}" for words, shown in found),
+    ]
+
+
+def way(file: Path, variants: Collection[str] = ()) -> list[str]:
+    """The origin of a file, and of the result files from which it is drawn or tabulated, if another stage computed them.
+
+    `variants`: of those alone the parameters are shown.
+    """
+    folder = _folder(file)
+    drawn = {start: names for module in rooms("charts") for start, names in module.DRAWN_FROM.items()}
+    start = max((start for start in drawn if file.name.startswith(start)), key=len, default="")
+    from_those = [folder / name for name in drawn.get(start, ()) if (folder / name).is_file()]
+    return [*origin(file, variants), *(line for each in from_those if each != file for line in origin(each, variants))]
+
+
+def _folder(file: Path) -> Path:
+    """The results that a file belongs to: those of the run, or of a committed cell."""
+    return next((parent for parent in file.parents if parent.parent == RESULTS / "cells"), RESULTS)
+
+
+def origin(file: Path, variants: Collection[str] = ()) -> list[str]:
+    """The stage that wrote a result file, of the run or of a committed cell: command, inputs, parameters, seeds, jobs, hardware, versions.
+
+    `variants`: of those alone the parameters are shown.
+    """
+    folder = _folder(file)
     written = RESULTS / file.relative_to(folder) if file.is_relative_to(folder) else file
-    stage = next((name for name in declared_stages() if written in stage_results(name)[0]), None)
+    stages = declared_stages()
+    stage = next((name for name in stages if written in stage_results(name)[0]), None)
     if stage is None:
-        return [f"{file}: no stage of dvc.yaml writes it", *_commit(file)]
-    declared, cell = declared_stages()[stage], json.loads((folder / "cell.json").read_text())
+        return [f"{file}: no stage of dvc.yaml writes it", *_commit(file)[:1]]
+    declared, cell = stages[stage], json.loads((folder / "cell.json").read_text())
     inputs = [Path(path) for path in declared["deps"]]
     sections = [path for path in inputs if path.parent.name == "params"]
     read = [path for path in inputs if path.parts[0] in ("outs", "results") and path not in sections]
+    makers = {path: name for name, each in stages.items() for path in paths(each["outs"])}
     rows = read_rows(file) if file.suffix == ".csv" else pd.DataFrame()
     seeds = rows["seed"].unique().tolist() if "seed" in rows else cell["seeds"]
     lines = [
         f"{file}: stage {stage}: {declared['desc']}",
         f"  command     {declared['cmd']}   (uv run dvc repro --pull {stage})",
-        f"  reads       {', '.join(map(str, read))}",
         f"  data, model {cell['dataset']}, {cell['model']}, scale {cell['scale']}, seeds {', '.join(map(str, seeds))}",
     ]
     if folder != RESULTS:
         return [*lines, f"  how         {folder / 'README.md'}", *_commit(file)]
-    if sections:
-        lines.append("  parameters  " + ", ".join(path.stem for path in sections) + "  (resolved: outs/params/)")
-    made = [Path(name) for out in declared["outs"] for name in (out if isinstance(out, dict) else [out])]
-    marks = {mark.read_text().strip() for path in [*made, *read] for mark in path.glob(f"**/{EXECUTION}")}
-    return [*lines, *(f"  hardware    {text}" for text in sorted(marks)), *_commit(file)]
+    if stage in READERS:  # who read everything; `way` names what this file is of
+        lines.append(f"  reads       results/, {len(read)} files and folders")
+    else:
+        lines.append(f"  reads       {', '.join(f'{path} ({makers.get(path)})' for path in read)}")
+        lines += _parameters(cell, [path.name for path in sections], stage, variants)
+        lines += _ran(read, [*paths(declared["outs"]), *read], cell)
+    return [
+        *lines,
+        *(f"  checksum    {md5} (md5, dvc.lock)" for path, md5 in checksums(stage).items() if Path(path) == file),
+        *_commit(file),
+    ]
+
+
+def _parameters(cell: dict[str, Any], names: Sequence[str], stage: str, variants: Collection[str]) -> list[str]:
+    """The values that a stage depends on, a line a section; where outs/params/ is not there, those that params.yaml comes to."""
+    ran = Path("outs/params")
+    if ran.is_dir():
+        texts, source = {name: (ran / name).read_text() for name in names}, str(ran)
+    else:
+        params = load()
+        if [*params.cell] != [cell["dataset"], cell["model"], cell["scale"]]:
+            return [f"  parameters  not known: params.yaml is of {', '.join(params.cell)}"]
+        texts, source = files(params), "params.yaml"
+    locked = checksums(stage, "deps")
+    same = all(hashlib.md5(texts[name].encode()).hexdigest() == locked.get(f"outs/params/{name}") for name in names)
+    lines = [f"  parameters  from {source}, {'the same as' if same else 'others than'} in dvc.lock:"]
+    for name in names:
+        value = json.loads(texts[name])
+        if name == "variants.json":
+            value = {key: each for key, each in value.items() if not variants or key in variants}
+        lines.append(f"    {Path(name).stem}: {json.dumps(value) if name != 'variants.json' or variants else ', '.join(value)}")
+    return lines
+
+
+def _ran(read: Sequence[Path], places: Sequence[Path], cell: dict[str, Any]) -> list[str]:
+    """The finished jobs behind the trainings that a stage read, and the hardware they ran on, as far as this clone knows."""
+    epochs = {history.read_bytes() for path in read for history in path.glob(f"**/{HISTORY}")}
+    jobs = [job.parent for job in sorted(Path(".lsvit/jobs").glob(f"*/*/{HISTORY}")) if epochs and job.read_bytes() in epochs]
+    marks = {mark.read_text().strip() for path in places for mark in path.glob(f"**/{EXECUTION}")} or {*cell.get("hardware", ())}
+    ran_on = "; ".join(sorted(marks)) or f"not noted in {RESULTS / 'cell.json'}, and no training lies here"
+    found = (
+        f"{len(jobs)} of its trainings: {', '.join(map(str, jobs))}"
+        if jobs
+        else "none here; the clone that computed it has them in .lsvit/jobs/"
+    )
+    return [f"  jobs        {found}", f"  hardware    {ran_on}"]
 
 
 def _commit(file: Path) -> list[str]:

@@ -16,8 +16,8 @@ from lsvit.training.judging import kept_epoch
 def gather_trainings(jobs: Mapping[int, Job], out: Path, judge: str = "validation") -> None:
     """Copy finished trainings, by seed, to `out/seed_<n>/`, add `config.json` and `final.json`, and write all epochs to `out/history.csv`.
 
-    `final.json` holds the validation metrics of the epoch that the judging split chose. Nothing that is written tells equal
-    trainings apart: no name, no time, no key.
+    `final.json` holds the validation metrics of the epoch that the judging split chose. Nothing that is written tells equal trainings
+    apart: no name, no time, no key; `config.json` says with which others they are averaged.
     """
     rows: list[dict[str, Any]] = []
     for seed, job in jobs.items():

@@ -14,7 +14,7 @@ import torch
 
 from lsvit.errors import UserError
 from lsvit.jobs.display import ENDED, Event
-from lsvit.jobs.job import DONE, Job, call
+from lsvit.jobs.job import Job, call
 from lsvit.jobs.spread import EVENTS, JOBS, STAGE_PID
 from lsvit.training.distributed import barrier, end, rank_and_world, start
 
@@ -42,7 +42,7 @@ def work(job: Job, report: Callable[[Event], None]) -> None:
     call(job, job.folder, report)
     barrier()
     if rank_and_world()[0] == 0:
-        (job.folder / DONE).touch()
+        job.finish(job.folder)
         report(ENDED)
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dvc.utils.hydra import apply_overrides
 
 from lsvit.config.checks import check_layers
 from lsvit.config.params import Params, load, paper_sections
@@ -93,6 +92,8 @@ def test_another_model_brings_its_own_scale(changed: Load) -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_scale_on_the_command_line(scale: str, params: Params, tmp_path: Path) -> None:
     """`dvc exp run -S scale=hours`: nothing else in the file changes; every section is valid, for all depths."""
+    from dvc.utils.hydra import apply_overrides
+
     shutil.copy(ROOT / "params.yaml", tmp_path)
     apply_overrides(tmp_path / "params.yaml", [f"scale={scale}"])
     found = load(tmp_path / "params.yaml")
@@ -144,7 +145,8 @@ def test_variants_of_a_scale(changed: Load) -> None:
 
 def test_a_variant_that_a_scale_leaves_out(changed: Load) -> None:
     """A section that names it needs another list at that scale; elsewhere it stays."""
-    given = {"scales.mine": {"variants": {"layerdrop": None}, "prune_eval": {"variants": ["baseline", "ls"]}}, "scale": "mine"}
+    lists = {"prune_eval": {"variants": ["baseline", "ls"]}, "nodes": {"variants": {"ls": ["any"]}}}
+    given = {"scales.mine": {"variants": {"layerdrop": None}} | lists, "scale": "mine"}
     assert "layerdrop" not in changed(given).all_variants
     with pytest.raises(UserError, match=r"prune_eval.variants: found 'layerdrop'"):
         changed(given | {"scales.mine": {"variants": {"layerdrop": None}}})
@@ -198,10 +200,10 @@ WRONG: list[tuple[str, Any, list[str]]] = [  # dotted key, value, what the one l
 def test_a_wrong_value_is_one_clear_line(key: str, value: Any, said: list[str], changed: Load) -> None:
     with pytest.raises(UserError) as error:
         changed({key: value})
-    message = str(error.value)
-    assert "\n" not in message
-    assert message.startswith("params.yaml: ")
-    assert all(part in message for part in said), message
+    lines = str(error.value).splitlines()
+    assert len(lines) == 1 or key == "scales", lines  # without them every model's is unknown
+    assert all(line.startswith("params.yaml: ") for line in lines)
+    assert [line for line in lines if all(part in line for part in said)], lines
 
 
 def test_a_variant_that_a_scale_leaves_out_is_asked_for_nowhere(changed: Load) -> None:

@@ -105,7 +105,7 @@ def test_a_models_blocks_cost_the_same(name: str) -> None:
 
 @pytest.fixture
 def small(params: Params, pico: ModelPreset) -> Params:
-    """80 training images (16 more held out), 40 validation images, a 4-layer model."""
+    """80 training images (16 more held out), 40 validation images, a 4-layer model, one set of starting weights."""
     options = {"batch_size": 32, "epochs": 2, "validation_batch_size": 16}
     evaluation = {"keep": [2, 4], "orders": 3, "images": 24, "batch_size": 40, "samplers": ["arbitrary", {"swap": 2}, {"swap": 6}]}
     evaluation["variants"] = ["ls"]
@@ -136,12 +136,14 @@ def small(params: Params, pico: ModelPreset) -> Params:
     return params.model_copy(update={
         "dataset": "bars", "datasets": {"bars": kinds["datasets"].model_validate(bars)},
         "model": "pico", "models": {"pico": kinds["models"].model_validate(pico.model_dump())}, "seeds": [0, 1], "variants": variants,
-        "pretrain": params.pretrain.model_copy(update=options), "finetune": params.finetune.model_copy(update=options | {"threads": 1}),
+        "pretrain": params.pretrain.model_copy(update=options | {"seeds": 1}),
+        "finetune": params.finetune.model_copy(update=options | {"threads": 1}),
         "prune_eval": params.prune_eval.model_copy(update=evaluation),
         "analysis": params.analysis.model_copy(update={"images": 30, "layer": 2, "variants": ["ls"]}),
         "exits": params.exits.model_copy(update=exits), "smoothing": params.smoothing.model_copy(update=smoothing),
         "inversion": Inversion.model_validate(params.inversion.model_dump() | inversion),
         "painters": params.painters.model_copy(update=painters),
+        "nodes": params.nodes.model_copy(update={"variants": {"baseline": ["strict"], "ls": ["any"]}, "nodes": [4]}),
     })  # fmt: skip
 
 
@@ -290,8 +292,10 @@ def test_stages_and_their_jobs(small: Params) -> None:
     edited = 2 + 2  # the chosen model without attention, untrained mixers with a trained part
     inversion = {"inversion trainings": 2, "inversion inversions": 2 + looked_into + refined + edited}
     inversion |= {"inversion class images": 1 + 2 + 2 * 2}
-    others = {"prune-eval": 7 * 2, "analysis": 1 + 2, "painters": 2 * 2}
+    others = {"prune-eval": 7 * 2, "analysis": 1 + 2, "painters": 2 * 2, "nodes": 2 * 2}
     assert found == {"pretrain": 1, **trained, **others, **exits, **smoothing, **inversion}
+    apart = small.model_copy(update={"pretrain": small.pretrain.model_copy(update={"seeds": None})})  # starting weights of each seed
+    assert [len(stage.jobs) for stage in stages(apart) if stage.part in ("pretrain", "analysis")] == [2, 2 + 2]
     chosen = small.exits.model_copy(update={"strategies": ["layer_wise"], "counting_strategies": [], "seeds": None})
     only = [stage for stage in stages(small.model_copy(update={"exits": chosen})) if stage.part == "exits"]
     assert [(stage.name, len(stage.jobs)) for stage in only] == [("layer_wise", 2 * whole["layer_wise"])]
@@ -451,8 +455,8 @@ def test_an_estimate_adds_up(small: Params) -> None:
     smoothing = 8 + 8 + 2 + 1  # rows of Table 1 at two depths, less drop path, talking heads
     inversion = 2  # of the mixer
     assert total["trainings"] == 1 + 2 * 7 + exits + smoothing + inversion
-    assert [row["trainings"] for row in rows[-4:]] == [2, 0, 0, 0]  # of inversion and painters
-    assert [row["evaluation_images"] > 0 for row in rows[-4:]] == [False, True, True, True]
+    assert [row["trainings"] for row in rows[-5:]] == [2, 0, 0, 0, 0]  # of inversion, painters and nodes
+    assert [row["evaluation_images"] > 0 for row in rows[-5:]] == [False, True, True, True, True]
     assert total["seconds"]["one"]["wall"] == pytest.approx(sum(row["seconds"]["one"]["wall"] for row in rows))
     assert total["seconds"]["other"]["wall"] == pytest.approx(total["seconds"]["other"]["sum"])
     assert "paper" in estimated["notes"][-1]

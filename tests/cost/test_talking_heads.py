@@ -74,7 +74,7 @@ def test_stage_exits_measures_them(params: Params, pico: ModelPreset, prepared: 
 
 def test_the_plan_keeps_them_apart(params: Params, prepared: Path, tmp_path: Path) -> None:
     """Variants of one architecture share their costs, and those with talking heads have others."""
-    plan, task = Plan(params, prepared), Task("bars", prepared, tmp_path / "start")
+    plan, task = Plan(params, prepared), Task("bars", prepared, {0: tmp_path / "start"})
     plain, arbitrary, talking = (plan.costs(task, variant) for variant in (PLAIN, Variant(route="arbitrary"), TALKING))
     assert plain.key == arbitrary.key != talking.key
     assert talking.config.variant.talking_heads

@@ -163,6 +163,7 @@ def test_embedded_data_is_what_its_readme_says(tmp_path: Path, monkeypatch: pyte
         assert (tmp_path / "subset" / "SHA256SUMS").read_text() == (folder / "SHA256SUMS").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DEBIAN_FOLDER.is_dir(), reason="Debian's package dataset-fashion-mnist is not installed")
 def test_all_of_fashion_mnist(tmp_path: Path) -> None:
     meta = prepare("fashion_mnist", DatasetPreset(source="fashion_mnist"), Path("none"), tmp_path / "debian")

@@ -102,6 +102,7 @@ def cifar(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return Cifar(request.param, tmp_path / "cifar", monkeypatch)
 
 
+@pytest.mark.filterwarnings("ignore:Python 3.14 will, by default, filter:DeprecationWarning")  # torchvision's, on Python 3.12
 def test_cifar_is_what_torchvision_reads(cifar: Cifar, tmp_path: Path) -> None:
     """From the archive, unextracted, and from the folder: the pixels, labels and classes of torchvision's own class."""
     from_archive = find(cifar.source, str(cifar.folder), NOWHERE)

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from lsvit.config.params import Params, load
 from lsvit.config.sections import Finetune, Pretrain
 from lsvit.config.variant import PLAIN
-from lsvit.jobs.files import starting_weights
 from lsvit.jobs.job import DONE, Job
 from lsvit.jobs.plan import Plan
 from lsvit.papers.exits.compute.plan import Plan as Exits
 from lsvit.papers.exits.compute.plan import Task
 from lsvit.papers.inversion.compute.plan import Plan as Inversion
 from lsvit.papers.layershuffle.compute.plan import Analyses, Evaluations
+from lsvit.papers.nodes.compute.plan import Plan as Nodes
 from lsvit.papers.painters.compute.plan import Plan as Painters
 from lsvit.papers.smoothing.compute.plan import Plan as Smoothing
 
@@ -26,29 +26,26 @@ Listed = dict[str, dict[str, Job]]  # kind -> title -> job
 
 def listed(params: Params) -> Listed:
     """The jobs by kind and title; what starts from the result of another job of its stage is left out."""
-    pretrain, refine, start = Plan(params, Pretrain), Plan(params, Finetune), starting_weights()
+    pretrain, refine = Plan(params, Pretrain), Plan(params, Finetune)
     exits, smoothing, inversion = Exits(params), Smoothing(params), Inversion(params)
-    task = Task(params.dataset, exits.data, start)
-    frozen, variants = exits.variants(task), params.all_variants.items()
+    task = Task(params.dataset, exits.data, {seed: exits.start(seed) for seed in exits.seeds})
+    frozen = exits.variants(task)
     steps = [*exits.end_to_end(task), *exits.first_steps(task)]
     found: dict[str, Iterable[Job | None]] = {
-        "pretrain": [pretrain.training("pretrain", PLAIN, pretrain.options, pretrain.options.seed)],
-        "finetune": [
-            refine.training(n, v, own, seed, start, per=own.per)
-            for n, v, own in ((n, v, params.resolve(Finetune, n)) for n, v in variants)
-            for seed in params.seeds
-        ],
+        "pretrain": [pretrain.training("pretrain", PLAIN, pretrain.options, seed) for seed in params.starts],
+        "finetune": [job for seeds in refine.refinements(params.all_variants).values() for job in seeds.values()],
         "evaluation": Evaluations(params).jobs().values(),
         "analysis": Analyses(params).jobs().values(),
         "branches": [each.job for each in frozen],
         "costs": [each.costs for each in frozen],
         "exits": [job for each in steps for job in each.jobs],
-        "head": [exits.head_for(task)],
+        "head": [exits.head_for(task, seed) for seed in exits.seeds],
         "smoothing": [smoothing.trained(model).job for model in smoothing.models()],
         "profiles": [each.job for each in smoothing.profiles([*smoothing.references(), *smoothing.refined()])],
         "inversion trainings": inversion.trainings().values(),
         "inversion": [each.job for each in inversion.inversions([])],
         "painters": Painters(params).jobs().values(),
+        "nodes": Nodes(params).jobs().values(),
         "class images": [each.job for each in inversion.class_images([])],
     }
     return {kind: _by_title([job for job in jobs if job]) for kind, jobs in found.items()}

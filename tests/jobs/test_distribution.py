@@ -41,7 +41,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
 
         return events
 
-    monkeypatch.setattr(pool, "_pool", spy("pool"))
+    monkeypatch.setattr(pool, "pool", spy("pool"))
     monkeypatch.setattr(pool, "spread", spy("torchrun"))
     return found
 
@@ -76,7 +76,7 @@ def test_epochs_are_those_of_their_jobs(train_config: Config, monkeypatch: pytes
             yield i, {"epoch": int(job.title.split()[1]), "seconds": 0.0}
             yield i, ENDED
 
-    monkeypatch.setattr(pool, "_pool", events)
+    monkeypatch.setattr(pool, "pool", events)
     monkeypatch.setattr(pool, "spread", events)
     seen: list[tuple[str, Any]] = []
     pool.run(mixed(train_config()), "cpu", lambda job, event: seen.append((job.title, event["epoch"])), distributed=TWO)
@@ -110,7 +110,7 @@ def test_trainings_with_exits_know_how_many_processes_they_have(
 ) -> None:
     """Every strategy's: end to end, a step of the layer-wise one, the control; their keys differ from those of one process."""
     plan = stage(distributed)
-    task = Task("bars", prepared, Path("outs/pretrain/seed_0/weights.safetensors"))
+    task = Task("bars", prepared, {0: Path("outs/pretrain/seed_0/weights.safetensors")})
     found = [*plan.end_to_end(task), *plan.first_steps(task), *plan.control(task)]
     jobs = [job for each in found for job in each.jobs]
     assert {(job.config.world_size, job.config.routes) for job in jobs if isinstance(job.config, TrainConfig)} == {identity}

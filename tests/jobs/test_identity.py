@@ -24,11 +24,12 @@ from lsvit.jobs import identity
 from lsvit.jobs.configs import RunConfig
 from lsvit.jobs.files import CONFIG, DATA, starting_weights
 from lsvit.jobs.job import TRAIN, Job
-from tests.conftest import ROOT
+from tests.conftest import ROOT, shared
 from tests.jobs.listing import Listed, finish, listed
 
 TRAININGS = {"pretrain", "finetune", "exits", "head", "smoothing", "inversion trainings"}  # all that run lsvit.training.loop
-REFINED = {"evaluation", "analysis", "branches", "profiles", "inversion", "painters", "class images"}  # what reads the weights of variants
+# What reads the weights of variants
+REFINED = {"evaluation", "analysis", "branches", "profiles", "inversion", "painters", "nodes", "class images"}
 KINDS = TRAININGS | REFINED | {"costs"}
 SEEDS = [0, 1]
 Keys = dict[str, dict[str, str]]  # kind -> title -> key
@@ -65,7 +66,8 @@ def stages(tmp_path_factory: pytest.TempPathFactory, values: Values) -> Path:
     counts = {"train": 9000, "validation": 2000, "heldout": 1000}
     (data / "meta.json").write_text(json.dumps({"sha256": "5" * 64, "counts": counts, "classes": [str(i) for i in range(10)]}))
     rows = ["dataset,model,variant,seed,order,keep,routes,accuracy"]
-    write_weights(folder / "outs" / "pretrain" / "seed_0", "pretrain")
+    for seed in (*SEEDS, 2):
+        write_weights(folder / "outs" / "pretrain" / f"seed_{seed}", "pretrain")
     for name in ("baseline", *declared(values), NEW):
         place = folder / "outs" / ("baseline" if name == "baseline" else f"finetune/{name}")
         for seed in (*SEEDS, 2):
@@ -188,6 +190,7 @@ def test_a_new_variant_runs_itself_alone(values: Values, keys: Keys, tmp_path: P
     assert again(keys, after) == trained
     for section in ("analysis", "smoothing", "inversion", "painters"):
         more = put(more, f"{section}.variants", [NEW, *more[section]["variants"]])
+    more = put(more, "nodes.variants", {NEW: ["any"], **more["nodes"]["variants"]})
     fresh = again(keys, keys_with(put(more, "models.vit_micro.exits.variants", {NEW: None, "ls": ["mlp"]}), tmp_path / "params.yaml"))
     assert {kind: {title for title in fresh[kind] if NEW not in title} for kind in fresh if kind != "branches"} == {
         kind: set() for kind in REFINED | {"finetune"} if kind != "branches"
@@ -198,7 +201,7 @@ def test_a_new_variant_runs_itself_alone(values: Values, keys: Keys, tmp_path: P
 def test_a_new_seed_runs_itself_alone(values: Values, keys: Keys, tmp_path: Path) -> None:
     """Placed before all others. Class images are shown to the next seed's model: one of each kind has another one now."""
     fresh = again(keys, keys_with(values | {"seeds": [2, *SEEDS]}, tmp_path / "params.yaml"))
-    assert fresh.keys() == KINDS - {"pretrain", "head", "costs"}
+    assert fresh.keys() == KINDS - {"costs"}
     assert all("seed 2" in title for kind in fresh.keys() - {"class images"} for title in fresh[kind])
     assert all("seed 2" in title or "seed 1" in title for title in fresh["class images"])
 
@@ -223,6 +226,7 @@ VALUES: dict[str, tuple[str, Any, set[str]]] = {
     "images of profiles": ("models.vit_micro.smoothing.images", 900, {"profiles"}),
     "a layer": ("analysis.layer", 4, {"analysis"}),
     "points of a curve": ("models.vit_micro.inversion.records", 5, {"inversion"}),
+    "a draw of faults": ("nodes.seed", 7, {"nodes"}),
     "who chooses the epoch": ("protocol", "heldout", REFINED - {"evaluation"}),  # both are evaluated
     "deterministic kernels": ("deterministic", True, KINDS),
 }
@@ -313,9 +317,43 @@ def test_other_data_run_everything(values: Values, keys: Keys, tmp_path: Path, o
 
 
 def test_other_weights_run_what_reads_them(values: Values, keys: Keys, tmp_path: Path, other: Callable[[Path, str], None]) -> None:
-    other(starting_weights(), "others")
+    """Every seed has starting weights of its own."""
+    other(starting_weights(0), "others")
     fresh = again(keys, keys_with(values, tmp_path / "params.yaml"))
-    assert fresh == {kind: set(keys[kind]) for kind in ("finetune", "exits", "head")} | {"analysis": {"pretrained seed 0"}}
+    first = {kind: {title for title in keys[kind] if "seed 0" in title} for kind in ("finetune", "exits", "head")}
+    assert fresh == first | {"analysis": {"pretrained seed 0"}}
+
+
+def test_seeds_are_averaged_though_each_starts_from_its_own_weights(
+    values: Values, jobs: Listed, other: Callable[[Path, str], None]
+) -> None:
+    """Each from weights of its own; not with those of another pre-training."""
+
+    def known(found: Listed) -> list[dict[str, Any]]:
+        return [shared(found["finetune"][f"ls seed {seed}"]) for seed in SEEDS]
+
+    first, second = known(jobs)
+    assert first == second
+    assert len({jobs["finetune"][f"ls seed {seed}"].config.weights_sha256 for seed in SEEDS}) == len(SEEDS)
+    other(starting_weights(0), "others")
+    anew = known(listed(load()))
+    assert anew[0] == anew[1] != first
+
+
+@pytest.mark.parametrize(("starts", "taken"), [(None, [4, 7, 5]), (3, [4, 7, 5]), (2, [4, 7, 4]), (1, [4, 4, 4])])
+def test_starting_weights_are_taken_in_turn(values: Values, tmp_path: Path, starts: int | None, taken: list[int]) -> None:
+    """Where there are fewer sets than seeds."""
+    file = tmp_path / "params.yaml"
+    file.write_text(yaml.safe_dump(values | {"seeds": [4, 7, 5], "pretrain": values["pretrain"] | {"seeds": starts}}))
+    params = load(file)
+    assert [params.start_of(seed) for seed in params.seeds] == taken
+    assert params.starts == list(dict.fromkeys(taken))
+
+
+def test_published_weights_are_one_set(values: Values, tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text(yaml.safe_dump(values | {"model": "vit_b16", "dataset": "imagenet"}))
+    assert [load(file).start_of(seed) for seed in SEEDS] == [SEEDS[0]] * len(SEEDS)
 
 
 # ---- edits of the code ------------------------------------------------------------------------------------------------
@@ -427,6 +465,7 @@ EDITS = {
     "a formula of a profile": ("papers/smoothing/compute/measures.py", "correction=0", "correction=1", {"profiles"}),
     "where exits are": ("papers/exits/section.py", "if depth < num_layers]", "if depth <= num_layers]", {"branches", "costs"}),
     "a sampler": ("routes.py", "tuple(rng.permutation(num_layers).tolist())", "tuple(rng.permutation(num_layers)[::-1].tolist())", KINDS),
+    "a scheduler": ("papers/nodes/compute/scheduler.py", "MEMORY = 0.5", "MEMORY = 0.6", {"nodes"}),
     "a way to execute layers": ("papers/painters/compute/strategies.py", "first = (num_layers", "first = 1 + (num_layers", {"painters"}),
     "how many FLOPs count": ("cost/flops.py", "flops.get_total_flops()", "2 * flops.get_total_flops()", {"costs"}),
     "an inversion's step": ("papers/inversion/compute/descent.py", "torch.set_num_threads(1)", "torch.set_num_threads(2)",

@@ -28,6 +28,7 @@ STAGES = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of stages, in which one server serves all tests of this file. It cannot import torch and the like, which none needs."""
     folder = tmp_path_factory.mktemp("project")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
     for name in (*server.COMPUTE[1:4], *server.LATER):
         if "." not in name:
             (folder / f"{name}.py").write_text("raise ImportError")
@@ -36,6 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, code in STAGES.items():
         (folder / "stages" / f"{name}.py").write_text(code)
     yield folder
+    signal.signal(signal.SIGINT, before)
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if b"lsvit.jobs.server" in (process / "cmdline").read_bytes() and (process / "cwd").readlink() == folder:
@@ -95,6 +97,28 @@ def test_a_signal_ends_the_stage_and_its_children(folder: Path, number: signal.S
         time.sleep(0.05)
     assert not any(map(alive, processes))
     assert client.returncode == (-number if number != signal.SIGINT else client.returncode) != 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+def test_a_stage_ends_with_dvc(folder: Path, shell: str) -> None:
+    """Killed alone, without its stage. Not every shell that runs a command gives it its own process."""
+    (folder / "dvc.yaml").write_text(f"stages:\n  wait:\n    cmd: {sys.executable} -m stages wait\n")
+    (folder / ".dvc").mkdir(exist_ok=True)
+    (folder / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
+    how = command(SHELL=shell) | {"args": [sys.executable, "-m", "dvc", "repro"]}
+    with subprocess.Popen(**how, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as dvc:
+        while len(found := list(folder.glob("[0-9]*"))) < 2:
+            assert dvc.poll() is None
+            time.sleep(0.05)
+        dvc.kill()
+    processes = [int(path.name) for path in found]
+    for path in found:
+        path.unlink()
+    deadline = time.monotonic() + 10
+    while any(map(alive, processes)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, processes))
 
 
 def alive(pid: int) -> bool:

@@ -238,6 +238,7 @@ def test_the_file_of_a_preset(pico: ModelPreset, tmp_path: Path) -> None:
     assert changed(pico, weights=tmp_path.name).local_file(tmp_path.parent) == tmp_path / "model.safetensors"
 
 
+@pytest.mark.slow
 def test_every_preset_is_a_routable_model(params: Params) -> None:
     """All of params.yaml, without memory or weights: known to timm with its tag, outputs for the data, the depth of the sections."""
     for name, preset in params.models.items():

@@ -15,8 +15,6 @@ from unittest.mock import ANY
 import numpy as np
 import pandas as pd
 import pytest
-from dvc.utils.hydra import apply_overrides
-from mlflow.utils.validation import _validate_metric_name
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
@@ -24,9 +22,11 @@ from lsvit import cli
 from lsvit.config.papers import rooms
 from lsvit.config.params import load
 from lsvit.errors import UserError
+from lsvit.report.comparison import changes, moved, same_cell
 from lsvit.report.ledger import (
     FAILS,
     HOLDS,
+    NOT_COMPARABLE,
     NOT_RUN,
     RULES,
     UNDECIDED,
@@ -35,12 +35,9 @@ from lsvit.report.ledger import (
     Claim,
     Evidence,
     NotRun,
-    changes,
     headline,
     judge,
     markdown,
-    moved,
-    same_cell,
 )
 from lsvit.report.statistics import estimate, holm, n_to_decide, p_value
 from lsvit.smoke import environment
@@ -118,7 +115,7 @@ def test_a_border_that_nothing_lies_beyond_does_not_blur_a_verdict() -> None:
     assert (entry["verdict"], entry["p"]) == (HOLDS, 0)
 
 
-RULES_KNOWN = "678855cf70d16e47"
+RULES_KNOWN = "97a2abfaad79ee79"
 
 
 def test_rules_do_not_move_unsaid() -> None:
@@ -128,7 +125,7 @@ def test_rules_do_not_move_unsaid() -> None:
 
 
 def test_the_headline_is_short() -> None:
-    """Ten numbers beside Table 1's means, two or three a variant; MLflow takes their names."""
+    """Eleven numbers beside Table 1's means, two or three a variant: at most thirty."""
     ledger = json.loads((RESULTS / "claims.json").read_text())
     shown = {name for module in rooms("claims") for name in module.HEADLINE}
     assert shown <= {claim.id for claim in ALL_CLAIMS}
@@ -137,7 +134,17 @@ def test_the_headline_is_short() -> None:
     assert found["painters.order"] == next(entry["measured"]["mean"] for entry in ledger["claims"] if entry["id"] == "painters.order")
     means = json.loads((RESULTS / "metrics.json").read_text())
     names = [*_flat(found, separator="/"), *_flat(means, separator="/")]
-    assert len(names) <= 10 + 2 * len(means) + sum("position_accuracy" in each for each in means.values())
+    assert len(names) <= 30
+    assert len(names) <= 11 + 2 * len(means) + sum("position_accuracy" in each for each in means.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["headline.json", "metrics.json"])
+def test_mlflow_takes_the_names_of_the_headline(file: str) -> None:
+    from mlflow.utils.validation import _validate_metric_name
+
+    names = _flat(json.loads((RESULTS / file).read_text()), separator="/")
+    assert names
     for name in names:
         _validate_metric_name(name)
 
@@ -148,8 +155,11 @@ def test_an_interval_stays_in_what_is_possible() -> None:
     assert (measured["low"], measured["high"]) == (pytest.approx(30.3, abs=0.1), 100)
 
 
+@pytest.mark.slow
 def test_the_commands_of_claims_are_accepted(tmp_path: Path) -> None:
     """What is not run says what runs it, unless nothing would; of several experiments DVC makes single overrides."""
+    from dvc.utils.hydra import apply_overrides
+
     for wanted in {claim.run for claim in ALL_CLAIMS} - {""}:
         shutil.copy(ROOT / "params.yaml", tmp_path)
         overrides = [word for word in shlex.split(wanted) if not word.startswith("-")]
@@ -157,7 +167,7 @@ def test_the_commands_of_claims_are_accepted(tmp_path: Path) -> None:
         assert load(tmp_path / "params.yaml") != load(ROOT / "params.yaml"), wanted
     known = {claim.id: claim for claim in ALL_CLAIMS}
     for entry in json.loads((ROOT / "results/claims.json").read_text())["claims"]:
-        if entry["verdict"] == NOT_RUN:
+        if entry["verdict"] in (NOT_COMPARABLE, NOT_RUN):
             assert known[entry["id"]].run or any(words in entry["reason"] for words in ("nothing", "does not come as near")), entry
 
 
@@ -188,7 +198,7 @@ def test_figures_of_the_papers_cells_are_compared_there(tmp_path: Path) -> None:
     cell = json.loads((RESULTS / "cell.json").read_text()) | {"dataset": "imagenet", "model": "vit_b16", "scale": "published"}
     (tmp_path / "results" / "cell.json").write_text(json.dumps(cell))
     rewrite(tmp_path / "results", lambda rows: rows.assign(dataset="imagenet", model="vit_b16"))
-    found = {entry["id"]: entry for entry in judge(tmp_path / "results")["claims"]}
+    found = {entry["id"]: entry for entry in judge(Evidence(tmp_path / "results"))["claims"]}
     entry = found["table1.baseline.sequential"]
     difference = entry["measured"]["mean"] - 82.61
     half = entry["measured"]["mean"] - entry["measured"]["low"]
@@ -210,7 +220,7 @@ def test_the_committed_ledger() -> None:
         assert entry["verdict"] in VERDICTS
         assert bool(entry["reason"]) == (entry["verdict"] != HOLDS)
         assert entry["corrected"] in (entry["verdict"], UNDECIDED)
-        if entry["verdict"] != NOT_RUN:
+        if entry["verdict"] not in (NOT_COMPARABLE, NOT_RUN):
             assert entry["measured"]["low"] <= entry["measured"]["mean"] <= entry["measured"]["high"]
             own = {"exits": {exit_seeds}, "smoothing": {*smoothing_seeds, len(found["seeds"])}, "inversion": {inversion["seed"].nunique()}}
             few = own.get(entry["id"].split(".")[0], {len(found["seeds"])})
@@ -228,7 +238,7 @@ def changed(tmp_path: Path) -> Path:
 
 
 def verdicts(folder: Path) -> dict[str, tuple[str, str]]:
-    found = judge(folder)
+    found = judge(Evidence(folder))
     markdown(found)  # shows every entry
     return {entry["id"]: (entry["verdict"], entry["reason"]) for entry in found["claims"]}
 
@@ -277,17 +287,18 @@ def test_one_seed_has_no_verdict(changed: Path) -> None:
         changed / "inversion.csv",
         changed / "class_images.csv",
         changed / "painters.csv",
+        changed / "nodes.csv",
     ]:
         if "seed" in path.read_text().splitlines()[0].split(","):  # tables of exits have none
             rewrite(changed, lambda rows: rows[rows["seed"] == 0], path.name)
     found = verdicts(changed)
-    assert {verdict for name, (verdict, _) in found.items() if not name.startswith("fig4")} == {NOT_RUN}
+    assert {verdict for name, (verdict, _) in found.items() if not name.startswith("fig4")} == {NOT_COMPARABLE, NOT_RUN}
     assert found["s4.1.gain"][1] == "one seed, or one model, gives no interval"
 
 
 @pytest.mark.slow
 def test_ledgers_are_compared() -> None:
-    found = judge(RESULTS)
+    found = judge(Evidence(RESULTS))
     assert changes(found, found) == []
     other = json.loads(json.dumps(found))
     held = next(entry for entry in other["claims"] if entry["verdict"] == HOLDS)
@@ -360,7 +371,7 @@ def test_a_figure_changed_by_hand_fails_the_check(clone: Path, claims: Claims) -
 def test_a_broken_or_missing_result_is_one_line(clone: Path, claims: Claims) -> None:
     for name, break_it, said in (
         ("samplers.csv", Path.unlink, "samplers.csv: deleted since its stage wrote it"),
-        ("cell.json", lambda path: path.write_text("{"), "results: cannot be judged (JSONDecodeError"),
+        ("cell.json", lambda path: path.write_text("{"), "results/cell.json: cannot be read (JSONDecodeError"),
     ):
         path = clone / "results" / name
         text = path.read_text()
@@ -399,5 +410,5 @@ def test_a_contradiction_fails_the_check_and_a_marginal_line_does_not(clone: Pat
     (clone / "another.json").write_text(path.read_text())
     assert claims(clone / "another.json") == (0, ANY, "")
     (clone / "another.json").write_text("[]")
-    with pytest.raises(UserError, match=r"another.json: found no ledger, accepted: the claims.json of a run"):
+    with pytest.raises(UserError, match=r"another.json: cannot be read \(TypeError: found list, accepted: dict"):
         cli.claims(clone / "another.json")

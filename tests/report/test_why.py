@@ -1,11 +1,14 @@
 """Where numbers come from: quoted ones, and `lsvit why`."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from lsvit.config.papers import rooms
+from lsvit.declared import stage_results
 from lsvit.errors import UserError
-from lsvit.report.why import number, why
+from lsvit.report.why import NUMBER, number, why
 from tests.conftest import ROOT
 
 
@@ -64,6 +67,59 @@ def test_why_a_claim_holds() -> None:
 )
 def test_why_a_file(target: str, conditions: list[str], words: str) -> None:
     assert words in "\n".join(why(target, conditions))
+
+
+def test_why_goes_on_to_the_stage_that_computed_it() -> None:
+    """With the values of its parameters, those of the variant in question alone; in a clone that has nothing else, a line says so."""
+    lines = why("table1.csv", ["variant=ls", "order=arbitrary"])
+    first = lines.index(next(line for line in lines if line.startswith("results/prune_eval.csv: stage prune-eval")))
+    assert lines.index(next(line for line in lines if line.startswith("results/table1.csv: stage paper-figures"))) < first
+    shown = {line.strip().partition(": ")[0]: line.partition(": ")[2] for line in lines[first:] if line.startswith("    ")}
+    assert json.loads(shown["variants"]).keys() == {"ls"}
+    assert json.loads(shown["prune_eval"])[0]["keep"] == [3, 6, 9, 12]
+    names = [line.split()[0] for line in lines[first:] if line.startswith("  ") and not line.startswith("    ")]
+    assert names == ["command", "data,", "reads", "parameters", "jobs", "hardware", "checksum", "last"]
+
+
+def test_why_with_other_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changed ones are told apart from those of the lock, those of another cell are not shown; what a clone has of jobs is."""
+    for name in ("dvc.yaml", "dvc.lock", "params.yaml"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    (tmp_path / "results").mkdir()
+    for name in ("cell.json", "prune_eval.csv"):
+        (tmp_path / "results" / name).write_text((ROOT / "results" / name).read_text())
+    for folder in ("outs/finetune/ls/seed_0", ".lsvit/jobs/train/abc", ".lsvit/jobs/train/other"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "history.json").write_text(f"[{folder.endswith('other')}]")
+    (tmp_path / "outs/finetune/ls/seed_0/execution.txt").write_text("a processor\n")
+    monkeypatch.chdir(tmp_path)
+    text = (tmp_path / "params.yaml").read_text()
+    for old, new, words in (
+        ("\nprotocol: paper", "\nprotocol: heldout", "from params.yaml, others than in dvc.lock"),
+        ("\nscale: null", "\nscale: hours", "not known: params.yaml is of fashion_mnist_10k, vit_micro, hours"),
+    ):
+        assert old in text
+        (tmp_path / "params.yaml").write_text(text.replace(old, new))
+        assert words in "\n".join(why("prune_eval.csv"))
+    assert "1 of its trainings: .lsvit/jobs/train/abc" in "\n".join(why("prune_eval.csv"))
+    assert "hardware    a processor" in "\n".join(why("prune_eval.csv"))
+
+
+def test_every_drawn_file_is_made_from_result_files() -> None:
+    """Each name begins as one entry of its paper's says, and the files are there."""
+    known = {start: files for module in rooms("charts") for start, files in module.DRAWN_FROM.items()}
+    assert all((ROOT / "results" / file).is_file() for files in known.values() for file in files)
+    general = ("captions.md", "claims.json", "claims.md", "headline.json")
+    drawn = [file.name for file in stage_results("paper-figures")[0] if file.name not in general]
+    assert [name for name in drawn if not any(name.startswith(start) for start in known)] == []
+    assert [start for start in known if not any(name.startswith(start) for name in drawn)] == []
+
+
+def test_why_a_page() -> None:
+    """Its numbers, each with the command that says more."""
+    lines = why("README.md")
+    numbers = NUMBER.findall((ROOT / "README.md").read_text())
+    assert [line.strip() for line in lines[1:]] == [f"{shown}: uv run lsvit why {words}" for words, shown in numbers]
 
 
 def test_why_nothing() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
 
 from lsvit.config.presets import ModelPreset
 from lsvit.config.variant import Encode, Position, Predict, Variant
@@ -68,6 +67,8 @@ def test_deterministic_training_runs(train_config: Config, prepared: Path, tmp_p
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
 def test_a_new_order_compiles_nothing_new(pico: ModelPreset) -> None:
     """One compilation for training and one for evaluation serve all blocks in all orders; other sizes of a batch add few."""
+    from torch._dynamo.testing import CompileCounter
+
     torch._dynamo.reset()
     model = build(pico, 10, Variant(route="sequential", position=Position(encode=Encode(), predict=Predict())))
     counter = CompileCounter()

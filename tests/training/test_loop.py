@@ -90,6 +90,7 @@ def test_seeds_give_different_runs_and_the_same_seed_the_same(train_config: Conf
     assert outcomes[0] == outcomes[3]
 
 
+@pytest.mark.slow
 def test_training_learns(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     rows = run(train_config(epochs=24), prepared, tmp_path / "run")
     assert rows[-1]["validation/arbitrary/accuracy"] > 0.5  # chance 0.1
@@ -152,6 +153,19 @@ def test_one_cycle_rises_and_falls(params: Any) -> None:
     assert max(rates) == pytest.approx(1.0, abs=0.02)
     assert 3 <= rates.index(max(rates)) <= 7
     assert rates[-1] < 0.01
+
+
+@pytest.mark.parametrize("schedule", ["linear", "one_cycle", "cosine"])
+def test_a_training_follows_its_schedule(train_config: Config, prepared: Path, tmp_path: Path, schedule: str) -> None:
+    """The rate at the start of each epoch is that of as many steps, also when it goes on after a stop."""
+    config = train_config(schedule=schedule, epochs=4, batch_size=40, warmup_epochs=2)
+    with pytest.raises(Killed):
+        run(config, prepared, tmp_path / "run", stop_after=2)
+    run(config, prepared, tmp_path / "run")
+    rows = json.loads((tmp_path / "run" / HISTORY).read_text())
+    rates = _rates(config.options, 4 * 2)[::2]  # 96 images
+    assert [row["lr"] for row in rows] == pytest.approx(rates)
+    assert len(set(rates)) == 4
 
 
 def _rates(options: Optimisation, steps: int) -> list[float]:
@@ -343,7 +357,7 @@ def test_two_protocols_keep_two_epochs(train_config: Config, raw: Path, tmp_path
         assert row[f"{judge}/arbitrary/loss"] == pytest.approx(history[epoch - 1][f"{judge}/arbitrary/loss"], rel=1e-6)
     gather_trainings({0: job}, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out" / "seed_0").glob("weights*")} == {"weights.safetensors", "weights_heldout.safetensors"}
-    assert starting_weights(tmp_path / "out").name == "weights_heldout.safetensors"
+    assert starting_weights(0, tmp_path / "out").name == "weights_heldout.safetensors"
 
 
 def test_a_sampler_beyond_the_paper_is_judged_under_itself(train_config: Config, prepared: Path, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from lsvit.papers.exits.tables import CLASSIFIER_WISE, LABELS
 from lsvit.report.charts import Chart, Charts, Grid, budget, spread
 from lsvit.report.results import Results
 
+DRAWN_FROM = {"exits_": ("exits.csv",), "exits_dynamic": ("exits_dynamic.csv",)}  # tables and figures, by the beginnings of their names
+
 
 def charts(results: Results) -> Charts:
     """Tables I and II, and accuracy against what an image costs, under a budget."""

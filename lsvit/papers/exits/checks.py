@@ -1,23 +1,23 @@
 """Cross-checks of the section `exits`."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from lsvit.config.params import Params
 from lsvit.config.sections import Limit
-from lsvit.errors import UserError
 from lsvit.papers.exits.section import Exits
 from lsvit.routes import training_order
 
 
-def check(params: Params, file: str) -> None:
+def check(params: Params, file: str) -> Iterator[str]:
     """Exits are trained on frozen models in an order that the paper knows, and models with exits in batches for every process."""
     options, processes = params.resolve(Exits), params.distributed.world_size
     if options.batch_size < processes:
-        raise UserError(f"{file}: exits.batch_size: found {options.batch_size}, accepted: at least {processes}, one image a process")
+        yield f"{file}: exits.batch_size: found {options.batch_size}, accepted: at least {processes}, one image a process"
     for name in options.variants:
         if training_order(spec := params.all_variants[name].route) == "trained":
-            raise UserError(f"{file}: exits.variants: found {name!r} with route {spec!r}, accepted: variants trained in sequential or "
-                            "arbitrary order, or with LayerDrop")  # fmt: skip
+            yield (f"{file}: exits.variants: found {name!r} with route {spec!r}, accepted: variants trained in sequential or "
+                   "arbitrary order, or with LayerDrop")  # fmt: skip
 
 
 def image_limits(params: Params, train: int, validation: int) -> list[Limit]:

@@ -12,7 +12,8 @@ from lsvit.config.variant import BASELINE
 from lsvit.papers.exits.section import COUNTING, LAST_EXIT
 from lsvit.papers.exits.tables import CLASSIFIER_WISE, DATA, LABELS, LAYER_WISE, STRATEGIES, TABLE1, TABLE2, WITHOUT
 from lsvit.report.evaluations import label
-from lsvit.report.ledger import ABOVE_ZERO, COLLAPSE, HOURS, INF, SHARE, Claim, Evidence, NotRun
+from lsvit.report.ledger import ABOVE_ZERO, COLLAPSE, HOURS, INF, SHARE, Claim, Evidence, NotComparable, NotRun
+from lsvit.report.quotes import quoted
 from lsvit.report.tables import NONE
 from lsvit.routes import count_routes
 
@@ -177,9 +178,10 @@ def _deviation(table: Table, placement: Sequence[int]) -> Callable[[Evidence], n
 
     def measure(e: Evidence) -> np.ndarray:
         dataset, model = e.cell["dataset"], e.cell["model"]
+        found = trained(e, placement)
         if dataset not in without(table, COUNTING) or model not in ("vit_b16", "vit_b16_384"):  # the paper counts people, not ours
-            raise NotRun(f"{dataset} with {model} is none of the paper's cells")
-        found, published = trained(e, placement), _figures(table, dataset)
+            raise NotComparable(f"{dataset} with {model} is none of the paper's cells")
+        published = _figures(table, dataset)
         return np.max([np.abs(found[name] - published[name]) for name in BRANCHES], axis=(0, 1))
 
     return measure
@@ -254,7 +256,7 @@ def _ranges(table: Table) -> str:
 
 
 FEW_PATCHES = "the fewer patches an image has, the less a convolution sees that attention does not"
-CLAIMS = [
+CLAIMS = quoted([
     Claim("exits.practical-each", IVA, "Every architecture creates at least one practical exit", "all seven (stated)",
           "the architectures, of seven, with a practical exit", _architectures, (6.5, 7), (3.5, 7), unit="architectures",
           possible=(0, 7)),
@@ -321,6 +323,6 @@ CLAIMS = [
           ABOVE_ZERO, (-1, INF)),
     Claim("exits.budget-held", BEYOND, "A budget holds on average on images that its thresholds were not calibrated on", "not studied",
           "the largest excess of the mean FLOPs over the budget, leaving by confidence", _overspent, (-INF, 5), (-INF, 15), "%"),
-]  # fmt: skip
+], __file__)  # fmt: skip
 TITLE = "Early exits"  # of the paper in the report
 HEADLINE = ("exits.any-order", "exits.pruned")  # claims whose value `dvc metrics` shows

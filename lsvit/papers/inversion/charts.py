@@ -4,6 +4,8 @@ from lsvit.papers.inversion.section import NO_EDIT
 from lsvit.report.charts import SPREAD, Chart, Charts, Picture, lines, spread
 from lsvit.report.results import Results
 
+DRAWN_FROM = {"inversion_": ("inversion.csv",), "class_images": ("class_images.csv",), "patch_filters": ()}  # by the beginnings of names
+
 
 def charts(results: Results) -> Charts:
     """How well inputs are found again, layer after layer; the found inputs, as they are drawn."""
@@ -18,8 +20,8 @@ def charts(results: Results) -> Charts:
     return Charts(
         charts=[Chart("Pixel correlation of original and found input", caption, "inversion.csv", drawn)],
         pictures=[
-            Picture("Found inputs, layer by layer", "inversion_depth"),
-            Picture("Without parts of the blocks", "inversion_ablation"),
-            Picture("Class images", "class_images"),
+            Picture("Found inputs, layer by layer", "inversion_depth", "Inversion, depth"),
+            Picture("Without parts of the blocks", "inversion_ablation", "Inversion, ablation"),
+            Picture("Class images", "class_images", "Class images"),
         ],
     )

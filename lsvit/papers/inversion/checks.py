@@ -1,35 +1,35 @@
 """Cross-checks of the section `inversion`."""
 
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
 from lsvit.config.params import Params
 from lsvit.config.sections import Limit, at_most
-from lsvit.errors import UserError, accepted
+from lsvit.errors import UserError, accepted, said
 from lsvit.papers.inversion.compute.presets import family_preset
 from lsvit.papers.inversion.section import Family, Inversion
 
 MIXERS = ("mixer_", "gmixer_", "resmlp_", "gmlp_")  # how timm's names of models without a position embedding begin
 
 
-def check(params: Params, file: str) -> None:
-    """Of the families, and of what is taken out of them or put in. Raises UserError."""
+def check(params: Params, file: str) -> Iterator[str]:
+    """Of the families, and of what is taken out of them or put in."""
     options = params.resolve(Inversion)
     presets = {name: family_preset(params, name) for name in options.families}
     if options.families.get(params.model, Family()).timm:
-        raise UserError(
-            f"{file}: inversion.families: found {params.model!r}, accepted: another name for a model that is not the chosen one"
-        )
+        yield f"{file}: inversion.families: found {params.model!r}, accepted: another name for a model that is not the chosen one"
     for name, family in presets.items():
-        params.dataset_preset.check_channels(family, f"inversion.families.{name}", file)
+        if "in_chans" in options.families[name].kwargs:  # else they are the chosen model's
+            yield from said(params.dataset_preset.check_channels, family, f"inversion.families.{name}", file)
     for key in ("ablations", "transplants"):
         for name in getattr(options, key):
             if name not in options.families:
-                raise UserError(f"{file}: inversion.{key}: found {name!r}, {accepted(name, options.families)}")
+                yield f"{file}: inversion.{key}: found {name!r}, {accepted(name, options.families)}"
     for name, kinds in options.transplants.items():
-        if presets[name].timm.startswith(MIXERS) and any("pos_embed" in parts for parts in kinds):
-            raise UserError(f"{file}: inversion.transplants.{name}: found 'pos_embed', accepted: patch_embed, norm1 "
-                            f"({presets[name].timm} has no position embedding)")  # fmt: skip
+        if name in presets and presets[name].timm.startswith(MIXERS) and any("pos_embed" in parts for parts in kinds):
+            yield (f"{file}: inversion.transplants.{name}: found 'pos_embed', accepted: patch_embed, norm1 "
+                   f"({presets[name].timm} has no position embedding)")  # fmt: skip
 
 
 def image_limits(params: Params, train: int, validation: int) -> list[Limit]:

@@ -11,6 +11,7 @@ from lsvit.papers.inversion.section import NO_EDIT, TRAINED
 from lsvit.papers.inversion.tables import FIRST, LAYER, PATCHES
 from lsvit.report.evaluations import label
 from lsvit.report.ledger import ABOVE_ZERO, HOURS, INF, CannotTell, Claim, Evidence, NotRun
+from lsvit.report.quotes import quoted
 from lsvit.routes import Order
 
 SOURCE = "Representation"
@@ -156,7 +157,7 @@ def _recognised(e: Evidence) -> np.ndarray:
 
 
 CLEAR = "pixel correlation of original and found input"
-CLAIMS = [
+CLAIMS = quoted([
     Claim("inversion.deeper", DEPTH, "The deeper the layer of a ViT, the worse its input can be read off", EYE,
           f"{CLEAR}, after the first minus after the last layer, trained ViT", _falls("vit", TRAINED), ABOVE_ZERO, unit=""),
     Claim("inversion.deeper-mixer", MIXERS, "So it is in an untrained MLP-Mixer", EYE,
@@ -232,6 +233,6 @@ CLAIMS = [
     Claim("inversion.ls-orders", BEYOND, "LS keeps as much in arbitrary as in original order", "not studied",
           "log10 of the distance of the found input's tokens after all layers, arbitrary relative to original order", _reordered,
           (-0.1, 0.1), (-0.3, 0.3), unit=""),
-]  # fmt: skip
+], __file__)  # fmt: skip
 TITLE = "What layers represent"  # of the paper in the report
 HEADLINE = ("inversion.deeper",)  # claims whose value `dvc metrics` shows

@@ -1,6 +1,6 @@
 """The figures of inversion: found inputs by depth, ablation and transplant, distance curves, class images, filters, orders."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from lsvit.config.params import Params
 from lsvit.config.sections import PaperFigures
 from lsvit.config.variant import UNTRAINED
 from lsvit.papers.inversion.compute.ratios import EMBEDDING, INPUT, PIXELS, TOKENS, with_ratios
-from lsvit.papers.inversion.gallery import Arrays, Gallery
-from lsvit.papers.inversion.section import NO_EDIT, TRAINED
+from lsvit.papers.inversion.gallery import Arrays, Gallery, neighbours
+from lsvit.papers.inversion.section import NO_EDIT, TRAINED, Inversion
 from lsvit.papers.inversion.tables import FIRST, LAYER, MODEL, OPTIMISERS, name_point
+from lsvit.report.charts import GRID
 from lsvit.report.evaluations import label
-from lsvit.report.figures import GREY, OKABE_ITO, Figures, colours_by_depth, legend_above
+from lsvit.report.figures import GREY, OKABE_ITO, Figures, colours_by_depth, grid_of_pictures, legend_above
 from lsvit.report.results import Results
 from lsvit.routes import ORDERS
 
@@ -31,11 +32,16 @@ TILE, TEXT = 0.52, 0.22  # inches, of a picture and of what stands below it
 
 
 class InversionFigures(Figures):
-    """Draws and saves the figures of inversion, beside those of :class:`Figures`."""
+    """Draws and saves the figures of inversion, beside those of :class:`Figures`.
 
-    def __init__(self, folder: Path, size: PaperFigures, variants: list[str], gallery: Gallery, about: dict[str, Any]) -> None:
+    Weights of the families `scratch` began as the untrained ones.
+    """
+
+    def __init__(
+        self, folder: Path, size: PaperFigures, variants: list[str], gallery: Gallery, about: dict[str, Any], scratch: Container[str]
+    ) -> None:  # fmt: skip
         super().__init__(folder, size, variants)
-        self.gallery, self.about, self.main = gallery, about, next(iter(about["optimisers"]))
+        self.gallery, self.about, self.scratch, self.main = gallery, about, scratch, next(iter(about["optimisers"]))
         first = self.gallery.index.iloc[0]
         self.families = list(about["families"])
         self.names = f"{first['dataset']} (model {first['model']})"
@@ -77,7 +83,9 @@ class InversionFigures(Figures):
                 below.set_in_layout(False)  # the pictures keep their size
         for axis, head in zip(axes[0], heads, strict=True):
             axis.set_title(head, fontsize=SMALL + 0.5, pad=2)
-        self._save(figure, name)
+        figure.dpi = self.size.dpi  # the layout of a text depends on it
+        figure.draw_without_rendering()
+        self._save(figure, name, **{GRID: grid_of_pictures(axes, heads)})
 
     def _row(self, rows: pd.DataFrame, keys: dict[str, Any], arrays: Arrays, image: int, points: Sequence[str]) -> list[tuple[Any, str]]:
         """The pictures found for an image, their pixel correlation with it, and both distances relative to the yardstick."""
@@ -204,23 +212,27 @@ class InversionFigures(Figures):
         )
 
     def filters(self) -> str:
-        """Patch-embedding filters as images, untrained above trained, a column a family. Returns the caption."""
+        """Patch-embedding filters as images: untrained, trained, what training changed; a column a family. Returns the caption."""
         found = {family: self.gallery.find(family=family, edit=NO_EDIT, optimiser=self.main) for family in self.gallery.families}
         models = [(family, {keys["weights"]: arrays["filters"] for keys, arrays in own}) for family, own in found.items()]
         panels = [(family, own) for family, own in models if UNTRAINED in own and len(own) > 1]
-        weights = [[UNTRAINED, next(name for name in own if name != UNTRAINED)] for _, own in panels]
-        figure, axes = self._figure(1, nrows=2, ncols=len(panels))
-        figure.set_size_inches(1.7 * len(panels), 4)
-        for column, (family, own), pair in zip(axes.T, panels, weights, strict=True):
-            for axis, name in zip(column, pair, strict=True):
-                axis.set_axis_off()
-                _show(axis, filter_grid(own[name][:MOST_FILTERS]))
-                axis.set_title(f"{family}, {label(name)}: {neighbours(own[name]):.2f}")
+        figure, axes = self._figure(1, nrows=3, ncols=len(panels))
+        figure.set_size_inches(1.7 * len(panels), 6)
+        for axis in axes.flat:
+            axis.set_axis_off()
+        for column, (family, own) in zip(axes.T, panels, strict=True):
+            name = next(name for name in own if name != UNTRAINED)
+            shown = {label(each): own[each] for each in (UNTRAINED, name)}
+            shown |= {"change": own[name] - own[UNTRAINED]} if family in self.scratch else {}
+            for axis, (title, filters) in zip(column, shown.items(), strict=False):
+                _show(axis, filter_grid(filters[:MOST_FILTERS]))
+                axis.set_title(f"{family}, {title}: {neighbours(filters):.2f}")
         self._save(figure, "patch_filters")
         return (
-            f"Filters of the patch embedding (the first {MOST_FILTERS}), above untrained, below trained, each from its least to its "
-            f"greatest weight; models that read neither one nor three channels: a tile a channel. Numbers: correlation of weights one "
-            f"pixel apart, over all filters (0: noise). {self._whose([each for own in found.values() for each in own])}"
+            f"Filters of the patch embedding (the first {MOST_FILTERS}), above untrained, then trained, and what training changed, where "
+            f"it began with them (initial noise covers it); each from its least to its greatest weight; models that read neither one nor "
+            f"three channels: a tile a channel. Numbers: correlation of weights one pixel apart, over all filters (0: noise). "
+            f"{self._whose([each for own in found.values() for each in own])}"
         )
 
     def orders(self, rows: pd.DataFrame) -> str:
@@ -325,15 +337,11 @@ def filter_grid(filters: np.ndarray) -> np.ndarray:
     return grid
 
 
-def neighbours(filters: np.ndarray) -> float:
-    """Correlation of the weights of filters (D, C, h, w) one pixel apart, along both axes, each filter less its mean."""
-    own = filters - filters.mean((2, 3), keepdims=True)
-    products = [(own[..., 1:, :] * own[..., :-1, :]).mean(), (own[..., 1:] * own[..., :-1]).mean()]
-    return float(np.mean(products) / (own**2).mean())
-
-
 def draw(results: Results, params: Params) -> dict[str, str]:
     """Draw every figure whose rows are there. Returns captions by title."""
     size, gallery, about = params.resolve(PaperFigures), Gallery(INVERTED), results.read("inversion")
-    figures = InversionFigures(results.folder / "figures", size, list(params.all_variants), gallery, about)
+    plan = params.resolve(Inversion)
+    scratch = [name for name, family in plan.families.items() if family.timm]
+    scratch += [name for name in (params.model, *plan.families) if params.model_preset.weights == "scratch"]
+    figures = InversionFigures(results.folder / "figures", size, list(params.all_variants), gallery, about, scratch)
     return figures.draw_inversion(results.table("inversion"), results.table("class_images"))

@@ -29,3 +29,10 @@ class Gallery:
             with np.load(self.folder / row["file"]) as arrays:
                 found.append(({str(key): value for key, value in row.items()}, dict(arrays)))
         return found
+
+
+def neighbours(filters: np.ndarray) -> float:
+    """Correlation of the weights of filters (D, C, h, w) one pixel apart, along both axes, each filter less its mean."""
+    own = filters - filters.mean((2, 3), keepdims=True)
+    products = [(own[..., 1:, :] * own[..., :-1, :]).mean(), (own[..., 1:] * own[..., :-1]).mean()]
+    return float(np.mean(products) / (own**2).mean())

@@ -2,16 +2,20 @@
 
 import pandas as pd
 
-from lsvit.report.charts import PALETTE, SPREAD, Chart, Charts, Grid, Picture, lines, spread
+from lsvit.report.charts import ORDERS, PALETTE, SPREAD, Chart, Charts, Grid, Picture, lines, spread
 from lsvit.report.evaluations import CONTROLS, label
 from lsvit.report.results import Results
 
-CURVES = ("baseline", "ls", "layerdrop")
-ORDERS = {"sequential": "in the original order", "arbitrary": "in random order"}
+DRAWN_FROM = {  # beginnings of the names of tables and figures -> the result files they are made from
+    **dict.fromkeys(("table1", "figure1", "figure_1", "statistics", "differences", "pruning"), ("prune_eval.csv",)),
+    **dict.fromkeys(("distance", "first_layers"), ("samplers.csv",)),
+    "protocols": ("protocols.csv",), "figure_4": ("analysis.json",), "training_curves": ("finetune/baseline.csv", "finetune/ls.csv"),
+    **dict.fromkeys(("approaches", "routes", "order_forms"), ()),  # of definitions
+}  # fmt: skip
 
 
 def charts(results: Results) -> Charts:
-    """Table 1, accuracy by layers kept, the control of the first layers, the curves of the trainings."""
+    """Table 1, accuracy by layers kept, the control of the first layers."""
     kept = results.table("figure1").rename(columns={"std": "spread"}).fillna({"spread": 0.0})  # one seed has none
     kept = kept.assign(mean=100 * kept["mean"], low=100 * (kept["mean"] - kept["spread"]), high=100 * (kept["mean"] + kept["spread"]))
     kept = kept[~kept["variant"].isin(CONTROLS)].assign(variant=kept["variant"].map(label))
@@ -33,14 +37,8 @@ def charts(results: Results) -> Charts:
             lines(spread(fixed, ["variant", "layers"], "accuracy"), "layers", "variant", "layers in place", "accuracy (%)", (0, 100),
                   colours),
         ))  # fmt: skip
-    curves = [(name, results.table(f"finetune/{name}")) for name in CURVES]
-    for order, words in ORDERS.items():
-        column = f"validation/{order}/accuracy"
-        own = [spread(rows.assign(variant=label(name)), ["variant", "epoch"], column) for name, rows in curves if column in rows]
-        if own:
-            shown.append(Chart(f"Trainings: validation accuracy {words}", SPREAD, "finetune/*.csv",
-                               lines(pd.concat(own), "epoch", "variant", "epoch", "accuracy (%)", (0, 100), colours)))  # fmt: skip
     tables = [Grid("Table 1: top-1 accuracy (%)", "table1.csv", "variant", "order")]
-    pictures = {"approaches": "The approaches (figures 1a, 2 and 3)", "figure_4a": "Figure 4a", "figure_4b": "Figure 4b"}
+    pictures = [Picture("The approaches (figures 1a, 2 and 3)", "approaches", "Approaches"),
+                Picture("Figure 4a", "figure_4a", "Figure 4a"), Picture("Figure 4b", "figure_4b", "Figure 4b")]  # fmt: skip
     headline = tables[0]._replace(title="LayerShuffle: top-1 accuracy (%)", only=("baseline", "ls"))
-    return Charts(tables, shown, [Picture(title, name) for name, title in pictures.items()], [headline], shown[1:2])
+    return Charts(tables, shown, pictures, [headline], shown[1:2])

@@ -1,14 +1,18 @@
 """Cross-checks of the sections `prune_eval` and `analysis`."""
 
+from collections.abc import Iterator
+
 from lsvit.config.params import Params
 from lsvit.config.sections import Limit, at_most
+from lsvit.errors import said
 from lsvit.papers.layershuffle.section import Analysis, PruneEval
 
 
-def check(params: Params, file: str) -> None:
-    """UMAP needs more images than neighbours. Raises UserError."""
+def check(params: Params, file: str) -> Iterator[str]:
+    """UMAP needs more images than neighbours."""
     options = params.resolve(Analysis)
-    at_most([Limit("analysis.neighbors", options.neighbors, options.images - 1, f"{options.images} images are analysed")], file)
+    limit = Limit("analysis.neighbors", options.neighbors, options.images - 1, f"{options.images} images are analysed")
+    yield from said(at_most, [limit], file)
 
 
 def image_limits(params: Params, train: int, validation: int) -> list[Limit]:

@@ -5,11 +5,12 @@ import numpy as np
 from lsvit.config.variant import BASELINE
 from lsvit.papers.layershuffle.measures import (
     LAYERSHUFFLED,
-    analysed,
+    ahead_of_start,
     approaches,
     around,
     by_batch,
     distances,
+    gained,
     if_deit,
     last_gain,
     lead,
@@ -25,13 +26,13 @@ from lsvit.papers.layershuffle.measures import (
     regained,
     shuffled,
     smallest_gain,
-    starting_accuracy,
     trained_latin,
     without_route,
 )
 from lsvit.papers.layershuffle.tables import PUBLISHED, PUBLISHED_VARIANTS
 from lsvit.report.evaluations import label
 from lsvit.report.ledger import ABOVE_ZERO, COLLAPSE, HOURS, INF, SHARE, Claim
+from lsvit.report.quotes import quoted
 from lsvit.routes import ORDERS, Order
 
 LATIN = "beyond the paper: Latin orders"
@@ -66,7 +67,7 @@ def _predict_worse(other: str) -> Claim:
     )  # fmt: skip
 
 
-CLAIMS = [
+CLAIMS = quoted([
     *(_table_row(variant, order) for variant in PUBLISHED_VARIANTS for order in ORDERS),
     Claim("s4.1.collapse", S41, "Without LayerShuffle accuracy falls to chance under arbitrary orders", "below 1 % in every cell",
           "the baseline's accuracy above chance under arbitrary orders, in % of that in the original order",
@@ -98,7 +99,7 @@ CLAIMS = [
           lambda e: if_deit(e, True, e.accuracy("ls", "arbitrary") - e.accuracy("ls_pos", "arbitrary")), (0, 3),
           run="-S model=deit_micro"),
     Claim("s4.1.baseline", S41, "The refined baseline is very close to the starting weights in the original order", "very close",
-          "the baseline minus the starting weights", lambda e: e.accuracy(BASELINE, "sequential") - starting_accuracy(e), (-2, 2)),
+          "the baseline minus the starting weights", ahead_of_start, (-2, 2)),
     Claim("s4.1.cifar", S41, "On CIFAR-100 the gap between baseline and LS is larger for ViT-B/16 than on ImageNet",
           "25.2 points against 7.4", "the difference of the two gaps", needs("the cells of both data sets"), ABOVE_ZERO,
           run="--queue -S dataset=imagenet,cifar100 -S model=vit_b16"),
@@ -176,22 +177,22 @@ CLAIMS = [
           "one of 5 drawn permutations", "refit-3 over the five orders it was not trained in, minus refit-6",
           lambda e: without_route(e, "refit_3", "arbitrary", "0-1-2") - e.accuracy("refit_6", "arbitrary"), (-INF, 5)),
     Claim("fig4a", S43, "In the starting weights a layer's output shows no clear order of its position", "by eye",
-          "R² of the position in the plane", of_start("position_r2"), (-INF, 0.5), unit="", over="images", possible=(-INF, 1)),
+          "R² of the position in the plane", of_start("position_r2"), (-INF, 0.5), unit="", possible=(-INF, 1)),
     Claim("fig4b", S43, "After LayerShuffle a layer's output tells its position better than in the starting weights", "by eye",
           "R² of the position in the plane, LS minus starting weights",
-          lambda e: analysed(e, "ls", "position_r2") - analysed(e, "pretrained", "position_r2"), ABOVE_ZERO, unit=""),
+          lambda e: gained(e, "position_r2"), ABOVE_ZERO, unit=""),
     Claim("fig4c", S43, "In the starting weights a layer's contribution does not depend on the distance from its place", "by eye",
           "Spearman's correlation of distance and norm", of_start("distance_spearman"), (-0.05, 0.05), (-0.15, 0.15),
-          unit="", over="images", possible=(-1, 1)),
+          unit="", possible=(-1, 1)),
     Claim("fig4d", S43, "After LayerShuffle a layer's contribution falls away from its place, more than in the starting weights", "by eye",
           "Spearman's correlation of distance and norm, LS minus starting weights",
-          lambda e: analysed(e, "ls", "distance_spearman") - analysed(e, "pretrained", "distance_spearman"), (-INF, 0), unit=""),
+          lambda e: gained(e, "distance_spearman"), (-INF, 0), unit=""),
     Claim("fig4d.near", S43, "After LayerShuffle a layer far from its place reduces its output", "often, by eye",
           "mean norm of the contribution within one place of the original one over that at least half the depth away, LS minus starting "
-          "weights", lambda e: analysed(e, "ls", "near_far_ratio") - analysed(e, "pretrained", "near_far_ratio"), ABOVE_ZERO, unit=""),
+          "weights", lambda e: gained(e, "near_far_ratio"), ABOVE_ZERO, unit=""),
     Claim("fig4d.ends", S43, "After LayerShuffle layers from the input's end contribute more near the input, and vice versa", "often",
           "Spearman's correlation of position and norm, last minus first quarter of the layers, LS minus starting weights",
-          lambda e: analysed(e, "ls", "slope_late_minus_early") - analysed(e, "pretrained", "slope_late_minus_early"), ABOVE_ZERO, unit=""),
+          lambda e: gained(e, "slope_late_minus_early"), ABOVE_ZERO, unit=""),
     Claim("control.first-layer", "beyond the paper", "Most of the baseline's collapse comes from its first layer alone", "not studied",
           "the part of its loss under arbitrary orders that goes away when the first layer stays in place",
           lambda e: regained(e, BASELINE, 1), (50, INF), unit="%",
@@ -215,6 +216,6 @@ CLAIMS = [
     Claim("control.protocol", "beyond the paper", "Choosing the epoch on the reported images hardly flatters Table 1", "not studied",
           "the largest change of a training whose epoch changes when held-out images choose", protocol_change, (-INF, 1),
           possible=(0, 100)),
-]  # fmt: skip
+], __file__)  # fmt: skip
 TITLE = "LayerShuffle"  # of the paper in the report
 HEADLINE = ()  # claims whose value `dvc metrics` shows

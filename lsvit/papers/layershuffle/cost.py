@@ -37,7 +37,7 @@ def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
         evaluated, precision = params.resolve(PruneEval).of(name), params.resolve(Finetune, name).precision
         config = EvalConfig(**run, options=evaluated, precision=precision, seed=0)
         evaluations += [evaluation_job(count_variant(backbone, preset, variant), config, sizes[1])] * seeds
-    options, analysed = params.resolve(Analysis), [count_forward(backbone, preset)]
+    options, analysed = params.resolve(Analysis), [count_forward(backbone, preset)] * len(params.starts)
     for variant in map(params.all_variants.__getitem__, options.variants):
         analysed += [count_variant(backbone, preset, without_heads(variant))] * seeds
     analyses = [[sampler_work(each, "arbitrary", options.images, BATCH_SIZE)] for each in analysed]

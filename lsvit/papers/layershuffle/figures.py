@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from scipy.stats import gaussian_kde
 
 from lsvit.config.params import Params
-from lsvit.config.sections import PaperFigures, Pretrain
+from lsvit.config.sections import PaperFigures
 from lsvit.config.variant import PRETRAINED
 from lsvit.jobs.rows import mean_rows
 from lsvit.papers.layershuffle.diagrams import approaches, first_routes
@@ -128,7 +128,7 @@ class LayerShuffleFigures(Figures):
         axis.secondary_xaxis("top", functions=(to_tau, to_distance)).set(xlabel="Kendall's tau", xticks=[1, 0.5, 0, -0.5, -1])
         self._chance(axis, chance)
         axis.grid(axis="y", linewidth=0.4, alpha=0.5)
-        axis.legend(loc="lower left", bbox_to_anchor=(0, 0.12))
+        legend_above(figure, handles_of(axis))
         self._save(figure, name)
         return (
             f"Accuracy against disorder: from the original order (0) to the reversed one ({most} swaps of neighbours); in between, a "
@@ -286,7 +286,7 @@ def draw(results: Results, params: Params) -> dict[str, str]:
     captions["Approaches"] = approaches(figures, params, int(cells["keep"].max()), "approaches")
     captions["Routes"] = figures.routes(params, int(cells["keep"].max()), "routes")
     layer, compared = results.read("analysis")["layer"], params.resolve(Analysis).variants[0]
-    for (a, c), name, seed in (("ac", PRETRAINED, params.resolve(Pretrain).seed), ("bd", compared, params.seeds[0])):
+    for (a, c), name, seed in (("ac", PRETRAINED, params.starts[0]), ("bd", compared, params.seeds[0])):
         title = "starting weights" if name == PRETRAINED else f"refined with {label(name)}"
         with np.load(ANALYSED / f"{name}_seed_{seed}.npz") as arrays:
             captions[f"Figure 4{a}"] = figures.umap(dict(arrays), layer, f"figure_4{a}", title)

@@ -24,7 +24,7 @@ def experiments() -> dict[str, str]:
     """The experiments that DVC keeps in this repository, the newest first: name -> revision.
 
     Raises:
-        UserError: this is no repository of DVC's.
+        UserError: this is no repository of DVC's, or has no experiments, as in a fresh clone.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
@@ -36,7 +36,7 @@ def experiments() -> dict[str, str]:
         raise UserError(f"DVC cannot list the experiments: {error}") from None
     names = {rev: name for group in listed.values() for name, rev in group}
     if not names:
-        return {}
+        raise UserError("no experiments to collect: `dvc exp run --queue` and `dvc queue start` make some; results/grid.* stay as they are")
     newest_first = subprocess.run(["git", "rev-list", "--no-walk=sorted", *names], capture_output=True, text=True, check=True)
     return {names[rev]: rev for rev in newest_first.stdout.split()}
 

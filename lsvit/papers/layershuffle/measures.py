@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lsvit.config.variant import BASELINE
+from lsvit.config.variant import BASELINE, PRETRAINED
 from lsvit.papers.layershuffle.tables import PUBLISHED, PUBLISHED_VARIANTS
 from lsvit.report.evaluations import label
-from lsvit.report.ledger import CannotTell, Evidence, NotRun
+from lsvit.report.ledger import CannotTell, Evidence, NotComparable, NotRun
 from lsvit.report.statistics import Estimate, from_error
 from lsvit.routes import ORDERS, Order
 
@@ -22,13 +22,15 @@ def without_route(e: Evidence, variant: str, order: Order, route: str) -> np.nda
     return 100 * e.by_seed(rows[rows["route"] != route], "accuracy", f"{label(variant)}, {order}")
 
 
-def starting_accuracy(e: Evidence) -> float:
-    """Accuracy in % of the starting weights in the original order, where this project trained them."""
+def ahead_of_start(e: Evidence) -> np.ndarray:
+    """What the baseline is ahead of each seed's starting weights in the original order, where this project trained them."""
     pretrain = e.table("pretrain")
     judges = [f"{judge}/sequential/loss" for judge in ("heldout", "validation") if f"{judge}/sequential/loss" in pretrain]
     if not judges:
         raise NotRun("the accuracy of the starting weights is not among the results")
-    return 100 * pretrain.loc[pretrain[judges[0]].idxmin(), "validation/sequential/accuracy"]
+    kept = pretrain.loc[pretrain.groupby("seed", sort=False)[judges[0]].idxmin(), "validation/sequential/accuracy"]
+    refined = e.accuracy(BASELINE, "sequential")
+    return refined - np.resize(100 * kept, len(refined))
 
 
 def position_accuracy(e: Evidence, variant: str = "ls_pred") -> np.ndarray:
@@ -59,17 +61,21 @@ def analysed(e: Evidence, model: str, name: str, of: str = "seeds") -> np.ndarra
     return np.array(list(analysis["models"][model][name][of].values()))
 
 
-def of_start(name: str) -> Callable[[Evidence], Estimate]:
-    """A number of the starting weights: one model, so the interval is over its images, each with an order of its own.
+def of_start(name: str) -> Callable[[Evidence], Estimate | np.ndarray]:
+    """A number of the starting weights, one each; where there is one set of them the interval is over its images, each with an order
+    of its own, and too narrow in that the plane of figure 4a and other starting weights stay out of it."""
 
-    It is too narrow in that the plane of figure 4a and other starting weights stay out of it.
-    """
-
-    def measure(e: Evidence) -> Estimate:
-        value, error = (analysed(e, "pretrained", name, of).item() for of in ("seeds", "errors"))
-        return from_error(value, error, e.read("analysis")["images"])
+    def measure(e: Evidence) -> Estimate | np.ndarray:
+        values, errors = (analysed(e, PRETRAINED, name, of) for of in ("seeds", "errors"))
+        return values if len(values) > 1 else from_error(values.item(), errors.item(), e.read("analysis")["images"])
 
     return measure
+
+
+def gained(e: Evidence, name: str) -> np.ndarray:
+    """What refinement with LS adds to a number of each seed's starting weights."""
+    refined = analysed(e, "ls", name)
+    return refined - np.resize(analysed(e, PRETRAINED, name), len(refined))
 
 
 def protocol_change(e: Evidence) -> np.ndarray:
@@ -153,7 +159,7 @@ def around(figure: float) -> Callable[[Evidence], float]:
 
     def centre(e: Evidence) -> float:
         if e.published_cell() != ("ImageNet", "ViT-B/16"):
-            raise NotRun("the figure is about ImageNet with ViT-B/16")
+            raise NotComparable("the figure is about ImageNet with ViT-B/16")
         return figure
 
     return centre

@@ -4,6 +4,8 @@ from lsvit.report.charts import SPREAD, Chart, Charts, lines, spread
 from lsvit.report.evaluations import label
 from lsvit.report.results import Results
 
+DRAWN_FROM = {"painters": ("painters.csv",)}  # figures, by the beginnings of their names
+
 
 def charts(results: Results) -> Charts:
     """Accuracy by number of middle layers so treated, a chart a variant."""

@@ -1,21 +1,23 @@
 """Cross-checks of the section `painters`."""
 
+from collections.abc import Iterator
+
 from lsvit.config.params import Params
 from lsvit.config.sections import Limit, at_most
-from lsvit.errors import UserError
+from lsvit.errors import said
 from lsvit.papers.painters.section import Painters
 
 
-def check(params: Params, file: str) -> None:
-    """Of the variants: loops that outrun the positions of a position part, exits that layers side by side answer. Raises UserError."""
+def check(params: Params, file: str) -> Iterator[str]:
+    """Of the variants: loops that outrun the positions of a position part, exits that layers side by side answer."""
     options = params.resolve(Painters)
     for name in options.variants:
         variant = params.all_variants[name]
         if variant.exits:
-            raise UserError(f"{file}: painters.variants: found {name!r}, which has exits, accepted: variants without")
+            yield f"{file}: painters.variants: found {name!r}, which has exits, accepted: variants without"
         if "loop" in options.kinds and (variant.position.encode or variant.position.predict):
             why = f"the smallest of painters.treated; {name!r} knows as many positions as layers"
-            at_most([Limit("painters.loops", options.loops, min(options.treated), why)], file)
+            yield from said(at_most, [Limit("painters.loops", options.loops, min(options.treated), why)], file)
 
 
 def image_limits(params: Params, train: int, validation: int) -> list[Limit]:

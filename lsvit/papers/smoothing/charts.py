@@ -6,6 +6,8 @@ from lsvit.report.tables import NONE
 
 WHAT = {"patch_cosine": "patch cosine similarity", "attention_std": "standard deviation of attention scores"}
 
+DRAWN_FROM = {"smoothing_": ("smoothing.csv",)}  # tables and figures, by the beginnings of their names
+
 
 def charts(results: Results) -> Charts:
     """Table 1 of the source, and both measures layer after layer."""

@@ -1,40 +1,46 @@
 """Cross-checks of the section `smoothing`."""
 
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
 from lsvit.config.params import Params
 from lsvit.config.presets import ModelPreset
 from lsvit.config.sections import Limit
-from lsvit.errors import UserError, accepted
+from lsvit.errors import UserError, accepted, said
 from lsvit.papers.smoothing.compute.presets import preset
 from lsvit.papers.smoothing.section import Smoothing
 
+DEEPEST = 1000  # layers that timm can be asked for
 
-def check(params: Params, file: str) -> None:
-    """Of the trainings from scratch: depths, parts removed, sums of losses, pairs of patches. Raises UserError."""
+
+def check(params: Params, file: str) -> Iterator[str]:
+    """Of the trainings from scratch: depths, parts removed, sums of losses, pairs of patches."""
     options = params.resolve(Smoothing)
     if "depth" in options.kwargs:
-        raise UserError(f"{file}: smoothing.kwargs.depth: found {options.kwargs['depth']}, accepted: smoothing.depths")
+        yield f"{file}: smoothing.kwargs.depth: found {options.kwargs['depth']}, accepted: smoothing.depths"
+        return  # no model can be made
+    if (deepest := max(options.depths, default=0)) > DEEPEST:
+        yield f"{file}: smoothing.depths: found {deepest}, accepted: at most {DEEPEST}"
+        return
     for depth in options.talking_heads:
         if depth not in options.depths:
-            raise UserError(f"{file}: smoothing.talking_heads: found {depth}, {accepted(depth, options.depths)} (of smoothing.depths)")
+            yield f"{file}: smoothing.talking_heads: found {depth}, {accepted(depth, options.depths)} (of smoothing.depths)"
     for depth in options.depths:
-        _check_pairs(preset(params, depth), "smoothing", file)
-        params.dataset_preset.check_channels(preset(params, depth), "smoothing", file)
+        yield from said(_check_pairs, preset(params, depth), "smoothing", file)
+        if "in_chans" in options.kwargs:  # else they are the chosen model's
+            yield from said(params.dataset_preset.check_channels, preset(params, depth), "smoothing", file)
     if options.variants:
-        _check_pairs(params.model_preset, "smoothing.variants", file)
+        yield from said(_check_pairs, params.model_preset, "smoothing.variants", file)
     for part in options.removed:
         if options.recipe.without(part) == options.recipe:
             parts = [name for name in type(options.recipe).model_fields if options.recipe.without(name) != options.recipe]
-            raise UserError(
-                f"{file}: smoothing.removed: found {part!r}, accepted: what smoothing.recipe has ({', '.join(parts) or 'nothing'})"
-            )
+            yield f"{file}: smoothing.removed: found {part!r}, accepted: what smoothing.recipe has ({', '.join(parts) or 'nothing'})"
     for losses in options.losses:
         same = [other for other in options.losses if str(other) == str(losses)]
         if len(same) > 1 or (str(options.best) == str(losses) and options.best != losses):
             why = "the tables have one row for each sum of losses"
-            raise UserError(f"{file}: smoothing.losses: found {losses} twice, or with other values in `best`; accepted: once ({why})")
+            yield f"{file}: smoothing.losses: found {losses} twice, or with other values in `best`; accepted: once ({why})"
 
 
 def image_limits(params: Params, train: int, validation: int) -> list[Limit]:

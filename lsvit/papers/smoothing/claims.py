@@ -9,6 +9,7 @@ from lsvit.papers.smoothing.section import SCRATCH
 from lsvit.papers.smoothing.tables import TABLE1, TABLE4
 from lsvit.report.evaluations import label
 from lsvit.report.ledger import ABOVE_ZERO, INF, Claim, Evidence, NotRun
+from lsvit.report.quotes import quoted
 from lsvit.report.tables import NONE
 from lsvit.routes import ORDERS, Order
 
@@ -121,7 +122,7 @@ def _reordered(e: Evidence, variant: str) -> np.ndarray:
     return arbitrary - sequential
 
 
-CLAIMS = [
+CLAIMS = quoted([
     Claim("smoothing.rises", FIGURE2, "Patches become more alike with depth", "by eye",
           "patch cosine similarity after the last layer minus that after the first, larger depth, no losses", _rise, ABOVE_ZERO, unit=""),
     Claim("smoothing.deeper", FIGURE2, "They do so especially where there are many layers", "stated",
@@ -180,6 +181,6 @@ CLAIMS = [
           lambda e: last(e, training="ls", order="arbitrary") - last(e, training="ls_contrastive", order="arbitrary"), ABOVE_ZERO, unit=""),
     Claim("smoothing.ls-accuracy", BEYOND, "The contrastive loss raises LayerShuffle's accuracy under arbitrary orders", "not studied",
           "LS with the loss minus LS", lambda e: e.accuracy("ls_contrastive", "arbitrary") - e.accuracy("ls", "arbitrary"), ABOVE_ZERO),
-]  # fmt: skip
+], __file__)  # fmt: skip
 TITLE = "Over-smoothing"  # of the paper in the report
 HEADLINE = ("smoothing.rises",)  # claims whose value `dvc metrics` shows

@@ -163,6 +163,7 @@ def test_exits_along_any_route(route: Any, per: str, train_config: Config, prepa
     assert all(f"validation/arbitrary/exit_{depth}_accuracy" in row for depth in (1, 3))
 
 
+@pytest.mark.slow
 def test_less_memory_gives_the_same_gradients(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     found = []
     for name, changes in (("plain", {}), ("less", {"micro_batch_size": 5, "checkpointing": True})):
@@ -243,11 +244,13 @@ def test_rows_and_arrays(frozen: Path) -> None:
     assert len({row["accuracy"] for row in rows}) > 3
 
 
+@pytest.mark.slow
 def test_few_features_at_once_give_the_same_exits(bench: Bench, frozen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exits, "depths_at_once", lambda *_: 1)
     assert results(bench.train("one by one")) == results(frozen)
 
 
+@pytest.mark.slow
 def test_finished_depths_are_not_trained_again(bench: Bench, frozen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped when all but the last depth are done."""
 

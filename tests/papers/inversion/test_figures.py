@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,15 +12,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
 from lsvit.config.params import Params
 from lsvit.config.sections import PaperFigures
 from lsvit.jobs.files import sha256
 from lsvit.papers.inversion.compute.ratios import with_ratios
 from lsvit.papers.inversion.compute.rows import CLASS_COLUMNS, CLASS_KEYS, COLUMNS, KEYS
-from lsvit.papers.inversion.figures import InversionFigures, _short, filter_grid, neighbours
-from lsvit.papers.inversion.gallery import Gallery
+from lsvit.papers.inversion.figures import InversionFigures, _short, filter_grid
+from lsvit.papers.inversion.gallery import Gallery, neighbours
 from lsvit.papers.inversion.tables import inversion_numbers, name_model, name_point, verdict_table, write_inversion_table
+from lsvit.report.charts import GRID
 
 MODEL = "vit_micro"
 POINTS = {"patch_embed": 0, "first 1": 1, "first 3": 3, "layer 0": 1, "layer 2": 1}  # with the layers executed
@@ -345,7 +348,7 @@ class Kept(InversionFigures):
     def _pictures(self, name: str, table: Sequence[Any], heads: Sequence[str]) -> None:
         self.pages[name] = [(title, list(pictures)) for title, pictures in table], list(heads)
 
-    def _save(self, figure: Figure, name: str) -> None:
+    def _save(self, figure: Figure, name: str, **texts: str) -> None:
         self.drawn[name] = figure
         plt.close(figure)
 
@@ -363,7 +366,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture
 def keep(small: PaperFigures, tmp_path: Path) -> Callable[[Made], Kept]:
-    return lambda made: Kept(tmp_path / "figures", small, ["baseline", "ls"], made.gallery, made.about)
+    return lambda made: Kept(tmp_path / "figures", small, ["baseline", "ls"], made.gallery, made.about, ["vit", MODEL])
 
 
 def told(page: Page, line: int) -> list[str]:
@@ -575,13 +578,18 @@ def test_many_classes_are_cut(full: Made, keep: Callable[[Made], Kept], tmp_path
 
 
 def test_filters_untrained_beside_trained(full: Made, keep: Callable[[Made], Kept]) -> None:
-    """Of a variant's family the first variant."""
+    """Of a variant's family the first variant; and the change, where the trained weights began as the untrained ones."""
     figures = keep(full)
     caption = figures.filters()
     axes = figures.drawn["patch_filters"].axes
     pairs = [(family, weights) for family, trained in (("vit", "trained"), ("mixer", "trained"), (MODEL, "baseline"))
              for weights in ("untrained", trained)]  # fmt: skip
-    assert len(axes) == 6
+    assert len(axes) == 9
+    assert [bool(axis.images) for axis in axes[6:]] == [True, False, True]
+    vit = {w: full.gallery.find(family="vit", weights=w, edit="none", optimiser="adam")[0][1]["filters"] for w in ("untrained", "trained")}
+    change = vit["trained"] - vit["untrained"]
+    assert axes[6].get_title() == f"vit, change: {neighbours(change):.2f}"
+    np.testing.assert_allclose(np.asarray(axes[6].images[0].get_array()), filter_grid(change)[0], atol=1e-6)
     for i, (family, weights) in enumerate(pairs):
         axis = axes[3 * (i % 2) + i // 2]  # untrained above
         filters = full.gallery.find(family=family, weights=weights, edit="none", optimiser="adam")[0][1]["filters"]
@@ -602,6 +610,7 @@ def test_many_filters_are_cut(keep: Callable[[Made], Kept], tmp_path: Path) -> N
             own = dict(arrays) | {"filters": filters}
         np.savez(made.gallery.folder / file, **own)
     figures = keep(made)
+    figures.scratch = []  # nothing changed
     caption = figures.filters()
     axis = figures.drawn["patch_filters"].axes[0]
     np.testing.assert_allclose(np.asarray(axis.images[0].get_array()), filter_grid(filters[:64])[0], atol=1e-6)
@@ -693,7 +702,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def test_figures_are_the_same_bytes_again(few: Made, small: PaperFigures, tmp_path: Path) -> None:
     digests, captions = [], []
     for folder in (tmp_path / "a", tmp_path / "b"):
-        figures = InversionFigures(folder, small, ["baseline", "ls"], Gallery(few.gallery.folder), few.about)
+        figures = InversionFigures(folder, small, ["baseline", "ls"], Gallery(few.gallery.folder), few.about, ["vit"])
         captions.append(figures.draw_inversion(few.rows, few.classes))
         digests.append({path.name: sha256(path) for path in folder.iterdir()})
     assert set(digests[0]) == {f"{name}.png" for name in ALL}
@@ -707,11 +716,11 @@ def test_a_page_of_pictures(few: Made, small: PaperFigures, tmp_path: Path) -> N
     """Grey of one channel and of the mean of four, colours of three; as they are, at most white; empty where there is none."""
 
     class Drawn(InversionFigures):
-        def _save(self, figure: Figure, name: str) -> None:
+        def _save(self, figure: Figure, name: str, **texts: str) -> None:
             self.kept = figure
             plt.close(figure)
 
-    figures = Drawn(tmp_path / "figures", small, ["ls"], few.gallery, few.about)
+    figures = Drawn(tmp_path / "figures", small, ["ls"], few.gallery, few.about, [])
     grey, colour = np.full((1, 2, 2), 0.25, np.float16), np.random.default_rng(0).random((3, 2, 2)).astype(np.float16)
     four = np.array([-1.0, 0.5, 1, 3])[:, None, None] * np.ones((4, 2, 2))
     table: list[tuple[str, list[tuple[np.ndarray | None, str]]]]
@@ -766,3 +775,23 @@ def test_captions_say_what_trained_the_models(full: Made, keep: Callable[[Made],
     caption = keep(full._replace(about=about)).depths(rows[full.rows["optimiser"] == "gd"])
     assert "gradient descent, 20 steps from noise" in caption
     assert caption.endswith("vit: trained by the stage, 1 epoch of all training images.")
+
+
+def test_a_page_says_where_its_pictures_stand(few: Made, params: Params, tmp_path: Path) -> None:
+    """Cut along the edges that the file names, every part has the grey of its own picture and of no other."""
+    size = params.paper_figures.model_copy(update={"dpi": 200})
+    figures = InversionFigures(tmp_path / "figures", size, ["ls"], few.gallery, few.about, [])
+    table: list[tuple[str, list[tuple[np.ndarray | None, str]]]]
+    table = [(f"row {i}", [(np.full((1, 2, 2), (40 + 60 * i + 20 * j) / 255), "text\n| below") for j in range(3)]) for i in range(3)]
+    table[1][1][1] = (None, "")
+    figures._pictures("page", table, ["", "first\nlayer", "first 2\nlayers"])
+    with Image.open(tmp_path / "figures/page.png") as image:
+        grid, pixels = json.loads(image.info[GRID]), np.asarray(image.convert("L"))
+    height, width = pixels.shape
+    assert grid["heads"] == ["", "first layer", "first 2 layers"]
+    for i, (top, bottom) in enumerate(pairwise(grid["rows"])):
+        for j, (left, right) in enumerate(pairwise(grid["columns"])):
+            part = pixels[round(top * height) : round(bottom * height), round(left * width) : round(right * width)]
+            greys, counts = np.unique(part, return_counts=True)
+            found = {round(int(grey), -1) for grey, count in zip(greys, counts, strict=True) if count > 90 and grey < 255}
+            assert found == (set() if (i, j) == (1, 1) else {40 + 60 * i + 20 * j})

@@ -56,7 +56,7 @@ def changed(params: Params, inversion: dict[str, Any], **others: Any) -> Params:
     """params.yaml with other values of VALUES, and of what the chosen model's preset or the top level have."""
     values = params.model_dump() | {key: value for key, value in others.items() if not isinstance(value, dict)}
     preset = values["models"][values["model"]]
-    preset["inversion"] = VALUES | inversion
+    preset |= {"inversion": VALUES | inversion, "pretrain": {"seeds": 1}}
     for name, section in others.items():
         if isinstance(section, dict):
             preset[name] = preset.get(name, {}) | section
@@ -68,7 +68,10 @@ Make = Callable[..., Plan]
 
 @pytest.fixture
 def make(params: Params, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """A factory of plans on other data: `inversion`, keys of VALUES, and other sections of the preset. All weights are there."""
+    """A factory of plans on other data, with one set of starting weights: `inversion`, keys of VALUES, and other sections of the preset.
+
+    All weights are there.
+    """
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     monkeypatch.setattr("lsvit.jobs.job.code_digest", DIGEST)
     for number, folder in enumerate([tmp_path / "pretrain", tmp_path / "finetune" / "ls", tmp_path / "baseline"]):
@@ -134,6 +137,17 @@ def test_seeds_are_the_first_ones(make: Make, seeds: int | None, expected: list[
     assert [seed for _, seed in plan.trainings()] == expected
     assert [seed for _, seed in plan.trainings()] == [model.seed for model in models(plan) if model.weights == "trained"]
     assert [model.seed for model in plan.refined() if model.weights == "ls"] == expected
+
+
+@pytest.mark.parametrize(("starts", "seeds"), [(None, SEEDS), (2, SEEDS[:2]), (1, SEEDS[:1])])
+def test_the_chosen_model_is_looked_into_with_all_its_starting_weights(
+    make: Make, tmp_path: Path, starts: int | None, seeds: tuple[int, ...]
+) -> None:
+    """Once a set of them, each from its own file."""
+    plan = make({"families": {"own": {}}, "ablations": {}, "transplants": {}}, pretrain={"seeds": starts})
+    trained = [model for model in models(plan) if model.weights == "trained"]
+    files = [tmp_path / "pretrain" / f"seed_{seed}" / "weights_heldout.safetensors" for seed in seeds]
+    assert [(model.seed, model.file) for model in trained] == list(zip(seeds, files, strict=True))
 
 
 def test_nothing_is_trained_for_the_chosen_model(make: Make) -> None:

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.metrics import r2_score
+from dvc.repo import Repo
+from typer.testing import CliRunner
 
+from lsvit import cli
 from lsvit.config.params import Params
 from lsvit.config.sections import Finetune
+from lsvit.errors import UserError
 from lsvit.jobs.files import sha256
 from lsvit.papers.layershuffle.compute.analysis import analysis_numbers, contribution_numbers, told_positions
 from lsvit.papers.layershuffle.compute.rows import protocol_rows, summarise_analysis, table_metrics
@@ -187,6 +190,31 @@ def test_cells_are_collected_from_experiments(rows: pd.DataFrame, tmp_path: Path
     assert len(found) == len(sources) * len(one)
 
 
+@pytest.mark.slow
+def test_without_experiments_the_grid_stays(rows: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a fresh clone, whose own table is no grid; with an experiment it is written."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@localhost"}.items():
+        monkeypatch.setenv(name, text)
+        monkeypatch.setenv(name.replace("AUTHOR", "COMMITTER"), text)
+    subprocess.run(["git", "init", "-q"], check=True)
+    Repo.init().close()
+    (tmp_path / "results").mkdir()
+    table1(summarise(rows)).to_csv("results/table1.csv", index=False)
+    (tmp_path / "dvc.yaml").touch()
+    (grid := tmp_path / "results/grid.md").write_text("collected elsewhere")
+    subprocess.run(["git", "add", "-A"], check=True)
+    subprocess.run(["git", "commit", "-qm", "a clone"], check=True)
+    done = CliRunner().invoke(cli.app, ["grid"])
+    assert isinstance(done.exception, UserError)
+    assert "no experiments to collect" in str(done.exception)
+    assert grid.read_text() == "collected elsewhere"
+    with Repo() as repo:
+        repo.experiments.save(name="one")
+    assert CliRunner().invoke(cli.app, ["grid"], catch_exceptions=False).exit_code == 0
+    assert "ours (workspace), n = 5" in grid.read_text()
+
+
 def test_table1(rows: pd.DataFrame, tmp_path: Path) -> None:
     cells = summarise(rows)
     write_table1(cells, tmp_path)
@@ -259,6 +287,8 @@ def test_figures_are_the_same_bytes_again(rows: pd.DataFrame, params: Params, tm
 
 
 def test_position_r2_tells_order_from_noise() -> None:
+    from sklearn.metrics import r2_score
+
     rng = np.random.default_rng(0)
     positions = rng.integers(0, 12, 600)
     line = np.stack([positions + rng.normal(size=600), rng.normal(size=600)], axis=1)

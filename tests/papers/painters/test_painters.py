@@ -269,6 +269,7 @@ def test_lines_start_at_the_model_as_it_is(rows: pd.DataFrame) -> None:
     assert over_seeds(rows[rows["seed"] == 0], "skip")["std"].notna().all()
 
 
+@pytest.mark.slow
 def test_the_figure_is_the_same_bytes_again(rows: pd.DataFrame, params: Params, tmp_path: Path) -> None:
     digests, captions = [], []
     for folder in (tmp_path / "a", tmp_path / "b"):

@@ -483,6 +483,7 @@ def test_drop_path_and_recipe_change_a_training(train_config: Config, prepared: 
     assert len({outcome(tmp_path / name) for name in ("none", *RECIPE.model_dump())}) == 5
 
 
+@pytest.mark.slow
 def test_the_cosine_loss_turns_patches_apart(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     last = {}
     for name, losses in (("without", {}), ("with", {"cosine": 3.0})):

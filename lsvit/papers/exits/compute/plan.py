@@ -1,6 +1,7 @@
 """The jobs of stage `exits`: backbones frozen or trained with their exits, for the data set's classes and for counting. No torch here."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ from lsvit.config.params import Params
 from lsvit.config.sections import Finetune, Optimisation
 from lsvit.config.variant import BASELINE, PLAIN, BranchName, BranchSizes, ExitHeads, Position, Variant
 from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import DATA, FINETUNED, HELDOUT, HISTORY, Row, read_meta, weights_file
+from lsvit.jobs.files import DATA, FINETUNED, HELDOUT, HISTORY, Row, read_meta, starting_weights, weights_file
 from lsvit.jobs.job import TRAIN, Job
 from lsvit.jobs.plan import Plan as BasePlan
 from lsvit.jobs.plan import run_config
@@ -24,7 +25,7 @@ class Task(NamedTuple):
 
     name: str
     data: Path
-    start: Path  # starting weights with a head for the task
+    starts: Mapping[int, Path]  # starting weights with a head for the task, by seed
 
     @property
     def judge(self) -> str:
@@ -96,7 +97,7 @@ class Plan(BasePlan):
         heads = ExitHeads(branch=branch, depths=placement, step=step, **weights, **self.sizes) if branch else None
         variant = PLAIN.model_copy(update={"exits": heads})
         found = Trained(task, strategy, branch, tuple(placement), seed, variant, self.costs(task, PLAIN), [])
-        start = start or task.start
+        start = start or task.starts[seed]
         run = self._run(found.title, task, variant, self.digest(start))
         epochs, lrs = self.options.backbone_epochs, self.options.backbone_lrs
         if task.name == COUNTING:
@@ -106,7 +107,7 @@ class Plan(BasePlan):
             title = f"{found.title}{'' if step is None else f' step {step + 1}'} seed {seed}"
             title += f" lr {lr:g}" if len(lrs) > 1 else ""
             inputs = {"data": task.data, "weights": start}
-            found.jobs.append(Job(title, TRAIN, config, inputs, epochs, APART))
+            found.jobs.append(Job(title, TRAIN, config, inputs, epochs, APART, self.digest(task.starts[self.seeds[0]])))
         return found
 
     def end_to_end(self, task: Task) -> list[Trained]:
@@ -159,12 +160,13 @@ class Plan(BasePlan):
         """All branches on models that were trained without exits."""
         return [self.frozen(each.task, each.task.name, PLAIN, each.weights(), each.seed) for each in trained]
 
-    def head_for(self, task: Task) -> Job:
-        """Gives the starting weights a head for the task."""
-        run = self._run(task.name, task, PLAIN, self.digest(task.start))
+    def head_for(self, task: Task, seed: int) -> Job:
+        """Gives the starting weights of a seed a head for the task."""
+        start = task.starts[seed]
+        run = self._run(task.name, task, PLAIN, self.digest(start))
         run["model"] = run["model"].model_copy(update={"sha256": None})  # that of the published file
         config = TrainConfig(**run, options=self.tuning(1, self.options.lrs[0]), seed=0)
-        return Job(f"{task.name}: starting weights", "lsvit.training.loop:fetch", config, {"data": task.data, "weights": task.start})
+        return Job(f"{task.name}: starting weights seed {seed}", "lsvit.training.loop:fetch", config, {"data": task.data, "weights": start})
 
     def costs(self, task: Task, variant: Variant) -> Job:
         """FLOPs and latency of every exit that any strategy uses, on a model like the variant's; runs alone."""
@@ -174,7 +176,7 @@ class Plan(BasePlan):
         executed = Variant(route="sequential", layers=variant.layers, position=position, talking_heads=variant.talking_heads)
         every = {"branches": options.every_branch, "depths": depths}
         config = self._frozen_config(BASELINE, task, executed, None, 0, every)
-        return Job(f"{task.name}: costs of the exits", "lsvit.papers.exits.compute.dynamic:measure", config, {"data": task.data})
+        return Job(f"{task.name}: costs of the exits", "lsvit.papers.exits.compute.dynamic:measure", config, {"data": task.data}, here=True)
 
     def _frozen_config(self, name: str, task: Task, variant: Variant, digest: str | None, seed: int, update: dict) -> ExitConfig:
         options, run = self.options, self._run(name, task, variant, digest)
@@ -193,3 +195,12 @@ def advance(plan: Plan, steps: list[Trained]) -> tuple[list[Trained], list[Train
     """The layer-wise trainings that have ended with these finished steps, and the next steps of the others."""
     following = [(step, plan.next_step(step)) for step in steps]
     return [step for step, after in following if after is None], [after for _, after in following if after is not None]
+
+
+def refined(params: Params, pretrained: Path) -> list[Job]:
+    """The trainings with exits that need nothing but the starting weights in a folder."""
+    plan = Plan(params)
+    task = Task(params.dataset, plan.data, {seed: starting_weights(params.start_of(seed), pretrained) for seed in plan.seeds})
+    found = plan.end_to_end(task) if "end_to_end" in plan.options.strategies else []
+    found += plan.first_steps(task) if "layer_wise" in plan.options.strategies else []
+    return [job for each in found for job in each.jobs]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lsvit.config.sections import Finetune
-from lsvit.jobs.files import WEIGHTS, starting_weights
+from lsvit.jobs.files import WEIGHTS
 from lsvit.jobs.job import Job
 from lsvit.jobs.pool import run
 from lsvit.papers.exits.compute.counting import write_canvases
@@ -27,20 +27,20 @@ def train(plan: Plan, out: Path) -> Exits:
     threads = params.resolve(Finetune).threads
 
     def train_all(jobs: Sequence[Job], *trainings: Trained) -> None:
-        run(
-            [*jobs, *(job for trained in trainings for job in trained.jobs)], params.device, threads=threads, distributed=params.distributed
-        )
+        todo = [*jobs, *(job for trained in trainings for job in trained.jobs)]
+        run(todo, params.device, threads=threads, distributed=params.distributed, engine=params.engine)
 
-    classes, counting = Task(params.dataset, plan.data, starting_weights()), Task(COUNTING, out / COUNTING, starting_weights())
+    starts = {seed: plan.start(seed) for seed in plan.seeds}
+    classes, counting = Task(params.dataset, plan.data, starts), Task(COUNTING, out / COUNTING, starts)
     frozen = plan.variants(classes) if "classifier_wise" in options.strategies else []
     trained = plan.end_to_end(classes) if "end_to_end" in options.strategies else []
     steps = plan.first_steps(classes) if "layer_wise" in options.strategies else []
     backbones: list[Trained] = []
     if options.counting_strategies:
         write_canvases(plan.data, options.counting, counting.data)
-        head = plan.head_for(counting)
-        counting = counting._replace(start=head.folder / WEIGHTS)
-        run([head], params.device)
+        heads = {seed: plan.head_for(counting, seed) for seed in starts}
+        run(list({head.key: head for head in heads.values()}.values()), params.device)
+        counting = counting._replace(starts={seed: head.folder / WEIGHTS for seed, head in heads.items()})
         steps += plan.first_steps(counting) if "layer_wise" in options.counting_strategies else []
         backbones = plan.control(counting)
         trained += plan.end_to_end(counting) if "end_to_end" in options.counting_strategies else backbones

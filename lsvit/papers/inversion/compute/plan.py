@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from lsvit.config.params import Params
 from lsvit.config.presets import ModelPreset
 from lsvit.config.variant import PLAIN, UNTRAINED, Variant
-from lsvit.jobs.files import DATA, FINETUNED, ORIGIN, PRETRAINED, starting_weights, weights_file
+from lsvit.jobs.files import DATA, FINETUNED, ORIGIN, PRETRAINED, weights_file
 from lsvit.jobs.job import Job
 from lsvit.jobs.plan import Plan as BasePlan
 from lsvit.papers.inversion.compute.presets import family_preset
@@ -73,11 +73,10 @@ class Plan(BasePlan):
     """Makes the jobs from params.yaml: first the trainings, then what is done with the models."""
 
     def __init__(self, params: Params, data: Path = DATA, folder: Path = FINETUNED, pretrained: Path = PRETRAINED) -> None:
-        super().__init__(params, Inversion, data, folder)
-        self.pretrained = pretrained
+        super().__init__(params, Inversion, data, folder, pretrained)
 
     def is_own(self, family: str) -> bool:
-        """Whether a family is the chosen model with its starting weights, of which there is one set."""
+        """Whether a family is the chosen model with its starting weights."""
         return self.options.families[family].timm is None
 
     def trainings(self) -> dict[tuple[str, int], Job]:
@@ -89,11 +88,11 @@ class Plan(BasePlan):
         }  # fmt: skip
 
     def subjects(self) -> list[Subject]:
-        """Every family trained and untrained, once a seed; one whose starting weights are given, once. Without files."""
+        """Every family trained and untrained, once a seed; the chosen model once a set of starting weights. Without files."""
         found = []
         for family in self.options.families:
             preset = family_preset(self.params, family)
-            for seed in self.seeds[:1] if self.is_own(family) else self.seeds:
+            for seed in [seed for seed in self.seeds if seed in self.params.starts] if self.is_own(family) else self.seeds:
                 found += [Subject(family, TRAINED, preset, seed), Subject(family, UNTRAINED, preset, seed)]
         return found
 
@@ -103,7 +102,7 @@ class Plan(BasePlan):
 
     def _with_file(self, subject: Subject, trainings: dict[tuple[str, int], Job]) -> Subject:
         if self.is_own(subject.family):
-            return subject._replace(file=starting_weights(self.pretrained))
+            return subject._replace(file=self.start(subject.seed))
         return subject._replace(file=trainings[subject.family, subject.seed].folder / weights_file(self.judge))
 
     def refined(self) -> list[Subject]:
@@ -187,3 +186,8 @@ class Plan(BasePlan):
                 )
             )
         return found
+
+
+def from_scratch(params: Params) -> list[Job]:
+    """The trainings that need nothing but the images."""
+    return list(Plan(params).trainings().values())

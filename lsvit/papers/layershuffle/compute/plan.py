@@ -1,9 +1,8 @@
 """The jobs of stages `prune-eval` and `analysis`. No torch here."""
 
 from lsvit.config.params import Params
-from lsvit.config.sections import Pretrain
 from lsvit.config.variant import PLAIN, PRETRAINED
-from lsvit.jobs.files import JUDGES, read_meta, starting_weights
+from lsvit.jobs.files import JUDGES, read_meta
 from lsvit.jobs.job import Job
 from lsvit.jobs.plan import Plan
 from lsvit.papers.layershuffle.section import Analysis, AnalysisConfig, EvalConfig, PruneEval
@@ -30,14 +29,14 @@ class Evaluations(Plan):
 
 
 class Analyses(Plan):
-    """One analysis of the starting weights, and one a variant and seed."""
+    """One analysis a set of starting weights, and one a variant and seed."""
 
     def __init__(self, params: Params) -> None:
         super().__init__(params, Analysis)
 
     def jobs(self) -> dict[tuple[str, int], Job]:
         """By variant and seed."""
-        found = {(PRETRAINED, self.params.resolve(Pretrain).seed): (starting_weights(), PLAIN)}
+        found = {(PRETRAINED, seed): (self.start(seed), PLAIN) for seed in self.params.starts}
         for name in self.options.variants:
             found |= {(name, seed): (self.weights_of(name, seed), self.params.all_variants[name]) for seed in self.seeds}
         jobs = {}

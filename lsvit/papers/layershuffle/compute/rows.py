@@ -9,7 +9,7 @@ import pandas as pd
 
 from lsvit.config.sections import Finetune
 from lsvit.config.variant import BASELINE
-from lsvit.jobs.files import ARRAYS, HISTORY, JUDGES, RESULTS, ROWS, read_meta
+from lsvit.jobs.files import ARRAYS, EXECUTION, HISTORY, JUDGES, RESULTS, ROWS, read_meta
 from lsvit.jobs.job import Job
 from lsvit.jobs.rows import gather_rows, mean_rows, seed_means
 from lsvit.papers.layershuffle.compute.plan import Analyses, Evaluations
@@ -88,9 +88,13 @@ def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -
     own = rows[params.protocol]
     shown = own[own["variant"].isin([BASELINE, *params.variants])]  # a scale adds controls
     (RESULTS / "metrics.json").write_text(json.dumps(table_metrics(shown), indent=1) + "\n")
+    ran_on = {
+        mark.read_text().strip() for weights in {plan.weights_of(*key[1:]) for key in jobs} for mark in weights.parent.glob(EXECUTION)
+    }
     cell = {"dataset": params.dataset, "model": params.model, "scale": params.cell.scale,
             "protocol": params.protocol, "seeds": params.seeds, "classes": len(meta["classes"]), "images": meta["counts"],
-            "latin": [name for name in params.all_variants if params.resolve(Finetune, name).per == "latin"]}  # fmt: skip
+            "latin": [name for name in params.all_variants if params.resolve(Finetune, name).per == "latin"],
+            "hardware": sorted(ran_on)}  # fmt: skip
     (RESULTS / "cell.json").write_text(json.dumps(cell) + "\n")
 
 

@@ -116,3 +116,9 @@ class Plan(BasePlan):
         return self.weights_of(model.training, model.seed), seed_means(read_rows(self.evaluated)).loc[
             (model.training, model.seed)
         ].to_dict()
+
+
+def from_scratch(params: Params) -> list[Job]:
+    """The trainings that need nothing but the images."""
+    plan = Plan(params)
+    return [model.job for model in map(plan.trained, plan.models()) if model.job]

@@ -1,0 +1,69 @@
+"""Which mistakes of devices, planted one at a time, `tests/test_pretended_gpu.py` finds without a GPU.
+
+    uv run python benchmarks/device_faults.py     writes benchmarks/device_faults.json, about ten minutes on two cores
+
+Each makes a run on CUDA fail, or leaves it on the CPU; those that CUDA forgives (an index on the CPU, an assignment between devices)
+are not among them.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from machine import machine, write
+
+ROOT = Path(__file__).parent.parent
+FAULTS = [
+    ("lsvit/training/scoring.py", "return model.to(execution.device), execution", "return model, execution"),
+    ("lsvit/training/scoring.py", "torch.zeros(3, dtype=torch.float64, device=execution.device)", "torch.zeros(3, dtype=torch.float64)"),
+    ("lsvit/training/losses.py", "torch.full(u.shape[:1], depth, device=u.device)", "torch.full(u.shape[:1], depth)"),
+    ("lsvit/data/splits.py", "torch.tensor(values, device=device).expand", "torch.tensor(values).expand"),
+    ("lsvit/data/splits.py", "torch.from_numpy(self.maps.labels).to(self.device)", "torch.from_numpy(self.maps.labels)"),
+    ("lsvit/data/splits.py", "self._normalised(images.to(self.device)), labels.to(self.device)", "self._normalised(images), labels"),
+    ("lsvit/models/routed.py", "row[order].to(state.device, non_blocking=True)", "row[order]"),
+    ("lsvit/models/routed.py", "row.to(state.device, non_blocking=True)", "row"),
+    ("lsvit/models/routed.py", "1)).to(state.device, non_blocking=True)", "1))"),
+    ("lsvit/papers/exits/compute/dynamic.py", "branch.to(next(model.parameters()).device).eval()", "branch.eval()"),
+    ("lsvit/papers/exits/compute/dynamic.py", "torch.arange(len(images), device=images.device), None", "torch.arange(len(images)), None"),
+    ("lsvit/papers/exits/compute/dynamic.py", "num_classes, device=images.device)", "num_classes)"),
+    ("lsvit/papers/exits/compute/frozen.py", "branch = branch.to(execution.device)", "branch = branch"),
+    ("lsvit/papers/exits/compute/frozen.py", "branch(part.to(execution.device).float())", "branch(part.float())"),
+    ("lsvit/papers/inversion/compute/descent.py", "torch.tensor(values, device=device).view", "torch.tensor(values).view"),
+    ("lsvit/papers/inversion/compute/descent.py", "generator=generator).to(images.device)", "generator=generator)"),
+    (
+        "lsvit/papers/inversion/compute/descent.py",
+        "torch.tensor(descent.lrs, device=images.device)[best]",
+        "torch.tensor(descent.lrs)[best]",
+    ),
+    ("lsvit/papers/inversion/compute/class_images.py", "noise(size, seed).to(device)", "noise(size, seed)"),
+    ("lsvit/papers/inversion/compute/class_images.py", "judge).to(images.device).eval()", "judge).eval()"),
+    ("lsvit/papers/layershuffle/compute/analysis.py", "change.float().norm(dim=-1).cpu()", "change.float().norm(dim=-1)"),
+]
+
+
+def found(copy: Path) -> bool:
+    """Whether a test fails."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "tests/test_pretended_gpu.py"]
+    return subprocess.run(command, cwd=copy, capture_output=True, check=False).returncode == 1
+
+
+def main() -> None:
+    """Plants one fault after another in a clone."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        subprocess.run(["git", "clone", "-q", ROOT, copy], check=True)
+        assert not found(copy), "the tests fail without a fault"
+        rows = []
+        for file, right, wrong in FAULTS:
+            text = (copy / file).read_text()
+            assert text.count(right) == 1, (file, right)
+            (copy / file).write_text(text.replace(right, wrong))
+            rows.append({"file": file, "right": right, "wrong": wrong, "found": found(copy)})
+            print(rows[-1], flush=True)
+            (copy / file).write_text(text)
+    write(Path(__file__).with_suffix(".json"), {"machine": machine(), "faults": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Which faults, planted at random in the modules that results depend on, the tests of these modules find.
+
+    uv run python benchmarks/mutations.py [--count 300] [--seed 0]     writes benchmarks/mutations.json; no run has ended yet
+
+A fault changes one operator, number, truth value, keyword or statement. A process that has imported torch forks for each of them and
+runs the tests named below, slow ones too, until one fails or LIMIT has passed, which counts as found: a fault may loop.
+"""
+
+import argparse
+import ast
+import importlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from machine import machine, write
+
+ROOT = Path(__file__).parent.parent
+LIMIT = 180  # seconds
+DEVICES = "tests/test_pretended_gpu.py"  # has the word where they pass
+MODULES = {  # -> the tests whose work it is to find its faults
+    "lsvit/routes.py": "tests/test_routes.py",
+    "lsvit/latin.py": "tests/models/test_latin.py tests/training/test_latin.py tests/test_routes.py",
+    "lsvit/models/routed.py": "tests/models",
+    "lsvit/models/stacked.py": "tests/models/test_latin.py tests/models",
+    "lsvit/models/position.py": "tests/models",
+    "lsvit/models/taps.py": "tests/models tests/papers/inversion/test_ablation.py",
+    "lsvit/models/branches.py": "tests/models/test_branches.py",
+    "lsvit/models/talking_heads.py": "tests/models tests/cost/test_talking_heads.py",
+    "lsvit/training/losses.py": "tests/papers/smoothing/test_measures.py tests/training/test_loop.py tests/training/test_plain_loop.py",
+    "lsvit/training/loop.py": "tests/training/test_loop.py tests/training/test_plain_loop.py tests/training/test_latin.py",
+    "lsvit/training/optimisation.py": "tests/training/test_loop.py tests/training/test_plain_loop.py",
+    "lsvit/training/judging.py": "tests/training/test_loop.py",
+    "lsvit/training/augmentation.py": "tests/training/test_augmentation.py",
+    "lsvit/training/scoring.py": "tests/papers/layershuffle/test_evaluation.py tests/training/test_loop.py",
+    "lsvit/papers/layershuffle/compute/evaluation.py": "tests/papers/layershuffle",
+    "lsvit/papers/layershuffle/compute/analysis.py": "tests/papers/layershuffle",
+    "lsvit/papers/exits/compute/budgets.py": "tests/papers/exits/test_budgets.py",
+    "lsvit/papers/exits/compute/dynamic.py": "tests/papers/exits",
+    "lsvit/papers/exits/compute/frozen.py": "tests/papers/exits/test_frozen.py",
+    "lsvit/papers/inversion/compute/ablation.py": "tests/papers/inversion/test_ablation.py",
+    "lsvit/papers/inversion/compute/descent.py": "tests/papers/inversion/test_descent.py",
+    "lsvit/papers/painters/compute/strategies.py": "tests/papers/painters",
+    "lsvit/papers/smoothing/compute/measures.py": "tests/papers/smoothing/test_profiles.py tests/papers/smoothing/test_measures.py",
+    "lsvit/report/statistics.py": "tests/report/test_ledger.py",
+    "lsvit/report/ledger.py": "tests/report/test_ledger.py",
+}
+OPERATORS: dict[type, type] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn,
+    ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And, ast.Add: ast.Sub, ast.Sub: ast.Add,
+    ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Add, ast.Pow: ast.Mult,
+}  # fmt: skip
+Fault = tuple[str, int, str, str]  # file, line, right, wrong
+
+
+def variants(node: ast.AST) -> Iterator[ast.AST]:
+    """The node with one fault, in each way there is."""
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in OPERATORS:
+        yield ast.Compare(node.left, [OPERATORS[type(node.ops[0])](), *node.ops[1:]], node.comparators)
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS and not isinstance(node.left, ast.Constant | ast.JoinedStr):
+        yield ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right)
+    elif isinstance(node, ast.BoolOp):
+        yield ast.BoolOp(OPERATORS[type(node.op)](), node.values)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
+        yield node.operand
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield ast.Constant(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        yield ast.Constant(node.value + 1)
+    elif isinstance(node, ast.IfExp):
+        yield ast.IfExp(node.test, node.orelse, node.body)
+    elif isinstance(node, ast.AugAssign) and type(node.op) in OPERATORS:
+        yield ast.AugAssign(node.target, OPERATORS[type(node.op)](), node.value)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield ast.Pass()
+    elif isinstance(node, ast.Call):
+        for i, keyword in enumerate(node.keywords):
+            if keyword.arg not in (None, "strict"):  # which checks what holds anyway
+                yield ast.Call(node.func, node.args, node.keywords[:i] + node.keywords[i + 1 :])
+
+
+def walked(node: ast.AST) -> Iterator[ast.AST]:
+    """What is executed of a module: no annotations, docstrings, messages of errors, or parts of format strings."""
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns") or (isinstance(node, ast.Raise | ast.JoinedStr | ast.AnnAssign) and name != "value"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield child
+                yield from walked(child)
+
+
+def faults(file: str) -> Iterator[tuple[Fault, str]]:
+    """Every fault of a module, and the module with it."""
+    source = (ROOT / file).read_bytes()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for node in walked(ast.parse(source)):
+        if isinstance(node, ast.expr | ast.stmt):
+            begin, end = starts[node.lineno - 1] + node.col_offset, starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+            for wrong in variants(node):
+                text = ast.unparse(ast.fix_missing_locations(wrong))
+                text = f"({text})" if isinstance(wrong, ast.expr) else text
+                changed = source[:begin] + text.encode() + source[end:]
+                yield (file, node.lineno, source[begin:end].decode(), text), changed.decode()
+
+
+def outcome(copy: Path, tests: str) -> str:
+    """Of the tests in a process of its own: `passed`, or how the fault was found."""
+    child = os.fork()
+    if not child:
+        os.setsid()
+        os.chdir(copy)
+        sys.path[0] = str(copy)
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        import pytest
+
+        os._exit(int(pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--assert=plain", *tests.split()])))
+    signal.signal(signal.SIGALRM, lambda *_: os.killpg(child, signal.SIGKILL))
+    signal.alarm(LIMIT)
+    _, status = os.waitpid(child, 0)
+    signal.alarm(0)
+    return {0: "passed", 1: "a test failed", -signal.SIGKILL: "did not end"}.get(os.waitstatus_to_exitcode(status), "tests do not start")
+
+
+def plant(out: Path, drawn: list[tuple[Fault, str]]) -> None:
+    """One fault after another in a clone; writes what came of each."""
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        subprocess.run(["git", "clone", "-q", ROOT, copy], check=True)
+        for tests in sorted({MODULES[fault[0]] for fault, _ in drawn} | {DEVICES}):
+            assert (found := outcome(copy, tests)) == "passed", f"{tests} without a fault: {found}"
+        for stamp, ((file, line, right, wrong), changed) in enumerate(drawn):
+            path, text = copy / file, (copy / file).read_text()
+            path.write_text(changed)
+            os.utime(path, (stamp, stamp))  # else bytecode of the same second and size would be taken for it
+            found = outcome(copy, MODULES[file])
+            found = outcome(copy, DEVICES) if found == "passed" else found
+            path.write_text(text)
+            rows.append({"file": file, "line": line, "right": right, "wrong": wrong, "outcome": found})
+            print(rows[-1], flush=True)
+    out.write_text(json.dumps(rows))
+
+
+def main() -> None:
+    """Draw the faults and plant them, two processes side by side."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    for name in ("matplotlib.pyplot", "pandas", "scipy.stats", "timm", "transformers"):
+        importlib.import_module(name)  # once, for all children
+    import torch
+
+    torch.set_num_threads(1)
+    every = [fault for file in MODULES for fault in faults(file)]
+    drawn = random.Random(options.seed).sample(every, options.count)
+    context = get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        parts = {Path(folder) / str(i): drawn[i::2] for i in range(2)}
+        started = [context.Process(target=plant, args=part) for part in parts.items()]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join()
+        rows = [row for part in parts for row in json.loads(part.read_text())]
+    write(Path(__file__).with_suffix(".json"), {"machine": machine(), "possible": len(every), "faults": rows})
+
+
+if __name__ == "__main__":
+    main()

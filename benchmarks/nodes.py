@@ -1,0 +1,236 @@
+"""A model spread over real processes that fail: `python benchmarks/nodes.py latin | faults | swarm` -> results/nodes_measured/.
+
+latin: throughput of the Latin schedule and of a pipeline in strict order, on 12 nodes. faults: what the stage `nodes` simulates, with the
+same draws of faults, on 12 processes: those away for good are killed, those that come and go are stopped and continued (SIGSTOP, SIGCONT),
+and lost messages are never sent; beside it the simulation, with the time of a hop measured here. swarm: the simulation alone, at the size
+of the internet. Needs Ray (`uv sync --group cluster`) but for the last, and the default run's weights (`dvc repro`).
+"""
+
+import argparse
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from machine import machine, show, write
+
+from lsvit.config.params import load
+from lsvit.errors import one_line_errors
+from lsvit.jobs.files import DATA, read_meta
+from lsvit.papers.nodes.compute.evaluation import COLUMNS, summary
+from lsvit.papers.nodes.compute.plan import Plan
+from lsvit.papers.nodes.compute.scheduler import Client, latin_ticks, pipeline_ticks, place
+from lsvit.papers.nodes.compute.servers import Cluster, Message, Weights, cluster, logits
+from lsvit.papers.nodes.compute.simulation import Run, Troubles, simulate, swarm
+from lsvit.papers.nodes.section import POLICIES, Fault, Nodes, Policy, Service
+from lsvit.routes import generator
+from lsvit.training.scoring import open_split
+
+OUT = Path("results/nodes_measured")
+NODES, SEED = 12, 0
+METHODS: list[tuple[str, Policy]] = [("baseline", "strict"), ("baseline", "partial"), ("layerdrop", "partial"), ("ls", "any")]
+MORE: list[tuple[str, Policy]] = [("ls_pos", "any"), ("ls_pred", "any")]  # on healthy nodes, and with half of them gone
+FAULTS = ("healthy", "slow", "away", "lost", "gone_3", "gone_6", "gone_9")
+IMAGES = 300
+# A round trip of 159 ms, the median between 1,740 name servers (Dabek et al., Vivaldi, SIGCOMM 2004, from King's measurements); lognormal
+# and its sigma are ours. Presence: Weibull of shape 0.59 and scale 41.9 minutes, one of three BitTorrent swarms (Stutzbach and Rejaie,
+# Understanding churn in peer-to-peer networks, IMC 2006); absence of the same shape, its mean as the share away wants it.
+INTERNET = Service(service=0.1, hop=0.159, spread=0.5, deadline=8, patience=3, suspicion=50, leave_out=0.25)
+SHAPE, SESSION = 0.59, 41.9 * 60 * math.gamma(1 + 1 / 0.59)
+
+
+def weights(variant: str) -> Weights:
+    """Of the default run."""
+    params = load()
+    file = Plan(params).weights_of(variant, SEED).resolve()
+    return Weights(params.model_preset, len(read_meta(DATA)["classes"]), params.all_variants[variant], file)
+
+
+def messages(variant: str, images: int, batch: int) -> tuple[Any, list[bytes], torch.Tensor]:
+    """A model, the first validation images as its messages, and their labels."""
+    params = load()
+    model = weights(variant).open()
+    config = next(iter(Plan(params).jobs().values())).config
+    split = open_split(config, DATA, "validation", model, images)
+    with torch.inference_mode():
+        found = [(Message(model.embed(pixels), ()).pack(), labels) for _, pixels, labels in split.in_order(batch)]
+    return model, [packed for packed, _ in found], torch.cat([labels for _, labels in found])
+
+
+def latin() -> list[dict[str, Any]]:
+    """Both schedules for 1 to 64 micro-batches, with a declared service time and without."""
+    rows = []
+    with cluster(NODES, 0.0) as found:
+        found.hold(weights("ls"), place(NODES, 1, NODES))
+        for service, batch in ((0.05, 5), (0.0, 5), (0.0, 100)):
+            _, packed, _ = messages("ls", batch, batch)
+            found.pace(service)
+            found.follow(latin_ticks(NODES, NODES), packed * NODES)  # warm
+            for m in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64):
+                for name, ticks in (("latin", latin_ticks(m, NODES)), ("pipeline", pipeline_ticks(m, NODES))):
+                    found.pace(service)
+                    begun = time.perf_counter()
+                    found.follow(ticks, packed * m)
+                    seconds = time.perf_counter() - begun
+                    rows.append({
+                        "service_s": service, "images": batch, "schedule": name, "micro_batches": m, "ticks": len(ticks),
+                        "seconds": seconds,
+                        "micro_batches_per_s": m / seconds, "of_the_bound": len(ticks) * service / seconds,
+                        "hop_ms": 1000 * seconds / (m * NODES), "compute_ms": 1000 * found.pace(service) / (m * NODES),
+                    })  # fmt: skip
+    return rows
+
+
+def hop_time(found: Cluster, packed: bytes, service: float) -> float:
+    """Seconds of the way there and back: what one node takes for a message, less its service time."""
+    times = []
+    for _ in range(30):
+        begun = time.perf_counter()
+        found.ray.get(found.actors[0].run.remote(packed, 0))
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times) - service
+
+
+async def come_and_go(pids: dict[int, int], troubles: Troubles) -> None:
+    """Stop and continue the processes of nodes as they are away."""
+
+    async def one(pid: int, node: int) -> None:
+        begun = time.perf_counter()
+        try:
+            for absence in troubles.away[node]:
+                await asyncio.sleep(max(absence.start - (time.perf_counter() - begun), 0))
+                os.kill(pid, signal.SIGSTOP)
+                await asyncio.sleep(max(absence.end - (time.perf_counter() - begun), 0))
+                os.kill(pid, signal.SIGCONT)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    await asyncio.gather(*(one(pid, node) for node, pid in pids.items()))
+
+
+async def measure(
+    found: Cluster,
+    pids: dict[int, int],
+    troubles: Troubles,
+    client: Client,
+    policy: Policy,
+    packed: list[bytes],
+    in_flight: int,
+    lost: float,
+) -> tuple[Run, list[bytes]]:
+    """Serve all micro-batches while nodes come and go."""
+    away = asyncio.create_task(come_and_go(pids, troubles)) if troubles.away else None
+    begun = time.perf_counter()
+    answers = await found.serve(client, policy, packed, in_flight, lost)
+    seconds = time.perf_counter() - begun
+    if away:
+        away.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await away
+    busy = sum(len(answer.route) for answer, _ in answers) * client.options.service / (seconds * (NODES - len(troubles.gone)))
+    return Run([answer for answer, _ in answers], seconds, busy), [state for _, state in answers]
+
+
+def cells(options: Nodes) -> Iterator[tuple[int, str, list[tuple[str, Policy]]]]:
+    """What is measured: copies of a layer, fault, methods. Nodes that are killed come last."""
+    for fault, replication in product(FAULTS, (1, 2)):
+        yield replication, fault, METHODS + (MORE if fault in ("healthy", "gone_6") and replication == 1 else [])
+
+
+def faults() -> list[dict[str, Any]]:
+    """Every fault and method on real processes, and as simulated with the same faults."""
+    params = load()
+    options, rows = params.resolve(Nodes), []
+    service, batch = options.service, options.micro_batch
+    _, packed, _ = messages("ls", batch, batch)
+    with cluster(NODES, service.service) as found:
+        holders = place(NODES, 1, NODES)
+        found.hold(weights("ls"), holders)
+        for layer, actor in found.actors.items():
+            found.ray.get(actor.run.remote(packed[0], layer))
+        service = service.model_copy(update={"hop": hop_time(found, packed[0], service.service)})
+        print(f"a hop takes {1000 * service.hop:.2f} ms")
+        for replication, name, methods in cells(options):
+            fault, key = options.faults[name], (options.seed, SEED, NODES)
+            holders = place(NODES, replication, NODES)
+            for node in Troubles.draw(fault, NODES, service.service, *key).gone:
+                found.kill(node)
+            for variant, policy in methods:
+                troubles = Troubles.draw(fault, NODES, service.service, *key)
+                model, packed, labels = messages(variant, IMAGES, batch)
+                pids = found.hold(weights(variant), holders)
+                found.pace(service.service, troubles.slow, fault.slow)
+                client = Client(holders, service, time.perf_counter, generator("nodes client", *key))
+                if not fault.away:
+                    troubles = troubles._replace(away=[])
+                run, states = asyncio.run(measure(found, pids, troubles, client, policy, packed, options.in_flight, fault.lost))
+                answered = np.repeat([not answer.lost for answer in run.answers], batch)
+                right = (torch.cat([logits(model, state) for state in states]).argmax(1) == labels).numpy() & answered
+                simulated = simulate(NODES, replication, NODES, len(packed), options.in_flight, policy, service, fault, *key)
+                dreamt = np.repeat([not answer.lost for answer in simulated.answers], batch)
+                for how, each, hits, there in (("processes", run, right, answered), ("simulation", simulated, dreamt & False, dreamt)):
+                    numbers = dict(zip(COLUMNS[4:], summary(each, batch, hits, there), strict=True))
+                    if how == "simulation":
+                        numbers |= {"accuracy": None, "right": None}
+                    where = {
+                        "variant": variant,
+                        "policy": policy,
+                        "replication": replication,
+                        "fault": name,
+                        "gone": fault.gone,
+                        "how": how,
+                    }
+                    rows.append(where | numbers)
+                    print(*rows[-1].values(), flush=True)
+                pd.DataFrame(rows).to_csv(OUT / "faults.csv", index=False, lineterminator="\n")
+    return rows
+
+
+def internet() -> list[dict[str, Any]]:
+    """The swarm: availability, latency and idle time, by policy, size, copies and share of time that nodes are away."""
+    rows = []
+    for nodes, away, replication, policy in product((12, 96, 1000, 10_000), (0.02, 0.1, 0.3), (1, 2, 4, 8), POLICIES):
+        if replication > nodes // NODES:
+            continue
+        absence = SESSION * away / (1 - away) / INTERNET.service
+        fault = Fault(away=away, absence=absence, shape=SHAPE)
+        clients = max(4, round(0.1 * nodes))
+        begun = time.perf_counter()
+        run = swarm(nodes, replication, NODES, clients, max(5, 400 // clients), policy, INTERNET, fault, SEED, nodes, replication)
+        whole = [answer for answer in run.answers if not answer.lost]
+        p50, p99 = np.percentile([answer.seconds for answer in whole], [50, 99]).tolist() if whole else (None, None)
+        rows.append({
+            "nodes": nodes, "away": away, "replication": replication, "policy": policy, "journeys": len(run.answers),
+            "answered": len(whole) / len(run.answers), "layers": np.mean([len(answer.route) for answer in whole]) if whole else None,
+            "p50_s": p50, "p99_s": p99, "idle": 1 - run.busy,
+        })  # fmt: skip
+        print(*rows[-1].values(), f"{time.perf_counter() - begun:.1f} s", flush=True)
+    return rows
+
+
+@one_line_errors()
+def main() -> None:
+    """Measure one of the three, and write its rows and the machine."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = {"latin": latin, "faults": faults, "swarm": internet}
+    parser.add_argument("what", choices=commands)
+    what = parser.parse_args().what
+    OUT.mkdir(parents=True, exist_ok=True)
+    rows = commands[what]()
+    pd.DataFrame(rows).to_csv(OUT / f"{what}.csv", index=False, lineterminator="\n", float_format="%.4g")
+    write(OUT / f"{what}.json", {"machine": machine()})
+    show(what, rows[:20])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The examples of the README and docs/, by sybil: in a clone Python runs, and commands of seconds; the others are only checked."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from sybil import Document, Example, Region, Sybil
+from sybil.integration.pytest import SybilItem
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+ROOT = Path(__file__).parent
+if sys.dont_write_bytecode:  # as many a container says: each of the tests' processes would compile torch and the like again
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(ROOT / ".pytest_cache" / "pycache")
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+PROGRAMS = Path(sys.executable).parent
+COMMAND = re.compile(r"(?:^    |`|&& )uv run (?:--group \w+ )?((?:\\\n|[^#&`\n])+)", re.M)
+SECONDS = re.compile(
+    r"lsvit (claims|cost|table|why .*|predict .* --weights weights/.*)"
+    r"|dvc (repro .*--dry|metrics diff|exp show .*|plots show|pull .*)"
+)
+
+
+@pytest.fixture(scope="session")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is committed, with the released weights and a photo."""
+    folder = tmp_path_factory.mktemp("examples") / "clone"
+    subprocess.run(["git", "clone", "-q", ROOT, folder], check=True)
+    subprocess.run([PROGRAMS / "dvc", "pull", "-q", "weights.dvc"], cwd=folder, check=True)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)).save(folder / "photo.png")
+    return folder
+
+
+@pytest.fixture
+def in_clone(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples write there, if anywhere."""
+    monkeypatch.chdir(clone)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Examples take seconds, or import what does."""
+    if isinstance(item, SybilItem):
+        item.add_marker("slow")
+
+
+class Commands:
+    """sybil's parser of commands, without `uv run`, each where it is met first: those of seconds, which run, or the others."""
+
+    def __init__(self, seconds: bool) -> None:
+        self.seconds = seconds
+        self.found: set[tuple[str, ...]] = set()
+
+    def __call__(self, document: Document) -> Iterator[Region]:
+        """The page's."""
+        for match in COMMAND.finditer(document.text):
+            words = tuple(shlex.split(match[1].replace("\\\n", " ")))
+            if words not in self.found and bool(SECONDS.fullmatch(" ".join(words))) is self.seconds:
+                self.found.add(words)
+                yield Region(match.start(), match.end(), words, run if self.seconds else check)
+
+
+def run(example: Example) -> None:
+    """By the programs of this environment; lsvit's in this process, which has imported what it needs."""
+    program, *words = example.parsed
+    if program == "lsvit":
+        from typer.testing import CliRunner
+
+        from lsvit.cli import app
+
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    else:
+        subprocess.run([PROGRAMS / program, *words], check=True)
+
+
+def check(example: Example) -> None:
+    """The program is there; of lsvit, mlflow and DVC the command and its options, too. Raises what the program raises."""
+    check_words(*example.parsed)
+
+
+def check_words(program: str, *words: str) -> None:
+    """The same, of words."""
+    assert shutil.which(program, path=PROGRAMS), program
+    if program == "lsvit":
+        from typer.main import get_command
+
+        from lsvit.cli import app
+
+        check_options(get_command(app), words)
+    elif program == "mlflow":
+        with warnings.catch_warnings(action="ignore"):  # of what mlflow is made of
+            from mlflow.cli import cli
+
+        check_options(cli, words)
+    elif program == "dvc":
+        check_dvc(words)
+    elif program == "python":
+        assert (ROOT / words[0]).is_file(), words
+
+
+def check_options(command: Any, words: Sequence[str]) -> None:
+    """Click's own parser takes the words."""
+    context = command.context_class(command)
+    if hasattr(command, "commands"):
+        _, found, words = command.resolve_command(context, list(words))
+        check_options(found, words)
+    else:
+        command.make_parser(context).parse_args(list(words))
+
+
+def check_dvc(words: Sequence[str]) -> None:
+    """Stages are those of dvc.yaml, files are there, and a params.yaml with each `-S` loads and is another."""
+    from dvc.cli import parse_args
+    from dvc.utils.hydra import apply_overrides, get_hydra_sweeps
+
+    from lsvit.config.params import load
+
+    arguments = parse_args(list(words))
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    for target in getattr(arguments, "targets", None) or ():
+        assert target in stages or (ROOT / target).is_file(), target
+    if overrides := getattr(arguments, "set_param", None):
+        with tempfile.TemporaryDirectory() as folder:
+            loaded = []
+            for sweep in get_hydra_sweeps({"params.yaml": overrides}):
+                file = Path(shutil.copy(ROOT / "params.yaml", folder))
+                apply_overrides(file, sweep["params.yaml"])
+                loaded.append(load(file))
+        assert any(params != load(ROOT / "params.yaml") for params in loaded)
+
+
+pytest_collect_file = (
+    Sybil([PythonCodeBlockParser(), SkipParser(), Commands(seconds=True)], pattern="*.md", fixtures=["in_clone"], name="run")
+    + Sybil([Commands(seconds=False)], pattern="*.md", name="check")
+).pytest()

@@ -1,0 +1,29 @@
+"""Where a Ray cluster is. No Ray here: it takes seconds to import, and a minute to find out that nobody is there."""
+
+import os
+import socket
+from importlib.util import find_spec
+
+from lsvit.errors import UserError
+
+ADDRESS = "RAY_ADDRESS"  # environment variable, also Ray's own
+
+
+def check_cluster() -> None:
+    """Raises UserError, soon (Ray itself tries for a minute): Ray is not installed, or nobody answers at RAY_ADDRESS."""
+    if find_spec("ray") is None:
+        raise UserError("params.yaml: engine: found 'ray', accepted here: local (Ray is not installed; "
+                        "`uv sync --group cluster` installs it)")  # fmt: skip
+    address = os.environ.get(ADDRESS)
+    if address not in (None, "auto"):
+        reach(address)
+
+
+def reach(address: str) -> None:
+    """Raises UserError: nobody answers at this host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(f"{ADDRESS}: found {address!r}, which does not answer ({error}); accepted: host:port as `ray start --head` "
+                        "prints it, or auto (the cluster of this machine)") from None  # fmt: skip

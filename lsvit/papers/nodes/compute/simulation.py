@@ -1,0 +1,195 @@
+"""Nodes that fail, simulated: discrete events (SimPy) around the scheduler that real processes obey too. No torch here.
+
+A node takes micro-batches in the order in which they come, one at a time. It keeps those it has while it is away, and answers late.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from math import gamma
+from typing import Any, NamedTuple
+
+import numpy as np
+import simpy
+
+from lsvit.papers.nodes.compute.scheduler import Answer, Client, Pause, place
+from lsvit.papers.nodes.section import Fault, Policy, Service
+from lsvit.routes import generator
+
+FOREVER = float("inf")
+
+
+class Absence(NamedTuple):
+    """A node is away from `start` to `end`, in seconds."""
+
+    start: float
+    end: float
+
+
+def absences(fault: Fault, service: float, rng: np.random.Generator) -> Iterator[Absence]:
+    """When one node is away: presence and absence take turns, each Weibull, in equilibrium from the start."""
+    if not fault.away:
+        return
+    scale = fault.absence * service / gamma(1 + 1 / fault.shape)  # of the Weibull distribution with that mean
+    longer = (1 - fault.away) / fault.away  # presence than absence
+
+    def rest(factor: float) -> float:
+        # What is left of a period that has begun before: a uniform part of one drawn in proportion to its length.
+        long = scale * rng.gamma(1 + 1 / fault.shape) ** (1 / fault.shape)
+        return factor * long * rng.random()
+
+    now = 0.0
+    if rng.random() < fault.away:
+        yield Absence(now, now := rest(1.0))
+        now += longer * scale * rng.weibull(fault.shape)
+    else:
+        now = rest(longer)
+    while True:
+        yield Absence(now, now := now + scale * rng.weibull(fault.shape))
+        now += longer * scale * rng.weibull(fault.shape)
+
+
+class Troubles(NamedTuple):
+    """What is wrong with which node: drawn once, for real processes and simulated ones."""
+
+    gone: frozenset[int]
+    slow: int | None
+    away: list[Iterator[Absence]]
+
+    @classmethod
+    def draw(cls, fault: Fault, nodes: int, service: float, *key: int | str) -> "Troubles":
+        """Those of so many nodes. The key alone decides; of more nodes gone, the fewer are part."""
+        order = generator("nodes gone", *key).permutation(nodes).tolist()
+        away = [absences(fault, service, generator("nodes away", *key, node)) for node in range(nodes)]
+        return cls(frozenset(order[: round(fault.gone * nodes)]), order[-1] if fault.slow > 1 else None, away)
+
+
+class Node:
+    """A simulated node.
+
+    Args:
+        env: of the simulation.
+        service: seconds for one layer of one micro-batch.
+        away: when it is away.
+    """
+
+    def __init__(self, env: simpy.Environment, service: float, away: Iterator[Absence]) -> None:
+        self.env, self.service, self.away = env, service, away
+        self.absence = next(away, Absence(FOREVER, FOREVER))
+        self.free = 0.0  # when it has done all that it has
+        self.busy = 0.0  # seconds in which it worked
+
+    def present(self, time: float) -> float:
+        """When it is first present, from a time on that never goes back."""
+        while self.absence.end <= time:
+            self.absence = next(self.away)
+        return self.absence.end if self.absence.start <= time else time
+
+    def done(self, arrival: float) -> float:
+        """Take a micro-batch that arrives, and say when it is done. Being first come, first served, a node needs no process of its own."""
+        begun = self.present(max(arrival, self.free))
+        self.free = self.present(begun + self.service)
+        self.busy += self.service
+        return self.free
+
+
+class World:
+    """Nodes, the way to them, and what goes wrong there.
+
+    Args:
+        nodes: how many.
+        options: times.
+        fault: what is wrong.
+        key: of all draws.
+    """
+
+    def __init__(self, nodes: int, options: Service, fault: Fault, *key: int | str) -> None:
+        self.env, self.options, self.fault = simpy.Environment(), options, fault
+        self.troubles = Troubles.draw(fault, nodes, options.service, *key)
+        self.rng = generator("nodes network", *key)
+        self.nodes = [
+            Node(self.env, options.service * (fault.slow if node == self.troubles.slow else 1), away)
+            for node, away in enumerate(self.troubles.away)
+        ]
+
+    def client(self, holders: Sequence[Sequence[int]], *key: int | str) -> Client:
+        """One that knows these nodes."""
+        return Client(holders, self.options, lambda: self.env.now, generator("nodes client", *key))
+
+    def travel(self, client: Client, policy: Policy) -> Generator[simpy.Event, Any, Answer]:
+        """A SimPy process: one journey, to its answer."""
+        journey = client.journey(policy)
+        try:
+            step = next(journey)
+            while True:
+                if isinstance(step, Pause):
+                    yield self.env.timeout(step.seconds)
+                    step = journey.send(False)
+                    continue
+                refused = step.node in self.troubles.gone  # a process that is no more, which its machine says at once
+                seconds = self._way() if refused else self._answered(step.node)
+                yield self.env.timeout(min(seconds, step.patience))
+                step = journey.send(seconds <= step.patience and not refused)
+        except StopIteration as end:
+            return end.value
+
+    def _answered(self, node: int) -> float:
+        """Seconds until a node has answered a message that is sent now; of a lost one never."""
+        if self.fault.lost and self.rng.random() < self.fault.lost:
+            return FOREVER
+        way = self._way()
+        return self.nodes[node].done(self.env.now + way / 2) + way / 2 - self.env.now
+
+    def _way(self) -> float:
+        """Seconds of the way there and back."""
+        return self.options.hop * (self.rng.lognormal(0.0, self.options.spread) if self.options.spread else 1.0)
+
+
+class Run(NamedTuple):
+    """What a simulation, or a measurement, found."""
+
+    answers: list[Answer]  # of each micro-batch
+    seconds: float
+    busy: float  # share of the time that the nodes which are not gone for good worked
+
+
+def simulate(
+    nodes: int, replication: int, num_layers: int, batches: int, in_flight: int, policy: Policy, options: Service, fault: Fault,
+    *key: int | str,
+) -> Run:  # fmt: skip
+    """One client with so many micro-batches, `in_flight` of them under way at a time, over `nodes` nodes that hold all layers."""
+    world = World(nodes, options, fault, *key)
+    client = world.client(place(nodes, replication, num_layers), *key)
+    answers: dict[int, Answer] = {}
+    left = iter(range(batches))
+
+    def stream() -> Generator[simpy.Event, Any, None]:
+        for batch in left:
+            answers[batch] = yield world.env.process(world.travel(client, policy))
+
+    streams = [world.env.process(stream()) for _ in range(in_flight)]
+    world.env.run(world.env.all_of(streams))
+    present = [node.busy for i, node in enumerate(world.nodes) if i not in world.troubles.gone]
+    return Run([answers[batch] for batch in range(batches)], world.env.now, sum(present) / max(world.env.now * len(present), 1e-9))
+
+
+def swarm(
+    nodes: int, replication: int, num_layers: int, clients: int, journeys: int, policy: Policy, options: Service, fault: Fault,
+    *key: int | str,
+) -> Run:  # fmt: skip
+    """Many clients at once, each with journeys one after another over nodes of its own choice.
+
+    Node n holds layer n modulo the number of layers; a client knows `replication` of each layer's nodes, drawn at random.
+    """
+    world = World(nodes, options, fault, *key)
+    answers: list[Answer] = []
+
+    def stream(number: int) -> Generator[simpy.Event, Any, None]:
+        rng = generator("nodes known", *key, number)
+        known = [rng.choice(np.arange(layer, nodes, num_layers), replication, replace=False).tolist() for layer in range(num_layers)]
+        client = world.client(known, *key, number)
+        yield world.env.timeout(rng.random() * num_layers * options.service)  # not all at once
+        for _ in range(journeys):
+            answers.append((yield world.env.process(world.travel(client, policy))))
+
+    streams = [world.env.process(stream(number)) for number in range(clients)]
+    world.env.run(world.env.all_of(streams))
+    return Run(answers, world.env.now, sum(node.busy for node in world.nodes) / (world.env.now * nodes))

@@ -1,0 +1,119 @@
+"""Stage nodes: what a row says follows from the journeys and the model; jobs, costs, wrong parameters."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from lsvit.config.checks import check_layers
+from lsvit.config.params import Params, load
+from lsvit.config.presets import ModelPreset
+from lsvit.config.variant import PLAIN
+from lsvit.errors import UserError
+from lsvit.jobs.files import ROWS
+from lsvit.jobs.rows import read_rows
+from lsvit.models.weights import build, save_weights
+from lsvit.papers.nodes.compute.evaluation import evaluate
+from lsvit.papers.nodes.compute.plan import Plan
+from lsvit.papers.nodes.compute.scheduler import Answer
+from lsvit.papers.nodes.compute.simulation import simulate
+from lsvit.papers.nodes.section import POLICIES, Fault, Journeys, NodesConfig, Policy, Service
+from lsvit.training.scoring import open_model, open_split
+from tests.conftest import ROOT
+
+OPTIONS = Journeys(
+    nodes=[4], replication=[1, 2], faults={"healthy": Fault(), "gone": Fault(gone=0.5)}, micro_batch=8, in_flight=3, images=36,
+    batch_size=7, seed=0, service=Service(service=0.1, hop=0.01, deadline=4, patience=3, suspicion=5, leave_out=0.25),
+)  # fmt: skip
+
+
+@pytest.fixture
+def weights(pico: ModelPreset, tmp_path: Path) -> Path:
+    save_weights(build(pico, 10), tmp_path / "w.safetensors")
+    return tmp_path / "w.safetensors"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_row_says_what_the_model_answers_along_the_journeys(
+    policy: Policy, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
+) -> None:
+    """36 images travel in 5 micro-batches, the last of 4; each is run alone along its route."""
+    config = NodesConfig(
+        title="test", dataset="bars", model_name="pico", model=pico, variant=PLAIN, device="cpu", data_sha256="", weights_sha256=None,
+        options=OPTIONS, precision="fp32", policy=policy, draw=3,
+    )  # fmt: skip
+    evaluate(config, prepared, weights, tmp_path, lambda event: None)
+    rows = read_rows(tmp_path / ROWS).set_index(["replication", "fault"])
+    assert list(rows.index) == list(itertools.product(OPTIONS.replication, OPTIONS.faults))
+    model, _ = open_model(config, prepared, weights)
+    images, labels = open_split(config, prepared, "validation", model, 36).take(slice(0, 36))
+    for (copies, name), row in rows.iterrows():
+        run = simulate(4, copies, 4, 5, 3, policy, OPTIONS.service, OPTIONS.faults[name], 0, 3, 4)
+        whole = [answer for answer in run.answers if not answer.lost]
+        own: list[Answer] = [run.answers[i // 8] for i in range(36)]
+        right = [
+            not answer.lost and int(model(image[None], answer.route).argmax()) == int(label)
+            for answer, image, label in zip(own, images, labels, strict=True)
+        ]
+        answered = sum(not answer.lost for answer in own)
+        assert (row.micro_batches, row.lost, row.images) == (5, 5 - len(whole), 36)
+        assert row.right == pytest.approx(np.mean(right), abs=1e-6)
+        if whole:
+            assert row.accuracy == pytest.approx(sum(right) / answered, abs=1e-6)
+            assert row.layers == pytest.approx(np.mean([len(answer.route) for answer in whole]), abs=1e-6)
+            assert row.images_per_s == pytest.approx(answered / run.seconds, abs=1e-6)
+        else:
+            assert np.isnan([row.accuracy, row.layers, row.p50_s]).all()
+    assert (rows.loc[(1, "gone"), "lost"] == 0) == (policy == "any")
+
+
+@pytest.fixture
+def plan(params: Params, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """Of the default cell, on other data, with files that stand for weights."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    (tmp_path / "outs").mkdir()
+    (tmp_path / "outs" / "prepare_data").symlink_to(prepared)
+    for name, seed in itertools.product(params.nodes.variants, params.seeds):
+        folder = tmp_path / "outs" / ("baseline" if name == "baseline" else f"finetune/{name}") / f"seed_{seed}"
+        folder.mkdir(parents=True)
+        (folder / "weights.safetensors").write_text(f"{name} {seed}")
+    return Plan(params)
+
+
+def test_one_job_a_variant_policy_and_seed_and_what_evaluates_again(plan: Plan) -> None:
+    def keys(**options: Any) -> set[str]:
+        params = plan.params.model_copy(update={"nodes": plan.params.nodes.model_copy(update=options)})
+        return {job.key for job in Plan(params).jobs().values()}
+
+    variants, known = plan.params.nodes.variants, keys()
+    assert len(known) == len(plan.params.seeds) * sum(map(len, variants.values()))
+    assert keys(batch_size=7) == known
+    assert keys(variants={"ls": ["any"]}) < known
+    for options in ({"seed": 1}, {"replication": [1]}, {"micro_batch": 7}, {"faults": {"healthy": Fault()}}):
+        assert not keys(**options) & known
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"nodes": [13]}, ["nodes.nodes: found 13, accepted: at most 12", "1 copies of each of 12 layers"]),
+        ({"nodes": [2, 4], "replication": [3]}, ["nodes.replication: found 3, accepted: at most 2, the smallest of nodes.nodes"]),
+        ({"variants": {"lss": ["any"]}}, ["nodes.variants: found 'lss', did you mean 'ls'?"]),
+        ({"variants": {"ls": ["anny"]}}, ["nodes.variants.ls.0: found 'anny', did you mean 'any'?"]),
+        ({"faults": {"x": {"gone": 1.5}}}, ["nodes.faults.x.gone: found 1.5", "less than or equal to 1"]),
+        ({"faults": {}}, ["nodes.faults: found {}", "at least 1"]),
+        ({"service": {"service": 0}}, ["nodes.service.service: found 0", "greater than 0"]),
+    ],
+)
+def test_a_wrong_value_is_one_line(changes: dict[str, Any], said: list[str], tmp_path: Path) -> None:
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    content["nodes"] |= changes | ({"service": content["nodes"]["service"] | changes["service"]} if "service" in changes else {})
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError) as error:
+        check_layers(load(tmp_path / "params.yaml"), 12)
+    assert all(part in str(error.value) for part in said), error.value

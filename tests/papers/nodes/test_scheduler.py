@@ -1,0 +1,178 @@
+"""The scheduler and the simulation around it: who may be asked next, what is given up, and that equal draws give equal journeys."""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+from lsvit.papers.nodes.compute.scheduler import Answer, Client, Pause, Send, latin_ticks, pipeline_ticks, place
+from lsvit.papers.nodes.compute.simulation import Run, Troubles, absences, simulate, swarm
+from lsvit.papers.nodes.section import Fault, Policy, Service
+from lsvit.routes import generator
+
+SERVICE = Service(service=1.0, hop=0.0, deadline=4, patience=3, suspicion=5, leave_out=0.25)
+LAYERS = 8
+
+
+def walk(policy: Policy, answers: Callable[[Send], float | None], copies: int = 1, options: Service = SERVICE) -> tuple[Answer, list[Send]]:
+    """One journey over 8 nodes; `answers` says after how many seconds a node answers, if it does."""
+    now, sent = 0.0, []
+    client = Client(place(LAYERS, copies, LAYERS), options, lambda: now, np.random.default_rng(0))
+    journey = client.journey(policy)
+    step = next(journey)
+    while True:
+        try:
+            if isinstance(step, Pause):
+                now += step.seconds
+                step = journey.send(False)
+                continue
+            sent.append(step)
+            seconds = answers(step)
+            arrived = seconds is not None and seconds <= step.patience
+            now += seconds if arrived and seconds is not None else step.patience
+            step = journey.send(arrived)
+        except StopIteration as end:
+            return end.value, sent
+
+
+@pytest.mark.parametrize(("batches", "layers"), [(1, 12), (5, 12), (12, 12), (13, 12), (64, 12), (3, 1), (1, 1)])
+def test_the_latin_schedule_has_neither_fill_nor_drain(batches: int, layers: int) -> None:
+    for schedule, ticks in ((latin_ticks, max(batches, layers)), (pipeline_ticks, batches + layers - 1)):
+        found = schedule(batches, layers)
+        assert len(found) == ticks
+        assert sorted(itertools.chain(*found)) == list(itertools.product(range(batches), range(layers)))
+        for tick in found:
+            assert len({batch for batch, _ in tick}) == len({layer for _, layer in tick}) == len(tick)
+    if batches >= layers:
+        assert all(len(tick) == layers for tick in latin_ticks(batches, layers))  # every node busy at every tick
+    orders = [[layer for tick in pipeline_ticks(batches, layers) for b, layer in tick if b == batch] for batch in range(batches)]
+    assert orders == [[*range(layers)]] * batches
+
+
+@pytest.mark.parametrize(("nodes", "copies"), [(12, 1), (12, 2), (6, 1), (6, 3), (12, 12), (5, 2)])
+def test_layers_are_spread_evenly(nodes: int, copies: int) -> None:
+    holders = place(nodes, copies, 12)
+    assert all(len(each) == copies for each in holders)
+    held = np.bincount(list(itertools.chain(*holders)), minlength=nodes)
+    assert held.max() - held.min() <= copies
+
+
+@pytest.mark.parametrize("policy", ["strict", "partial", "any"])
+def test_where_all_is_well_every_layer_runs_once(policy: Policy) -> None:
+    answer, sent = walk(policy, lambda step: 1.0)
+    assert sorted(answer.route) == [*range(LAYERS)]
+    assert (answer.lost, answer.seconds, len(sent)) == (False, LAYERS, LAYERS)
+    if policy != "any":
+        assert answer.route == (*range(LAYERS),)
+
+
+def test_a_strict_journey_takes_the_copy_or_fails() -> None:
+    answer, _ = walk("strict", lambda step: None if step.node == 3 else 1.0, copies=2)
+    assert (answer.route, answer.lost) == ((*range(LAYERS),), False)
+    answer, sent = walk("strict", lambda step: None if step.node == 3 else 1.0)
+    assert (answer.route, answer.lost) == ((0, 1, 2), True)
+    assert answer.seconds == pytest.approx(SERVICE.deadline * LAYERS)
+    assert {step.node for step in sent} == {0, 1, 2, 3}
+
+
+def test_a_partial_journey_leaves_few_layers_out_and_swaps_neighbours_alone() -> None:
+    answer, _ = walk("partial", lambda step: None if step.node in (3, 6) else 1.0)
+    assert ({*answer.route}, answer.lost) == ({0, 1, 2, 4, 5, 7}, False)
+    answer, _ = walk("partial", lambda step: None if step.node in (3, 4, 6) else 1.0)  # more than a quarter
+    assert answer.lost
+    slow, _ = walk("partial", lambda step: 2.5 if step.node == 2 else 1.0)
+    assert all(abs(depth - layer) <= 1 for depth, layer in enumerate(slow.route))
+
+
+def reached(gone: int, step: Send) -> float | None:
+    return None if step.node < gone else 1.0
+
+
+def test_any_order_leaves_out_whoever_is_silent() -> None:
+    for gone in range(LAYERS):
+        answer, _ = walk("any", partial(reached, gone))
+        assert ({*answer.route}, answer.lost) == ({*range(gone, LAYERS)}, False)
+    answer, _ = walk("any", lambda step: None)
+    assert (answer.route, answer.lost) == ((), True)
+
+
+def test_a_deadline_ends_any_journey_wherever_it_is() -> None:
+    soon = SERVICE.model_copy(update={"deadline": 0.5})
+    answer, _ = walk("any", lambda step: 1.0, options=soon)
+    assert (len(answer.route), answer.lost, answer.seconds) == (4, False, 4.0)
+    answer, _ = walk("strict", lambda step: 1.0, options=soon)
+    assert (answer.route, answer.lost) == ((0, 1, 2, 3), True)
+
+
+def test_a_silent_node_is_asked_again_later() -> None:
+    times: list[Send] = []
+
+    def answers(step: Send) -> float | None:
+        times.append(step)
+        return None if step.node == 5 and sum(each.node == 5 for each in times) == 1 else 1.0
+
+    answer, _ = walk("strict", answers)
+    assert (answer.route, answer.lost) == ((*range(LAYERS),), False)
+    assert answer.seconds == pytest.approx(LAYERS + SERVICE.patience + SERVICE.suspicion)
+
+
+def test_a_slow_node_becomes_known() -> None:
+    """It takes longer than patience at first; strict order goes on at its pace."""
+    slow = SERVICE.model_copy(update={"deadline": 8})
+    answer, sent = walk("strict", lambda step: 5.0 if step.node == 3 else 1.0, options=slow)
+    assert (answer.route, answer.lost) == ((*range(LAYERS),), False)
+    assert [step.patience for step in sent if step.node == 3] == [3.0, 6.0]
+
+
+# ---- simulated nodes --------------------------------------------------------------------------------------------------
+
+
+def run(policy: Policy, fault: Fault, key: int = 0, copies: int = 1, in_flight: int = 8) -> Run:
+    return simulate(LAYERS, copies, LAYERS, 40, in_flight, policy, SERVICE, fault, key)
+
+
+def test_equal_draws_give_equal_journeys() -> None:
+    fault = Fault(away=0.3, lost=0.05)
+    assert run("any", fault) == run("any", fault)
+    assert run("any", fault) != run("any", fault, key=1)
+
+
+def test_healthy_nodes_are_busy_all_the_time_in_any_order() -> None:
+    free, strict = run("any", Fault()), run("strict", Fault())
+    assert free.seconds == pytest.approx(40)
+    assert free.busy == pytest.approx(1)
+    assert strict.seconds >= 40 + LAYERS - 1
+    assert sorted(free.answers[0].route) == [*range(LAYERS)]
+
+
+def test_no_answer_is_lost_in_any_order_as_long_as_one_layer_lives() -> None:
+    for gone in (1, 4, 7):
+        found = run("any", Fault(gone=gone / LAYERS))
+        assert not any(answer.lost for answer in found.answers)
+        assert {len(answer.route) for answer in found.answers} == {LAYERS - gone}
+        assert all(answer.lost for answer in run("strict", Fault(gone=gone / LAYERS)).answers)
+
+
+def test_more_nodes_gone_are_the_fewer_and_others() -> None:
+    few, many = (Troubles.draw(Fault(gone=share), 12, 0.1, 3).gone for share in (0.25, 0.5))
+    assert (len(few), len(many)) == (3, 6)
+    assert few < many
+
+
+@pytest.mark.parametrize(("away", "shape"), [(0.25, 1.0), (0.25, 0.59), (0.7, 0.59)])
+def test_nodes_are_away_their_share_of_the_time(away: float, shape: float) -> None:
+    """Over 2,000 nodes, at the start and later: the standard error is 0.01."""
+    fault = Fault(away=away, absence=10, shape=shape)
+    periods = [list(itertools.takewhile(lambda each: each.start < 30, absences(fault, 1.0, generator("test", n)))) for n in range(2000)]
+    for time in (0.0, 15.0, 30.0):
+        share = np.mean([any(start <= time < end for start, end in own) for own in periods])
+        assert abs(share - away) < 0.045, (time, share)
+
+
+def test_a_swarm_has_as_many_journeys_as_its_clients_ask_for() -> None:
+    found = swarm(24, 2, LAYERS, 6, 3, "any", SERVICE, Fault(away=0.2, absence=50, shape=0.6), 0)
+    assert len(found.answers) == 18
+    assert not any(answer.lost for answer in found.answers)
+    assert 0 < found.busy < 1

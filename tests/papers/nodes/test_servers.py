@@ -1,0 +1,198 @@
+"""Layer servers: what they compute is one forward pass, bit for bit; what they refuse; real processes of which one dies."""
+
+import asyncio
+import importlib.util
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from ipaddress import ip_address
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import save
+
+from lsvit.config.presets import ModelPreset
+from lsvit.config.variant import PLAIN, Variant
+from lsvit.errors import UserError
+from lsvit.models.routed import RoutedModel
+from lsvit.models.weights import build, save_weights
+from lsvit.papers.nodes.compute.scheduler import Answer, Client, latin_ticks, place
+from lsvit.papers.nodes.compute.servers import Cluster, LayerServer, Message, Weights, cluster, exit_of, logits
+from lsvit.papers.nodes.section import Policy, Service
+from lsvit.routes import generator
+
+KINDS: dict[str, dict[str, Any]] = {
+    "baseline": {"route": "sequential"},
+    "layerdrop": {"route": {"drop": 0.2}},
+    "ls": {"route": "arbitrary"},
+    "ls_pos": {"route": "arbitrary", "position": {"encode": {"dim": 8}}},
+    "ls_pred": {"route": "arbitrary", "position": {"predict": {}}},
+    "exits": {"route": "arbitrary", "exits": {"branch": "mlp", "depths": [2, 4]}},
+}
+IMAGES = torch.linspace(-1, 1, 3 * 28 * 28).view(3, 1, 28, 28)
+SERVICE = Service(service=0.002, hop=0.002, deadline=2000, patience=1000, suspicion=100, leave_out=0.25)  # of a machine with other work
+
+
+@pytest.fixture
+def six(pico: ModelPreset) -> ModelPreset:
+    return pico.model_copy(update={"kwargs": pico.kwargs | {"depth": 6}})
+
+
+def weights_of(six: ModelPreset, variant: Variant, folder: Path) -> Weights:
+    torch.manual_seed(0)
+    save_weights(build(six, 10, variant), folder / "w.safetensors")
+    return Weights(six, 10, variant, folder / "w.safetensors")
+
+
+def started(model: RoutedModel) -> bytes:
+    with torch.inference_mode():
+        return Message(model.embed(IMAGES), ()).pack()
+
+
+@torch.inference_mode()
+def again(model: RoutedModel, answer: Answer) -> torch.Tensor:
+    return model(IMAGES, answer.route, exit=exit_of(model, answer.route))
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("route", [(5, 0, 3, 1, 4, 2), (3, 1, 4, 0), (2, 5)])
+def test_nodes_give_what_one_forward_pass_gives(kind: str, route: tuple[int, ...], six: ModelPreset, tmp_path: Path) -> None:
+    weights = weights_of(six, PLAIN.model_validate(KINDS[kind]), tmp_path)
+    model = weights.open()
+    nodes = [LayerServer(0.0) for _ in range(2)]
+    for number, node in enumerate(nodes):
+        node.hold(weights, [layer for layer in range(6) if layer % 2 == number])
+    packed = started(model)
+    for layer in route:
+        packed = nodes[layer % 2].run(packed, layer)
+    found = again(model, Answer(route, False, 0.0))
+    assert torch.equal(logits(model, packed), found)
+    assert (exit_of(model, route) is None) == (kind != "exits" or len(route) == 6)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_is_no_message_is_refused(six: ModelPreset, tmp_path: Path) -> None:
+    weights, node = weights_of(six, PLAIN, tmp_path), LayerServer(0.0)
+    node.hold(weights, [0, 1])
+    tokens, width = node.tokens, node.width
+    good, empty = torch.zeros(2, tokens, width), torch.zeros(0, dtype=torch.int64)
+    for packed, said in (
+        (b"\x80\x04K\x01.", "not in safetensors form"),  # a pickle
+        (save({"tokens": good}), "found tokens, accepted: tokens and done"),
+        (save({"tokens": good, "done": empty, "more": empty}), "accepted: tokens and done"),
+        (save({"tokens": good[:, 1:].contiguous(), "done": empty}), rf"tokens: found torch.float32 \(2, {tokens - 1}, {width}\)"),
+        (save({"tokens": good.double(), "done": empty}), "found torch.float64"),
+        (save({"tokens": good[:0], "done": empty}), r"accepted: torch.float32 \(1 to 1024"),
+        (save({"tokens": good, "done": torch.tensor([0, 6])}), "different layers from 0 to 5"),
+        (save({"tokens": good, "done": torch.tensor([3, 3])}), "different layers"),
+        (save({"tokens": good, "done": torch.tensor([0.0])}), "done: found"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            node.run(packed, 0)
+    for layer in (2, 1):
+        with pytest.raises(ValueError, match=f"layer: found {layer}, accepted: 0, 1"):
+            node.run(Message(good, (1,)).pack(), layer)
+
+
+def test_without_ray_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match="Ray is not installed; `uv sync --group cluster` installs it"), cluster(2, 0.0):
+        pass
+
+
+def test_of_too_few_nodes_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+    small = SimpleNamespace(init=lambda *args, **kwargs: None, cluster_resources=lambda: {"CPU": 2.0}, shutdown=lambda: ended.append(True))
+    monkeypatch.setitem(sys.modules, "ray", small)
+    with pytest.raises(UserError, match="found a cluster of 2 processors, accepted: at least 3"), cluster(3, 0.0):
+        pass
+    assert ended
+
+
+@pytest.mark.parametrize("end", [ConnectionError("nobody"), SystemExit(15)])
+def test_where_no_cluster_answers_one_line(end: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens; or somebody does who is no cluster of Ray's, which then ends the process."""
+
+    def init(*args: Any, **kwargs: Any) -> None:
+        raise end
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(UserError, match=f"RAY_ADDRESS: found '{address}', accepted: host:port of a cluster that runs"), cluster(3, 0.0):
+            pass
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "auto", "nobody"])
+def test_an_address_is_tried_before_ray_tries_it_for_long(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UserError, match=f"RAY_ADDRESS: found '{address}', which does not answer .*; accepted: host:port"), cluster(3, 0.0):
+        pass
+
+
+# ---- real processes ---------------------------------------------------------------------------------------------------
+
+needs_ray = pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="Ray is not installed: `uv sync --group cluster`")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(cluster(3, 0.0))
+        except RuntimeError as error:  # Ray's own; ours are no such
+            pytest.skip(f"Ray starts no cluster on this machine: {error}")
+        yield found
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_nobody_else_can_connect(nodes: Cluster) -> None:
+    """Every process that Ray started here listens on loopback alone."""
+    started = psutil.Process().children(recursive=True)
+    found = [each for process in started for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+    heard = {each.laddr.ip.removeprefix("::ffff:") for each in found}
+    assert len(started) > 3
+    assert heard
+    assert all(ip_address(ip).is_loopback for ip in heard), heard
+
+
+def serve(nodes: Cluster, weights: Weights, policy: Policy, service: Service) -> tuple[RoutedModel, list[tuple[Answer, bytes]]]:
+    model, holders = weights.open(), place(3, 1, 6)
+    nodes.hold(weights, holders)
+    begun = time.perf_counter()
+    client = Client(holders, service, lambda: time.perf_counter() - begun, generator("test"))
+    return model, asyncio.run(nodes.serve(client, policy, [started(model)] * 6, 3))
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("one_thread")
+def test_real_processes_answer_as_one_forward_pass_and_go_on_without_one(nodes: Cluster, six: ModelPreset, tmp_path: Path) -> None:
+    """Whatever the order that came about; with a node dead, any order does without its layers, and strict order has no answer."""
+    for kind in ("ls_pos", "exits"):
+        weights = weights_of(six, PLAIN.model_validate(KINDS[kind]), tmp_path)
+        model, answers = serve(nodes, weights, "any", SERVICE)
+        for answer, packed in answers:
+            assert sorted(answer.route) == [*range(6)]
+            assert torch.equal(logits(model, packed), again(model, answer))
+    states = nodes.follow([[(batch, layer)] for tick in latin_ticks(1, 3) for batch, layer in tick], [started(model)])
+    assert torch.equal(logits(model, states[0]), again(model, Answer((0, 1, 2), False, 0.0)))
+    nodes.kill(1)
+    model, answers = serve(nodes, weights, "any", SERVICE)
+    for answer, packed in answers:
+        assert ({*answer.route}, answer.lost) == ({0, 2, 3, 5}, False)  # an early exit answers for four layers
+        assert torch.equal(logits(model, packed), again(model, answer))
+    _, answers = serve(nodes, weights, "strict", SERVICE.model_copy(update={"deadline": 40}))
+    assert all(answer.lost and answer.route in ((), (0,)) for answer, _ in answers)

@@ -1,0 +1,33 @@
+"""A real browser."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium and its driver, where both are installed."""
+    if not (binary := shutil.which("chromium")) or not (driver := shutil.which("chromedriver")):
+        pytest.skip("needs chromium and chromedriver")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1100,900"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    found = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    yield found
+    found.quit()
+
+
+def complaints_and_requests(browser: Any) -> list[str]:
+    """What the browser logged as an error since it was last asked, and what it asked for that is no file."""
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    said = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    return said + [url for url in asked if not url.startswith(("file:", "data:", "about:"))]
