@@ -1,5 +1,6 @@
 """Trained weights leave the repository: a folder in the Hugging Face hub's layout, with its model card."""
 
+import html
 import json
 from copy import deepcopy
 from pathlib import Path
@@ -10,7 +11,7 @@ from torch import nn
 
 from lsvit.config.params import load
 from lsvit.config.variant import BASELINE
-from lsvit.errors import UserError, accepted
+from lsvit.errors import UserError, accepted, plain
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.files import CONFIG, EXECUTION, FINETUNED, JUDGES, ORIGIN, PRETRAINED, RESULTS, finetuned, sha256, weights_file
 from lsvit.models.routed import RoutedModel
@@ -219,7 +220,7 @@ def card(
         front=f"{front.to_yaml()}\n", **{key: spec[key] for key in ("model", "dataset", "scale", "name", "seed")},
         architecture=config["model"]["timm"].partition(".")[0], layers=len(layers), channels=opened.data["input_size"][0],
         height=opened.data["input_size"][1], classes=len(classes), start=start, data_sha256=config["data_sha256"],
-        class_names=", ".join(classes[:20]) + (", ..." if len(classes) > 20 else ""),
+        class_names=", ".join(html.escape(plain(name)) for name in classes[:20]) + (", ..." if len(classes) > 20 else ""),
         options=markdown_table([{"key": key, "value": f"`{json.dumps(value)}`"} for key, value in options.items() if key != "finetune"]),
         accuracy=_accuracy(config, cells), stock=STOCK if runs_in_timm(model, spec) else "", backwards=tuple(reversed(layers)),
         half=tuple(layers[::2]), limits=_limits(config, spec, notes), MODEL=MODEL, digest=digest,

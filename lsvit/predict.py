@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lsvit.config.variant import Variant
 from lsvit.data.decode import in_mode
-from lsvit.errors import UserError
+from lsvit.errors import UserError, plain
 from lsvit.jobs.configs import RunConfig
 from lsvit.jobs.files import CONFIG, DATA, sha256
 from lsvit.models.routed import RoutedModel
@@ -215,17 +215,22 @@ def predict(opened: Opened, image: Tensor, routes: list[Route], top: int, exit: 
 
 
 def show(found: dict[str, Any]) -> None:
-    """Print what :func:`predict` found about one image, with the keys `image` and `order` added, as a table."""
+    """Print what :func:`predict` found about one image, with the keys `image` and `order` added, as a table.
+
+    Names of files and classes are others' words: nothing in them is obeyed, neither by rich nor by the terminal.
+    """
+    from rich.markup import escape
     from rich.table import Table
 
     from lsvit.report.tables import console
 
-    title = f"{found['image']}: {found['order']}, {found['keep']} layers"
+    image, names = escape(plain(found["image"])), [escape(plain(row["class"])) for row in found["top"]]
+    title = f"{image}: {found['order']}, {found['keep']} layers"
     table = Table("class", "probability", "std over orders", title=title, title_justify="left")
-    for row in found["top"]:
-        table.add_row(row["class"], f"{row['probability']:.4f}", "–" if row["std"] is None else f"{row['std']:.4f}")
+    for name, row in zip(names, found["top"], strict=True):
+        table.add_row(name, f"{row['probability']:.4f}", "–" if row["std"] is None else f"{row['std']:.4f}")
     if "exit" in found:
         exit = "{branch} after {depth} of {keep} layers, {flops:.4g} FLOPs, {latency_ms:.3g} ms".format(keep=found["keep"], **found["exit"])
-        table.title = f"{found['image']}: {found['order']}, {exit}"
-    table.caption = f"{found['top'][0]['class']} is the answer in {found['agree']} of {found['orders']} orders"
+        table.title = f"{image}: {found['order']}, {exit}"
+    table.caption = f"{names[0]} is the answer in {found['agree']} of {found['orders']} orders"
     console(80).print(table)

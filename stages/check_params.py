@@ -1,5 +1,6 @@
 """Stage check-params: every value of params.yaml is checked here, before any compute, and resolved for the stages to depend on."""
 
+import platform
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -29,8 +30,11 @@ def check_machine(params: Params) -> Iterator[str]:
         precision, source = params.values(Finetune, name)["precision"]
         if precision == "tf32" and (params.device == "cpu" or not gpus):
             yield f"params.yaml: {source}.precision: found 'tf32', accepted on a CPU: auto, fp32, bf16"
-    if params.device == "cuda" and not gpus:
-        yield "params.yaml: device: found 'cuda', but this machine has no CUDA device; accepted here: auto, cpu"
+    if (params.device == "cuda" and not gpus) or (params.device == "mps" and platform.system() != "Darwin"):
+        yield (f"params.yaml: device: found {params.device!r}, but this machine has no {params.device.upper()} device, "
+               "accepted here: auto, cpu")  # fmt: skip
+    if params.device == "mps" and params.distributed.world_size > 1:
+        yield f"params.yaml: distributed.processes: found {processes}, accepted with device 'mps': 1"
     if params.device != "cpu" and gpus and processes > gpus:
         yield f"params.yaml: distributed.processes: found {processes}, accepted: at most the {gpus} GPUs of this machine"
 

@@ -172,14 +172,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 LONG = {("archive", "zeros"), ("folder", "zeros")}  # named, after ten seconds of reading them
-FOREIGN = {
-    ("arrow", "flip 1"): pytest.mark.xfail(
-        strict=True, raises=NotImplementedError, reason="open_arrow names what pyarrow calls invalid alone"
-    )
-}
-CASES = [
-    pytest.param(*case, marks=FOREIGN.get(case, ()), id="-".join(case)) for case in itertools.product(READERS, DAMAGES) if case not in LONG
-]
+CASES = [pytest.param(*case, id="-".join(case)) for case in itertools.product(READERS, DAMAGES) if case not in LONG]
 
 
 def test_there_are_enough() -> None:

@@ -1,19 +1,24 @@
 """Files and names that somebody made to do harm."""
 
 import gzip
+import io
 import json
 import struct
+import tarfile
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 
-from lsvit.config.params import parse
+from lsvit.config.params import load, parse
+from lsvit.data.imagefiles import files_below, read_members
 from lsvit.data.sources import idx_name, read_idx
 from lsvit.errors import UserError, one_line_errors
 from lsvit.models.weights import read_tensors
-from lsvit.predict import open_weights, read_image
+from lsvit.predict import open_weights, read_image, show
+from tests.conftest import ROOT
 
 
 def test_a_safetensors_header_of_2_gb(tmp_path: Path) -> None:
@@ -74,3 +79,61 @@ def test_terminal_escapes_of_a_file_name_are_shown_not_done(capsys: pytest.Captu
     with pytest.raises(SystemExit), one_line_errors():
         raise UserError("a\x1b[2Jb.png: not an image")
     assert capsys.readouterr().err == "error: a\\x1b[2Jb.png: not an image\n"
+
+
+def archive(folder: Path, *members: tarfile.TarInfo) -> Path:
+    """A .tar.gz of empty members, or of zeros where they have a size."""
+    path = folder / "images.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        for member in members:
+            tar.addfile(member, io.BytesIO(bytes(member.size)))
+    return path
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", size: int = 0) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname, made.size = kind, target, size
+    return made
+
+
+@pytest.mark.parametrize("hostile", [
+    member("data", tarfile.DIRTYPE), member("data", tarfile.FIFOTYPE), member("data", tarfile.SYMTYPE, "/etc/passwd"),
+    member("data", tarfile.LNKTYPE, "../../etc/passwd"), member("data", size=20_000),
+], ids=["folder", "pipe", "link", "hard link", "bomb"])  # fmt: skip
+def test_members_of_an_archive_that_are_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: tarfile.TarInfo) -> None:
+    monkeypatch.setattr("lsvit.data.imagefiles.LARGEST", 10_000)
+    with pytest.raises(UserError, match=r"images\.tar\.gz"):
+        read_members(archive(tmp_path, hostile), ["data"])
+
+
+def test_nothing_of_an_archive_is_written(tmp_path: Path) -> None:
+    (inside := tmp_path / "inside").mkdir()
+    assert read_members(archive(inside, member("data", size=3), member("../outside", size=3)), ["data"]) == [bytes(3)]
+    assert sorted(tmp_path.rglob("*")) == [inside, inside / "images.tar.gz"]
+
+
+def test_a_folder_of_images_that_links_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "again").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "a.png").write_bytes(b"")
+    assert list(files_below(tmp_path)) == [str(tmp_path / "a.png")]
+
+
+@pytest.mark.parametrize("name", ["[/]", "[red]", "a\x1b[2J", "a\nb", "<script>alert(1)</script>", "=1+1"])
+def test_names_of_files_and_classes_are_words(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    top = [{"class": name, "probability": 1.0, "std": None}]
+    show({"image": f"{name}.png", "order": "sequential", "keep": 4, "top": top, "agree": 1, "orders": 1})
+    said = capsys.readouterr().out
+    assert name.encode("unicode_escape").decode() in said
+    assert "\x1b" not in said
+
+
+@pytest.mark.parametrize("key", ["variants", "models", "datasets", "scales"])
+@pytest.mark.parametrize("name", ["=1+1", "@cmd", "a,b", "<b>", "../up", "a\nb", ""])
+def test_names_are_such_that_tables_and_paths_can_bear_them(tmp_path: Path, key: str, name: str) -> None:
+    """They stand in exported tables, in paths and in the report."""
+    path = tmp_path / "params.yaml"
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params[key][name] = next(iter(params[key].values()))
+    path.write_text(yaml.safe_dump(params))
+    with pytest.raises(UserError, match=f"{key}: found the name"):
+        load(path)

@@ -37,6 +37,10 @@ def _names(params: Params, file: str) -> Iterator[str]:
     for key, name, table in named:
         if name not in table:
             yield f"{file}: {key}: found {name!r}, {accepted(name, table)}"
+    for key, table in (("models", params.models), ("datasets", params.datasets), ("scales", params.scales)):
+        for name in table:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+                yield f"{file}: {key}: found the name {name!r}, accepted: letters, digits, _, ., -"
     taken = (BASELINE, PRETRAINED, UNTRAINED, *(name for section in paper_sections() for name in section.taken))
     declared = {"variants": params.variants} | {f"scales.{name}.variants": scale.variants for name, scale in params.scales.items()}
     for where, name, variant in ((where, *item) for where, variants in declared.items() for item in variants.items()):

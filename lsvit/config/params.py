@@ -64,7 +64,7 @@ class Params(Section):
     model: str
     scale: str | None  # None: the model's own
     engine: Engine = "local"
-    device: Literal["auto", "cpu", "cuda"]
+    device: Literal["auto", "cpu", "cuda", "mps"]
     deterministic: bool
     distributed: Distributed
     seeds: Annotated[list[Seed], Field(min_length=1)]

@@ -14,6 +14,7 @@ import numpy as np
 from lsvit.config.datasets import CLASSES, SIZES
 from lsvit.errors import UserError
 
+LARGEST = 2**28  # bytes of an uncompressed file: a small one may decompress to any size
 IMAGENET_CLASSES, IMAGENET_IMAGES = CLASSES["imagenet"], dict(zip(("train", "validation"), SIZES["imagenet"], strict=True))
 IMAGENET_TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
 DEVKIT = "ILSVRC2012_devkit_t12"
@@ -131,11 +132,18 @@ def read_members(archive: Path, names: list[str]) -> list[bytes]:
     """Files of a .tar.gz, read in memory. Raises UserError: the archive is damaged, or lacks one."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
-            return [tar.extractfile(tar.getmember(name)).read() for name in names]  # type: ignore[union-attr]
+            return [_read_member(tar, name) for name in names]
     except KeyError as error:
         raise UserError(f"{archive}: incomplete: {error.args[0]}") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(f"{archive}: truncated or not a .tar.gz ({error})") from None
+
+
+def _read_member(tar: tarfile.TarFile, name: str) -> bytes:
+    content = file.read(LARGEST + 1) if (file := tar.extractfile(tar.getmember(name))) else None
+    if content is None or len(content) > LARGEST:
+        raise tarfile.ReadError(f"{name}: no file of at most {LARGEST:,} bytes")
+    return content
 
 
 # ---- ImageNet-2012 ------------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def open_arrow(path: Path) -> list[Arrays]:
         return [Arrays(batch.column("image").to_numpy_ndarray(), batch.column("label").to_numpy()) for batch in batches]
     except FileNotFoundError:
         raise UserError(f"{path}: missing; `dvc repro -f prepare-data` makes it again") from None
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:120]
         raise UserError(f"{path}: damaged ({reason}); `dvc repro -f prepare-data` makes it again") from None
 

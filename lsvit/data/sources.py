@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lsvit.data.imagefiles import Items, check_md5, list_image_folder, list_imagenet, read_members
+from lsvit.data.imagefiles import LARGEST, Items, check_md5, list_image_folder, list_imagenet, read_members
 from lsvit.data.shards import Arrays
 from lsvit.errors import UserError
 from lsvit.jobs.processes import root
@@ -31,7 +31,6 @@ FASHION_MNIST_SHA256 = {
     "t10k-images-idx3-ubyte.gz": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
-LARGEST = 2**28  # bytes of an uncompressed file, five times those of the largest: a small file may decompress to any size
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 DOWNLOADS = Path("~/.cache/lsvit").expanduser()
 CHECKSUMS = "SHA256SUMS"  # of the uncompressed content, beside the embedded files

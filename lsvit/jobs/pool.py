@@ -85,8 +85,10 @@ def _show(jobs: Sequence[Job], events: Events, on_epoch: Callable[[Job, Event], 
 
 
 def workers_here(device: str, threads: int) -> int:
-    """Jobs that run side by side on this machine: one a GPU, or one per `threads` cores."""
+    """Jobs that run side by side on this machine: one a GPU, or one per `threads` cores; MPS is one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if device == "mps":
+        return 1
     return (device != "cpu" and cuda_devices()) or max(1, cores // threads)
 
 

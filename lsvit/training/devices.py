@@ -1,5 +1,6 @@
 """How a model runs on a processor: device, precision, attention kernel, compiled blocks, determinism."""
 
+import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,15 +12,22 @@ from torch.backends import cuda as backends
 from lsvit.errors import UserError
 
 # Width from which low precision and compiled blocks pay. CPU: with avx512_bf16 ViT-B/16 (768) trains and evaluates 1.8 times faster
-# in bf16, width 64 at half the speed; between them nothing was measured. CUDA: ViT-S; narrower ones wait for kernel launches.
-WIDE = {"cpu": 768, "cuda": 384}
+# in bf16, width 64 at half the speed; between them nothing was measured. CUDA: ViT-S; narrower ones wait for kernel launches. MPS: nothing
+# was measured.
+WIDE = {"cpu": 768, "cuda": 384, "mps": math.inf}
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of a `device:` value. Raises UserError if CUDA is asked for and absent."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("device: found 'cuda', but this machine has no CUDA device; accepted here: auto, cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    """The device of a `device:` value; "auto" leaves out MPS, on which nothing was tested. Raises UserError if it is absent."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there.get(name, True):
+        raise UserError(f"device: found '{name}', but this machine has no {name.upper()} device; accepted here: auto, cpu")
+    return torch.device(name if name != "auto" else "cuda" if there["cuda"] else "cpu")
+
+
+def sums_type(device: torch.device) -> torch.dtype:
+    """In which sums over many images are kept: float64, which MPS does not have."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Execution:
 
     def __str__(self) -> str:
         on_gpu = self.device.type == "cuda"
-        name = torch.cuda.get_device_name(self.device) if on_gpu else torch.cpu.get_capabilities().get("cpu_name", "CPU")
+        name = torch.cuda.get_device_name(self.device) if on_gpu else torch.cpu.get_capabilities().get("cpu_name", self.device.type.upper())
         parts = [str(name), self.precision + (f" (auto: {self.why})" if self.why else "")]
         parts += ["unfused attention"] * self.plain_attention + ["compiled blocks"] * self.compiled + ["deterministic"] * self.deterministic
         return ", ".join(parts)

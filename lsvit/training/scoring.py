@@ -15,7 +15,7 @@ from lsvit.models.routed import RoutedModel
 from lsvit.models.taps import ExitLogits, PositionLogits
 from lsvit.models.weights import build, input_size, normalisation
 from lsvit.routes import Route
-from lsvit.training.devices import Execution, pick_device, settle
+from lsvit.training.devices import Execution, pick_device, settle, sums_type
 from lsvit.training.distributed import rank_and_world, sum_over_processes
 from lsvit.training.losses import exit_objective, is_right, position_hits, task_loss
 
@@ -79,10 +79,11 @@ def score(model: RoutedModel, split: Split, routes: Sequence[Route | Latin] | Te
     (len(split), L), every image takes its own row.
     """
     model.eval()
-    loss, positions = torch.zeros(2, dtype=torch.float64, device=execution.device)
-    correct = torch.zeros(len(split), dtype=torch.uint8, device=execution.device)
+    device, dtype = execution.device, sums_type(execution.device)
+    loss, positions = torch.zeros(2, dtype=dtype, device=device)
+    correct = torch.zeros(len(split), dtype=torch.uint8, device=device)
     predicts = "predict" in model.position
-    early = {int(depth): torch.zeros(3, dtype=torch.float64, device=execution.device) for depth in model.exits}  # loss, right, images
+    early = {int(depth): torch.zeros(3, dtype=dtype, device=device) for depth in model.exits}  # loss, right, images
     for i, images, labels in split.in_order(batch_size, *rank_and_world()):
         part = slice(i * batch_size, i * batch_size + len(labels))
         tap, exits = ([PositionLogits(model)] if predicts else []), ExitLogits(model)

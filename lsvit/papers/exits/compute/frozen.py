@@ -231,10 +231,10 @@ def train_branches(config: ExitConfig, data: Path, weights: Path, folder: Path, 
             here = {key: each.at(place, execution.device) for key, each in features.items() if place < len(each.tokens)}
             found = [train_exit(kind, depth, here, model, own, config, execution) for kind in options.branches]
             unfinished = folder / "depth.partial"
-            torch.save(found, unfinished)
+            torch.save([each.plain() for each in found], unfinished)
             unfinished.replace(folder / f"depth_{depth}.pt")
             report({"cell": f"exits after {depth} layers"})
-    exits = [exit for depth in every for exit in torch.load(folder / f"depth_{depth}.pt", weights_only=False)]
+    exits = [Exit.of(saved) for depth in every for saved in torch.load(folder / f"depth_{depth}.pt", weights_only=True)]
     exits.append(_final(model, parts, routes, execution))
     _write(exits, own, min(options.keep, model.num_layers), folder)
     for depth in every:
@@ -255,6 +255,17 @@ class Exit(NamedTuple):
     epochs: int | None
     state: dict[str, Tensor]
     answered: dict[tuple[str, str], Answered]
+
+    def plain(self) -> dict[str, Any]:
+        """As a file without pickled classes can have it."""
+        answered = {key: (*map(torch.from_numpy, (each.confidence, each.correct)), each.mae) for key, each in self.answered.items()}
+        return self._asdict() | {"answered": answered}
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> "Exit":
+        """From its plain form."""
+        answered = {key: Answered(sure.numpy(), right.numpy(), mae) for key, (sure, right, mae) in saved["answered"].items()}
+        return cls(**saved | {"answered": answered})
 
 
 def train_exit(

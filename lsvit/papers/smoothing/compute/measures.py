@@ -17,7 +17,7 @@ from lsvit.models.routed import RoutedModel, Samples
 from lsvit.models.weights import check_pairs
 from lsvit.papers.smoothing.section import PROFILE, ProfileConfig
 from lsvit.routes import Order, arbitrary, generator, per_sample, sequential
-from lsvit.training.devices import Execution
+from lsvit.training.devices import Execution, sums_type
 from lsvit.training.losses import patch_cosine
 from lsvit.training.scoring import batches_along, open_model, open_split
 
@@ -105,7 +105,7 @@ class Smoothness(AbstractContextManager):
 def _add(sums: dict[int, tuple[Tensor, int]], at: int, values: Tensor) -> None:
     """Add values (n,), one an image, to a sum and its number of values."""
     total, count = sums.get(at, (0, 0))
-    sums[at] = total + values.detach().double().sum(), count + len(values)
+    sums[at] = total + values.detach().to(sums_type(values.device)).sum(), count + len(values)
 
 
 @torch.inference_mode()

@@ -1,0 +1,244 @@
+"""Kill anything, any time: smoke runs whose processes get signals at random moments, and are started again until they end.
+
+    uv run python benchmarks/faults.py [--kills 100] [--minutes 60] [--seed 0] [--ways repro served]     writes benchmarks/faults.json
+
+Every way runs once undisturbed. Then, in fresh copies of the repository, random processes of the run (DVC, its shell, the stage, the warm
+process, workers, MLflow's server) get SIGKILL, SIGTERM, SIGINT, or SIGSTOP for a while. What each copy has in the end must be what the
+undisturbed one has: see `compare`. The draws follow from the seed, not the moments at which processes meet them.
+"""
+
+import argparse
+import random
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from dvc.utils.hydra import apply_overrides
+from machine import machine, show, write
+
+from lsvit.smoke import PRESETS, copy_repository, environment
+
+MARK = "LSVIT_FAULTS"  # a variable by which the processes of a run are known
+EVERY = 3.0  # seconds between signals, on average
+STOPPED = 3.0  # seconds that SIGSTOP lasts at most
+ORPHANED = 10.0  # seconds after which nothing may be left of a run that was killed
+IDLE = 60.0  # the same of the warm process, which waits for half a minute
+STUCK = 900.0  # seconds without an end: the run hangs
+SIGNALS = {signal.SIGKILL: 4, signal.SIGTERM: 2, signal.SIGINT: 2, signal.SIGSTOP: 2}  # and how often
+TIMED = {"exits_latency.csv"}  # results that are measured times
+
+
+class Run:
+    """The pipeline at scale smoke in a copy of the repository, tracked in the store beside it or, `served`, by a server."""
+
+    def __init__(self, folder: Path, served: bool) -> None:
+        self.folder = folder / "copy"
+        copy_repository(self.folder)
+        apply_overrides(self.folder / "params.yaml", list(PRESETS))
+        (temporary := folder / "tmp").mkdir()
+        self.env = environment() | {MARK: str(folder), "TMPDIR": str(temporary)}
+        self.store = folder / "served.db" if served else self.folder / "mlflow.db"
+        self.port = free_port() if served else None
+        if served:
+            self.env["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{self.port}"
+
+    def serve(self) -> None:
+        """Start MLflow's server where it should run and does not."""
+        if self.port and not any(kind(process) == "MLflow's server" for process in self.processes()):
+            options = ["--backend-store-uri", f"sqlite:///{self.store}", "--default-artifact-root", str(self.store.parent / "artifacts")]
+            self.start("mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1", *options)
+
+    def start(self, module: str, *arguments: str) -> subprocess.Popen:
+        """A command of the run, in a session of its own; what it prints goes to a log."""
+        with open(self.folder.parent / "log", "ab") as log:
+            return subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL,
+                                    stdout=log, stderr=log, start_new_session=True)  # fmt: skip
+
+    def processes(self) -> list[psutil.Process]:
+        """All that live, also those that nobody waits for."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(MARK) == self.env[MARK] and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def until_gone(self, seconds: float, but: set[str]) -> tuple[float, list[str]]:
+        """Wait for the end of all processes `but` those of these kinds, at most so many seconds. Returns seconds and what is left."""
+        start = time.monotonic()
+        while left := [name for name in map(kind, self.processes()) if name not in but]:
+            if time.monotonic() - start > seconds:
+                return seconds, left
+            time.sleep(0.1)
+        return time.monotonic() - start, []
+
+    def end(self) -> None:
+        """Kill what is left."""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.kill()
+
+    def finish(self) -> None:
+        """The pipeline to its end, undisturbed; what a store missed is logged. Raises CalledProcessError."""
+        self.serve()
+        with open(self.folder.parent / "log", "ab") as log:
+            for command in ("dvc repro --pull", "lsvit.cli track sync"):
+                subprocess.run([sys.executable, "-m", *command.split()], cwd=self.folder, env=self.env, stdout=log, stderr=log, check=True,
+                               timeout=STUCK)  # fmt: skip
+
+    def results(self) -> dict[str, bytes]:
+        """All tables, but those of measured times."""
+        files = sorted((self.folder / "results").rglob("*.csv"))
+        return {str(file.relative_to(self.folder)): file.read_bytes() for file in files if file.name not in TIMED}
+
+    def files(self) -> set[str]:
+        """What lies in the copy and its temporary folder, but for the caches of DVC and Python."""
+        names = (str(path.relative_to(self.folder.parent)) for path in self.folder.parent.rglob("*") if path.is_file())
+        return {name for name in names if not name.startswith(("copy/.dvc/", "copy/.git/", "artifacts/")) and "__pycache__" not in name}
+
+    def tracked(self) -> Counter:
+        """Experiment, name and state of every run in the store."""
+        query = "SELECT experiments.name, runs.name, runs.status FROM runs JOIN experiments USING (experiment_id)"
+        with closing(sqlite3.connect(self.store)) as database:
+            return Counter(database.execute(query).fetchall())
+
+
+def free_port() -> int:
+    """Of this machine alone."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def kind(process: psutil.Process) -> str:
+    """What a process of a run is; an empty word where it has ended."""
+    with suppress(psutil.Error):
+        command, parent = " ".join(process.cmdline()), process.parent()
+        above = " ".join(parent.cmdline()) if parent else ""
+        if "lsvit.jobs.server" in command:  # so are those that forked from it called
+            return "warm process" if "lsvit.jobs.server" not in above else "stage" if _of_server(parent) else "worker"
+        for words, name in (("mlflow", "MLflow's server"), ("forkserver", "fork server"), ("resource_tracker", "resource tracker"),
+                            ("sh -c", "shell"), ("-m stages", "stage's command"), ("dvc", "DVC")):  # fmt: skip
+            if words in command:
+                return name
+        return process.name()
+    return ""
+
+
+def _of_server(parent: psutil.Process | None) -> bool:
+    """Whether a process is the warm process itself, no fork of it."""
+    above = parent.parent() if parent else None
+    return above is None or "lsvit.jobs.server" not in " ".join(above.cmdline())
+
+
+def strike(run: Run, draw: random.Random) -> dict[str, str] | None:
+    """Send a random signal to a process of a random kind; None if none is there."""
+    found: dict[str, list[psutil.Process]] = {}
+    for process in run.processes():
+        found.setdefault(kind(process), []).append(process)
+    found.pop("", None)
+    if not found:
+        return None
+    name = draw.choice(sorted(found))
+    process, (number,) = draw.choice(found[name]), draw.choices(list(SIGNALS), list(SIGNALS.values()))
+    with suppress(psutil.Error):
+        process.send_signal(number)
+        if number == signal.SIGSTOP:
+            time.sleep(draw.uniform(0, STOPPED))
+            process.send_signal(signal.SIGCONT)
+    return {"process": name, "signal": number.name}
+
+
+def disturb(run: Run, draw: random.Random, kills: int, deadline: float) -> dict[str, Any]:
+    """Start the pipeline again and again, under signals until there were so many or the time is over. Returns what happened."""
+    struck: list[dict[str, str]] = []
+    orphans: list[str] = []
+    starts, slowest = 0, 0.0
+    ended, began = False, time.monotonic()
+    while not ended and len(struck) < kills and time.monotonic() < deadline:
+        run.serve()
+        driver, starts, since = run.start("dvc", "repro", "--pull"), starts + 1, time.monotonic()
+        while driver.poll() is None:
+            if len(struck) >= kills or time.monotonic() > deadline:
+                driver.wait(STUCK)
+                break
+            with suppress(subprocess.TimeoutExpired):
+                driver.wait(draw.expovariate(1 / EVERY))
+                break
+            if blow := strike(run, draw):
+                struck.append(blow)
+                print(f"{time.monotonic() - began:6.0f} s  {blow['signal']} to {blow['process']}", flush=True)
+            run.serve()
+            assert time.monotonic() - since < STUCK, f"hangs: {[process.cmdline() for process in run.processes()]}"
+        ended = driver.returncode == 0
+        seconds, left = run.until_gone(ORPHANED, {"", "warm process", "MLflow's server"})
+        slowest, orphans = max(slowest, seconds), orphans + left
+    return {"signals": struck, "starts": starts, "seconds": time.monotonic() - began, "gone after": slowest, "orphans": orphans}
+
+
+def compare(run: Run, whole: Run) -> list[str]:
+    """What a disturbed run has in the end and an undisturbed one has not, or the other way round."""
+    mine, others = run.results(), whole.results()
+    wrong = [f"{name} differs" for name in sorted(mine.keys() | others.keys()) if mine.get(name) != others.get(name)]
+    wrong += [f"{name} is left" for name in sorted(run.files() - whole.files())]
+    wrong += [f"{name} is missing" for name in sorted(whole.files() - run.files())]
+    wrong += [f"MLflow has {row}, {count} times more" for row, count in (run.tracked() - whole.tracked()).items()]
+    wrong += [f"MLflow lacks {row}, {count} times" for row, count in (whole.tracked() - run.tracked()).items()]
+    done = subprocess.run([sys.executable, "-m", "dvc", "repro"], cwd=run.folder, env=run.env, capture_output=True, text=True, check=False)
+    return wrong + ([] if done.returncode == 0 and "Running stage" not in done.stdout else ["dvc repro finds something to do"])
+
+
+def main() -> None:
+    """Rounds, the ways in turn, until there were enough signals."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ways", nargs="+", choices=("repro", "served"), default=["repro", "served"])
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    options = parser.parse_args()
+    draw, deadline = random.Random(options.seed), time.monotonic() + 60 * options.minutes
+    whole: dict[str, Run] = {}
+    rounds: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        left = options.kills
+        while left > 0 and time.monotonic() < deadline:
+            way = options.ways[len(rounds) % len(options.ways)]
+            if way not in whole:
+                (place := Path(folder, f"{way}_whole")).mkdir()
+                whole[way] = Run(place, way == "served")
+                whole[way].finish()
+                whole[way].end()
+            (place := Path(folder, str(len(rounds)))).mkdir()
+            run = Run(place, way == "served")
+            try:
+                done = disturb(run, draw, left, deadline)
+                run.finish()
+                done["wrong"] = compare(run, whole[way])
+                _, done["still there"] = run.until_gone(IDLE, {"", "MLflow's server"})
+            finally:
+                run.end()
+            left -= len(done["signals"])
+            rounds.append({"way": way, **done})
+            print({name: value for name, value in rounds[-1].items() if name != "signals"}, flush=True)
+    blows = Counter((blow["process"], blow["signal"]) for each in rounds for blow in each.pop("signals"))
+    names = [number.name for number in SIGNALS]
+    table = [{"process": process} | {name: blows[process, name] for name in names} for process in sorted({process for process, _ in blows})]
+    show("Signals by what got them", table)
+    about = {"machine": machine(), "seed": options.seed, "signals": blows.total()}
+    write(options.out, about | {"rounds": rounds, "by process": table})
+    if any(each["orphans"] or each["wrong"] or each["still there"] for each in rounds):
+        sys.exit("not as an undisturbed run: see `orphans`, `wrong` and `still there`")
+
+
+if __name__ == "__main__":
+    main()
