@@ -27,6 +27,7 @@ from lsvit.config.effective import stage_params
 from lsvit.config.params import load, paper_sections
 from lsvit.config.sections import Finetune, PaperFigures, Pretrain
 from lsvit.config.types import Section
+from lsvit.errors import UserError
 from lsvit.papers.painters.section import KINDS
 from lsvit.smoke import PRESETS, copy_repository, environment
 from tests.conftest import ROOT
@@ -234,25 +235,23 @@ def answer(arguments: list[str]) -> list[dict]:
 
 @pytest.mark.slow
 def test_fill_trains_what_the_stages_would(smoked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After them it finds everything finished; what is missing it trains, to the same bytes."""
-    said = run(["-m", "lsvit.cli", "fill"], smoked)
-    found = [smoked / line.rpartition(" taken from ")[2] for line in said.splitlines() if "finished before" in line]
-    assert not re.search(r"\bepoch\b", said)
+    """After them it finds everything finished but what is missing, which it trains, to the same bytes."""
     monkeypatch.chdir(smoked)
     monkeypatch.setenv("DVC_ROOT", str(smoked))
     jobs = listed(load())
     wanted = [job for kind in ("pretrain", "finetune", "exits", "smoothing", "inversion trainings") for job in jobs[kind].values()]
-    assert {path.resolve() for path in found} >= {job.folder.resolve() for job in wanted if job.config.dataset == "fashion_mnist_tiny"}
-    weights = found[-1] / "weights.safetensors"
-    before = weights.read_bytes()
-    shutil.rmtree(found[-1])
+    trained = {job.folder.resolve() for job in wanted if job.config.dataset == "fashion_mnist_tiny"}
+    missing = jobs["finetune"]["ls seed 0"].folder.resolve()
+    before = (missing / "weights.safetensors").read_bytes()
+    shutil.rmtree(missing)
     said = run(["-m", "lsvit.cli", "fill"], smoked)
-    assert said.count("finished before") == len(found) - 1
-    assert weights.read_bytes() == before
-    command = [sys.executable, "-m", "lsvit.cli", "fill", "-S", "dataset=fashion_mnist_10k"]
-    done = subprocess.run(command, cwd=smoked, capture_output=True, text=True, env=environment(), check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: outs/prepare_data: not the images that this asks for")
+    found = {(smoked / line.rpartition(" taken from ")[2]).resolve() for line in said.splitlines() if "finished before" in line}
+    assert found >= trained - {missing}
+    assert missing not in found
+    assert set(re.findall(r"(\S+ seed \d): epoch", said)) == {"ls seed 0"}
+    assert (missing / "weights.safetensors").read_bytes() == before
+    with pytest.raises(UserError, match=r"^outs/prepare_data: not the images that this asks for"):
+        CliRunner().invoke(cli.app, ["fill", "-S", "dataset=fashion_mnist_10k"], catch_exceptions=False)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, Typ
 
 import yaml
 from pydantic import Field, PrivateAttr, ValidationError, create_model
+from yaml.composer import Composer, ComposerError
 
 from lsvit.config.datasets import DatasetPreset
 from lsvit.config.papers import rooms
@@ -255,17 +256,22 @@ def whole() -> type[Params]:
 ALIASES = 30  # of a parameter file
 
 
-class UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, of which YAML would take the last without a word."""
+class UniqueKeys(Composer, yaml.CSafeLoader):
+    """Refuses a key that stands twice in a mapping, of which YAML would take the last without a word. libyaml does the parsing."""
 
     aliases = 0
+
+    def __init__(self, stream: Any) -> None:
+        yaml.CSafeLoader.__init__(self, stream)
+        Composer.__init__(self)
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Raises yaml.composer.ComposerError for more aliases than a file needs: of aliases of aliases a page fills any memory."""
         if self.check_event(yaml.AliasEvent):
             self.aliases += 1
             if self.aliases > ALIASES:
-                raise yaml.composer.ComposerError(problem=f"more than {ALIASES} aliases", problem_mark=self.peek_event().start_mark)
+                event: Any = self.get_event()
+                raise ComposerError(problem=f"more than {ALIASES} aliases", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -295,7 +301,7 @@ def parse(path: str | Path) -> Params:
     path = Path(path)
     try:
         with path.open() as file:
-            content = yaml.load(file, UniqueKeys)
+            content = UniqueKeys(file).get_single_data()
     except FileNotFoundError:
         raise UserError(f"{path}: not found; run in the repository's root") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -82,33 +82,6 @@ def test_the_same_bytes_as_here_and_found_by_the_local_engine(
     assert capsys.readouterr().out.count("finished before") == 2
 
 
-def test_a_node_is_killed(
-    cluster: Any, train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In mid-training, the only one with room for it; another, which comes later, goes on from the last epoch, to the same bytes."""
-    nodes = [cluster.add_node(**NODE | {"num_cpus": 2})]
-    todo = jobs(train_config, prepared, [0], epochs=40)
-    seen: list[int] = []
-
-    def kill(job: Job, event: dict) -> None:
-        seen.append(event["epoch"])
-        if len(seen) == 3:
-            cluster.remove_node(nodes[0], allow_graceful=False)
-            nodes.append(cluster.add_node(**NODE | {"num_cpus": 2}))
-
-    run(todo, "cpu", kill, threads=2, engine="ray")
-    cluster.remove_node(nodes[1])
-    assert "lost its worker, goes on elsewhere" in capsys.readouterr().out
-    assert seen == sorted(set(seen))  # no epoch was repeated
-    assert seen[-1] == 40
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path / "here"))
-    local = jobs(train_config, prepared, [0], epochs=40)
-    run(local, "cpu")
-    alone = files(local[0])
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    assert files(todo[0]) == alone
-
-
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
@@ -126,18 +99,38 @@ run([job], "cpu", end, engine="ray")
 """
 
 
-def test_the_driver_is_killed(cluster: Any, train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    """What came back before stays: the next run repeats none of it."""
+def test_the_driver_is_killed_and_then_a_node(
+    cluster: Any, train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What came back before stays: the next run repeats none of it. It runs on the only node with room for it, which is killed in
+    mid-training; another, which comes later, goes on from the last epoch, to the same bytes."""
     todo = jobs(train_config, prepared, [0], epochs=40)
     (tmp_path / "config.json").write_text(todo[0].config.model_dump_json())
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "config.json"), str(prepared)]
     assert subprocess.run(command, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}).returncode == -signal.SIGKILL
     assert (todo[0].folder / "checkpoint.pt").exists()
+    nodes = [cluster.add_node(**NODE | {"num_cpus": 2})]
     seen: list[int] = []
-    run(todo, "cpu", lambda job, event: seen.append(event["epoch"]), engine="ray")
-    assert seen == list(range(seen[0], 41))
+
+    def kill(job: Job, event: dict) -> None:
+        seen.append(event["epoch"])
+        if len(seen) == 3:
+            cluster.remove_node(nodes[0], allow_graceful=False)
+            nodes.append(cluster.add_node(**NODE | {"num_cpus": 2}))
+
+    run(todo, "cpu", kill, threads=2, engine="ray")
+    cluster.remove_node(nodes[1])
+    assert "lost its worker, goes on elsewhere" in capsys.readouterr().out
     assert seen[0] > 3
+    assert seen == sorted(set(seen))  # no epoch was repeated
+    assert seen[-1] == 40
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path / "here"))
+    local = jobs(train_config, prepared, [0], epochs=40)
+    run(local, "cpu")
+    alone = files(local[0])
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    assert files(todo[0]) == alone
 
 
 def test_mistakes_are_one_line(
