@@ -8,6 +8,7 @@ undisturbed one has: see `compare`. The draws follow from the seed, not the mome
 """
 
 import argparse
+import csv
 import random
 import signal
 import socket
@@ -34,7 +35,8 @@ ORPHANED = 10.0  # seconds after which nothing may be left of a run that was kil
 IDLE = 60.0  # the same of the warm process, which waits for half a minute
 STUCK = 900.0  # seconds without an end: the run hangs
 SIGNALS = {signal.SIGKILL: 4, signal.SIGTERM: 2, signal.SIGINT: 2, signal.SIGSTOP: 2}  # and how often
-TIMED = {"exits_latency.csv"}  # results that are measured times
+TIMED = ("latency_ms",)  # columns of results that are measured times
+CACHES = ("copy/.dvc/", "copy/.git/", "copy/.lsvit/context/", "copy/mlartifacts/", "artifacts/")  # in which names are drawn or are hashes
 
 
 class Run:
@@ -95,15 +97,18 @@ class Run:
                 subprocess.run([sys.executable, "-m", *command.split()], cwd=self.folder, env=self.env, stdout=log, stderr=log, check=True,
                                timeout=STUCK)  # fmt: skip
 
-    def results(self) -> dict[str, bytes]:
-        """All tables, but those of measured times."""
-        files = sorted((self.folder / "results").rglob("*.csv"))
-        return {str(file.relative_to(self.folder)): file.read_bytes() for file in files if file.name not in TIMED}
+    def results(self) -> dict[str, list[dict[str, str]]]:
+        """All tables, but for columns of measured times."""
+        found = {}
+        for file in sorted((self.folder / "results").glob("**/*.csv")):
+            rows = list(csv.DictReader(file.read_text().splitlines()))
+            found[str(file.relative_to(self.folder))] = [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
+        return found
 
     def files(self) -> set[str]:
-        """What lies in the copy and its temporary folder, but for the caches of DVC and Python."""
+        """What lies in the copy and its temporary folder, but for caches."""
         names = (str(path.relative_to(self.folder.parent)) for path in self.folder.parent.rglob("*") if path.is_file())
-        return {name for name in names if not name.startswith(("copy/.dvc/", "copy/.git/", "artifacts/")) and "__pycache__" not in name}
+        return {name for name in names if not name.startswith(CACHES) and "__pycache__" not in name}
 
     def tracked(self) -> Counter:
         """Experiment, name and state of every run in the store."""

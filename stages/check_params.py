@@ -10,7 +10,7 @@ from lsvit.config.effective import files
 from lsvit.config.papers import rooms
 from lsvit.config.params import Params, parse
 from lsvit.config.sections import Finetune
-from lsvit.errors import one_line_errors, raise_all, said
+from lsvit.errors import UserError, one_line_errors, raise_all, said
 from lsvit.jobs.address import check_cluster
 from lsvit.jobs.processes import cuda_devices, root
 
@@ -42,12 +42,17 @@ def check_machine(params: Params) -> Iterator[str]:
 def build(params: Params) -> None:
     """Make every model without memory, as the stages do. Raises UserError: timm or a part refuses one, or a depth does not fit."""
     import torch
+    from psutil import virtual_memory
 
     from lsvit.models.talking_heads import talk
     from lsvit.models.weights import attach, create_backbone
 
     with torch.device("meta"):
         backbone = create_backbone(params.model_preset.model_copy(update={"init_std": None}), 1)
+        needed, there = sum(each.nbytes for each in backbone.parameters()), virtual_memory().total
+        if needed > there:
+            raise UserError(f"params.yaml: model: found {params.model!r}, whose parameters take {needed / 2**30:,.0f} GiB, "
+                            f"accepted here: at most the {there / 2**30:.0f} GiB of memory")  # fmt: skip
         for variant in params.all_variants.values():
             model = deepcopy(backbone)
             if variant.talking_heads:

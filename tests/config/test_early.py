@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+import torch
 
 from lsvit.errors import UserError
-from stages.check_params import build
+from lsvit.training.devices import pick_device
+from stages.check_params import build, check_machine
 from tests.config.conftest import Load
 
 
@@ -17,6 +19,7 @@ from tests.config.conftest import Load
         ({"models.vit_micro.timm": "vit_tiny_patch16_224.ausgreg_in21k"}, ["has no weights tagged 'ausgreg_in21k'"]),
         ({"models.vit_micro.kwargs.embed_dims": 32}, ["timm cannot make vit_tiny_patch16_224", "embed_dims"]),
         ({"models.vit_micro.timm": "resnet18"}, ["resnet18"]),
+        ({"models.vit_micro.kwargs.img_size": 700_000_000}, ["model: found 'vit_micro'", "GiB of memory"]),
         ({"scales.minutes.inversion.families.vit.timm": "vit_tiny_patch16_244"}, ["inversion", "vit_tiny_patch16_244"]),
         ({"models.vit_micro.smoothing.kwargs": {"mlp_ration": 2}}, ["mlp_ration"]),
     ],
@@ -29,6 +32,20 @@ def test_a_model_that_cannot_be_made(values: dict[str, Any], said: list[str], ch
         build(params)
     assert "\n" not in str(error.value)
     assert all(part in str(error.value) for part in said)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["cuda", "mps"])
+def test_a_device_that_is_not_there(name: str, changed: Load) -> None:
+    said = f"device: found '{name}', but this machine has no {name.upper()} device"
+    assert any(said in line for line in check_machine(changed({"device": name})))
+    with pytest.raises(UserError, match=said):
+        pick_device(name)
+
+
+def test_mps_is_one_device(changed: Load) -> None:
+    params = changed({"device": "mps", "distributed.processes": 2})
+    assert "params.yaml: distributed.processes: found 2, accepted with device 'mps': 1" in list(check_machine(params))
 
 
 @pytest.mark.slow
