@@ -1,15 +1,18 @@
 """Kill anything, any time: smoke runs whose processes get signals at random moments, and are started again until they end.
 
-    uv run python benchmarks/faults.py [--kills 100] [--minutes 60] [--seed 0] [--ways repro served]     writes benchmarks/faults.json
+    uv run python benchmarks/faults.py [--faults 100] [--minutes 60] [--seed 0] [--ways repro served disk]   writes benchmarks/faults.json
 
 Every way runs once undisturbed. Then, in fresh copies of the repository, random processes of the run (DVC, its shell, the stage, the warm
-process, workers, MLflow's server) get SIGKILL, SIGTERM, SIGINT, or SIGSTOP for a while. What each copy has in the end must be what the
-undisturbed one has: see `compare`. The draws follow from the seed, not the moments at which processes meet them.
+process, workers, MLflow's server) get SIGKILL, SIGTERM, SIGINT, or SIGSTOP for a while. In the way `disk`, for root alone, the disk below
+the repository is filled instead, runs out of inodes or becomes read-only, until the run has ended. What each copy has in the end must be
+what the undisturbed one has: see `compare`. The draws follow from the seed, not the moments at which processes meet them.
 """
 
 import argparse
 import csv
+import os
 import random
+import shutil
 import signal
 import socket
 import sqlite3
@@ -29,21 +32,26 @@ from machine import machine, show, write
 from lsvit.smoke import PRESETS, copy_repository, environment
 
 MARK = "LSVIT_FAULTS"  # a variable by which the processes of a run are known
-EVERY = 3.0  # seconds between signals, on average
+EVERY = 6.0  # seconds between signals, on average
 STOPPED = 3.0  # seconds that SIGSTOP lasts at most
 ORPHANED = 10.0  # seconds after which nothing may be left of a run that was killed
 IDLE = 60.0  # the same of the warm process, which waits for half a minute
+FULL = 30.0  # seconds that a disk is full at most: a run that writes nothing meanwhile goes on
 STUCK = 900.0  # seconds without an end: the run hangs
 SIGNALS = {signal.SIGKILL: 4, signal.SIGTERM: 2, signal.SIGINT: 2, signal.SIGSTOP: 2}  # and how often
+WAYS = ("repro", "served", "disk")
 TIMED = ("latency_ms",)  # columns of results that are measured times
 CACHES = ("copy/.dvc/", "copy/.git/", "copy/.lsvit/context/", "copy/mlartifacts/", "artifacts/")  # in which names are drawn or are hashes
 
 
 class Run:
-    """The pipeline at scale smoke in a copy of the repository, tracked in the store beside it or, `served`, by a server."""
+    """The pipeline at scale smoke in a copy of the repository, tracked in the store beside it or by a server."""
 
-    def __init__(self, folder: Path, served: bool) -> None:
-        self.folder = folder / "copy"
+    def __init__(self, folder: Path, way: str) -> None:
+        self.folder, self.way, served = folder / "copy", way, way == "served"
+        if way == "disk":
+            self.folder.mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4g,nr_inodes=100k", "tmpfs", self.folder], check=True)
         copy_repository(self.folder)
         apply_overrides(self.folder / "params.yaml", list(PRESETS))
         (temporary := folder / "tmp").mkdir()
@@ -88,14 +96,15 @@ class Run:
         for process in self.processes():
             with suppress(psutil.Error):
                 process.kill()
+        if self.way == "disk":
+            subprocess.run(["umount", "--lazy", self.folder], check=True)
 
     def finish(self) -> None:
-        """The pipeline to its end, undisturbed; what a store missed is logged. Raises CalledProcessError."""
+        """The pipeline to its end, undisturbed; what a store missed is logged. Ends this process where that fails."""
         self.serve()
-        with open(self.folder.parent / "log", "ab") as log:
-            for command in ("dvc repro --pull", "lsvit.cli track sync"):
-                subprocess.run([sys.executable, "-m", *command.split()], cwd=self.folder, env=self.env, stdout=log, stderr=log, check=True,
-                               timeout=STUCK)  # fmt: skip
+        for command in ("dvc repro --pull", "lsvit.cli track sync"):
+            if code := self.start(*command.split()).wait(STUCK):
+                sys.exit(f"{command}: {code}\n{(self.folder.parent / 'log').read_text()[-5000:]}")
 
     def results(self) -> dict[str, list[dict[str, str]]]:
         """All tables, but for columns of measured times."""
@@ -163,23 +172,45 @@ def strike(run: Run, draw: random.Random) -> dict[str, str] | None:
     return {"process": name, "signal": number.name}
 
 
-def disturb(run: Run, draw: random.Random, kills: int, deadline: float) -> dict[str, Any]:
+def fill(run: Run, draw: random.Random, driver: subprocess.Popen) -> dict[str, str] | None:
+    """Leave a run no room until it has ended, or for a while; None where the disk cannot be made so."""
+    filler, how = run.folder / "filler", draw.choice(("full", "no inodes", "read-only"))
+    remount = ["mount", "-o", "remount,ro", str(run.folder)]
+    if how == "read-only" and subprocess.run(remount, stderr=subprocess.DEVNULL, check=False).returncode:
+        return None  # a file is open
+    if how != "read-only":
+        filler.mkdir()
+        room = os.statvfs(run.folder)
+        with suppress(OSError), open(filler / "bytes", "wb") as file:
+            if how == "full":
+                os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize)
+            for i in range(room.f_favail if how == "no inodes" else 0):
+                (filler / str(i)).touch()
+    with suppress(subprocess.TimeoutExpired):
+        driver.wait(FULL)
+    if how == "read-only":
+        subprocess.run(["mount", "-o", "remount,rw", run.folder], check=True)
+    shutil.rmtree(filler, ignore_errors=True)
+    return {"process": "(disk)", "signal": how}
+
+
+def disturb(run: Run, draw: random.Random, most: int, deadline: float) -> dict[str, Any]:
     """Start the pipeline again and again, under signals until there were so many or the time is over. Returns what happened."""
     struck: list[dict[str, str]] = []
     orphans: list[str] = []
     starts, slowest = 0, 0.0
     ended, began = False, time.monotonic()
-    while not ended and len(struck) < kills and time.monotonic() < deadline:
+    while not ended and len(struck) < most and time.monotonic() < deadline:
         run.serve()
         driver, starts, since = run.start("dvc", "repro", "--pull"), starts + 1, time.monotonic()
         while driver.poll() is None:
-            if len(struck) >= kills or time.monotonic() > deadline:
+            if len(struck) >= most or time.monotonic() > deadline:
                 driver.wait(STUCK)
                 break
             with suppress(subprocess.TimeoutExpired):
                 driver.wait(draw.expovariate(1 / EVERY))
                 break
-            if blow := strike(run, draw):
+            if blow := fill(run, draw, driver) if run.way == "disk" else strike(run, draw):
                 struck.append(blow)
                 print(f"{time.monotonic() - began:6.0f} s  {blow['signal']} to {blow['process']}", flush=True)
             run.serve()
@@ -187,7 +218,7 @@ def disturb(run: Run, draw: random.Random, kills: int, deadline: float) -> dict[
         ended = driver.returncode == 0
         seconds, left = run.until_gone(ORPHANED, {"", "warm process", "MLflow's server"})
         slowest, orphans = max(slowest, seconds), orphans + left
-    return {"signals": struck, "starts": starts, "seconds": time.monotonic() - began, "gone after": slowest, "orphans": orphans}
+    return {"struck": struck, "starts": starts, "seconds": time.monotonic() - began, "gone after": slowest, "orphans": orphans}
 
 
 def compare(run: Run, whole: Run) -> list[str]:
@@ -205,44 +236,45 @@ def compare(run: Run, whole: Run) -> list[str]:
 def main() -> None:
     """Rounds, the ways in turn, until there were enough signals."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ways", nargs="+", choices=("repro", "served"), default=["repro", "served"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["repro", "served"])
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
     draw, deadline = random.Random(options.seed), time.monotonic() + 60 * options.minutes
     whole: dict[str, Run] = {}
     rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        left = options.kills
+        left = options.faults
         while left > 0 and time.monotonic() < deadline:
             way = options.ways[len(rounds) % len(options.ways)]
             if way not in whole:
                 (place := Path(folder, f"{way}_whole")).mkdir()
-                whole[way] = Run(place, way == "served")
+                whole[way] = Run(place, way)
                 whole[way].finish()
                 whole[way].end()
             (place := Path(folder, str(len(rounds)))).mkdir()
-            run = Run(place, way == "served")
+            run = Run(place, way)
             try:
                 done = disturb(run, draw, left, deadline)
                 run.finish()
                 done["wrong"] = compare(run, whole[way])
                 _, done["still there"] = run.until_gone(IDLE, {"", "MLflow's server"})
+                done["tracebacks"] = (place / "log").read_text().count("Traceback") if way == "disk" else 0
             finally:
                 run.end()
-            left -= len(done["signals"])
+            left -= len(done["struck"])
             rounds.append({"way": way, **done})
-            print({name: value for name, value in rounds[-1].items() if name != "signals"}, flush=True)
-    blows = Counter((blow["process"], blow["signal"]) for each in rounds for blow in each.pop("signals"))
-    names = [number.name for number in SIGNALS]
+            print({name: value for name, value in rounds[-1].items() if name != "struck"}, flush=True)
+    blows = Counter((blow["process"], blow["signal"]) for each in rounds for blow in each.pop("struck"))
+    names = sorted({what for _, what in blows})
     table = [{"process": process} | {name: blows[process, name] for name in names} for process in sorted({process for process, _ in blows})]
-    show("Signals by what got them", table)
-    about = {"machine": machine(), "seed": options.seed, "signals": blows.total()}
+    show("Faults by what met them", table)
+    about = {"machine": machine(), "seed": options.seed, "faults": blows.total()}
     write(options.out, about | {"rounds": rounds, "by process": table})
-    if any(each["orphans"] or each["wrong"] or each["still there"] for each in rounds):
-        sys.exit("not as an undisturbed run: see `orphans`, `wrong` and `still there`")
+    if any(each[name] for each in rounds for name in ("orphans", "wrong", "still there", "tracebacks")):
+        sys.exit("not as an undisturbed run: see `orphans`, `wrong`, `still there`, `tracebacks`")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,10 @@ if TYPE_CHECKING:  # `lsvit --help` needs no pydantic
     from pydantic import BaseModel, ValidationError
 
 
+# What Linux, torch.save and SQLite say of a disk.
+NO_ROOM = re.compile("No space left on device|Read-only file system|Disk quota exceeded|PytorchStreamWriter failed|disk is full")
+
+
 def plain(text: str) -> str:
     """Text on one line in which a terminal finds nothing to obey: other characters are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -29,12 +33,18 @@ class WorkerDied(UserError):
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with `error: <line>` on standard error, a line a mistake, and exit code 2 when a UserError is raised."""
+    """End the process with `error: <line>` on standard error, a line a mistake, and exit code 2 when a UserError is raised, or a disk is
+    full or cannot be written."""
     try:
         yield
     except UserError as error:
         for each in str(error).splitlines():
             print(f"error: {each}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except Exception as error:  # a library's own, or an OSError
+        if not NO_ROOM.search(said := " ".join(str(error).split())):
+            raise
+        print(f"error: {plain(said[:200])}; what has finished is kept: make room, and run it again", file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -137,3 +137,22 @@ def test_names_are_such_that_tables_and_paths_can_bear_them(tmp_path: Path, key:
     path.write_text(yaml.safe_dump(params))
     with pytest.raises(UserError, match=f"{key}: found the name"):
         load(path)
+
+
+@pytest.mark.parametrize("error", [
+    OSError(28, "No space left on device", "results/table1.csv"), OSError(30, "Read-only file system", ".lsvit/jobs"),
+    RuntimeError("[enforce fail at inline_container.cc:664] . PytorchStreamWriter failed writing file data/3: file write failed"),
+])  # fmt: skip
+def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+    with pytest.raises(SystemExit) as ended, one_line_errors():
+        raise error
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("error: ")
+    assert said.endswith("make room, and run it again\n")
+    assert said.count("\n") == 1
+
+
+def test_other_errors_keep_their_traceback() -> None:
+    with pytest.raises(OSError, match="Input/output"), one_line_errors():
+        raise OSError(5, "Input/output error")
