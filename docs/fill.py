@@ -17,7 +17,7 @@ import pandas as pd
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # as a script it has its own folder alone
 
-from docs.reference import parameters, plots_page, schema, speed  # noqa: E402
+from docs.reference import campaign, parameters, plots_page, schema, speed  # noqa: E402
 from lsvit.config.papers import rooms  # noqa: E402
 from lsvit.report.comparison import moved  # noqa: E402
 from lsvit.report.evaluations import label  # noqa: E402
@@ -125,6 +125,7 @@ MADE: dict[str, Callable[[list[str], Read], str]] = {
     "result": result,
     "parameters": lambda old, read: parameters(read),
     "speed": lambda old, read: speed(read),
+    "faults": lambda old, read: campaign(read),
 }
 
 

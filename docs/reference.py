@@ -104,6 +104,11 @@ def speed(read: Read) -> str:
     return "\n\n".join(pages)
 
 
+def campaign(read: Read) -> str:
+    """The last fault campaign."""
+    return "\n\n".join(_measured(json.loads(read("benchmarks/faults.json"))))
+
+
 def _measured(found: dict[str, Any]) -> list[str]:
     numbers = {key: value for key, value in found.items() if not isinstance(value, list | dict)}
     mappings = {key: value for key, value in found.items() if isinstance(value, dict)}
