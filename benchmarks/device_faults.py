@@ -16,7 +16,7 @@ from machine import machine, write
 ROOT = Path(__file__).parent.parent
 FAULTS = [
     ("lsvit/training/scoring.py", "return model.to(execution.device), execution", "return model, execution"),
-    ("lsvit/training/scoring.py", "torch.zeros(3, dtype=torch.float64, device=execution.device)", "torch.zeros(3, dtype=torch.float64)"),
+    ("lsvit/training/scoring.py", "torch.zeros(3, dtype=dtype, device=device)", "torch.zeros(3, dtype=dtype)"),
     ("lsvit/training/losses.py", "torch.full(u.shape[:1], depth, device=u.device)", "torch.full(u.shape[:1], depth)"),
     ("lsvit/data/splits.py", "torch.tensor(values, device=device).expand", "torch.tensor(values).expand"),
     ("lsvit/data/splits.py", "torch.from_numpy(self.maps.labels).to(self.device)", "torch.from_numpy(self.maps.labels)"),
