@@ -148,23 +148,17 @@ def free_port() -> int:
 
 def kind(process: psutil.Process) -> str:
     """What a process of a run is; an empty word where it has ended."""
-    with suppress(psutil.Error):
-        command, parent = " ".join(process.cmdline()), process.parent()
-        above = " ".join(parent.cmdline()) if parent else ""
-        if "lsvit.jobs.server" in command:  # so are those that forked from it called
-            return "warm process" if "lsvit.jobs.server" not in above else "stage" if _of_server(parent) else "worker"
+    with suppress(psutil.Error, ProcessLookupError):
+        command = " ".join(process.cmdline())
+        if "lsvit.jobs.server" in command:  # so are those called that forked from it: a stage leads a group, a worker leads nothing
+            own = process.pid
+            return "warm process" if os.getsid(own) == own else "stage" if os.getpgid(own) == own else "worker"
         for words, name in (("mlflow", "MLflow's server"), ("forkserver", "fork server"), ("resource_tracker", "resource tracker"),
                             ("sh -c", "shell"), ("-m stages", "stage's command"), ("dvc", "DVC")):  # fmt: skip
             if words in command:
                 return name
         return process.name()
     return ""
-
-
-def _of_server(parent: psutil.Process | None) -> bool:
-    """Whether a process is the warm process itself, no fork of it."""
-    above = parent.parent() if parent else None
-    return above is None or "lsvit.jobs.server" not in " ".join(above.cmdline())
 
 
 def strike(run: Run, draw: random.Random) -> dict[str, str] | None:

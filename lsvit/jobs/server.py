@@ -6,6 +6,7 @@ interpreter, environment, limits and source code; it never touches a GPU. Where 
 stage is a process like any other.
 """
 
+import ctypes
 import fcntl
 import gc
 import hashlib
@@ -34,6 +35,7 @@ LATER = ("sqlalchemy", "mlflow", "mlflow.store.tracking.sqlalchemy_store", "matp
 ANY = ("DVC_", "PYTEST_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "_")  # beginnings of variables that may differ
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STARTED = b"+"
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 warm = False  # in a stage's process: a fork of a server that had imported what jobs need
 
@@ -202,6 +204,8 @@ def become(request: dict[str, Any], files: list[int], is_warm: bool) -> None:
     global warm
     warm = is_warm
     os.setpgid(0, 0)
+    if sys.platform == "linux":  # where the server is killed alone, its stages would go on unseen beside those of the next run
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.clear()

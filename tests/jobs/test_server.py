@@ -100,6 +100,23 @@ def test_a_signal_ends_the_stage_and_its_children(folder: Path, number: signal.S
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process learns of its parent's end")
+def test_a_stage_ends_with_its_server(folder: Path) -> None:
+    with subprocess.Popen(**command("wait"), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
+        assert client.stdout is not None
+        pid = int(client.stdout.readline())
+        os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        ended = not alive(pid)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # what a stage forks looks after itself, see die_with_parent
+    assert ended
+    assert client.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
 def test_a_stage_ends_with_dvc(folder: Path, shell: str) -> None:
     """Killed alone, without its stage. Not every shell that runs a command gives it its own process."""
