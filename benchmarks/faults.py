@@ -39,6 +39,7 @@ STOPPED = 3.0  # seconds that SIGSTOP lasts at most
 ORPHANED = 10.0  # seconds after which nothing may be left of a run that was killed
 IDLE = 60.0  # the same of the warm process, which waits for half a minute
 FULL = 30.0  # seconds that a disk is full at most: a run that writes nothing meanwhile goes on
+ROUND = 25  # faults of one run: what is killed every few seconds comes to no end
 STUCK = 900.0  # seconds without an end: the run hangs
 SIGNALS = {signal.SIGKILL: 4, signal.SIGTERM: 2, signal.SIGINT: 2, signal.SIGSTOP: 2}  # and how often
 WAYS = ("repro", "served", "disk")
@@ -266,7 +267,7 @@ def main() -> None:
             (place := Path(folder, str(len(rounds)))).mkdir()
             run = Run(place, way)
             try:
-                done = disturb(run, draw, left, deadline)
+                done = disturb(run, draw, min(left, ROUND), deadline)
                 run.finish()
                 done["wrong"] = compare(run, whole[way])
                 _, done["still there"] = run.until_gone(IDLE, {"", "MLflow's server"})
