@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import yaml
@@ -46,6 +46,14 @@ WAYS = ("repro", "served", "disk")
 WRONG = ("orphans", "wrong", "still there", "tracebacks")  # what should be empty of every round
 TIMED = ("latency_ms",)  # columns of results that are measured times
 CACHES = ("copy/.dvc/", "copy/.git/", "copy/.lsvit/context/", "copy/mlartifacts/", "artifacts/")  # in which names are drawn or are hashes
+
+
+class State(NamedTuple):
+    """What a run has in the end: rows by table, names of files, and how often MLflow has which run."""
+
+    results: dict[str, list[dict[str, str]]]
+    files: set[str]
+    tracked: Counter  # of experiment, name, status
 
 
 class Run:
@@ -72,11 +80,15 @@ class Run:
             self.start("mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1", *options)
 
     def mend(self) -> bool:
-        """DVC does not write dvc.lock at once: a kill at that moment leaves half of it. Take the committed one then, as its user would."""
+        """DVC does not write its lock files at once: a kill at that moment leaves half of one. Do then what its user would: take the
+        committed dvc.lock, remove .dvc/tmp/rwlock. Returns whether that was so."""
+        lock, held = self.folder / "dvc.lock", self.folder / ".dvc/tmp/rwlock"
         try:
-            yaml.load((self.folder / "dvc.lock").read_text(), yaml.CSafeLoader)
-        except yaml.YAMLError:
+            for file in filter(Path.exists, (lock, held)):
+                assert isinstance(yaml.load(file.read_text(), yaml.CSafeLoader), dict)
+        except (yaml.YAMLError, AssertionError):
             subprocess.run(["git", "checkout", "-q", "dvc.lock"], cwd=self.folder, check=True)
+            held.unlink(missing_ok=True)
             return True
         return False
 
@@ -133,11 +145,11 @@ class Run:
         names = (str(path.relative_to(self.folder.parent)) for path in self.folder.parent.rglob("*") if path.is_file())
         return {name for name in names if not name.startswith(CACHES) and "__pycache__" not in name}
 
-    def tracked(self) -> Counter:
-        """Experiment, name and state of every run in the store."""
+    def state(self) -> State:
+        """What it has."""
         query = "SELECT experiments.name, runs.name, runs.status FROM runs JOIN experiments USING (experiment_id)"
         with closing(sqlite3.connect(self.store)) as database:
-            return Counter(database.execute(query).fetchall())
+            return State(self.results(), self.files(), Counter(database.execute(query).fetchall()))
 
 
 def free_port() -> int:
@@ -227,18 +239,19 @@ def disturb(run: Run, draw: random.Random, most: int, deadline: float) -> dict[s
         ended = driver.returncode == 0
         seconds, left = run.until_gone(ORPHANED, {"", "warm process", "MLflow's server"})
         slowest, orphans = max(slowest, seconds), orphans + left
-    return {"struck": struck, "starts": starts, "seconds": time.monotonic() - began, "gone after": slowest, "torn dvc.lock": torn,
+    return {"struck": struck, "starts": starts, "seconds": time.monotonic() - began, "gone after": slowest, "torn": torn,
             "orphans": orphans}  # fmt: skip
 
 
-def compare(run: Run, whole: Run) -> list[str]:
+def compare(run: Run, whole: State) -> list[str]:
     """What a disturbed run has in the end and an undisturbed one has not, or the other way round."""
-    mine, others = run.results(), whole.results()
-    wrong = [f"{name} differs" for name in sorted(mine.keys() | others.keys()) if mine.get(name) != others.get(name)]
-    wrong += [f"{name} is left" for name in sorted(run.files() - whole.files())]
-    wrong += [f"{name} is missing" for name in sorted(whole.files() - run.files())]
-    wrong += [f"MLflow has {row}, {count} times more" for row, count in (run.tracked() - whole.tracked()).items()]
-    wrong += [f"MLflow lacks {row}, {count} times" for row, count in (whole.tracked() - run.tracked()).items()]
+    mine = run.state()
+    both = sorted(mine.results.keys() | whole.results.keys())
+    wrong = [f"{name} differs" for name in both if mine.results.get(name) != whole.results.get(name)]
+    wrong += [f"{name} is left" for name in sorted(mine.files - whole.files)]
+    wrong += [f"{name} is missing" for name in sorted(whole.files - mine.files)]
+    wrong += [f"MLflow has {row}, {count} times more" for row, count in (mine.tracked - whole.tracked).items()]
+    wrong += [f"MLflow lacks {row}, {count} times" for row, count in (whole.tracked - mine.tracked).items()]
     done = subprocess.run([sys.executable, "-m", "dvc", "repro"], cwd=run.folder, env=run.env, capture_output=True, text=True, check=False)
     return wrong + ([] if done.returncode == 0 and "Running stage" not in done.stdout else ["dvc repro finds something to do"])
 
@@ -253,7 +266,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
     draw, deadline = random.Random(options.seed), time.monotonic() + 60 * options.minutes
-    whole: dict[str, Run] = {}
+    whole: dict[str, State] = {}
     rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         left = options.faults
@@ -261,9 +274,10 @@ def main() -> None:
             way = options.ways[len(rounds) % len(options.ways)]
             if way not in whole:
                 (place := Path(folder, f"{way}_whole")).mkdir()
-                whole[way] = Run(place, way)
-                whole[way].finish()
-                whole[way].end()
+                run = Run(place, way)
+                run.finish()
+                whole[way] = run.state()
+                run.end()
             (place := Path(folder, str(len(rounds)))).mkdir()
             run = Run(place, way)
             try:
