@@ -45,7 +45,8 @@ SIGNALS = {signal.SIGKILL: 4, signal.SIGTERM: 2, signal.SIGINT: 2, signal.SIGSTO
 WAYS = ("repro", "served", "disk")
 WRONG = ("orphans", "wrong", "still there", "tracebacks")  # what should be empty of every round
 TIMED = ("latency_ms",)  # columns of results that are measured times
-CACHES = ("copy/.dvc/", "copy/.git/", "copy/.lsvit/context/", "copy/mlartifacts/", "artifacts/")  # in which names are drawn or are hashes
+# in which names are drawn, or are hashes of paths or of measured times
+CACHES = ("copy/.dvc/", "copy/.git/", "copy/.lsvit/context/", "copy/mlartifacts/", "artifacts/", "tmp/db_init_lock-")
 
 
 class State(NamedTuple):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 KEY = "lsvit.key"
 DATABASE = "mlflow.db"
+PATIENCE = 5.0
 NOTE = "mlflow.note.content"
 STAGES = "stages"  # of the experiment with what stages left in results/
 Row = dict[str, float]
@@ -95,14 +96,19 @@ class Tracker:
         self._guard(lambda: self._epoch(title, record, row))
 
     def stopped(self, error: BaseException) -> None:
-        """The stage ends before its trainings: those that run here are marked as failed, or as killed where nothing failed."""
+        """The stage ends before its trainings: those that run here are marked as failed, or as killed where nothing failed.
+
+        A server that does not answer holds up the end for PATIENCE seconds at most.
+        """
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
 
         def mark() -> None:
             for run_id in self._running:
                 self.client().set_terminated(run_id, status)
 
-        self._guard(mark)
+        marking = threading.Thread(target=self._guard, args=(mark,), daemon=True)
+        marking.start()
+        marking.join(PATIENCE)
 
     def training(self, folder: Path) -> None:
         """Log a finished variant, named as its folder: `seed_*/{config.json, history.json, weights.safetensors}`, and its summary."""

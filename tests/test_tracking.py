@@ -8,9 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -277,6 +279,22 @@ def test_a_stage_that_is_terminated(workspace: Path, local: str, train_config: C
     assert process.returncode == -signal.SIGTERM
     assert runs(local)[under_way[0].info.run_name or ""].info.status == "KILLED"
     assert psutil.wait_procs(children, timeout=20)[1] == []
+
+
+def test_a_server_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker, asked, never = Tracker("layershuffle/bars/pico/smoke", tmp_path), threading.Event(), threading.Event()
+
+    def ask(*_: object) -> None:
+        asked.set()
+        never.wait()
+
+    tracker._running.add("a run")
+    monkeypatch.setattr(tracker, "client", lambda: SimpleNamespace(set_terminated=ask))
+    monkeypatch.setattr(tracking, "PATIENCE", 0.1)
+    tracker.stopped(KeyboardInterrupt())
+    assert asked.wait(60)
+    assert not never.is_set()
+    never.set()
 
 
 @pytest.mark.slow
