@@ -282,15 +282,16 @@ def test_a_stage_that_is_terminated(workspace: Path, local: str, train_config: C
 
 
 def test_a_server_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker, asked, never = Tracker("layershuffle/bars/pico/smoke", tmp_path), threading.Event(), threading.Event()
+    asked, never = threading.Event(), threading.Event()
 
     def ask(*_: object) -> None:
         asked.set()
         never.wait()
 
-    tracker._running.add("a run")
-    monkeypatch.setattr(tracker, "client", lambda: SimpleNamespace(set_terminated=ask))
+    monkeypatch.setattr(Tracker, "client", lambda self: SimpleNamespace(set_terminated=ask))
     monkeypatch.setattr(tracking, "PATIENCE", 0.1)
+    tracker = Tracker("layershuffle/bars/pico/smoke", tmp_path)
+    tracker._running.add("a run")
     tracker.stopped(KeyboardInterrupt())
     assert asked.wait(60)
     assert not never.is_set()
