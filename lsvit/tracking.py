@@ -83,7 +83,7 @@ class Tracker:
         self._steps: dict[str, set[int]] = {}  # run id -> epochs logged
         self._running: set[str] = set()  # run ids of trainings under way
         if "mlflow" not in sys.modules:  # importing it and opening the store take seconds, which the trainings' own start hides
-            threading.Thread(target=lambda: self._guard(self.client), daemon=True).start()
+            threading.Thread(target=self._guarded, args=(self.client,), daemon=True).start()
 
     # ---- what stages call ----
 
@@ -106,9 +106,7 @@ class Tracker:
             for run_id in self._running:
                 self.client().set_terminated(run_id, status)
 
-        marking = threading.Thread(target=self._guard, args=(mark,), daemon=True)
-        marking.start()
-        marking.join(PATIENCE)
+        self._guard(mark, PATIENCE)
 
     def training(self, folder: Path) -> None:
         """Log a finished variant, named as its folder: `seed_*/{config.json, history.json, weights.safetensors}`, and its summary."""
@@ -135,7 +133,13 @@ class Tracker:
 
     # ---- how ----
 
-    def _guard(self, action: Callable[[], object]) -> None:
+    def _guard(self, action: Callable[[], object], patience: float | None = None) -> None:
+        """In a thread of its own: a signal that ends the stage is raised in the main one, and leaves no transaction half done."""
+        thread = threading.Thread(target=self._guarded, args=(action,), daemon=True)
+        thread.start()
+        thread.join(patience)
+
+    def _guarded(self, action: Callable[[], object]) -> None:
         with self._lock:
             if self.failed:
                 return
