@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 KEY = "lsvit.key"
 DATABASE = "mlflow.db"
-PATIENCE = 5.0
+PATIENCE = 5.0  # seconds that a store which does not answer holds up the end of a stage
 NOTE = "mlflow.note.content"
 STAGES = "stages"  # of the experiment with what stages left in results/
 Row = dict[str, float]
@@ -96,10 +96,7 @@ class Tracker:
         self._guard(lambda: self._epoch(title, record, row))
 
     def stopped(self, error: BaseException) -> None:
-        """The stage ends before its trainings: those that run here are marked as failed, or as killed where nothing failed.
-
-        A server that does not answer holds up the end for PATIENCE seconds at most.
-        """
+        """The stage ends before its trainings: those that run here are marked as failed, or as killed where nothing failed."""
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
 
         def mark() -> None:
