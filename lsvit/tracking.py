@@ -23,6 +23,7 @@ from filelock import FileLock
 from lsvit.context import context_tags
 from lsvit.declared import stage_of, stage_results
 from lsvit.reading import read_json
+from lsvit.writing import replace_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -186,9 +187,7 @@ class Tracker:
         full = full | {"ended": ended | full.get("ended", {})}
         if full != noted:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(f".{os.getpid()}")
-            partial.write_text(json.dumps(full))
-            partial.replace(path)
+            replace_text(path, json.dumps(full))
         return full
 
     def _search(self, key: str) -> "Run | None":

@@ -171,24 +171,30 @@ def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[
 
 
 @pytest.fixture
-def trained(
-    tmp_path: Path, prepared: Path, train_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
-) -> Training:  # fmt: skip
+def outs(tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In a repository's folder, the working one from here, what stages leave: prepared images, nothing else yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    (tmp_path / "outs").mkdir()
+    (tmp_path / "outs" / "prepare_data").symlink_to(prepared)
+    return tmp_path / "outs"
+
+
+@pytest.fixture
+def trained(outs: Path, train_config: Callable[..., TrainConfig]) -> Training:
     """A folder like the repository's; the factory leaves a training there, of random weights, and returns its model."""
     import torch
 
     from lsvit.models.weights import build, save_weights
 
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "params.yaml", tmp_path)
-    (tmp_path / "outs" / "params").mkdir(parents=True)
-    (tmp_path / "outs" / "params" / "model.json").write_text(json.dumps(["pico", "minutes", {}]))
-    (tmp_path / "outs" / "prepare_data").symlink_to(prepared)
+    shutil.copy(ROOT / "params.yaml", outs.parent)
+    (outs / "params").mkdir()
+    (outs / "params" / "model.json").write_text(json.dumps(["pico", "minutes", {}]))
 
     def make(name: str = "ls", preset: ModelPreset | None = None, seed: int = 0) -> "RoutedModel":
         config = train_config(seed=seed, **VARIANTS[name])
         config = config.model_copy(update={"title": name} | ({"model": preset} if preset else {}))
-        folder = tmp_path / "outs" / "finetune" / name / f"seed_{seed}"
+        folder = outs / "finetune" / name / f"seed_{seed}"
         folder.mkdir(parents=True)
         torch.manual_seed(seed)
         model = build(config.model, 10, config.variant).eval()

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import resource
 import struct
 import tarfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from lsvit.data.sources import idx_name, read_idx
 from lsvit.errors import UserError, one_line_errors
 from lsvit.models.weights import read_tensors
 from lsvit.predict import open_weights, read_image, show
+from lsvit.writing import replace_text
 from tests.conftest import ROOT
 
 
@@ -151,6 +153,19 @@ def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str], error: Exce
     assert said.startswith("error: ")
     assert said.endswith("make room, and run it again\n")
     assert said.count("\n") == 1
+
+
+def test_where_there_is_no_room_a_file_stays_what_it_was(tmp_path: Path) -> None:
+    replace_text(file := tmp_path / "config.json", "old")
+    _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        with pytest.raises(OSError, match="File too large"):
+            replace_text(file, "new" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_other_errors_keep_their_traceback() -> None:

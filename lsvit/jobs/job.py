@@ -9,7 +9,6 @@ import hashlib
 import importlib
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from lsvit.jobs.files import CONFIG, sha256
 from lsvit.jobs.identity import agree, code_digest, merged
 from lsvit.jobs.processes import root
 from lsvit.reading import read_json, reading, sound
+from lsvit.writing import replace_text
 
 DONE, LOCK = "done", "lock"
 TRAIN = "lsvit.training.loop:train"
@@ -67,9 +67,7 @@ class Job:
         noted = merged(before, options) if before else options
         if noted != before:
             file.parent.mkdir(parents=True, exist_ok=True)
-            partial = file.with_suffix(f".{os.getpid()}")
-            partial.write_text(json.dumps(noted, indent=1) + "\n")
-            partial.replace(file)
+            replace_text(file, json.dumps(noted, indent=1) + "\n")
 
     def record(self) -> dict[str, Any]:
         """What the job is made with, but for defaults, for a reader of its results: the same for equal jobs of this data and model, which
@@ -86,9 +84,7 @@ class Job:
     def finish(self, folder: Path) -> None:
         """Mark the job in its `folder` as finished, with the sha256 of what it left there."""
         left = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name not in (CONFIG, LOCK)}
-        partial = folder / f"{DONE}.{os.getpid()}"
-        partial.write_text(json.dumps(left, indent=1) + "\n")
-        partial.replace(folder / DONE)
+        replace_text(folder / DONE, json.dumps(left, indent=1) + "\n")
 
     def damaged(self) -> list[str]:
         """Names of what a finished job left and is no longer what it was; then it is one no more. An older version noted no checksums."""

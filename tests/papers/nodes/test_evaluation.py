@@ -72,14 +72,10 @@ def test_a_row_says_what_the_model_answers_along_the_journeys(
 
 
 @pytest.fixture
-def plan(params: Params, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+def plan(params: Params, outs: Path) -> Plan:
     """Of the default cell, on other data, with files that stand for weights."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    (tmp_path / "outs").mkdir()
-    (tmp_path / "outs" / "prepare_data").symlink_to(prepared)
     for name, seed in itertools.product(params.nodes.variants, params.seeds):
-        folder = tmp_path / "outs" / ("baseline" if name == "baseline" else f"finetune/{name}") / f"seed_{seed}"
+        folder = outs / ("baseline" if name == "baseline" else f"finetune/{name}") / f"seed_{seed}"
         folder.mkdir(parents=True)
         (folder / "weights.safetensors").write_text(f"{name} {seed}")
     return Plan(params)

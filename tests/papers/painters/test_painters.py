@@ -166,15 +166,11 @@ def test_a_row_is_the_mean_over_a_strategys_routes(six: ModelPreset, prepared: P
 
 
 @pytest.fixture
-def plan(params: Params, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+def plan(params: Params, outs: Path) -> Plan:
     """Of the default cell, on other data, with files that stand for weights; its work and results in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    (tmp_path / "outs").mkdir()
-    (tmp_path / "outs" / "prepare_data").symlink_to(prepared)
     for name, seed in itertools.product(("baseline", "finetune/ls", "finetune/layerdrop"), params.seeds):
-        (tmp_path / "outs" / name / f"seed_{seed}").mkdir(parents=True)
-        (tmp_path / "outs" / name / f"seed_{seed}" / "weights.safetensors").write_text(f"{name} {seed}")
+        (outs / name / f"seed_{seed}").mkdir(parents=True)
+        (outs / name / f"seed_{seed}" / "weights.safetensors").write_text(f"{name} {seed}")
     return Plan(params)
 
 
