@@ -1,10 +1,11 @@
 """What dvc.yaml declares and dvc.lock has: stages, whose file is whose, checksums."""
 
+import hashlib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lsvit.reading import reading
+from lsvit.reading import read_json, reading
 
 
 @lru_cache(maxsize=4)  # asked for stage by stage, training by training; a tenth of a second each
@@ -29,10 +30,27 @@ def checksums(stage: str, what: str = "outs") -> dict[str, str]:
     """The md5 of what a stage left, or of its "deps", by path, as dvc.lock has it; that of a folder ends in `.dir`.
 
     Raises UserError if it cannot be read."""
+    return _checksums(what).get(stage, {})
+
+
+def changed(file: Path) -> bool:
+    """Whether a file in a folder that a stage left is another than DVC noted then; not where it noted none. Raises UserError if what it
+    noted cannot be read."""
+    for outs in _checksums("outs").values():
+        for folder, md5 in outs.items():
+            listed = Path(".dvc", "cache", "files", "md5", md5[:2], md5[2:])
+            if file.absolute().is_relative_to(Path(folder).absolute()) and md5.endswith(".dir") and listed.is_file():
+                noted = {Path(folder, each["relpath"]).absolute(): each["md5"] for each in read_json(listed, list)}
+                with open(file, "rb") as content:
+                    return hashlib.file_digest(content, "md5").hexdigest() != noted.get(file.absolute())
+    return False
+
+
+def _checksums(what: str) -> dict[str, dict[str, str]]:
     file = Path("dvc.lock")
     with reading(file, "`dvc repro` or `git checkout` brings it back"):
         known = _stages(file.read_text()) if file.exists() else {}
-        return {out["path"]: out["md5"] for out in known.get(stage, {}).get(what, ())}
+        return {stage: {out["path"]: out["md5"] for out in noted.get(what, ())} for stage, noted in known.items()}
 
 
 def paths(outs: list[Any]) -> list[Path]:

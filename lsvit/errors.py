@@ -11,8 +11,9 @@ if TYPE_CHECKING:  # `lsvit --help` needs no pydantic
     from pydantic import BaseModel, ValidationError
 
 
-# What Linux, torch.save and SQLite say of a disk.
-NO_ROOM = re.compile("No space left on device|Read-only file system|Disk quota exceeded|PytorchStreamWriter failed|disk is full")
+# What Linux, torch.save and SQLite say of a disk; Python, Linux, numpy and torch of memory.
+NO_ROOM = re.compile("No space left on device|Read-only file system|Disk quota exceeded|PytorchStreamWriter failed|disk is full|"
+                     "MemoryError|[Cc]an(no|')t allocate memory|Unable to allocate|can't start new thread")  # fmt: skip
 
 
 def plain(text: str) -> str:
@@ -34,7 +35,7 @@ class WorkerDied(UserError):
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """End the process with `error: <line>` on standard error, a line a mistake, and exit code 2 when a UserError is raised, or a disk is
-    full or cannot be written."""
+    full or cannot be written, or there is no memory left."""
     try:
         yield
     except UserError as error:
@@ -42,7 +43,7 @@ def one_line_errors() -> Iterator[None]:
             print(f"error: {each}", file=sys.stderr)
         raise SystemExit(2) from None
     except Exception as error:  # a library's own, or an OSError
-        if not NO_ROOM.search(said := " ".join(str(error).split())):
+        if not NO_ROOM.search(said := " ".join(str(error).split()) or type(error).__name__):
             raise
         print(f"error: {plain(said[:200])}; what has finished is kept: make room, and run it again", file=sys.stderr)
         raise SystemExit(2) from None

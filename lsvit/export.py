@@ -123,11 +123,12 @@ def _save(opened: Opened, spec: dict[str, Any], license: str | None, out: Path) 
     config = read_json(out / CONFIG)
     config["model_args"].pop("num_classes")  # stands beside them, and transformers gives it a second time
     (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    (out / SPEC).write_text(json.dumps(spec, indent=1) + "\n")
     for part, file in ((model.position, PARTS), (model.exits, EXITS)):
         (out / file).unlink(missing_ok=True)  # of an earlier export
         if len(part):
             save_file(part.state_dict(), out / file)
+    left = {file.name: sha256(file) for file in sorted(out.glob("*.safetensors"))}
+    (out / SPEC).write_text(json.dumps(spec | {"sha256": left}, indent=1) + "\n")
 
 
 # ---- the model card ---------------------------------------------------------------------------------------------------

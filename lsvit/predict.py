@@ -1,5 +1,6 @@
 """Predictions from trained weights, and how much they depend on the order of the layers."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,9 +10,11 @@ from torch import Tensor
 
 from lsvit.config.variant import Variant
 from lsvit.data.decode import in_mode
+from lsvit.declared import changed
 from lsvit.errors import UserError, plain
 from lsvit.jobs.configs import RunConfig
 from lsvit.jobs.files import CONFIG, DATA, sha256
+from lsvit.jobs.job import has
 from lsvit.models.routed import RoutedModel
 from lsvit.models.weights import build, input_size, load_weights, normalisation, read_tensors
 from lsvit.reading import read_json, reading
@@ -93,6 +96,8 @@ def open_training(file: Path) -> Opened:
     meta = read_json(DATA / "meta.json") if (DATA / "meta.json").is_file() else {}
     if meta.get("sha256") != config.data_sha256:
         raise UserError(f"{DATA}: not the images that {file} was trained on; `dvc repro` or `dvc checkout` brings them")
+    if changed(file):
+        print(f"warning: {file}: not as its stage left it, by what DVC noted; `dvc checkout` brings that back", file=sys.stderr)
     model = build(config.model, len(meta["classes"]), config.variant, file).eval()
     in_chans, size = input_size(model, config.model)
     mean, std = (values if len(values) == in_chans else values * in_chans for values in normalisation(config.model, meta))
@@ -120,9 +125,13 @@ def open_export(file: Path) -> Opened:
         raise UserError(f"{file.parent / CONFIG}: timm cannot make this model: {' '.join(str(error).split())[:200]}") from None
     spec = file.parent / SPEC
     try:
-        variant = Variant.model_validate(read_json(spec)["variant"]) if spec.is_file() else Variant(route="sequential")
-    except (KeyError, TypeError, ValueError):
+        noted = read_json(spec) if spec.is_file() else {"variant": {"route": "sequential"}}
+        variant = Variant.model_validate(noted["variant"])
+        damaged = [name for name, digest in noted.get("sha256", {}).items() if not has(file.parent / name, digest)]
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise UserError(f"{spec}: found no variant that lsvit knows, accepted: the file that `lsvit export` writes") from None
+    if damaged:
+        raise UserError(f"{file.parent / damaged[0]}: not what was exported, by the sha256 in {SPEC}; accepted: the file as it was")
     if not getattr(backbone, "num_classes", 0):
         raise UserError(f"{file}: a model without a head, accepted: one with classes")
     if variant.talking_heads:

@@ -144,8 +144,10 @@ def test_names_are_such_that_tables_and_paths_can_bear_them(tmp_path: Path, key:
 @pytest.mark.parametrize("error", [
     OSError(28, "No space left on device", "results/table1.csv"), OSError(30, "Read-only file system", ".lsvit/jobs"),
     RuntimeError("[enforce fail at inline_container.cc:664] . PytorchStreamWriter failed writing file data/3: file write failed"),
+    MemoryError(), OSError(12, "Cannot allocate memory"), RuntimeError("can't start new thread"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: can't allocate memory"),
 ])  # fmt: skip
-def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+def test_no_room_on_disk_or_in_memory_is_one_line(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
     with pytest.raises(SystemExit) as ended, one_line_errors():
         raise error
     said = capsys.readouterr().err

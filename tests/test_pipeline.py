@@ -29,6 +29,7 @@ from lsvit.config.sections import Finetune, PaperFigures, Pretrain
 from lsvit.config.types import Section
 from lsvit.errors import UserError
 from lsvit.papers.painters.section import KINDS
+from lsvit.predict import open_weights
 from lsvit.smoke import PRESETS, copy_repository, environment
 from tests.conftest import ROOT
 from tests.jobs.listing import listed
@@ -231,6 +232,20 @@ def answer(arguments: list[str]) -> list[dict]:
     done = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_weights_that_changed_since_their_stage(smoked: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(smoked)
+    file = Path("outs/finetune/ls/seed_0/weights.safetensors")
+    open_weights(str(file))
+    assert not capsys.readouterr().err
+    whole = file.read_bytes()
+    file.unlink()  # it may be a link into DVC's cache
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    open_weights(str(file))
+    assert capsys.readouterr().err.startswith(f"warning: {file}: not as its stage left it")
+    file.write_bytes(whole)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ APART = {
     "lsvit.tracking",
     "lsvit.context",
     "lsvit.declared",
+    "lsvit.writing",
     "lsvit",
     "lsvit.papers",
     *(f"lsvit.papers.{paper}" for paper in PAPERS),

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import random
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ from lsvit.sync import sync
 from lsvit.tracking import Tracker
 from lsvit.training.gather import gather_trainings
 from tests.conftest import ROOT
+from tests.test_corrupt import DAMAGES
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -375,3 +377,21 @@ def test_fresh_store_opened_by_two_processes_at_once(fresh: tuple[list[int], Pat
     codes, store = fresh
     assert codes == [0, 0]
     assert client_of(f"sqlite:///{store}").get_experiment_by_name("e")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["cut at 0.02", "cut at 0.5", "flip 0", "replaced by text", "folder", "link to itself", "zeros"])
+def test_a_damaged_store_is_one_line(
+    workspace: Path, fresh: tuple[list[int], Path], capsys: pytest.CaptureFixture[str], damage: str
+) -> None:  # fmt: skip
+    """A flipped bit may lie where nothing is kept; what links to itself is taken for no store, and one is made."""
+    content = fresh[1].read_bytes()
+    DAMAGES[damage](workspace / tracking.DATABASE, content, content, random.Random(damage))
+    tracker = Tracker("e", workspace)
+    tracker.results("prune-eval")
+    said = capsys.readouterr().err
+    assert tracker.failed or damage.startswith(("flip", "link"))
+    assert (said.count("\n"), said.startswith("warning: MLflow at")) == ((1, True) if tracker.failed else (0, False))
+    if tracker.failed:
+        with pytest.raises(UserError, match=r"^MLflow at .* cannot be filled$"):
+            sync(workspace)

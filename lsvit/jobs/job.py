@@ -91,7 +91,7 @@ class Job:
         done = self.folder / DONE
         with reading(done, f"remove {self.folder} and the job is run again"):
             noted = json.loads(done.read_text() or "{}")
-            names = [name for name, digest in noted.items() if not _has(self.folder / name, digest)]
+            names = [name for name, digest in noted.items() if not has(self.folder / name, digest)]
         if names:
             done.unlink()
             for name in noted:  # a training whose history is there has ended
@@ -129,15 +129,16 @@ def call(job: Job, folder: Path, report: Callable[[Event], None]) -> None:
                         "batch_size, finetune.micro_batch_size, or finetune.checkpointing: true") from None  # fmt: skip
 
 
+def has(path: Path, digest: str) -> bool:
+    """Whether a file is there and has this sha256."""
+    return path.is_file() and sha256(path) == digest
+
+
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _has(path: Path, digest: str) -> bool:
-    return path.is_file() and sha256(path) == digest
 
 
 def _hash(*parts: Any) -> str:

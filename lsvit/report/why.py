@@ -208,7 +208,7 @@ def _parameters(cell: dict[str, Any], names: Sequence[str], stage: str, variants
             return [f"  parameters  not known: params.yaml is of {', '.join(params.cell)}"]
         texts, source = files(params), "params.yaml"
     locked = checksums(stage, "deps")
-    same = all(hashlib.md5(texts[name].encode()).hexdigest() == locked.get(f"outs/params/{name}") for name in names)
+    same = all(hashlib.md5(texts[name].encode(), usedforsecurity=False).hexdigest() == locked.get(f"outs/params/{name}") for name in names)
     lines = [f"  parameters  from {source}, {'the same as' if same else 'others than'} in dvc.lock:"]
     for name in names:
         value = json.loads(texts[name])

@@ -49,7 +49,7 @@ def work(job: Job, report: Callable[[Event], None]) -> None:
 def main() -> None:
     """Train the jobs one after another; events go to a file, a line each, from the first process."""
     folder = Path(sys.argv[1])
-    jobs: list[Job] = pickle.loads((folder / JOBS).read_bytes())
+    jobs: list[Job] = pickle.loads((folder / JOBS).read_bytes())  # noqa: S301 (the stage that started this process wrote it)
     die_with_stage()
     start(cuda=jobs[0].config.device != "cpu" and torch.cuda.is_available())
     with open(folder / EVENTS, "a", buffering=1) as events:
