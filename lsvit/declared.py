@@ -47,9 +47,10 @@ def changed(file: Path) -> bool:
 
 
 def _checksums(what: str) -> dict[str, dict[str, str]]:
-    file = Path("dvc.lock")
+    if not (file := Path("dvc.lock")).exists():
+        return {}
     with reading(file, "`dvc repro` or `git checkout` brings it back"):
-        known = _stages(file.read_text()) if file.exists() else {}
+        known = _stages(file.read_text())
         return {stage: {out["path"]: out["md5"] for out in noted.get(what, ())} for stage, noted in known.items()}
 
 
