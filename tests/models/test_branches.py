@@ -7,8 +7,8 @@ import pytest
 import torch
 from timm.layers import PatchDropout
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.mlp_mixer import MlpMixer
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.mlp_mixer import MixerBlock, MlpMixer, ResBlock
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -193,6 +193,12 @@ def test_all_branches_on_all_families(kind: type, branch: Any) -> None:
         answer = model(batch, route, exit=3)
         assert answer.shape == (6, 7)
         assert torch.equal(answer, model.exits["3"](state))
+
+
+@pytest.mark.parametrize(("kind", "block"), [("mixer", MixerBlock), ("resmlp", ResBlock), ("vit", Block)])
+def test_a_branch_has_the_block_of_its_name(kind: Any, block: type) -> None:
+    branch = make_branch(kind, TokenShape(16, 1, (2, 3), 2), 7, SIZES)
+    assert [each for each in (MixerBlock, ResBlock, Block) if any(isinstance(part, each) for part in branch.modules())] == [block]
 
 
 def test_an_exit_executes_no_later_layer(model: RoutedModel) -> None:

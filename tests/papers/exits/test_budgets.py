@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lsvit.papers.exits.compute.budgets import calibration_error, cumulative_cost, exit_thresholds, leave, pick, practical
+from lsvit.papers.exits.compute.dynamic import Deployed
 
 CONFIDENCE = np.array([[0.9, 0.8, 0.3, 0.2], [0.5, 0.6, 0.7, 0.4], [0.1, 0.1, 0.1, 0.1]])
 COST = np.array([1.0, 2.0, 4.0])
@@ -121,3 +122,12 @@ def test_calibration_error() -> None:
     assert calibration_error(np.array([0.61, 0.69]), np.array([True, False])) == pytest.approx((0.39 + 0.69) / 2)  # 2 of 15 bins
     assert calibration_error(np.array([0.0, 1.0]), np.array([False, True])) == 0
     assert calibration_error(np.ones(4), np.array([True, True, True, False])) == pytest.approx(0.25)
+
+
+def test_what_an_exit_is_said_to_cost() -> None:
+    """Alone, or with the branches of those before it, where each was tried on the way."""
+    numbers = (np.array(each) for each in ([10.0, 20.0], [10.0, 23.0], [0.5, 0.75], [0.25, 0.875]))
+    deployed = Deployed("sequential", ["mlp", "own"], [1, 4], *numbers, np.zeros((2, 3)))
+    about = {"branch": "own", "depth": 4, "latency_ms": 0.75, "accuracy": 0.875}
+    assert deployed.describe(1, tried=False) == about | {"flops": 20}
+    assert deployed.describe(1, tried=True) == about | {"flops": 23}

@@ -11,7 +11,7 @@ import torch
 
 from lsvit.config.params import Params
 from lsvit.config.presets import ModelPreset
-from lsvit.config.variant import Variant
+from lsvit.config.variant import ExitHeads, Variant
 from lsvit.data.splits import Split
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.files import ROWS, WEIGHTS
@@ -24,6 +24,7 @@ from lsvit.papers.layershuffle.section import SAMPLER_ROWS, EvalConfig, PruneEva
 from lsvit.routes import arbitrary, generator, per_sample
 from lsvit.training.devices import Execution
 from lsvit.training.loop import train
+from lsvit.training.losses import is_right, task_loss
 from lsvit.training.scoring import Score, open_model, open_split, score
 
 
@@ -70,6 +71,9 @@ def test_other_readings(params: Params, pico: ModelPreset, prepared: Path, weigh
     assert list(every[(every["keep"] == 4) & (every["order"] == "arbitrary")]["images"]) == [40] * 5
     batch, _ = rows(config(params, pico, per="batch"), prepared, weights, tmp_path)
     assert list(batch[(batch["keep"] == 4) & (batch["order"] == "arbitrary")]["route"]) == ["3 routes, one a batch"]
+    whole, _ = rows(config(params, pico, per="batch", batch_size=40), prepared, weights, tmp_path)
+    (route,) = whole[(whole["keep"] == 4) & (whole["order"] == "arbitrary")]["route"]
+    assert sorted(route.split("-")) == ["0", "1", "2", "3"]
 
 
 @pytest.fixture
@@ -178,3 +182,20 @@ def test_an_order_a_sample_estimates_better_than_an_order_a_batch(
         losses["sample"].append(score(model, split, torch.from_numpy(per_sample(arbitrary, rng, 4, len(split))), 20, execution).loss)
     assert np.std(losses["sample"]) < 0.6 * np.std(losses["batch"])
     assert abs(np.mean(losses["sample"]) - np.mean(losses["batch"])) < 3 * np.std(losses["batch"]) / np.sqrt(30)
+
+
+@torch.no_grad()
+def test_a_score_has_the_means_of_every_exit(params: Params, pico: ModelPreset, prepared: Path, weights: Path) -> None:
+    opened, execution = open_model(asked := config(params, pico), prepared, weights)
+    split = open_split(asked, prepared, "validation", opened)
+    model = build(
+        pico, 10, Variant(route="sequential", exits=ExitHeads(branch="mlp", depths=[1, 3], channels=4, hidden=4, dropout=0.0))
+    ).eval()
+    found, route = score(model, split, [(2, 0, 3)], 16, execution).exits, (2, 0, 3)
+    images, labels = split.take(slice(0, len(split)))
+    for depth in (1, 3):
+        answers = model(images, route, exit=depth)
+        assert found[depth] == (
+            pytest.approx(task_loss(answers, labels).item(), rel=1e-5),
+            is_right(answers, labels).double().mean().item(),
+        )

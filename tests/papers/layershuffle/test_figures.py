@@ -18,7 +18,7 @@ from lsvit.config.params import Params
 from lsvit.config.sections import Finetune
 from lsvit.errors import UserError
 from lsvit.jobs.files import sha256
-from lsvit.papers.layershuffle.compute.analysis import analysis_numbers, contribution_numbers, told_positions
+from lsvit.papers.layershuffle.compute.analysis import analysis_numbers, contribution_numbers, project, told_positions
 from lsvit.papers.layershuffle.compute.rows import protocol_rows, summarise_analysis, table_metrics
 from lsvit.papers.layershuffle.diagrams import first_routes
 from lsvit.papers.layershuffle.figures import LayerShuffleFigures
@@ -322,6 +322,30 @@ def test_contribution_numbers_know_the_papers_claim() -> None:
     flat = contribution_numbers(positions, 1 + noise)
     assert abs(flat["distance_spearman"]) < 0.1
     assert flat["near_far_ratio"] == pytest.approx(1, abs=0.02)
+
+
+def test_contribution_numbers_are_those_of_their_definition() -> None:
+    from scipy.stats import spearmanr
+
+    rng = np.random.default_rng(1)
+    positions, norms = np.argsort(rng.random((80, 8)), axis=1), rng.random((80, 8))
+    away = np.abs(positions - np.arange(8))
+    found = contribution_numbers(positions, norms)
+    assert found["distance_spearman"] == pytest.approx(np.mean([spearmanr(away[:, i], norms[:, i]).statistic for i in range(8)]))
+    slopes = [spearmanr(positions[:, i], norms[:, i]).statistic for i in range(8)]
+    assert found["slope_late_minus_early"] == pytest.approx(np.mean(slopes[6:]) - np.mean(slopes[:2]))
+    relative = norms / norms.mean(axis=0)
+    assert found["near_far_ratio"] == pytest.approx(relative[away < 2].mean() / relative[away > 3].mean())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of what umap misses
+def test_the_plane_depends_on_its_options_alone(params: Params) -> None:
+    vectors, options = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32), params.analysis
+    plane = project(vectors, options)
+    assert np.array_equal(project(vectors, options), plane)
+    for other in ({"seed": 1}, {"min_dist": 0.9}, {"neighbors": 5}):
+        assert not np.allclose(project(vectors, options.model_copy(update=other)), plane)
 
 
 def test_analysis_summary(params: Params) -> None:

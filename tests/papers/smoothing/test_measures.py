@@ -348,6 +348,15 @@ def test_a_steps_loss_is_the_weighted_sum_of_its_parts(family: str, parts: str, 
         assert found[name] == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.parametrize("name", Losses.model_fields)
+@torch.no_grad()
+def test_a_loss_alone_is_what_it_is_among_others(name: str) -> None:
+    model, batch, one = equipped(), mixed(), LOSSES.model_copy(update={each: None for each in Losses.model_fields if each != name})
+    every, found = (scalars(TrainingStep(model, 0.0, CPU, losses)(batch, (1, 0))) for losses in (LOSSES, one))
+    assert found[f"{name}_loss"] == every[f"{name}_loss"]
+    assert found["loss"] == pytest.approx(found["class_loss"] + getattr(LOSSES, name).weight * every[f"{name}_loss"])
+
+
 @pytest.mark.parametrize("sampler", [arbitrary, drop(0.5)], ids=["arbitrary", "layerdrop"])
 @pytest.mark.parametrize("parts", PARTS)
 def test_a_step_with_a_route_a_sample_is_the_mean_of_its_images(parts: str, sampler: Any) -> None:
