@@ -36,7 +36,7 @@ MODULES = {  # -> the tests whose work it is to find its faults
     "lsvit/models/branches.py": "tests/models/test_branches.py",
     "lsvit/models/talking_heads.py": "tests/models tests/cost/test_talking_heads.py",
     "lsvit/training/losses.py": "tests/papers/smoothing/test_measures.py tests/training/test_loop.py tests/training/test_plain_loop.py",
-    "lsvit/training/loop.py": "tests/training/test_loop.py tests/training/test_plain_loop.py tests/training/test_latin.py",
+    "lsvit/training/loop.py": "tests/training tests/papers/exits/test_frozen.py tests/papers/smoothing/test_measures.py",
     "lsvit/training/optimisation.py": "tests/training/test_loop.py tests/training/test_plain_loop.py",
     "lsvit/training/judging.py": "tests/training/test_loop.py",
     "lsvit/training/augmentation.py": "tests/training/test_augmentation.py",

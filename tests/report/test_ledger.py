@@ -149,6 +149,12 @@ def test_mlflow_takes_the_names_of_the_headline(file: str) -> None:
         _validate_metric_name(name)
 
 
+@pytest.mark.parametrize(("centre", "verdict"), [(70.0, HOLDS), (60.0, FAILS), (85.0, FAILS), (68.0, UNDECIDED)])
+def test_a_range_around_a_published_figure(centre: float, verdict: str) -> None:
+    claim = Claim("c", "s", "t", "p", "it", lambda e: np.array([72.0, 72.5, 73.0]), (-5, 5), centre=lambda e: centre)
+    assert claim.judge(Evidence(RESULTS))["verdict"] == verdict
+
+
 def test_an_interval_stays_in_what_is_possible() -> None:
     claim = Claim("c", "s", "t", "p", "a share", lambda e: np.array([60.0, 80.0, 100.0]), (50, math.inf), unit="%", possible=(0, 100))
     measured = claim.judge(Evidence(RESULTS))["measured"]

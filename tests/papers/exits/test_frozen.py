@@ -305,7 +305,9 @@ def test_the_best_epoch_of_the_best_learning_rate_is_kept(bench: Bench, monkeypa
     labels = (part := exits.open_parts(bench.config(), bench.data, model)["judge"]).split.take(part.rows)[1]
 
     def spy(branch: Any, train: Any, judge: Any, *args: Any) -> exits.Fitted:
+        before = task_loss(exits.answers(branch, judge.tokens, CPU), judge.labels).item()
         found = real(branch, train, judge, *args)
+        assert found.loss < before or args[0] == 0.3
         again = task_loss(exits.answers(found.branch, judge.tokens, CPU), judge.labels)
         assert float(again) == pytest.approx(found.loss, rel=1e-5)
         assert torch.equal(judge.labels, labels)
