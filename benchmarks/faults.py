@@ -1,11 +1,12 @@
 """Kill anything, any time: smoke runs whose processes get signals at random moments, and are started again until they end.
 
-    uv run python benchmarks/faults.py [--faults 100] [--minutes 60] [--seed 0] [--ways repro served disk]   writes benchmarks/faults.json
+    uv run python benchmarks/faults.py [--faults 100] [--minutes 60] [--seed 0] [--ways repro served ...]   writes benchmarks/faults.json
 
 Every way runs once undisturbed. Then, in fresh copies of the repository, random processes of the run (DVC, its shell, the stage, the warm
-process, workers, MLflow's server) get SIGKILL, SIGTERM, SIGINT, or SIGSTOP for a while. In the way `disk`, for root alone, the disk below
-the repository is filled instead, runs out of inodes or becomes read-only, until the run has ended. What each copy has in the end must be
-what the undisturbed one has: see `compare`. The draws follow from the seed, not the moments at which processes meet them.
+process, workers, MLflow's server) get SIGKILL, SIGTERM, SIGINT, or SIGSTOP for a while. In the way `memory` a process can have no more
+memory for a while than it has; in `disk`, for root alone, the disk below the repository is filled, runs out of inodes or becomes read-only,
+until the run has ended. What each copy has in the end must be what the undisturbed one has: see `compare`. The draws follow from the seed,
+not the moments at which processes meet them.
 """
 
 import argparse
@@ -42,7 +43,7 @@ FULL = 30.0  # seconds that a disk is full at most: a run that writes nothing me
 ROUND = 25  # faults of one run: what is killed every few seconds comes to no end
 STUCK = 900.0  # seconds without an end: the run hangs
 SIGNALS = {signal.SIGKILL: 4, signal.SIGTERM: 2, signal.SIGINT: 2, signal.SIGSTOP: 2}  # and how often
-WAYS = ("repro", "served", "disk")
+WAYS = ("repro", "served", "memory", "disk")
 WRONG = ("orphans", "wrong", "still there", "tracebacks")  # what should be empty of every round
 TIMED = ("latency_ms",)  # columns of results that are measured times
 # in which names are drawn, or are hashes of paths or of measured times
@@ -175,8 +176,8 @@ def kind(process: psutil.Process) -> str:
     return ""
 
 
-def strike(run: Run, draw: random.Random) -> dict[str, str] | None:
-    """Send a random signal to a process of a random kind; None if none is there."""
+def strike(run: Run, draw: random.Random, driver: subprocess.Popen) -> dict[str, str] | None:
+    """Send a random signal to a process of a random kind, or give it no more memory for a while; None if none is there."""
     found: dict[str, list[psutil.Process]] = {}
     for process in run.processes():
         found.setdefault(kind(process), []).append(process)
@@ -185,6 +186,12 @@ def strike(run: Run, draw: random.Random) -> dict[str, str] | None:
         return None
     name = draw.choice(sorted(found))
     process, (number,) = draw.choice(found[name]), draw.choices(list(SIGNALS), list(SIGNALS.values()))
+    if run.way == "memory":
+        with suppress(psutil.Error):
+            process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, psutil.RLIM_INFINITY))
+            time.sleep(draw.uniform(0, STOPPED))
+            process.rlimit(psutil.RLIMIT_AS, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+        return {"process": name, "signal": "no more memory"}
     with suppress(psutil.Error):
         process.send_signal(number)
         if number == signal.SIGSTOP:
@@ -232,7 +239,7 @@ def disturb(run: Run, draw: random.Random, most: int, deadline: float) -> dict[s
             with suppress(subprocess.TimeoutExpired):
                 driver.wait(draw.expovariate(1 / EVERY))
                 break
-            if blow := fill(run, draw, driver) if run.way == "disk" else strike(run, draw):
+            if blow := (fill if run.way == "disk" else strike)(run, draw, driver):
                 struck.append(blow)
                 print(f"{time.monotonic() - began:6.0f} s  {blow['signal']} to {blow['process']}", flush=True)
             run.serve()

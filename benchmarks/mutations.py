@@ -1,6 +1,6 @@
 """Which faults, planted at random in the modules that results depend on, the tests of these modules find.
 
-    uv run python benchmarks/mutations.py [--count 300] [--seed 0]     writes benchmarks/mutations.json; no run has ended yet
+    uv run python benchmarks/mutations.py [--count 300] [--seed 0]     writes benchmarks/mutations.json
 
 A fault changes one operator, number, truth value, keyword or statement. A process that has imported torch forks for each of them and
 runs the tests named below, slow ones too, until one fails or LIMIT has passed, which counts as found: a fault may loop.

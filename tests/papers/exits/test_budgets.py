@@ -126,8 +126,8 @@ def test_calibration_error() -> None:
 
 def test_what_an_exit_is_said_to_cost() -> None:
     """Alone, or with the branches of those before it, where each was tried on the way."""
-    numbers = (np.array(each) for each in ([10.0, 20.0], [10.0, 23.0], [0.5, 0.75], [0.25, 0.875]))
-    deployed = Deployed("sequential", ["mlp", "own"], [1, 4], *numbers, np.zeros((2, 3)))
+    flops, spent, latency, accuracy = np.array([[10.0, 20.0], [10.0, 23.0], [0.5, 0.75], [0.25, 0.875]])
+    deployed = Deployed("sequential", ["mlp", "own"], [1, 4], flops, spent, latency, accuracy, np.zeros((2, 3)))
     about = {"branch": "own", "depth": 4, "latency_ms": 0.75, "accuracy": 0.875}
     assert deployed.describe(1, tried=False) == about | {"flops": 20}
     assert deployed.describe(1, tried=True) == about | {"flops": 23}
