@@ -382,9 +382,10 @@ def test_fresh_store_opened_by_two_processes_at_once(fresh: tuple[list[int], Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut at 0.02", "cut at 0.5", "flip 0", "replaced by text", "folder", "link to itself", "zeros"])
 def test_a_damaged_store_is_one_line(
-    workspace: Path, fresh: tuple[list[int], Path], capsys: pytest.CaptureFixture[str], damage: str
+    workspace: Path, fresh: tuple[list[int], Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:  # fmt: skip
     """A flipped bit may lie where nothing is kept; what links to itself is taken for no store, and one is made."""
+    monkeypatch.setattr("mlflow.store.db.utils.MAX_RETRY_COUNT", 1)  # of 10, which take 100 s
     content = fresh[1].read_bytes()
     DAMAGES[damage](workspace / tracking.DATABASE, content, content, random.Random(damage))
     tracker = Tracker("e", workspace)
