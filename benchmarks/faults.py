@@ -31,6 +31,7 @@ import psutil
 import yaml
 from dvc.utils.hydra import apply_overrides
 from machine import machine, show, write
+from mlflow import MlflowClient
 
 from lsvit.smoke import PRESETS, copy_repository, environment
 
@@ -73,6 +74,7 @@ class Run:
         self.store = folder / "served.db" if served else self.folder / "mlflow.db"
         self.port = free_port() if served else None
         if served:
+            MlflowClient(f"sqlite:///{self.store}").search_experiments()  # a server killed while it makes its store never starts again
             self.env["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{self.port}"
 
     def serve(self) -> None:

@@ -104,9 +104,9 @@ def speed(read: Read) -> str:
     return "\n\n".join(pages)
 
 
-def campaign(read: Read) -> str:
-    """The last fault campaign."""
-    return "\n\n".join(_measured(json.loads(read("benchmarks/faults.json"))))
+def campaign(read: Read, name: str) -> str:
+    """The last fault campaign, or run of several at once."""
+    return "\n\n".join(_measured(json.loads(read(f"benchmarks/{name}.json"))))
 
 
 def _measured(found: dict[str, Any]) -> list[str]:

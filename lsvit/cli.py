@@ -15,6 +15,7 @@ track = typer.Typer(no_args_is_help=True, help="The MLflow store.")
 data = typer.Typer(no_args_is_help=True, help="The embedded images.")
 app.add_typer(track, name="track")
 app.add_typer(data, name="data")
+Overrides = Annotated[list[str] | None, typer.Option("-S", help="KEY=VALUE of params.yaml, as of `dvc exp run`.")]
 
 
 @app.command()
@@ -102,15 +103,15 @@ def why(
 
 
 @app.command()
-def cost(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def cost(overrides: Overrides = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Say before anything runs how many trainings, images and FLOPs params.yaml asks for, and the time they take on known hardware."""
     import json
 
-    from lsvit.config.params import load
     from lsvit.cost.estimate import estimate, show
     from lsvit.cost.hardware import known_hardware
+    from lsvit.fill import overridden
 
-    estimated = estimate(load(), known_hardware())
+    estimated = estimate(overridden(overrides or []), known_hardware())
     if as_json:
         print(json.dumps(estimated, indent=1))
     else:
@@ -118,13 +119,11 @@ def cost(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
 
 
 @app.command()
-def fill(
-    overrides: Annotated[list[str] | None, typer.Option("-S", help="KEY=VALUE of params.yaml, as of `dvc exp run`.")] = None,
-) -> None:
+def fill(overrides: Overrides = None) -> None:
     """Train what the pipeline needs all at once, on this machine or with engine=ray on a cluster; its stages then find it finished."""
-    from lsvit.fill import expected, fill, overridden
+    from lsvit.fill import expected, fill, overridden, prepared
 
-    params = overridden(overrides or [])
+    params = prepared(overridden(overrides or []))
     print("\n".join(expected(params)), flush=True)
     fill(params)
     print("stages find these trainings finished; what starts from them, they run", flush=True)

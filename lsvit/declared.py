@@ -40,9 +40,10 @@ def changed(file: Path) -> bool:
         for folder, md5 in outs.items():
             listed = Path(".dvc", "cache", "files", "md5", md5[:2], md5[2:])
             if file.absolute().is_relative_to(Path(folder).absolute()) and md5.endswith(".dir") and listed.is_file():
-                noted = {Path(folder, each["relpath"]).absolute(): each["md5"] for each in read_json(listed, list)}
+                own = file.absolute().relative_to(Path(folder).absolute()).as_posix()
                 with open(file, "rb") as content:
-                    return hashlib.file_digest(content, "md5").hexdigest() != noted.get(file.absolute())
+                    found = hashlib.file_digest(content, "md5").hexdigest()
+                return not any((each["relpath"], each["md5"]) == (own, found) for each in read_json(listed, list))
     return False
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from lsvit.config.checks import check
 from lsvit.config.effective import files
 from lsvit.config.papers import rooms
-from lsvit.config.params import Params, parse
+from lsvit.config.params import Params, load, parse
 from lsvit.config.sections import Finetune, Pretrain
 from lsvit.config.variant import PLAIN
 from lsvit.errors import UserError
@@ -16,25 +16,34 @@ from lsvit.jobs.files import DATA, HELDOUT, read_meta
 from lsvit.jobs.job import Job
 from lsvit.jobs.plan import Plan
 from lsvit.jobs.pool import run, workers_here
+from lsvit.reading import reading
 
 PREPARED = Path("outs/params/dataset.json")  # what outs/prepare_data was made of
 
 
 def overridden(overrides: Sequence[str], file: Path = Path("params.yaml")) -> Params:
-    """The parameters with changes written as `dvc exp run -S` takes them. Raises UserError, also for data that are not prepared."""
-    from dvc.exceptions import DvcException
+    """The parameters with changes written as `dvc exp run -S` takes them. Raises UserError."""
+    if not overrides:
+        return load(file)
+    from dvc.exceptions import DvcException  # takes a second
     from dvc.utils.hydra import apply_overrides
 
     with tempfile.TemporaryDirectory() as folder:
         changed = Path(folder) / file.name
-        changed.write_text(file.read_text())
+        with reading(file, "run in the repository's root"):
+            changed.write_text(file.read_text())
         try:
-            if overrides:
-                apply_overrides(str(changed), list(overrides))
+            apply_overrides(str(changed), list(overrides))
         except DvcException as error:
-            raise UserError(f"-S: found {', '.join(overrides)}, accepted: KEY=VALUE, as `dvc exp run -S` does ({error})") from None
+            why = " ".join(str(error.__cause__ or error).split())
+            raise UserError(f"-S: found {', '.join(overrides)}, accepted: KEY=VALUE of params.yaml ({why})") from None
         params = parse(changed)
     check(params)
+    return params
+
+
+def prepared(params: Params) -> Params:
+    """The parameters with the sizes of the images that lie there. Raises UserError if these are others."""
     if not PREPARED.is_file() or not DATA.is_dir() or PREPARED.read_text() != files(params)[PREPARED.name]:
         raise UserError(f"{DATA}: not the images that this asks for; `uv run dvc exp run --pull prepare-data` with the same -S makes them")
     counts = read_meta(DATA)["counts"]

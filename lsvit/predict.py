@@ -129,7 +129,7 @@ def open_export(file: Path) -> Opened:
         variant = Variant.model_validate(noted["variant"])
         damaged = [name for name, digest in noted.get("sha256", {}).items() if not has(file.parent / name, digest)]
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(f"{spec}: found no variant that lsvit knows, accepted: the file that `lsvit export` writes") from None
+        raise UserError(f"{spec}: found no variant or checksums that lsvit knows, accepted: the file that `lsvit export` writes") from None
     if damaged:
         raise UserError(f"{file.parent / damaged[0]}: not what was exported, by the sha256 in {SPEC}; accepted: the file as it was")
     if not getattr(backbone, "num_classes", 0):

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 KEY = "lsvit.key"
 DATABASE = "mlflow.db"
 PATIENCE = 5.0  # seconds that a store which does not answer holds up the end of a stage
+LOCKED = 60.0  # seconds to wait for another stage that logs
 NOTE = "mlflow.note.content"
 STAGES = "stages"  # of the experiment with what stages left in results/
 Row = dict[str, float]
@@ -72,16 +73,17 @@ class Tracker:
         retries: of a request to a server. Few, so that an outage does not hold up a training.
     """
 
+    _lock = threading.Lock()  # of all trackers of a process: two threads that import mlflow at once find halves of it
+
     def __init__(self, experiment: str, root: Path, retries: int = 1) -> None:
         self.experiment, self.root, self.uri = experiment, root, store_uri(root)
         self.failed = False
         self.retries = retries
-        self._lock = threading.Lock()
+        self._alone = FileLock(root / ".mlflow.lock", timeout=LOCKED)  # what one stage looks for, another may be about to make
         self.recorded = 0  # runs finished by this tracker
         self._client: MlflowClient | None = None
         self._experiment_id = ""
         self._runs: dict[str, str] = {}  # key -> run id
-        self._steps: dict[str, set[int]] = {}  # run id -> epochs logged
         self._running: set[str] = set()  # run ids of trainings under way
         if "mlflow" not in sys.modules:  # importing it and opening the store take seconds, which the trainings' own start hides
             threading.Thread(target=self._guarded, args=(self.client,), daemon=True).start()
@@ -142,7 +144,8 @@ class Tracker:
             if self.failed:
                 return
             try:
-                action()
+                with self._alone:
+                    action()
             except Exception as error:  # whatever a store may raise, the work goes on
                 self.failed = True
                 reason = " ".join(str(error).split())[:160]
@@ -161,7 +164,7 @@ class Tracker:
                 logging.getLogger(name).setLevel(logging.ERROR)
             local = self.uri.startswith("sqlite:")
             # The first opening of a fresh sqlite store migrates it, and two processes doing so at once break it.
-            with FileLock(self.root / ".mlflow.lock") if local else nullcontext():
+            with self._alone:
                 if self.uri == _default_uri(self.root):
                     _create_store(self.root / DATABASE)
                 client = mlflow.MlflowClient(self.uri)
@@ -237,16 +240,15 @@ class Tracker:
     def _rows(self, run_id: str, rows: list[Row], ended: dict[str, float]) -> None:
         from mlflow.entities import Metric
 
-        if run_id not in self._steps:
-            self._steps[run_id] = {metric.step for metric in self.client().get_metric_history(run_id, "epoch")}
-        fresh = [row for row in rows if int(row["epoch"]) not in self._steps[run_id]]
+        # asked anew each time: another process may have logged some of them since
+        known = {metric.step for metric in self.client().get_metric_history(run_id, "epoch")}
+        fresh = [row for row in rows if int(row["epoch"]) not in known]
         times = {row["epoch"]: ended.get(str(int(row["epoch"])), time.time()) for row in fresh}
         metrics = [
             Metric(name, value, _milliseconds(times[row["epoch"]]), int(row["epoch"])) for row in fresh for name, value in row.items()
         ]
         for start in range(0, len(metrics), 1000):  # the most one request takes
             self.client().log_batch(run_id, metrics=metrics[start : start + 1000])
-        self._steps[run_id] |= {int(row["epoch"]) for row in fresh}
 
     def _finish(self, run_id: str, files: list[Path], metrics: Row, ended: float | None = None, model: str | None = None) -> None:
         """Upload files, log final metrics, as those of a `model` of this name too, and mark the run finished, once; `ended`: if not now."""

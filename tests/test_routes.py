@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from lsvit.latin import Latin, draw_routes
 from lsvit.routes import (
     arbitrary,
     check_sampler,
@@ -148,3 +149,17 @@ def test_evaluation_routes(num_layers: int, keep: int) -> None:
 def test_few_orders_are_all_taken() -> None:
     """The paper's 3-layer artefact: of 6 orders, all are evaluated, the trained one counts once."""
     assert sorted(evaluation_routes(3, 3, "arbitrary", 20, 0)) == sorted(itertools.permutations(range(3)))
+
+
+def test_what_a_training_step_runs_along() -> None:
+    """One route for all of its samples, one for each, or Latin ones."""
+    one, each, square = (draw_routes("arbitrary", per, generator("train", 0), 4, 6) for per in ("batch", "sample", "latin"))
+    assert isinstance(one, tuple)
+    assert isinstance(each, np.ndarray)
+    assert each.shape == (6, 4)
+    assert isinstance(square, Latin)
+
+
+def test_a_schedule_of_dropping_is_accepted() -> None:
+    for schedule in ("linear", "constant"):
+        assert check_sampler({"drop": 0.2, "schedule": schedule}) == {"drop": 0.2, "schedule": schedule}

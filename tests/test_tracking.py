@@ -1,6 +1,7 @@
 """MLflow: a real server, a local store, an outage, and the replay from files."""
 
 import json
+import multiprocessing
 import os
 import pickle
 import random
@@ -203,6 +204,69 @@ def test_local_store(workspace: Path, local: str, train_config: Config, prepared
     assert sync() == 2  # the results are of the other scale still
     assert set(runs(local, "hours")) == {"test", "test seed 0", "test seed 1"}
     check_store(local)
+
+
+@pytest.mark.slow
+def test_what_several_stages_log_at_once_stands_once(workspace: Path, local: str, train_config: Config, prepared: Path) -> None:
+    """As those of experiments do that want the same trainings."""
+    jobs, fork = jobs_for(train_config, prepared), multiprocessing.get_context("fork")
+
+    def log() -> None:
+        sys.exit(log_everything(jobs).failed)
+
+    stages = [fork.Process(target=log) for _ in range(3)]
+    for stage in stages:
+        stage.start()
+    for stage in stages:
+        stage.join()
+    assert [stage.exitcode for stage in stages] == [0, 0, 0]
+    client = client_of(local)
+    names = [run.info.run_name for each in client.search_experiments() for run in client.search_runs([each.experiment_id])]
+    assert sorted(names, key=str) == ["prune-eval", "test", "test seed 0", "test seed 1"]
+    check_store(local)
+
+
+def test_trackers_of_a_process_take_turns(workspace: Path, local: str) -> None:
+    """Two threads that import mlflow at once find halves of it: none begins while another is at work."""
+    client_of(local)  # imported now, what is noted next takes no time
+    first, second = (Tracker(name, workspace) for name in ("e", "f"))
+    begun, go = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go.wait(60)
+
+    threads = [threading.Thread(target=first._guarded, args=(work,))]
+    record = {"dataset": "bars", "data_sha256": "0" * 64, "seed": 0, "apart": ["seed"]}
+    threads.append(threading.Thread(target=second.epoch, args=("test", record, {"epoch": 1})))
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    time.sleep(1.5)
+    noted = workspace / ".lsvit" / "context"
+    assert not noted.exists()
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert noted.exists()
+    assert not second.failed
+
+
+@pytest.mark.slow
+def test_two_that_follow_one_training_log_its_epochs_once(workspace: Path, local: str, train_config: Config, prepared: Path) -> None:
+    """What either has seen of the curve may have grown since, by the other."""
+    job, _ = jobs_for(train_config, prepared)
+    rows = json.loads((job.folder / "history.json").read_text())
+    first, second = (Tracker("layershuffle/bars/pico/smoke", workspace) for _ in range(2))
+    for tracker, row in zip((first, second, first, second), (rows[0], rows[0], rows[1], rows[1]), strict=True):
+        tracker.epoch("test", job.record(), row)
+    for tracker in (first, second):
+        tracker.training(Path("outs/finetune/test"))
+    assert not first.failed
+    assert not second.failed
+    client, run = client_of(local), runs(local)["test seed 0"]
+    for name in ("epoch", "validation/arbitrary/accuracy"):
+        assert [metric.step for metric in client.get_metric_history(run.info.run_id, name)] == [1, 2, 3]
 
 
 @pytest.mark.slow

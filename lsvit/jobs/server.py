@@ -1,6 +1,7 @@
 """A warm process for the stages of a run: it has imported torch, timm and mlflow, and every stage is a fork of it.
 
-`python -m stages NAME` is a client: it sends its arguments, environment and open files, passes signals on, and ends as the stage does.
+`python -m stages NAME` is a client: it sends its arguments, environment and open files, passes signals on, and ends as the stage does,
+which ends with it.
 The first client starts the server, which ends by itself when nobody has asked for a while. A server stands for one user, folder,
 interpreter, environment, limits and source code; it never touches a GPU. Where none can be had, and with `python -m stages.NAME`, a
 stage is a process like any other.
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 IDLE_SECONDS = 30.0
+LAST_SECONDS = 8.0  # that a stage has to end in order when DVC is gone
 # Imported one after another while nobody asks, in small parts: who asks meanwhile waits for one.
 COMPUTE = ("lsvit.jobs.stage", "torch", "torchvision", "timm", "lsvit.training.loop", "lsvit.papers.exits.compute.frozen")
 LATER = ("sqlalchemy", "mlflow", "mlflow.store.tracking.sqlalchemy_store", "matplotlib.pyplot", "sklearn.neighbors", "numba", "umap")
@@ -48,17 +50,33 @@ def run(stage: str, arguments: list[str]) -> int:
     request = {"stage": stage, "arguments": arguments, "environment": dict(os.environ)}
     if "DVC_STAGE" in os.environ:
         threading.Thread(target=end_with_dvc, args=(threading.get_ident(),), daemon=True).start()
+    life = -1
     try:
+        for file in range(3):
+            os.fstat(file)  # one that is closed would be taken for the pipe's
+        ours, life = os.pipe()
         server = connect()
-        socket.send_fds(server, [STARTED], [0, 1, 2])
+        socket.send_fds(server, [STARTED], [0, 1, 2, ours])
+        os.close(ours)
         server.sendall(json.dumps(request).encode() + b"\n")
         started = server.recv(1) == STARTED
     except OSError:
         started = False
     if not started:  # no such sockets here, or the server could not import something, which this process will say
+        with suppress(OSError):
+            os.close(life)  # should there be a stage all the same, it ends
         return execute(stage, arguments)
+
+    def pass_on(number: int, _: object) -> None:
+        try:
+            os.write(life, bytes([number]))
+        except BrokenPipeError:  # the stage has ended, which the server has not said yet
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
     for number in PASSED_ON:
-        signal.signal(number, lambda number, _: server.send(bytes([number])))
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, pass_on)
     code = int(b"".join(iter(lambda: server.recv(16), b"")) or -signal.SIGKILL)
     if code < 0:  # the stage was killed
         if -code in PASSED_ON:
@@ -68,16 +86,23 @@ def run(stage: str, arguments: list[str]) -> int:
 
 
 def end_with_dvc(thread: int) -> None:
-    """Terminate a thread when DVC is gone: a stage that outlived a killed DVC would write where the next run does."""
+    """Terminate a thread when DVC is gone, and this process if that was not enough: a stage that outlived a killed DVC would write where
+    the next run does."""
     import psutil
 
     child = psutil.Process()
-    with suppress(psutil.AccessDenied):
-        while "DVC_STAGE" in (parent := child.parent()).environ():  # some shells stay between DVC and the command
-            child = parent
-    while child.ppid() == parent.pid:
-        time.sleep(0.5)
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):  # also a shell between may be killed alone
+        with suppress(psutil.AccessDenied):
+            while "DVC_STAGE" in (parent := psutil.Process(child.ppid())).environ():  # some shells stay between DVC and the command
+                child = parent
+        # Where DVC was killed before this process could look, that is who adopts orphans: of another session than DVC and its stages,
+        # or a container's first process, which may be DVC itself, but then no shell or init.
+        adopted = os.getsid(parent.pid) != os.getsid(0) or (parent.pid == 1 and not parent.name().startswith(("dvc", "python")))
+        while not adopted and child.ppid() == parent.pid:
+            time.sleep(0.5)
     signal.pthread_kill(thread, signal.SIGTERM)
+    time.sleep(LAST_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def connect() -> socket.socket:
@@ -164,10 +189,10 @@ def serve(listener: socket.socket) -> dict[str, Any] | None:
                             other.close()
                         return request
                     if request:
-                        os.setpgid(pid, pid)  # both do, so that a signal always finds it
                         clients[pid] = client
                         selector.register(client, selectors.EVENT_READ, pid)
-                        client.send(STARTED)
+                        with suppress(OSError):
+                            client.send(STARTED)
                     for file in files:
                         os.close(file)
                 elif key.fileobj is wake:
@@ -181,18 +206,16 @@ def serve(listener: socket.socket) -> dict[str, Any] | None:
                             with suppress(OSError):
                                 client.send(str(os.waitstatus_to_exitcode(status)).encode())
                             client.close()
-                elif key.data in clients:
-                    numbers = clients[key.data].recv(16)
-                    if not numbers:  # the client was killed
-                        selector.unregister(clients[key.data])
-                    for number in numbers or [signal.SIGKILL]:
-                        os.killpg(key.data, number)
+                elif key.data in clients:  # the client is gone; a stage that is stopped does not hear of it
+                    selector.unregister(clients[key.data])
+                    with suppress(ProcessLookupError):
+                        os.killpg(key.data, signal.SIGKILL)
 
 
 def receive(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """A client's request, None if it is gone, and its standard files."""
+    """A client's request, None if it is gone, its standard files, and the pipe by which it lives on."""
     try:
-        _, files, _, _ = socket.recv_fds(client, 1, 3)
+        _, files, _, _ = socket.recv_fds(client, 1, 4)
         with client.makefile("rb") as lines:
             return json.loads(lines.readline() or b"null"), files
     except OSError:
@@ -208,13 +231,25 @@ def become(request: dict[str, Any], files: list[int], is_warm: bool) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the server may have ignored some
+    for passed in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(passed, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(request["environment"])
+    *files, life = files
+    threading.Thread(target=obey, args=(life,), daemon=True).start()
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)
+
+
+def obey(life: int) -> None:
+    """Get the signals that the client passes on; be killed when it is gone. The server may be importing something for long."""
+    while number := os.read(life, 1):
+        os.killpg(0, number[0])
+    os.killpg(0, signal.SIGKILL)
 
 
 def execute(stage: str, arguments: list[str]) -> int:

@@ -97,7 +97,7 @@ def lines(
                       "scale": {"domain": names, "range": [colours[name] for name in names]}},
         },
         "layer": [
-            {"mark": {"type": "area"}, "encoding": {
+            {"mark": {"type": "area", "clip": True}, "encoding": {
                 "y": y | {"field": "low"}, "y2": {"field": "high"},
                 "opacity": opacity(0.15, 0)}},
             {"mark": {"type": "line", "point": True},

@@ -23,6 +23,7 @@ from lsvit.routes import Order, count_routes
 
 VERDICTS = ("holds", "does not hold", "weaker here", "undecided", "not comparable", "not run")
 HOLDS, FAILS, WEAKER, UNDECIDED, NOT_COMPARABLE, NOT_RUN = VERDICTS
+PLURAL = {HOLDS: "hold", FAILS: "do not hold"}
 RULES = (
     "Rules as of 2026-11-22: written when earlier results of the micro models, and one seed of a pre-trained ViT-S measured apart, were "
     "known; before the runs of vit_s14_56 and of scale hours. Those of layers on nodes as of 2026-11-23: written when the simulation's "
@@ -293,5 +294,5 @@ def _holm(entry: dict[str, Any]) -> str:
 
 def _count(found: dict[str, Any]) -> str:
     plain, corrected = ([entry[key] for entry in found["claims"]] for key in ("verdict", "corrected"))
-    counts = ", ".join(f"{plain.count(verdict)} {verdict}" for verdict in VERDICTS)
+    counts = ", ".join(f"{plain.count(verdict)} {PLURAL.get(verdict, verdict)}" for verdict in VERDICTS)
     return f"{len(plain)} claims: {counts}; after Holm's correction {corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not"

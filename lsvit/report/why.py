@@ -177,9 +177,11 @@ def origin(file: Path, variants: Collection[str] = ()) -> list[str]:
     makers = {path: name for name, each in stages.items() for path in paths(each["outs"])}
     rows = read_rows(file) if file.suffix == ".csv" else pd.DataFrame()
     seeds = rows["seed"].unique().tolist() if "seed" in rows else cell["seeds"]
+    changes = [*(f"-S {key}={cell[key]}" for key in ("dataset", "model", "scale")), f"-S 'seeds={json.dumps(cell['seeds'])}'"]
+    how = "repro --pull" if folder == RESULTS else " ".join(["exp run --pull", *changes])
     lines = [
         f"{file}: stage {stage}: {declared['desc']}",
-        f"  command     {declared['cmd']}   (uv run dvc repro --pull {stage})",
+        f"  command     {declared['cmd']}   (uv run dvc {how} {stage})",
         f"  data, model {cell['dataset']}, {cell['model']}, scale {cell['scale']}, seeds {', '.join(map(str, seeds))}",
     ]
     if folder != RESULTS:

@@ -100,6 +100,46 @@ def test_a_signal_ends_the_stage_and_its_children(folder: Path, number: signal.S
 
 
 @pytest.mark.slow
+def test_a_stage_that_is_stopped_ends_with_its_client(folder: Path) -> None:
+    with subprocess.Popen(**command("wait"), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
+        assert client.stdout is not None
+        pid = int(client.stdout.readline())
+        os.kill(pid, signal.SIGSTOP)
+        client.kill()
+    deadline = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    ended = not alive(pid)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    for path in folder.glob("[0-9]*"):
+        path.unlink()
+    assert ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stage_does_not_wait_for_a_busy_server(folder: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """Which imports something for a minute when the client is killed."""
+    shutil.copytree(folder, busy := tmp_path / "busy", ignore=shutil.ignore_patterns("[0-9]*", "__pycache__"))
+    (busy / "timm.py").write_text("import os, time\nopen('server', 'w').write(str(os.getpid()))\ntime.sleep(60)")
+    with subprocess.Popen(**command("wait"), cwd=busy, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
+        assert client.stdout is not None
+        pid = int(client.stdout.readline())
+        while not (busy / "server").exists() or not (busy / "server").read_text():
+            time.sleep(0.05)
+        client.send_signal(number)
+        deadline = time.monotonic() + 10
+        while alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        ended = not alive(pid)
+        os.kill(int((busy / "server").read_text()), signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    assert ended
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process learns of its parent's end")
 def test_a_stage_ends_with_its_server(folder: Path) -> None:
     with subprocess.Popen(**command("wait"), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
@@ -136,6 +176,24 @@ def test_a_stage_ends_with_dvc(folder: Path, shell: str) -> None:
     while any(map(alive, processes)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(alive, processes))
+
+
+@pytest.mark.slow
+def test_a_stage_ends_with_a_dvc_that_it_never_saw(folder: Path) -> None:
+    """Killed while the stage's interpreter was starting."""
+    how = command("wait", DVC_STAGE="wait")
+    start = f"import subprocess; print(subprocess.Popen({how['args']}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
+    how |= {"args": [sys.executable, "-c", start], "cwd": folder, "capture_output": True, "start_new_session": True}
+    gone = subprocess.run(**how, check=True)
+    deadline = time.monotonic() + 10
+    while alive(int(gone.stdout)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(int(gone.stdout))
+    while any(alive(int(path.name)) for path in folder.glob("[0-9]*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for path in folder.glob("[0-9]*"):
+        path.unlink()
 
 
 def alive(pid: int) -> bool:

@@ -317,6 +317,16 @@ def test_all_leave_at_one_exit(model: RoutedModel, thresholds: dict[int, float],
     assert torch.equal(logits, model(batch, exit=None if depth == 4 else depth))
 
 
+def test_a_regression_has_no_confidence_to_leave_by() -> None:
+    for outputs in (1, 2):
+        model = RoutedModel(small(num_classes=outputs)).eval()
+        if outputs == 1:
+            with pytest.raises(ValueError, match="found a model with one output, accepted: a classifier"):
+                leave_early(model, images(), {})
+        else:
+            assert leave_early(model, images(), {})[0].shape == (6, 2)
+
+
 @pytest.mark.parametrize("route", [None, (2, 3, 1, 0)])
 def test_every_image_has_the_answer_of_the_exit_it_left_at(model: RoutedModel, route: Any) -> None:
     """Half leave at each exit; later layers run for the others alone."""

@@ -111,6 +111,10 @@ def test_what_can_be_stacked() -> None:
     assert not can_stack(list(dropping.blocks))
     vit.blocks[0].attn.register_parameter("temperature", torch.nn.Parameter(torch.ones(1)))
     assert not can_stack(list(vit.blocks)[:1])
+    counting = torch.nn.Identity()
+    assert can_stack([counting])
+    counting.register_buffer("count", torch.zeros(1))
+    assert not can_stack([counting])
 
 
 def test_present_parameters_count() -> None:

@@ -38,6 +38,7 @@ from lsvit.report.ledger import (
     headline,
     judge,
     markdown,
+    show,
 )
 from lsvit.report.statistics import estimate, holm, n_to_decide, p_value
 from lsvit.smoke import environment
@@ -70,6 +71,7 @@ def test_interval_covers_as_often_as_it_says() -> None:
     ("values", "verdict"),
     [
         ([6, 6.1, 5.9], HOLDS),
+        ([6, 6.1], HOLDS),  # two seeds are enough if they agree
         ([4.9, 5.1, 5.3], UNDECIDED),  # the interval includes the border of 5
         ([2, 2.1, 1.9], WEAKER),  # between 0 and 5
         ([-2, -2.1, -1.9], FAILS),
@@ -86,6 +88,13 @@ def test_verdicts(values: list[float], verdict: str) -> None:
     assert ("between" in entry["reason"]) == (values[0] == 2)
     assert ("about 34 seeds would probably decide" in entry["reason"]) == (verdict == UNDECIDED)
     assert (entry["measured"]["low"] is None) == (len(values) == 1)
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(5, UNDECIDED), (0, WEAKER)])
+def test_what_lies_on_a_border(value: float, verdict: str) -> None:
+    """Is not above it; and is not outside of what counts as weaker."""
+    claim = Claim("c", "s", "text", "5", "it", lambda e: np.array([value] * 3), (5, math.inf), (0, math.inf))
+    assert claim.judge(Evidence(RESULTS))["verdict"] == verdict
 
 
 def test_the_interval_at_one_less_p_reaches_the_border() -> None:
@@ -107,6 +116,8 @@ def test_seeds_that_would_decide() -> None:
     half = student.ppf(0.975, n - 1) * drawn.std(axis=1, ddof=1) / math.sqrt(n)
     assert abs(np.mean(np.abs(drawn.mean(axis=1) - 0.2) > half) - 0.8) < 0.04
     assert n_to_decide(found, found.mean) is None
+    enough = [n_to_decide(found, found.mean - gap) for gap in np.linspace(0.3, 0.5, 200)]
+    assert max(n or 0 for n in enough) == 20 * found.n
 
 
 def test_a_border_that_nothing_lies_beyond_does_not_blur_a_verdict() -> None:
@@ -348,13 +359,24 @@ def claims(clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run
 
 
+def test_the_table_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside a verdict its reason, and nothing where there is none."""
+    ledger = json.loads((RESULTS / "claims.json").read_text())
+    one = {entry["verdict"]: entry for entry in ledger["claims"]}
+    for verdict in (HOLDS, FAILS):
+        show(ledger | {"claims": [one[verdict] | {"reason": "of stone" * (verdict == FAILS)}]})
+        printed = capsys.readouterr().out
+        assert verdict in printed
+        assert ("of stone" in printed) == (verdict == FAILS)
+
+
 @pytest.mark.slow
 def test_the_command_on_a_fresh_clone(clone: Path) -> None:
     command = [sys.executable, "-m", "lsvit.cli", "claims"]
     done = subprocess.run(command, cwd=clone, env=environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "s4.1.collapse" in done.stdout
-    assert re.search(r"\d+ claims: \d+ holds", done.stdout)
+    assert re.search(r"\d+ claims: \d+ hold, \d+ do not hold, ", done.stdout)
 
 
 @pytest.mark.slow

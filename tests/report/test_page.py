@@ -219,10 +219,31 @@ def test_names_are_switched_by_keyboard(opened: Any) -> None:
     assert {button.get_attribute("aria-pressed") for button in buttons} == {"false"}
 
 
+def test_a_charts_numbers_need_no_pointer(opened: Any, page: Path) -> None:
+    """Opened by keyboard, a table of what the chart was drawn from."""
+    values = opened.find_element("css selector", "#layershuffle details.values")
+    opened.execute_script("arguments[0].scrollIntoView(); arguments[0].firstElementChild.focus()", values)
+    opened.switch_to.active_element.send_keys("\n")
+    rows = opened.execute_async_script(
+        """const [values, done] = arguments; (function look() { const found = values.querySelectorAll("tr");
+           found.length ? done([...found].map((row) => [...row.cells].map((cell) => cell.textContent))) : setTimeout(look, 20) })()""",
+        values,
+    )
+    chart = re.search(r'<section id="layershuffle".*?<script type="application/json">(.*?)</script>', page.read_text(), re.S)
+    assert chart
+    drawn = json.loads(chart[1])["data"]["values"]
+    assert rows[0] == list(drawn[0])
+    assert len(rows) == 1 + len(drawn) > 5
+    for row, point in zip(rows[1:], drawn, strict=True):
+        assert [cell if isinstance(value, str) else float(cell) for cell, value in zip(row, point.values(), strict=True)] == [
+            value if isinstance(value, str) else pytest.approx(value, abs=0.006) for value in point.values()
+        ]
+
+
 def test_a_print_shows_what_is_folded_and_every_chart(opened: Any) -> None:
     opened.execute_async_script("""const done = arguments[0]; (function look() {
       document.querySelector('.chart:has(> script)') ? setTimeout(look, 20) : done() })()""")
-    folded = "return document.querySelectorAll('details:not([open])').length"
+    folded = "return document.querySelectorAll('details:not([open], .values)').length"
     before = opened.execute_script(folded)
     assert before > 100
     opened.execute_script("dispatchEvent(new Event('beforeprint'))")

@@ -39,6 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "both position parts, uneven shares": PREDICT | {"batch_size": 31},
     "layerdrop": {"route": {"drop": 0.5}},
     "layerdrop an order a sample, accumulated": {"route": {"drop": 0.5}, "per": "sample", "micro_batch_size": 7},
+    "other layers in each pass": {"route": {"drop": 0.9}, "per": "sample", "batch_size": 8, "micro_batch_size": 1},
     "accumulated and checkpointed": PREDICT | {"micro_batch_size": 5, "checkpointing": True},
     "an order a sample, accumulated, uneven shares": {"per": "sample", "batch_size": 31, "micro_batch_size": 5},
     "compiled blocks": {"compile": "blocks"},

@@ -25,7 +25,7 @@ from lsvit.training.gather import gather_trainings
 from lsvit.training.judging import kept_epoch
 from lsvit.training.loop import CHECKPOINT, fetch, train, validate, validation_routes
 from lsvit.training.losses import position_hits, position_loss
-from lsvit.training.optimisation import make_optimizer, make_scheduler
+from lsvit.training.optimisation import make_optimizer, make_scheduler, stops
 from lsvit.training.scoring import open_model, open_split
 from tests.training.ranks import gradients
 
@@ -146,6 +146,23 @@ def test_position_losses() -> None:
 def test_schedules(params: Any, schedule: str, expected: list[float]) -> None:
     options = params.finetune.model_copy(update={"schedule": schedule, "lr": 1.0})
     assert _rates(options, 4) == pytest.approx(expected)
+
+
+def test_a_warm_up_ends_before_the_training_does(params: Any) -> None:
+    """However many epochs are asked for: the last one is left to the fall."""
+    for asked in (3, 4, 9):
+        options = params.finetune.model_copy(update={"schedule": "cosine", "lr": 1.0, "epochs": 4, "warmup_epochs": asked})
+        rates = _rates(options, 8)
+        assert rates.index(max(rates)) == 6
+        assert rates[7] == pytest.approx(0.5)
+
+
+def test_when_a_training_stops() -> None:
+    assert not stops([2, 1, 3], 2)  # the best is among the last two
+    assert stops([3, 2, 1, 2], 1)
+    assert stops([1, 2, 1], 2)  # as good as before is no gain
+    assert not stops([1, 2], 2)
+    assert not stops([1, 2, 3], None)
 
 
 def test_one_cycle_rises_and_falls(params: Any) -> None:

@@ -223,10 +223,10 @@ CLAIMS = quoted([
     Claim("inversion.ls-alone", BEYOND, "A layer that works anywhere keeps more of its input", "not studied",
           "distance of the found input's tokens relative to the yardstick, mean over layers alone, baseline minus LS", _against_ls(None),
           ABOVE_ZERO, unit=""),
-    Claim("inversion.ls-sequential", BEYOND, "All layers of LS keep more of it than the baseline's, in original order", "not studied",
+    Claim("inversion.ls-sequential", BEYOND, "All layers of LS keep more input than the baseline's, in original order", "not studied",
           "distance of the tokens of the input that Adam finds relative to the yardstick, after all layers, baseline minus LS",
           _against_ls(-1), ABOVE_ZERO, unit=""),
-    Claim("inversion.ls-arbitrary", BEYOND, "And in arbitrary orders", "not studied",
+    Claim("inversion.ls-arbitrary", BEYOND, "All layers of LS keep more input than the baseline's, in arbitrary orders", "not studied",
           "distance of the tokens of the input that Adam finds relative to the yardstick, after all layers in arbitrary order, baseline "
           "minus LS",
           _against_ls(-1, "arbitrary"), ABOVE_ZERO, unit=""),

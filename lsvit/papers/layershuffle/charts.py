@@ -40,5 +40,5 @@ def charts(results: Results) -> Charts:
     tables = [Grid("Table 1: top-1 accuracy (%)", "table1.csv", "variant", "order")]
     pictures = [Picture("The approaches (figures 1a, 2 and 3)", "approaches", "Approaches"),
                 Picture("Figure 4a", "figure_4a", "Figure 4a"), Picture("Figure 4b", "figure_4b", "Figure 4b")]  # fmt: skip
-    headline = tables[0]._replace(title="LayerShuffle: top-1 accuracy (%)", only=("baseline", "ls"))
+    headline = tables[0]._replace(title="LayerShuffle: top-1 accuracy (%)", only=("baseline", "ls", "ls_batch"))
     return Charts(tables, shown, pictures, [headline], shown[1:2])

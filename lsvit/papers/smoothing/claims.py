@@ -125,7 +125,7 @@ def _reordered(e: Evidence, variant: str) -> np.ndarray:
 CLAIMS = quoted([
     Claim("smoothing.rises", FIGURE2, "Patches become more alike with depth", "by eye",
           "patch cosine similarity after the last layer minus that after the first, larger depth, no losses", _rise, ABOVE_ZERO, unit=""),
-    Claim("smoothing.deeper", FIGURE2, "They do so especially where there are many layers", "stated",
+    Claim("smoothing.deeper", FIGURE2, "Patches grow alike especially where there are many layers", "stated",
           "patch cosine similarity after the last layer, larger minus smaller depth, no losses",
           lambda e: last(e, depth=depths(e)[1]) - last(e, depth=depths(e)[0]), ABOVE_ZERO, unit="", scale=SHORT),
     Claim("smoothing.attention", FIGURE2, "Deep layers attend to all patches with similar weights", "by eye",

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ from lsvit.models.routed import RoutedModel
 from lsvit.models.weights import build, save_weights
 from lsvit.papers.exits.compute import frozen as exits
 from lsvit.papers.exits.compute.counting import write_canvases
-from lsvit.papers.exits.compute.dynamic import attach, measure
-from lsvit.papers.exits.section import EXIT_COSTS, EXIT_WEIGHTS, BranchTraining, Counting, ExitConfig
+from lsvit.papers.exits.compute.dynamic import attach, deploy, measure
+from lsvit.papers.exits.section import EXIT_COSTS, EXIT_WEIGHTS, EXITS_IN_USE, LAST_EXIT, BranchTraining, Counting, ExitConfig
 from lsvit.training import loop as training
 from lsvit.training.augmentation import Batch
 from lsvit.training.devices import Execution
@@ -341,6 +342,29 @@ def test_attached_exits_answer_as_the_rows_say(bench: Bench, frozen: Path) -> No
     accuracy = {(row["branch"], row["depth"]): float(row["accuracy"]) for row in read_rows(frozen) if row["order"] == "sequential"}
     for depth, kind in chosen.items():
         assert float(is_right(model(batch, exit=depth), labels).float().mean()) == pytest.approx(accuracy[kind, str(depth)], abs=1e-6)
+
+
+def test_exits_put_into_use(bench: Bench, frozen: Path, tmp_path: Path) -> None:
+    """Those that the stage chose, with what it noted of them; of other weights, or none, they are refused."""
+    folder = shutil.copytree(frozen, tmp_path / "ls" / "seed_0")
+    chosen: dict[str, Any] = {"branches": ["vit", "mlp", LAST_EXIT], "depths": [1, 3, 4], "order": "arbitrary", "sizes": SIZES.model_dump()}
+    costs = {"flops": [1, 2, 3], "spent": [1, 3, 5], "latency": [0.1, 0.2, 0.3], "accuracy": [0.4, 0.5, 0.6]}
+    (folder / EXITS_IN_USE).write_text(json.dumps(chosen | costs | {"weights_sha256": "its own"}))
+    model, other = (open_model(bench.config(), bench.data, bench.weights)[0].eval() for _ in range(2))
+    found = deploy(model, folder, "its own")
+    attach(other, frozen / EXIT_WEIGHTS, {1: "vit", 3: "mlp"}, SIZES)
+    batch = torch.rand(3, 1, 28, 28)
+    assert model.exits.keys() == {"1", "3"}
+    assert all(torch.equal(model(batch, exit=depth), other(batch, exit=depth)) for depth in (1, 3))
+    with np.load(frozen / ARRAYS) as arrays:
+        names = list(zip(arrays["branch"], arrays["depth"], strict=True))
+        rows = [names.index(exit) for exit in (("vit", 1), ("mlp", 3), (LAST_EXIT, 4))]
+        assert np.array_equal(found.confidence, arrays["confidence_judge"][rows])
+    assert {name: getattr(found, name).tolist() for name in costs} == costs
+    with pytest.raises(UserError, match="exits of other weights, accepted: those of ls, seed_0"):
+        deploy(model, folder, "another's")
+    with pytest.raises(UserError, match="cannot be read"):
+        deploy(model, frozen, "its own")
 
 
 def test_exits_that_cannot_be_attached(bench: Bench, frozen: Path, tmp_path: Path) -> None:

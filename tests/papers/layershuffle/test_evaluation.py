@@ -11,21 +11,24 @@ import torch
 
 from lsvit.config.params import Params
 from lsvit.config.presets import ModelPreset
-from lsvit.config.variant import ExitHeads, Variant
-from lsvit.data.splits import Split
+from lsvit.config.variant import ExitHeads, Recipe, Variant
+from lsvit.data.splits import Resize, Split, resizing
 from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import ROWS, WEIGHTS
+from lsvit.jobs.files import ROWS, WEIGHTS, read_meta
 from lsvit.latin import Latin
 from lsvit.models.routed import RoutedModel
 from lsvit.models.weights import build, save_weights
 from lsvit.papers.layershuffle.compute import evaluation
+from lsvit.papers.layershuffle.compute.analysis import Contributions, record
 from lsvit.papers.layershuffle.compute.evaluation import evaluate
 from lsvit.papers.layershuffle.section import SAMPLER_ROWS, EvalConfig, PruneEval
 from lsvit.routes import arbitrary, generator, per_sample
+from lsvit.training import scoring
 from lsvit.training.devices import Execution
 from lsvit.training.loop import train
-from lsvit.training.losses import is_right, task_loss
+from lsvit.training.losses import exit_objective, is_right, task_loss
 from lsvit.training.scoring import Score, open_model, open_split, score
+from tests.models.test_branches import FAMILIES, small
 
 
 @pytest.fixture
@@ -191,11 +194,56 @@ def test_a_score_has_the_means_of_every_exit(params: Params, pico: ModelPreset, 
     model = build(
         pico, 10, Variant(route="sequential", exits=ExitHeads(branch="mlp", depths=[1, 3], channels=4, hidden=4, dropout=0.0))
     ).eval()
-    found, route = score(model, split, [(2, 0, 3)], 16, execution).exits, (2, 0, 3)
+    result, route = score(model, split, [(2, 0, 3)], 16, execution), (2, 0, 3)
+    found = result.exits
     images, labels = split.take(slice(0, len(split)))
+    assert model.exit_heads
+    means = {depth: loss for depth, (loss, _) in result.exits.items()}
+    assert result.objective == pytest.approx(exit_objective(model.exit_heads, result.loss, means))
     for depth in (1, 3):
         answers = model(images, route, exit=depth)
         assert found[depth] == (
             pytest.approx(task_loss(answers, labels).item(), rel=1e-5),
             is_right(answers, labels).double().mean().item(),
         )
+
+
+@pytest.mark.parametrize("family", ["class token", "average pooling", "attention pooling"])
+def test_a_contribution_is_that_to_what_is_classified(family: str) -> None:
+    """How far a layer moves the class token or, without one, the mean of all tokens, for the samples that it ran for."""
+    model = RoutedModel(small(**FAMILIES[family]))
+    before, after = torch.randn(2, 2, 7, 16)
+    contributions = Contributions(model, 3)
+    contributions(0, 2, before, after, torch.tensor([2, 0]))
+    change = (after - before)[:, 0] if model.has_class_token else after.mean(1) - before.mean(1)
+    expected = torch.zeros(3, 4)
+    expected[[2, 0], 2] = change.norm(dim=1)
+    assert torch.allclose(contributions.norms, expected, atol=1e-6)
+
+
+def test_recording_drops_nothing(params: Params, pico: ModelPreset, prepared: Path, weights: Path) -> None:
+    """Also of a model that was being trained."""
+    asked = config(params, pico)
+    asked = asked.model_copy(update={"variant": Variant(route="arbitrary", recipe=Recipe(drop_path=0.9))})
+    model, execution = open_model(asked, prepared, weights)
+    split = open_split(asked, prepared, "validation", model)
+    chosen, routes = np.arange(20), np.tile(np.arange(4), (20, 1))
+    found = []
+    for _ in range(2):
+        model.train()
+        found.append(record(model, split, chosen, routes, 1, execution))
+    for first, second in zip(*found, strict=True):
+        assert np.array_equal(first, second)
+
+
+def test_shards_are_not_resized_again(
+    params: Params, pico: ModelPreset, prepared: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """They were when they were decoded; other images are as their data set asks."""
+    asked, meta = config(params, pico), read_meta(prepared) | {"resize": "timm"}
+    model, _ = open_model(asked, prepared, weights)
+    plain = Resize(28, "bilinear", 28)
+    for now, expected in ((meta, resizing(pico, "timm")), (meta | {"shards": []}, plain)):
+        monkeypatch.setattr(scoring, "read_meta", lambda _, now=now: now)
+        assert open_split(asked, prepared, "validation", model).resize == expected
+    assert resizing(pico, "timm") != plain

@@ -293,6 +293,7 @@ def test_position_r2_tells_order_from_noise() -> None:
     positions = np.sort(rng.integers(0, 12, 600))  # as they come they would be told from others alone
     line = np.stack([positions + rng.normal(size=600), rng.normal(size=600)], axis=1)
     assert r2_score(positions, told_positions(line, positions)) > 0.7
+    assert r2_score(positions, told_positions(positions[:, None], positions)) == 1
     assert r2_score(positions, told_positions(rng.normal(size=(600, 2)), positions)) < 0.1
 
 
@@ -324,18 +325,19 @@ def test_contribution_numbers_know_the_papers_claim() -> None:
     assert flat["near_far_ratio"] == pytest.approx(1, abs=0.02)
 
 
-def test_contribution_numbers_are_those_of_their_definition() -> None:
+@pytest.mark.parametrize(("layers", "quarter"), [(8, 2), (4, 1), (3, 1)])
+def test_contribution_numbers_are_those_of_their_definition(layers: int, quarter: int) -> None:
     from scipy.stats import spearmanr
 
     rng = np.random.default_rng(1)
-    positions, norms = np.argsort(rng.random((80, 8)), axis=1), rng.random((80, 8))
-    away = np.abs(positions - np.arange(8))
+    positions, norms = np.argsort(rng.random((80, layers)), axis=1), rng.random((80, layers))
+    away = np.abs(positions - np.arange(layers))
     found = contribution_numbers(positions, norms)
-    assert found["distance_spearman"] == pytest.approx(np.mean([spearmanr(away[:, i], norms[:, i]).statistic for i in range(8)]))
-    slopes = [spearmanr(positions[:, i], norms[:, i]).statistic for i in range(8)]
-    assert found["slope_late_minus_early"] == pytest.approx(np.mean(slopes[6:]) - np.mean(slopes[:2]))
+    assert found["distance_spearman"] == pytest.approx(np.mean([spearmanr(away[:, i], norms[:, i]).statistic for i in range(layers)]))
+    slopes = [spearmanr(positions[:, i], norms[:, i]).statistic for i in range(layers)]
+    assert found["slope_late_minus_early"] == pytest.approx(np.mean(slopes[-quarter:]) - np.mean(slopes[:quarter]))
     relative = norms / norms.mean(axis=0)
-    assert found["near_far_ratio"] == pytest.approx(relative[away < 2].mean() / relative[away > 3].mean())
+    assert found["near_far_ratio"] == pytest.approx(relative[away < 2].mean() / relative[away >= layers // 2].mean())
 
 
 @pytest.mark.slow

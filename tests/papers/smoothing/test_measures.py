@@ -532,6 +532,16 @@ def test_a_fresh_patch_head_on_plain_weights(pico: ModelPreset, tmp_path: Path) 
     assert torch.equal(model.backbone.head.weight, load_file(tmp_path / "plain.safetensors")["head.weight"])
 
 
+def test_a_profile_needs_two_patches(pico: ModelPreset, prepared: Path, tmp_path: Path) -> None:
+    one = pico.model_copy(update={"kwargs": pico.kwargs | {"patch_size": 28}})
+    config = ProfileConfig(
+        title="test", dataset="bars", model_name="pico", model=one, variant=Variant(route="arbitrary"), device="cpu", data_sha256="",
+        weights_sha256=None, precision="fp32", order="sequential", seed=0, options=SmoothingProfiles(images=20, batch_size=8, seed=0),
+    )  # fmt: skip
+    with pytest.raises(UserError, match="smoothing: found a model with 1 patch, accepted: 2 or more"):
+        measure(config, prepared, None, tmp_path, lambda event: None)
+
+
 @pytest.mark.parametrize("losses", [{"cosine": 1}, {"contrastive": 1}, {"mixing": 1}])
 def test_losses_need_two_patches(pico: ModelPreset, losses: dict[str, Any]) -> None:
     one = pico.model_copy(update={"kwargs": pico.kwargs | {"patch_size": 28}})
