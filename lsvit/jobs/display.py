@@ -1,5 +1,6 @@
 """What a stage shows: the effective values before it starts, and the progress of its jobs."""
 
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -69,8 +70,10 @@ class Display:
 def describe(event: Event, total: int) -> str:
     """One line for a reported epoch, a part of one (`progress`, in epochs), a finished `cell`, or a `text`."""
     if "epoch" not in event:
-        progress = f"epoch {int(event['progress']) + 1}/{total}: {event['progress'] % 1:.0%}" if "progress" in event else ""
-        return progress or str(event.get("cell") or event["text"])
+        if "progress" in event:
+            epoch = math.ceil(event["progress"])
+            return f"epoch {epoch}/{total}: {event['progress'] + 1 - epoch:.0%}"
+        return str(event.get("cell") or event["text"])
     shown = {
         "train/class_loss": "train loss",
         "validation/sequential/accuracy": "accuracy sequential",

@@ -192,6 +192,7 @@ def _writers(folders: list[Path]) -> list[str]:
 
 def test_described_epoch() -> None:
     assert describe({"progress": 1.25}, 3) == "epoch 2/3: 25%"
+    assert describe({"progress": 3.0}, 3) == "epoch 3/3: 100%"
     assert describe({"cell": "6 layers kept"}, 3) == "6 layers kept"
     row = {"epoch": 2, "train/class_loss": 0.51234, "validation/arbitrary/accuracy": 0.8, "seconds": 1.25}
     assert describe(row, 3) == "epoch 2/3  train loss 0.512  arbitrary 0.800  1.2 s"
