@@ -221,8 +221,9 @@ def test_names_are_switched_by_keyboard(opened: Any) -> None:
 
 def test_the_best_exit_of_a_budget_is_one_of_those_chosen(opened: Any) -> None:
     """Among all, and among those of one branch; named below the accuracy that it has in the file."""
-    rows = pd.read_csv(ROOT / "results/exits.csv").query("strategy == 'classifier_wise' and order == 'sequential' and variant == 'baseline'")
-    own = rows[rows["branch"] == "vit"].groupby("depth")["accuracy"].mean()
+    rows = pd.read_csv(ROOT / "results/exits.csv")
+    rows = rows.query("strategy == 'classifier_wise' and order == 'sequential' and variant == 'baseline' and branch == 'vit'")
+    own = rows.groupby("depth")["accuracy"].mean()
     chart = opened.find_element("css selector", "#exits .chart")
     opened.execute_script("arguments[0].scrollIntoView()", chart)
     assert opened.execute_async_script(UNTIL_DRAWN, chart)
