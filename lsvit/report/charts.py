@@ -9,15 +9,15 @@ import pandas as pd
 PALETTE = ["currentColor", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#8B6914", "#999999",
            "#7570B3", "#E7298A"]  # fmt: skip
 CONFIG: dict[str, Any] = {
-    "background": None, "view": {"stroke": None}, "range": {"category": PALETTE}, "font": "inherit",
+    "background": None, "view": {"stroke": None}, "font": "inherit",
     "axis": {"labelColor": "currentColor", "titleColor": "currentColor", "domainColor": "#8888", "tickColor": "#8888",
              "gridColor": "#8883", "titleFontWeight": "normal"},
-    "legend": {"labelColor": "currentColor", "titleColor": "currentColor", "orient": "top", "columns": 2, "symbolLimit": 0,
-               "symbolOpacity": 1, "labelLimit": 220},
 }  # fmt: skip
 ORDERS = {"sequential": "in the original order", "arbitrary": "in random order"}
 GRID = "Grid"  # of the metadata of a figure of pictures: :func:`lsvit.report.figures.grid_of_pictures`
-SPREAD = "Mean and standard deviation over the seeds. The first name chosen is shown alone, each further one joins it."  # of lines
+CHOICE = "The first name chosen is shown alone, each further one joins it."
+SHOWN = {"name": "shown", "value": []}  # parameter: the names that are shown, none: all
+SPREAD = f"Mean and standard deviation over the seeds. {CHOICE}"  # of lines
 
 
 class Chart(NamedTuple):
@@ -76,25 +76,22 @@ def lines(
     rows: pd.DataFrame, x: str, colour: str, x_title: str, y_title: str, domain: Sequence[float] | None = None,
     colours: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Lines of `mean` with bands from `low` to `high`. The parameter `shown` has the names that are shown, none: all; the page has
-    buttons for it in place of a legend, which no keyboard reaches.
+    """Lines of `mean` with bands from `low` to `high`, those chosen alone, see :func:`_chosen`.
 
     `colours`: of the lines, where several charts share them.
     """
 
     def opacity(shown: float, faded: float) -> dict[str, Any]:
-        return {"condition": {"test": f"!length(shown) || indexof(shown, datum['{colour}']) >= 0", "value": shown}, "value": faded}
+        return {"condition": {"test": _chosen(colour), "value": shown}, "value": faded}
 
     y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": {"domain": domain} if domain else {"zero": False}}
-    names = list(dict.fromkeys(rows[colour]))
-    colours = colours or {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
     unit: dict[str, Any] = {
         "height": 240,
-        "params": [{"name": "shown", "value": []}],
+        "params": [SHOWN],
         "encoding": {
-            "x": {"field": x, "type": "quantitative", "title": x_title, "axis": {"values": sorted(set(rows[x].tolist()))}},
-            "color": {"field": colour, "type": "nominal", "legend": None,
-                      "scale": {"domain": names, "range": [colours[name] for name in names]}},
+            "x": {"field": x, "type": "quantitative", "title": x_title,
+                  "axis": {"values": sorted(set(rows[x].tolist())), "format": ".0f"}},
+            "color": _colour(rows, colour, colours),
         },
         "layer": [
             {"mark": {"type": "area", "clip": True}, "encoding": {
@@ -108,26 +105,36 @@ def lines(
 
 
 def budget(rows: pd.DataFrame, cost: str, colour: str, x_title: str, y_title: str) -> dict[str, Any]:
-    """Points of `mean` against a cost, with a slider: what exceeds the budget fades, the best of the rest is named."""
+    """Points of `mean` against a cost, those chosen alone, with a slider: what exceeds the budget fades, the best of the rest is named."""
     most = float(rows[cost].max())
     y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": {"zero": False}}
-    x = {"field": cost, "type": "quantitative", "title": x_title}
-    text = f"datum.best.{colour} + ' after layer ' + datum.best.depth + ': ' + format(datum.mean, '.1f')"
-    best = [{"filter": f"datum.{cost} <= budget"}, {"aggregate": [{"op": "argmax", "field": "mean", "as": "best"}]},
-            {"calculate": "datum.best.mean", "as": "mean"},
-            {"calculate": text, "as": "text"}]  # fmt: skip
+    x = {"field": cost, "type": "quantitative", "title": x_title, "scale": {"domain": [0, most]}}
+    fits = f"datum.{cost} <= budget && {_chosen(colour)}"
+    text = f"datum.best.{colour} + ' after layer ' + datum.best.depth + ': ' + format(datum.best.mean, '.1f')"
+    best = [{"filter": fits}, {"aggregate": [{"op": "argmax", "field": "mean", "as": "best"}]}, {"calculate": text, "as": "text"}]
+    plain = {"color": {"value": "currentColor"}}
     layers = [
         {"mark": {"type": "point", "filled": True, "size": 45}, "encoding": {
-            "x": x, "y": y, "color": {"field": colour, "type": "nominal", "title": None, "sort": list(dict.fromkeys(rows[colour]))},
-            "opacity": {"condition": {"test": f"datum.{cost} <= budget", "value": 1}, "value": 0.1},
+            "x": x, "y": y, "opacity": {"condition": {"test": fits, "value": 1}, "value": 0.1},
             "tooltip": _tooltip([colour, "depth", cost], rows)}},
-        {"mark": {"type": "rule", "strokeDash": [4, 4], "color": "currentColor"},
-         "encoding": {"x": {"datum": {"expr": "budget"}, "type": "quantitative"}}},
-        {"transform": best, "mark": {"type": "text", "align": "left", "color": "currentColor", "fontWeight": "bold"},
-         "encoding": {"x": {"value": 8}, "y": {"value": 6}, "text": {"field": "text"}}},
+        {"mark": {"type": "rule", "strokeDash": [4, 4]},
+         "encoding": plain | {"x": {"datum": {"expr": "budget"}, "type": "quantitative"}}},
+        {"transform": best, "mark": {"type": "text", "align": "left", "fontWeight": "bold"},
+         "encoding": plain | {"x": {"value": 8}, "y": {"value": 6}, "text": {"field": "text"}}},
     ]  # fmt: skip
     slider = {"name": "budget", "value": most, "bind": {"input": "range", "min": 0, "max": most, "step": most / 100, "name": "budget "}}
-    return _whole(rows, {"height": 260, "layer": layers}) | {"params": [slider]}
+    return _whole(rows, {"height": 260, "params": [slider, SHOWN], "encoding": {"color": _colour(rows, colour)}, "layer": layers})
+
+
+def _chosen(colour: str) -> str:
+    """Vega's expression that a mark is shown. The page has buttons for it in place of a legend, which no keyboard reaches."""
+    return f"(!length(shown) || indexof(shown, datum['{colour}']) >= 0)"
+
+
+def _colour(rows: pd.DataFrame, field: str, colours: Mapping[str, str] | None = None) -> dict[str, Any]:
+    names = list(dict.fromkeys(rows[field]))
+    colours = colours or {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
+    return {"field": field, "type": "nominal", "legend": None, "scale": {"domain": names, "range": [colours[name] for name in names]}}
 
 
 def _whole(rows: pd.DataFrame, unit: dict[str, Any]) -> dict[str, Any]:

@@ -26,8 +26,8 @@ def browser() -> Iterator[Any]:
 
 
 def complaints_and_requests(browser: Any) -> list[str]:
-    """What the browser logged as an error since it was last asked, and what it asked for that is no file."""
+    """What the browser logged as a warning or an error since it was last asked, and what it asked for that is no file."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    said = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    said = [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("WARNING", "SEVERE")]
     return said + [url for url in asked if not url.startswith(("file:", "data:", "about:"))]

@@ -184,15 +184,15 @@ def opened(browser: Any, page: Path) -> Any:
     return browser
 
 
-def test_charts_are_drawn_without_an_error_or_a_request(opened: Any) -> None:
-    """At 390 pixels too, where nothing is wider than the page."""
+def test_charts_are_drawn_without_a_warning_or_a_request(opened: Any) -> None:
+    """Each below the names that it can be switched to; at 390 pixels too, where nothing is wider than the page."""
     for width in (1100, 390):
         opened.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         )
         opened.refresh()
         charts = opened.find_elements("css selector", ".chart")
-        assert len(charts) > 8
+        assert len(charts) == len(opened.find_elements("css selector", ".legend + .chart")) > 8
         for chart in charts:
             opened.execute_script("arguments[0].scrollIntoView()", chart)
             assert opened.execute_async_script(UNTIL_DRAWN, chart)
@@ -217,6 +217,23 @@ def test_names_are_switched_by_keyboard(opened: Any) -> None:
         opened.switch_to.active_element.send_keys("\n")
         assert sum(opened.execute_async_script(shown, chart)) == count
     assert {button.get_attribute("aria-pressed") for button in buttons} == {"false"}
+
+
+def test_the_best_exit_of_a_budget_is_one_of_those_chosen(opened: Any) -> None:
+    """Among all, and among those of one branch; named below the accuracy that it has in the file."""
+    rows = pd.read_csv(ROOT / "results/exits.csv")
+    rows = rows.query("strategy == 'classifier_wise' and order == 'sequential' and variant == 'baseline' and branch == 'vit'")
+    own = rows.groupby("depth")["accuracy"].mean()
+    chart = opened.find_element("css selector", "#exits .chart")
+    opened.execute_script("arguments[0].scrollIntoView()", chart)
+    assert opened.execute_async_script(UNTIL_DRAWN, chart)
+    best = """const [chart, done] = arguments; chart.drawn.then(({view}) => view.runAsync()).then(() => done(
+      [...chart.querySelectorAll('g.mark-text text')].map((text) => text.textContent).find((text) => text.includes('after layer'))))"""
+    opened.execute_script("document.querySelector('#exits .legend [data-name=ViT-EE]').click()")
+    assert opened.execute_async_script(best, chart) == f"ViT-EE after layer {own.idxmax()}: {100 * own.max():.1f}"
+    slider = chart.find_element("css selector", "input")
+    opened.execute_script("arguments[0].value = 0; arguments[0].dispatchEvent(new Event('input'))", slider)
+    assert opened.execute_async_script(best, chart) is None
 
 
 def test_a_charts_numbers_need_no_pointer(opened: Any, page: Path) -> None:

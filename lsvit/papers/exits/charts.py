@@ -3,7 +3,7 @@
 from lsvit.config.variant import BASELINE
 from lsvit.papers.exits.section import COUNTING, LAST_EXIT
 from lsvit.papers.exits.tables import CLASSIFIER_WISE, LABELS
-from lsvit.report.charts import Chart, Charts, Grid, budget, spread
+from lsvit.report.charts import CHOICE, Chart, Charts, Grid, budget, spread
 from lsvit.report.results import Results
 
 DRAWN_FROM = {"exits_": ("exits.csv",), "exits_dynamic": ("exits_dynamic.csv",)}  # tables and figures, by the beginnings of their names
@@ -17,7 +17,9 @@ def charts(results: Results) -> Charts:
     points = spread(own, ["branch", "depth", "cost"], "accuracy").drop(columns=["low", "high"])
     points["branch"] = points["branch"].replace(LAST_EXIT, "last exit")
     where = ("metric=accuracy", "strategy=end_to_end")
-    caption = "Exits on the frozen baseline, means over the seeds. What costs more than the budget fades, the best that fits is named."
+    caption = (
+        f"Exits on the frozen baseline, means over the seeds. What costs more than the budget fades, the best that fits is named. {CHOICE}"
+    )
     tables = [Grid(f"Table {'I' * n}: accuracy (%), end-to-end", f"exits_table{n}.csv", "architecture", "exit", where) for n in (1, 2)]
     if points.empty:  # no exits on the baseline
         return Charts(tables)
