@@ -39,7 +39,6 @@ def test_choices_are_cells() -> None:
     assert list(fill.grid([])) == [""]
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("override", "why"), [
     ("model=vit_pico,vit_pcio", r"model: found 'vit_pcio'"),
     ("model=glob(vit*)", r"^-S: found model=glob\(vit\*\), accepted: KEY=VALUE"),
