@@ -120,12 +120,15 @@ def cost(overrides: Overrides = None, as_json: Annotated[bool, typer.Option("--j
 
 @app.command()
 def fill(overrides: Overrides = None) -> None:
-    """Train what the pipeline needs all at once, on this machine or with engine=ray on a cluster; its stages then find it finished."""
-    from lsvit.fill import expected, fill, overridden, prepared
+    """Train what the pipeline needs all at once, on this machine or with engine=ray on a cluster; its stages then find it finished.
 
-    params = prepared(overridden(overrides or []))
-    print("\n".join(expected(params)), flush=True)
-    fill(params)
+    -S KEY=A,B trains all combinations of choices, each a cell of its own.
+    """
+    from lsvit.fill import expected, fill, prepared
+
+    with prepared(overrides or []) as cells:
+        print("\n".join(expected(cells)), flush=True)
+        fill(cells)
     print("stages find these trainings finished; what starts from them, they run", flush=True)
 
 

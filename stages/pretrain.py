@@ -4,12 +4,10 @@ import os
 import shutil
 
 from lsvit.config.sections import Pretrain
-from lsvit.config.variant import PLAIN
 from lsvit.errors import one_line_errors
 from lsvit.jobs.display import show_trainings
 from lsvit.jobs.files import PRETRAINED, RESULTS, TABLE
 from lsvit.jobs.plan import Plan
-from lsvit.jobs.processes import root
 from lsvit.jobs.stage import Stage
 from lsvit.training.gather import gather_trainings
 
@@ -20,14 +18,11 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # the hub client's retries would drown the one line that helps
     stage = Stage("lsvit.training.loop", of="pretrain")
     params, plan = stage.params, Plan(stage.params, Pretrain)
+    jobs = plan.starting()
     if params.model_preset.weights == "scratch":
-        jobs = {seed: plan.training("pretrain", PLAIN, plan.options, seed) for seed in params.starts}
         show_trainings({"pretrain": (jobs[params.starts[0]].config, params.values(Pretrain))}, params.starts, params)
         stage.train(list(jobs.values()), plan.options.threads)
     else:
-        preset = params.model_preset
-        file = root() / preset.weights if preset.local_file() else None
-        jobs = {seed: plan.fetching("pretrain", file, plan.options, seed) for seed in params.starts}
         stage.run(list(jobs.values()))
     gather_trainings(jobs, PRETRAINED)
     shutil.copyfile(PRETRAINED / TABLE, RESULTS / "pretrain.csv")

@@ -42,7 +42,7 @@ def stages(params: Params) -> list[Stage]:
         UserError: timm does not know the model, a value does not fit its number of layers, or only the folder tells the images.
     """
     preset, data, seeds = params.model_preset, params.dataset_preset, len(params.seeds)
-    if (sizes := data.sizes) is None:
+    if (sizes := params.sizes) is None:
         raise UserError(f"datasets.{params.dataset}: its folder tells how many images there are; accepted here: "
                         "datasets.NAME.train and datasets.NAME.validation")  # fmt: skip
     backbone = meta_backbone(preset, data.num_classes)

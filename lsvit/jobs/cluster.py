@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
+from lsvit.config.sections import Distributed
 from lsvit.errors import UserError, WorkerDied
 from lsvit.jobs.address import ADDRESS, check_cluster
 from lsvit.jobs.display import Event
@@ -23,15 +24,17 @@ from lsvit.jobs.files import read_meta
 from lsvit.jobs.job import Job, locked
 from lsvit.jobs.node import Input, Missing, Task, changed, content, digest, keep, work
 from lsvit.jobs.processes import root
-from lsvit.jobs.spread import Events
+from lsvit.jobs.spread import Events, is_spread
 
 DEATHS = 4  # of a job's workers between two epochs: then it is the job's fault
 GIB = 2**30
 PATIENCE = 5  # seconds without a report after which the nodes are counted
 
 
-def cluster(todo: Sequence[Job], device: str, threads: int) -> Events:
+def cluster(todo: Sequence[Job], device: str, threads: int, distributed: Distributed | None = None) -> Events:
     """The events, (job's index, event), of jobs on the nodes of the cluster at RAY_ADDRESS, all of them at once if there is room.
+
+    A training in several processes has all of them on one node.
 
     Raises:
         UserError: no Ray, no cluster, no node that could run a job, a node with other code, or a job whose workers always die.
@@ -41,7 +44,7 @@ def cluster(todo: Sequence[Job], device: str, threads: int) -> Events:
         for job in todo:
             stack.enter_context(locked(job.folder, partial(print, f"{job.title}: waits for another run of the same job", flush=True)))
             job.begin(job.folder)
-        driver = _Driver(todo, device, threads)
+        driver = _Driver(todo, device, threads, distributed)
         try:
             yield from driver.run()
         finally:
@@ -75,27 +78,46 @@ def connect() -> None:
         signal.signal(signal.SIGTERM, terminated)  # Ray puts its own in its place
 
 
-def slots(device: str, threads: int) -> int:
-    """How many jobs of so many threads the cluster runs side by side: one a GPU, or per `threads` cores without one."""
+Resources = dict[str, float]  # Ray's names: CPU, GPU, memory in bytes
+
+
+def slots(device: str, threads: int, processes: int) -> int:
+    """How many jobs of so many processes the cluster runs side by side, each on one node."""
     connect()
+    nodes = _nodes()
+    wanted = _needs(threads, processes, _gpus(device, nodes), processes)
+    return sum(min(int(node.get(kind, 0) // amount) for kind, amount in wanted.items() if amount) for node in nodes)
+
+
+def _nodes() -> list[Resources]:
+    """What the living nodes have."""
     import ray
 
-    total = ray.cluster_resources()
-    return int((device != "cpu" and total.get("GPU", 0)) or total.get("CPU", 0) // threads)
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _gpus(device: str, nodes: Sequence[Resources]) -> bool:
+    """Whether each process takes a GPU: where some node has one."""
+    return device != "cpu" and any(node.get("GPU") for node in nodes)
+
+
+def _needs(threads: int, processes: int, gpus: bool, memory: int) -> Resources:
+    """What a job of so many processes takes of its node, `memory` in GiB."""
+    return {"CPU": threads * processes, "GPU": int(gpus) * processes, "memory": memory * GIB}
 
 
 class _Driver:
     """Sends jobs to nodes, keeps what comes back, and sends again what is lost."""
 
-    def __init__(self, todo: Sequence[Job], device: str, threads: int) -> None:
-        import ray
-
+    def __init__(self, todo: Sequence[Job], device: str, threads: int, distributed: Distributed | None) -> None:
         self.todo, self.device, self.threads = todo, device, threads
+        self.distributed = [distributed if is_spread(job, distributed) else None for job in todo]
+        self.processes = [each.processes if each else 1 for each in self.distributed]
         self.inputs: dict[Path, Input] = {}
         self.sent: dict[Path, Any] = {}
         self.deaths: Counter[int] = Counter()
-        self.memory = dict.fromkeys(range(len(todo)), 1)  # GiB that a job is given
-        self.gpus = device != "cpu" and any(node["Resources"].get("GPU") for node in ray.nodes() if node["Alive"])
+        self.memory = [*self.processes]  # GiB that a job is given
+        self.gpus = _gpus(device, _nodes())
         self.running: dict[Any, int] = {}
 
     def run(self) -> Events:
@@ -144,18 +166,21 @@ class _Driver:
         listed = [shards for path in images for shards in read_meta(path).get("shards", {}).values()]
         shards = {Path(shard["file"]).parent: self.input((root() / shard["file"]).parent) for shard in chain(*listed)}
         self.check_nodes(i)
-        task = Task(job, job.key, inputs, shards, self.sent, changed(job.folder, {}), self.device, self.threads)
+        task = Task(job, job.key, inputs, shards, self.sent, changed(job.folder, {}), self.device, self.threads, self.distributed[i])
         remote: Any = ray.remote(num_returns="streaming", max_retries=0)(work)
-        needs = {"num_cpus": self.threads, "num_gpus": int(self.gpus), "memory": self.memory[i] * GIB}
-        self.running[remote.options(**needs, name=job.title).remote(task)] = i
+        needs = self.needs(i)
+        options = {"num_cpus": needs["CPU"], "num_gpus": needs["GPU"], "memory": needs["memory"], "name": job.title}
+        self.running[remote.options(**options).remote(task)] = i
+
+    def needs(self, i: int) -> Resources:
+        """What a job takes of its node."""
+        return _needs(self.threads, self.processes[i], self.gpus, self.memory[i])
 
     def check_nodes(self, *jobs: int) -> None:
         """Raises UserError: no living node could ever run one of the jobs."""
-        import ray
-
-        found = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        found = _nodes()
         for i in jobs:
-            wanted = {"CPU": self.threads, "GPU": int(self.gpus), "memory": self.memory[i] * GIB}
+            wanted = self.needs(i)
             if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in found):
                 has = "; ".join(sorted(_amounts(node) for node in found)) or "none"
                 raise UserError(f"{self.todo[i].title}: no node of the cluster can run it: needs {_amounts(wanted)}, found nodes with "

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import socket
+import sys
 import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import suppress
@@ -10,11 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lsvit.errors import UserError
+from lsvit.config.sections import Distributed
+from lsvit.errors import UserError, WorkerDied
 from lsvit.jobs.display import Event
 from lsvit.jobs.files import sha256
 from lsvit.jobs.job import DONE, LOCK, Job
 from lsvit.jobs.pool import pool, warm_up
+from lsvit.jobs.processes import root
+from lsvit.jobs.spread import LOG, Events, spread
 
 UNFINISHED = ".partial"
 Files = dict[str, bytes | None]  # by name in a job's folder; None: is no longer there
@@ -43,6 +47,7 @@ class Task(NamedTuple):
     state: Files
     device: str
     threads: int
+    distributed: Distributed | None  # of a training in several processes
 
 
 def work(task: Task) -> Generator[tuple[Event, Files], None, None]:
@@ -76,12 +81,25 @@ def work(task: Task) -> Generator[tuple[Event, Files], None, None]:
         folder, known = job.folder, State()
         keep(folder, task.state)
         changed(folder, known)
-        warm_up(job.function.split(":")[0])
         yield {"text": f"on node {node}"}, {}
-        for _, event in pool([job], task.device, task.threads):
+        for _, event in _events(job, task, node):
             if "text" in event:
                 event = event | {"text": f"{event['text']}, on node {node}"}
             yield event, changed(folder, known)
+
+
+def _events(job: Job, task: Task, node: str) -> Events:
+    """The job run as the local engine does: in a worker process, or in those of a torchrun."""
+    if not task.distributed:
+        warm_up(job.function.split(":")[0])
+        yield from pool([job], task.device, task.threads)
+        return
+    try:
+        yield from spread([job], task.distributed, task.threads)
+    except WorkerDied:  # the log's folder goes with the job's
+        for log in root().glob(f".lsvit/torchrun/*/{LOG}"):
+            sys.stderr.write(log.read_text())
+        raise WorkerDied(f"a process of the training died (Ray's log of the worker on node {node} has torchrun's)") from None
 
 
 def _here(wanted: Input) -> bool:

@@ -76,6 +76,14 @@ class Plan:
         inputs = {"data": self.data, "weights": weights}
         return Job(f"{title} seed {seed}", TRAIN, config, inputs, options.epochs)
 
+    def starting(self) -> dict[int, Job]:
+        """What makes the starting weights, by seed: trainings from scratch, or the fetching of given ones. Of a plan for `pretrain`."""
+        preset = self.params.model_preset
+        if preset.weights == "scratch":
+            return {seed: self.training("pretrain", PLAIN, self.options, seed) for seed in self.params.starts}
+        file = root() / preset.weights if preset.local_file() else None
+        return {seed: self.fetching("pretrain", file, self.options, seed) for seed in self.params.starts}
+
     def refinements(self, variants: Iterable[str]) -> dict[str, dict[int, Job]]:
         """The trainings of variants from the starting weights of their seeds, by variant and seed."""
         found: dict[str, dict[int, Job]] = {}

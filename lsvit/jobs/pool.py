@@ -17,11 +17,10 @@ from lsvit.config.params import Engine
 from lsvit.config.sections import Distributed
 from lsvit.errors import WorkerDied
 from lsvit.jobs import server
-from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.display import ENDED, Display, Event
 from lsvit.jobs.job import DONE, Job, call, locked
 from lsvit.jobs.processes import cuda_devices, die_with_parent, root
-from lsvit.jobs.spread import Events, spread
+from lsvit.jobs.spread import Events, is_spread, spread
 
 _events: Any = None  # in a worker process: the queue to the parent
 
@@ -47,8 +46,8 @@ def run(
     """Run the unfinished jobs in parallel and show their progress: a process a GPU, or per `threads` CPU cores without one.
 
     If `distributed` asks for several processes a training, torchrun starts them, one training after another, and the other jobs
-    run before. With `engine` "ray" the nodes of a cluster run all but what torchrun starts. `on_epoch` receives every finished
-    epoch's metrics.
+    run before. With `engine` "ray" the nodes of a cluster run all but trainings over several machines. `on_epoch` receives every
+    finished epoch's metrics.
 
     Raises:
         UserError: a job made a user's mistake, or its process died; the finished part of every job is kept.
@@ -61,15 +60,17 @@ def run(
         if job.done:
             job.begin(job.folder)
             print(f"{job.title}: finished before, taken from {job.folder.relative_to(root())}", flush=True)
-    spreads = distributed is not None and distributed.world_size > 1
-    apart = [job for job in todo if spreads and isinstance(job.config, TrainConfig) and job.config.world_size > 1]
-    together = [job for job in todo if not any(job is other for other in apart)]
-    elsewhere = [job for job in together if engine == "ray" and not job.here]
-    together = [job for job in together if not any(job is other for other in elsewhere)]
+    elsewhere, together, apart = list[Job](), list[Job](), list[Job]()
+    for job in todo:
+        several = is_spread(job, distributed)
+        if engine == "ray" and not job.here and not (several and distributed and distributed.nodes > 1):
+            elsewhere.append(job)
+        else:
+            (apart if several else together).append(job)
     if elsewhere:
-        from lsvit.jobs.cluster import cluster  # which runs a job on a node as `pool` does here
+        from lsvit.jobs.cluster import cluster  # which runs a job on a node as `pool` and `spread` do here
 
-        _show(elsewhere, cluster(elsewhere, device, threads), on_epoch)
+        _show(elsewhere, cluster(elsewhere, device, threads, distributed), on_epoch)
     if together:
         _show(together, pool(together, device, threads), on_epoch)
     if apart and distributed:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lsvit.config.sections import Distributed
 from lsvit.errors import UserError, WorkerDied
+from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.display import ENDED, Event
 from lsvit.jobs.job import Job, locked
 from lsvit.jobs.processes import root
@@ -21,6 +22,12 @@ from lsvit.jobs.processes import root
 JOBS, EVENTS, LOG = "jobs.pickle", "events.jsonl", "log"  # in the folder that a stage and its torchrun share
 STAGE_PID = "LSVIT_STAGE_PID"  # environment variable for torchrun's processes
 Events = Generator[tuple[int, Event], None, None]  # (job's index, event)
+
+
+def is_spread(job: Job, distributed: Distributed | None) -> bool:
+    """Whether a job is a training that params.yaml spreads over several processes."""
+    several = distributed is not None and distributed.world_size > 1
+    return several and isinstance(job.config, TrainConfig) and job.config.world_size > 1
 
 
 def spread(todo: Sequence[Job], distributed: Distributed, threads: int) -> Events:

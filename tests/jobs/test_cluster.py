@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lsvit.config.sections import Distributed
 from lsvit.errors import UserError
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.job import Job
@@ -20,12 +21,13 @@ from tests.jobs.test_pool import jobs
 
 pytestmark = pytest.mark.slow
 Config = Callable[..., TrainConfig]
+TWO = Distributed(processes=2, nodes=1, endpoint=None, routes="own")
 NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "memory": 2 * 2**30}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Three nodes of one core, as `ray start` makes them, on 127.0.0.1 alone."""
+    """Three nodes of one or two cores, as `ray start` makes them, on 127.0.0.1 alone."""
     patch = pytest.MonkeyPatch()
     for name in ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
         patch.setenv(name, "0")  # read when Ray is imported
@@ -35,8 +37,8 @@ def cluster() -> Iterator[Any]:
 
     try:
         made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-        for _ in range(2):
-            made.add_node(wait=False, **NODE)
+        for cores in (1, 2):
+            made.add_node(wait=False, **NODE | {"num_cpus": cores})
         made.wait_for_nodes()
     except Exception as error:
         pytest.skip(f"Ray starts no cluster on this machine: {error}")
@@ -56,6 +58,12 @@ def files(job: Job) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in job.folder.iterdir() if file.name != "lock"}
 
 
+def with_two_processes(todo: list[Job]) -> list[Job]:
+    """The same, the last one trained by two processes together."""
+    *others, last = todo
+    return [*others, replace(last, config=last.config.model_copy(update={"world_size": 2, "routes": "own"}))]
+
+
 def die(*_: object, **__: object) -> None:
     os._exit(1)
 
@@ -63,22 +71,23 @@ def die(*_: object, **__: object) -> None:
 def test_the_same_bytes_as_here_and_found_by_the_local_engine(
     cluster: Any, train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The nodes do not see the images: a path of /proc/self is another folder in every process."""
+    """The nodes do not see the images: a path of /proc/self is another folder in every process. One training is of two processes."""
     monkeypatch.chdir(prepared.parent)
-    todo = jobs(train_config, Path("/proc/self/cwd", prepared.name), [0, 1])
+    todo = with_two_processes(jobs(train_config, Path("/proc/self/cwd", prepared.name), [0, 1]))
     seen: list[tuple[str, int]] = []
-    run(todo, "cpu", lambda job, event: seen.append((job.title, event["epoch"])), engine="ray")
+    run(todo, "cpu", lambda job, event: seen.append((job.title, event["epoch"])), distributed=TWO, engine="ray")
     assert sorted(seen) == [(f"test seed {seed}", epoch) for seed in range(2) for epoch in (1, 2, 3)]
     out = capsys.readouterr().out
     assert out.count("on node ") == 4  # where, and on what
+    assert not (tmp_path / ".lsvit" / "torchrun").exists()  # it ran there
     monkeypatch.setenv("DVC_ROOT", str(tmp_path / "here"))
-    local = jobs(train_config, prepared, [0, 1])
-    run(local, "cpu")
+    local = with_two_processes(jobs(train_config, prepared, [0, 1]))
+    run(local, "cpu", distributed=TWO)
     alone = [files(job) for job in local]
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     assert [files(job) for job in todo] == alone
     capsys.readouterr()
-    run(jobs(train_config, prepared, [0, 1]), "cpu", lambda job, event: pytest.fail("ran again"))
+    run(with_two_processes(jobs(train_config, prepared, [0, 1])), "cpu", lambda job, event: pytest.fail("ran again"), distributed=TWO)
     assert capsys.readouterr().out.count("finished before") == 2
 
 
@@ -110,16 +119,16 @@ def test_the_driver_is_killed_and_then_a_node(
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "config.json"), str(prepared)]
     assert subprocess.run(command, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}).returncode == -signal.SIGKILL
     assert (todo[0].folder / "checkpoint.pt").exists()
-    nodes = [cluster.add_node(**NODE | {"num_cpus": 2})]
+    nodes = [cluster.add_node(**NODE | {"num_cpus": 3})]
     seen: list[int] = []
 
     def kill(job: Job, event: dict) -> None:
         seen.append(event["epoch"])
         if len(seen) == 3:
             cluster.remove_node(nodes[0], allow_graceful=False)
-            nodes.append(cluster.add_node(**NODE | {"num_cpus": 2}))
+            nodes.append(cluster.add_node(**NODE | {"num_cpus": 3}))
 
-    run(todo, "cpu", kill, threads=2, engine="ray")
+    run(todo, "cpu", kill, threads=3, engine="ray")
     cluster.remove_node(nodes[1])
     assert "lost its worker, goes on elsewhere" in capsys.readouterr().out
     assert seen[0] > 3

@@ -9,7 +9,7 @@ from lsvit.config.params import Params
 from lsvit.config.sections import Finetune, Optimisation
 from lsvit.config.variant import BASELINE, PLAIN, BranchName, BranchSizes, ExitHeads, Position, Variant
 from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import DATA, FINETUNED, HELDOUT, HISTORY, Row, read_meta, starting_weights, weights_file
+from lsvit.jobs.files import DATA, FINETUNED, HELDOUT, HISTORY, PRETRAINED, Row, read_meta, weights_file
 from lsvit.jobs.job import TRAIN, Job
 from lsvit.jobs.plan import Plan as BasePlan
 from lsvit.jobs.plan import run_config
@@ -77,8 +77,8 @@ class Frozen(NamedTuple):
 class Plan(BasePlan):
     """Makes the jobs from params.yaml; those that start from the result of others are made when these have ended."""
 
-    def __init__(self, params: Params, data: Path = DATA, folder: Path = FINETUNED) -> None:
-        super().__init__(params, Exits, data, folder)
+    def __init__(self, params: Params, data: Path = DATA, folder: Path = FINETUNED, pretrained: Path = PRETRAINED) -> None:
+        super().__init__(params, Exits, data, folder, pretrained)
         self.sizes = BranchSizes.model_validate(self.options.model_dump(include=set(BranchSizes.model_fields))).model_dump()
 
     def tuning(self, epochs: int, lr: float) -> Optimisation:
@@ -195,12 +195,3 @@ def advance(plan: Plan, steps: list[Trained]) -> tuple[list[Trained], list[Train
     """The layer-wise trainings that have ended with these finished steps, and the next steps of the others."""
     following = [(step, plan.next_step(step)) for step in steps]
     return [step for step, after in following if after is None], [after for _, after in following if after is not None]
-
-
-def refined(params: Params, pretrained: Path) -> list[Job]:
-    """The trainings with exits that need nothing but the starting weights in a folder."""
-    plan = Plan(params)
-    task = Task(params.dataset, plan.data, {seed: starting_weights(params.start_of(seed), pretrained) for seed in plan.seeds})
-    found = plan.end_to_end(task) if "end_to_end" in plan.options.strategies else []
-    found += plan.first_steps(task) if "layer_wise" in plan.options.strategies else []
-    return [job for each in found for job in each.jobs]

@@ -1,9 +1,10 @@
 """The jobs of stage `exits`, round by round: those of a later one start from what an earlier one left."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lsvit.config.params import Params
 from lsvit.config.sections import Finetune
 from lsvit.jobs.files import WEIGHTS
 from lsvit.jobs.job import Job
@@ -23,16 +24,32 @@ class Exits(NamedTuple):
 
 def train(plan: Plan, out: Path) -> Exits:
     """Train every exit that params.yaml asks for, and measure what each costs; canvases to count on go to `out`."""
+    params = plan.params
+
+    def run_all(jobs: Sequence[Job]) -> None:
+        run(jobs, params.device, threads=params.resolve(Finetune).threads, distributed=params.distributed, engine=params.engine)
+
+    waiting = rounds(plan, out)
+    while True:
+        try:
+            run_all(next(waiting))
+        except StopIteration as end:
+            found: Exits = end.value
+            break
+    costs = {each.costs.key: each.costs for each in (*found.frozen, *found.counted, *found.trained)}
+    for job in costs.values():  # one after another, alone: they measure time
+        run_all([job])
+    return found
+
+
+def rounds(plan: Plan, out: Path) -> Generator[list[Job], None, Exits]:
+    """The trainings, round by round: those of a round have ended when the next one is asked for.
+
+    The first round starts from the starting weights alone, the second one also from the refined models.
+    """
     options, params = plan.options, plan.params
-    threads = params.resolve(Finetune).threads
-
-    def train_all(jobs: Sequence[Job], *trainings: Trained) -> None:
-        todo = [*jobs, *(job for trained in trainings for job in trained.jobs)]
-        run(todo, params.device, threads=threads, distributed=params.distributed, engine=params.engine)
-
     starts = {seed: plan.start(seed) for seed in plan.seeds}
     classes, counting = Task(params.dataset, plan.data, starts), Task(COUNTING, out / COUNTING, starts)
-    frozen = plan.variants(classes) if "classifier_wise" in options.strategies else []
     trained = plan.end_to_end(classes) if "end_to_end" in options.strategies else []
     steps = plan.first_steps(classes) if "layer_wise" in options.strategies else []
     backbones: list[Trained] = []
@@ -44,16 +61,18 @@ def train(plan: Plan, out: Path) -> Exits:
         steps += plan.first_steps(counting) if "layer_wise" in options.counting_strategies else []
         backbones = plan.control(counting)
         trained += plan.end_to_end(counting) if "end_to_end" in options.counting_strategies else backbones
-    train_all([each.job for each in frozen], *trained, *steps)
+    yield [job for each in trained + steps for job in each.jobs]
+    frozen = plan.variants(classes) if "classifier_wise" in options.strategies else []
     counted = plan.backbones(backbones) if "classifier_wise" in options.counting_strategies else []
     done, steps = advance(plan, steps)
-    train_all([each.job for each in counted], *steps)
+    yield [*(each.job for each in frozen + counted), *(job for step in steps for job in step.jobs)]
     while steps:
         finished, steps = advance(plan, steps)
         done += finished
-        train_all([], *steps)
-    trained += done
-    costs = {job.key: job for job in [*(each.costs for each in frozen + counted), *(each.costs for each in trained)]}
-    for job in costs.values():  # one after another, alone: they measure time
-        train_all([job])
-    return Exits(frozen, counted, trained)
+        yield [job for step in steps for job in step.jobs]
+    return Exits(frozen, counted, trained + done)
+
+
+def ahead(params: Params, data: Path, folder: Path, pretrained: Path, out: Path) -> Iterator[list[Job]]:
+    """The same for `lsvit fill`, with the folders of the images, of the refined models and of the starting weights."""
+    return rounds(Plan(params, data, folder, pretrained), out)

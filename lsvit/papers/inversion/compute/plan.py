@@ -188,6 +188,6 @@ class Plan(BasePlan):
         return found
 
 
-def from_scratch(params: Params) -> list[Job]:
-    """The trainings that need nothing but the images."""
-    return list(Plan(params).trainings().values())
+def from_scratch(params: Params, data: Path) -> list[Job]:
+    """The trainings that need nothing but the images in a folder."""
+    return list(Plan(params, data).trainings().values())

@@ -118,7 +118,7 @@ class Plan(BasePlan):
         ].to_dict()
 
 
-def from_scratch(params: Params) -> list[Job]:
-    """The trainings that need nothing but the images."""
-    plan = Plan(params)
+def from_scratch(params: Params, data: Path) -> list[Job]:
+    """The trainings that need nothing but the images in a folder."""
+    plan = Plan(params, data)
     return [model.job for model in map(plan.trained, plan.models()) if model.job]
