@@ -3,15 +3,17 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
+from lsvit.config.types import Float, Positive
 from lsvit.config.variant import Variant
 from lsvit.data.decode import in_mode
 from lsvit.declared import changed
-from lsvit.errors import UserError, plain
+from lsvit.errors import UserError, one_line, plain
 from lsvit.jobs.configs import RunConfig
 from lsvit.jobs.files import CONFIG, DATA, sha256
 from lsvit.jobs.job import has
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 CHUNK = 64  # orders run at once
 MODEL, SPEC = "model.safetensors", "lsvit.json"  # of an export, beside config.json
+Side = Annotated[int, Field(ge=1, le=4096)]  # of an image
 PARTS, EXITS = "position.safetensors", "exits.safetensors"
 
 
@@ -34,6 +37,17 @@ class Opened(NamedTuple):
     model: RoutedModel
     data: dict[str, Any]  # input_size (C, H, W), mean, std, crop_pct, crop_mode, interpolation
     classes: list[str]  # of the first outputs; a preset's `num_classes` may have given it more
+
+
+class Preprocessing(BaseModel):
+    """What a config may say of how images are made: others' words, of which some would fill the memory."""
+
+    input_size: tuple[Literal[1, 3], Side, Side]  # (C, H, W)
+    mean: tuple[Float, ...]
+    std: tuple[Positive, ...]
+    crop_pct: Annotated[float, Field(ge=0.1, le=2)]
+    crop_mode: Literal["center", "squash", "border"]
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random"]
 
 
 # ---- open -------------------------------------------------------------------------------------------------------------
@@ -145,10 +159,17 @@ def open_export(file: Path) -> Opened:
                 part.load_state_dict(read_tensors(file.parent / name))
     except RuntimeError as error:
         raise UserError(f"{file}: does not fit its config.json: {' '.join(str(error).split())[:200]}") from None
-    names, subset = backbone.pretrained_cfg.get("label_names"), infer_imagenet_subset(backbone)
-    if names is None and subset:
+    names, subset = backbone.pretrained_cfg.get("label_names") or [], infer_imagenet_subset(backbone)
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{file.parent / CONFIG}: label_names: found {str(names)[:80]}, accepted: a list of words")
+    if not names and subset:
         names = ImageNetInfo(subset).label_descriptions()
-    return Opened(model.eval(), resolve_model_data_config(backbone), list(names or []))
+    data = resolve_model_data_config(backbone)
+    try:
+        Preprocessing.model_validate(data)
+    except ValidationError as error:
+        raise UserError(one_line(error, Preprocessing, file=str(file.parent / CONFIG))) from None
+    return Opened(model.eval(), data, list(names))
 
 
 # ---- predict ----------------------------------------------------------------------------------------------------------

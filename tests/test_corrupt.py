@@ -33,7 +33,7 @@ from lsvit.models.weights import check_folder, read_tensors
 from lsvit.predict import read_image
 from lsvit.reading import read_json, sound
 from lsvit.report.comparison import other_ledger
-from lsvit.report.results import Results
+from lsvit.report.results import Results, read_arrays
 from tests.conftest import ROOT
 
 GREY = {"input_size": (1, 28, 28), "mean": (0.5,), "std": (0.5,), "crop_pct": 1.0, "crop_mode": "center", "interpolation": "bilinear"}
@@ -89,6 +89,11 @@ def of_results(path: Path) -> Any:
     return Results(path.parent).table(path.stem).to_dict()
 
 
+def npz(folder: Path, seed: int) -> bytes:
+    np.savez(folder / "made.npz", plane=np.random.default_rng(seed).random((8, 2)))
+    return (folder / "made.npz").read_bytes()
+
+
 def of_archive(path: Path) -> Any:
     check_md5(path, hashlib.md5(tar("w:gz", 0), usedforsecurity=False).hexdigest())
     return read_members(path, ["batch"])
@@ -113,6 +118,7 @@ READERS: dict[str, tuple[str, Callable[[Path, int], bytes], Callable[[Path], Any
     "weights": ("weights.safetensors", tensors, lambda path: read_tensors(path)["w"].tolist()),
     "checkpoint": ("checkpoint.pt", lambda _, n: checkpoint(n), goes_on),
     "exits": ("depth_1.pt", lambda _, n: checkpoint(n), goes_on),
+    "arrays": ("ls_seed_0.npz", npz, lambda path: read_arrays(path)["plane"].tolist()),
     "image": ("a.png", lambda _, n: png(28 + n), lambda path: read_image(path, GREY).tolist()),
     "images": ("train-labels-idx1-ubyte.gz", lambda _, n: idx(n), lambda path: read_idx(path).tolist()),
     "archive": ("cifar.tar.gz", lambda _, n: tar("w:gz", n), of_archive),

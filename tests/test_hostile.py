@@ -3,12 +3,16 @@
 import gzip
 import io
 import json
+import pickle
 import resource
+import shutil
 import struct
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
 import torch
 import yaml
 from PIL import Image
@@ -19,6 +23,7 @@ from lsvit.data.sources import idx_name, read_idx
 from lsvit.errors import UserError, one_line_errors
 from lsvit.models.weights import read_tensors
 from lsvit.predict import open_weights, read_image, show
+from lsvit.training.loop import CHECKPOINT, _resume
 from lsvit.writing import replace_text
 from tests.conftest import ROOT
 
@@ -75,6 +80,45 @@ def test_a_hub_folder_with_a_hostile_config(tmp_path: Path, config: object) -> N
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"config\.json"):
         open_weights(str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as timm leaves it for the hub."""
+    folder = tmp_path_factory.mktemp("stock")
+    timm.models.save_for_hf(timm.create_model("test_vit", num_classes=3), str(folder), safe_serialization=True)
+    return folder
+
+
+@pytest.mark.parametrize("key", ["num_classes", "label_names", "input_size", "mean", "std", "crop_pct", "interpolation", "none"])
+def test_a_hub_folder_whose_images_and_classes_are_hostile(stock: Path, tmp_path: Path, key: str) -> None:
+    """Whatever would fill the memory, or be no word or number where the images or the classes are read, is named."""
+    values = {"num_classes": "x", "label_names": [None, {}], "input_size": [3, 10**9, 10**9], "mean": "x", "std": [0, 0, 0],
+              "crop_pct": 1e-9, "interpolation": ["x"]}  # fmt: skip
+    folder = Path(shutil.copytree(stock, tmp_path / "hostile"))
+    config = json.loads((folder / "config.json").read_text())
+    if key in values:
+        (config if key in config or key == "label_names" else config["pretrained_cfg"])[key] = values[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    if key == "none":
+        assert open_weights(str(folder)).data["input_size"] == (3, 160, 160)
+        return
+    with pytest.raises(UserError, match=rf"config\.json: (timm cannot make|{key})") as error:
+        open_weights(str(folder))
+    assert len(str(error.value)) < 1000
+
+
+def test_pickles_are_no_checkpoints(tmp_path: Path) -> None:
+    """Nothing in one is called, also where the file is whole."""
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "ran",)
+
+    torch.save({"model": Evil(), "history": []}, tmp_path / CHECKPOINT)
+    with pytest.raises(pickle.UnpicklingError):
+        _resume(tmp_path, {}, torch.device("cpu"))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_terminal_escapes_of_a_file_name_are_shown_not_done(capsys: pytest.CaptureFixture[str]) -> None:

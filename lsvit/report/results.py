@@ -6,11 +6,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lsvit.config.papers import rooms
+from lsvit.errors import UserError
 from lsvit.jobs.rows import read_rows
-from lsvit.reading import read_json
+from lsvit.reading import read_json, sound
 
 ROWS = {"layershuffle": "prune_eval"}  # the file of a paper's rows, where it is not named after it
 
@@ -56,3 +58,14 @@ class Results:
     def chance(self) -> float:
         """Accuracy in % of guessing."""
         return 100 / self.cell["classes"]
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file. Raises UserError: it is missing or damaged, or holds pickled objects."""
+    try:
+        if sound(path):
+            with np.load(path) as arrays:
+                return dict(arrays)
+    except ValueError:  # numpy's word for pickled objects
+        pass
+    raise UserError(f"{path}: missing or damaged, accepted: an .npz file of numbers; `dvc checkout` or `dvc repro` brings it back")

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lsvit.report.results import read_arrays
+
 Arrays = dict[str, np.ndarray]
 
 
@@ -26,8 +28,7 @@ class Gallery:
         rows = rows[rows["seed"] == first]
         found = []
         for row in rows.to_dict("records"):
-            with np.load(self.folder / row["file"]) as arrays:
-                found.append(({str(key): value for key, value in row.items()}, dict(arrays)))
+            found.append(({str(key): value for key, value in row.items()}, read_arrays(self.folder / row["file"])))
         return found
 
 

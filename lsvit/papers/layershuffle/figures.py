@@ -19,7 +19,7 @@ from lsvit.papers.layershuffle.diagrams import approaches, first_routes
 from lsvit.papers.layershuffle.section import Analysis
 from lsvit.report.evaluations import CONTROLS, count_orders, label, summarise
 from lsvit.report.figures import OKABE_ITO, Figures, colours_by_depth, handles_of, legend_above
-from lsvit.report.results import Results
+from lsvit.report.results import Results, read_arrays
 from lsvit.routes import ORDERS
 
 REFIT_MARKERS = "*Xpd"
@@ -288,9 +288,9 @@ def draw(results: Results, params: Params) -> dict[str, str]:
     layer, compared = results.read("analysis")["layer"], params.resolve(Analysis).variants[0]
     for (a, c), name, seed in (("ac", PRETRAINED, params.starts[0]), ("bd", compared, params.seeds[0])):
         title = "starting weights" if name == PRETRAINED else f"refined with {label(name)}"
-        with np.load(ANALYSED / f"{name}_seed_{seed}.npz") as arrays:
-            captions[f"Figure 4{a}"] = figures.umap(dict(arrays), layer, f"figure_4{a}", title)
-            captions[f"Figure 4{c}"] = figures.ridges(dict(arrays), f"figure_4{c}", title)
+        arrays = read_arrays(ANALYSED / f"{name}_seed_{seed}.npz")
+        captions[f"Figure 4{a}"] = figures.umap(arrays, layer, f"figure_4{a}", title)
+        captions[f"Figure 4{c}"] = figures.ridges(arrays, f"figure_4{c}", title)
     samplers = results.table("samplers")
     kinds = samplers["sampler"].str.split(" ").str[0] if len(samplers) else pd.Series(dtype=str)  # `prune_eval.samplers` may be empty
     if kinds.isin(["swap", "reversed"]).any():
