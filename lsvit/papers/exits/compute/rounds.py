@@ -36,8 +36,8 @@ def train(plan: Plan, out: Path) -> Exits:
         except StopIteration as end:
             found: Exits = end.value
             break
-    costs = {each.costs.key: each.costs for each in (*found.frozen, *found.counted, *found.trained)}
-    for job in costs.values():  # one after another, alone: they measure time
+    costs = [*(each.costs for each in found.frozen + found.counted), *(each.costs for each in found.trained)]
+    for job in {job.key: job for job in costs}.values():  # one after another, alone: they measure time
         run_all([job])
     return found
 
