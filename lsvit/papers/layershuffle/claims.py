@@ -110,7 +110,7 @@ CLAIMS = quoted([
     Claim("s4.1.position-accuracy", S41, "LS-pred names a layer's position correctly", "99.99 % (ImageNet)",
           "its position accuracy, in % of the way from chance to certainty",
           lambda e: positions_named(e, "ls_pred"), (99.9, INF), ABOVE_ZERO, "%", possible=(-INF, 100),
-          scale="twelve new heads share few steps, and the position loss is averaged, not summed, over the layers"),
+          scale="twelve new heads share few steps; in micro models the position loss is averaged, too, not summed, over the layers"),
     Claim("s4.1.position-accuracy.sum", S41, "LS-pred with the position losses summed names a layer's position correctly",
           "99.99 % (ImageNet)", "its position accuracy, in % of the way from chance to certainty",
           lambda e: positions_named(e, "ls_pred_sum"), (99.9, INF), ABOVE_ZERO, "%", possible=(-INF, 100), run=HOURS),
