@@ -261,7 +261,7 @@ def test_fill_trains_what_the_stages_would(smoked: Path, monkeypatch: pytest.Mon
     shutil.rmtree(missing)
     said = run(["-m", "lsvit.cli", "fill", "-S", "+models.twin=${models.vit_pico}", "-S", "model=vit_pico,twin"], smoked)
     found = {(smoked / line.rpartition(" taken from ")[2]).resolve() for line in said.splitlines() if "finished before" in line}
-    every = {folder.parent for kind in ("train", "train_branches") for folder in smoked.glob(f".lsvit/jobs/{kind}/*/done")}
+    every = {folder.parent for kind in ("train", "train_branches", "fetch") for folder in smoked.glob(f".lsvit/jobs/{kind}/*/done")}
     assert every > trained
     assert found == every - {missing}  # later steps of the layer-wise exits, those on frozen models and those that count among them
     assert set(re.findall(r"(.+ seed \d): epoch", said)) == {"model=vit_pico: ls seed 0"}
