@@ -6,7 +6,7 @@ Every way runs once undisturbed. Then, in fresh copies of the repository, random
 process, workers, MLflow's server) get SIGKILL, SIGTERM, SIGINT, or SIGSTOP for a while. In the way `memory` a process can have no more
 memory for a while than it has; in `disk`, for root alone, the disk below the repository is filled, runs out of inodes or becomes read-only,
 until the run has ended. What each copy has in the end must be what the undisturbed one has: see `compare`, else this ends with 1.
-The draws follow from the seed, not the moments at which processes meet them. `.ci/run` has a short form: the first stages, a few faults.
+The draws follow from the seed, not the moments at which processes meet them.
 """
 
 import argparse
