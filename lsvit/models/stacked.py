@@ -27,20 +27,20 @@ def can_stack(modules: Sequence[nn.Module]) -> bool:
 class _Linear(nn.Module):
     """(G n, ..., D) -> (G n, ..., E): each of G groups through a matrix of its own, in one batched product."""
 
-    weight: Tensor  # (G, E, D)
-    bias: Tensor | None  # (G, E)
+    weight: Tensor  # (G, D, E)
+    bias: Tensor | None  # (G, 1, E)
 
     def forward(self, state: Tensor) -> Tensor:
-        rows, transposed = state.reshape(len(self.weight), -1, state.shape[-1]), self.weight.transpose(1, 2)
-        product = torch.bmm(rows, transposed) if self.bias is None else torch.baddbmm(self.bias.unsqueeze(1), rows, transposed)
+        rows = state.reshape(len(self.weight), -1, state.shape[-1])
+        product = torch.bmm(rows, self.weight) if self.bias is None else torch.baddbmm(self.bias, rows, self.weight)
         return product.view(*state.shape[:-1], -1)
 
 
 class _LayerNorm(nn.Module):
     """(G n, ..., D): each of G groups with a scale and a shift of its own."""
 
-    weight: Tensor  # (G, D)
-    bias: Tensor | None  # (G, D)
+    weight: Tensor  # (G, 1, D)
+    bias: Tensor | None  # (G, 1, D)
 
     def __init__(self, eps: float) -> None:
         super().__init__()
@@ -48,8 +48,7 @@ class _LayerNorm(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         rows = layer_norm(state, state.shape[-1:], eps=self.eps).reshape(len(self.weight), -1, state.shape[-1])
-        scale = self.weight.unsqueeze(1)
-        return (rows * scale if self.bias is None else torch.addcmul(self.bias.unsqueeze(1), rows, scale)).view_as(state)
+        return (rows * self.weight if self.bias is None else torch.addcmul(self.bias, rows, self.weight)).view_as(state)
 
 
 class Stack:
@@ -65,13 +64,13 @@ class Stack:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.modules = modules
         self.joined: nn.Module = deepcopy(modules[0])
-        # of each parameter: the joined module that has it, its name there and in one of the modules, whether it is elementwise
-        self.places: list[tuple[nn.Module, str, str, bool]] = []
+        # of each parameter: the joined module that has it, its name, the modules' own parts that have it
+        self.places: list[tuple[nn.Module, str, list[nn.Module]]] = []
         for name, part in modules[0].named_modules():
             self._replace(name, part)
 
     def _replace(self, name: str, part: nn.Module) -> None:
-        own = [key for key, _ in part.named_parameters(recurse=False)]
+        own, parts = [key for key, _ in part.named_parameters(recurse=False)], [module.get_submodule(name) for module in self.modules]
         target: Any = self.joined.get_submodule(name)
         if isinstance(part, nn.Linear | nn.LayerNorm):
             target = _Linear() if isinstance(part, nn.Linear) else _LayerNorm(part.eps)
@@ -81,13 +80,13 @@ class Stack:
         for key in own:
             if key in target._parameters:
                 del target._parameters[key]  # a plain tensor takes its place
-            self.places.append((target, key, f"{name}.{key}".lstrip("."), isinstance(part, ELEMENTWISE)))
+            self.places.append((target, key, parts))
 
     def load(self, chosen: Sequence[int], samples: int) -> nn.Module:
         """The joined module, with the present parameters of the `chosen` modules, for `samples` samples each."""
-        for target, key, name, elementwise in self.places:
-            values = torch.stack([self.modules[i].get_parameter(name) for i in chosen])
-            if elementwise:
-                values = values.view(len(chosen), 1, -1).repeat_interleave(samples, 0)
-            setattr(target, key, values)
+        for target, key, parts in self.places:
+            values = torch.stack([getattr(parts[i], key) for i in chosen])
+            # Given the shape here in which it is used at every depth: views, and their gradients', are what small layers cost.
+            values = values.transpose(1, 2) if isinstance(target, _Linear) and key == "weight" else values.view(len(chosen), 1, -1)
+            setattr(target, key, values.repeat_interleave(samples, 0) if isinstance(target, ELEMENTWISE) else values)
         return self.joined.train(self.modules[0].training)
