@@ -35,9 +35,12 @@ class WorkerDied(UserError):
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """End the process with `error: <line>` on standard error, a line a mistake, and exit code 2 when a UserError is raised, or a disk is
-    full or cannot be written, or there is no memory left."""
+    full or cannot be written, or there is no memory left; with one line and exit code 130, a shell's for SIGINT, on Ctrl-C."""
     try:
         yield
+    except KeyboardInterrupt:
+        print("interrupted; what has finished is kept: the same command goes on", file=sys.stderr)
+        raise SystemExit(130) from None
     except UserError as error:
         for each in str(error).splitlines():
             print(f"error: {each}", file=sys.stderr)
@@ -108,5 +111,5 @@ def line(first: Any, section: "type[BaseModel]", prefix: str = "", file: str = "
     if first["type"] == "literal_error":
         choices = [choice.strip(" '") for choice in re.split(r",| or ", first["ctx"]["expected"])]
         return f"{file}: {key}: found {found!r}, {accepted(found, choices)}"
-    message = re.sub(r"^(Input should be |String should |List should )", "", message).replace("valid ", "")
+    message = re.sub(r"^(Input should be |String should |List should )", "", message).replace("a valid int", "an int").replace("valid ", "")
     return f"{file}: {key}: found {found!r}, accepted: {message}"

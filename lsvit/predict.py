@@ -50,6 +50,12 @@ class Preprocessing(BaseModel):
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random"]
 
 
+class Architecture(BaseModel):
+    """What a config may ask of timm: a layer takes 10 ms to make, long before a file is found not to fit."""
+
+    depth: Annotated[int, Field(ge=1, le=512)] = 12
+
+
 # ---- open -------------------------------------------------------------------------------------------------------------
 
 
@@ -133,11 +139,14 @@ def open_export(file: Path) -> Opened:
 
     from lsvit.models.talking_heads import talk
 
+    backbone: Any
+    asked, spec = read_json(file.parent / CONFIG).get("model_args") or {}, file.parent / SPEC
+    _accept(Architecture, asked, file)
     try:
-        backbone: Any = timm.create_model(f"local-dir:{file.parent}", pretrained=False)
+        with torch.device("meta"):  # nothing of it lies in memory
+            backbone = timm.create_model(f"local-dir:{file.parent}", pretrained=False)
     except Exception as error:  # timm raises many kinds
         raise UserError(f"{file.parent / CONFIG}: timm cannot make this model: {' '.join(str(error).split())[:200]}") from None
-    spec = file.parent / SPEC
     try:
         noted = read_json(spec) if spec.is_file() else {"variant": {"route": "sequential"}}
         variant = Variant.model_validate(noted["variant"])
@@ -148,6 +157,11 @@ def open_export(file: Path) -> Opened:
         raise UserError(f"{file.parent / damaged[0]}: not what was exported, by the sha256 in {SPEC}; accepted: the file as it was")
     if not getattr(backbone, "num_classes", 0):
         raise UserError(f"{file}: a model without a head, accepted: one with classes")
+    backbone.blocks = backbone.blocks[: variant.layers]
+    needed, held = (sum(map(torch.Tensor.numel, tensors)) for tensors in (backbone.parameters(), read_tensors(file).values()))
+    if needed > held:
+        raise UserError(f"{file}: does not fit its config.json: it holds {held:,} numbers, that model has {needed:,} parameters")
+    backbone = timm.create_model(f"local-dir:{file.parent}", pretrained=False)
     if variant.talking_heads:
         talk(backbone)
     model = RoutedModel(backbone, variant.position, variant.exits)
@@ -165,11 +179,19 @@ def open_export(file: Path) -> Opened:
     if not names and subset:
         names = ImageNetInfo(subset).label_descriptions()
     data = resolve_model_data_config(backbone)
-    try:
-        Preprocessing.model_validate(data)
-    except ValidationError as error:
-        raise UserError(one_line(error, Preprocessing, file=str(file.parent / CONFIG))) from None
+    _accept(Preprocessing, data, file)
+    embed = getattr(backbone, "stem", None) or backbone.patch_embed
+    takes = (embed.proj.in_channels, *embed.img_size)
+    if data["input_size"] != takes and embed.strict_img_size:
+        raise UserError(f"{file.parent / CONFIG}: input_size: found {data['input_size']}, accepted: {takes}, what its model takes")
     return Opened(model.eval(), data, list(names))
+
+
+def _accept(section: type[BaseModel], values: object, file: Path) -> None:
+    try:
+        section.model_validate(values)
+    except ValidationError as error:
+        raise UserError(one_line(error, section, file=str(file.parent / CONFIG))) from None
 
 
 # ---- predict ----------------------------------------------------------------------------------------------------------

@@ -108,6 +108,30 @@ def test_a_hub_folder_whose_images_and_classes_are_hostile(stock: Path, tmp_path
     assert len(str(error.value)) < 1000
 
 
+@pytest.mark.parametrize(("args", "said"), [
+    ({"depth": 10**5}, r"config\.json: depth: found 100000, accepted: less than or equal to 512"),
+    ({"depth": "x"}, r"config\.json: depth: found 'x', accepted: an integer"),
+    ({"embed_dim": 600_000, "num_heads": 6}, r"model\.safetensors: does not fit its config\.json: it holds [\d,]+ numbers, that model has"),
+], ids=["depth", "no depth", "width"])  # fmt: skip
+def test_a_hub_folder_whose_model_would_fill_the_memory(stock: Path, tmp_path: Path, args: dict[str, Any], said: str) -> None:
+    """Refused before anything of that size is made."""
+    folder = Path(shutil.copytree(stock, tmp_path / "hostile"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_args": args}))
+    with pytest.raises(UserError, match=said):
+        open_weights(str(folder))
+
+
+def test_a_hub_folder_whose_model_takes_other_images(stock: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(stock, tmp_path / "hostile"))
+    config = json.loads((folder / "config.json").read_text())
+    config["pretrained_cfg"]["input_size"] = [3, 64, 64]
+    config["model_args"]["dynamic_img_size"] = False
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"config\.json: input_size: found \(3, 64, 64\), accepted: \(3, 160, 160\), what its model takes"):
+        open_weights(str(folder))
+
+
 def test_pickles_are_no_checkpoints(tmp_path: Path) -> None:
     """Nothing in one is called, also where the file is whole."""
 
@@ -199,6 +223,13 @@ def test_no_room_on_disk_or_in_memory_is_one_line(capsys: pytest.CaptureFixture[
     assert said.startswith("error: ")
     assert said.endswith("make room, and run it again\n")
     assert said.count("\n") == 1
+
+
+def test_an_interruption_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, one_line_errors():
+        raise KeyboardInterrupt
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted; what has finished is kept: the same command goes on\n"
 
 
 def test_where_there_is_no_room_a_file_stays_what_it_was(tmp_path: Path) -> None:
