@@ -268,7 +268,12 @@ def print_table(paper: "pd.DataFrame", title: str) -> None:
 @one_line_errors()
 def main() -> None:
     """Entry point of the `lsvit` command."""
-    app()
+    try:
+        app()
+    except SystemExit as ended:
+        if ended.code == 130:  # typer's, which says nothing
+            raise KeyboardInterrupt from None
+        raise
 
 
 if __name__ == "__main__":
