@@ -1,7 +1,11 @@
-"""Where and by whom a run of MLflow is made."""
+"""Where and by whom a run of MLflow is made, and what its machine does meanwhile."""
 
 import os
 import subprocess
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 
 def context_tags() -> dict[str, str]:
@@ -17,3 +21,16 @@ def context_tags() -> dict[str, str]:
         "mlflow.source.git.commit": git("rev-parse", "HEAD"), "mlflow.source.git.branch": git("branch", "--show-current"),
         "git.dirty": str(bool(dirty)).lower(), **{tag: os.environ[name] for tag, name in named.items() if os.environ.get(name)},
     })  # fmt: skip
+
+
+def watch(run_id: str, uri: str) -> "SystemMetricsMonitor | None":
+    """Log what the machine does to a run, from a thread and until `finish` is called, where MLflow's own variable asks for it."""
+    from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+
+    if not MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():
+        return None
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    monitor = SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=uri)
+    monitor.start()
+    return monitor

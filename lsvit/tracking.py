@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from lsvit.context import context_tags
+from lsvit.context import context_tags, watch
 from lsvit.declared import stage_of, stage_results
 from lsvit.reading import read_json
 from lsvit.writing import replace_text
@@ -84,7 +84,7 @@ class Tracker:
         self._client: MlflowClient | None = None
         self._experiment_id = ""
         self._runs: dict[str, str] = {}  # key -> run id
-        self._running: set[str] = set()  # run ids of trainings under way
+        self._running: dict[str, Any] = {}  # run ids of trainings under way, with what watches the machine meanwhile
         if "mlflow" not in sys.modules:  # importing it and opening the store take seconds, which the trainings' own start hides
             threading.Thread(target=self._guarded, args=(self.client,), daemon=True).start()
 
@@ -186,8 +186,8 @@ class Tracker:
             noted = json.loads(path.read_text())
         except (FileNotFoundError, ValueError):  # not noted yet, or half written by a version that did not write it at once
             noted = {}
-        full = noted if "tags" in noted else {"tags": noted or self._tags}  # an older version noted the tags alone
-        full = full | {"ended": ended | full.get("ended", {})}
+        full = noted or {"tags": self._tags, "ended": {}}
+        full = full | {"ended": ended | full["ended"]}
         if full != noted:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(path, json.dumps(full))
@@ -213,8 +213,8 @@ class Tracker:
     def _epoch(self, title: str, record: dict[str, Any], row: Row) -> None:
         run_id, known = self._training_run(title, record)
         if run_id not in self._running and self.client().get_run(run_id).info.status != "FINISHED":
-            self._running.add(run_id)
             self.client().update_run(run_id, "RUNNING")  # it may have been killed
+            self._running[run_id] = watch(run_id, self.uri)
         self._rows(run_id, [{name: value for name, value in row.items() if name != "seconds"}], known)
 
     def _training_run(self, title: str, record: dict[str, Any]) -> tuple[str, dict[str, float]]:
@@ -268,7 +268,8 @@ class Tracker:
         if made:
             client.finalize_logged_model(made, LoggedModelStatus.READY)
         client.set_terminated(run_id, end_time=end)
-        self._running.discard(run_id)
+        if watching := self._running.pop(run_id, None):
+            watching.finish()
         self.recorded += 1
 
     def _training(self, folder: Path) -> None:

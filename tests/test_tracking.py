@@ -270,6 +270,24 @@ def test_two_that_follow_one_training_log_its_epochs_once(workspace: Path, local
 
 
 @pytest.mark.slow
+def test_the_machine_is_watched_where_mlflow_is_told_to(
+    workspace: Path, local: str, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    job, _ = jobs_for(train_config, prepared)
+    rows = json.loads((job.folder / "history.json").read_text())
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
+    monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
+    tracker = Tracker("layershuffle/bars/pico/smoke", workspace)
+    tracker.epoch("test", job.record(), rows[0])
+    time.sleep(1)
+    tracker.training(Path("outs/finetune/test"))
+    watched, other = (runs(local)[f"test seed {seed}"].data.metrics for seed in range(2))
+    assert not tracker.failed
+    assert 0 < watched["system/system_memory_usage_percentage"] <= 100
+    assert not any(name.startswith("system/") for name in other)
+
+
+@pytest.mark.slow
 def test_times_are_those_of_the_epochs(
     workspace: Path, local: str, fresh: tuple[list[int], Path], train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
@@ -357,7 +375,7 @@ def test_a_server_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypat
     monkeypatch.setattr(Tracker, "client", lambda self: SimpleNamespace(set_terminated=ask))
     monkeypatch.setattr(tracking, "PATIENCE", 0.1)
     tracker = Tracker("layershuffle/bars/pico/smoke", tmp_path)
-    tracker._running.add("a run")
+    tracker._running["a run"] = None
     tracker.stopped(KeyboardInterrupt())
     assert asked.wait(60)
     assert not never.is_set()
