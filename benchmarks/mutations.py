@@ -4,8 +4,9 @@
     uv run python benchmarks/mutations.py --again                      plants once more what was not found, but for what has a reason
 
 A fault changes one operator, number, truth value, keyword or statement. A process that has imported torch forks for each of them and
-runs the tests named below, slow ones too, until one fails or LIMIT has passed, which counts as found: a fault may loop. What was not
-found is listed; whoever has looked at it, and seen that no result changes, writes beside it, by hand, `why`.
+runs the tests named below, slow ones too, until one fails or SLOWER times what they take without a fault has passed, which counts as
+found: a fault may loop. What was not found is listed; whoever has looked at it, and seen that no result changes, writes beside it, by
+hand, `why`.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,7 +29,7 @@ from machine import machine, write
 
 ROOT = Path(__file__).parent.parent
 FILE = Path(__file__).with_suffix(".json")
-LIMIT = 400  # seconds
+SLOWER, AT_LEAST = 4, 60  # times; seconds
 DEVICES = "tests/test_pretended_gpu.py"  # has the word where they pass
 MODULES = {  # -> the tests whose work it is to find its faults
     "lsvit/routes.py": "tests/test_routes.py",
@@ -117,8 +119,8 @@ def faults(file: str) -> Iterator[tuple[Fault, str]]:
                 yield (file, node.lineno, source[begin:end].decode(), text), changed.decode()
 
 
-def outcome(copy: Path, tests: str) -> str:
-    """Of the tests in a process of its own: `passed`, or how the fault was found."""
+def outcome(copy: Path, tests: str, limit: int = 0) -> str:
+    """Of the tests in a process of its own: `passed`, or how the fault was found; `limit`: in seconds, 0: none."""
     child = os.fork()
     if not child:
         os.setsid()
@@ -131,7 +133,7 @@ def outcome(copy: Path, tests: str) -> str:
 
         os._exit(int(pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--assert=plain", *tests.split()])))
     signal.signal(signal.SIGALRM, lambda *_: os.killpg(child, signal.SIGKILL))
-    signal.alarm(LIMIT)
+    signal.alarm(limit)
     _, status = os.waitpid(child, 0)
     signal.alarm(0)
     return {0: "passed", 1: "a test failed", -signal.SIGKILL: "did not end"}.get(os.waitstatus_to_exitcode(status), "tests do not start")
@@ -140,17 +142,20 @@ def outcome(copy: Path, tests: str) -> str:
 def plant(out: Path, drawn: list[tuple[Fault, str]]) -> None:
     """One fault after another in a clone; writes what came of each."""
     rows: list[dict[str, Any]] = []
+    limits: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         subprocess.run(["git", "clone", "-q", ROOT, copy], check=True)
         for tests in sorted({MODULES[fault[0]] for fault, _ in drawn} | {DEVICES}):
+            begun = time.monotonic()
             assert (found := outcome(copy, tests)) == "passed", f"{tests} without a fault: {found}"
+            limits[tests] = max(AT_LEAST, round(SLOWER * (time.monotonic() - begun)))
         for stamp, ((file, line, right, wrong), changed) in enumerate(drawn):
             path, text = copy / file, (copy / file).read_text()
             path.write_text(changed)
             os.utime(path, (stamp, stamp))  # else bytecode of the same second and size would be taken for it
-            found = outcome(copy, MODULES[file])
-            found = outcome(copy, DEVICES) if found == "passed" else found
+            found = outcome(copy, MODULES[file], limits[MODULES[file]])
+            found = outcome(copy, DEVICES, limits[DEVICES]) if found == "passed" else found
             path.write_text(text)
             rows.append({"file": file, "line": line, "right": right, "wrong": wrong, "outcome": found})
             print(rows[-1], flush=True)

@@ -1,5 +1,6 @@
 """Interactive charts of the report, as Vega-Lite specifications: what every paper's share. No JavaScript of ours here."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -106,7 +107,8 @@ def lines(
 
 def budget(rows: pd.DataFrame, cost: str, colour: str, x_title: str, y_title: str) -> dict[str, Any]:
     """Points of `mean` against a cost, those chosen alone, with a slider: what exceeds the budget fades, the best of the rest is named."""
-    most = float(rows[cost].max())
+    step = 10.0 ** math.floor(math.log10(rows[cost].max() / 20))
+    most = round(math.ceil(rows[cost].max() / step) * step, 9)
     y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": {"zero": False}}
     x = {"field": cost, "type": "quantitative", "title": x_title, "scale": {"domain": [0, most]}}
     fits = f"datum.{cost} <= budget && {_chosen(colour)}"
@@ -122,7 +124,7 @@ def budget(rows: pd.DataFrame, cost: str, colour: str, x_title: str, y_title: st
         {"transform": best, "mark": {"type": "text", "align": "left", "fontWeight": "bold"},
          "encoding": plain | {"x": {"value": 8}, "y": {"value": 6}, "text": {"field": "text"}}},
     ]  # fmt: skip
-    slider = {"name": "budget", "value": most, "bind": {"input": "range", "min": 0, "max": most, "step": most / 100, "name": "budget "}}
+    slider = {"name": "budget", "value": most, "bind": {"input": "range", "min": 0, "max": most, "step": step, "name": "budget "}}
     return _whole(rows, {"height": 260, "params": [slider, SHOWN], "encoding": {"color": _colour(rows, colour)}, "layer": layers})
 
 
