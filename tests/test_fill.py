@@ -10,6 +10,7 @@ import pytest
 from lsvit import fill
 from lsvit.config.effective import files
 from lsvit.config.params import Params
+from lsvit.cost.estimate import stages
 from lsvit.errors import UserError
 from lsvit.jobs.files import DATA, read_meta
 from lsvit.jobs.job import Job
@@ -106,3 +107,22 @@ def test_cells_are_trained_wave_by_wave(monkeypatch: pytest.MonkeyPatch, params:
     assert ran[2] == [f"{cell}: {name} seed 3" for cell in "ab" for name in ("exits of ls", "layer_wise_mlp_1 step 2")]
     assert not any(ran[3:])
     assert not list(tmp_path.glob(".lsvit/fill-*"))
+
+
+@pytest.mark.slow
+def test_what_is_expected_of_several_cells_and_workers(monkeypatch: pytest.MonkeyPatch, params: Params) -> None:
+    """Twice the trainings and the time; about half of it on twice the workers, which end together at best."""
+    estimated = stages(params)
+    monkeypatch.setattr("lsvit.cost.estimate.stages", lambda params: estimated)
+
+    def said(cells: int, workers: int) -> tuple[int, float]:
+        monkeypatch.setattr("lsvit.fill.workers_here", lambda device, threads: workers)
+        monkeypatch.setattr("lsvit.cost.estimate.format_seconds", lambda seconds: f"{seconds} s")
+        first, *lines = fill.expected([fill.Cell(str(i), params, DATA) for i in range(cells)])
+        assert f"{workers} side by side" in first
+        return int(first.split()[0]), float(next(line for line in lines if "2 cores" in line).split()[0])
+
+    (one, alone), (two, twice), (same, half) = said(1, 1), said(2, 1), said(2, 2)
+    assert (two, same) == (2 * one, 2 * one)
+    assert twice == pytest.approx(2 * alone, rel=1e-6)
+    assert twice / 2 <= half < 0.6 * twice
