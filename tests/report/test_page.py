@@ -172,8 +172,15 @@ def test_a_changed_result_changes_it(page: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "results", tmp_path / "results", ignore=shutil.ignore_patterns("cells", "report.html"))
     table = tmp_path / "results/table1.csv"
     table.write_text(re.sub(r"(sequential,ls,)0\.\d+", r"\g<1>0.1234", table.read_text()))
-    assert ">12.34</data>" in Report(Results(tmp_path / "results")).html()
+    with Image.open(drawn := tmp_path / "results/figures/class_images.png") as image:
+        noted = PngInfo()
+        noted.add_text(GRID, image.info[GRID].replace("Trouser", "<!--<script>alert(1)</script>"))
+        image.save(drawn, pnginfo=noted)
+    changed = Report(Results(tmp_path / "results")).html()
+    assert ">12.34</data>" in changed
     assert ">12.34</data>" not in page.read_text()
+    assert "alert(1)" in changed
+    assert "<script>alert" not in changed  # a class's name is a word
 
 
 @pytest.fixture
