@@ -119,8 +119,8 @@ def faults(file: str) -> Iterator[tuple[Fault, str]]:
                 yield (file, node.lineno, source[begin:end].decode(), text), changed.decode()
 
 
-def outcome(copy: Path, tests: str, limit: int = 0) -> str:
-    """Of the tests in a process of its own: `passed`, or how the fault was found; `limit`: in seconds, 0: none."""
+def outcome(copy: Path, tests: str, limit: int = 3600) -> str:
+    """Of the tests in a process of its own: `passed`, or how the fault was found; `limit`: in seconds."""
     child = os.fork()
     if not child:
         os.setsid()
@@ -208,7 +208,7 @@ def main() -> None:
         passed = [{key: row[key] for key in ("file", "line", "right", "wrong")} for row in rows if row["outcome"] == "passed"]
         runs.append({
             "machine": machine(), "seed": options.seed, "possible": len(every), "planted": len(rows), "found": len(rows) - len(passed),
-            "found_since": 0, "not_found": sorted(passed, key=name),
+            "did_not_end": sum(row["outcome"] == "did not end" for row in rows), "found_since": 0, "not_found": sorted(passed, key=name),
         })  # fmt: skip
     write(FILE, runs)
 

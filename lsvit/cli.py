@@ -1,5 +1,6 @@
 """The `lsvit` command: what a user does around the pipeline. The pipeline itself is DVC's."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -271,8 +272,8 @@ def main() -> None:
     try:
         app()
     except SystemExit as ended:
-        if ended.code == 130:  # typer's, which says nothing
-            raise KeyboardInterrupt from None
+        if ended.code == 130:  # typer's, for Ctrl-C
+            print("interrupted", file=sys.stderr)
         raise
 
 

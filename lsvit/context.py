@@ -2,10 +2,7 @@
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+from collections.abc import Callable
 
 
 def context_tags() -> dict[str, str]:
@@ -23,14 +20,14 @@ def context_tags() -> dict[str, str]:
     })  # fmt: skip
 
 
-def watch(run_id: str, uri: str) -> "SystemMetricsMonitor | None":
-    """Log what the machine does to a run, from a thread and until `finish` is called, where MLflow's own variable asks for it."""
+def watch(run_id: str, uri: str) -> Callable[[], None]:
+    """Log what this machine does to a run, from a thread, where MLflow's own variable asks for it. Returns what ends that."""
     from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
 
     if not MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():
-        return None
+        return lambda: None
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
     monitor = SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=uri)
     monitor.start()
-    return monitor
+    return monitor.finish

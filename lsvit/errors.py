@@ -111,5 +111,6 @@ def line(first: Any, section: "type[BaseModel]", prefix: str = "", file: str = "
     if first["type"] == "literal_error":
         choices = [choice.strip(" '") for choice in re.split(r",| or ", first["ctx"]["expected"])]
         return f"{file}: {key}: found {found!r}, {accepted(found, choices)}"
-    message = re.sub(r"^(Input should be |String should |List should )", "", message).replace("a valid int", "an int").replace("valid ", "")
+    message = re.sub(r"^(Input should be |String should |List should )", "", message.partition(", unable to parse")[0])
+    message = message.replace("a valid int", "an int").replace("valid ", "")
     return f"{file}: {key}: found {found!r}, accepted: {message}"

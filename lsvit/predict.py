@@ -54,6 +54,7 @@ class Architecture(BaseModel):
     """What a config may ask of timm: a layer takes 10 ms to make, long before a file is found not to fit."""
 
     depth: Annotated[int, Field(ge=1, le=512)] = 12
+    num_blocks: Annotated[int, Field(ge=1, le=512)] = 12  # of a Mixer
 
 
 # ---- open -------------------------------------------------------------------------------------------------------------
@@ -134,19 +135,9 @@ def open_export(file: Path) -> Opened:
     Raises:
         UserError: the model cannot be made, is of another family, has no head, or the file does not fit it.
     """
-    import timm
     from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
 
-    from lsvit.models.talking_heads import talk
-
-    backbone: Any
-    asked, spec = read_json(file.parent / CONFIG).get("model_args") or {}, file.parent / SPEC
-    _accept(Architecture, asked, file)
-    try:
-        with torch.device("meta"):  # nothing of it lies in memory
-            backbone = timm.create_model(f"local-dir:{file.parent}", pretrained=False)
-    except Exception as error:  # timm raises many kinds
-        raise UserError(f"{file.parent / CONFIG}: timm cannot make this model: {' '.join(str(error).split())[:200]}") from None
+    config, spec = file.parent / CONFIG, file.parent / SPEC
     try:
         noted = read_json(spec) if spec.is_file() else {"variant": {"route": "sequential"}}
         variant = Variant.model_validate(noted["variant"])
@@ -155,17 +146,16 @@ def open_export(file: Path) -> Opened:
         raise UserError(f"{spec}: found no variant or checksums that lsvit knows, accepted: the file that `lsvit export` writes") from None
     if damaged:
         raise UserError(f"{file.parent / damaged[0]}: not what was exported, by the sha256 in {SPEC}; accepted: the file as it was")
-    if not getattr(backbone, "num_classes", 0):
-        raise UserError(f"{file}: a model without a head, accepted: one with classes")
-    backbone.blocks = backbone.blocks[: variant.layers]
-    needed, held = (sum(map(torch.Tensor.numel, tensors)) for tensors in (backbone.parameters(), read_tensors(file).values()))
-    if needed > held:
-        raise UserError(f"{file}: does not fit its config.json: it holds {held:,} numbers, that model has {needed:,} parameters")
-    backbone = timm.create_model(f"local-dir:{file.parent}", pretrained=False)
-    if variant.talking_heads:
-        talk(backbone)
-    model = RoutedModel(backbone, variant.position, variant.exits)
-    backbone.blocks = backbone.blocks[: variant.layers]
+    _accept(Architecture, read_json(config).get("model_args") or {}, config, "model_args")
+    with torch.device("meta"):  # nothing of it lies in memory
+        planned = _make(file, variant)
+    for part, name in ((planned.backbone, file.name), (planned.position, PARTS), (planned.exits, EXITS)):
+        needed = sum(map(Tensor.numel, part.parameters()))
+        held = sum(map(Tensor.numel, read_tensors(file.parent / name).values())) if needed else 0
+        if needed > held:
+            raise UserError(f"{file.parent / name}: does not fit its config.json: it holds {held:,} numbers, the model has {needed:,}")
+    model = _make(file, variant)
+    backbone: Any = model.backbone
     try:
         load_weights(model, file)
         for part, name in ((model.position, PARTS), (model.exits, EXITS)):
@@ -175,23 +165,43 @@ def open_export(file: Path) -> Opened:
         raise UserError(f"{file}: does not fit its config.json: {' '.join(str(error).split())[:200]}") from None
     names, subset = backbone.pretrained_cfg.get("label_names") or [], infer_imagenet_subset(backbone)
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{file.parent / CONFIG}: label_names: found {str(names)[:80]}, accepted: a list of words")
+        raise UserError(f"{config}: label_names: found {str(names)[:80]}, accepted: a list of words")
     if not names and subset:
         names = ImageNetInfo(subset).label_descriptions()
     data = resolve_model_data_config(backbone)
-    _accept(Preprocessing, data, file)
+    _accept(Preprocessing, data, config)
     embed = getattr(backbone, "stem", None) or backbone.patch_embed
-    takes = (embed.proj.in_channels, *embed.img_size)
-    if data["input_size"] != takes and embed.strict_img_size:
-        raise UserError(f"{file.parent / CONFIG}: input_size: found {data['input_size']}, accepted: {takes}, what its model takes")
+    stem = next(part for part in backbone.modules() if isinstance(part, torch.nn.Conv2d))
+    takes = (stem.in_channels, *(embed.img_size if embed.strict_img_size else data["input_size"][1:]))
+    if data["input_size"] != takes:
+        raise UserError(f"{config}: input_size: found {data['input_size']}, accepted: {takes}, what its model takes")
     return Opened(model.eval(), data, list(names))
 
 
-def _accept(section: type[BaseModel], values: object, file: Path) -> None:
+def _make(file: Path, variant: Variant) -> RoutedModel:
+    """The model that a folder's config asks for, with a variant's parts and random weights. Raises UserError if there is none."""
+    import timm
+
+    from lsvit.models.talking_heads import talk
+
+    try:
+        backbone: Any = timm.create_model(f"local-dir:{file.parent}", pretrained=False)
+    except Exception as error:  # timm raises many kinds
+        raise UserError(f"{file.parent / CONFIG}: timm cannot make this model: {' '.join(str(error).split())[:200]}") from None
+    if not getattr(backbone, "num_classes", 0):
+        raise UserError(f"{file}: a model without a head, accepted: one with classes")
+    if variant.talking_heads:
+        talk(backbone)
+    model = RoutedModel(backbone, variant.position, variant.exits)
+    backbone.blocks = backbone.blocks[: variant.layers]
+    return model
+
+
+def _accept(section: type[BaseModel], values: object, file: Path, prefix: str = "") -> None:
     try:
         section.model_validate(values)
     except ValidationError as error:
-        raise UserError(one_line(error, section, file=str(file.parent / CONFIG))) from None
+        raise UserError(one_line(error, section, prefix, str(file))) from None
 
 
 # ---- predict ----------------------------------------------------------------------------------------------------------

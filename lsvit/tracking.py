@@ -84,7 +84,7 @@ class Tracker:
         self._client: MlflowClient | None = None
         self._experiment_id = ""
         self._runs: dict[str, str] = {}  # key -> run id
-        self._running: dict[str, Any] = {}  # run ids of trainings under way, with what watches the machine meanwhile
+        self._running: dict[str, Callable[[], None]] = {}  # run ids of trainings under way -> what ends watching the machine
         if "mlflow" not in sys.modules:  # importing it and opening the store take seconds, which the trainings' own start hides
             threading.Thread(target=self._guarded, args=(self.client,), daemon=True).start()
 
@@ -103,7 +103,8 @@ class Tracker:
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
 
         def mark() -> None:
-            for run_id in self._running:
+            for run_id, unwatch in self._running.items():
+                unwatch()
                 self.client().set_terminated(run_id, status)
 
         self._guard(mark, PATIENCE)
@@ -186,8 +187,8 @@ class Tracker:
             noted = json.loads(path.read_text())
         except (FileNotFoundError, ValueError):  # not noted yet, or half written by a version that did not write it at once
             noted = {}
-        full = noted or {"tags": self._tags, "ended": {}}
-        full = full | {"ended": ended | full["ended"]}
+        full = noted if "tags" in noted else {"tags": noted or self._tags}  # an older version noted the tags alone
+        full = full | {"ended": ended | full.get("ended", {})}
         if full != noted:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(path, json.dumps(full))
@@ -202,7 +203,7 @@ class Tracker:
             client, run = self.client(), self._search(key)
             if not run:
                 tags = {KEY: key, **self._context(key)["tags"], **tags}
-                run = client.create_run(self._experiment_id, None if start is None else _milliseconds(start), tags=tags, run_name=name)
+                run = client.create_run(self._experiment_id, None if start is None else int(1000 * start), tags=tags, run_name=name)
             if params and not run.data.params:  # also where an outage came between the run and its parameters
                 from mlflow.entities import Param
 
@@ -216,6 +217,8 @@ class Tracker:
             self.client().update_run(run_id, "RUNNING")  # it may have been killed
             self._running[run_id] = watch(run_id, self.uri)
         self._rows(run_id, [{name: value for name, value in row.items() if name != "seconds"}], known)
+        if run_id in self._running and row["epoch"] == record["options"].get("epochs"):
+            self._running[run_id]()
 
     def _training_run(self, title: str, record: dict[str, Any]) -> tuple[str, dict[str, float]]:
         """The run of a training, and the times of its epochs as far as they are known."""
@@ -244,9 +247,7 @@ class Tracker:
         known = {metric.step for metric in self.client().get_metric_history(run_id, "epoch")}
         fresh = [row for row in rows if int(row["epoch"]) not in known]
         times = {row["epoch"]: ended.get(str(int(row["epoch"])), time.time()) for row in fresh}
-        metrics = [
-            Metric(name, value, _milliseconds(times[row["epoch"]]), int(row["epoch"])) for row in fresh for name, value in row.items()
-        ]
+        metrics = [Metric(name, value, int(1000 * times[row["epoch"]]), int(row["epoch"])) for row in fresh for name, value in row.items()]
         for start in range(0, len(metrics), 1000):  # the most one request takes
             self.client().log_batch(run_id, metrics=metrics[start : start + 1000])
 
@@ -259,7 +260,7 @@ class Tracker:
             return
         for file in files:
             client.log_artifact(run_id, str(file))
-        end = _milliseconds(ended or time.time())
+        end = int(1000 * (ended or time.time()))
         made = None
         if model:  # an interruption may have left one
             known = client.search_logged_models([self._experiment_id], f"source_run_id = '{run_id}'", max_results=1)
@@ -268,8 +269,7 @@ class Tracker:
         if made:
             client.finalize_logged_model(made, LoggedModelStatus.READY)
         client.set_terminated(run_id, end_time=end)
-        if watching := self._running.pop(run_id, None):
-            watching.finish()
+        self._running.pop(run_id, None)
         self.recorded += 1
 
     def _training(self, folder: Path) -> None:
@@ -295,7 +295,7 @@ class Tracker:
         """Mean and standard deviation over the seeds, on the variant's parent run."""
         from mlflow.entities import Metric
 
-        end = _milliseconds(ended)
+        end = int(1000 * ended)
         summary = {"n": float(len(finals))}
         for name in finals[0]:
             values = [final[name] for final in finals]
@@ -326,10 +326,6 @@ def _about_variant(title: str, stage: str = "") -> str:
     """What a variant's page says of it; which `stage` made it is known when its trainings have finished."""
     made = f" Made by `uv run dvc repro --pull {stage}`; verdicts: `uv run lsvit claims`." if stage else ""
     return f"`{title}`: its seeds lie below; mean and standard deviation over them are the metrics `mean/...`, `std/...`.{made}"
-
-
-def _milliseconds(seconds: float) -> int:
-    return int(seconds * 1000)
 
 
 def _options(record: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import timm
 import torch
 import yaml
 from PIL import Image
+from safetensors.torch import save_file
 
 from lsvit.config.params import load, parse
 from lsvit.data.imagefiles import files_below, read_members
@@ -109,17 +110,37 @@ def test_a_hub_folder_whose_images_and_classes_are_hostile(stock: Path, tmp_path
 
 
 @pytest.mark.parametrize(("args", "said"), [
-    ({"depth": 10**5}, r"config\.json: depth: found 100000, accepted: less than or equal to 512"),
-    ({"depth": "x"}, r"config\.json: depth: found 'x', accepted: an integer"),
-    ({"embed_dim": 600_000, "num_heads": 6}, r"model\.safetensors: does not fit its config\.json: it holds [\d,]+ numbers, that model has"),
-], ids=["depth", "no depth", "width"])  # fmt: skip
-def test_a_hub_folder_whose_model_would_fill_the_memory(stock: Path, tmp_path: Path, args: dict[str, Any], said: str) -> None:
+    ({"depth": 10**5}, r"config\.json: model_args\.depth: found 100000, accepted: less than or equal to 512"),
+    ({"depth": "x"}, r"config\.json: model_args\.depth: found 'x', accepted: an integer$"),
+    ([1], r"config\.json: model_args: found \[1\], accepted: a "),
+    ({"num_blocks": 10**5}, r"config\.json: model_args\.num_blocks: found 100000, accepted: less than or equal to 512"),
+    ({"embed_dim": 600_000, "num_heads": 6}, r"model\.safetensors: does not fit its config\.json: it holds [\d,]+ numbers, the model has"),
+], ids=["depth", "no depth", "list", "blocks", "width"])  # fmt: skip
+def test_a_hub_folder_whose_model_would_fill_the_memory(stock: Path, tmp_path: Path, args: object, said: str) -> None:
     """Refused before anything of that size is made."""
     folder = Path(shutil.copytree(stock, tmp_path / "hostile"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_args": args}))
     with pytest.raises(UserError, match=said):
         open_weights(str(folder))
+
+
+def test_a_hub_folder_whose_parts_would_fill_the_memory(stock: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(stock, tmp_path / "hostile"))
+    variant = {"route": "arbitrary", "position": {"encode": {"dim": 10**9}}}
+    (folder / "lsvit.json").write_text(json.dumps({"variant": variant}))
+    save_file({"encodings": torch.zeros(4)}, folder / "position.safetensors")
+    with pytest.raises(
+        UserError, match=r"position\.safetensors: does not fit its config\.json: it holds 4 numbers, the model has [\d,]{12,}$"
+    ):
+        open_weights(str(folder))
+
+
+def test_a_hybrid_of_a_hub_folder(tmp_path: Path) -> None:
+    """Its patch embedding takes what a ResNet makes of the image."""
+    model = timm.create_model("vit_small_r26_s32_224", num_classes=3, embed_dim=12, depth=2, num_heads=2)
+    timm.models.save_for_hf(model, str(tmp_path), model_args={"embed_dim": 12, "depth": 2, "num_heads": 2}, safe_serialization=True)
+    assert open_weights(str(tmp_path)).data["input_size"] == (3, 224, 224)
 
 
 def test_a_hub_folder_whose_model_takes_other_images(stock: Path, tmp_path: Path) -> None:

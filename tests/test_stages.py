@@ -81,5 +81,5 @@ def test_imports_point_one_way() -> None:
 def test_a_python_without_the_environment_is_one_line() -> None:
     """As DVC finds it that is called by its own path, without `uv run`."""
     done = subprocess.run([sys.executable, "-S", "-m", "stages", "report"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"error: \S+: has no torch, accepted: the environment's Python, as under `uv run dvc repro`\n", done.stderr)

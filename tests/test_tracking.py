@@ -279,7 +279,13 @@ def test_the_machine_is_watched_where_mlflow_is_told_to(
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
     tracker = Tracker("layershuffle/bars/pico/smoke", workspace)
     tracker.epoch("test", job.record(), rows[0])
-    time.sleep(1)
+    (threads,) = (thread for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor")
+    deadline = time.monotonic() + 60
+    while "system/system_memory_usage_percentage" not in runs(local)["test seed 0"].data.metrics and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for row in rows[1:]:
+        tracker.epoch("test", job.record(), row)
+    assert not threads.is_alive()  # after the last epoch
     tracker.training(Path("outs/finetune/test"))
     watched, other = (runs(local)[f"test seed {seed}"].data.metrics for seed in range(2))
     assert not tracker.failed
@@ -375,7 +381,7 @@ def test_a_server_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypat
     monkeypatch.setattr(Tracker, "client", lambda self: SimpleNamespace(set_terminated=ask))
     monkeypatch.setattr(tracking, "PATIENCE", 0.1)
     tracker = Tracker("layershuffle/bars/pico/smoke", tmp_path)
-    tracker._running["a run"] = None
+    tracker._running["a run"] = lambda: None
     tracker.stopped(KeyboardInterrupt())
     assert asked.wait(60)
     assert not never.is_set()

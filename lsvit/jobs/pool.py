@@ -140,7 +140,7 @@ def _raise_first_error(finished: set[Future]) -> None:
 def _start_worker(slots: Any, events: Any, place: Path) -> None:
     """In a new worker: take a GPU, and die with the parent, whatever ends it."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork of a stage has what the stage does at it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the stage too, which says so and ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word: it reaches the stage, too, which says so
     os.environ["DVC_ROOT"] = str(place)  # a fork server that has served another root knows that one
     slot = slots.get()
     if slot is not None:
