@@ -127,13 +127,16 @@ def _descendants(root: int) -> list[tuple[int, int]]:
 SCRIPT = """
 import sys
 from pathlib import Path
+from lsvit.errors import one_line_errors
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.job import Job
 from lsvit.jobs.pool import run
 config, data = TrainConfig.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
 if __name__ == "__main__":
     configs = [config.model_copy(update={"seed": seed}) for seed in (0, 1)]
-    run([Job(f"seed {c.seed}", "lsvit.training.loop:train", c, {"data": data, "weights": None}, c.options.epochs) for c in configs], "cpu")
+    jobs = [Job(f"seed {c.seed}", "lsvit.training.loop:train", c, {"data": data, "weights": None}, c.options.epochs) for c in configs]
+    with one_line_errors():
+        run(jobs, "cpu")
 """
 
 
@@ -141,23 +144,29 @@ if __name__ == "__main__":
 def test_killed_training_goes_on_bit_for_bit(
     train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGKILL a real two-seed training in the middle; the next run, of another process, ends with the undisturbed run's bits."""
+    """Ctrl-C and, later, SIGKILL a real two-seed training; the next run, of another process, ends with the undisturbed run's bits."""
     options: dict[str, Any] = {"epochs": 40, "position": {"encode": {"dropout": 0.1}}}
     (tmp_path / "config.json").write_text(train_config(**options).model_dump_json())
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "config.json"), str(prepared)]
     env = os.environ | {"DVC_ROOT": str(tmp_path / "killed"), "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as killed:
-        assert killed.stdout is not None
-        for line in killed.stdout:
-            if "epoch 5/40" in line:
-                killed.send_signal(signal.SIGKILL)
-                break
-    folders = list((tmp_path / "killed" / ".lsvit" / "jobs" / "train").iterdir())
-    deadline = time.monotonic() + 20
-    while _writers(folders) and time.monotonic() < deadline:  # orphaned workers end by themselves
-        time.sleep(0.1)
-    assert not _writers(folders)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's jobs in the background ignore it, and what they start
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    for number, epoch in ((signal.SIGINT, 2), (signal.SIGKILL, 5)):
+        with subprocess.Popen(command, env=env, start_new_session=True, **piped) as killed:
+            for line in killed.stdout:
+                if f"epoch {epoch}/40" in line:
+                    # a terminal's goes to all of its processes
+                    os.killpg(killed.pid, number) if number == signal.SIGINT else killed.send_signal(number)
+                    break
+            said = killed.stderr.read()
+        if number == signal.SIGINT:
+            assert (killed.returncode, said) == (130, "interrupted; what has finished is kept: the same command goes on\n")
+        folders = list((tmp_path / "killed" / ".lsvit" / "jobs" / "train").iterdir())
+        deadline = time.monotonic() + 20
+        while _writers(folders) and time.monotonic() < deadline:  # orphaned workers end by themselves
+            time.sleep(0.1)
+        assert not _writers(folders)
     assert not any((folder / "done").exists() for folder in folders)
     checkpoints = [folder / "checkpoint.pt" for folder in folders]
     assert any(path.exists() for path in checkpoints)
