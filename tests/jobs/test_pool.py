@@ -154,6 +154,8 @@ def test_killed_training_goes_on_bit_for_bit(
     piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     for number, epoch in ((signal.SIGINT, 2), (signal.SIGKILL, 5)):
         with subprocess.Popen(command, env=env, start_new_session=True, **piped) as killed:
+            assert killed.stdout is not None
+            assert killed.stderr is not None
             for line in killed.stdout:
                 if f"epoch {epoch}/40" in line:
                     # a terminal's goes to all of its processes
