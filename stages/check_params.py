@@ -1,6 +1,8 @@
 """Stage check-params: every value of params.yaml is checked here, before any compute, and resolved for the stages to depend on."""
 
 import platform
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -64,6 +66,17 @@ def build(params: Params) -> None:
                 checks.build(params, backbone)
 
 
+def committed() -> Params | None:
+    """The parameters of the last commit, if there are any that this version takes."""
+    shown = subprocess.run(["git", "show", "HEAD:./params.yaml"], capture_output=True, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        (file := Path(folder) / "params.yaml").write_bytes(shown.stdout)
+        try:
+            return parse(file)
+        except UserError:
+            return None
+
+
 @one_line_errors()
 def main() -> None:
     """Write outs/params/NAME.json: a stage runs again where what it depends on has another effective value, and nowhere else."""
@@ -73,7 +86,8 @@ def main() -> None:
     build(params)
     out = Path("outs/params")
     out.mkdir(parents=True, exist_ok=True)
-    for line in params.lowered():
+    before = committed()
+    for line in params.lowered() + (params.overruled(before) if before else []):
         print(line)
     for name, text in files(params).items():
         (out / name).write_text(text)

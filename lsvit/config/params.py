@@ -129,6 +129,29 @@ class Params(Section):
         return [f"{key}: {given[key].value} (from {source}) lowered to {value}, the images there are"
                 for key, (value, source) in limited(self).items() if value != given[key].value]  # fmt: skip
 
+    def overruled(self, before: "Params") -> list[str]:
+        """Values of sections, scales and presets that differ from `before` and that something nearer sets, a line each."""
+        found = []
+        sections: tuple[type[Section], ...] = (Pretrain, Finetune, *paper_sections())
+        for section in sections:
+            every = [self.values(section, name) for name in (self.all_variants if section is Finetune else (None,))]
+            try:
+                old = dict(before._places(section.name, self.cell))
+            except KeyError:  # a preset that is new
+                continue
+            for where, keys in self._places(section.name, self.cell):
+                for key, value in keys.items():
+                    if old[where].get(key) != value and key not in section.merged:
+                        nearer = {values[key].source for values in every}
+                        place = f"with this scale, model and data set, for {' and '.join(sorted(nearer))} has it"
+                        found += [] if where in nearer else [f"{where}.{key}: {value} has no effect {place}"]
+        return found
+
+    def _places(self, name: str, cell: Cell) -> Iterator[tuple[str, Overrides]]:
+        """All that sets a section's values, the nearest last: the place in params.yaml, and the keys there."""
+        yield name, getattr(self, name).model_dump()
+        yield from self._layers(name, cell)
+
     def _within_images(self, section: type[Section], values: dict[str, Value], cell: Cell) -> dict[str, Value]:
         """What a section or scale says is lowered where there are fewer images; what a preset or variant says stays, to be refused."""
         if not self.sizes or cell.dataset != self.dataset:
@@ -190,9 +213,8 @@ class Params(Section):
 
     def _values(self, section: type[Section], cell: Cell, variant: str | None) -> dict[str, Value]:
         name = section.name
-        layers = [(name, getattr(self, name).model_dump()), *self._layers(name, cell)]
         values: dict[str, Value] = {}
-        for where, keys in layers:
+        for where, keys in self._places(name, cell):
             for key, value in keys.items():
                 merges = key in section.merged and key in values and isinstance(value, dict)
                 values[key] = Value(values[key].value | value if merges else value, where)

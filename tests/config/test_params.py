@@ -14,7 +14,7 @@ import yaml
 
 from lsvit.config.checks import check_layers
 from lsvit.config.datasets import COLOURED
-from lsvit.config.params import load, paper_sections, whole
+from lsvit.config.params import load, paper_sections, parse, whole
 from lsvit.config.presets import ModelPreset
 from lsvit.config.sections import Finetune, Pretrain
 from lsvit.config.types import Section
@@ -353,6 +353,23 @@ def test_held_out_images_leave_some_to_train_on(content: dict[str, Any], tmp_pat
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
     with pytest.raises(UserError, match=r"datasets\.fashion_mnist_tiny\.heldout: found 512, accepted: at most 511"):
         load(tmp_path / "params.yaml")
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"finetune": {"lr": 0.0031}}, ["finetune.lr: 0.0031 has no effect with this scale, model and data set, for"]),
+    ({"finetune": {"precision": "fp32"}}, []),
+    ({"models": {"vit_micro": {"finetune": {"lr": 0.0031}}}}, []),
+    ({"scales": {"minutes": {"finetune": {"lr": 0.0031}}}}, ["scales.minutes.finetune.lr: 0.0031 has no effect"]),
+    ({"model": "vit_pico", "scale": "smoke", "exits": {"epochs": 77}}, ["exits.epochs: 77 has no effect"]),
+])  # fmt: skip
+def test_changes_without_effect_are_said(content: dict[str, Any], tmp_path: Path, changes: dict[str, Any], said: list[str]) -> None:
+    def merged(into: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        return into | {k: merged(into.get(k, {}), v) if isinstance(v, dict) else v for k, v in given.items()}
+
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(merged(content, changes)))
+    found = parse(tmp_path / "params.yaml").overruled(load(ROOT / "params.yaml"))
+    assert len(found) == len(said)
+    assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
 
 
 def test_what_nobody_set_is_lowered_to_the_images(content: dict[str, Any], tmp_path: Path) -> None:
