@@ -14,14 +14,14 @@ from lsvit.config.presets import ModelPreset
 from lsvit.config.variant import ExitHeads, Recipe, Variant
 from lsvit.data.splits import Resize, Split, resizing
 from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import ROWS, WEIGHTS, read_meta
+from lsvit.jobs.files import ARRAYS, ROWS, WEIGHTS, read_meta
 from lsvit.latin import Latin
 from lsvit.models.routed import RoutedModel
 from lsvit.models.weights import build, save_weights
-from lsvit.papers.layershuffle.compute import evaluation
+from lsvit.papers.layershuffle.compute import analysis, evaluation
 from lsvit.papers.layershuffle.compute.analysis import Contributions, record
 from lsvit.papers.layershuffle.compute.evaluation import evaluate
-from lsvit.papers.layershuffle.section import SAMPLER_ROWS, EvalConfig, PruneEval
+from lsvit.papers.layershuffle.section import SAMPLER_ROWS, AnalysisConfig, EvalConfig, PruneEval
 from lsvit.routes import arbitrary, generator, per_sample
 from lsvit.training import scoring
 from lsvit.training.devices import Execution
@@ -234,6 +234,25 @@ def test_recording_drops_nothing(params: Params, pico: ModelPreset, prepared: Pa
         found.append(record(model, split, chosen, routes, 1, execution))
     for first, second in zip(*found, strict=True):
         assert np.array_equal(first, second)
+
+
+def test_an_analysis_keeps_what_its_figures_are_drawn_from(
+    params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Of the images drawn: their plane, where each layer ran in each one's order, and how much it added."""
+    monkeypatch.setattr(analysis, "project", lambda vectors, options: vectors[:, :2])
+    options, asked = params.analysis.model_copy(update={"images": 40, "layer": 1}), config(params, pico)
+    of = AnalysisConfig(**asked.model_dump(exclude={"seed", "options"}), options=options)
+    analysis.analyse(of, prepared, weights, tmp_path, lambda event: None)
+    with np.load(tmp_path / ARRAYS) as kept:
+        arrays = dict(kept)
+    routes = np.array([arbitrary(generator("analysis", options.seed, i), 4) for i in range(40)])
+    model, execution = open_model(asked, prepared, weights)
+    chosen = generator("analysis", options.seed).permutation(40)
+    vectors, norms = record(model, open_split(asked, prepared, "validation", model), chosen, routes, 1, execution)
+    assert np.array_equal(arrays["plane"], vectors[:, :2])
+    assert np.array_equal(arrays["norms"], norms)
+    assert np.array_equal(np.take_along_axis(routes, arrays["positions"].astype(int), 1), np.tile(np.arange(4), (40, 1)))
 
 
 def test_shards_are_not_resized_again(
