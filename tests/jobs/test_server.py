@@ -75,7 +75,7 @@ def test_a_stage_ends_as_a_process_does(folder: Path) -> None:
     assert (mistake.returncode, mistake.stderr) == (2, "error: no such thing\n")
     assert broken.returncode == 1
     assert "ZeroDivisionError" in broken.stderr
-    assert unknown.returncode == 1
+    assert unknown.returncode == 2
     assert "accepted: broken, mistake, show, wait" in unknown.stderr
 
 
