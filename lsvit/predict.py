@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CHUNK = 64  # orders run at once
 MODEL, SPEC = "model.safetensors", "lsvit.json"  # of an export, beside config.json
 Side = Annotated[int, Field(ge=1, le=4096)]  # of an image
+Layers = Annotated[int, Field(ge=1, le=512)]
 PARTS, EXITS = "position.safetensors", "exits.safetensors"
 
 
@@ -53,8 +54,8 @@ class Preprocessing(BaseModel):
 class Architecture(BaseModel):
     """What a config may ask of timm: a layer takes 10 ms to make, long before a file is found not to fit."""
 
-    depth: Annotated[int, Field(ge=1, le=512)] = 12
-    num_blocks: Annotated[int, Field(ge=1, le=512)] = 12  # of a Mixer
+    depth: Layers = 1
+    num_blocks: Layers = 1  # of a Mixer
 
 
 # ---- open -------------------------------------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ class Tracker:
             self.client().update_run(run_id, "RUNNING")  # it may have been killed
             self._running[run_id] = watch(run_id, self.uri)
         self._rows(run_id, [{name: value for name, value in row.items() if name != "seconds"}], known)
-        if run_id in self._running and row["epoch"] == record.get("options", {}).get("epochs"):
+        if run_id in self._running and row["epoch"] == record["options"].get("epochs"):
             self._running[run_id]()
 
     def _training_run(self, title: str, record: dict[str, Any]) -> tuple[str, dict[str, float]]:

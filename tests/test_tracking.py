@@ -237,7 +237,7 @@ def test_trackers_of_a_process_take_turns(workspace: Path, local: str) -> None:
         go.wait(60)
 
     threads = [threading.Thread(target=first._guarded, args=(work,))]
-    record = {"dataset": "bars", "data_sha256": "0" * 64, "seed": 0, "apart": ["seed"]}
+    record = {"dataset": "bars", "data_sha256": "0" * 64, "seed": 0, "options": {"epochs": 3}, "apart": ["seed"]}
     threads.append(threading.Thread(target=second.epoch, args=("test", record, {"epoch": 1})))
     threads[0].start()
     assert begun.wait(60)
@@ -279,13 +279,13 @@ def test_the_machine_is_watched_where_mlflow_is_told_to(
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
     tracker = Tracker("layershuffle/bars/pico/smoke", workspace)
     tracker.epoch("test", job.record(), rows[0])
-    (threads,) = (thread for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor")
+    (watching,) = (thread for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor")
     deadline = time.monotonic() + 60
     while "system/system_memory_usage_percentage" not in runs(local)["test seed 0"].data.metrics and time.monotonic() < deadline:
         time.sleep(0.1)
     for row in rows[1:]:
         tracker.epoch("test", job.record(), row)
-    assert not threads.is_alive()  # after the last epoch
+    assert not watching.is_alive()  # after the last epoch
     tracker.training(Path("outs/finetune/test"))
     watched, other = (runs(local)[f"test seed {seed}"].data.metrics for seed in range(2))
     assert not tracker.failed

@@ -140,11 +140,11 @@ class Params(Section):
             except KeyError:  # a preset that is new
                 continue
             for where, keys in self._places(section.name, self.cell):
-                for key, value in keys.items():
-                    if old[where].get(key) != value and key not in section.merged:
-                        nearer = {values[key].source for values in every}
-                        place = f"with this scale, model and data set, for {' and '.join(sorted(nearer))} has it"
-                        found += [] if where in nearer else [f"{where}.{key}: {value} has no effect {place}"]
+                for key in [key for key in keys if key not in section.merged and keys[key] != old[where].get(key)]:
+                    nearer = sorted({values[key].source for values in every})
+                    if where not in nearer:
+                        found.append(f"{where}.{key}: {keys[key]} has no effect with this scale, model and data set: "
+                                     f"{', '.join(nearer)} says {key}")  # fmt: skip
         return found
 
     def _places(self, name: str, cell: Cell) -> Iterator[tuple[str, Overrides]]:

@@ -1,7 +1,6 @@
 """The report: one page with every result, its way back, and nothing from a network."""
 
 import base64
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import vl_convert
 from jinja2 import Environment, FileSystemLoader
+from jinja2.utils import htmlsafe_json_dumps
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 from PIL import Image
@@ -140,7 +140,7 @@ def paper_of(module: Any) -> str:
 
 def spec(chart: Chart) -> Markup:
     """A chart's specification, safe inside a script element."""
-    return Markup(json.dumps(chart.spec, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))  # noqa: S704
+    return htmlsafe_json_dumps(chart.spec, separators=(",", ":"), allow_nan=False)
 
 
 def dots(claim: Claim, entry: dict[str, Any]) -> Markup:

@@ -356,7 +356,8 @@ def test_held_out_images_leave_some_to_train_on(content: dict[str, Any], tmp_pat
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"finetune": {"lr": 0.0031}}, ["finetune.lr: 0.0031 has no effect with this scale, model and data set, for"]),
+    ({"finetune": {"lr": 0.0031}},
+     ["finetune.lr: 0.0031 has no effect with this scale, model and data set: models.vit_micro.finetune says lr"]),
     ({"finetune": {"precision": "fp32"}}, []),
     ({"models": {"vit_micro": {"finetune": {"lr": 0.0031}}}}, []),
     ({"scales": {"minutes": {"finetune": {"lr": 0.0031}}}}, ["scales.minutes.finetune.lr: 0.0031 has no effect"]),

@@ -150,16 +150,15 @@ def test_killed_training_goes_on_bit_for_bit(
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "config.json"), str(prepared)]
     env = os.environ | {"DVC_ROOT": str(tmp_path / "killed"), "PYTHONPATH": str(ROOT)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's jobs in the background ignore it, and what they start
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
     piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    for number, epoch in ((signal.SIGINT, 2), (signal.SIGKILL, 5)):
+    for number, send, epoch in ((signal.SIGINT, os.killpg, 2), (signal.SIGKILL, os.kill, 5)):  # a terminal's goes to all processes
         with subprocess.Popen(command, env=env, start_new_session=True, **piped) as killed:
             assert killed.stdout is not None
             assert killed.stderr is not None
             for line in killed.stdout:
                 if f"epoch {epoch}/40" in line:
-                    # a terminal's goes to all of its processes
-                    os.killpg(killed.pid, number) if number == signal.SIGINT else killed.send_signal(number)
+                    send(killed.pid, number)
                     break
             said = killed.stderr.read()
         if number == signal.SIGINT:
@@ -169,6 +168,7 @@ def test_killed_training_goes_on_bit_for_bit(
         while _writers(folders) and time.monotonic() < deadline:  # orphaned workers end by themselves
             time.sleep(0.1)
         assert not _writers(folders)
+    signal.signal(signal.SIGINT, before)
     assert not any((folder / "done").exists() for folder in folders)
     checkpoints = [folder / "checkpoint.pt" for folder in folders]
     assert any(path.exists() for path in checkpoints)
