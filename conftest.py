@@ -49,6 +49,11 @@ def in_clone(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(clone)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores: for a third of its time a worker waits for processes that its test has started."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Examples take seconds, or import what does."""
     if isinstance(item, SybilItem):

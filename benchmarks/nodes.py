@@ -1,9 +1,10 @@
 """A model spread over real processes that fail: `python benchmarks/nodes.py latin | faults | swarm` -> results/nodes_measured/.
 
 latin: throughput of the Latin schedule and of a pipeline in strict order, on 12 nodes. faults: what the stage `nodes` simulates, with the
-same draws of faults, on 12 processes: those away for good are killed, those that come and go are stopped and continued (SIGSTOP, SIGCONT),
-and lost messages are never sent; beside it the simulation, with the time of a hop measured here. swarm: the simulation alone, at the size
-of the internet. Needs Ray (`uv sync --group cluster`) but for the last, and the default run's weights (`dvc repro`).
+same draws of faults (not of lost messages), on 12 processes: those away for good are killed, those that come and go are stopped and
+continued (SIGSTOP, SIGCONT), and lost messages are never sent; beside it the simulation, with the time of a hop measured here. swarm:
+the simulation alone, at the size of the internet. Needs Ray (`uv sync --group cluster`) but for the last, and the default run's weights
+(`dvc repro`).
 """
 
 import argparse
@@ -25,7 +26,8 @@ import torch
 from machine import machine, show, write
 
 from lsvit.config.params import load
-from lsvit.errors import one_line_errors
+from lsvit.errors import UserError, one_line_errors
+from lsvit.jobs.address import ADDRESS
 from lsvit.jobs.files import DATA, read_meta
 from lsvit.papers.nodes.compute.evaluation import COLUMNS, summary
 from lsvit.papers.nodes.compute.plan import Plan
@@ -149,6 +151,8 @@ def cells(options: Nodes) -> Iterator[tuple[int, str, list[tuple[str, Policy]]]]
 
 def faults() -> list[dict[str, Any]]:
     """Every fault and method on real processes, and as simulated with the same faults."""
+    if ADDRESS in os.environ:  # nodes elsewhere have other processes' numbers
+        raise UserError(f"{ADDRESS}: found {os.environ[ADDRESS]!r}, accepted: none, since processes of this machine are stopped")
     params = load()
     options, rows = params.resolve(Nodes), []
     service, batch = options.service, options.micro_batch

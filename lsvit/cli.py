@@ -20,7 +20,7 @@ Overrides = Annotated[list[str] | None, typer.Option("-S", help="KEY=VALUE of pa
 
 
 @app.command()
-def smoke(keep: Annotated[Path | None, typer.Option(help="Run in this new folder and leave it there.")] = None) -> None:
+def smoke(keep: Annotated[Path | None, typer.Option(file_okay=False, help="Run in this new folder and leave it there.")] = None) -> None:
     """Run the whole pipeline on tiny presets in a temporary copy of the repository and print its table: a first look."""
     import tempfile
 
@@ -49,8 +49,6 @@ def claims(
     Ends with exit code 1 if it contradicts the committed ledger (or another): both decide a claim, by the same rule, and differ; or if
     a result file was changed by hand. Other verdicts that moved are listed.
     """
-    import sys
-
     from lsvit.errors import UserError
     from lsvit.reading import read_json
     from lsvit.report.comparison import changes, edited, moved, other_ledger, same_cell
@@ -83,13 +81,14 @@ def claims(
         else:
             cell = f"{other['dataset']} with {other['model']} at scale {other.get('scale')}"
             if against:
-                raise UserError(f"{against}: found a ledger of {cell}, accepted: one of this cell")
-            print(f"the committed ledger is about {cell}: verdicts are not compared", file=sys.stderr)
+                problems.append(f"{against}: found a ledger of {cell}, accepted: one of this cell")
+            else:
+                print(f"the committed ledger is about {cell}: verdicts are not compared", file=sys.stderr)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:
         raise SystemExit(1)
-    print("the ledger is what the result files give, and contradicts no committed one")
+    print(f"the ledger is what the result files give, and contradicts {f'{against} nowhere' if against else 'no committed one'}")
 
 
 @app.command()
@@ -232,9 +231,9 @@ def track_sync() -> None:
 def subset(
     source: Annotated[Path, typer.Option(help="Folder of the four original files.")] = Path("/usr/share/datasets/fashion-mnist"),
     out: Annotated[Path, typer.Option(help="Where to write.")] = Path("data/fashion_mnist_10k"),
-    train: int = 10_000,
-    validation: int = 2_000,
-    seed: int = 0,
+    train: Annotated[int, typer.Option(min=1)] = 10_000,
+    validation: Annotated[int, typer.Option(min=1)] = 2_000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Make the embedded class-balanced subset of Fashion-MNIST from the original files."""
     from lsvit.data.sources import write_subset
@@ -247,11 +246,14 @@ def show_table(file: Path) -> None:
 
     from lsvit.errors import UserError
     from lsvit.jobs.rows import read_rows
-    from lsvit.papers.layershuffle.tables import paper_table
+    from lsvit.papers.layershuffle.tables import TABLE1, paper_table
 
     if not file.is_file():
         raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
-    print_table(paper_table(read_rows(file)), "Top-1 validation accuracy in %, mean ± standard deviation over seeds")
+    rows = read_rows(file)
+    if missing := [column for column in TABLE1 if column not in rows]:
+        raise UserError(f"{file}: found no column {missing[0]!r}, accepted: a table1.csv of the pipeline")
+    print_table(paper_table(rows), "Top-1 validation accuracy in %, mean ± standard deviation over seeds")
 
 
 def print_table(paper: "pd.DataFrame", title: str) -> None:

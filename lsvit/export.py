@@ -54,7 +54,8 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
     opened, record = open_weights(str(weights)), read_json(folder / CONFIG)
     own = TrainConfig.model_validate({key: value for key, value in record.items() if key in TrainConfig.model_fields})
     config = record | own.model_dump(mode="json", exclude={"options"})
-    config["options"]["ran on"] = (folder / EXECUTION).read_text().strip()
+    if (ran := folder / EXECUTION).is_file():  # older trainings have none
+        config["options"]["ran on"] = ran.read_text().strip()
     origin: dict[str, Any] = next((read_json(path) for path in PRETRAINED.glob(f"seed_*/{ORIGIN}")), {})
     scaled = read_json(SCALED, list)
     out = out or Path("exports") / f"{config['dataset']}_{config['model_name']}_{variant}_seed_{seed}"

@@ -22,6 +22,7 @@ from lsvit.jobs.job import Job
 from lsvit.jobs.plan import Plan
 from lsvit.jobs.pool import run, workers_here
 from lsvit.jobs.processes import root
+from lsvit.jobs.stage import terminated
 from lsvit.reading import reading
 
 EMBEDDED = Path("data/fashion_mnist_10k")
@@ -38,8 +39,9 @@ class Cell(NamedTuple):
     data: Path
 
 
-def overridden(overrides: Sequence[str], file: Path = Path("params.yaml")) -> Params:
+def overridden(overrides: Sequence[str]) -> Params:
     """The parameters with changes written as `dvc exp run -S` takes them. Raises UserError."""
+    file = Path("params.yaml")
     if not overrides:
         return load(file)
     from dvc.exceptions import DvcException  # takes a second
@@ -107,12 +109,12 @@ def images(params: Params, place: Path) -> Path:
 
 @contextmanager
 def prepared(overrides: Sequence[str]) -> Iterator[list[Cell]]:
-    """The cells that are asked for; what had to be prepared for them is removed at the end."""
-    scratch = root() / ".lsvit"
+    """The cells that are asked for; what had to be prepared for them is removed at the end, also at SIGTERM."""
+    asked, scratch = grid(overrides), root() / ".lsvit"
     scratch.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="fill-", dir=scratch) as place:
+    with terminated(), tempfile.TemporaryDirectory(prefix="fill-", dir=scratch) as place:
         found = []
-        for name, params in grid(overrides).items():
+        for name, params in asked.items():
             data = images(params, Path(place))
             counts = read_meta(data)["counts"]
             found.append(Cell(name, params.with_sizes(counts["train"], counts["validation"], counts.get(HELDOUT, 0)), data))
@@ -152,13 +154,18 @@ def link(jobs: Mapping[int, Job], folder: Path) -> None:
             (place / file.name).symlink_to(file.absolute())
 
 
+def threads_of(cells: Sequence[Cell]) -> int:
+    """The most that a training takes: all of them run side by side."""
+    return max(int(values["threads"].value) for cell in cells for values in cell.params.trainings())
+
+
 def expected(cells: Sequence[Cell]) -> list[str]:
     """How long the trainings of all stages take on known hardware, side by side on the workers that there are, a line each."""
     from lsvit.cost.estimate import format_seconds, stages
     from lsvit.cost.hardware import known_hardware
 
     found = [stage for cell in cells for stage in stages(cell.params) if any(work.training for job in stage.jobs for work in job)]
-    params, threads = cells[0].params, max(stage.threads for stage in found)
+    params, threads = cells[0].params, threads_of(cells)
     distributed = params.distributed
     if params.engine == "ray" and distributed.nodes == 1:
         from lsvit.jobs.cluster import slots
@@ -177,8 +184,7 @@ def expected(cells: Sequence[Cell]) -> list[str]:
 def fill(cells: Sequence[Cell]) -> None:
     """Run them all. Raises UserError as :func:`lsvit.jobs.pool.run` does."""
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # as in stage pretrain
-    params = cells[0].params
-    threads = max(cell.params.resolve(Finetune, name).threads for cell in cells for name in cell.params.all_variants)
+    params, threads = cells[0].params, threads_of(cells)
     with tempfile.TemporaryDirectory(prefix="fill-", dir=root() / ".lsvit") as folder:
         several = [_named(cell.name, waves(cell, Path(folder, str(i)))) for i, cell in enumerate(cells)]
         for wave in together(several):

@@ -13,10 +13,13 @@ LARGEST = 2**28  # bytes of a text file: what is larger is none of this project'
 
 
 @contextmanager
-def reading(path: Path, remedy: str = "`dvc checkout` or `dvc repro` brings it back") -> Iterator[None]:
-    """Turn what a damaged or missing text file raises, while it is read or what it holds is looked up, into a UserError that names it."""
+def reading(path: Path | str, remedy: str = "`dvc checkout` or `dvc repro` brings it back") -> Iterator[None]:
+    """Turn what a damaged or missing text file raises, while it is read or what it holds is looked up, into a UserError that names it.
+
+    Of a text that does not come from a file, a name stands in for the path.
+    """
     try:
-        if path.stat().st_size > LARGEST:
+        if isinstance(path, Path) and path.stat().st_size > LARGEST:
             raise ValueError(f"{path.stat().st_size:,} bytes, at most {LARGEST:,}")
         yield
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -218,7 +218,7 @@ class Tracker:
             self._running[run_id] = watch(run_id, self.uri)
         self._rows(run_id, [{name: value for name, value in row.items() if name != "seconds"}], known)
         if run_id in self._running and row["epoch"] == record["options"].get("epochs"):
-            self._running[run_id]()
+            self._running.pop(run_id)()
 
     def _training_run(self, title: str, record: dict[str, Any]) -> tuple[str, dict[str, float]]:
         """The run of a training, and the times of its epochs as far as they are known."""
@@ -268,8 +268,8 @@ class Tracker:
         client.log_batch(run_id, metrics=[Metric(name, value, end, 0, model_id=made) for name, value in metrics.items()])
         if made:
             client.finalize_logged_model(made, LoggedModelStatus.READY)
+        self._running.pop(run_id, lambda: None)()  # of one that ended early
         client.set_terminated(run_id, end_time=end)
-        self._running.pop(run_id, None)
         self.recorded += 1
 
     def _training(self, folder: Path) -> None:

@@ -11,7 +11,6 @@ from lsvit.config.checks import check, check_layers, check_names
 from lsvit.config.effective import files
 from lsvit.config.papers import rooms
 from lsvit.config.params import Params, parse
-from lsvit.config.sections import Finetune
 from lsvit.errors import UserError, one_line_errors, raise_all, said
 from lsvit.jobs.address import check_cluster
 from lsvit.jobs.processes import cuda_devices, root
@@ -28,8 +27,7 @@ def check_machine(params: Params) -> Iterator[str]:
     if folder and not (root() / Path(folder).expanduser()).is_dir():
         yield f"params.yaml: datasets.{params.dataset}.folder: found {folder!r}, which is no folder, accepted: the folder with the images"
     gpus, processes = cuda_devices(), params.distributed.processes
-    for name in params.all_variants:
-        precision, source = params.values(Finetune, name)["precision"]
+    for precision, source in (values["precision"] for values in params.trainings()):
         if precision == "tf32" and (params.device == "cpu" or not gpus):
             yield f"params.yaml: {source}.precision: found 'tf32', accepted on a CPU: auto, fp32, bf16"
     if (params.device == "cuda" and not gpus) or (params.device == "mps" and platform.system() != "Darwin"):
@@ -37,7 +35,8 @@ def check_machine(params: Params) -> Iterator[str]:
                "accepted here: auto, cpu")  # fmt: skip
     if params.device == "mps" and params.distributed.world_size > 1:
         yield f"params.yaml: distributed.processes: found {processes}, accepted with device 'mps': 1"
-    if params.device != "cpu" and gpus and processes > gpus:
+    here = params.engine == "local" or params.distributed.nodes > 1  # a node runs whole trainings
+    if here and params.device != "cpu" and gpus and processes > gpus:
         yield f"params.yaml: distributed.processes: found {processes}, accepted: at most the {gpus} GPUs of this machine"
 
 

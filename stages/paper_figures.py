@@ -23,14 +23,14 @@ def draw(module: str) -> dict[str, str]:
 @one_line_errors()
 def main() -> None:
     """results/, outs/analysis/, outs/inversion/ -> results/: tables, statistics, claims, figures/"""
-    params, results = load(), Results(RESULTS)
+    params, results = load(), Evidence(RESULTS)
     captions: dict[str, str] = {}
     for tables in results.readers("tables"):
         captions |= tables.write(results, params)
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:  # drawing takes most of the time
         for drawn in pool.map(draw, [figures.__name__ for figures in results.readers("figures")]):
             captions |= drawn
-    found = judge(evidence := Evidence(RESULTS))
+    found = judge(results)
     (RESULTS / "claims.json").write_text(json.dumps(found, indent=1) + "\n")
     (RESULTS / "claims.md").write_text(markdown(found))
     shown = [name for claims in results.readers("claims") for name in claims.HEADLINE]
@@ -39,7 +39,7 @@ def main() -> None:
     text = head + "".join(f"\n**{name}.** {caption}\n" for name, caption in sorted(captions.items()))
     (RESULTS / "figures" / "captions.md").write_text(text)
     Tracker(experiment_name(STAGES, params.cell), root()).results("paper-figures")
-    note_claims(Tracker(experiment_name("layershuffle", params.cell), root()), found, evidence.asked)
+    note_claims(Tracker(experiment_name("layershuffle", params.cell), root()), found, results.asked)
 
 
 if __name__ == "__main__":

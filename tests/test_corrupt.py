@@ -7,7 +7,8 @@ import itertools
 import json
 import random
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from lsvit.declared import checksums, declared_stages
 from lsvit.errors import UserError
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.files import WEIGHTS
-from lsvit.jobs.job import TRAIN, Job, call
+from lsvit.jobs.job import DONE, TRAIN, Job, call
 from lsvit.jobs.pool import run
 from lsvit.jobs.rows import read_rows
 from lsvit.models.weights import check_folder, read_tensors
@@ -233,6 +234,27 @@ def test_a_finished_job_is_checked(finished: Job, damage: str, tmp_path: Path) -
 def test_weights_of_another_job_are_noticed(finished: Job, tmp_path: Path) -> None:
     (finished.folder / WEIGHTS).write_bytes(tensors(tmp_path, 1))
     assert finished.damaged() == [WEIGHTS]
+
+
+def test_another_run_finds_the_same_damage_first(finished: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And has made it anew, or is about to, when this run gets the lock: nothing of that is removed."""
+    content = (finished.folder / WEIGHTS).read_bytes()
+
+    @contextmanager
+    def held(folder: Path, _: object) -> Iterator[None]:
+        (folder / WEIGHTS).write_bytes(content)
+        yield
+
+    @contextmanager
+    def removed(folder: Path, _: object) -> Iterator[None]:
+        (folder / DONE).unlink()
+        yield
+
+    for other, done in ((held, True), (removed, False)):
+        (finished.folder / WEIGHTS).write_bytes(b"")
+        monkeypatch.setattr("lsvit.jobs.job.locked", other)
+        assert finished.damaged() == []
+        assert (finished.done, (finished.folder / "history.json").exists()) == (done, True)
 
 
 @pytest.mark.slow

@@ -190,6 +190,13 @@ def test_a_card_without_results(trained: Training) -> None:
         assert "license" not in text.split("---\n")[1]
 
 
+def test_a_training_that_does_not_say_what_it_ran_on(trained: Training) -> None:
+    trained()
+    assert "a processor, fp32" in (export("ls", 0)[0] / "README.md").read_text()
+    Path("outs/finetune/ls/seed_0/execution.txt").unlink()
+    assert "a processor, fp32" not in (export("ls", 0)[0] / "README.md").read_text()
+
+
 def test_the_exported_config(trained: Training, prepared: Path) -> None:
     trained("refit_2", DISTILLED)
     folder, _ = export("refit_2", 0)

@@ -1,7 +1,11 @@
 """What `lsvit fill` trains, and in which order; that it finds what stages made, tests/test_pipeline.py shows."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,6 +54,43 @@ def test_wrong_choices_are_one_line(override: str, why: str) -> None:
     with pytest.raises(UserError, match=why) as caught:
         fill.grid([override])
     assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_folder_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"params\.yaml: not found"), fill.prepared([]):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+SCRIPT = """
+import time
+from lsvit import fill
+
+fill.grid, fill.images = lambda overrides: {"": None}, lambda params, place: (print("there", flush=True), time.sleep(600))
+with fill.prepared([]):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_what_was_prepared_is_removed_where_it_is_terminated(tmp_path: Path) -> None:
+    """As `kill` ends it: by the signal, as its parent sees, but in order."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DVC_ROOT": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"there\n"
+        assert len(list(tmp_path.glob(".lsvit/fill-*"))) == 1
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == -signal.SIGTERM
+    assert not list(tmp_path.glob(".lsvit/fill-*"))
+
+
+def test_every_training_has_its_threads(params: Params) -> None:
+    """Those of papers too, which take more than the variants' here."""
+    training = params.smoothing.model_copy(update={"training": params.smoothing.training | {"threads": 3}})
+    cells = [fill.Cell("", params, DATA), fill.Cell("", params.model_copy(update={"smoothing": training}), DATA)]
+    assert [fill.threads_of(cells[:count]) for count in (1, 2)] == [1, 3]
 
 
 def test_waves_of_cells_run_as_one() -> None:

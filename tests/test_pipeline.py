@@ -79,7 +79,7 @@ def own_code(script: Path) -> str:
 
 READS = {  # what else a stage reads of params.yaml, by what its own code says
     r"\.precision\(": "finetune", r"\.scratch_": "pretrain", r"\b(plan|self)\.training\(|\bstage\.train\(": "distributed",
-    r"\bStage\(": "device", r"\bself\.fields\(|\brun_config\(|\bplan\.(training|fetching)\(": "deterministic",
+    r"\bStage\(": "device", r"\bself\.fields\(|\brun_config\(|\bplan\.training\(": "deterministic",
     r"\bplan\.judge\b|\bself\.(judge|weights_of)\b": "protocol", r"\bself\.seeds\b": "seeds", r"\.model_preset\b": "model",
 }  # fmt: skip
 
@@ -150,6 +150,12 @@ def smoked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert before == after, "the working tree is not as it was"
     with ending_servers(folder):
         yield folder
+
+
+def test_smoke_is_not_kept_in_a_file(tmp_path: Path) -> None:
+    (file := tmp_path / "file").touch()
+    done = CliRunner().invoke(cli.app, ["smoke", "--keep", str(file)])
+    assert (done.exit_code, type(done.exception)) == (2, SystemExit)
 
 
 @pytest.mark.slow

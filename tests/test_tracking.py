@@ -389,6 +389,26 @@ def test_a_server_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
+def test_watching_ends_with_the_last_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a failure elsewhere is none of its own; of a training that ended early, before the run is said to be finished."""
+    said: list[str] = []
+    runs = {name: SimpleNamespace(info=SimpleNamespace(status="RUNNING")) for name in ("whole", "early")}
+    client = SimpleNamespace(get_run=runs.get, update_run=lambda *_: None, log_batch=lambda *_, **__: None,
+                             set_terminated=lambda name, status="FINISHED", **_: said.append(f"{name} {status}"))  # fmt: skip
+    monkeypatch.setattr(Tracker, "client", lambda self: client)
+    monkeypatch.setattr(Tracker, "_training_run", lambda self, title, record: (title, {}))
+    monkeypatch.setattr(Tracker, "_rows", lambda *_: None)
+    monkeypatch.setattr(tracking, "watch", lambda run_id, uri: lambda: said.append(f"{run_id} unwatched"))
+    tracker = Tracker("layershuffle/bars/pico/smoke", tmp_path)
+    for name, epochs in (("whole", 2), ("early", 1)):
+        for epoch in range(1, epochs + 1):
+            tracker._epoch(name, {"options": {"epochs": 2}}, {"epoch": epoch})
+    tracker._finish("early", [], {})
+    tracker.stopped(UserError("another training failed"))
+    assert said == ["whole unwatched", "early unwatched", "early FINISHED"]
+
+
+@pytest.mark.slow
 def test_what_a_variants_page_says(workspace: Path, local: str, train_config: Config, prepared: Path) -> None:
     """What it is and the command that made it; the claims that read it, in place of those of before."""
     log_everything(jobs_for(train_config, prepared))

@@ -78,11 +78,8 @@ def _values(params: Params, file: str) -> Iterator[str]:
     yield from said(params.dataset_preset.check_channels, params.model_preset, f"models.{params.model}", file)
     if params.sizes:
         yield from said(check_sizes, params, *params.sizes, file)
-    trainings = [params.values(Finetune, name) for name in params.all_variants]
-    trainings += [params.values(Pretrain)] if params.model_preset.weights == "scratch" else []
-    trainings += [params.scratch_values(section) for section in paper_sections() if "training" in section.model_fields]
     processes = params.distributed.world_size
-    for batch, source in (values["batch_size"] for values in trainings):
+    for batch, source in (values["batch_size"] for values in params.trainings()):
         if int(batch) < processes:
             yield f"{file}: {source}.batch_size: found {batch}, accepted: at least {processes}, one image a process"
     unknown = [
@@ -149,7 +146,7 @@ def check_sizes(params: Params, train: int, validation: int, heldout: int, file:
     at_most(limits, file)
 
 
-def check_layers(params: Params, num_layers: int, file: str = "params.yaml") -> None:
+def check_layers(params: Params, num_layers: int) -> None:
     """Checks against the chosen model's number of layers. Raises UserError as :meth:`check` does."""
     limits = [(f"{params.place_of(name)}.layers", v.layers, num_layers) for name, v in params.all_variants.items() if v.layers]
     for name, v in params.all_variants.items():
@@ -163,4 +160,4 @@ def check_layers(params: Params, num_layers: int, file: str = "params.yaml") -> 
             limits.append((f"{params.place_of(name)}.route", *beyond))
     why = f"model {params.model!r} has {num_layers} layers"
     more = [found for checks in rooms("checks") for found in checks.layer_limits(params, num_layers)]
-    at_most([*(Limit(*found, why) for found in limits), *more], file)
+    at_most([*(Limit(*found, why) for found in limits), *more], "params.yaml")

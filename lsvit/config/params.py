@@ -245,6 +245,12 @@ class Params(Section):
         """The effective options of a stage's trainings from scratch."""
         return resolved(Optimisation, self.scratch_values(section))
 
+    def trainings(self) -> list[dict[str, Value]]:
+        """The effective values of all trainings: of the variants, of starting weights from scratch, of papers' own."""
+        found = [self.values(Finetune, name) for name in self.all_variants]
+        found += [self.values(Pretrain)] if self.model_preset.weights == "scratch" else []
+        return found + [self.scratch_values(section) for section in paper_sections() if "training" in section.model_fields]
+
     def scratch_limit(self, section: type[PaperSection], train: int) -> Limit:
         """What the number of images to train on allows a stage's trainings from scratch."""
         training = self.scratch_training(section)

@@ -15,9 +15,8 @@ from lsvit.config.papers import rooms
 from lsvit.config.params import Params
 from lsvit.config.sections import Finetune, Pretrain
 from lsvit.config.variant import PLAIN
-from lsvit.cost.flops import count_forward, count_variant, meta_backbone
 from lsvit.cost.hardware import Hardware
-from lsvit.cost.work import Stage, training_job
+from lsvit.cost.work import Stage, count, training_job
 from lsvit.errors import UserError
 from lsvit.report.tables import console
 
@@ -45,8 +44,7 @@ def stages(params: Params) -> list[Stage]:
     if (sizes := params.sizes) is None:
         raise UserError(f"datasets.{params.dataset}: its folder tells how many images there are; accepted here: "
                         "datasets.NAME.train and datasets.NAME.validation")  # fmt: skip
-    backbone = meta_backbone(preset, data.num_classes)
-    whole = count_forward(backbone, preset)
+    whole = count(preset, data.num_classes)
     check_layers(params, whole.num_layers)
 
     found: list[Stage] = []
@@ -54,7 +52,7 @@ def stages(params: Params) -> list[Stage]:
         first = params.resolve(Pretrain)
         found.append(Stage("pretrain", "", [training_job(whole, PLAIN, first, *sizes)] * len(params.starts), first.threads))
     for name, variant in params.all_variants.items():
-        routed, tuning = count_variant(backbone, preset, variant), params.resolve(Finetune, name)
+        routed, tuning = count(preset, data.num_classes, variant), params.resolve(Finetune, name)
         found.append(Stage("finetune", name, [training_job(routed, variant, tuning, *sizes, per=tuning.per)] * seeds, tuning.threads))
     for cost in rooms("cost"):
         found += cost.stages(params, sizes)

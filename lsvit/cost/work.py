@@ -4,15 +4,17 @@ import heapq
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lsvit.config.presets import ModelPreset
 from lsvit.config.sections import Optimisation
 from lsvit.config.types import Per
-from lsvit.config.variant import Variant
-from lsvit.cost.flops import Forward
+from lsvit.config.variant import PLAIN, Variant
+from lsvit.cost.flops import Forward, count_variant, meta_backbone
 from lsvit.cost.hardware import Hardware, Work
 from lsvit.routes import ENDED, Sampler, Spec, generator, make_sampler, per_sample, training_order
 from lsvit.training.loop import validation_routes
@@ -47,6 +49,19 @@ class Stage(NamedTuple):
             "validation_images": passes if trainings else 0, "evaluation_images": 0 if trainings else passes,
             "flops": sum(work.flops for work in works), "seconds": {name: self.time(hardware) for name, hardware in known.items()},
         }  # fmt: skip
+
+
+def count(preset: ModelPreset, num_classes: int, variant: Variant = PLAIN) -> Forward:
+    """Counts of a variant of a preset's model, made once for all that differ in other than its parts. Raises UserError as counting does."""
+    parts = PLAIN.model_copy(update={key: getattr(variant, key) for key in ("position", "exits", "talking_heads")})
+    counted = _count(preset.model_dump_json(), num_classes, parts.model_dump_json())
+    return replace(counted, num_layers=variant.layers or counted.num_layers)
+
+
+@cache
+def _count(preset: str, num_classes: int, parts: str) -> Forward:
+    given = ModelPreset.model_validate_json(preset)
+    return count_variant(meta_backbone(given, num_classes), given, Variant.model_validate_json(parts))
 
 
 def without_heads(variant: Variant) -> Variant:

@@ -151,8 +151,7 @@ def write_subset(source: Path, out: Path, counts: dict[str, int], seed: int) -> 
 
     The same arguments give the same bytes. Raises UserError if a count is not a multiple of the number of classes.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    sums = []
+    contents: dict[str, bytes] = {}
     for number, (split, count) in enumerate(counts.items()):
         if count % len(CLASSES):
             raise UserError(f"{split}: found {count}, accepted: a multiple of {len(CLASSES)} classes")
@@ -164,10 +163,11 @@ def write_subset(source: Path, out: Path, counts: dict[str, int], seed: int) -> 
             raise UserError(f"{split}: found {count}, accepted: at most {len(CLASSES) * np.bincount(arrays.labels).min()}")
         for part, array in arrays._asdict().items():
             header = struct.pack(f">I{array.ndim}I", 0x0800 + array.ndim, count, *array.shape[1:])
-            content = header + array[chosen].tobytes()
-            (out / idx_name(split, part)).write_bytes(gzip.compress(content, mtime=0))
-            sums.append(f"{hashlib.sha256(content).hexdigest()}  {idx_name(split, part)}\n")
-    (out / CHECKSUMS).write_text("".join(sums))
+            contents[idx_name(split, part)] = header + array[chosen].tobytes()
+    out.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (out / name).write_bytes(gzip.compress(content, mtime=0))
+    (out / CHECKSUMS).write_text("".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in contents.items()))
 
 
 # ---- digits and CIFAR ---------------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +20,7 @@ from lsvit.errors import UserError, WorkerDied
 from lsvit.jobs.address import ADDRESS, check_cluster
 from lsvit.jobs.display import Event
 from lsvit.jobs.files import read_meta
-from lsvit.jobs.job import Job, locked
+from lsvit.jobs.job import Job, all_locked
 from lsvit.jobs.node import Input, Missing, Task, changed, content, digest, keep, work
 from lsvit.jobs.processes import root
 from lsvit.jobs.spread import Events, is_spread
@@ -40,9 +39,8 @@ def cluster(todo: Sequence[Job], device: str, threads: int, distributed: Distrib
         UserError: no Ray, no cluster, no node that could run a job, a node with other code, or a job whose workers always die.
     """
     connect()
-    with ExitStack() as stack:
+    with all_locked(todo):
         for job in todo:
-            stack.enter_context(locked(job.folder, partial(print, f"{job.title}: waits for another run of the same job", flush=True)))
             job.begin(job.folder)
         driver = _Driver(todo, device, threads, distributed)
         try:

@@ -10,8 +10,8 @@ import importlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -88,15 +88,26 @@ class Job:
 
     def damaged(self) -> list[str]:
         """Names of what a finished job left and is no longer what it was; then it is one no more. An older version noted no checksums."""
-        done = self.folder / DONE
-        with reading(done, f"remove {self.folder} and the job is run again"):
+        names, _ = self._damage()
+        if names:
+            with locked(self.folder, self.waits):  # another run may have found the same, and have made it anew
+                names, left = self._damage()
+                for name in (DONE, *left) if names else ():  # a training whose history is there has ended
+                    _remove(self.folder / name)
+        return names
+
+    def _damage(self) -> tuple[list[str], list[str]]:
+        """Names of what a finished job left and is no longer what it was, and of all that it left; none of an unfinished one."""
+        if not self.done:
+            return [], []
+        with reading(done := self.folder / DONE, f"remove {self.folder} and the job is run again"):
             noted = json.loads(done.read_text() or "{}")
             names = [name for name, digest in noted.items() if not has(self.folder / name, digest)]
-        if names:
-            done.unlink()
-            for name in noted:  # a training whose history is there has ended
-                _remove(self.folder / name)
-        return names
+        return names, [*noted]
+
+    def waits(self) -> None:
+        """Say that another run has the job's lock."""
+        print(f"{self.title}: waits for another run of the same job", flush=True)
 
 
 @contextmanager
@@ -105,11 +116,20 @@ def locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
     try:
-        lock.acquire(timeout=1)
+        held = lock.acquire(timeout=1)
     except Timeout:
         on_wait()
-        lock.acquire()
-    with lock:
+        held = lock.acquire()
+    with held:
+        yield
+
+
+@contextmanager
+def all_locked(jobs: Iterable[Job]) -> Iterator[None]:
+    """Hold the locks of several jobs, taken in one order, whoever asks: else two runs may wait for each other."""
+    with ExitStack() as stack:
+        for job in sorted(jobs, key=lambda job: job.folder):
+            stack.enter_context(locked(job.folder, job.waits))
         yield
 
 

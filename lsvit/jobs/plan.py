@@ -77,12 +77,16 @@ class Plan:
         return Job(f"{title} seed {seed}", TRAIN, config, inputs, options.epochs)
 
     def starting(self) -> dict[int, Job]:
-        """What makes the starting weights, by seed: trainings from scratch, or the fetching of given ones. Of a plan for `pretrain`."""
+        """What makes the starting weights, by seed: trainings from scratch, or the fetching of published ones or those of a file or folder,
+        which get a head for the data. Of a plan for `pretrain`."""
         preset = self.params.model_preset
         if preset.weights == "scratch":
             return {seed: self.training("pretrain", PLAIN, self.options, seed) for seed in self.params.starts}
-        file = root() / preset.weights if preset.local_file() else None
-        return {seed: self.fetching("pretrain", file, self.options, seed) for seed in self.params.starts}
+        file = preset.local_file(root())
+        fields = self.fields("pretrain", PLAIN, file if file and file.is_file() else None) | {"model": preset}
+        inputs = {"data": self.data, "weights": root() / preset.weights if file else None}
+        configs = {seed: TrainConfig(**fields, options=self.options, seed=seed) for seed in self.params.starts}
+        return {seed: Job("pretrain", "lsvit.training.loop:fetch", config, inputs, here=True) for seed, config in configs.items()}
 
     def refinements(self, variants: Iterable[str]) -> dict[str, dict[int, Job]]:
         """The trainings of variants from the starting weights of their seeds, by variant and seed."""
@@ -93,14 +97,6 @@ class Plan:
             first = self.digest(self.start(self.seeds[0]))
             found[name] = {seed: replace(job, apart=(*job.apart, "weights_sha256"), first=first) for seed, job in jobs.items()}
         return found
-
-    def fetching(self, title: str, weights: Path | None, options: Optimisation, seed: int) -> Job:
-        """Published weights, or those of a file or of a folder in timm's layout, given a head for the data."""
-        file = self.params.model_preset.local_file(root())
-        digest = self.digest_of(file if file and file.is_file() else None)
-        fields = run_config(self.params, title, PLAIN, read_meta(self.data)["sha256"], digest) | {"model": self.params.model_preset}
-        config = TrainConfig(**fields, options=options, seed=seed)
-        return Job(title, "lsvit.training.loop:fetch", config, {"data": self.data, "weights": weights}, here=True)
 
     def start(self, seed: int) -> Path:
         """The starting weights of the trainings with a seed."""

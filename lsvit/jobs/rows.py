@@ -4,7 +4,6 @@ import csv
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
 
 import pandas as pd
 
@@ -15,22 +14,29 @@ NAMES = ("dataset", "model", "variant", "training", "family", "weights", "class"
 TEXTS = dict.fromkeys(NAMES, str)  # also where they look like numbers
 
 
-def read_rows(path: Path | TextIO) -> pd.DataFrame:
+def read_rows(path: Path) -> pd.DataFrame:
     """A CSV file of the pipeline, in which nothing but an empty cell is missing: a variant or a class may be named NA.
 
     Raises:
         UserError: the file cannot be read, or a line has fewer or more cells than the first.
     """
-    if not isinstance(path, Path):
-        return _rows(path.read())
     with reading(path):
         return _rows(path.read_text())
+
+
+def parse_rows(text: str, name: str) -> pd.DataFrame:
+    """The same of a text that has this name, as that of a git revision."""
+    with reading(name):
+        return _rows(text)
 
 
 def _rows(text: str) -> pd.DataFrame:
     if text == "\n":  # a table of no rows and no columns, as pandas writes it
         return pd.DataFrame()
-    lines = list(csv.reader(io.StringIO(text), strict=True))
+    try:
+        lines = list(csv.reader(io.StringIO(text), strict=True))
+    except csv.Error as error:  # which is no ValueError
+        raise ValueError(str(error)) from None
     if text and not text.endswith("\n"):
         raise ValueError("its last row is torn")
     if torn := next((i for i, line in enumerate(lines, 1) if len(line) != len(lines[0])), None):  # pandas would fill it up

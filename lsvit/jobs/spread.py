@@ -8,15 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 
 from lsvit.config.sections import Distributed
 from lsvit.errors import UserError, WorkerDied
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.display import ENDED, Event
-from lsvit.jobs.job import Job, locked
+from lsvit.jobs.job import Job, all_locked
 from lsvit.jobs.processes import root
 
 JOBS, EVENTS, LOG = "jobs.pickle", "events.jsonl", "log"  # in the folder that a stage and its torchrun share
@@ -44,12 +43,9 @@ def spread(todo: Sequence[Job], distributed: Distributed, threads: int) -> Event
         print(f"on each other machine, with this folder at the same place: cd {Path.cwd()} && DVC_ROOT={root().resolve()} "
               f"uv run python {' '.join(arguments)}", flush=True)  # fmt: skip
     env = os.environ | {"OMP_NUM_THREADS": str(threads), STAGE_PID: str(os.getpid())}
-    with ExitStack() as stack:
-        for job in todo:
-            stack.enter_context(locked(job.folder, partial(print, f"{job.title}: waits for another run of the same job", flush=True)))
+    with all_locked(todo), open(folder / LOG, "w") as log:
         (folder / JOBS).write_bytes(pickle.dumps(list(todo)))
         (folder / EVENTS).write_text("")
-        log = stack.enter_context(open(folder / LOG, "w"))
         process = subprocess.Popen([sys.executable, *arguments], stdout=log, stderr=log, env=env)
         try:
             yield from _tail(folder / EVENTS, process, len(todo))

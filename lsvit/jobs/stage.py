@@ -54,7 +54,7 @@ class Stage:
         def on_epoch(job: Job, row: Event) -> None:
             self.tracker.epoch(job.config.title, job.record(), row)
 
-        with _terminated():
+        with terminated():
             try:
                 run(jobs, self.params.device, on_epoch, threads, self.params.distributed, self.params.engine)
             except BaseException as error:
@@ -67,7 +67,7 @@ class _Terminated(BaseException):
 
 
 @contextmanager
-def _terminated() -> Iterator[None]:
+def terminated() -> Iterator[None]:
     """Let SIGTERM raise, as SIGINT does, so that what is under way is left in order; then the process ends by the signal all the same."""
 
     def stop(*_: object) -> None:

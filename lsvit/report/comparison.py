@@ -46,7 +46,7 @@ def other_ledger(file: Path, against: Path | None) -> dict[str, Any] | None:
     return found
 
 
-def edited(folder: str = "results") -> list[str]:
+def edited() -> list[str]:
     """Result files that are not what dvc.lock says the stages wrote. Raises UserError if DVC cannot tell."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
@@ -58,4 +58,4 @@ def edited(folder: str = "results") -> list[str]:
         raise UserError(f"DVC cannot tell what has changed: {error}") from None
     outs = [change["changed outs"] for stage in status.values() for change in stage if "changed outs" in change]
     found = {path: state for changed in outs for path, state in changed.items() if state != "not in cache"}
-    return [f"{path}: {state} since its stage wrote it" for path, state in found.items() if path.startswith(f"{folder}/")]
+    return [f"{path}: {state} since its stage wrote it" for path, state in found.items() if path.startswith("results/")]

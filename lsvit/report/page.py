@@ -21,7 +21,7 @@ from lsvit.declared import checksums, declared_stages, stage_results
 from lsvit.jobs.files import RESULTS
 from lsvit.report.charts import GRID, Chart, Charts, Grid, Picture
 from lsvit.report.evaluations import label
-from lsvit.report.ledger import VERDICTS, Claim, show_value
+from lsvit.report.ledger import VERDICTS, Claim
 from lsvit.report.results import Results
 from lsvit.report.trainings import LAST, curves, options, trainings
 from lsvit.report.why import number, rows_of
@@ -58,7 +58,7 @@ class Report:
         """The page."""
         here = Path(__file__).parent
         environment = Environment(loader=FileSystemLoader(here), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        environment.filters |= {"label": label, "value": show_value}
+        environment.filters |= {"label": label}
         papers, trained = self.papers(), trainings(self.results)
         claims = [(paper, *each) for verdict in VERDICTS for paper in papers for each in paper.claims if each[1]["verdict"] == verdict]
         return environment.get_template("report.html.j2").render(

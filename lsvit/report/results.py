@@ -23,9 +23,11 @@ class Results:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tables: dict[str, pd.DataFrame] = {}
+        self.files: dict[str, None] = {}  # names of the files that were asked for, in this order
 
     def table(self, name: str) -> pd.DataFrame:
         """The rows of `<name>.csv`; none where its stage did not run, or not the part that fills it."""
+        self.files[f"{name}.csv"] = None
         if name not in self.tables:
             file = self.folder / f"{name}.csv"
             self.tables[name] = read_rows(file) if os.path.lexists(file) else pd.DataFrame()
@@ -33,6 +35,7 @@ class Results:
 
     def read(self, name: str) -> dict[str, Any]:
         """The content of `<name>.json`. Raises UserError if it cannot be read."""
+        self.files[f"{name}.json"] = None
         return read_json(self.folder / f"{name}.json")
 
     @cached_property
@@ -41,7 +44,7 @@ class Results:
         return self.read("cell")
 
     def readers(self, room: str) -> list[ModuleType]:
-        """The modules "tables", "figures" or "claims" of the papers that have rows here: a cell need not have all.
+        """The modules "tables", "figures", "claims" or "charts" of the papers that have rows here: a cell need not have all.
 
         Rows of another data set or model, left over from another cell, do not count.
         """

@@ -56,10 +56,14 @@ def n_to_decide(found: Estimate, border: float) -> int | None:
     return int(enough[0]) if len(enough) else None
 
 
-def estimate(values: Sequence[float] | np.ndarray) -> Estimate:
-    """The estimate from one value a seed, (n,); of paired differences between two variants, if those are given."""
+def estimate(values: Sequence[float] | np.ndarray, step: float = 0) -> Estimate:
+    """The estimate from one value a seed, (n,); of paired differences between two variants, if those are given.
+
+    A count of few things, in which few seeds may agree by chance, has a `step` from value to value, and at least the standard deviation
+    of what is rounded to it.
+    """
     values = np.asarray(values, dtype=float)
     n, mean = len(values), float(values.mean())
     if n < 2:
         return Estimate(mean, math.nan, n, math.nan, math.nan)
-    return from_error(mean, float(values.std(ddof=1)) / math.sqrt(n), n)
+    return from_error(mean, max(float(values.std(ddof=1)), step / math.sqrt(12)) / math.sqrt(n), n)

@@ -28,11 +28,6 @@ class Training(NamedTuple):
         return self.name != PRETRAIN
 
     @property
-    def last(self) -> int:
-        """The last epoch."""
-        return int(self.rows["epoch"].max())
-
-    @property
     def seeds(self) -> list[int]:
         """In their order."""
         return self.rows["seed"].unique().tolist()

@@ -1,7 +1,6 @@
 """Numbers of result files as pages quote them, and `lsvit why`: where one, a claim, a table or a figure comes from."""
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -21,11 +20,13 @@ from lsvit.config.params import load
 from lsvit.declared import checksums, declared_stages, paths, stage_results
 from lsvit.errors import UserError
 from lsvit.jobs.files import EXECUTION, HISTORY, RESULTS
-from lsvit.jobs.rows import read_rows
+from lsvit.jobs.rows import parse_rows, read_rows
+from lsvit.reading import read_json, reading
 from lsvit.report.ledger import Evidence, show_orders, show_value
 
 NUMBER = re.compile(r"<!--= (.*?) -->(.*?)<!--/-->", re.S)  # of a page: where it comes from, what is shown
 CONDITION = re.compile(r"\w+=.*")
+CELL = "cell.json"  # which every claim may ask for
 READERS = ("paper-figures", "report")  # stages that compute nothing
 Read = Callable[[str], str]  # a file of the repository -> its text
 
@@ -36,7 +37,7 @@ def rows_of(file: str, conditions: Sequence[str], read: Read) -> pd.DataFrame:
     Raises:
         UserError: a column that is not there, or no such row.
     """
-    rows = _parsed(file.endswith(".json"), read(file))
+    rows = _parsed(file, read(file))
     for condition in conditions:
         column, _, value = condition.partition("=")
         if column not in rows:
@@ -51,14 +52,24 @@ def number(words: Sequence[str], read: Read) -> str:
     """A number as pages show it, from a file, conditions, an expression of columns (the mean over the rows counts) and a format.
 
     What rounds to zero has no sign.
+
+    Raises:
+        UserError: as :func:`rows_of` does, or there is no such number.
     """
     file, *conditions, expression, form = words
-    return f"{np.mean(rows_of(file, conditions, read).eval(expression)):z{form}}"
+    rows = rows_of(file, conditions, read)
+    try:
+        return f"{np.mean(rows.eval(expression)):z{form}}"
+    except Exception as error:  # whatever an expression may raise
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(f"{file}: found {expression!r} with format {form!r} ({reason}), accepted: an expression of "
+                        f"{', '.join(rows.columns)}, and a format as .2f") from None  # fmt: skip
 
 
 @lru_cache(maxsize=16)  # a page asks for many numbers of few files
-def _parsed(records: bool, text: str) -> pd.DataFrame:
-    return _records(text) if records else read_rows(io.StringIO(text))
+def _parsed(file: str, text: str) -> pd.DataFrame:
+    with reading(file):
+        return _records(text) if file.endswith(".json") else parse_rows(text, file)
 
 
 def _records(text: str) -> pd.DataFrame:
@@ -90,8 +101,13 @@ def why(target: str, conditions: Sequence[str] = ()) -> list[str]:
     ledger = RESULTS / "claims.json"
     if not Path("dvc.yaml").is_file():
         raise UserError(f"{Path.cwd()}: not the root of a clone of the repository")
-    entries = {entry["id"]: entry for entry in json.loads(ledger.read_text())["claims"]} if ledger.is_file() else {}
+    entries: dict[str, dict[str, Any]] = {}
+    if ledger.is_file():
+        with reading(ledger):
+            entries = {entry["id"]: entry for entry in read_json(ledger)["claims"]}
     if target in entries:
+        if conditions:
+            raise UserError(f"{target}: found {' '.join(conditions)!r} behind a claim, accepted: behind a .csv or .json file")
         return _why_claim(entries[target])
     own = (f"results/{target}.csv", f"results/{target}.json") if conditions else (f"results/{target}.md", f"results/figures/{target}.png")
     names = (target, f"results/{target}", f"results/figures/{target}", *own)
@@ -120,7 +136,7 @@ def _why_claim(entry: dict[str, Any]) -> list[str]:
     evidence = Evidence(RESULTS)
     for claim in (claim for module in rooms("claims") for claim in module.CLAIMS if claim.id == entry["id"]):
         claim.judge(evidence)
-    read = [file for name in evidence.tables if (file := RESULTS / f"{name}.csv").is_file()]
+    read = [file for name in evidence.files if name != CELL and (file := RESULTS / name).is_file()]
     return [
         f"{entry['id']}: {entry['claim']}",
         f"source: {entry['source']}; published: {entry['published']}",
@@ -129,7 +145,7 @@ def _why_claim(entry: dict[str, Any]) -> list[str]:
         *([f"by seed: {', '.join(map(str, values))}"] if (values := (entry["measured"] or {}).get("values")) else []),
         f"verdict: {entry['verdict']}" + (f" ({entry['reason']})" if entry["reason"] else "") + f"; after Holm: {entry['corrected']}",
         *([f"to run it: {entry['run']}"] if entry["run"] else []),
-        *(line for file in read or [RESULTS / "cell.json"] for line in origin(file)),
+        *(line for file in read or [RESULTS / CELL] for line in origin(file)),
     ]
 
 
@@ -170,7 +186,7 @@ def origin(file: Path, variants: Collection[str] = ()) -> list[str]:
     stage = next((name for name in stages if written in stage_results(name)[0]), None)
     if stage is None:
         return [f"{file}: no stage of dvc.yaml writes it", *_commit(file)[:1]]
-    declared, cell = stages[stage], json.loads((folder / "cell.json").read_text())
+    declared, cell = stages[stage], read_json(folder / CELL)
     inputs = [Path(path) for path in declared["deps"]]
     sections = [path for path in inputs if path.parent.name == "params"]
     read = [path for path in inputs if path.parts[0] in ("outs", "results") and path not in sections]
@@ -243,6 +259,6 @@ def _commit(file: Path) -> list[str]:
     commit = git("log", "-1", "--format=%h", "--", str(file))
     if not commit or git("status", "--porcelain", "--", str(file)):
         return ["  last change is not committed"]
-    pins = tomllib.loads(git("show", f"{commit}:pyproject.toml")).get("project", {}).get("dependencies", [])
+    pins = tomllib.loads(git("show", f"{commit}:./pyproject.toml")).get("project", {}).get("dependencies", [])
     versions = [pin.replace("==", " ") for pin in pins if pin.startswith(("torch==", "timm=="))]
     return [f"  last change {commit} ({git('log', '-1', '--format=%cs', commit)}), {', '.join(versions)}"]

@@ -48,6 +48,23 @@ def test_mps_is_one_device(changed: Load) -> None:
     assert "params.yaml: distributed.processes: found 2, accepted with device 'mps': 1" in list(check_machine(params))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("key", ["pretrain", "finetune", "smoothing.training", "inversion.training"])
+def test_a_precision_that_is_not_there(key: str, changed: Load) -> None:
+    """Of whichever training; the line says whose."""
+    said = f"params.yaml: {key}.precision: found 'tf32', accepted on a CPU: auto, fp32, bf16"
+    assert said in list(check_machine(changed({f"{key}.precision": "tf32"})))
+
+
+def test_gpus_of_nodes_are_not_those_of_this_machine(changed: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where trainings over several processes run: a node has its own; over several nodes, torchrun starts them here."""
+    monkeypatch.setattr("stages.check_params.cuda_devices", lambda: 1)
+    monkeypatch.setattr("stages.check_params.check_cluster", lambda: None)
+    for engine, nodes, refused in (("local", 1, True), ("ray", 1, False), ("ray", 2, True)):
+        params = changed({"engine": engine, "distributed.processes": 2, "distributed.nodes": nodes, "distributed.endpoint": "a:1"})
+        assert any("at most the 1 GPUs" in line for line in check_machine(params)) == refused
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("values", [{}, {"model": "vit_pico"}, {"scale": "hours"}, {"scale": "published"}], ids=str)
 def test_the_repositorys_own_models_can_be_made(values: dict[str, Any], changed: Load) -> None:

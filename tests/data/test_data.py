@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
+from lsvit.cli import app
 from lsvit.config.datasets import DatasetPreset
 from lsvit.config.presets import ModelPreset
 from lsvit.data import sources
 from lsvit.data.decode import decode
 from lsvit.data.prepare import prepare
 from lsvit.data.shards import Arrays, open_arrow, write_arrow
-from lsvit.data.sources import CLASSES, DEBIAN_FOLDER, read_idx, write_subset
+from lsvit.data.sources import CLASSES, DEBIAN_FOLDER, read_checksums, read_idx, write_subset
 from lsvit.data.splits import Split, resizing
 from lsvit.errors import UserError
 from lsvit.jobs.files import read_meta, sha256
@@ -220,6 +222,22 @@ def test_small_grey_images_fill_a_large_colour_model(prepared: Path) -> None:
 def test_subset_counts_must_be_balanced(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"train: found 11, accepted: a multiple of {len(CLASSES)}"):
         write_subset(tmp_path, tmp_path / "out", {"train": 11, "validation": 10}, 0)
+
+
+def test_a_subset_is_written_whole_or_not_at_all(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be chosen is found before a file is touched; a subset holds as many of each class."""
+    monkeypatch.setattr(sources, "FASHION_MNIST_SHA256", read_checksums(raw))
+    out = tmp_path / "out"
+    for validation, said in ((15, "a multiple of 10 classes"), (1000, "at most")):
+        with pytest.raises(UserError, match=f"validation: found {validation}, accepted: {said}"):
+            write_subset(raw, out, {"train": 20, "validation": validation}, 0)
+        assert not out.exists()
+    write_subset(raw, out, {"train": 20, "validation": 10}, 0)
+    meta = prepare("bars", EMBEDDED, out, tmp_path / "prepared")
+    assert meta["counts"] == {"train": 20, "validation": 10}
+    assert np.bincount(kept(tmp_path / "prepared", "train").labels).tolist() == [2] * 10
+    for wrong in ("--train=-10", "--validation=0", "--seed=-1"):
+        assert CliRunner().invoke(app, ["data", "subset", "--source", str(raw), "--out", str(out), wrong]).exit_code == 2
 
 
 def test_processes_share_every_batch(prepared: Path) -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from lsvit.errors import UserError
 from lsvit.jobs.configs import TrainConfig
 from lsvit.jobs.display import describe
 from lsvit.jobs.files import HISTORY, WEIGHTS, sha256
 from lsvit.jobs.identity import code_digest, imported_modules
-from lsvit.jobs.job import Job
+from lsvit.jobs.job import LOCK, Job, all_locked, locked
 from lsvit.jobs.pool import run
 from tests.conftest import ROOT, shared
 
@@ -53,6 +54,31 @@ def test_keys_follow_the_code_that_runs() -> None:
     found = imported_modules("lsvit.training.loop").keys()
     assert {"lsvit.training.loop", "lsvit.models.routed", "lsvit.training.losses", "lsvit.routes", "lsvit.data.splits"} <= found
     assert not {"lsvit.tracking", "lsvit.report.figures", "lsvit.papers.layershuffle.compute.analysis"} & found
+
+
+def test_a_lock_ends_where_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when its object is collected."""
+    lock = FileLock(tmp_path / LOCK)
+    monkeypatch.setattr("lsvit.jobs.job.FileLock", lambda path: lock)
+    with locked(tmp_path, lambda: pytest.fail("waits")):
+        assert lock.is_locked
+    assert not lock.is_locked
+
+
+def test_locks_are_taken_in_one_order(train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs of the same jobs, in whatever order, never wait for each other."""
+    taken: list[Path] = []
+
+    def noted(path: Path) -> FileLock:
+        taken.append(path)
+        return FileLock(path)
+
+    monkeypatch.setattr("lsvit.jobs.job.FileLock", noted)
+    todo = jobs(train_config, prepared, [0, 1, 2])
+    for several in (todo, todo[::-1]):
+        taken.clear()
+        with all_locked(several):
+            assert taken == sorted(job.folder / LOCK for job in todo)
 
 
 @pytest.mark.slow

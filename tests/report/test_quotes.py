@@ -1,5 +1,7 @@
 """The sentences of the sources that claims rest on: each stands with its claim, and nowhere else."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -7,6 +9,7 @@ import yaml
 
 from lsvit.config.papers import rooms
 from lsvit.report.ledger import Evidence
+from lsvit.report.quotes import quoted
 from tests.conftest import ALL_CLAIMS, ROOT
 
 NO_TEXT = {"painters", "nodes"}  # of which there is no text, or none at hand that a quote could be compared with
@@ -33,6 +36,13 @@ def test_a_quote_is_short_and_says_where_it_was_shortened(quote: str) -> None:
     assert quote == " ".join(quote.split())
     assert quote[0].isupper() or quote.startswith("[...] ")
     assert quote.endswith((".", ")", "[...]"))
+
+
+def test_a_quote_of_a_claims_own_stays(tmp_path: Path) -> None:
+    (tmp_path / "quotes.yaml").write_text("a: of the file\n")
+    known = replace(ALL_CLAIMS[0], quote="its own")
+    found = quoted([replace(known, id=name) for name in "ab"], str(tmp_path / "claims.py"))
+    assert [claim.quote for claim in found] == ["of the file", "its own"]
 
 
 def test_the_ledger_keeps_its_form() -> None:

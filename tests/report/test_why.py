@@ -19,6 +19,7 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FILES = {
     "rows.csv": "variant,seed,accuracy\nls,0,0.25\nls,1,0.5\nNA,0,0.9\n",
+    "epochs.csv": "seed,epoch,a/b\n0,1,0.1\n0,2,0.2\n0,3,0.3\n1,1,0.2\n1,2,0.4\n",
     "claims.json": json.dumps({"dataset": "x", "seeds": [0], "claims": [
         {"id": "a", "measured": {"mean": 1.5, "low": -1.0}}, {"id": "b", "measured": None}]}),
     "machines.json": json.dumps([{"machine": {}, "rows": [{"way": "x", "ratio": 2.0}]}, {"rows": [{"way": "x", "ratio": 4.0}]}]),
@@ -34,6 +35,7 @@ FILES = {
         (["claims.json", "id=a", "-low", ".0f"], "1"),
         (["machines.json", "way=x", "ratio", ".1f"], "3.0"),
         (["named.json", "ratio.max()", ".0f"], "3"),
+        (["epochs.csv", "100*`a/b`.groupby(seed).last()", ".1f"], "35.0"),
     ],
 )
 def test_a_number_is_the_mean_over_its_rows(words: list[str], expected: str) -> None:
@@ -49,11 +51,52 @@ def test_no_such_rows(condition: str, message: str) -> None:
         number(["rows.csv", condition, "accuracy", ".1f"], FILES.__getitem__)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rows.csv", "acuracy", ".1f"], "rows.csv: found 'acuracy' with format '.1f' .*accepted: an expression of variant, seed, acc"),
+        (["rows.csv", "accuracy", ".1q"], "rows.csv: found 'accuracy' with format '.1q'"),
+        (["torn.csv", "accuracy", ".1f"], r"torn.csv: cannot be read \(ValueError: its last row is torn"),
+        (["quoted.csv", "accuracy", ".1f"], "quoted.csv: cannot be read"),
+        (["torn.json", "accuracy", ".1f"], "torn.json: cannot be read"),
+    ],
+)
+def test_no_such_number(words: list[str], message: str) -> None:
+    torn = {"torn.csv": "accuracy\n0.2", "quoted.csv": 'accuracy\n"0.2\n', "torn.json": '{"a": 1'}
+    with pytest.raises(UserError, match=message):
+        number(words, (FILES | torn).__getitem__)
+
+
+def test_damaged_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "results").mkdir()
+    for name in ("dvc.yaml", "dvc.lock", "results/table1.md"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"results/cell\.json: cannot be read"):
+        why("table1")
+    for text in ("{", "[]", "{}", '{"claims": [1]}'):
+        (tmp_path / "results/claims.json").write_text(text)
+        with pytest.raises(UserError, match=r"results/claims\.json: cannot be read"):
+            why("fig4a")
+
+
+def test_conditions_on_a_claim_are_refused() -> None:
+    with pytest.raises(UserError, match=r"fig4a: found 'seed=0' behind a claim, accepted: behind a \.csv or \.json file"):
+        why("fig4a", ["seed=0"])
+
+
 def test_why_a_claim_holds() -> None:
     """The entry, and the file that its measure reads, with the stage that wrote it."""
     text = "\n".join(why("latin.arbitrary"))
     for words in ("verdict: holds", "rule: holds if", "prune_eval.csv: stage prune-eval", "python -m stages prune_eval", "seeds 0, 1, 2"):
         assert words in text
+
+
+def test_why_a_claim_about_numbers_of_a_json_file() -> None:
+    """Not of the cell, which every claim may ask for."""
+    text = "\n".join(why("fig4a"))
+    assert "results/analysis.json: stage analysis" in text
+    assert "results/cell.json: stage" not in text
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from lsvit.config.params import Params
+from lsvit.config.presets import ModelPreset
 from lsvit.config.sections import Finetune
 from lsvit.config.variant import PLAIN, BranchName, Variant
-from lsvit.cost.flops import Forward, count_branch, count_forward, count_variant, meta_backbone
+from lsvit.cost.flops import Forward, count_branch, meta_backbone
 from lsvit.cost.hardware import Work
-from lsvit.cost.work import Stage, route_work, training_job, without_heads
+from lsvit.cost.work import Stage, count, route_work, training_job, without_heads
 from lsvit.models.branches import token_shape
 from lsvit.papers.exits.section import Exits
 
@@ -24,16 +24,16 @@ def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
     Raises:
         UserError: a branch does not fit the model.
     """
-    options, threads = params.resolve(Exits), params.resolve(Finetune).threads
-    backbone = meta_backbone(params.model_preset, params.dataset_preset.num_classes)
+    options, threads, preset = params.resolve(Exits), params.resolve(Finetune).threads, params.model_preset
     frozen = [(params.all_variants[name], branches or options.branches) for name, branches in options.variants.items()]
-    jobs = exit_jobs(params, backbone, frozen, sizes, options.backbone_epochs, len(options.backbone_lrs))
+    epochs, lrs = options.backbone_epochs, len(options.backbone_lrs)
+    jobs = exit_jobs(params, preset, params.dataset_preset.num_classes, frozen, sizes, epochs, lrs)
     found = [Stage("exits", strategy, jobs[strategy], threads) for strategy in options.strategies]
     if options.counting_strategies:
-        counter = meta_backbone(params.model_preset.model_copy(update={"num_classes": None}), 1)
+        counter = preset.model_copy(update={"num_classes": None})
         task = options.counting
         sizes = task.train, task.validation, task.heldout
-        jobs = exit_jobs(params, counter, [(PLAIN, options.branches)], sizes, task.epochs, len(task.lrs or options.backbone_lrs))
+        jobs = exit_jobs(params, counter, 1, [(PLAIN, options.branches)], sizes, task.epochs, len(task.lrs or options.backbone_lrs))
         own = [] if "end_to_end" in options.counting_strategies else ["backbone"]  # else it is the control of end_to_end
         rows = [*own, *options.counting_strategies]
         found += [Stage("exits", f"counting, {row}", jobs[row], threads) for row in rows]
@@ -41,17 +41,17 @@ def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
 
 
 def exit_jobs(
-    params: Params, backbone: Any, frozen: Sequence[tuple[Variant, Sequence[BranchName]]], sizes: tuple[int, int, int], epochs: int,
-    lrs: int,
+    params: Params, preset: ModelPreset, classes: int, frozen: Sequence[tuple[Variant, Sequence[BranchName]]],
+    sizes: tuple[int, int, int], epochs: int, lrs: int,
 ) -> dict[str, list[list[Work]]]:  # fmt: skip
     """By strategy, and of a plain "backbone": on frozen variants the features are computed once, and each branch is trained on them.
 
     `epochs` and `lrs`, the number of learning rates, are those of trainings of the backbone.
     """
-    options, preset, (train, validation, heldout) = params.resolve(Exits), params.model_preset, sizes
+    options, (train, validation, heldout) = params.resolve(Exits), sizes
     tuning = params.resolve(Finetune).model_copy(update={"epochs": epochs, "batch_size": options.batch_size, "images": options.images})
-    whole, shape, seeds = count_forward(backbone, preset), token_shape(backbone), len(params.seeds[: options.seeds])
-    branches = {kind: count_branch(kind, shape, backbone.num_classes, options) for kind in options.every_branch}
+    whole, shape, seeds = count(preset, classes), token_shape(meta_backbone(preset, classes)), len(params.seeds[: options.seeds])
+    branches = {kind: count_branch(kind, shape, classes, options) for kind in options.every_branch}
 
     def training(exits: np.ndarray | int = 0, layers: int = whole.num_layers) -> list[Work]:
         return training_job(replace(whole, num_layers=layers, outside=whole.outside + exits), PLAIN, tuning, *sizes)
@@ -59,7 +59,7 @@ def exit_jobs(
     jobs: dict[str, list[list[Work]]] = {"backbone": [training()], "classifier_wise": [], "end_to_end": [training()], "layer_wise": []}
     used, batch_size, epochs = min(train, options.images or train), options.batch_size, options.epochs
     for variant, kinds in frozen:
-        model = count_variant(backbone, preset, without_heads(variant))
+        model = count(preset, classes, without_heads(variant))
         features = [route_work(model, images, batch_size, model.num_layers) for images in (used, heldout, 3 * validation)]
         jobs["classifier_wise"] += [features] * seeds
         depths = options.depths or range(1, model.num_layers)

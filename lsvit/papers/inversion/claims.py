@@ -29,11 +29,8 @@ def points(
     e: Evidence, family: str, weights: str, edit: str = NO_EDIT, order: Order = "sequential", optimiser: str = ADAM
 ) -> pd.DataFrame:  # fmt: skip
     """The rows of one model, with the ratios of :func:`with_ratios`. Raises NotRun if there are none."""
-    rows = e.table("inversion")
-    if rows.empty:
-        raise NotRun("inversions are not among the results")
     wanted = {"family": family, "weights": weights, "edit": edit, "order": order, "optimiser": optimiser}
-    found = rows[np.logical_and.reduce([rows[column] == value for column, value in wanted.items()])]
+    found = e.rows("inversion", "inversions are", **wanted)
     if found.empty:
         parts = [family, label(weights), *([edit] if edit != NO_EDIT else []), f"{order} order", optimiser]
         raise NotRun(f"the inversion of {', '.join(parts)} is not among the results")
@@ -197,7 +194,7 @@ CLAIMS = quoted([
     Claim("inversion.attention-non-unique", f"{SOURCE}, attention does not transmit most input information",
           "LayerNorm and attention alone are met by inputs that are not the original", EYE,
           "share of images judged non-unique, first layer without residuals and MLP, untrained ViT, less 50 %",
-          lambda e: _non_unique(e) - 50, ABOVE_ZERO),
+          lambda e: _non_unique(e) - 50, ABOVE_ZERO, possible=(-50, 50), step=lambda e: 100 / e.table("inversion")["image"].nunique()),
     Claim("inversion.attention-trained", f"{SOURCE}, attention does not transmit most input information",
           "Training makes attention alone more informative", EYE,
           f"{CLEAR}, first layer without residuals and MLP, trained minus untrained ViT",
@@ -219,7 +216,7 @@ CLAIMS = quoted([
     Claim("inversion.class-images", f"{SOURCE}, input generation",
           "Class-maximising inputs of a ViT mean something: another training of it sees their class in them", "recognisable by eye",
           "share of the classes that another training of the same ViT sees in them, less chance", _recognised, (25, INF), (10, INF),
-          scale=NARROW, possible=(-100, 100)),
+          scale=NARROW, possible=(-100, 100), step=lambda e: 100 / e.table("class_images")["class"].nunique()),
     Claim("inversion.ls-alone", BEYOND, "A layer that works anywhere keeps more of its input", "not studied",
           "distance of the found input's tokens relative to the yardstick, mean over layers alone, baseline minus LS", _against_ls(None),
           ABOVE_ZERO, unit=""),

@@ -8,7 +8,7 @@ from lsvit.config.params import Params
 from lsvit.config.variant import PLAIN
 from lsvit.cost.flops import Forward, count_variant, meta_backbone
 from lsvit.cost.hardware import Work
-from lsvit.cost.work import Stage, count_calls, route_work, training_job, without_heads
+from lsvit.cost.work import Stage, count, count_calls, route_work, training_job, without_heads
 from lsvit.papers.inversion.compute import plan as inversion_jobs
 from lsvit.papers.inversion.compute.ablation import ablate
 from lsvit.papers.inversion.compute.descent import make_points
@@ -29,26 +29,27 @@ def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
     """
     plan, tuning = inversion_jobs.Plan(params), params.scratch_training(Inversion)
     options, subjects, classes = plan.options, plan.subjects(), params.dataset_preset.num_classes
-    counted: dict[tuple[Any, ...], Forward] = {}
+    ablated: dict[tuple[Any, ...], Forward] = {}
 
-    def count(subject: inversion_jobs.Subject) -> Forward:
-        key = subject.preset.model_dump_json(), subject.variant.model_dump_json(), subject.ablation
-        if key not in counted:
-            backbone = meta_backbone(subject.preset, classes)
-            if subject.ablation:
-                ablate(backbone, subject.ablation)
-            counted[key] = count_variant(backbone, subject.preset, without_heads(subject.variant))
-        return counted[key]
+    def counted(subject: inversion_jobs.Subject) -> Forward:
+        variant = without_heads(subject.variant)
+        if not subject.ablation:
+            return count(subject.preset, classes, variant)
+        key = subject.preset.model_dump_json(), variant.model_dump_json(), subject.ablation
+        if key not in ablated:
+            ablate(backbone := meta_backbone(subject.preset, classes), subject.ablation)
+            ablated[key] = count_variant(backbone, subject.preset, variant)
+        return ablated[key]
 
     trained = [subject for subject in subjects if subject.weights == TRAINED and not plan.is_own(subject.family)]
-    trainings = [training_job(count(subject), PLAIN, tuning, *sizes) for subject in trained]
+    trainings = [training_job(counted(subject), PLAIN, tuning, *sizes) for subject in trained]
     inversions = []
     for subject, optimiser, order in plan.inverted(subjects):
-        model = count(subject)
+        model = counted(subject)
         points = make_points(model.num_layers, options.depths, subject.alone(order), order, options.images, (options.seed, subject.seed))
         inversions.append(inversion_job(model, points.routes.numpy(), options, options.optimisers[optimiser]))
     judged = plan.judged(subjects)
-    class_images = [class_images_job(count(subject), classes, options.class_images, judge is not None) for subject, judge in judged]
+    class_images = [class_images_job(counted(subject), classes, options.class_images, judge is not None) for subject, judge in judged]
     rows = [Stage("inversion", "inversions", inversions), Stage("inversion", "class images", class_images)]
     return [*([Stage("inversion", "trainings", trainings, tuning.threads)] if trainings else []), *rows]
 

@@ -5,9 +5,9 @@ from lsvit.config.params import Params
 from lsvit.config.presets import ModelPreset
 from lsvit.config.sections import Finetune
 from lsvit.config.variant import BASELINE, Position, Variant
-from lsvit.cost.flops import Forward, count_forward, count_variant, meta_backbone
+from lsvit.cost.flops import Forward
 from lsvit.cost.hardware import Work
-from lsvit.cost.work import Stage, group_calls, route_work, sampler_work, training_job, without_heads
+from lsvit.cost.work import Stage, count, group_calls, route_work, sampler_work, training_job, without_heads
 from lsvit.jobs.plan import run_config
 from lsvit.latin import latin_ends
 from lsvit.papers.layershuffle.compute.analysis import BATCH_SIZE
@@ -30,16 +30,15 @@ PAPER_POSITIONS: dict[str, dict] = {BASELINE: {}, "LS": {}, "LS-pos": {"encode":
 
 def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
     """Stages prune-eval and analysis."""
-    preset, seeds, evaluations = params.model_preset, len(params.seeds), []
-    backbone = meta_backbone(preset, params.dataset_preset.num_classes)
+    preset, classes, seeds, evaluations = params.model_preset, params.dataset_preset.num_classes, len(params.seeds), []
     for name, variant in params.all_variants.items():
         run = run_config(params, name, variant, "", None)
         evaluated, precision = params.resolve(PruneEval).of(name), params.resolve(Finetune, name).precision
         config = EvalConfig(**run, options=evaluated, precision=precision, seed=0)
-        evaluations += [evaluation_job(count_variant(backbone, preset, variant), config, sizes[1])] * seeds
-    options, analysed = params.resolve(Analysis), [count_forward(backbone, preset)] * len(params.starts)
+        evaluations += [evaluation_job(count(preset, classes, variant), config, sizes[1])] * seeds
+    options, analysed = params.resolve(Analysis), [count(preset, classes)] * len(params.starts)
     for variant in map(params.all_variants.__getitem__, options.variants):
-        analysed += [count_variant(backbone, preset, without_heads(variant))] * seeds
+        analysed += [count(preset, classes, without_heads(variant))] * seeds
     analyses = [[sampler_work(each, "arbitrary", options.images, BATCH_SIZE)] for each in analysed]
     return [Stage("prune-eval", "", evaluations), Stage("analysis", "", analyses)]
 
@@ -50,11 +49,10 @@ def published(params: Params) -> list[Stage]:
     for data, sizes in PAPER_DATA.items():
         for model_name, timm_name in PAPER_MODELS.items():
             preset = ModelPreset(timm=timm_name, weights="scratch")
-            backbone = meta_backbone(preset, PAPER_CLASSES[data])
             for name, position in PAPER_POSITIONS.items():
                 variant = Variant(route="sequential" if name == BASELINE else "arbitrary", position=Position(**position))
                 options = params.finetune.model_copy(update=PAPER_OPTIONS | {"epochs": PAPER_EPOCHS[data][name == BASELINE]})
-                job = training_job(count_forward(backbone, preset, variant.position), variant, options, *sizes, heldout=0)
+                job = training_job(count(preset, PAPER_CLASSES[data], variant), variant, options, *sizes, heldout=0)
                 found.append(Stage(f"{data}, {model_name}", name, [job] * PAPER_SEEDS))
     return found
 

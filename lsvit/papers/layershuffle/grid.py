@@ -1,6 +1,5 @@
 """Several cells in one table: Table 1 of the workspace and of every DVC experiment, in the paper's form."""
 
-import io
 import itertools
 import json
 import subprocess
@@ -9,8 +8,9 @@ from pathlib import Path
 import pandas as pd
 
 from lsvit.errors import UserError
-from lsvit.jobs.rows import read_rows
+from lsvit.jobs.rows import parse_rows
 from lsvit.papers.layershuffle.tables import PUBLISHED, published_row
+from lsvit.reading import reading
 from lsvit.report.evaluations import CONTROLS, label
 from lsvit.report.ledger import CELLS
 from lsvit.report.tables import NOT_RUN, cell_text, write_table
@@ -51,7 +51,9 @@ def collect(revisions: dict[str, str]) -> pd.DataFrame:
     for name, revision in {WORKSPACE: None, **revisions}.items():
         if not (text := _text(TABLE, revision)):
             continue
-        table = read_rows(io.StringIO(text)).assign(scale=json.loads(_text(LEDGER, revision) or "{}").get("scale", "–"))
+        with reading(f"{LEDGER} of {name}"):
+            scale = json.loads(_text(LEDGER, revision) or "{}").get("scale", "–")
+        table = parse_rows(text, f"{TABLE} of {name}").assign(scale=scale)
         for cell, rows in table.groupby(CELL, sort=False):
             known = cells.get(cell)
             if known is None or (known["source"].iloc[0] != WORKSPACE and rows["n"].max() > known["n"].max()):

@@ -1,6 +1,8 @@
 """What LayerShuffle's claims are decided on: quantities with a value a seed, in % and points."""
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -43,12 +45,12 @@ def positions_named(e: Evidence, variant: str) -> np.ndarray:
     return 100 * (position_accuracy(e, variant) - 100 / e.num_layers) / (100 - 100 / e.num_layers)
 
 
-def sampled(e: Evidence, variant: str, sampler: str) -> np.ndarray:
-    """Accuracy in % under a sampler, an order per image."""
-    rows = e.table("samplers")
+def kept_first(e: Evidence, variant: str, k: int) -> np.ndarray:
+    """Accuracy in % with the first k layers in place, an order per image of the others."""
+    rows, sampler = e.table("samplers"), f"fix_first {k}"
     rows = rows[(rows["variant"] == variant) & (rows["sampler"] == sampler)]
     if len(rows):
-        e.orders.append(int(rows["images"].iloc[0]))
+        e.orders.append(min(int(rows["images"].iloc[0]), math.factorial(e.num_layers - k)))
     return 100 * e.by_seed(rows, "accuracy", f"{label(variant)} under {sampler}")
 
 
@@ -122,7 +124,7 @@ def lead(e: Evidence, variant: str, other: str, keep: int) -> np.ndarray:
 
 def regained(e: Evidence, variant: str, k: int) -> np.ndarray:
     """Of what arbitrary orders cost, the part in % that is regained by keeping the first k layers in place."""
-    worst, kept, best = (sampled(e, variant, f"fix_first {i}") for i in (0, k, e.num_layers))
+    worst, kept, best = (kept_first(e, variant, i) for i in (0, k, e.num_layers))
     return 100 * (kept - worst) / (best - worst)
 
 
@@ -154,21 +156,21 @@ def by_batch(e: Evidence) -> str:
     return "ls_batch" if "ls" in e.cell["latin"] else "ls"
 
 
-def around(figure: float) -> Callable[[Evidence], float]:
-    """For a figure that the paper gives for ImageNet with ViT-B/16 alone."""
+def around(figure: float) -> dict[str, Any]:
+    """The fields of a claim about a figure that the paper's text gives for ImageNet with ViT-B/16 alone."""
 
     def centre(e: Evidence) -> float:
         if e.published_cell() != ("ImageNet", "ViT-B/16"):
             raise NotComparable("the figure is about ImageNet with ViT-B/16")
         return figure
 
-    return centre
+    return {"centre": centre, "middle": figure}
 
 
-def if_deit(e: Evidence, deit: bool, values: np.ndarray) -> np.ndarray:
-    """The values, if the model is (or is not) a DeiT; else NotRun."""
-    if e.cell["model"].startswith("deit") != deit:
-        raise NotRun(f"the claim is about {'DeiT' if deit else 'ViT'}")
+def if_of(e: Evidence, family: str, values: np.ndarray) -> np.ndarray:
+    """The values, if the model's preset is named after this family; else NotRun."""
+    if not e.cell["model"].startswith(f"{family.lower()}_"):
+        raise NotRun(f"the claim is about {family}")
     return values
 
 
@@ -180,8 +182,10 @@ def trained_latin(e: Evidence, variant: str) -> str:
 
 
 def distances(e: Evidence, variant: str) -> np.ndarray:
-    """Of each seed's accuracy under arbitrary orders from the seeds' median."""
+    """Of each seed's accuracy under arbitrary orders from the seeds' median. Of fewer than four too much follows from each other."""
     values = e.accuracy(variant, "arbitrary")
+    if len(values) < 4:
+        raise NotRun(f"{len(values)} seeds: how much they differ takes at least 4")
     return np.abs(values - np.median(values))
 
 
@@ -199,6 +203,6 @@ def needs(what: str) -> Callable[[Evidence], np.ndarray]:
     """Of a claim that no cell can decide alone."""
 
     def measure(e: Evidence) -> np.ndarray:
-        raise NotRun(f"needs {what}")
+        raise CannotTell(f"needs {what}")
 
     return measure

@@ -3,6 +3,8 @@
 Nobody has measured it: all lines are beyond the paper. Accuracy counts from chance (0 %) to that of the baseline on healthy nodes (100 %).
 """
 
+from itertools import product
+
 import numpy as np
 import pandas as pd
 
@@ -12,21 +14,19 @@ from lsvit.report.evaluations import label
 from lsvit.report.ledger import ABOVE_ZERO, INF, Claim, Evidence, NotRun
 
 BEYOND = "beyond the papers: LayerShuffle, section 6, on nodes"
-HEALTHY = "healthy"
+NODES, HEALTHY = 12, "healthy"
 GONE = ("gone_3", "gone_6", "gone_9")  # a quarter, half and three quarters of 12 nodes
 LS = "ls"
 DROP = "layerdrop"
 
 
 def rows_of(e: Evidence, variant: str, policy: Policy, faults: tuple[str, ...] | None = None, copies: int | None = None) -> pd.DataFrame:
-    """The rows of a variant under a policy, of some faults (None: all) and with so many copies of each layer (None: any number)."""
-    rows = e.table("nodes")
-    if rows.empty:
-        raise NotRun("nodes is not among the results")
-    rows = rows[(rows["variant"] == variant) & (rows["policy"] == policy)]
+    """The rows of a variant under a policy on 12 nodes, of some faults (None: any), with so many copies of each layer (None: 1 and 2)."""
+    both = (1, 2) if copies is None else (copies,)
+    rows = e.rows("nodes", "nodes is", variant=variant, policy=policy, nodes=NODES)
+    rows = rows[rows["replication"].isin(both)]
     rows = rows if faults is None else rows[rows["fault"].isin(faults)]
-    rows = rows if copies is None else rows[rows["replication"] == copies]
-    if rows.empty or (faults and {*faults} - {*rows["fault"]}):
+    if rows.empty or {*product(faults or (), both)} - {*zip(rows["fault"], rows["replication"], strict=True)}:
         raise NotRun(f"{label(variant)} in {policy} order with {', '.join(faults or ('any fault',))} is not among the results")
     return rows
 

@@ -1,8 +1,7 @@
 """What stage nodes costs, counted without weights or data."""
 
 from lsvit.config.params import Params
-from lsvit.cost.flops import count_variant, meta_backbone
-from lsvit.cost.work import Stage, route_work
+from lsvit.cost.work import Stage, count, route_work
 from lsvit.papers.nodes.section import Nodes
 
 NOTES = ("nodes: every image through all layers, the most there can be; without the simulation, seconds.",)
@@ -11,11 +10,10 @@ NOTES = ("nodes: every image through all layers, the most there can be; without 
 def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
     """Stage nodes."""
     options, preset, jobs = params.resolve(Nodes), params.model_preset, []
-    backbone = meta_backbone(preset, params.dataset_preset.num_classes)
     images = min(sizes[1], options.images or sizes[1])
     cells = len(options.nodes) * len(options.replication) * len(options.faults)
     for name, policies in options.variants.items():
-        model = count_variant(backbone, preset, params.all_variants[name])
+        model = count(preset, params.dataset_preset.num_classes, params.all_variants[name])
         job = [route_work(model, images, options.batch_size, model.num_layers)] * cells
         jobs += [job] * len(policies) * len(params.seeds)
     return [Stage("nodes", "", jobs)]

@@ -8,7 +8,7 @@ import numpy as np
 from lsvit.config.variant import BASELINE
 from lsvit.papers.painters.section import UNTOUCHED, Kind
 from lsvit.report.evaluations import label
-from lsvit.report.ledger import ABOVE_ZERO, INF, Claim, Evidence, NotRun
+from lsvit.report.ledger import ABOVE_ZERO, INF, Claim, Evidence
 
 SCALE = "few narrow layers, each of which does more of the work than one of a large language model"
 GRACEFUL, CATASTROPHIC = 50, 25  # % of the accuracy above chance: more is kept, or less
@@ -25,10 +25,7 @@ def kept(e: Evidence, kind: Kind, most: float = 1) -> np.ndarray:
     Raises:
         NotRun: it is not among the results.
     """
-    rows = e.table("painters")
-    if rows.empty:
-        raise NotRun("painters is not among the results")
-    rows = rows[rows["variant"] == BASELINE]
+    rows = e.rows("painters", "painters is", variant=BASELINE)
     own = rows[(rows["kind"] == kind) & (rows["treated"] <= most * e.num_layers)]
     up_to = f", at most {most * e.num_layers:g} layers" if most < 1 else ""
     accuracy = e.by_seed(own, "accuracy", f"{label(BASELINE)} under {kind}{up_to}")

@@ -1,9 +1,9 @@
 """What stage painters costs, counted without weights or data."""
 
 from lsvit.config.params import Params
-from lsvit.cost.flops import Forward, count_variant, meta_backbone
+from lsvit.cost.flops import Forward
 from lsvit.cost.hardware import Work
-from lsvit.cost.work import Stage, route_work
+from lsvit.cost.work import Stage, count, route_work
 from lsvit.papers.painters.compute.strategies import cells
 from lsvit.papers.painters.section import Painters, Strategies
 from lsvit.routes import layers_of
@@ -14,9 +14,8 @@ NOTES = ("painters: layers side by side are counted one after another, as they r
 def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
     """Stage painters."""
     options, preset, jobs = params.resolve(Painters), params.model_preset, []
-    backbone = meta_backbone(preset, params.dataset_preset.num_classes)
     for name in options.variants:
-        model = count_variant(backbone, preset, params.all_variants[name])
+        model = count(preset, params.dataset_preset.num_classes, params.all_variants[name])
         jobs += [evaluation_job(model, options, sizes[1])] * len(params.seeds)
     return [Stage("painters", "", jobs)]
 

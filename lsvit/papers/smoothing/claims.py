@@ -25,9 +25,7 @@ SHORT = "one short training of a narrow model"
 
 def depths(e: Evidence) -> tuple[int, int]:
     """The smaller and the larger number of layers of the trainings from scratch."""
-    if e.table("smoothing").empty:
-        raise NotRun("over-smoothing is not among the results")
-    found = sorted(e.table("smoothing").loc[e.table("smoothing")["training"] == SCRATCH, "num_layers"].unique())
+    found = sorted(e.rows("smoothing", "over-smoothing is", training=SCRATCH)["num_layers"].unique())
     if len(found) < 2:
         raise NotRun("trainings from scratch at two depths are not among the results")
     return int(found[0]), int(found[-1])
@@ -42,14 +40,8 @@ def profile(
     Raises:
         NotRun: it is not among the results.
     """
-    if e.table("smoothing").empty:
-        raise NotRun("over-smoothing is not among the results")
-    rows = e.table("smoothing")[
-        (e.table("smoothing")["training"] == training)
-        & (e.table("smoothing")["order"] == order)
-        & (e.table("smoothing")["removed"] == removed)
-    ]
-    rows = rows[rows["talking_heads"].astype(bool) == talking_heads]
+    where = {"training": training, "order": order, "removed": removed, "talking_heads": talking_heads}
+    rows = e.rows("smoothing", "over-smoothing is", **where)
     if depth is not None:
         rows = rows[rows["num_layers"] == depth]
     if training == SCRATCH:

@@ -1,13 +1,9 @@
 """What stage smoothing costs, counted without weights or data."""
 
-from functools import cache
-
 from lsvit.config.params import Params
-from lsvit.cost.flops import count_variant, meta_backbone
 from lsvit.cost.hardware import Work
-from lsvit.cost.work import Stage, route_work, sampler_work, training_job, without_heads
+from lsvit.cost.work import Stage, count, route_work, sampler_work, training_job, without_heads
 from lsvit.papers.smoothing.compute.plan import Plan
-from lsvit.papers.smoothing.compute.presets import preset
 from lsvit.papers.smoothing.section import Smoothing
 from lsvit.routes import ORDERS
 
@@ -24,18 +20,16 @@ def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
     images, batch_size = min(sizes[0], plan.options.images), plan.options.batch_size
     found: dict[int, list[list[Work]]] = {}
     profiles: list[list[Work]] = []
-    counted = cache(lambda depth: meta_backbone(preset(params, depth), classes))
     for model in plan.models():
         depth = model.preset.kwargs["depth"]
-        forward = count_variant(counted(depth), model.preset, model.variant)
+        forward = count(model.preset, classes, model.variant)
         found.setdefault(depth, []).append(training_job(forward, model.variant, tuning, *sizes))
         profiles.append([route_work(forward, images, batch_size, forward.num_layers)])
     for model in plan.references():
-        forward = count_variant(counted(model.preset.kwargs["depth"]), model.preset, model.variant)
+        forward = count(model.preset, classes, model.variant)
         profiles.append([route_work(forward, images, batch_size, forward.num_layers)])
-    backbone = meta_backbone(params.model_preset, classes)
     for model in plan.refined():
-        forward = count_variant(backbone, params.model_preset, without_heads(model.variant))
+        forward = count(params.model_preset, classes, without_heads(model.variant))
         profiles += [[sampler_work(forward, order, images, batch_size)] for order in ORDERS]
     rows = [Stage("smoothing", f"{depth} layers", jobs, tuning.threads) for depth, jobs in found.items()]
     return [*rows, Stage("smoothing", "profiles", profiles)]

@@ -215,6 +215,23 @@ def test_without_experiments_the_grid_stays(rows: pd.DataFrame, tmp_path: Path, 
     assert "ours (workspace), n = 5" in grid.read_text()
 
 
+def test_a_torn_table_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/table1.csv").write_text("dataset,mean\nd,0.")
+    with pytest.raises(UserError, match=r"results/table1\.csv of workspace: cannot be read \(ValueError: its last row is torn"):
+        collect({})
+    (tmp_path / "results/claims.json").write_text("{")
+    with pytest.raises(UserError, match=r"results/claims\.json of workspace: cannot be read"):
+        collect({})
+
+
+def test_another_table_is_refused(tmp_path: Path) -> None:
+    (file := tmp_path / "prune_eval.csv").write_text("dataset,model,order,variant,accuracy\n")
+    done = CliRunner().invoke(cli.app, ["table", str(file)])
+    assert str(done.exception) == f"{file}: found no column 'mean', accepted: a table1.csv of the pipeline"
+
+
 def test_table1(rows: pd.DataFrame, tmp_path: Path) -> None:
     cells = summarise(rows)
     write_table1(cells, tmp_path)

@@ -109,7 +109,8 @@ def test_a_change_that_decides(name: str, change: Change, verdict: str, made: pd
         ({"fault": "gone_6"}, {"half-away", "strict", "partial"}),
         ({"policy": "partial"}, {"partial", "partial-few"}),
         ({"variant": "ls"}, {*KNOWN}),
-        ({"replication": 2}, {"strict", "few-away", "coming-going", "throughput"}),
+        ({"replication": 2}, {*KNOWN} - {"none-lost", "half-away"}),
+        ({"nodes": 12}, {*KNOWN}),
     ],
 )
 def test_what_is_missing_is_not_run(missing: dict[str, Any], names: set[str], made: pd.DataFrame) -> None:

@@ -29,6 +29,7 @@ from lsvit.papers.nodes.section import Policy
 from lsvit.routes import generator
 
 LARGEST = 1024  # images of a micro-batch
+READY = 60.0  # seconds within which a node that has a processor of its own opens its model
 
 
 class Weights(NamedTuple):
@@ -162,15 +163,22 @@ class Cluster:
     def hold(self, weights: Weights, holders: Sequence[Sequence[int]]) -> dict[int, int]:
         """Spread a model: layer -> the nodes that hold it. Returns the processes of the nodes that live."""
         own = {node: [layer for layer, nodes in enumerate(holders) if node in nodes] for node in self.alive}
-        return dict(zip(own, self.ray.get([self.alive[node].hold.remote(weights, layers) for node, layers in own.items()]), strict=True))
+        return dict(zip(own, self._all([self.alive[node].hold.remote(weights, layers) for node, layers in own.items()]), strict=True))
 
     def pace(self, service: float, slow: int | None = None, times: float = 1.0) -> float:
         """Take so many seconds for a layer from now on, one node so many times longer; returns those computed for since the last time."""
         paces = [actor.pace.remote(service * (times if node == slow else 1)) for node, actor in self.alive.items()]
-        return sum(self.ray.get(paces))
+        return sum(self._all(paces))
+
+    def _all(self, asked: Sequence[Any]) -> list[Any]:
+        """What the nodes answer. Raises UserError: one of them does not, as on a cluster whose processors are taken."""
+        try:
+            return self.ray.get(asked, timeout=READY)
+        except self.ray.exceptions.GetTimeoutError:
+            raise UserError(f"nodes: found nodes that did not answer within {READY:.0f} s, accepted: a free processor each") from None
 
     async def travel(self, client: Client, policy: Policy, packed: bytes, lost: float, key: int) -> tuple[Answer, bytes]:
-        """One micro-batch's journey.
+        """One micro-batch's journey. A node that raises, or answers with anything but what was sent one layer on, counts as silent.
 
         Args:
             client: who sends it.
@@ -183,6 +191,7 @@ class Cluster:
             How it ended, and the message as it was then.
         """
         journey, rng = client.journey(policy), generator("nodes lost", key)
+        (images, tokens, width), done = load(packed)["tokens"].shape, tuple[int, ...]()
         try:
             step = next(journey)
             while True:
@@ -194,10 +203,13 @@ class Cluster:
                     async with asyncio.timeout(step.patience):
                         if lost and rng.random() < lost:
                             await asyncio.sleep(2 * step.patience)
-                        packed = await self.actors[step.node].run.remote(packed, step.layer)
-                    arrived = True
-                except (TimeoutError, self.ray.exceptions.RayActorError):
+                        reply = await self.actors[step.node].run.remote(packed, step.layer)
+                    found = Message.unpack(reply, tokens, width, client.num_layers)
+                    arrived = len(found.tokens) == images and found.done == (*done, step.layer)
+                except (TimeoutError, ValueError, self.ray.exceptions.RayError):
                     arrived = False
+                if arrived:
+                    packed, done = reply, found.done
                 step = journey.send(arrived)
         except StopIteration as end:
             return end.value, packed
@@ -230,7 +242,7 @@ def cluster(nodes: int, service: float) -> Iterator[Cluster]:
     """So many nodes, each an actor of its own process: on the cluster that RAY_ADDRESS names, else on this machine alone.
 
     Raises:
-        UserError: Ray is not installed, cannot be reached, or has fewer processors than there shall be nodes.
+        UserError: Ray is not installed, does not start, cannot be reached, or has fewer processors than there shall be nodes.
     """
     address = os.environ.get(ADDRESS, "local")
     # Workers are this interpreter's, not made anew by uv.
@@ -248,7 +260,9 @@ def cluster(nodes: int, service: float) -> Iterator[Cluster]:
         if address != "local":  # asked first: Ray itself tries for 90 s, and then ends the process
             reach(address)
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (OSError, ValueError, SystemExit):
+    except (OSError, ValueError, RuntimeError, SystemExit) as error:
+        if address == "local":
+            raise UserError(f"nodes: Ray does not start on this machine: {error}") from None
         raise UserError(f"{ADDRESS}: found {address!r}, accepted: host:port of a cluster that runs and takes this user's token") from None
     try:
         there = int(ray.cluster_resources().get("CPU", 0))
