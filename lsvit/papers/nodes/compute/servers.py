@@ -29,7 +29,7 @@ from lsvit.papers.nodes.section import Policy
 from lsvit.routes import generator
 
 LARGEST = 1024  # images of a micro-batch
-READY = 60.0  # seconds within which a node that has a processor of its own opens its model
+READY = 300.0  # seconds in which a node must have opened a model: a dozen processes import torch at once
 
 
 class Weights(NamedTuple):
