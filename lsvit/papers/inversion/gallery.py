@@ -1,22 +1,22 @@
 """The arrays behind the figures of inversion."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from lsvit.reading import read_json
 from lsvit.report.results import read_arrays
 
 Arrays = dict[str, np.ndarray]
 
 
 class Gallery:
-    """The arrays that stage inversion left, found by what they are of."""
+    """The arrays that stage inversion left, found by what they are of. Raises UserError if their list is damaged or missing."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.index = folder, pd.DataFrame(json.loads((folder / "index.json").read_text()))
+        self.folder, self.index = folder, pd.DataFrame(read_json(folder / "index.json", list))
         self.families = list(dict.fromkeys(self.index["family"]))
 
     def find(self, kind: str = "inversion", **keys: Any) -> list[tuple[dict[str, Any], Arrays]]:

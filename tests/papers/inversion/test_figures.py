@@ -16,6 +16,7 @@ from PIL import Image
 
 from lsvit.config.params import Params
 from lsvit.config.sections import PaperFigures
+from lsvit.errors import UserError
 from lsvit.jobs.files import sha256
 from lsvit.papers.inversion.compute.ratios import with_ratios
 from lsvit.papers.inversion.compute.rows import CLASS_COLUMNS, CLASS_KEYS, COLUMNS, KEYS
@@ -400,6 +401,11 @@ def test_pictures_by_depth(full: Made, keep: Callable[[Made], Kept]) -> None:
     assert "Adam, 10 steps from noise" in caption
     assert "pixel correlation with the original; distance of the outputs | of the inputs, relative to those of a slightly" in caption
     assert caption.endswith("Seed 0; d_10k (model vit_micro); vit, mixer: trained by the stage, 2 epochs of 900 images.")
+
+
+def test_arrays_without_their_list_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"index.json: .*dvc"):
+        Gallery(tmp_path)
 
 
 def test_every_models_first_seed(full: Made) -> None:
