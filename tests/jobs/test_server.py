@@ -20,7 +20,8 @@ STAGES = {
     "show": "import os, sys\nprint(sys.argv[1:], sys.stdin.read(), os.environ['DVC_STAGE'], os.getppid())\nprint('said', file=sys.stderr)",
     "mistake": "from lsvit.errors import UserError, one_line_errors\nwith one_line_errors():\n    raise UserError('no such thing')",
     "broken": "1 / 0",
-    "wait": "import os, time\nif os.fork():\n    print(os.getpid(), flush=True)\nopen(str(os.getpid()), 'w')\ntime.sleep(60)",
+    # In short naps: a signal that comes just before one is seen after it.
+    "wait": "import os, time\nif os.fork():\n    print(os.getpid(), flush=True)\nopen(str(os.getpid()), 'w')\n" + "time.sleep(0.1)\n" * 600,
 }
 
 
