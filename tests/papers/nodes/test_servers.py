@@ -157,7 +157,7 @@ def test_nodes_that_do_not_get_ready_are_one_line() -> None:
         raise Late
 
     busy = SimpleNamespace(pace=SimpleNamespace(remote=lambda service: None))
-    with pytest.raises(UserError, match=r"^nodes: found nodes that did not answer within 60 s, accepted: a free processor each$"):
+    with pytest.raises(UserError, match=r"^nodes: found nodes that did not answer within 300 s, accepted: a free processor each$"):
         Cluster(SimpleNamespace(**vars(NO_RAY), get=get), [busy]).pace(0.1)
 
 
