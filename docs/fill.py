@@ -26,7 +26,7 @@ from lsvit.report.why import NUMBER, Read, number  # noqa: E402
 
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 PRETRAINED, HOURS = (f"cells/{name}/" for name in ("fashion_mnist_4k_vit_s14_56_few_epochs", "fashion_mnist_10k_vit_micro_hours"))
-MINUTES = "cells/fashion_mnist_10k_vit_micro_minutes_"  # the default run made again, with another something
+MINUTES = "cells/fashion_mnist_10k_vit_micro_minutes"  # of the default run made again
 SCHEMA, PLOTS = "docs/params.schema.json", ".dvc/plots.html"
 TABLES = {  # block -> file
     "table1": "results/table1.md",
@@ -52,9 +52,9 @@ def claims(old: list[str], read: Read) -> str:
     return "\n".join(line for line in kept if line is not None)
 
 
-def moved_verdicts(cell: str, read: Read) -> str:
-    """What the ledgers of the default run and of another one say differently."""
-    found, other = (json.loads(read(f"results/{folder}claims.json")) for folder in ("", f"{MINUTES}{cell}/"))
+def moved_verdicts(*folders: str, read: Read) -> str:
+    """What the ledgers of two runs say differently."""
+    found, other = (json.loads(read(f"results/{folder}claims.json")) for folder in folders)
     contradicting, marginal = moved(found, other)
     total = len(found["claims"])
     same = total - len(contradicting) - len(marginal)
@@ -121,8 +121,9 @@ MADE: dict[str, Callable[[list[str], Read], str]] = {
     "claims": claims,
     "counts": counts,
     "measured": measured,
-    "moved_seeds": lambda old, read: moved_verdicts("seeds_5_to_9", read),
-    "moved_processor": lambda old, read: moved_verdicts("another_processor", read),
+    "moved_seeds": lambda old, read: moved_verdicts("", f"{MINUTES}_seeds_5_to_9/", read=read),
+    "moved_processor": lambda old, read: moved_verdicts("", f"{MINUTES}_another_processor/", read=read),
+    "moved_hours": lambda old, read: moved_verdicts(HOURS, f"{HOURS[:-1]}_seeds_5_to_9/", read=read),
     "result": result,
     "parameters": lambda old, read: parameters(read),
     "speed": lambda old, read: speed(read),
