@@ -293,9 +293,8 @@ def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None
     # LS is declared anew, with a value that it has anyway; the evaluations are few
     changed = [f"-S{key}" for key in ("prune_eval.seed=1", "prune_eval.keep=[12]", "prune_eval.samplers=[reversed]",
                                       "+variants.ls.finetune.threads=1")]  # fmt: skip
-    dvc(smoked, shlex.join(["exp", "run", "--queue", *SMOKE, *changed, "prune-eval"]))
-    try:
-        dvc(smoked, "queue start", seconds=300)  # until the worker ends, which holds the pipe
+    try:  # until the worker ends, which holds the pipe
+        dvc(smoked, shlex.join(["exp", "run", "--queue", *SMOKE, *changed, "prune-eval"]), "queue start", seconds=300)
     except subprocess.TimeoutExpired:  # its monitor died of a message read while it was written (kombu's transport by files)
         dvc(smoked, "queue stop")
     status = run(["-c", WAIT_FOR_QUEUE, "300"], smoked)
