@@ -1,10 +1,10 @@
 """A model spread over real processes that fail: `python benchmarks/nodes.py latin | faults | swarm` -> results/nodes_measured/.
 
 latin: throughput of the Latin schedule and of a pipeline in strict order, on 12 nodes. faults: what the stage `nodes` simulates, with the
-same draws of faults (not of lost messages), on 12 processes: those away for good are killed, those that come and go are stopped and
-continued (SIGSTOP, SIGCONT), and lost messages are never sent; beside it the simulation, with the time of a hop measured here. swarm:
-the simulation alone, at the size of the internet. Needs Ray (`uv sync --group cluster`) but for the last, and the default run's weights
-(`dvc repro`).
+same draws of faults (not of lost messages) and the same weights, seed by seed, on 12 processes: those away for good are killed, those
+that come and go are stopped and continued (SIGSTOP, SIGCONT), and lost messages are never sent; beside it the simulation, with the time of
+a hop measured here. swarm: the simulation alone, at the size of the internet. Needs Ray (`uv sync --group cluster`) but for the last, and
+the default run's weights (`dvc repro`).
 """
 
 import argparse
@@ -16,7 +16,7 @@ import signal
 import statistics
 import time
 from collections.abc import Iterator
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from lsvit.routes import generator
 from lsvit.training.scoring import open_split
 
 OUT = Path("results/nodes_measured")
-NODES, SEED = 12, 0
+NODES, SEEDS = 12, (0, 1, 2)
 METHODS: list[tuple[str, Policy]] = [("baseline", "strict"), ("baseline", "partial"), ("layerdrop", "partial"), ("ls", "any")]
 MORE: list[tuple[str, Policy]] = [("ls_pos", "any"), ("ls_pred", "any")]  # on healthy nodes, and with half of them gone
 FAULTS = ("healthy", "slow", "away", "lost", "gone_3", "gone_6", "gone_9")
@@ -49,19 +49,22 @@ IMAGES = 300
 # Understanding churn in peer-to-peer networks, IMC 2006); absence of the same shape, its mean as the share away wants it.
 INTERNET = Service(service=0.1, hop=0.159, spread=0.5, deadline=8, patience=3, suspicion=50, leave_out=0.25)
 SHAPE, SESSION = 0.59, 41.9 * 60 * math.gamma(1 + 1 / 0.59)
+# Nodes, clients, journeys of each that count, seconds from one to the next. Light: a client asks every two minutes, so that nodes come
+# and go meanwhile. Heavy: every client asks again at once.
+LOADS = [("light", nodes, min(max(nodes // 10, 20), 200), 20, 120.0) for nodes in (12, 96, 1000, 10_000)] + [("heavy", 96, 144, 20, 0.0)]
 
 
-def weights(variant: str) -> Weights:
+def weights(variant: str, seed: int) -> Weights:
     """Of the default run."""
     params = load()
-    file = Plan(params).weights_of(variant, SEED).resolve()
+    file = Plan(params).weights_of(variant, seed).resolve()
     return Weights(params.model_preset, len(read_meta(DATA)["classes"]), params.all_variants[variant], file)
 
 
-def messages(variant: str, images: int, batch: int) -> tuple[Any, list[bytes], torch.Tensor]:
+def messages(variant: str, seed: int, images: int, batch: int) -> tuple[Any, list[bytes], torch.Tensor]:
     """A model, the first validation images as its messages, and their labels."""
     params = load()
-    model = weights(variant).open()
+    model = weights(variant, seed).open()
     config = next(iter(Plan(params).jobs().values())).config
     split = open_split(config, DATA, "validation", model, images)
     with torch.inference_mode():
@@ -73,9 +76,9 @@ def latin() -> list[dict[str, Any]]:
     """Both schedules for 1 to 64 micro-batches, with a declared service time and without."""
     rows = []
     with cluster(NODES, 0.0) as found:
-        found.hold(weights("ls"), place(NODES, 1, NODES))
+        found.hold(weights("ls", 0), place(NODES, 1, NODES))
         for service, batch in ((0.05, 5), (0.0, 5), (0.0, 100)):
-            _, packed, _ = messages("ls", batch, batch)
+            _, packed, _ = messages("ls", 0, batch, batch)
             found.pace(service)
             found.follow(latin_ticks(NODES, NODES), packed * NODES)  # warm
             for m in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64):
@@ -129,18 +132,19 @@ async def measure(
     packed: list[bytes],
     in_flight: int,
     lost: float,
+    *key: int,
 ) -> tuple[Run, list[bytes]]:
     """Serve all micro-batches while nodes come and go."""
     away = asyncio.create_task(come_and_go(pids, troubles)) if troubles.away else None
     begun = time.perf_counter()
-    answers = await found.serve(client, policy, packed, in_flight, lost)
+    answers = await found.serve(client, policy, packed, in_flight, lost, *key)
     seconds = time.perf_counter() - begun
     if away:
         away.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await away
     busy = sum(len(answer.route) for answer, _ in answers) * client.options.service / (seconds * (NODES - len(troubles.gone)))
-    return Run([answer for answer, _ in answers], seconds, busy), [state for _, state in answers]
+    return Run([answer for answer, _ in answers], busy), [state for _, state in answers]
 
 
 def cells(options: Nodes) -> Iterator[tuple[int, str, list[tuple[str, Policy]]]]:
@@ -150,71 +154,77 @@ def cells(options: Nodes) -> Iterator[tuple[int, str, list[tuple[str, Policy]]]]
 
 
 def faults() -> list[dict[str, Any]]:
-    """Every fault and method on real processes, and as simulated with the same faults."""
+    """Every fault and method on real processes, and as simulated with the same faults: once a seed, each with nodes of its own."""
     if ADDRESS in os.environ:  # nodes elsewhere have other processes' numbers
         raise UserError(f"{ADDRESS}: found {os.environ[ADDRESS]!r}, accepted: none, since processes of this machine are stopped")
-    params = load()
-    options, rows = params.resolve(Nodes), []
+    rows: list[dict[str, Any]] = []
+    for row in chain.from_iterable(map(faults_of, SEEDS)):
+        rows.append(row)
+        print(*row.values(), flush=True)
+        pd.DataFrame(rows).to_csv(OUT / "faults.csv", index=False, lineterminator="\n")
+    return rows
+
+
+def faults_of(seed: int) -> Iterator[dict[str, Any]]:
+    """The rows of one seed, as they come."""
+    options = load().resolve(Nodes)
     service, batch = options.service, options.micro_batch
-    _, packed, _ = messages("ls", batch, batch)
+    _, packed, _ = messages("ls", seed, batch, batch)
     with cluster(NODES, service.service) as found:
         holders = place(NODES, 1, NODES)
-        found.hold(weights("ls"), holders)
+        found.hold(weights("ls", seed), holders)
         for layer, actor in found.actors.items():
             found.ray.get(actor.run.remote(packed[0], layer))
         service = service.model_copy(update={"hop": hop_time(found, packed[0], service.service)})
         print(f"a hop takes {1000 * service.hop:.2f} ms")
         for replication, name, methods in cells(options):
-            fault, key = options.faults[name], (options.seed, SEED, NODES)
+            fault, key = options.faults[name], (options.seed, seed, NODES)
             holders = place(NODES, replication, NODES)
             for node in Troubles.draw(fault, NODES, service.service, *key).gone:
                 found.kill(node)
             for variant, policy in methods:
                 troubles = Troubles.draw(fault, NODES, service.service, *key)
-                model, packed, labels = messages(variant, IMAGES, batch)
-                pids = found.hold(weights(variant), holders)
+                model, packed, labels = messages(variant, seed, IMAGES, batch)
+                pids = found.hold(weights(variant, seed), holders)
                 found.pace(service.service, troubles.slow, fault.slow)
                 client = Client(holders, service, time.perf_counter, generator("nodes client", *key))
                 if not fault.away:
                     troubles = troubles._replace(away=[])
-                run, states = asyncio.run(measure(found, pids, troubles, client, policy, packed, options.in_flight, fault.lost))
+                run, states = asyncio.run(measure(found, pids, troubles, client, policy, packed, options.in_flight, fault.lost, *key))
                 answered = np.repeat([not answer.lost for answer in run.answers], batch)
                 right = (torch.cat([logits(model, state) for state in states]).argmax(1) == labels).numpy() & answered
                 simulated = simulate(NODES, replication, NODES, len(packed), options.in_flight, policy, service, fault, *key)
                 dreamt = np.repeat([not answer.lost for answer in simulated.answers], batch)
                 for how, each, hits, there in (("processes", run, right, answered), ("simulation", simulated, dreamt & False, dreamt)):
-                    numbers = dict(zip(COLUMNS[4:], summary(each, batch, hits, there), strict=True))
+                    numbers = dict(zip(COLUMNS[4:], summary(each, options, hits, there), strict=True))
                     if how == "simulation":
                         numbers |= {"accuracy": None, "right": None}
                     where = {
                         "variant": variant,
                         "policy": policy,
+                        "seed": seed,
                         "replication": replication,
                         "fault": name,
                         "gone": fault.gone,
                         "how": how,
                     }
-                    rows.append(where | numbers)
-                    print(*rows[-1].values(), flush=True)
-                pd.DataFrame(rows).to_csv(OUT / "faults.csv", index=False, lineterminator="\n")
-    return rows
+                    yield where | numbers
 
 
 def internet() -> list[dict[str, Any]]:
-    """The swarm: availability, latency and idle time, by policy, size, copies and share of time that nodes are away."""
+    """The swarm: availability, latency and idle time, by load, size, share of time that nodes are away, copies and policy."""
     rows = []
-    for nodes, away, replication, policy in product((12, 96, 1000, 10_000), (0.02, 0.1, 0.3), (1, 2, 4, 8), POLICIES):
+    for (name, nodes, clients, journeys, rest), away, replication, policy in product(LOADS, (0.02, 0.1, 0.3), (1, 2, 4, 8), POLICIES):
         if replication > nodes // NODES:
             continue
         absence = SESSION * away / (1 - away) / INTERNET.service
         fault = Fault(away=away, absence=absence, shape=SHAPE)
-        clients = max(4, round(0.1 * nodes))
         begun = time.perf_counter()
-        run = swarm(nodes, replication, NODES, clients, max(5, 400 // clients), policy, INTERNET, fault, SEED, nodes, replication)
+        run = swarm(nodes, replication, NODES, clients, journeys, rest, policy, INTERNET, fault, 0, nodes, replication)
         whole = [answer for answer in run.answers if not answer.lost]
         p50, p99 = np.percentile([answer.seconds for answer in whole], [50, 99]).tolist() if whole else (None, None)
         rows.append({
-            "nodes": nodes, "away": away, "replication": replication, "policy": policy, "journeys": len(run.answers),
+            "load": name, "nodes": nodes, "away": away, "replication": replication, "policy": policy, "journeys": len(run.answers),
             "answered": len(whole) / len(run.answers), "layers": np.mean([len(answer.route) for answer in whole]) if whole else None,
             "p50_s": p50, "p99_s": p99, "idle": 1 - run.busy,
         })  # fmt: skip

@@ -12,7 +12,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from lsvit.config.papers import rooms
 from lsvit.context import context_tags, watch
 from lsvit.declared import stage_of, stage_results
 from lsvit.reading import read_json
@@ -251,8 +252,10 @@ class Tracker:
         for start in range(0, len(metrics), 1000):  # the most one request takes
             self.client().log_batch(run_id, metrics=metrics[start : start + 1000])
 
-    def _finish(self, run_id: str, files: list[Path], metrics: Row, ended: float | None = None, model: str | None = None) -> None:
-        """Upload files, log final metrics, as those of a `model` of this name too, and mark the run finished, once; `ended`: if not now."""
+    def _finish(
+        self, run_id: str, files: list[Path], metrics: Row, ended: float | None = None, model: str | None = None, images: Iterable[Any] = ()
+    ) -> None:
+        """Upload files and images, log final metrics, as those of a `model` too, and mark the run finished, once; `ended`: if not now."""
         from mlflow.entities import LoggedModelStatus, Metric
 
         client = self.client()
@@ -268,6 +271,8 @@ class Tracker:
         client.log_batch(run_id, metrics=[Metric(name, value, end, 0, model_id=made) for name, value in metrics.items()])
         if made:
             client.finalize_logged_model(made, LoggedModelStatus.READY)
+        for key, step, picture in images:
+            client.log_image(run_id, picture, key=key, step=step)
         self._running.pop(run_id, lambda: None)()  # of one that ended early
         client.set_terminated(run_id, end_time=end)
         self.recorded += 1
@@ -307,12 +312,11 @@ class Tracker:
         files, metrics = stage_results(stage)
         if not files:  # a stage that has not run
             return
-        numbers: Row = {}
-        for file in metrics:
-            found = _flat(read_json(file), separator="/")
-            numbers |= {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
+        found = (item for file in metrics for item in _flat(read_json(file), separator="/").items())
+        numbers = {name: float(value) for name, value in found if isinstance(value, int | float)}
         key = _key(stage, {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
-        self._finish(self._run(key, stage, {"variant": stage, "kind": "stage", "stage": stage}, {}), files, numbers)
+        images = (image for module in rooms("tracked") if stage == module.STAGE for image in module.images())
+        self._finish(self._run(key, stage, {"variant": stage, "kind": "stage", "stage": stage}, {}), files, numbers, images=images)
 
 
 def _about(experiment: str) -> str:

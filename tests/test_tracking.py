@@ -17,8 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from lsvit import tracking
 from lsvit.declared import declared_stages
@@ -204,6 +206,41 @@ def test_local_store(workspace: Path, local: str, train_config: Config, prepared
     assert sync() == 2  # the results are of the other scale still
     assert set(runs(local, "hours")) == {"test", "test seed 0", "test seed 1"}
     check_store(local)
+
+
+@pytest.mark.slow
+def test_images_stand_over_steps(workspace: Path, local: str) -> None:
+    """Of inversion, by the number of first layers, once; none where they are not checked out."""
+    folder, key = Path("outs/inversion/arrays"), "vit trained adam"
+    Path("results/inversion.csv").write_text("point\n")
+    Tracker("e", workspace).results("inversion")
+    folder.mkdir(parents=True)
+    names = ["kind", "dataset", "model", "family", "weights", "edit", "order", "optimiser"]
+    values = ["inversion", "bars", "pico", "vit", "trained", "none", "sequential", "adam"]
+    own = dict(zip(names, values, strict=True)) | {"file": "000.npz", "seed": 0}
+    (folder / "index.json").write_text(json.dumps([own, own | {"edit": "without mlp"}]))
+    points = ["patch_embed", "first 1", "first 4", "layer 3"]
+    found = np.linspace(-0.5, 1.5, 4).astype(np.float16)[:, None, None, None, None] * np.ones((1, 2, 1, 4, 4), np.float16)
+    np.savez(folder / "000.npz", originals=np.ones((2, 1, 4, 4), np.float32), points=np.array(points), found=found)
+    Path("results/inversion.csv").write_text("point\nfirst 1\n")
+    for _ in range(2):
+        tracker = Tracker("e", workspace)
+        tracker.results("inversion")
+        assert not tracker.failed
+    client = client_of(local)
+    experiment = client.get_experiment_by_name("e")
+    assert experiment
+    without, run = sorted(client.search_runs([experiment.experiment_id]), key=lambda each: each.info.start_time)
+    assert not client.list_artifacts(without.info.run_id, "images")
+    paths = [each.path for each in client.list_artifacts(run.info.run_id, "images")]
+    logged = {tuple(path.split("+")[:3:2]): path for path in paths if path.endswith(".png")}
+    assert len([path for path in paths if path.endswith(".png")]) == 3
+    assert set(logged) == {(f"images/{key}", step) for step in ("0", "1", "4")}
+    import mlflow
+
+    last = np.asarray(Image.open(mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path=logged[f"images/{key}", "4"])))
+    assert last.shape == (4, 8)
+    assert (int(last[0, 0]), int(last[0, -1])) == (255, round(255 * float(found[2, 0, 0, 0, 0])))
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Interactive charts of the report, as Vega-Lite specifications: what every paper's share. No JavaScript of ours here."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -54,6 +54,7 @@ class Grid(NamedTuple):
     where: tuple[str, ...] = ()  # column=value
     factor: int = 100
     only: tuple[str, ...] = ()  # of the rows
+    called: Callable[[str], str] = str  # a row: its name, of which the page makes a label
 
 
 class Charts(NamedTuple):

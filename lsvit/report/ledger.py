@@ -27,7 +27,8 @@ PLURAL = {HOLDS: "hold", FAILS: "do not hold"}
 RULES = (
     "Rules as of 2026-11-22: written when earlier results of the micro models, and one seed of a pre-trained ViT-S measured apart, were "
     "known; before the runs of vit_s14_56 and of scale hours. Those of layers on nodes as of 2026-11-23: written when the simulation's "
-    "times were known, before any accuracy of LS there; how long the scheduler waits was changed afterwards. "
+    "times were known, before any accuracy of LS there; how the scheduler waits, that nodes drop what nobody waits for, and that times and "
+    "throughput are those of the steady load were changed afterwards. "
     "No range has moved since; the words of three rules, and the least spread of counts of few things, were corrected."
 )
 Range = tuple[float, float]

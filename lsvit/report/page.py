@@ -89,7 +89,7 @@ class Report:
         return self.texts[file]
 
     def table(self, grid: Grid) -> dict[str, Any]:
-        """The cells of a table: rows and columns as the file has them."""
+        """The cells of a table: rows and columns in the file's order."""
         rows = rows_of(f"results/{grid.file}", grid.where, self._read)
         rows = rows[rows[grid.rows].isin(grid.only)] if grid.only else rows
         names, columns = (list(dict.fromkeys(rows[key].astype(str))) for key in (grid.rows, grid.columns))
@@ -101,7 +101,7 @@ class Report:
             return mean if ">nan<" in std else Markup("{} ± {}").format(mean, std)
 
         cells = [[cell(row, column) if (row, column) in there else "–" for column in columns] for row in names]
-        return {"columns": columns, "rows": list(zip(names, cells, strict=True))}
+        return {"columns": columns, "rows": list(zip(map(grid.called, names), cells, strict=True))}
 
     def pictures(self, shown: Sequence[Picture]) -> list[dict[str, Any]]:
         """The figures that were drawn: title, name, caption, data address, and where a page of pictures has them (None: it is none)."""

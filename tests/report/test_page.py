@@ -18,6 +18,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from lsvit.config.params import load
+from lsvit.papers.exits.tables import LABELS, WITHOUT_EXITS
 from lsvit.report.charts import GRID
 from lsvit.report.ledger import VERDICTS
 from lsvit.report.page import Report
@@ -64,6 +65,13 @@ def test_table_1_is_table_1(page: Path) -> None:
         for row in rows.itertuples()
         for value in (row.mean, row.std)
     ]
+
+
+def test_a_table_names_branches_as_the_chart_does(page: Path) -> None:
+    shown = page.read_text().partition('id="exits"')[2].partition("</table>")[0]
+    names = re.findall(r"<tr><th>([^<]+)</th>", shown)
+    assert len(names) > 7
+    assert {*names} <= {*LABELS.values(), WITHOUT_EXITS}
 
 
 def test_the_committed_page_is_that_of_the_committed_results(page: Path) -> None:

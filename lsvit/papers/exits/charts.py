@@ -2,9 +2,10 @@
 
 from lsvit.config.variant import BASELINE
 from lsvit.papers.exits.section import COUNTING, LAST_EXIT
-from lsvit.papers.exits.tables import CLASSIFIER_WISE, LABELS
+from lsvit.papers.exits.tables import CLASSIFIER_WISE, LABELS, WITHOUT_EXITS
 from lsvit.report.charts import CHOICE, Chart, Charts, Grid, budget, spread
 from lsvit.report.results import Results
+from lsvit.report.tables import NONE
 
 DRAWN_FROM = {"exits_": ("exits.csv",), "exits_dynamic": ("exits_dynamic.csv",)}  # tables and figures, by the beginnings of their names
 
@@ -20,7 +21,12 @@ def charts(results: Results) -> Charts:
     caption = (
         f"Exits on the frozen baseline, means over the seeds. What costs more than the budget fades, the best that fits is named. {CHOICE}"
     )
-    tables = [Grid(f"Table {'I' * n}: accuracy (%), end-to-end", f"exits_table{n}.csv", "architecture", "exit", where) for n in (1, 2)]
+    names = LABELS | {NONE: WITHOUT_EXITS}
+    tables = [
+        Grid(f"Table {'I' * n}: accuracy (%), end-to-end", f"exits_table{n}.csv", "architecture", "exit", where,
+             called=lambda branch: names.get(branch, branch))
+        for n in (1, 2)
+    ]  # fmt: skip
     if points.empty:  # no exits on the baseline
         return Charts(tables)
     drawn = budget(points, "cost", "branch", "million multiply-adds an image", "accuracy (%)")

@@ -12,7 +12,7 @@ from lsvit.config.params import Params
 from lsvit.config.sections import PaperFigures
 from lsvit.config.variant import UNTRAINED
 from lsvit.papers.inversion.compute.ratios import EMBEDDING, INPUT, PIXELS, TOKENS, with_ratios
-from lsvit.papers.inversion.gallery import Arrays, Gallery, neighbours
+from lsvit.papers.inversion.gallery import INVERTED, Arrays, Gallery, neighbours, picture_of
 from lsvit.papers.inversion.section import NO_EDIT, TRAINED, Inversion
 from lsvit.papers.inversion.tables import FIRST, LAYER, MODEL, OPTIMISERS, name_point
 from lsvit.report.charts import GRID
@@ -26,7 +26,6 @@ BELOW = (
     "Below each: its pixel correlation with the original; distance of the outputs | of the inputs, relative to those of a slightly "
     "shifted image (the yardstick). One of the images; means over all are in inversion_table.md."
 )
-INVERTED = Path("outs/inversion/arrays")
 SMALL = 5.5  # points, of text beside pictures
 TILE, TEXT = 0.52, 0.22  # inches, of a picture and of what stands below it
 
@@ -310,10 +309,8 @@ def _head(point: str) -> str:
 
 
 def _show(axis: Axes, picture: np.ndarray) -> None:
-    """Draw (C, H, W) of values in [0, 1]: three channels in colours, others as the grey of their mean."""
-    picture = np.clip(picture.astype(np.float32), 0, 1)
-    image = picture.transpose(1, 2, 0) if len(picture) == 3 else picture.mean(0)
-    axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    """Draw (C, H, W) of values in [0, 1]."""
+    axis.imshow(picture_of(picture), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 
 def _stretched(values: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The arrays behind the figures of inversion."""
+"""The arrays behind the pictures of inversion."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import pandas as pd
 from lsvit.reading import read_json
 from lsvit.report.results import read_arrays
 
+INVERTED = Path("outs/inversion/arrays")
 Arrays = dict[str, np.ndarray]
 
 
@@ -30,6 +31,12 @@ class Gallery:
         for row in rows.to_dict("records"):
             found.append(({str(key): value for key, value in row.items()}, read_arrays(self.folder / row["file"])))
         return found
+
+
+def picture_of(values: np.ndarray) -> np.ndarray:
+    """(C, H, W), in [0, 1] as far as it can be shown, as (H, W, 3) where there are three channels, else (H, W), the grey of their mean."""
+    clipped = np.clip(values.astype(np.float32), 0, 1)
+    return clipped.transpose(1, 2, 0) if len(clipped) == 3 else clipped.mean(0)
 
 
 def neighbours(filters: np.ndarray) -> float:

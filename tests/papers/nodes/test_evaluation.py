@@ -25,7 +25,7 @@ from lsvit.training.scoring import open_model, open_split
 from tests.conftest import ROOT
 
 OPTIONS = Journeys(
-    nodes=[4], replication=[1, 2], faults={"healthy": Fault(), "gone": Fault(gone=0.5)}, micro_batch=8, in_flight=3, images=36,
+    nodes=[4], replication=[1, 2], faults={"healthy": Fault(), "gone": Fault(gone=0.5)}, micro_batch=8, in_flight=1, images=36,
     batch_size=7, seed=0, service=Service(service=0.1, hop=0.01, deadline=4, patience=3, suspicion=5, leave_out=0.25),
 )  # fmt: skip
 
@@ -52,7 +52,7 @@ def test_a_row_says_what_the_model_answers_along_the_journeys(
     model, _ = open_model(config, prepared, weights)
     images, labels = open_split(config, prepared, "validation", model, 36).take(slice(0, 36))
     for (copies, name), row in rows.iterrows():
-        run = simulate(4, copies, 4, 5, 3, policy, OPTIONS.service, OPTIONS.faults[name], 0, 3, 4)
+        run = simulate(4, copies, 4, 5, 1, policy, OPTIONS.service, OPTIONS.faults[name], 0, 3, 4)
         whole = [answer for answer in run.answers if not answer.lost]
         own: list[Answer] = [run.answers[i // 8] for i in range(36)]
         right = [
@@ -65,7 +65,11 @@ def test_a_row_says_what_the_model_answers_along_the_journeys(
         if whole:
             assert row.accuracy == pytest.approx(sum(right) / answered, abs=1e-6)
             assert row.layers == pytest.approx(np.mean([len(answer.route) for answer in whole]), abs=1e-6)
-            assert row.images_per_s == pytest.approx(answered / run.seconds, abs=1e-6)
+            counted, seconds = run.steady(1)
+            assert counted == [1, 2, 3]
+            times = [run.answers[i].seconds for i in counted if not run.answers[i].lost]
+            assert row.images_per_s == pytest.approx(8 * len(times) / seconds, abs=1e-6)
+            assert row.p99_s == pytest.approx(np.percentile(times, 99), abs=1e-6)
         else:
             assert np.isnan([row.accuracy, row.layers, row.p50_s]).all()
     assert (rows.loc[(1, "gone"), "lost"] == 0) == (policy == "any")

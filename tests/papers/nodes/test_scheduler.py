@@ -1,14 +1,16 @@
 """The scheduler and the simulation around it: who may be asked next, what is given up, and that equal draws give equal journeys."""
 
+import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 import pytest
+import simpy
 
 from lsvit.papers.nodes.compute.scheduler import Answer, Client, Pause, Send, latin_ticks, pipeline_ticks, place
-from lsvit.papers.nodes.compute.simulation import Run, Troubles, absences, simulate, swarm
+from lsvit.papers.nodes.compute.simulation import FOREVER, Node, Run, Troubles, World, absences, simulate, swarm
 from lsvit.papers.nodes.section import Fault, Policy, Service
 from lsvit.routes import generator
 
@@ -16,11 +18,22 @@ SERVICE = Service(service=1.0, hop=0.0, deadline=4, patience=3, suspicion=5, lea
 LAYERS = 8
 
 
-def walk(policy: Policy, answers: Callable[[Send], float | None], copies: int = 1, options: Service = SERVICE) -> tuple[Answer, list[Send]]:
-    """One journey over 8 nodes; `answers` says after how many seconds a node answers, if it does."""
-    now, sent = 0.0, []
+def walk(
+    policy: Policy, answers: Callable[[Send], float | None], copies: int = 1, options: Service = SERVICE, **known: dict[int, float]
+) -> tuple[Answer, list[Send]]:
+    """One journey over 8 nodes; `answers` says after how many seconds a node answers, if it does; `known`: what a client knows of nodes."""
+    return next(walks(policy, answers, copies, options, **known))
+
+
+def walks(
+    policy: Policy, answers: Callable[[Send], float | None], copies: int = 1, options: Service = SERVICE, **known: dict[int, float]
+) -> Iterator[tuple[Answer, list[Send]]]:
+    """The same of one journey after another by the same client, which rests as long as a pass takes."""
+    now = 0.0
     client = Client(place(LAYERS, copies, LAYERS), options, lambda: now, np.random.default_rng(0))
-    journey = client.journey(policy)
+    for name, values in known.items():
+        getattr(client, name).update(values)
+    journey, sent = client.journey(policy), list[Send]()
     step = next(journey)
     while True:
         try:
@@ -34,7 +47,10 @@ def walk(policy: Policy, answers: Callable[[Send], float | None], copies: int = 
             now += seconds if arrived and seconds is not None else step.patience
             step = journey.send(arrived)
         except StopIteration as end:
-            return end.value, sent
+            yield end.value, sent
+            now += LAYERS
+            journey, sent = client.journey(policy), []
+            step = next(journey)
 
 
 @pytest.mark.parametrize(("batches", "layers"), [(1, 12), (5, 12), (12, 12), (13, 12), (64, 12), (3, 1), (1, 1)])
@@ -126,6 +142,47 @@ def test_a_slow_node_becomes_known() -> None:
     assert [step.patience for step in sent if step.node == 3] == [3.0, 6.0]
 
 
+@pytest.mark.parametrize(("seconds", "silences"), [(4.0, 0), (3.0, 0), (0.5, 1)])
+def test_a_wait_that_the_deadline_cuts_off_is_no_silence(seconds: float, silences: int) -> None:
+    """Of three seconds of patience; a node that refuses at once is silent all the same."""
+    now, soon = 0.0, SERVICE.model_copy(update={"deadline": 2 / LAYERS})
+    client = Client(place(LAYERS, 1, LAYERS), soon, lambda: now, np.random.default_rng(0))
+    journey = client.journey("strict")
+    step = next(journey)
+    assert step == Send(0, 0, 2.0)
+    now = min(seconds, 2.0)
+    with contextlib.suppress(StopIteration):
+        journey.send(False)
+    assert client.silent[0] == silences
+    assert client.waiting[0] == 0
+
+
+@pytest.mark.parametrize("policy", ["strict", "partial", "any"])
+def test_a_node_that_comes_back_is_used_again(policy: Policy) -> None:
+    """Away for 15 journeys, however often it was silent then; from the tenth after them on no layer is left out."""
+    away = True
+    journeys = walks(policy, lambda step: None if away and step.node == 5 else 1.0)
+    before = [next(journeys)[0] for _ in range(15)]
+    away = False
+    after = [next(journeys)[0] for _ in range(15)]
+    assert all(answer.lost if policy == "strict" else 5 not in answer.route for answer in before)
+    assert all(sorted(answer.route) == [*range(LAYERS)] for answer in after[10:])
+
+
+@pytest.mark.parametrize("policy", ["partial", "any"])
+def test_nobody_waits_for_a_node_that_was_silent_when_there_is_no_time_for_it(policy: Policy) -> None:
+    """Three seconds of patience are more than is left."""
+    soon = SERVICE.model_copy(update={"deadline": 0.95})
+    answer, sent = walk(policy, lambda step: 1.0, options=soon, silent={5: 3})
+    assert ({*answer.route}, answer.lost, answer.seconds) == ({*range(LAYERS)} - {5}, False, 7.0)
+    assert 5 not in {step.node for step in sent}
+
+
+def test_strict_order_ends_when_it_can_no_longer_arrive() -> None:
+    answer, _ = walk("strict", lambda step: 1.0, options=SERVICE.model_copy(update={"deadline": 1}), takes={5: 5.0})
+    assert (answer.route, answer.lost, answer.seconds) == ((0, 1, 2, 3, 4), True, 5.0)
+
+
 # ---- simulated nodes --------------------------------------------------------------------------------------------------
 
 
@@ -141,10 +198,41 @@ def test_equal_draws_give_equal_journeys() -> None:
 
 def test_healthy_nodes_are_busy_all_the_time_in_any_order() -> None:
     free, strict = run("any", Fault()), run("strict", Fault())
-    assert free.seconds == pytest.approx(40)
+    assert max(answer.ended for answer in free.answers) == pytest.approx(40)
     assert free.busy == pytest.approx(1)
-    assert strict.seconds >= 40 + LAYERS - 1
+    assert max(answer.ended for answer in strict.answers) >= 40 + LAYERS - 1
     assert sorted(free.answers[0].route) == [*range(LAYERS)]
+
+
+@pytest.mark.parametrize("policy", ["strict", "any"])
+def test_where_the_load_is_steady_no_order_is_faster_on_healthy_nodes(policy: Policy) -> None:
+    """Eight nodes answer one micro-batch a second, whatever the order; all begin at once, which strict order pays for in the whole run."""
+    counted, seconds = run(policy, Fault()).steady(8)
+    assert len(counted) == 24
+    assert len(counted) / seconds == pytest.approx(1)
+
+
+def test_what_counts_as_steady() -> None:
+    """Three under way: after three have ended, a multiple of three, and none once there is no other one to begin."""
+    ends = [4.0, 1.0, 2.0, 3.0, 6.0, 5.0, 7.0, 9.0, 8.0, 11.0, 10.0]
+    found = Run([Answer((0,), False, end - 1, end) for end in ends], 1.0)
+    assert found.steady(3) == ([0, 5, 4], 3.0)
+    assert found.steady(4) == ([], 0.0)  # too few
+    for under_way in (1, 2, 3):
+        counted, _ = found.steady(under_way)
+        assert len(counted) % under_way == 0
+        assert max(ends[number] for number in counted) <= 11 - under_way
+
+
+def test_a_node_drops_what_nobody_waits_for() -> None:
+    node = Node(simpy.Environment(), 1.0, iter(()))
+    assert node.done(0.0) == 1.0
+    assert node.done(0.0, 0.5) == FOREVER
+    assert node.done(0.0, 1.5) == 2.0  # begun in time
+    assert node.busy == 2.0
+    world = World(LAYERS, SERVICE, Fault(), 0)
+    assert [world._answered(Send(0, 0, 0.5)) for _ in range(2)] == [1.0, FOREVER]
+    assert world.nodes[0].busy == 1.0
 
 
 def test_no_answer_is_lost_in_any_order_as_long_as_one_layer_lives() -> None:
@@ -153,6 +241,7 @@ def test_no_answer_is_lost_in_any_order_as_long_as_one_layer_lives() -> None:
         assert not any(answer.lost for answer in found.answers)
         assert {len(answer.route) for answer in found.answers} == {LAYERS - gone}
         assert all(answer.lost for answer in run("strict", Fault(gone=gone / LAYERS)).answers)
+    assert all(answer.lost for answer in run("any", Fault(gone=1.0)).answers)
 
 
 def test_more_nodes_gone_are_the_fewer_and_others() -> None:
@@ -172,7 +261,11 @@ def test_nodes_are_away_their_share_of_the_time(away: float, shape: float) -> No
 
 
 def test_a_swarm_has_as_many_journeys_as_its_clients_ask_for() -> None:
-    found = swarm(24, 2, LAYERS, 6, 3, "any", SERVICE, Fault(away=0.2, absence=50, shape=0.6), 0)
+    """Beside as many before, in which they come to know their nodes."""
+    found = swarm(24, 2, LAYERS, 6, 3, 10.0, "any", SERVICE, Fault(), 0)
+    assert min(answer.begun for answer in found.answers) > 3 * LAYERS
+    assert min(answer.begun for answer in swarm(24, 2, LAYERS, 6, 3, 0.0, "any", SERVICE, Fault(), 0).answers) < 4.5 * LAYERS
+    found = swarm(24, 2, LAYERS, 6, 3, 10.0, "any", SERVICE, Fault(away=0.2, absence=50, shape=0.6), 0)
     assert len(found.answers) == 18
     assert not any(answer.lost for answer in found.answers)
     assert 0 < found.busy < 1

@@ -72,7 +72,7 @@ def test_nodes_give_what_one_forward_pass_gives(kind: str, route: tuple[int, ...
     packed = started(model)
     for layer in route:
         packed = nodes[layer % 2].run(packed, layer)
-    found = again(model, Answer(route, False, 0.0))
+    found = again(model, Answer(route, False))
     assert torch.equal(logits(model, packed), found)
     assert (exit_of(model, route) is None) == (kind != "exits" or len(route) == 6)
 
@@ -99,6 +99,16 @@ def test_what_is_no_message_is_refused(six: ModelPreset, tmp_path: Path) -> None
     for layer in (2, 1):
         with pytest.raises(ValueError, match=f"layer: found {layer}, accepted: 0, 1"):
             node.run(Message(good, (1,)).pack(), layer)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_nobody_waits_for_is_dropped(six: ModelPreset, tmp_path: Path) -> None:
+    weights, node = weights_of(six, PLAIN, tmp_path), LayerServer(0.0)
+    node.hold(weights, [0])
+    packed = started(weights.open())
+    assert node.run(packed, 0, time.time() - 1) == b""
+    assert node.spent == 0.0
+    assert node.run(packed, 0, time.time() + 100) == node.run(packed, 0) != b""
 
 
 def test_without_ray_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +174,12 @@ def test_nodes_that_do_not_get_ready_are_one_line() -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_a_node_that_fails_or_answers_wrongly_is_a_silent_one(six: ModelPreset, tmp_path: Path) -> None:
     """Of six nodes with a layer each: one raises, one forgets that it ran, one returns fewer images, one sends a pickle."""
-    weights = weights_of(six, PLAIN, tmp_path)
+    weights, heard = weights_of(six, PLAIN, tmp_path), list[float]()
     model, server = weights.open(), LayerServer(0.0)
     server.hold(weights, range(6))
 
-    async def run(packed: bytes, layer: int) -> bytes:
+    async def run(packed: bytes, layer: int, until: float) -> bytes:
+        heard.append(until - time.time())
         right = Message.unpack(server.run(packed, layer), server.tokens, server.width, 6)
         if layer == 1:
             raise Failed
@@ -179,9 +190,10 @@ def test_a_node_that_fails_or_answers_wrongly_is_a_silent_one(six: ModelPreset, 
     begun = time.perf_counter()
     options = SERVICE.model_copy(update={"deadline": 100})
     client = Client(place(6, 1, 6), options, lambda: time.perf_counter() - begun, generator("test", 1))
-    answer, packed = asyncio.run(nodes.travel(client, "any", started(model), 0.0, 0))
+    answer, packed = asyncio.run(nodes.travel(client, "any", started(model)))
     assert ({*answer.route}, answer.lost) == ({0, 5}, False)
     assert torch.equal(logits(model, packed), again(model, answer))
+    assert 0.5 < max(heard) / (options.deadline * 6 * options.service) <= 1  # until when an answer is waited for
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "auto", "nobody"])
@@ -244,7 +256,7 @@ def test_real_processes_answer_as_one_forward_pass_and_go_on_without_one(nodes: 
             assert sorted(answer.route) == [*range(6)]
             assert torch.equal(logits(model, packed), again(model, answer))
     states = nodes.follow([[(batch, layer)] for tick in latin_ticks(1, 3) for batch, layer in tick], [started(model)])
-    assert torch.equal(logits(model, states[0]), again(model, Answer((0, 1, 2), False, 0.0)))
+    assert torch.equal(logits(model, states[0]), again(model, Answer((0, 1, 2), False)))
     nodes.kill(1)
     model, answers = serve(nodes, weights, "any", SERVICE)
     for answer, packed in answers:

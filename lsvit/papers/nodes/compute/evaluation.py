@@ -8,7 +8,7 @@ import torch
 
 from lsvit.jobs.files import ROWS, write_rows
 from lsvit.papers.nodes.compute.simulation import Run, simulate
-from lsvit.papers.nodes.section import NodesConfig
+from lsvit.papers.nodes.section import Journeys, NodesConfig
 from lsvit.routes import ENDED
 from lsvit.training.scoring import open_model, open_split, score
 
@@ -41,7 +41,7 @@ def evaluate(config: NodesConfig, data: Path, weights: Path, folder: Path, repor
                 right = answered  # of nobody
                 if answered.any():
                     right = score(model, split, table, options.batch_size, execution).correct & answered
-                rows.append((nodes, replication, name, fault.gone, *summary(run, options.micro_batch, right.numpy(), answered.numpy())))
+                rows.append((nodes, replication, name, fault.gone, *summary(run, options, right.numpy(), answered.numpy())))
         report({"cell": f"{nodes} nodes"})
     write_rows(folder / ROWS, COLUMNS, rows)
 
@@ -56,18 +56,22 @@ def routes_of_images(run: Run, images: int, micro_batch: int, num_layers: int) -
     return table.repeat_interleave(micro_batch, 0)[:images], answered.repeat_interleave(micro_batch)[:images]
 
 
-def summary(run: Run, micro_batch: int, right: np.ndarray, answered: np.ndarray) -> tuple[float | None, ...]:
-    """What a row says of a run.
+def summary(run: Run, options: Journeys, right: np.ndarray, answered: np.ndarray) -> tuple[float | None, ...]:
+    """What a row says of a run. Times and images a second are those of its steady part (:meth:`Run.steady`), if any, all else of the whole.
 
     Args:
         run: how the journeys ended.
-        micro_batch: images of each.
+        options: how many images travel together, and how many micro-batches at a time.
         right: (n,) bool, which images were answered rightly.
         answered: (n,) bool, which were answered.
     """
     whole = [answer for answer in run.answers if not answer.lost]
-    p50, p99 = np.percentile([answer.seconds for answer in whole], [50, 99]).tolist() if whole else (None, None)
+    counted, seconds = run.steady(options.in_flight)
+    times = [run.answers[number].seconds for number in counted if not run.answers[number].lost]
+    p50, p99 = np.percentile(times, [50, 99]).tolist() if times else (None, None)
+    starts = [number * options.micro_batch for number in counted]
+    images_per_s = sum(answered[start : start + options.micro_batch].sum() for start in starts) / seconds if counted else None
     accuracy = right.sum() / answered.sum() if answered.any() else None
     layers = sum(len(answer.route) for answer in whole) / len(whole) if whole else None
-    found = (accuracy, right.mean(), layers, answered.sum() / run.seconds, p50, p99, run.busy)
+    found = (accuracy, right.mean(), layers, images_per_s, p50, p99, run.busy)
     return (len(run.answers), len(run.answers) - len(whole), len(right), *(None if v is None else round(float(v), 6) for v in found))

@@ -6,6 +6,7 @@ the client, which gets every state back, can send it to another one where a node
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -111,8 +112,16 @@ class LayerServer:
         return spent
 
     @torch.inference_mode()
-    def run(self, packed: bytes, layer: int) -> bytes:
-        """Run one layer, at the depth that the message says. Raises ValueError where it does not hold it or the message is none."""
+    def run(self, packed: bytes, layer: int, until: float = math.inf) -> bytes:
+        """Run one layer, at the depth that the message says, and return the message as it is then.
+
+        Nothing is run, and nothing returned, after `until` (seconds since the epoch): nobody waits for it any more.
+
+        Raises:
+            ValueError: the node does not hold the layer, or the message is none.
+        """
+        if time.time() > until:
+            return b""
         begun = time.perf_counter()
         message = Message.unpack(packed, self.tokens, self.width, self.model.num_layers)
         if layer not in self.layers or layer in message.done:
@@ -177,7 +186,7 @@ class Cluster:
         except self.ray.exceptions.GetTimeoutError:
             raise UserError(f"nodes: found nodes that did not answer within {READY:.0f} s, accepted: a free processor each") from None
 
-    async def travel(self, client: Client, policy: Policy, packed: bytes, lost: float, key: int) -> tuple[Answer, bytes]:
+    async def travel(self, client: Client, policy: Policy, packed: bytes, lost: float = 0.0, *key: int | str) -> tuple[Answer, bytes]:
         """One micro-batch's journey. A node that raises, or answers with anything but what was sent one layer on, counts as silent.
 
         Args:
@@ -190,7 +199,7 @@ class Cluster:
         Returns:
             How it ended, and the message as it was then.
         """
-        journey, rng = client.journey(policy), generator("nodes lost", key)
+        journey, rng = client.journey(policy), generator("nodes lost", *key)
         (images, tokens, width), done = load(packed)["tokens"].shape, tuple[int, ...]()
         try:
             step = next(journey)
@@ -203,7 +212,7 @@ class Cluster:
                     async with asyncio.timeout(step.patience):
                         if lost and rng.random() < lost:
                             await asyncio.sleep(2 * step.patience)
-                        reply = await self.actors[step.node].run.remote(packed, step.layer)
+                        reply = await self.actors[step.node].run.remote(packed, step.layer, time.time() + step.patience)
                     found = Message.unpack(reply, tokens, width, client.num_layers)
                     arrived = len(found.tokens) == images and found.done == (*done, step.layer)
                 except (TimeoutError, ValueError, self.ray.exceptions.RayError):
@@ -215,15 +224,15 @@ class Cluster:
             return end.value, packed
 
     async def serve(
-        self, client: Client, policy: Policy, messages: Sequence[bytes], in_flight: int, lost: float = 0.0
+        self, client: Client, policy: Policy, messages: Sequence[bytes], in_flight: int, lost: float = 0.0, *key: int | str
     ) -> list[tuple[Answer, bytes]]:
-        """All micro-batches, `in_flight` of them under way at a time."""
+        """All micro-batches, `in_flight` of them under way at a time; the key is of the draws of lost messages."""
         answers: dict[int, tuple[Answer, bytes]] = {}
         left = iter(enumerate(messages))
 
         async def stream() -> None:
             for number, packed in left:
-                answers[number] = await self.travel(client, policy, packed, lost, number)
+                answers[number] = await self.travel(client, policy, packed, lost, *key, number)
 
         await asyncio.gather(*(stream() for _ in range(in_flight)))
         return [answers[number] for number in range(len(messages))]

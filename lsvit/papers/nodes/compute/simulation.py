@@ -1,8 +1,10 @@
 """Nodes that fail, simulated: discrete events (SimPy) around the scheduler that real processes obey too. No torch here.
 
-A node takes micro-batches in the order in which they come, one at a time. It keeps those it has while it is away, and answers late.
+A node takes micro-batches one at a time, in the order in which they were sent. It keeps those it has while it is away, answers late, and
+drops without work those that nobody waits for any more when their turn comes.
 """
 
+import itertools
 from collections.abc import Generator, Iterator, Sequence
 from math import gamma
 from typing import Any, NamedTuple
@@ -10,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
-from lsvit.papers.nodes.compute.scheduler import Answer, Client, Pause, place
+from lsvit.papers.nodes.compute.scheduler import Answer, Client, Pause, Send, place
 from lsvit.papers.nodes.section import Fault, Policy, Service
 from lsvit.routes import generator
 
@@ -83,9 +85,14 @@ class Node:
             self.absence = next(self.away)
         return self.absence.end if self.absence.start <= time else time
 
-    def done(self, arrival: float) -> float:
-        """Take a micro-batch that arrives, and say when it is done. Being first come, first served, a node needs no process of its own."""
-        begun = self.present(max(arrival, self.free))
+    def done(self, arrival: float, until: float = FOREVER) -> float:
+        """Take a micro-batch that arrives, and say when it is done: never, if its turn comes when nobody waits for it any more.
+
+        Being first come, first served, a node needs no process of its own.
+        """
+        self.free = begun = self.present(max(arrival, self.free))
+        if begun > until:
+            return FOREVER
         self.free = self.present(begun + self.service)
         self.busy += self.service
         return self.free
@@ -125,18 +132,19 @@ class World:
                     step = journey.send(False)
                     continue
                 refused = step.node in self.troubles.gone  # a process that is no more, which its machine says at once
-                seconds = self._way() if refused else self._answered(step.node)
+                seconds = self._way() if refused else self._answered(step)
                 yield self.env.timeout(min(seconds, step.patience))
                 step = journey.send(seconds <= step.patience and not refused)
         except StopIteration as end:
             return end.value
 
-    def _answered(self, node: int) -> float:
+    def _answered(self, step: Send) -> float:
         """Seconds until a node has answered a message that is sent now; of a lost one never."""
         if self.fault.lost and self.rng.random() < self.fault.lost:
             return FOREVER
         way = self._way()
-        return self.nodes[node].done(self.env.now + way / 2) + way / 2 - self.env.now
+        done = self.nodes[step.node].done(self.env.now + way / 2, self.env.now + step.patience)
+        return done + way / 2 - self.env.now
 
     def _way(self) -> float:
         """Seconds of the way there and back."""
@@ -146,9 +154,19 @@ class World:
 class Run(NamedTuple):
     """What a simulation, or a measurement, found."""
 
-    answers: list[Answer]  # of each micro-batch
-    seconds: float
-    busy: float  # share of the time that the nodes which are not gone for good worked
+    answers: list[Answer]  # of each micro-batch; of a swarm as they ended
+    busy: float  # share of the whole time that the nodes which are not gone for good worked
+
+    def steady(self, in_flight: int) -> tuple[list[int], float]:
+        """The journeys that ended while the load was steady, and how many seconds that was. None, where there are too few.
+
+        All `in_flight` begin at once, and in the end fewer are under way: so counted are those that ended after the first `in_flight` had,
+        and before there was no other one to begin; as many as a multiple of `in_flight`, since in any order so many may end together.
+        """
+        ended = sorted(range(len(self.answers)), key=lambda number: self.answers[number].ended)
+        counted = ended[in_flight : (len(ended) // in_flight - 1) * in_flight]
+        seconds = self.answers[counted[-1]].ended - self.answers[ended[in_flight - 1]].ended if counted else 0.0
+        return counted, seconds
 
 
 def simulate(
@@ -168,16 +186,29 @@ def simulate(
     streams = [world.env.process(stream()) for _ in range(in_flight)]
     world.env.run(world.env.all_of(streams))
     present = [node.busy for i, node in enumerate(world.nodes) if i not in world.troubles.gone]
-    return Run([answers[batch] for batch in range(batches)], world.env.now, sum(present) / max(world.env.now * len(present), 1e-9))
+    return Run([answers[batch] for batch in range(batches)], sum(present) / max(world.env.now * len(present), 1e-9))
 
 
 def swarm(
-    nodes: int, replication: int, num_layers: int, clients: int, journeys: int, policy: Policy, options: Service, fault: Fault,
-    *key: int | str,
+    nodes: int, replication: int, num_layers: int, clients: int, journeys: int, rest: float, policy: Policy, options: Service,
+    fault: Fault, *key: int | str,
 ) -> Run:  # fmt: skip
     """Many clients at once, each with journeys one after another over nodes of its own choice.
 
-    Node n holds layer n modulo the number of layers; a client knows `replication` of each layer's nodes, drawn at random.
+    Node n holds layer n modulo the number of layers; a client knows `replication` of each layer's nodes, drawn at random. It makes as many
+    journeys before those that count, to know its nodes, and goes on after them until everybody has made those that count.
+
+    Args:
+        nodes: how many.
+        replication: nodes that a client knows for each layer.
+        num_layers: L.
+        clients: how many.
+        journeys: of each, that count.
+        rest: seconds from one to the next in the mean (exponential); 0: at once.
+        policy: of all.
+        options: times.
+        fault: what is wrong.
+        key: of all draws.
     """
     world = World(nodes, options, fault, *key)
     answers: list[Answer] = []
@@ -186,10 +217,17 @@ def swarm(
         rng = generator("nodes known", *key, number)
         known = [rng.choice(np.arange(layer, nodes, num_layers), replication, replace=False).tolist() for layer in range(num_layers)]
         client = world.client(known, *key, number)
-        yield world.env.timeout(rng.random() * num_layers * options.service)  # not all at once
-        for _ in range(journeys):
-            answers.append((yield world.env.process(world.travel(client, policy))))
+        yield world.env.timeout(rng.random() * max(rest, num_layers * options.service))  # not all at once
+        for count in itertools.count():
+            answer = yield world.env.process(world.travel(client, policy))
+            if journeys <= count < 2 * journeys:
+                answers.append(answer)
+            if count == 2 * journeys - 1:
+                counted[number].succeed()
+            yield world.env.timeout(rng.exponential(rest))
 
-    streams = [world.env.process(stream(number)) for number in range(clients)]
-    world.env.run(world.env.all_of(streams))
-    return Run(answers, world.env.now, sum(node.busy for node in world.nodes) / (world.env.now * nodes))
+    counted = [world.env.event() for _ in range(clients)]
+    for number in range(clients):
+        world.env.process(stream(number))
+    world.env.run(world.env.all_of(counted))
+    return Run(answers, sum(node.busy for node in world.nodes) / (world.env.now * nodes))
