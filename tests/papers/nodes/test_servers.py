@@ -77,6 +77,11 @@ def test_nodes_give_what_one_forward_pass_gives(kind: str, route: tuple[int, ...
     assert (exit_of(model, route) is None) == (kind != "exits" or len(route) == 6)
 
 
+def small(header: bytes) -> bytes:
+    """A safetensors file with two bytes of numbers."""
+    return len(header).to_bytes(8, "little") + header + b"\0\0"
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_what_is_no_message_is_refused(six: ModelPreset, tmp_path: Path) -> None:
     weights, node = weights_of(six, PLAIN, tmp_path), LayerServer(0.0)
@@ -85,6 +90,7 @@ def test_what_is_no_message_is_refused(six: ModelPreset, tmp_path: Path) -> None
     good, empty = torch.zeros(2, tokens, width), torch.zeros(0, dtype=torch.int64)
     for packed, said in (
         (b"\x80\x04K\x01.", "not in safetensors form"),  # a pickle
+        (small(b'{"tokens": {"dtype": "F8_E8M0", "shape": [2], "data_offsets": [0, 2]}}'), "not in safetensors form"),  # not torch's
         (save({"tokens": good}), "found tokens, accepted: tokens and done"),
         (save({"tokens": good, "done": empty, "more": empty}), "accepted: tokens and done"),
         (save({"tokens": good[:, 1:].contiguous(), "done": empty}), rf"tokens: found torch.float32 \(2, {tokens - 1}, {width}\)"),

@@ -71,7 +71,7 @@ class Message(NamedTuple):
         """
         try:
             found = load(packed)
-        except SafetensorError as error:
+        except (SafetensorError, KeyError, TypeError) as error:  # no such file, of numbers that torch does not have, no bytes at all
             raise ValueError(f"message: not in safetensors form ({error})") from None
         if found.keys() != {"tokens", "done"}:
             raise ValueError(f"message: found {', '.join(sorted(found)) or 'nothing'}, accepted: tokens and done")
