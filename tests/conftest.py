@@ -39,6 +39,7 @@ os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read once in a process: for
 # As a stage does: the fork server imports torch and timm once for a process of pytest, not every worker of every test anew.
 multiprocessing.set_forkserver_preload(["lsvit.training.loop", "timm"])
 ROOT = Path(__file__).parent.parent
+LONGEST = ("test_cluster.py", "test_pipeline.py")  # minutes each, most of them waiting
 PICO = {"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "depth": 4, "num_heads": 2}
 VARIANTS: dict[str, dict[str, Any]] = {
     "ls": {"route": "arbitrary"},
@@ -64,11 +65,11 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is not marked as slow is quick; files with slow tests go first, so that none is left for one process at the end."""
+    """What is not marked as slow is quick; the longest files go first, then those with slow tests, so that none is left for the end."""
     for item in items:
         if not item.get_closest_marker("slow"):
             item.add_marker("quick")
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: (item.path.name not in LONGEST, item.get_closest_marker("slow") is None))
 
 
 def add(column: str, amount: float, **where: Any) -> Change:
