@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 import torch
 
@@ -185,15 +186,15 @@ def on_two_machines(todo: list[Job], on_epoch: Callable[[Job, Event], None], cap
         port = free.getsockname()[1]
     many = Distributed(processes=1, nodes=2, endpoint=f"127.0.0.1:{port}", routes="shared")
     others: list[subprocess.Popen] = []
-    printed = ""
 
     def join() -> None:
-        nonlocal printed
-        deadline = time.monotonic() + 30
-        while not (found := re.search(r"^on each other machine.*?: cd (\S+) && (DVC_ROOT=\S+) uv run (.*)$", printed, re.M)):
-            printed += capfd.readouterr().out
+        # The line stands before the agent begins, and is read once: what is written while capfd reads would be lost.
+        deadline, agent = time.monotonic() + 120, f"--rdzv-endpoint={many.endpoint}"
+        while not any(agent in (each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])):
             assert time.monotonic() < deadline
             time.sleep(0.1)
+        found = re.search(r"^on each other machine.*?: cd (\S+) && (DVC_ROOT=\S+) uv run (.*)$", capfd.readouterr().out, re.M)
+        assert found
         name, _, value = found[2].partition("=")
         python, *arguments = shlex.split(found[3])
         assert python == "python"
