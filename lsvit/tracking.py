@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from lsvit.config.papers import rooms
 from lsvit.context import context_tags, watch
 from lsvit.declared import stage_of, stage_results
 from lsvit.reading import read_json
@@ -312,10 +312,10 @@ class Tracker:
         files, metrics = stage_results(stage)
         if not files:  # a stage that has not run
             return
-        found = (item for file in metrics for item in _flat(read_json(file), separator="/").items())
-        numbers = {name: float(value) for name, value in found if isinstance(value, int | float)}
+        numbers = {k: float(v) for file in metrics for k, v in _flat(read_json(file), separator="/").items() if isinstance(v, int | float)}
         key = _key(stage, {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
-        images = (image for module in rooms("tracked") if stage == module.STAGE for image in module.images())
+        tracked = Path(__file__).parent / "papers" / stage / "tracked.py"
+        images = import_module(f"lsvit.papers.{stage}.tracked").images() if tracked.is_file() else ()
         self._finish(self._run(key, stage, {"variant": stage, "kind": "stage", "stage": stage}, {}), files, numbers, images=images)
 
 

@@ -9,6 +9,6 @@ PAPERS = ("layershuffle", "exits", "smoothing", "inversion", "painters", "nodes"
 
 def rooms(room: str) -> list[ModuleType]:
     """The module of this name of every paper that has one: "section", "checks", "cost", "compute.plan", "compute.rounds", "tables",
-    "figures", "claims", "charts", "tracked"."""
+    "figures", "claims", "charts"."""
     names = [f"lsvit.papers.{paper}.{room}" for paper in PAPERS]
     return [import_module(name) for name in names if find_spec(name)]

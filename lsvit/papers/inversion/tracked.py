@@ -8,8 +8,6 @@ from lsvit.papers.inversion.gallery import INVERTED, Gallery, picture_of
 from lsvit.papers.inversion.section import NO_EDIT
 from lsvit.papers.inversion.tables import FIRST, PATCHES
 
-STAGE = "inversion"
-
 
 def images() -> Iterator[tuple[str, int, np.ndarray]]:
     """An image and the input found for its state in a model as it is: a key a model, a step a number of first layers (0: embedding).

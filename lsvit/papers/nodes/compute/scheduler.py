@@ -78,7 +78,7 @@ class Client:
 
     def __init__(self, holders: Sequence[Sequence[int]], options: Service, now: Callable[[], float], rng: np.random.Generator) -> None:
         self.holders, self.options, self.now, self.rng = holders, options, now, rng
-        self.allowed = options.deadline * len(holders) * options.service  # seconds that a journey has
+        self.limit = options.deadline * len(holders) * options.service  # seconds that a journey has
         known = {node for nodes in holders for node in nodes}
         self.waiting = dict.fromkeys(known, 0)  # own micro-batches at the node
         self.takes = dict.fromkeys(known, options.service + options.hop)  # seconds for one
@@ -99,7 +99,7 @@ class Client:
     def _patience(self, node: int) -> float:
         """Seconds to wait for a node: twice as long, up to a limit, each time that it was silent, or nobody would learn that it is slow."""
         least = self.options.patience * self.expected(node)
-        return max(least, min(2 ** self.silent[node] * least, PROBE * self.allowed))
+        return max(least, min(2 ** self.silent[node] * least, PROBE * self.limit))
 
     def _promise(self, node: int) -> float:
         """What is expected, for comparison: one that was silent when last asked is likely to cost all patience."""
@@ -118,7 +118,7 @@ class Client:
             What is to be done; it is sent whether a node answered in time.
         """
         begun = self.now()
-        end = begun + self.allowed
+        end = begun + self.limit
         route: list[int] = []
         left_out: set[int] = set()
         while len(route) + len(left_out) < self.num_layers:
