@@ -19,9 +19,9 @@ sys.path.insert(0, str(ROOT))  # as a script it has its own folder alone
 
 from docs.reference import campaign, parameters, plots_page, schema, speed  # noqa: E402
 from lsvit.config.papers import rooms  # noqa: E402
-from lsvit.report.comparison import moved  # noqa: E402
+from lsvit.report.comparison import Pooled, moved  # noqa: E402
 from lsvit.report.evaluations import label  # noqa: E402
-from lsvit.report.ledger import HOLDS, VERDICTS, Claim  # noqa: E402
+from lsvit.report.ledger import FAILS, HOLDS, UNDECIDED, VERDICTS, WEAKER, Claim, judge  # noqa: E402
 from lsvit.report.why import NUMBER, Read, number  # noqa: E402
 
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
@@ -38,6 +38,7 @@ CELLS = {  # words -> folder of results/
     f"[micro model at `hours`](results/{HOURS}README.md), five seeds": HOURS,
     "micro model at `minutes`, the default run, five seeds": "",
 }
+FEW = 20  # seeds: four times what a run has
 BLOCK = re.compile(r"(<!-- (\w+):.*?-->)\n(.*?)(<!-- /\2 -->)", re.S)
 
 
@@ -61,6 +62,26 @@ def moved_verdicts(*folders: str, read: Read) -> str:
     same = len(both) - len(contradicting) - len(marginal)
     lines = [f"Of {len(both)} verdicts {same} are the same, {len(contradicting)} contradict each other, {len(marginal)} others differ:"]
     return "\n".join([*lines, "", *(f"- {line}" for line in contradicting + marginal)])
+
+
+def ten_seeds(old: list[str], read: Read) -> str:
+    """What both runs of scale hours say together: counts, how many seeds what is undecided needs, what five seeds said otherwise."""
+    found = judge(Pooled(*(ROOT / "results" / folder for folder in (HOURS, f"{HOURS[:-1]}_seeds_5_to_9"))))
+    verdicts = [entry["verdict"] for entry in found["claims"]]
+    holds, fails, weaker, undecided = map(verdicts.count, (HOLDS, FAILS, WEAKER, UNDECIDED))
+    corrected = [entry["corrected"] for entry in found["claims"]]
+    needed = [re.search(r"about (\d+)", entry["reason"]) for entry in found["claims"] if entry["verdict"] == UNDECIDED]
+    few = sum(int(words[1]) <= FEW for words in needed if words)
+    decidable = holds + fails + weaker + few
+    contradicting, marginal = moved(found, json.loads(read(f"results/{HOURS}claims.json")))
+    lines = contradicting + marginal
+    return f"""Of {decidable - few + undecided} claims {holds} hold, {fails} do not, {weaker} are weaker here, {undecided} undecided; after
+Holm's correction {corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not. From the spread so far {FEW} seeds would
+probably decide {few} of the undecided claims ({few} of {decidable}, {100 * few / decidable:.0f} %, of those that so many seeds decide);
+{needed.count(None)} would need more than two hundred. {len(contradicting)} verdicts contradict the ledger of seeds 0 to 4,
+{len(marginal)} others differ:
+
+""" + "\n".join(f"- {line}" for line in lines)
 
 
 def result(old: list[str], read: Read) -> str:
@@ -149,6 +170,7 @@ MADE: dict[str, Callable[[list[str], Read], str]] = {
     "moved_seeds": lambda old, read: moved_verdicts("", f"{MINUTES}_seeds_5_to_9/", read=read),
     "moved_processor": lambda old, read: moved_verdicts("", f"{MINUTES}_another_processor/", read=read),
     "moved_hours": lambda old, read: moved_verdicts(HOURS, f"{HOURS[:-1]}_seeds_5_to_9/", read=read),
+    "ten_seeds": ten_seeds,
     "result": result,
     "parameters": lambda old, read: parameters(read),
     "speed": lambda old, read: speed(read),

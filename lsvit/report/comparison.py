@@ -1,13 +1,52 @@
-"""What `lsvit claims` compares: a ledger with another, and the result files with what their stages wrote."""
+"""Runs of one cell: a ledger beside another, the result files beside what their stages wrote, the seeds of several runs together."""
 
 import json
 import subprocess
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from lsvit.errors import UserError
 from lsvit.reading import read_json
-from lsvit.report.ledger import FAILS, HOLDS, WEAKER
+from lsvit.report.ledger import FAILS, HOLDS, WEAKER, Evidence
+
+
+class Pooled(Evidence):
+    """The result files of one run of a cell, with what others have of further seeds. Raises UserError: a run of another cell.
+
+    What does not go by seeds, tables made of others too, is the first run's.
+    """
+
+    def __init__(self, folder: Path, *others: Path) -> None:
+        super().__init__(folder)
+        self.others = [Evidence(other) for other in others]
+        for other in self.others:
+            if not same_cell(self.cell, other.cell):
+                names = [f"{run.cell['dataset']} with {run.cell['model']} at scale {run.cell['scale']}" for run in (other, self)]
+                raise UserError("{}: found a run of {}, accepted: one of {}".format(other.folder, *names))
+            self.cell["seeds"] = [*dict.fromkeys(self.cell["seeds"] + other.cell["seeds"])]
+
+    def table(self, name: str) -> pd.DataFrame:
+        """The rows of `<name>.csv` of all runs."""
+        if name not in self.tables:
+            rows = super().table(name)
+            for other in (run.table(name) for run in self.others):
+                if "seed" in rows and "seed" in other:
+                    rows = pd.concat([rows, other[~other["seed"].isin(rows["seed"])]], ignore_index=True)
+            self.tables[name] = rows
+        return super().table(name)
+
+    def read(self, name: str) -> dict[str, Any]:
+        """The content of `<name>.json`, with the seeds of all runs."""
+        return reduce(_joined, (run.read(name) for run in self.others), super().read(name))
+
+
+def _joined(mine: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Two dictionaries at every depth: mine, then what only the other has."""
+    both = {key: _joined(mine[key], value) for key, value in other.items() if isinstance(mine.get(key), dict) and isinstance(value, dict)}
+    return mine | {key: value for key, value in other.items() if key not in mine} | both
 
 
 def changes(found: dict[str, Any], other: dict[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ from lsvit import cli
 from lsvit.config.papers import rooms
 from lsvit.config.params import load
 from lsvit.errors import UserError
-from lsvit.report.comparison import changes, moved, same_cell
+from lsvit.report.comparison import Pooled, changes, moved, same_cell
 from lsvit.report.ledger import (
     FAILS,
     HOLDS,
@@ -46,6 +46,7 @@ from lsvit.tracking import _flat
 from tests.conftest import ALL_CLAIMS, ROOT
 
 RESULTS = ROOT / "results"
+CELLS = RESULTS / "cells"
 
 
 def test_interval_is_students_t() -> None:
@@ -340,6 +341,19 @@ def test_one_seed_has_no_verdict(changed: Path) -> None:
 
 
 @pytest.mark.slow
+def test_seeds_of_several_runs_are_judged_together() -> None:
+    """Each once, in the order of the runs, in tables and in what goes by seeds elsewhere; runs of other cells are refused."""
+    first, second = (CELLS / name for name in ("fashion_mnist_10k_vit_micro_hours", "fashion_mnist_10k_vit_micro_hours_seeds_5_to_9"))
+    both = Pooled(first, second, first)
+    assert both.cell["seeds"] == list(range(10))
+    apart = [Evidence(folder).accuracy("ls", "arbitrary") for folder in (first, second)]
+    np.testing.assert_array_equal(both.accuracy("ls", "arbitrary"), np.concatenate(apart))
+    assert list(both.read("analysis")["models"]["ls"]["position_r2"]["seeds"]) == [str(seed) for seed in range(10)]
+    assert both.table("table1").equals(Evidence(first).table("table1"))
+    with pytest.raises(UserError, match=r"at scale hours, accepted: one of .* at scale minutes"):
+        Pooled(RESULTS, first)
+
+
 def test_ledgers_are_compared() -> None:
     found = judge(Evidence(RESULTS))
     assert changes(found, found) == []
