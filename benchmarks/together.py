@@ -148,21 +148,22 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=180)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
-    deadline, rounds = time.monotonic() + 60 * options.minutes, list[dict[str, Any]]()
+    began, rounds, about = time.monotonic(), list[dict[str, Any]](), machine()
     with tempfile.TemporaryDirectory(prefix="together-") as folder:
         run = Run(Path(folder), "repro")
         try:
             both = two_at_once(run)
             print(both, flush=True)
             ask(run, "git", "-c", "commit.gpgsign=false", "commit", "-qam", "smoke")
-            while not rounds or time.monotonic() < deadline:
+            while not rounds or time.monotonic() - began < 60 * options.minutes:
                 rounds.append(queued(run, len(rounds) + 1))
                 print(rounds[-1], flush=True)
+                counted = [{name: len(value) if isinstance(value, list) else value for name, value in each.items()} for each in rounds]
+                seconds = time.monotonic() - began  # written every round: hours would be lost
+                write(options.out, {"machine": about, "seconds": seconds, "two at once": both, "rounds": counted})
         finally:
             run.end()
-    counted = [{name: len(value) if isinstance(value, list) else value for name, value in each.items()} for each in rounds]
     show("Rounds", counted)
-    write(options.out, {"machine": machine(), "two at once": both, "rounds": counted})
     if any(each[name] for each in rounds for name in WRONG):
         sys.exit(f"see {', '.join(WRONG)} above")
 
