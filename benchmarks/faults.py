@@ -3,10 +3,11 @@
     uv run python benchmarks/faults.py [--faults 100] [--minutes 60] [--seed 0] [--ways repro served ...]   writes benchmarks/faults.json
 
 Every way runs once undisturbed. Then, in fresh copies of the repository, random processes of the run (DVC, its shell, the stage, the warm
-process, workers, MLflow's server) get SIGKILL, SIGTERM, SIGINT, or SIGSTOP for a while. In the way `memory` a process can have no more
-memory for a while than it has; in `disk`, for root alone, the disk below the repository is filled, runs out of inodes or becomes read-only,
-until the run has ended. What each copy has in the end must be what the undisturbed one has: see `compare`, else this ends with 1.
-The draws follow from the seed, not the moments at which processes meet them.
+process, workers; in `served` MLflow's server, in `queue` the worker of DVC's queue, in `ray` those of two Ray nodes) get SIGKILL, SIGTERM,
+SIGINT, or SIGSTOP for a while. In the way `memory` a process can have no more memory for a while than it has; in `disk`, for root alone,
+the disk below the repository is filled, runs out of inodes or becomes read-only, until the run has ended. What each copy has in the end
+must be what the undisturbed one has: see `compare`, else this ends with 1. The draws follow from the seed, not the moments at which
+processes meet them.
 """
 
 import argparse
@@ -44,11 +45,25 @@ FULL = 30.0  # seconds that a disk is full at most: a run that writes nothing me
 ROUND = 25  # faults of one run: what is killed every few seconds comes to no end
 STUCK = 900.0  # seconds without an end: the run hangs
 SIGNALS = {signal.SIGKILL: 4, signal.SIGTERM: 2, signal.SIGINT: 2, signal.SIGSTOP: 2}  # and how often
-WAYS = ("repro", "served", "memory", "disk")
+WAYS = ("repro", "served", "queue", "ray", "memory", "disk")
+TARGETS = "benchmarks.fault_targets"
+KINDS = {  # words of a command -> what that process is; the first that fits
+    "targets cluster": "Ray's starter", "gcs_server": "Ray's head", "raylet/raylet": "Ray's node", "ray::work": "Ray's worker",
+    "ray::": "Ray's other", "/ray/": "Ray's other", "targets queue": "queue's command", "queue-worker": "queue's worker",
+    "mlflow": "MLflow's server", "forkserver": "fork server", "resource_tracker": "resource tracker", "sh -c": "shell",
+    "-m stages": "stage's command", "dvc": "DVC",
+}  # fmt: skip
+SERVERS = {
+    "MLflow's server",
+    "Ray's starter",
+    "Ray's head",
+    "Ray's node",
+    "Ray's other",
+}  # start again where they ended
 WRONG = ("orphans", "wrong", "still there", "tracebacks")  # what should be empty of every round
 TIMED = ("latency_ms",)  # columns of results that are measured times
 # in which names are drawn, or are hashes of paths or of measured times
-CACHES = ("copy/.dvc/", "copy/.git/", "copy/.lsvit/context/", "copy/mlartifacts/", "artifacts/", "tmp/db_init_lock-")
+CACHES = ("copy/.dvc/", "copy/.git/", "copy/.lsvit/context/", "copy/mlartifacts/", "artifacts/", "tmp/db_init_lock-", "ray/")
 
 
 class State(NamedTuple):
@@ -64,23 +79,32 @@ class Run:
 
     def __init__(self, folder: Path, way: str, *stages: str) -> None:
         self.folder, self.way, served = folder / "copy", way, way == "served"
-        self.repro = "dvc", "repro", "--pull", *stages  # all stages if none is named
+        repro = "dvc", "repro", "--pull", *stages  # all stages if none is named
+        self.repro, self.driver = repro, (TARGETS, "queue") if way == "queue" else repro
         if way == "disk":
             self.folder.mkdir()
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4g,nr_inodes=100k", "tmpfs", self.folder], check=True)
         copy_repository(self.folder)
-        apply_overrides(self.folder / "params.yaml", list(PRESETS))
+        apply_overrides(self.folder / "params.yaml", [*PRESETS, *(["engine=ray"] if way == "ray" else [])])
         (temporary := folder / "tmp").mkdir()
         self.env = environment() | {MARK: str(folder), "TMPDIR": str(temporary)}
         self.store = folder / "served.db" if served else self.folder / "mlflow.db"
-        self.port = free_port() if served else None
+        self.port = free_port() if way in ("served", "ray") else None
+        if way == "ray":
+            self.env |= {"RAY_ADDRESS": f"127.0.0.1:{self.port}", "RAY_TMPDIR": str(folder), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
         if served:
             MlflowClient(f"sqlite:///{self.store}").search_experiments()  # a server killed while it makes its store never starts again
             self.env["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{self.port}"
 
     def serve(self) -> None:
-        """Start MLflow's server where it should run and does not."""
-        if self.port and not any(kind(process) == "MLflow's server" for process in self.processes()):
+        """Start MLflow's server, or the Ray nodes, where they should run and do not."""
+        here = {kind(process): process for process in self.processes()} if self.port else {}
+        if self.way == "ray" and not {"Ray's head", "Ray's starter"} <= here.keys():
+            for process in self.processes():
+                if kind(process) in SERVERS:
+                    process.kill()
+            self.start(TARGETS, "cluster", str(self.port))
+        if self.way == "served" and "MLflow's server" not in here:
             options = ["--backend-store-uri", f"sqlite:///{self.store}", "--default-artifact-root", str(self.store.parent / "artifacts")]
             self.start("mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1", *options)
 
@@ -133,7 +157,7 @@ class Run:
         """The pipeline to its end, undisturbed; what a store missed is logged. Ends this process where that fails."""
         self.mend()
         self.serve()
-        for command in (self.repro, ("lsvit.cli", "track", "sync")):
+        for command in dict.fromkeys((self.driver, self.repro, ("lsvit.cli", "track", "sync"))):
             if code := self.start(*command).wait(STUCK):
                 sys.exit(f"{' '.join(command)}: {code}\n{(self.folder.parent / 'log').read_text()[-5000:]}")
 
@@ -171,8 +195,7 @@ def kind(process: psutil.Process) -> str:
         if "lsvit.jobs.server" in command:  # so are those called that forked from it: a stage leads a group, a worker leads nothing
             own = process.pid
             return "warm process" if os.getsid(own) == own else "stage" if os.getpgid(own) == own else "worker"
-        for words, name in (("mlflow", "MLflow's server"), ("forkserver", "fork server"), ("resource_tracker", "resource tracker"),
-                            ("sh -c", "shell"), ("-m stages", "stage's command"), ("dvc", "DVC")):  # fmt: skip
+        for words, name in KINDS.items():
             if words in command:
                 return name
         return process.name()
@@ -234,7 +257,7 @@ def disturb(run: Run, draw: random.Random, most: int, deadline: float) -> dict[s
     while not ended and len(struck) < most and time.monotonic() < deadline:
         torn += run.mend()
         run.serve()
-        driver, starts, since = run.start(*run.repro), starts + 1, time.monotonic()
+        driver, starts, since = run.start(*run.driver), starts + 1, time.monotonic()
         while driver.poll() is None:
             if len(struck) >= most or time.monotonic() > deadline:
                 driver.wait(STUCK)
@@ -248,8 +271,9 @@ def disturb(run: Run, draw: random.Random, most: int, deadline: float) -> dict[s
             run.serve()
             assert time.monotonic() - since < STUCK, f"hangs: {[process.cmdline() for process in run.processes()]}"
         ended = driver.returncode == 0
-        seconds, left = run.until_gone(ORPHANED, {"", "warm process", "MLflow's server"})
-        slowest, orphans = max(slowest, seconds), orphans + left
+        if run.way != "queue":  # whose work goes on without whoever waits for it
+            seconds, left = run.until_gone(ORPHANED, {"", "warm process", *SERVERS})
+            slowest, orphans = max(slowest, seconds), orphans + left
     return {"struck": struck, "starts": starts, "seconds": time.monotonic() - began, "gone after": slowest, "torn": torn,
             "orphans": orphans}  # fmt: skip
 
@@ -296,7 +320,7 @@ def main() -> None:
                 done = disturb(run, draw, min(left, ROUND), deadline)
                 run.finish()
                 done["wrong"] = compare(run, whole[way])
-                _, done["still there"] = run.until_gone(IDLE, {"", "MLflow's server"})
+                _, done["still there"] = run.until_gone(IDLE, {"", *SERVERS})
                 done["tracebacks"] = re.findall("Traceback.*", (place / "log").read_text() if way == "disk" else "", re.S)
             finally:
                 run.end()
