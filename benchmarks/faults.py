@@ -48,10 +48,10 @@ SIGNALS = {signal.SIGKILL: 4, signal.SIGTERM: 2, signal.SIGINT: 2, signal.SIGSTO
 WAYS = ("repro", "served", "queue", "ray", "memory", "disk")
 TARGETS = "benchmarks.fault_targets"
 KINDS = {  # words of a command -> what that process is; the first that fits
-    "targets cluster": "Ray's starter", "gcs_server": "Ray's head", "raylet/raylet": "Ray's node", "ray::work": "Ray's worker",
-    "ray::": "Ray's other", "/ray/": "Ray's other", "targets queue": "queue's command", "queue-worker": "queue's worker",
-    "mlflow": "MLflow's server", "forkserver": "fork server", "resource_tracker": "resource tracker", "sh -c": "shell",
-    "-m stages": "stage's command", "dvc": "DVC",
+    "targets cluster": "Ray's starter", "gcs_server": "Ray's head", "raylet/raylet": "Ray's node", "ray::IDLE": "Ray's other",
+    "Agent": "Ray's other", "ray::": "Ray's worker", "/ray/": "Ray's other", "targets queue": "queue's command",
+    "queue-worker": "queue's worker", "mlflow": "MLflow's server", "forkserver": "fork server", "resource_tracker": "resource tracker",
+    "sh -c": "shell", "-m stages": "stage's command", "dvc": "DVC",
 }  # fmt: skip
 SERVERS = {
     "MLflow's server",

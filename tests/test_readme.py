@@ -36,7 +36,10 @@ def section(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES)
+SLOW = "docs/reproducibility.md"  # a ledger is judged for it
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.slow] if page == SLOW else []) for page in PAGES])
 def test_what_comes_from_results_is_what_is_committed_there(page: str) -> None:
     assert filled(committed(page), committed) == committed(page)
 

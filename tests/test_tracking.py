@@ -263,6 +263,7 @@ def test_what_several_stages_log_at_once_stands_once(workspace: Path, local: str
     check_store(local)
 
 
+@pytest.mark.slow
 def test_trackers_of_a_process_take_turns(workspace: Path, local: str) -> None:
     """Two threads that import mlflow at once find halves of it: none begins while another is at work."""
     client_of(local)  # imported now, what is noted next takes no time

@@ -355,7 +355,7 @@ def test_seeds_of_several_runs_are_judged_together() -> None:
 
 
 def test_ledgers_are_compared() -> None:
-    found = judge(Evidence(RESULTS))
+    found = json.loads((RESULTS / "claims.json").read_text())
     assert changes(found, found) == []
     other = json.loads(json.dumps(found))
     held = next(entry for entry in other["claims"] if entry["verdict"] == HOLDS)
