@@ -33,13 +33,13 @@ SLOWER, AT_LEAST = 4, 60  # times; seconds
 DEVICES = "tests/test_pretended_gpu.py"  # has the word where they pass
 MODULES = {  # -> the tests whose work it is to find its faults
     "lsvit/routes.py": "tests/test_routes.py",
-    "lsvit/latin.py": "tests/models/test_latin.py tests/training/test_latin.py tests/test_routes.py",
+    "lsvit/latin.py": "tests/models/test_latin.py tests/training/test_latin.py tests/test_routes.py tests/config/test_per.py",
     "lsvit/models/routed.py": "tests/models tests/papers/painters/test_painters.py",
     "lsvit/models/stacked.py": "tests/models/test_latin.py tests/models",
     "lsvit/models/position.py": "tests/models",
     "lsvit/models/taps.py": "tests/models tests/papers/inversion/test_ablation.py",
     "lsvit/models/branches.py": "tests/models/test_branches.py",
-    "lsvit/models/talking_heads.py": "tests/models tests/cost/test_talking_heads.py",
+    "lsvit/models/talking_heads.py": "tests/models tests/cost/test_talking_heads.py tests/papers/smoothing/test_measures.py",
     "lsvit/training/losses.py": "tests/papers/smoothing/test_measures.py tests/training/test_loop.py tests/training/test_plain_loop.py",
     "lsvit/training/loop.py": "tests/training tests/papers/exits/test_frozen.py tests/papers/smoothing/test_measures.py",
     "lsvit/training/optimisation.py": "tests/training/test_loop.py tests/training/test_plain_loop.py",

@@ -128,6 +128,13 @@ def test_convolution_sees_neighbours_on_the_grid(kind: Any) -> None:
     assert not torch.allclose(answers[0], answers[1], atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["cnn_ignore", "cnn_add", "cnn_project"])
+def test_cells_are_convolved_by_threes_and_pooled_by_twos(kind: Any) -> None:
+    branch: Any = make_branch(kind, TokenShape(16, 1, (6, 4), 2), 10, SIZES)
+    assert (branch[1].kernel_size, branch[3].kernel_size, branch[3].stride) == ((3, 3), 2, 2)
+    assert branch[-1][0].in_features == SIZES.channels * 3 * 2
+
+
 @pytest.mark.parametrize("kind", BRANCHES)
 def test_every_branch_ends_in_three_dense_layers_with_two_dropouts(kind: Any) -> None:
     branch: Any = make_branch(kind, TokenShape(16, 1, (2, 2), 2), 10, SIZES)

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -381,8 +382,10 @@ def test_exits_that_cannot_be_attached(bench: Bench, frozen: Path, tmp_path: Pat
 
 def test_costs_of_exits(bench: Bench, tmp_path: Path) -> None:
     """FLOPs: the same for every layer more; the time of every exit that can be taken."""
+    begun = time.perf_counter()
     measure(bench.config(), bench.data, tmp_path, lambda event: None)
     found = json.loads((tmp_path / EXIT_COSTS).read_text())
+    assert sum(found["latency_ms"].values()) < 1000 * (time.perf_counter() - begun)
     flops, names = found["flops"], {f"{kind}.{depth}" for kind in BRANCHES for depth in (1, 2, 3)}
     assert found["latency_ms"].keys() == names | {"final.4"}
     assert min(found["latency_ms"].values()) > 0

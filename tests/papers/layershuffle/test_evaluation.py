@@ -74,6 +74,8 @@ def test_other_readings(params: Params, pico: ModelPreset, prepared: Path, weigh
     assert list(every[(every["keep"] == 4) & (every["order"] == "arbitrary")]["images"]) == [40] * 5
     batch, _ = rows(config(params, pico, per="batch"), prepared, weights, tmp_path)
     assert list(batch[(batch["keep"] == 4) & (batch["order"] == "arbitrary")]["route"]) == ["3 routes, one a batch"]
+    two, _ = rows(config(params, pico, per="batch", batch_size=20), prepared, weights, tmp_path)
+    assert list(two[(two["keep"] == 4) & (two["order"] == "arbitrary")]["route"]) == ["2 routes, one a batch"]
     whole, _ = rows(config(params, pico, per="batch", batch_size=40), prepared, weights, tmp_path)
     (route,) = whole[(whole["keep"] == 4) & (whole["order"] == "arbitrary")]["route"]
     assert sorted(route.split("-")) == ["0", "1", "2", "3"]
@@ -112,6 +114,8 @@ def test_latin_routes(
         assert [np.shape(each.routes) for each in routes] == [(4, length)] * 3
         assert len(set(routes)) == 3
         assert (row["accuracy"], row["loss"]) == (pytest.approx(result.accuracy, abs=1e-6), pytest.approx(result.loss, abs=1e-6))
+    rest, _ = rows(config(params, pico, images=10, per="latin", batch_size=19), prepared, weights, tmp_path)
+    assert rest[rest["keep"] == 4]["route"].tolist()[-1] == "10 routes, Latin"  # the last two images have one each
     one_a_sample = sample["route"] == "40 routes, one a sample"
     assert one_a_sample.sum() == 3  # the third is pruned and sequential, which no Latin square is
     pd.testing.assert_frame_equal(latin[~is_latin], sample[~is_latin])
