@@ -7,6 +7,7 @@ interpreter, environment, limits and source code; it never touches a GPU. Where 
 stage is a process like any other.
 """
 
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -27,7 +28,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 IDLE_SECONDS = 30.0
 LAST_SECONDS = 8.0  # that a stage has to end in order when DVC is gone
@@ -156,7 +157,26 @@ def main(listener: int) -> None:
     """Serve; in a fork, run the stage that was asked for."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # mlflow reads it when it is imported
     if request := serve(socket.socket(fileno=listener)):
-        sys.exit(execute(request["stage"], request["arguments"]))
+        try:
+            code = execute(request["stage"], request["arguments"])
+        except SystemExit as ended:
+            if not isinstance(ended.code, int):
+                raise
+            code = ended.code
+        leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End as multiprocessing's processes do, without taking the interpreter apart: native libraries may wait for ever then (Ray's driver
+    did, after its node had been killed)."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        code = code or 120  # as the interpreter does
+    os._exit(code)
 
 
 def serve(listener: socket.socket) -> dict[str, Any] | None:

@@ -20,6 +20,8 @@ STAGES = {
     "show": "import os, sys\nprint(sys.argv[1:], sys.stdin.read(), os.environ['DVC_STAGE'], os.getppid())\nprint('said', file=sys.stderr)",
     "mistake": "from lsvit.errors import UserError, one_line_errors\nwith one_line_errors():\n    raise UserError('no such thing')",
     "broken": "1 / 0",
+    "lingers": "import atexit, builtins, time\nclass Library:\n    def __del__(self, sleep=time.sleep):\n        sleep(60)\n"
+    "builtins.library = Library()\natexit.register(print, 'left')",
     # In short naps: a signal that comes just before one is seen after it.
     "wait": "import os, time\nif os.fork():\n    print(os.getpid(), flush=True)\nopen(str(os.getpid()), 'w')\n" + "time.sleep(0.1)\n" * 600,
 }
@@ -77,7 +79,14 @@ def test_a_stage_ends_as_a_process_does(folder: Path) -> None:
     assert broken.returncode == 1
     assert "ZeroDivisionError" in broken.stderr
     assert unknown.returncode == 2
-    assert "accepted: broken, mistake, show, wait" in unknown.stderr
+    assert "accepted: broken, lingers, mistake, show, wait" in unknown.stderr
+
+
+@pytest.mark.slow
+def test_a_stage_does_not_wait_for_libraries_to_end(folder: Path) -> None:
+    """What was registered for its end is done, and no object is taken apart after that."""
+    done = subprocess.run(**command("lingers"), cwd=folder, capture_output=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")
 
 
 @pytest.mark.slow
