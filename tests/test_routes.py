@@ -86,7 +86,10 @@ def test_samplers_know_the_models_they_fit() -> None:
     assert limit({"swap": 6}, 4) is None
     assert limit({"swap": 7}, 4) == (7, 6)
     assert limit({"order": [0, 4]}, 4) == (4, 3)
-    assert limit({"skip": [0, 1, 2, 3]}, 4) is not None
+    assert limit({"order": [0, 1, 2, 3]}, 4) is limit({"skip": [0, 0, 1, 1, 2]}, 4) is None
+    assert limit({"order": [0, 1, 2, 3, 0]}, 4) == (5, 4)
+    assert limit({"skip": [0, 1, 2, 3]}, 4) == (4, 3)
+    assert limit({"skip": [4]}, 4) == (4, 3)
     assert limit({"fix_first": 4}, 4) is None
     assert limit("arbitrary", 1) is limit({"drop": 0.2}, 1) is None
 
@@ -97,6 +100,7 @@ def test_swaps_are_uniform_at_their_distance() -> None:
     assert set(counts) == {route for route in itertools.permutations(range(4)) if kendall_distance(route) == 3}
     assert all(abs(count - 1000) < 5 * 29 for count in counts.values())
     assert swap(0)(generator("samples", 0), 12) == tuple(range(12))
+    assert kendall_distance((0, 0, 1, 1)) == 0  # a layer that runs twice
     assert swap(66)(generator("samples", 0), 12) == tuple(reversed(range(12)))
     assert {kendall_distance(swap(d)(generator("samples", d), 12)) - d for d in range(67)} == {0}  # type: ignore[arg-type]
 

@@ -23,7 +23,7 @@ from lsvit.models.routed import RoutedModel
 from lsvit.models.weights import build, save_weights
 from lsvit.training.gather import gather_trainings
 from lsvit.training.judging import kept_epoch
-from lsvit.training.loop import CHECKPOINT, fetch, train, validate, validation_routes
+from lsvit.training.loop import CHECKPOINT, count_passes, fetch, train, validate, validation_routes
 from lsvit.training.losses import position_hits, position_loss
 from lsvit.training.optimisation import make_optimizer, make_scheduler, stops
 from lsvit.training.scoring import open_model, open_split
@@ -254,6 +254,14 @@ def test_less_memory_gives_the_same_gradients(
     for plain, less in zip(*found, strict=True):
         assert plain.keys() == less.keys()
         assert all(torch.allclose(plain[name], less[name], rtol=1e-4, atol=1e-6) for name in plain)
+
+
+@pytest.mark.parametrize(
+    ("batch", "world", "micro", "passes"), [(32, 1, None, 1), (32, 1, 5, 7), (31, 2, 5, 4), (3, 2, 1, 1), (4, 2, 1, 2)]
+)
+def test_every_process_makes_as_many_passes(train_config: Config, batch: int, world: int, micro: int | None, passes: int) -> None:
+    """As the largest share of a batch asks for, but no more than the smallest has images."""
+    assert count_passes(train_config(batch_size=batch, micro_batch_size=micro).options, world) == passes
 
 
 def test_checkpointing_draws_the_same_dropout_again(train_config: Config, prepared: Path, tmp_path: Path) -> None:

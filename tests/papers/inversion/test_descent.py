@@ -566,6 +566,10 @@ def test_measure_writes_rows_and_arrays(inverted: Callable[..., Outcome], prepar
     assert first == [pytest.approx(start.flatten(1).norm(dim=1).tolist(), rel=1e-4)] * 7
     assert (rows["input_yardstick"] / (0.05 * 28)).tolist() == pytest.approx([1] * 14, abs=0.1)
     assert rows["verdict"].tolist() == verdicts(rows, 0.01)
+    met = float((rows["embedding_distance"] / rows["yardstick"]).median())
+    other = inverted(weights, alone=True, options=OPTIONS.model_copy(update={"met": met})).rows["verdict"]
+    assert other.nunique() > 1
+    assert other.tolist() == verdicts(rows, met)
     assert (rows["num_layers"] == 3).all()
     assert not rows["overcomplete"].any()  # 16 numbers of 14 x 14 pixels
     embedded = rows[rows["point"] == "patch_embed"]
