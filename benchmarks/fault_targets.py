@@ -1,7 +1,7 @@
 """What benchmarks/faults.py disturbs beside `dvc repro`, run in the copy: two Ray nodes, an experiment in DVC's queue.
 
 python -m benchmarks.fault_targets cluster PORT     until the first node dies; the second is replaced
-python -m benchmarks.fault_targets queue            until the experiment has succeeded and is applied, else exit code 1
+python -m benchmarks.fault_targets queue [STAGE ...]     until the experiment has succeeded and is applied
 """
 
 import subprocess
@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 NAME = "kept"  # of the experiment
-OVER = ("Success", "Failed", "")  # states, the last where the queue does not know it
 
 
 def cluster(port: int) -> None:
@@ -27,30 +26,31 @@ def cluster(port: int) -> None:
         time.sleep(1)
 
 
-def dvc(*command: str) -> str:
-    """What DVC prints."""
-    return subprocess.run([sys.executable, "-m", "dvc", *command], stdout=subprocess.PIPE, text=True, check=False).stdout
+def dvc(*command: str) -> str | None:
+    """What DVC prints; None where it failed, as while another DVC is at work."""
+    done = subprocess.run([sys.executable, "-m", "dvc", *command], stdout=subprocess.PIPE, text=True, check=False)
+    return None if done.returncode else done.stdout
 
 
-def state() -> str:
-    """Of the experiment, in DVC's word."""
-    return next((line.split()[-1] for line in dvc("queue", "status").splitlines() if NAME in line), "")
-
-
-def queue() -> None:
-    """As a user would: queue it unless it waits or runs, start the queue's worker, look again and again."""
-    if state() in ("Failed", ""):
-        dvc("queue", "remove", "--failed")
-        dvc("exp", "run", "--queue", "--pull", "--name", NAME)
-    while (found := state()) not in OVER:
-        dvc("queue", "start")
+def queue(stages: list[str]) -> None:
+    """As a user would: queue it unless it waits or runs, start the queue's worker, look again and again. A task whose worker was killed
+    is shown as running for ever: it is queued once more."""
+    states, idle = set[str](), 0
+    while "Success" not in states:
+        if (said := dvc("queue", "status")) is not None:
+            states = {line.split()[-1] for line in said.splitlines() if NAME in line}
+            idle = idle + 1 if "Running" in states and "0 active" in said else 0
+            if not states & {"Queued", "Running"} or idle > 5:
+                idle = 0
+                dvc("exp", "run", "--queue", "--pull", "--name", NAME, *stages)
+            dvc("queue", "start")
         time.sleep(3)
     dvc("pull", "weights.dvc")  # else `apply` fails in the end
-    sys.exit(found != "Success" or subprocess.run([sys.executable, "-m", "dvc", "exp", "apply", NAME], check=False).returncode)
+    sys.exit(dvc("exp", "apply", NAME) is None)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "queue":
-        queue()
+        queue(sys.argv[2:])
     else:
         cluster(int(sys.argv[2]))

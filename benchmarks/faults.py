@@ -80,7 +80,7 @@ class Run:
     def __init__(self, folder: Path, way: str, *stages: str) -> None:
         self.folder, self.way, served = folder / "copy", way, way == "served"
         repro = "dvc", "repro", "--pull", *stages  # all stages if none is named
-        self.repro, self.driver = repro, (TARGETS, "queue") if way == "queue" else repro
+        self.repro, self.driver = repro, (TARGETS, "queue", *stages) if way == "queue" else repro
         if way == "disk":
             self.folder.mkdir()
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4g,nr_inodes=100k", "tmpfs", self.folder], check=True)
@@ -99,7 +99,7 @@ class Run:
     def serve(self) -> None:
         """Start MLflow's server, or the Ray nodes, where they should run and do not."""
         here = {kind(process): process for process in self.processes()} if self.port else {}
-        if self.way == "ray" and not {"Ray's head", "Ray's starter"} <= here.keys():
+        if self.way == "ray" and "Ray's starter" not in here:  # which ends with the first node
             for process in self.processes():
                 if kind(process) in SERVERS:
                     process.kill()

@@ -40,7 +40,8 @@ MODULES = {  # -> the tests whose work it is to find its faults
     "lsvit/models/taps.py": "tests/models tests/papers/inversion/test_ablation.py",
     "lsvit/models/branches.py": "tests/models/test_branches.py",
     "lsvit/models/talking_heads.py": "tests/models tests/cost/test_talking_heads.py tests/papers/smoothing/test_measures.py",
-    "lsvit/training/losses.py": "tests/papers/smoothing/test_measures.py tests/training/test_loop.py tests/training/test_plain_loop.py",
+    "lsvit/training/losses.py": "tests/papers/smoothing/test_measures.py tests/models/test_branches.py tests/training/test_loop.py "
+    "tests/training/test_plain_loop.py",
     "lsvit/training/loop.py": "tests/training tests/papers/exits/test_frozen.py tests/papers/smoothing/test_measures.py",
     "lsvit/training/optimisation.py": "tests/training/test_loop.py tests/training/test_plain_loop.py",
     "lsvit/training/judging.py": "tests/training/test_loop.py",

@@ -26,6 +26,7 @@ from lsvit.report.why import NUMBER, Read, number  # noqa: E402
 
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 PRETRAINED, HOURS = (f"cells/{name}/" for name in ("fashion_mnist_4k_vit_s14_56_few_epochs", "fashion_mnist_10k_vit_micro_hours"))
+OTHER_HOURS = f"{HOURS[:-1]}_seeds_5_to_9/"
 MINUTES = "cells/fashion_mnist_10k_vit_micro_minutes"  # of the default run made again
 SCHEMA, PLOTS = "docs/params.schema.json", ".dvc/plots.html"
 TABLES = {  # block -> file
@@ -66,20 +67,19 @@ def moved_verdicts(*folders: str, read: Read) -> str:
 
 def ten_seeds(old: list[str], read: Read) -> str:
     """What both runs of scale hours say together: counts, how many seeds what is undecided needs, what five seeds said otherwise."""
-    found = judge(Pooled(*(ROOT / "results" / folder for folder in (HOURS, f"{HOURS[:-1]}_seeds_5_to_9"))))
-    verdicts = [entry["verdict"] for entry in found["claims"]]
+    found = judge(Pooled(ROOT / "results" / HOURS, ROOT / "results" / OTHER_HOURS))
+    verdicts, corrected = ([entry[key] for entry in found["claims"]] for key in ("verdict", "corrected"))
     holds, fails, weaker, undecided = map(verdicts.count, (HOLDS, FAILS, WEAKER, UNDECIDED))
-    corrected = [entry["corrected"] for entry in found["claims"]]
-    needed = [re.search(r"about (\d+)", entry["reason"]) for entry in found["claims"] if entry["verdict"] == UNDECIDED]
-    few = sum(int(words[1]) <= FEW for words in needed if words)
-    decidable = holds + fails + weaker + few
+    reasons = [entry["reason"] for entry in found["claims"] if entry["verdict"] == UNDECIDED]
+    few = sum(int(words[1]) <= FEW for words in map(re.compile(r"about (\d+)").search, reasons) if words)
+    decided = holds + fails + weaker
+    many = sum("more than 200" in reason for reason in reasons)
     contradicting, marginal = moved(found, json.loads(read(f"results/{HOURS}claims.json")))
     lines = contradicting + marginal
-    return f"""Of {decidable - few + undecided} claims {holds} hold, {fails} do not, {weaker} are weaker here, {undecided} undecided; after
-Holm's correction {corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not. From the spread so far {FEW} seeds would
-probably decide {few} of the undecided claims ({few} of {decidable}, {100 * few / decidable:.0f} %, of those that so many seeds decide);
-{needed.count(None)} would need more than two hundred. {len(contradicting)} verdicts contradict the ledger of seeds 0 to 4,
-{len(marginal)} others differ:
+    return f"""Of {decided + undecided} claims {holds} hold, {fails} do not, {weaker} are weaker here, {undecided} undecided; after Holm's
+correction {corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not. From the spread so far {FEW} seeds would probably
+decide {few} more, so that of what so many seeds can decide {100 * few / (decided + few):.0f} % are undecided; {many} claims would
+need more than two hundred. {len(contradicting)} verdicts contradict the ledger of seeds 0 to 4, {len(marginal)} others differ:
 
 """ + "\n".join(f"- {line}" for line in lines)
 
@@ -169,7 +169,7 @@ MADE: dict[str, Callable[[list[str], Read], str]] = {
     "swarm": swarm,
     "moved_seeds": lambda old, read: moved_verdicts("", f"{MINUTES}_seeds_5_to_9/", read=read),
     "moved_processor": lambda old, read: moved_verdicts("", f"{MINUTES}_another_processor/", read=read),
-    "moved_hours": lambda old, read: moved_verdicts(HOURS, f"{HOURS[:-1]}_seeds_5_to_9/", read=read),
+    "moved_hours": lambda old, read: moved_verdicts(HOURS, OTHER_HOURS, read=read),
     "ten_seeds": ten_seeds,
     "result": result,
     "parameters": lambda old, read: parameters(read),

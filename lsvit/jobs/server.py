@@ -26,12 +26,13 @@ import sysconfig
 import tempfile
 import threading
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 IDLE_SECONDS = 30.0
-LAST_SECONDS = 8.0  # that a stage has to end in order when DVC is gone
+LAST_SECONDS = 6.0  # that a stage has to end in order when DVC is gone
 # Imported one after another while nobody asks, in small parts: who asks meanwhile waits for one.
 COMPUTE = ("lsvit.jobs.stage", "torch", "torchvision", "timm", "lsvit.training.loop", "lsvit.papers.exits.compute.frozen")
 LATER = ("sqlalchemy", "mlflow", "mlflow.store.tracking.sqlalchemy_store", "matplotlib.pyplot", "sklearn.neighbors", "numba", "umap")
@@ -160,22 +161,25 @@ def main(listener: int) -> None:
         try:
             code = execute(request["stage"], request["arguments"])
         except SystemExit as ended:
-            if not isinstance(ended.code, int):
+            if isinstance(ended.code, str):
                 raise
-            code = ended.code
+            code = ended.code or 0
+        except Exception:
+            traceback.print_exc()
+            code = 1
         leave(code)
 
 
 def leave(code: int) -> NoReturn:
-    """End as multiprocessing's processes do, without taking the interpreter apart: native libraries may wait for ever then (Ray's driver
-    did, after its node had been killed)."""
+    """End a fork as multiprocessing ends its own, without taking the interpreter apart: native libraries may wait for ever then (Ray's
+    driver did, after its node had been killed)."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:
-        code = code or 120  # as the interpreter does
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = 120  # as the interpreter does
     os._exit(code)
 
 

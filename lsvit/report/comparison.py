@@ -14,29 +14,36 @@ from lsvit.report.ledger import FAILS, HOLDS, WEAKER, Evidence
 
 
 class Pooled(Evidence):
-    """The result files of one run of a cell, with what others have of further seeds. Raises UserError: a run of another cell.
+    """The result files of one run of a cell, with what others have of further seeds.
 
     What does not go by seeds, tables made of others too, is the first run's.
+
+    Raises:
+        UserError: a run of something else, or one whose seeds share starting weights, which would count as different ones.
     """
 
     def __init__(self, folder: Path, *others: Path) -> None:
         super().__init__(folder)
-        self.others = [Evidence(other) for other in others]
-        for other in self.others:
-            if not same_cell(self.cell, other.cell):
-                names = [f"{run.cell['dataset']} with {run.cell['model']} at scale {run.cell['scale']}" for run in (other, self)]
-                raise UserError("{}: found a run of {}, accepted: one of {}".format(other.folder, *names))
-            self.cell["seeds"] = [*dict.fromkeys(self.cell["seeds"] + other.cell["seeds"])]
+        self.others, self.pooled = [Evidence(other) for other in others], dict[str, pd.DataFrame]()
+        about = {key: self.cell[key] for key in self.cell.keys() - {"seeds", "hardware"}}
+        for run in (Evidence(folder), *self.others):
+            if different := sorted(key for key, value in about.items() if run.cell.get(key) != value):
+                raise UserError(f"{run.folder}: found {different[0]} {run.cell.get(different[0])!r}, accepted: {about[different[0]]!r}")
+            starts = run.table("pretrain")
+            if starts.empty or {*starts["seed"]} != {*run.cell["seeds"]}:
+                raise UserError(f"{run.folder}: found seeds with the same starting weights, accepted: starting weights of each seed's own")
+            self.cell["seeds"] = [*dict.fromkeys(self.cell["seeds"] + run.cell["seeds"])]
 
     def table(self, name: str) -> pd.DataFrame:
         """The rows of `<name>.csv` of all runs."""
-        if name not in self.tables:
-            rows = super().table(name)
-            for other in (run.table(name) for run in self.others):
+        rows = super().table(name)
+        if name not in self.pooled:
+            for run in self.others:
+                other = run.table(name)
                 if "seed" in rows and "seed" in other:
                     rows = pd.concat([rows, other[~other["seed"].isin(rows["seed"])]], ignore_index=True)
-            self.tables[name] = rows
-        return super().table(name)
+            self.pooled[name] = rows
+        return self.pooled[name]
 
     def read(self, name: str) -> dict[str, Any]:
         """The content of `<name>.json`, with the seeds of all runs."""

@@ -350,8 +350,10 @@ def test_seeds_of_several_runs_are_judged_together() -> None:
     np.testing.assert_array_equal(both.accuracy("ls", "arbitrary"), np.concatenate(apart))
     assert list(both.read("analysis")["models"]["ls"]["position_r2"]["seeds"]) == [str(seed) for seed in range(10)]
     assert both.table("table1").equals(Evidence(first).table("table1"))
-    with pytest.raises(UserError, match=r"at scale hours, accepted: one of .* at scale minutes"):
+    with pytest.raises(UserError, match=r"micro_hours: found latin .*, accepted: "):
         Pooled(RESULTS, first)
+    with pytest.raises(UserError, match="seeds with the same starting weights"):
+        Pooled(CELLS / "fashion_mnist_4k_vit_s14_56_few_epochs")
 
 
 def test_ledgers_are_compared() -> None:
