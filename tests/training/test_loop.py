@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from lsvit.training.judging import kept_epoch
 from lsvit.training.loop import CHECKPOINT, count_passes, fetch, train, validate, validation_routes
 from lsvit.training.losses import position_hits, position_loss
 from lsvit.training.optimisation import make_optimizer, make_scheduler, stops
-from lsvit.training.scoring import open_model, open_split
+from lsvit.training.scoring import batches_along, open_model, open_split
 from tests.training.ranks import gradients
 
 Config = Callable[..., TrainConfig]
@@ -170,6 +171,32 @@ def test_one_cycle_rises_and_falls(params: Any) -> None:
     assert max(rates) == pytest.approx(1.0, abs=0.02)
     assert 3 <= rates.index(max(rates)) <= 7
     assert rates[-1] < 0.01
+
+
+def test_one_cycle_leaves_the_momentum_alone(params: Any) -> None:
+    options = params.finetune.model_copy(update={"schedule": "one_cycle"})
+    optimizer = make_optimizer(torch.nn.Linear(1, 1), options)
+    make_scheduler(optimizer, options, 20)
+    assert optimizer.param_groups[0]["betas"] == tuple(options.betas)
+
+
+def test_a_plateau_lowers_the_rate_after_its_patience(params: Any) -> None:
+    options = params.finetune.model_copy(update={"schedule": "plateau", "lr": 1.0, "plateau_patience": 2, "plateau_factor": 0.5})
+    optimizer = make_optimizer(torch.nn.Linear(1, 1), options)
+    scheduler, rates = make_scheduler(optimizer, options, 1), []
+    for loss in (2.0, 1.0, 1.0, 1.0, 1.0, 1.0):
+        scheduler.step(loss)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == [1, 1, 1, 1, 0.5, 0.5]
+
+
+def test_images_with_routes_of_their_own_come_batch_by_batch() -> None:
+    """With one route where all images of a batch share it, be it a single image."""
+    routes = torch.tensor([[0, 1], [0, 1], [1, 0], [0, 1], [1, 0]])
+    batches = list(batches_along(Mock(take=lambda rows: (rows, rows)), torch.arange(5), routes, 2))
+    assert [images.tolist() for _, images, *_ in batches] == [[0, 1], [2, 3], [4]]
+    assert (batches[0][-1], batches[2][-1]) == ((0, 1), (1, 0))
+    assert batches[1][-1].tolist() == [[1, 0], [0, 1]]
 
 
 @pytest.mark.parametrize("schedule", ["linear", "one_cycle", "cosine"])
