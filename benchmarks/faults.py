@@ -30,9 +30,11 @@ from typing import Any, NamedTuple
 
 import psutil
 import yaml
+from dvc.schema import COMPILED_LOCKFILE_SCHEMA
 from dvc.utils.hydra import apply_overrides
 from machine import machine, show, write
 from mlflow import MlflowClient
+from voluptuous import Invalid, Schema
 
 from lsvit.smoke import PRESETS, copy_repository, environment
 
@@ -113,9 +115,10 @@ class Run:
         committed dvc.lock, remove .dvc/tmp/rwlock. Returns whether that was so."""
         lock, held = self.folder / "dvc.lock", self.folder / ".dvc/tmp/rwlock"
         try:
-            for file in filter(Path.exists, (lock, held)):
-                assert isinstance(yaml.load(file.read_text(), yaml.CSafeLoader), dict)
-        except (yaml.YAMLError, AssertionError):
+            for file, schema in ((lock, COMPILED_LOCKFILE_SCHEMA), (held, Schema(dict))):
+                if file.exists():
+                    schema(yaml.load(file.read_text(), yaml.CSafeLoader))
+        except (yaml.YAMLError, Invalid):
             subprocess.run(["git", "checkout", "-q", "dvc.lock"], cwd=self.folder, check=True)
             held.unlink(missing_ok=True)
             return True
