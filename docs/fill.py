@@ -72,14 +72,13 @@ def ten_seeds(old: list[str], read: Read) -> str:
     holds, fails, weaker, undecided = map(verdicts.count, (HOLDS, FAILS, WEAKER, UNDECIDED))
     reasons = [entry["reason"] for entry in found["claims"] if entry["verdict"] == UNDECIDED]
     few = sum(int(words[1]) <= FEW for words in map(re.compile(r"about (\d+)").search, reasons) if words)
-    decided = holds + fails + weaker
-    many = sum("more than 200" in reason for reason in reasons)
+    many, then = sum("more than 200" in reason for reason in reasons), holds + fails + weaker + few
     contradicting, marginal = moved(found, json.loads(read(f"results/{HOURS}claims.json")))
     lines = contradicting + marginal
-    return f"""Of {decided + undecided} claims {holds} hold, {fails} do not, {weaker} are weaker here, {undecided} undecided; after Holm's
-correction {corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not. From the spread so far {FEW} seeds would probably
-decide {few} more, so that of what so many seeds can decide {100 * few / (decided + few):.0f} % are undecided; {many} claims would
-need more than two hundred. {len(contradicting)} verdicts contradict the ledger of seeds 0 to 4, {len(marginal)} others differ:
+    return f"""Of {then - few + undecided} claims {holds} hold, {fails} do not, {weaker} are weaker here, {undecided} undecided; after Holm's
+correction {corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not. From the spread so far {FEW} seeds in all would probably
+decide {few} of the {undecided} (of the {then} claims decided by then {100 * few / then:.0f} % are open now), more seeds, but not two
+hundred, {undecided - few - many}; {many} would need more. {len(contradicting)} verdicts contradict the other ledger, {len(marginal)} differ:
 
 """ + "\n".join(f"- {line}" for line in lines)
 
