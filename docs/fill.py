@@ -77,8 +77,8 @@ def ten_seeds(old: list[str], read: Read) -> str:
     lines = contradicting + marginal
     return f"""Of {then - few + undecided} claims {holds} hold, {fails} do not, {weaker} are weaker here, {undecided} undecided; after
 Holm's correction {corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not. From the spread so far {FEW} seeds in all would
-probably decide {few} of the {undecided} (of the {then} claims decided by then {100 * few / then:.0f} % are open now), more seeds, but not two
-hundred, {undecided - few - many}; {many} would need more. {len(contradicting)} verdicts contradict the other ledger, {len(marginal)}
+probably decide {few} of the {undecided} (of the {then} claims decided by then {100 * few / then:.0f} % are open now), more seeds, but not
+two hundred, {undecided - few - many}; {many} would need more. {len(contradicting)} verdicts contradict the other ledger, {len(marginal)}
 differ:
 
 """ + "\n".join(f"- {line}" for line in lines)
