@@ -64,8 +64,8 @@ SERVERS = {
 }  # start again where they ended
 WRONG = ("orphans", "wrong", "still there", "tracebacks")  # what should be empty of every round
 TIMED = ("latency_ms",)  # columns of results that are measured times
-# in which names are drawn, or are hashes of paths or of measured times
-CACHES = ("copy/.dvc/", "copy/.git/", "copy/.lsvit/context/", "copy/mlartifacts/", "artifacts/", "tmp/db_init_lock-", "ray/")
+# in which names are drawn, or are hashes of paths or of measured times; of killed Ray workers, see docs/promises.md
+CACHES = ("copy/.dvc/", "copy/.git/", "copy/.lsvit/context/", "copy/mlartifacts/", "artifacts/", "tmp/db_init_lock-", "tmp/lsvit-", "ray/")
 
 
 class State(NamedTuple):
