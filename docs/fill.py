@@ -175,6 +175,7 @@ MADE: dict[str, Callable[[list[str], Read], str]] = {
     "parameters": lambda old, read: parameters(read),
     "speed": lambda old, read: speed(read),
     "faults": lambda old, read: campaign(read, "faults"),
+    "faults_targets": lambda old, read: campaign(read, "faults_targets"),
     "together": lambda old, read: campaign(read, "together"),
 }
 
