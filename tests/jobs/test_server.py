@@ -23,7 +23,8 @@ STAGES = {
     "lingers": "import atexit, builtins, time\nclass Library:\n    def __del__(self, sleep=time.sleep):\n        sleep(60)\n"
     "builtins.library = Library()\natexit.register(print, 'left')",
     # In short naps: a signal that comes just before one is seen after it.
-    "wait": "import os, time\nif os.fork():\n    print(os.getpid(), flush=True)\nopen(str(os.getpid()), 'w').close()\n" + "time.sleep(0.1)\n" * 600,
+    "wait": "import os, time\nif os.fork():\n    print(os.getpid(), flush=True)\nopen(str(os.getpid()), 'w').close()\n"
+    + "time.sleep(0.1)\n" * 600,
 }
 
 
