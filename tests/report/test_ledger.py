@@ -340,7 +340,6 @@ def test_one_seed_has_no_verdict(changed: Path) -> None:
     assert found["s4.1.gain"][1] == "one seed, or one model, gives no interval"
 
 
-@pytest.mark.slow
 def test_seeds_of_several_runs_are_judged_together() -> None:
     """Each once, in the order of the runs, in tables and in what goes by seeds elsewhere; runs of other cells are refused."""
     first, second = (CELLS / name for name in ("fashion_mnist_10k_vit_micro_hours", "fashion_mnist_10k_vit_micro_hours_seeds_5_to_9"))
