@@ -76,7 +76,7 @@ def latin() -> list[dict[str, Any]]:
     """Both schedules for 1 to 64 micro-batches, with a declared service time and without."""
     rows = []
     with cluster(NODES, 0.0) as found:
-        found.hold(weights("ls", 0), place(NODES, 1, NODES))
+        found.hold(weights("ls", 0), place(NODES, 1, NODES), load().resolve(Nodes).service)
         for service, batch in ((0.05, 5), (0.0, 5), (0.0, 100)):
             _, packed, _ = messages("ls", 0, batch, batch)
             found.pace(service)
@@ -131,13 +131,13 @@ async def measure(
     policy: Policy,
     packed: list[bytes],
     in_flight: int,
-    lost: float,
+    fault: Fault,
     *key: int,
 ) -> tuple[Run, list[bytes]]:
     """Serve all micro-batches while nodes come and go."""
-    away = asyncio.create_task(come_and_go(pids, troubles)) if troubles.away else None
+    away = asyncio.create_task(come_and_go(pids, troubles)) if fault.away else None
     begun = time.perf_counter()
-    answers = await found.serve(client, policy, packed, in_flight, lost, *key)
+    answers = await found.serve(client, policy, packed, in_flight, fault.lost, *key)
     seconds = time.perf_counter() - begun
     if away:
         away.cancel()
@@ -172,7 +172,7 @@ def faults_of(seed: int) -> Iterator[dict[str, Any]]:
     _, packed, _ = messages("ls", seed, batch, batch)
     with cluster(NODES, service.service) as found:
         holders = place(NODES, 1, NODES)
-        found.hold(weights("ls", seed), holders)
+        found.hold(weights("ls", seed), holders, service)
         for layer, actor in found.actors.items():
             found.ray.get(actor.run.remote(packed[0], layer))
         service = service.model_copy(update={"hop": hop_time(found, packed[0], service.service)})
@@ -185,12 +185,10 @@ def faults_of(seed: int) -> Iterator[dict[str, Any]]:
             for variant, policy in methods:
                 troubles = Troubles.draw(fault, NODES, service.service, *key)
                 model, packed, labels = messages(variant, seed, IMAGES, batch)
-                pids = found.hold(weights(variant, seed), holders)
-                found.pace(service.service, troubles.slow, fault.slow)
-                client = Client(holders, service, time.perf_counter, generator("nodes client", *key))
-                if not fault.away:
-                    troubles = troubles._replace(away=[])
-                run, states = asyncio.run(measure(found, pids, troubles, client, policy, packed, options.in_flight, fault.lost, *key))
+                pids = found.hold(weights(variant, seed), holders, service)
+                found.pace(service.service, troubles.slow, fault.slow, fault.lost, *key)
+                client = Client(holders, service, time.time, generator("nodes client", *key))
+                run, states = asyncio.run(measure(found, pids, troubles, client, policy, packed, options.in_flight, fault, *key))
                 answered = np.repeat([not answer.lost for answer in run.answers], batch)
                 right = (torch.cat([logits(model, state) for state in states]).argmax(1) == labels).numpy() & answered
                 simulated = simulate(NODES, replication, NODES, len(packed), options.in_flight, policy, service, fault, *key)

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import math
 import socket
 import sys
 import time
@@ -22,7 +23,7 @@ from lsvit.config.variant import PLAIN, Variant
 from lsvit.errors import UserError
 from lsvit.models.routed import RoutedModel
 from lsvit.models.weights import build, save_weights
-from lsvit.papers.nodes.compute.scheduler import Answer, Client, latin_ticks, place
+from lsvit.papers.nodes.compute.scheduler import Answer, Client, Journey, Send, latin_ticks, place
 from lsvit.papers.nodes.compute.servers import Cluster, LayerServer, Message, Weights, cluster, exit_of, logits
 from lsvit.papers.nodes.section import Policy, Service
 from lsvit.routes import generator
@@ -66,9 +67,9 @@ def again(model: RoutedModel, answer: Answer) -> torch.Tensor:
 def test_nodes_give_what_one_forward_pass_gives(kind: str, route: tuple[int, ...], six: ModelPreset, tmp_path: Path) -> None:
     weights = weights_of(six, PLAIN.model_validate(KINDS[kind]), tmp_path)
     model = weights.open()
-    nodes = [LayerServer(0.0) for _ in range(2)]
-    for number, node in enumerate(nodes):
-        node.hold(weights, [layer for layer in range(6) if layer % 2 == number])
+    nodes = [LayerServer(number, 0.0) for number in range(2)]
+    for node in nodes:
+        node.hold(weights, place(2, 1, 6), SERVICE)
     packed = started(model)
     for layer in route:
         packed = nodes[layer % 2].run(packed, layer)
@@ -84,8 +85,8 @@ def small(header: bytes) -> bytes:
 
 @pytest.mark.usefixtures("one_thread")
 def test_what_is_no_message_is_refused(six: ModelPreset, tmp_path: Path) -> None:
-    weights, node = weights_of(six, PLAIN, tmp_path), LayerServer(0.0)
-    node.hold(weights, [0, 1])
+    weights, node = weights_of(six, PLAIN, tmp_path), LayerServer(0, 0.0)
+    node.hold(weights, [[0], [0], [1], [1], [1], [1]], SERVICE)
     tokens, width = node.tokens, node.width
     good, empty = torch.zeros(2, tokens, width), torch.zeros(0, dtype=torch.int64)
     for packed, said in (
@@ -102,6 +103,8 @@ def test_what_is_no_message_is_refused(six: ModelPreset, tmp_path: Path) -> None
     ):
         with pytest.raises(ValueError, match=said):
             node.run(packed, 0)
+    with pytest.raises(ValueError, match=r"done: found \(1,\), accepted: \(2,\), as its journey says"):
+        node.relay(0, Message(good, (1,)).pack(), Journey("any", math.inf, (2,)), [], 0.0, Send(0, 0, math.inf))
     for layer in (2, 1):
         with pytest.raises(ValueError, match=f"layer: found {layer}, accepted: 0, 1"):
             node.run(Message(good, (1,)).pack(), layer)
@@ -109,8 +112,8 @@ def test_what_is_no_message_is_refused(six: ModelPreset, tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("one_thread")
 def test_what_nobody_waits_for_is_dropped(six: ModelPreset, tmp_path: Path) -> None:
-    weights, node = weights_of(six, PLAIN, tmp_path), LayerServer(0.0)
-    node.hold(weights, [0])
+    weights, node = weights_of(six, PLAIN, tmp_path), LayerServer(0, 0.0)
+    node.hold(weights, [[0]] * 6, SERVICE)
     packed = started(weights.open())
     assert node.run(packed, 0, time.time() - 1) == b""
     assert node.spent == 0.0
@@ -172,34 +175,63 @@ def test_nodes_that_do_not_get_ready_are_one_line() -> None:
     def get(asked: list[Any], timeout: float) -> list[Any]:
         raise Late
 
-    busy = SimpleNamespace(pace=SimpleNamespace(remote=lambda service: None))
+    busy = SimpleNamespace(meet=SimpleNamespace(remote=lambda *args: None))
     with pytest.raises(UserError, match=r"^nodes: found nodes that did not answer within 300 s, accepted: a free processor each$"):
-        Cluster(SimpleNamespace(**vars(NO_RAY), get=get), [busy]).pace(0.1)
+        Cluster(SimpleNamespace(**vars(NO_RAY), get=get), [busy], SimpleNamespace(actor=None))
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_a_node_that_fails_or_answers_wrongly_is_a_silent_one(six: ModelPreset, tmp_path: Path) -> None:
-    """Of six nodes with a layer each: one raises, one forgets that it ran, one returns fewer images, one sends a pickle."""
-    weights, heard = weights_of(six, PLAIN, tmp_path), list[float]()
-    model, server = weights.open(), LayerServer(0.0)
-    server.hold(weights, range(6))
+class Here:
+    """An actor of Ray's in this process: what is sent to it is done a little later."""
 
-    async def run(packed: bytes, layer: int, until: float) -> bytes:
-        heard.append(until - time.time())
-        right = Message.unpack(server.run(packed, layer), server.tokens, server.width, 6)
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def __getattr__(self, method: str) -> SimpleNamespace:
+        async def later(*args: Any) -> Any:
+            done = getattr(self.actor, method)(*args)
+            return await done if asyncio.iscoroutine(done) else done
+
+        return SimpleNamespace(remote=lambda *args: asyncio.ensure_future(later(*args)))
+
+
+class Home(asyncio.Queue[Any]):
+    """Ray's queue."""
+
+    put_async, get_async = asyncio.Queue.put, asyncio.Queue.get
+
+    @property
+    def actor(self) -> Here:
+        return Here(self)
+
+
+class Wrong(LayerServer):
+    """Of six nodes with a layer each one raises, one forgets that it ran, one returns fewer images, one sends a pickle."""
+
+    def run(self, packed: bytes, layer: int, until: float = math.inf) -> bytes:
+        right = Message.unpack(super().run(packed, layer, until), self.tokens, self.width, 6)
         if layer == 1:
             raise Failed
         wrong = {2: Message(right.tokens, right.done[:-1]).pack(), 3: Message(right.tokens[:1], right.done).pack(), 4: b"\x80\x04K\x01."}
         return wrong.get(layer, right.pack())
 
-    nodes = Cluster(NO_RAY, [SimpleNamespace(run=SimpleNamespace(remote=run))] * 6)
-    begun = time.perf_counter()
-    options = SERVICE.model_copy(update={"deadline": 100})
-    client = Client(place(6, 1, 6), options, lambda: time.perf_counter() - begun, generator("test", 1))
-    answer, packed = asyncio.run(nodes.travel(client, "any", started(model)))
-    assert ({*answer.route}, answer.lost) == ({0, 5}, False)
-    assert torch.equal(logits(model, packed), again(model, answer))
-    assert 0.5 < max(heard) / (options.deadline * 6 * options.service) <= 1  # until when an answer is waited for
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_node_that_fails_or_answers_wrongly_is_a_silent_one(six: ModelPreset, tmp_path: Path) -> None:
+    weights, options = weights_of(six, PLAIN, tmp_path), SERVICE.model_copy(update={"patience": 25, "suspicion": 10_000})
+    model, servers, holders = weights.open(), [Wrong(number, 0.0) for number in range(6)], place(6, 1, 6)
+
+    async def serve() -> list[tuple[Answer, bytes]]:
+        home, actors = Home(), [Here(server) for server in servers]
+        for server in servers:
+            server.hold(weights, holders, options)
+            server.meet(actors, home.actor)
+        nodes = Cluster(SimpleNamespace(**vars(NO_RAY), get=lambda asked, timeout: None), actors, home)
+        client = Client(holders, options, time.time, generator("test", 1))
+        return await nodes.serve(client, "any", [started(model)] * 3, 2)
+
+    for answer, packed in asyncio.run(serve()):
+        assert ({*answer.route}, answer.lost) == ({0, 5}, False)
+        assert torch.equal(logits(model, packed), again(model, answer))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "auto", "nobody"])
@@ -243,9 +275,8 @@ def test_nobody_else_can_connect(nodes: Cluster) -> None:
 
 def serve(nodes: Cluster, weights: Weights, policy: Policy, service: Service) -> tuple[RoutedModel, list[tuple[Answer, bytes]]]:
     model, holders = weights.open(), place(3, 1, 6)
-    nodes.hold(weights, holders)
-    begun = time.perf_counter()
-    client = Client(holders, service, lambda: time.perf_counter() - begun, generator("test"))
+    nodes.hold(weights, holders, service)
+    client = Client(holders, service, time.time, generator("test"))
     return model, asyncio.run(nodes.serve(client, policy, [started(model)] * 6, 3))
 
 

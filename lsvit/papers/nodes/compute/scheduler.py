@@ -1,10 +1,12 @@
-"""The scheduler of a client whose model is spread over nodes: a pure, seeded policy that knows of the nodes what it has seen itself.
+"""The scheduler of a model that is spread over nodes: a pure, seeded policy, which a client and its nodes obey.
 
-A journey is a generator of what the client wants done (:class:`Send`, :class:`Pause`) and is told how it went. Who runs it is another
-matter: real processes (:mod:`lsvit.papers.nodes.compute.servers`) and the simulation (:mod:`lsvit.papers.nodes.compute.simulation`) run
-this one. No torch, no clock and no network here.
+A micro-batch goes from node to node: whoever has run a layer chooses who runs the next one (:meth:`Known.onward`), and tells the client,
+which goes on in its place where that fails (:meth:`Client.journey`: a generator of what is to be done, which is told the news). Who runs
+it is another matter: real processes (:mod:`lsvit.papers.nodes.compute.servers`) and the simulation
+(:mod:`lsvit.papers.nodes.compute.simulation`) run this one. No torch, no clock and no network here.
 """
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
@@ -17,18 +19,43 @@ EQUAL = 1.25  # answers that are expected within so many times the shortest wait
 PROBE = 0.25  # of the time that a journey has: the most that one spends on a node only because it was silent before
 
 
+class Journey(NamedTuple):
+    """What whoever holds a micro-batch has to know of it."""
+
+    policy: Policy
+    end: float  # the deadline, in seconds by the clock
+    route: tuple[int, ...] = ()  # the layers that it has been through, in order
+    left_out: tuple[int, ...] = ()  # those that it does without
+
+
 class Send(NamedTuple):
-    """Send the micro-batch to a node for one layer, and wait so many seconds for the answer."""
+    """A micro-batch goes to a node for one layer, which is to be done until then, by the clock."""
 
     node: int
     layer: int
-    patience: float
+    until: float
 
 
-class Pause(NamedTuple):
-    """Nobody can be asked now: wait so many seconds."""
+class Wait(NamedTuple):
+    """Wait for news until then, by the clock."""
 
-    seconds: float
+    until: float
+
+
+class Step(NamedTuple):
+    """What a client wants done: send a micro-batch, unless a node has, and wait for news of it until then, by the clock."""
+
+    journey: Journey
+    send: Send | None
+    until: float
+
+
+class News(NamedTuple):
+    """What a node that has run a layer tells the client."""
+
+    node: int
+    route: tuple[int, ...]  # of the micro-batch, as it is now
+    onward: Send | None  # where it went; None: nowhere, that is left to the client
 
 
 class Answer(NamedTuple):
@@ -36,7 +63,7 @@ class Answer(NamedTuple):
 
     route: tuple[int, ...]  # the layers that were executed, in order
     lost: bool  # nothing to answer with: the policy does not allow this route
-    begun: float = 0.0  # seconds, by the client's clock
+    begun: float = 0.0  # seconds, by the clock
     ended: float = 0.0
 
     @property
@@ -66,25 +93,23 @@ def pipeline_ticks(batches: int, num_layers: int) -> list[list[tuple[int, int]]]
     return [[(b, t - b) for b in range(batches) if 0 <= t - b < num_layers] for t in range(ticks)]
 
 
-class Client:
-    """What a client knows of its nodes, from its own messages alone, and how it chooses.
+class Known:
+    """What is known of the nodes, and whom that speaks for. Nodes have it from the client's messages: there it is a little old.
 
     Args:
         holders: layer -> the nodes that hold it.
         options: times, patience, limits.
-        now: seconds, from any start.
+        now: seconds by the clock, which all have in common.
         rng: chooses among equals.
     """
 
     def __init__(self, holders: Sequence[Sequence[int]], options: Service, now: Callable[[], float], rng: np.random.Generator) -> None:
         self.holders, self.options, self.now, self.rng = holders, options, now, rng
-        self.limit = options.deadline * len(holders) * options.service  # seconds that a journey has
-        known = {node for nodes in holders for node in nodes}
-        self.waiting = dict.fromkeys(known, 0)  # own micro-batches at the node
-        self.takes = dict.fromkeys(known, options.service + options.hop)  # seconds for one
-        self.last = dict.fromkeys(known, 0.0)  # when it answered last
-        self.due = dict.fromkeys(known, 0.0)  # when it should have answered all it has
-        self.silent = dict.fromkeys(known, 0)  # times in a row
+        self.at = -math.inf  # when all this was so
+        known = sorted({node for nodes in holders for node in nodes})
+        self.takes = dict.fromkeys(known, options.service + options.hop)  # seconds for one micro-batch
+        self.due = dict.fromkeys(known, 0.0)  # when it should have done all it has
+        self.silent = dict.fromkeys(known, 0.0)  # times in a row
         self.until = dict.fromkeys(known, 0.0)  # when a node that was silent is asked again
 
     @property
@@ -92,9 +117,44 @@ class Client:
         """Of the model."""
         return len(self.holders)
 
+    def table(self) -> list[list[float]]:
+        """All that is known, to go with a message: (4, nodes)."""
+        return [[*column.values()] for column in (self.takes, self.due, self.silent, self.until)]
+
+    def read(self, table: Sequence[Sequence[float]], at: float) -> None:
+        """Replace all that is known, as it was when that was sent; unless something newer is known."""
+        if at > self.at:
+            self.at = at
+            for column, values in zip((self.takes, self.due, self.silent, self.until), table, strict=True):
+                column.update(zip(column, values, strict=True))
+
+    @property
+    def limit(self) -> float:
+        """Seconds that a journey has."""
+        return self.options.deadline * self.num_layers * self.options.service
+
     def expected(self, node: int) -> float:
         """Seconds until a node would have answered."""
         return max(self.due[node] - self.now(), 0.0) + self.takes[node]
+
+    def onward(self, journey: Journey, here: int) -> Send | None:
+        """Where a node sends what has run its layer: None, home, where that is not clear.
+
+        To ask a node that was silent, to leave a layer out, to wait and to end is the client's matter.
+        """
+        found = self._soonest(self._allowed(journey), journey, here)
+        return None if found is None or self.expected(found[0]) > journey.end - self.now() else self._send(*found, journey)
+
+    def _open(self, journey: Journey) -> list[int]:
+        """The layers that a micro-batch has before it, in their original order."""
+        return [layer for layer in range(self.num_layers) if layer not in journey.route and layer not in journey.left_out]
+
+    def _allowed(self, journey: Journey) -> list[int]:
+        """Those of them that may be next: under `partial` two, unless one has been overtaken already."""
+        layers, route = self._open(journey), journey.route
+        if journey.policy == "any":
+            return layers
+        return layers[: 1 if journey.policy == "strict" or (route and route[-1] > min(layers, default=0)) else 2]
 
     def _patience(self, node: int) -> float:
         """Seconds to wait for a node: twice as long, up to a limit, each time that it was silent, or nobody would learn that it is slow."""
@@ -103,9 +163,46 @@ class Client:
 
     def _promise(self, node: int) -> float:
         """What is expected, for comparison: one that was silent when last asked is likely to cost all patience."""
-        return self._patience(node) if self.silent[node] else self.expected(node)
+        patience = self._patience(node) if self.silent[node] else 0.0
+        return patience if 0.0 < patience <= self.limit else self.expected(node)
 
-    def journey(self, policy: Policy) -> Generator[Send | Pause, bool, Answer]:
+    def _soonest(self, layers: Sequence[int], journey: Journey, here: int | None = None) -> tuple[int, int] | None:
+        """The node that is expected to answer first for one of the layers, and the layer. None: nobody is asked now.
+
+        Of those as good, if they are within the time that is left, the next layer in a circle after the last one: where all is well that
+        gives a Latin schedule. Any for the first layer in any order. Of a layer's nodes, any. Trusted: only nodes that were not silent.
+        """
+        now = self.now()
+        choices = [
+            (self._promise(node), node, layer)
+            for layer in layers for node in self.holders[layer] if self.until[node] <= now and (here is None or not self.silent[node])
+        ]  # fmt: skip
+        if not choices:
+            return None
+        least = min(choices)[0]
+        good = max(least, min(EQUAL * least, journey.end - now))
+        equal = [(node, layer) for wait, node, layer in choices if wait <= good]
+        if journey.route or journey.policy != "any":
+            following = journey.route[-1] + 1 if journey.route else 0
+            first = min((layer - following) % self.num_layers for _, layer in equal)
+            equal = [(node, layer) for node, layer in equal if (layer - following) % self.num_layers == first]
+        if here is not None:
+            return min(equal, key=lambda each: (each[0] - here) % len(self.takes))
+        return equal[self.rng.integers(len(equal))]
+
+    def _send(self, node: int, layer: int, journey: Journey) -> Send:
+        return Send(node, layer, min(self.now() + self._patience(node), journey.end))
+
+
+class Client(Known):
+    """Who has micro-batches, and learns of the nodes from their news."""
+
+    def __init__(self, holders: Sequence[Sequence[int]], options: Service, now: Callable[[], float], rng: np.random.Generator) -> None:
+        super().__init__(holders, options, now, rng)
+        self.waiting = dict.fromkeys(self.takes, 0)  # own micro-batches at the node
+        self.last = dict.fromkeys(self.takes, 0.0)  # when it answered last
+
+    def journey(self, policy: Policy) -> Generator[Step, News | None, Answer]:
         """One micro-batch's way through the layers.
 
         strict: all layers in their original order; each from whichever of its nodes will answer first, and from another one where that
@@ -115,78 +212,66 @@ class Client:
         then; the first two then have no answer.
 
         Yields:
-            What is to be done; it is sent whether a node answered in time.
+            What is to be done. The first news of a longer route that comes until then is sent back; None, if there is none.
         """
         begun = self.now()
-        end = begun + self.limit
-        route: list[int] = []
-        left_out: set[int] = set()
-        while len(route) + len(left_out) < self.num_layers:
-            if (left := end - self.now()) <= 0:
+        journey, onward = Journey(policy, begun + self.limit), None
+        while True:
+            step: Send | Wait | None = onward
+            if step is None:
+                journey, step = self._next(journey)
+            if step is None:
                 break
-            open_layers = [layer for layer in range(self.num_layers) if layer not in route and layer not in left_out]
-            allowed = open_layers if policy == "any" else open_layers[: 1 if policy == "strict" else self._swappable(open_layers, route)]
-            start = None if policy == "any" else 0
-            found = self._soonest(allowed, route[-1] + 1 if route else start, left)
-            if found is None or self._promise(found[0]) > left:
-                if policy == "any" and route:
-                    break
-                if policy == "partial" and len(left_out) < int(self.options.leave_out * self.num_layers):
-                    left_out.add(open_layers[0])
-                    continue
-            if found is not None:
-                if policy != "any" and self.expected(found[0]) > left:
-                    break
-                node, layer = found
-                arrived = yield from self._ask(node, layer, left)
-                if arrived:
-                    route.append(layer)
+            if isinstance(step, Wait):
+                news = yield Step(journey, None, step.until)
             else:
-                asked = min(self.until[node] for layer in allowed for node in self.holders[layer])
-                yield Pause(min(max(asked - self.now(), 0.01 * self.options.service), left))
-        complete = len(route) + len(left_out) == self.num_layers
-        lost = not route or (policy != "any" and not complete)
-        return Answer(tuple(route), lost, begun, self.now())
+                asked, until = self._count(step), min(step.until + self.options.hop, journey.end)
+                news = yield Step(journey, None if onward else step, until)
+                self._learn(step, asked, news, until < journey.end or self.now() < until)
+            onward = news.onward if news else None
+            journey = journey._replace(route=news.route) if news else journey
+        lost = not journey.route or (policy != "any" and bool(self._open(journey)))
+        return Answer(journey.route, lost, begun, self.now())
 
-    @staticmethod
-    def _swappable(open_layers: Sequence[int], route: Sequence[int]) -> int:
-        """How many of the next layers `partial` may choose among: two, unless one has been overtaken already."""
-        return 1 if route and route[-1] > open_layers[0] else 2
+    def _next(self, journey: Journey) -> tuple[Journey, Send | Wait | None]:
+        """What the client does where no node goes on: as it sees the journey then, and the step; None: the journey ends."""
+        while layers := self._allowed(journey):
+            left = journey.end - self.now()
+            if left <= 0:
+                break
+            found = self._soonest(layers, journey)
+            if found is None or self._promise(found[0]) > left:
+                if journey.policy == "any" and journey.route:
+                    break
+                if journey.policy == "partial" and len(journey.left_out) < int(self.options.leave_out * self.num_layers):
+                    journey = journey._replace(left_out=(*journey.left_out, layers[0]))
+                    continue
+            if found is None:
+                asked = min(self.until[node] for layer in layers for node in self.holders[layer])
+                return journey, Wait(min(max(asked, self.now() + 0.01 * self.options.service), journey.end))
+            if journey.policy != "any" and self.expected(found[0]) > left:
+                break
+            return journey, self._send(*found, journey)
+        return journey, None
 
-    def _soonest(self, layers: Sequence[int], following: int | None, left: float) -> tuple[int, int] | None:
-        """The node that is expected to answer first for one of the layers, and the layer. None: nobody is asked now.
-
-        Of those as good, if they are within the seconds `left`, the layer `following`, or the next after it in a circle: where all is well
-        that gives a Latin schedule. None: any layer. Of a layer's nodes, any.
-        """
+    def _count(self, step: Send) -> float:
+        """Remember that a node has a micro-batch more. Returns when that was."""
         now = self.now()
-        choices = [(self._promise(n), n, layer) for layer in layers for n in self.holders[layer] if self.until[n] <= now]
-        if not choices:
-            return None
-        least = min(choices)[0]
-        good = max(least, min(EQUAL * least, left))
-        equal = [(node, layer) for wait, node, layer in choices if wait <= good]
-        if following is not None:
-            first = min((layer - following) % self.num_layers for _, layer in equal)
-            equal = [(node, layer) for node, layer in equal if (layer - following) % self.num_layers == first]
-        return equal[self.rng.integers(len(equal))]
+        self.due[step.node] = now + self.expected(step.node)
+        self.waiting[step.node] += 1
+        return now
 
-    def _ask(self, node: int, layer: int, left: float) -> Generator[Send | Pause, bool, bool]:
-        """Send to a node, and learn from how it goes."""
-        sent, patience = self.now(), self._patience(node)
-        self.due[node] = sent + self.expected(node)
-        self.waiting[node] += 1
-        arrived = yield Send(node, layer, min(patience, left))
+    def _learn(self, step: Send, asked: float, news: News | None, whole: bool) -> None:
+        """What a node was worth; whole: it was waited for as long as it deserved, not just until the deadline."""
+        node, now = step.node, self.now()
         self.waiting[node] -= 1
-        now = self.now()
         if not self.waiting[node]:
             self.due[node] = now
-        if arrived:
+        if news:
             self.silent[node] = 0
-            self.takes[node] += MEMORY * (now - max(sent, self.last[node]) - self.takes[node])
-            self.last[node] = now
-        elif (patience <= left or now < sent + left) and now >= self.until[node]:
-            # Not if the deadline cut the wait off; and several that wait for the same node are one silence.
+            if news.node == node:  # not if only the next one's news arrived
+                self.takes[node] += MEMORY * (now - max(asked, self.last[node]) - self.takes[node])
+                self.last[node] = now
+        elif whole and now >= self.until[node]:  # several that wait for the same node are one silence
             self.until[node] = now + 2 ** self.silent[node] * self.options.suspicion * self.options.service
             self.silent[node] = min(self.silent[node] + 1, 6)
-        return arrived

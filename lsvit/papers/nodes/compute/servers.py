@@ -1,15 +1,17 @@
-"""Layer servers: real processes (actors of Ray) that hold layers of a trained model, and a client that sends micro-batches through them.
+"""Layer servers: real processes (actors of Ray) that hold layers of a trained model, and a client whose micro-batches travel among them.
 
-A message is a safetensors file in memory: the tokens, and which layers they have been through. So a node needs to know nothing else, and
-the client, which gets every state back, can send it to another one where a node fails (as Petals' clients do).
+A state is a safetensors file in memory: the tokens, and which layers they have been through. The node that has run a layer sends it to the
+next node, and a copy to the client, which can go on from there where a node fails.
 """
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +27,8 @@ from lsvit.errors import UserError
 from lsvit.jobs.address import ADDRESS, reach
 from lsvit.models.routed import RoutedModel
 from lsvit.models.weights import build
-from lsvit.papers.nodes.compute.scheduler import Answer, Client, Pause
-from lsvit.papers.nodes.section import Policy
+from lsvit.papers.nodes.compute.scheduler import Answer, Client, Journey, Known, News, Send, Step
+from lsvit.papers.nodes.section import Policy, Service
 from lsvit.routes import generator
 
 LARGEST = 1024  # images of a micro-batch
@@ -86,30 +88,74 @@ class Message(NamedTuple):
 
 
 class LayerServer:
-    """One node: it holds some layers, and runs one of them on what it is sent.
+    """One node: it holds some layers, runs one of them on what it is sent, and sends that on.
 
     Args:
+        number: of the node.
         service: seconds that a layer takes at least; the node waits for the rest. 0: as fast as it is.
     """
 
-    def __init__(self, service: float) -> None:
+    def __init__(self, number: int, service: float) -> None:
         torch.set_num_threads(1)
-        self.service, self.spent = service, 0.0
+        self.number, self.service, self.spent, self.lost = number, service, 0.0, 0.0
 
-    def hold(self, weights: Weights, layers: Sequence[int]) -> int:
-        """Open a model and keep these of its layers. Returns the process's id."""
-        self.model, self.layers = weights.open(), tuple(layers)
+    def meet(self, peers: Sequence[Any], home: Any) -> None:
+        """Learn of all nodes, in the order of their numbers, and of the client's mailbox."""
+        self.peers, self.home = peers, home
+
+    def hold(self, weights: Weights, holders: Sequence[Sequence[int]], options: Service) -> int:
+        """Open a model, of which each layer is held by some nodes, and keep this node's. Returns the process's id."""
+        self.model, self.layers = weights.open(), tuple(layer for layer, nodes in enumerate(holders) if self.number in nodes)
+        self.known = Known(holders, options, time.time, generator("nodes node", self.number))
         backbone = self.model.backbone
-        for layer in {*range(self.model.num_layers)} - {*layers}:
+        for layer in {*range(self.model.num_layers)} - {*self.layers}:
             backbone.blocks[layer] = torch.nn.Identity()
         with torch.inference_mode():
             self.tokens, self.width = self.model.embed(torch.zeros(1, *_image_shape(backbone))).shape[1:]
         return os.getpid()
 
-    def pace(self, service: float) -> float:
-        """Take so many seconds for a layer from now on. Returns those in which it has computed so far."""
+    def pace(self, service: float, lost: float = 0.0, *key: int | str) -> float:
+        """Take so many seconds for a layer from now on. Returns those in which it has computed so far.
+
+        Args:
+            service: seconds.
+            lost: share of messages that it does not send, to see what then happens.
+            key: of which ones these are.
+        """
+        self.lost, self.rng = lost, generator("nodes lost", self.number, *key)
         spent, self.service, self.spent = self.spent, service, 0.0
         return spent
+
+    def relay(self, number: int, packed: bytes, journey: Journey, table: Sequence[Sequence[float]], at: float, send: Send) -> None:
+        """Run a layer, send what it gives to whichever node is next, and tell the client. Nothing, where it comes too late.
+
+        Args:
+            number: of the micro-batch.
+            packed: its state.
+            journey: what it is on.
+            table: what the client knew of the nodes (:meth:`Known.table`).
+            at: when that was.
+            send: what this node is to do.
+
+        Raises:
+            ValueError: as :meth:`run`; or the state has been through other layers.
+        """
+        if (done := self._read(packed).done) != journey.route:
+            raise ValueError(f"message: done: found {done}, accepted: {journey.route}, as its journey says")
+        packed = self.run(packed, send.layer, send.until)
+        if not packed or time.time() > send.until:
+            return
+        self.known.read(table, at)
+        journey = journey._replace(route=(*journey.route, send.layer))
+        onward = self.known.onward(journey, self.number)
+        self._post(self.home.put, (number, packed, News(self.number, journey.route, onward)))
+        if onward:
+            self._post(self.peers[onward.node].relay, number, packed, journey, self.known.table(), self.known.at, onward)
+
+    def _post(self, method: Any, *message: Any) -> None:
+        """Send, and wait for nothing: the client notices what gets lost."""
+        if not self.lost or self.rng.random() >= self.lost:
+            method.remote(*message)
 
     @torch.inference_mode()
     def run(self, packed: bytes, layer: int, until: float = math.inf) -> bytes:
@@ -123,7 +169,7 @@ class LayerServer:
         if time.time() > until:
             return b""
         begun = time.perf_counter()
-        message = Message.unpack(packed, self.tokens, self.width, self.model.num_layers)
+        message = self._read(packed)
         if layer not in self.layers or layer in message.done:
             raise ValueError(f"layer: found {layer}, accepted: {', '.join(map(str, self.layers))}, each once on a way")
         # One step of the model's own loop: the state comes from elsewhere, and no state does after it.
@@ -133,6 +179,9 @@ class LayerServer:
         self.spent += spent
         time.sleep(max(self.service - spent, 0.0))
         return answer
+
+    def _read(self, packed: bytes) -> Message:
+        return Message.unpack(packed, self.tokens, self.width, self.model.num_layers)
 
 
 def _image_shape(backbone: Any) -> tuple[int, int, int]:
@@ -158,26 +207,32 @@ class Cluster:
     Args:
         ray: the module.
         actors: one a node.
+        home: the client's mailbox, a queue of Ray.
     """
 
-    def __init__(self, ray: Any, actors: list[Any]) -> None:
-        self.ray, self.actors = ray, dict(enumerate(actors))
+    def __init__(self, ray: Any, actors: list[Any], home: Any) -> None:
+        self.ray, self.actors, self.home = ray, dict(enumerate(actors)), home
         self.alive = dict(self.actors)
+        self.numbers = itertools.count()  # of micro-batches: what is late is of an older one
+        self._all([actor.meet.remote(actors, home.actor) for actor in actors])
 
     def kill(self, node: int) -> None:
-        """End a node's process for good; who sends to it is told so."""
+        """End a node's process for good; a client that sends to it is told so."""
         if self.alive.pop(node, None):
             self.ray.kill(self.actors[node])
 
-    def hold(self, weights: Weights, holders: Sequence[Sequence[int]]) -> dict[int, int]:
+    def hold(self, weights: Weights, holders: Sequence[Sequence[int]], options: Service) -> dict[int, int]:
         """Spread a model: layer -> the nodes that hold it. Returns the processes of the nodes that live."""
-        own = {node: [layer for layer, nodes in enumerate(holders) if node in nodes] for node in self.alive}
-        return dict(zip(own, self._all([self.alive[node].hold.remote(weights, layers) for node, layers in own.items()]), strict=True))
+        pids = self._all([actor.hold.remote(weights, holders, options) for actor in self.alive.values()])
+        return dict(zip(self.alive, pids, strict=True))
 
-    def pace(self, service: float, slow: int | None = None, times: float = 1.0) -> float:
-        """Take so many seconds for a layer from now on, one node so many times longer; returns those computed for since the last time."""
-        paces = [actor.pace.remote(service * (times if node == slow else 1)) for node, actor in self.alive.items()]
-        return sum(self._all(paces))
+    def pace(self, service: float, slow: int | None = None, times: float = 1.0, lost: float = 0.0, *key: int | str) -> float:
+        """Take so many seconds for a layer from now on, one node so many times longer; returns those computed for since the last time.
+
+        Of the messages of nodes that share is lost; the key is of the draws.
+        """
+        own = {node: service * (times if node == slow else 1) for node in self.alive}
+        return sum(self._all([self.alive[node].pace.remote(each, lost, *key) for node, each in own.items()]))
 
     def _all(self, asked: Sequence[Any]) -> list[Any]:
         """What the nodes answer. Raises UserError: one of them does not, as on a cluster whose processors are taken."""
@@ -186,56 +241,83 @@ class Cluster:
         except self.ray.exceptions.GetTimeoutError:
             raise UserError(f"nodes: found nodes that did not answer within {READY:.0f} s, accepted: a free processor each") from None
 
-    async def travel(self, client: Client, policy: Policy, packed: bytes, lost: float = 0.0, *key: int | str) -> tuple[Answer, bytes]:
-        """One micro-batch's journey. A node that raises, or answers with anything but what was sent one layer on, counts as silent.
-
-        Args:
-            client: who sends it.
-            policy: in which order.
-            packed: the message.
-            lost: share of messages that are not sent, to see what then happens.
-            key: of which ones these are.
-
-        Returns:
-            How it ended, and the message as it was then.
-        """
-        journey, rng = client.journey(policy), generator("nodes lost", *key)
-        (images, tokens, width), done = load(packed)["tokens"].shape, tuple[int, ...]()
-        try:
-            step = next(journey)
-            while True:
-                if isinstance(step, Pause):
-                    await asyncio.sleep(step.seconds)
-                    step = journey.send(False)
-                    continue
-                try:
-                    async with asyncio.timeout(step.patience):
-                        if lost and rng.random() < lost:
-                            await asyncio.sleep(2 * step.patience)
-                        reply = await self.actors[step.node].run.remote(packed, step.layer, time.time() + step.patience)
-                    found = Message.unpack(reply, tokens, width, client.num_layers)
-                    arrived = len(found.tokens) == images and found.done == (*done, step.layer)
-                except (TimeoutError, ValueError, self.ray.exceptions.RayError):
-                    arrived = False
-                if arrived:
-                    packed, done = reply, found.done
-                step = journey.send(arrived)
-        except StopIteration as end:
-            return end.value, packed
-
     async def serve(
         self, client: Client, policy: Policy, messages: Sequence[bytes], in_flight: int, lost: float = 0.0, *key: int | str
     ) -> list[tuple[Answer, bytes]]:
-        """All micro-batches, `in_flight` of them under way at a time; the key is of the draws of lost messages."""
+        """All micro-batches, `in_flight` of them under way at a time: how each ended, and its state then.
+
+        Args:
+            client: who sends them.
+            policy: in which order.
+            messages: their states.
+            in_flight: how many.
+            lost: share of the client's own messages that are not sent.
+            key: of which ones these are.
+        """
         answers: dict[int, tuple[Answer, bytes]] = {}
-        left = iter(enumerate(messages))
+        inboxes: dict[int, asyncio.Queue[Any]] = {}
+        left, rng = iter(enumerate(messages)), generator("nodes lost", *key)
 
         async def stream() -> None:
-            for number, packed in left:
-                answers[number] = await self.travel(client, policy, packed, lost, *key, number)
+            for position, packed in left:
+                number = next(self.numbers)
+                inboxes[number] = asyncio.Queue()
+                answers[position] = await self._travel(client, policy, number, packed, inboxes[number], lambda: rng.random() < lost)
 
+        async def listen() -> None:
+            while letter := await self.home.get_async():
+                number, *news = letter
+                if number in inboxes:
+                    inboxes[number].put_nowait(news)
+
+        listening = asyncio.create_task(listen())
         await asyncio.gather(*(stream() for _ in range(in_flight)))
-        return [answers[number] for number in range(len(messages))]
+        await self.home.put_async(None)
+        await listening
+        return [answers[position] for position in range(len(messages))]
+
+    async def _travel(
+        self, client: Client, policy: Policy, number: int, packed: bytes, inbox: asyncio.Queue[Any], lost: Callable[[], bool]
+    ) -> tuple[Answer, bytes]:
+        """One micro-batch's journey."""
+        steps, asked = client.journey(policy), set[asyncio.Task[None]]()
+        shape = load(packed)["tokens"].shape
+        try:
+            step = next(steps)
+            while True:
+                if step.send and not lost():
+                    asked.add(asyncio.create_task(self._ask(client, number, packed, step.journey, step.send, inbox)))
+                news, packed = await self._news(client, step, packed, shape, inbox)
+                step = steps.send(news)
+        except StopIteration as end:
+            return end.value, packed
+
+    async def _ask(self, client: Client, number: int, packed: bytes, journey: Journey, send: Send, inbox: asyncio.Queue[Any]) -> None:
+        """Send to a node, and say so where it is no more or does not accept it."""
+        try:
+            await self.actors[send.node].relay.remote(number, packed, journey, client.table(), client.now(), send)
+        except self.ray.exceptions.RayError:
+            inbox.put_nowait((b"", send))
+
+    async def _news(
+        self, client: Client, step: Step, packed: bytes, shape: Sequence[int], inbox: asyncio.Queue[Any]
+    ) -> tuple[News | None, bytes]:
+        """The first news of a longer route, and the state there; None, and the last state, where there is none in time.
+
+        What is no state of these images, further along the way, is no news.
+        """
+        (images, tokens, width), before = shape, step.journey.route
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(step.until - client.now()):
+                while True:
+                    state, news = await inbox.get()
+                    if news == step.send:
+                        break
+                    with contextlib.suppress(ValueError):
+                        found = Message.unpack(state, tokens, width, client.num_layers)
+                        if len(found.tokens) == images and found.done == news.route and before == news.route[: len(before)] != news.route:
+                            return news, state
+        return None, packed
 
     def follow(self, ticks: Sequence[Sequence[tuple[int, int]]], messages: Sequence[bytes]) -> list[bytes]:
         """Send micro-batches along a schedule, node l holding layer l: each state goes from node to node, no client between."""
@@ -277,7 +359,9 @@ def cluster(nodes: int, service: float) -> Iterator[Cluster]:
         there = int(ray.cluster_resources().get("CPU", 0))
         if there < nodes:
             raise UserError(f"nodes: found a cluster of {there} processors, accepted: at least {nodes}, one a node")
+        from ray.util.queue import Queue
+
         remote: Any = ray.remote(num_cpus=1)(LayerServer)
-        yield Cluster(ray, [remote.remote(service) for _ in range(nodes)])
+        yield Cluster(ray, [remote.remote(number, service) for number in range(nodes)], Queue(actor_options={"num_cpus": 0}))
     finally:
         ray.shutdown()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
-from lsvit.papers.nodes.compute.scheduler import Answer, Client, Pause, Send, place
+from lsvit.papers.nodes.compute.scheduler import Answer, Client, Journey, Known, News, Send, Step, place
 from lsvit.papers.nodes.section import Fault, Policy, Service
 from lsvit.routes import generator
 
@@ -78,6 +78,13 @@ class Node:
         self.absence = next(away, Absence(FOREVER, FOREVER))
         self.free = 0.0  # when it has done all that it has
         self.busy = 0.0  # seconds in which it worked
+        self.known: dict[Client, Known] = {}  # what it has from each
+
+    def latest(self, client: Client, known: Known) -> Known:
+        """What it knows from a client, with this."""
+        if client not in self.known or known.at > self.known[client].at:
+            self.known[client] = known
+        return self.known[client]
 
     def present(self, time: float) -> float:
         """When it is first present, from a time on that never goes back."""
@@ -123,32 +130,58 @@ class World:
 
     def travel(self, client: Client, policy: Policy) -> Generator[simpy.Event, Any, Answer]:
         """A SimPy process: one journey, to its answer."""
-        journey = client.journey(policy)
+        steps, inbox = client.journey(policy), simpy.Store(self.env)
         try:
-            step = next(journey)
+            step = next(steps)
             while True:
-                if isinstance(step, Pause):
-                    yield self.env.timeout(step.seconds)
-                    step = journey.send(False)
-                    continue
-                refused = step.node in self.troubles.gone  # a process that is no more, which its machine says at once
-                seconds = self._way() if refused else self._answered(step)
-                yield self.env.timeout(min(seconds, step.patience))
-                step = journey.send(seconds <= step.patience and not refused)
+                if step.send:
+                    self.env.process(self._relay(client, step.journey, step.send, inbox))
+                step = steps.send((yield from self._news(step, inbox)))
         except StopIteration as end:
             return end.value
 
-    def _answered(self, step: Send) -> float:
-        """Seconds until a node has answered a message that is sent now; of a lost one never."""
-        if self.fault.lost and self.rng.random() < self.fault.lost:
-            return FOREVER
-        way = self._way()
-        done = self.nodes[step.node].done(self.env.now + way / 2, self.env.now + step.patience)
-        return done + way / 2 - self.env.now
+    def _relay(self, client: Client, journey: Journey, send: Send, inbox: simpy.Store) -> Generator[simpy.Event, Any, None]:
+        """A micro-batch goes from node to node, as far as it comes."""
+        known = Known(client.holders, self.options, client.now, client.rng)
+        known.read(client.table(), self.env.now)
+        if send.node in self.troubles.gone:  # a process that is no more, which its machine says at once
+            yield self.env.timeout(self._way() + self._way())
+            inbox.put(None)
+        while True:
+            yield self.env.timeout(self._way())
+            done = self.nodes[send.node].done(self.env.now, send.until)
+            if done > send.until or send.node in self.troubles.gone:
+                return
+            yield self.env.timeout(done - self.env.now)
+            known = self.nodes[send.node].latest(client, known)
+            journey = journey._replace(route=(*journey.route, send.layer))
+            onward = known.onward(journey, send.node)
+            self.env.process(self._tell(News(send.node, journey.route, onward), inbox))
+            if onward is None:
+                return
+            send = onward
+
+    def _tell(self, news: News, inbox: simpy.Store) -> Generator[simpy.Event, Any, None]:
+        yield self.env.timeout(self._way())
+        inbox.put(news)
+
+    def _news(self, step: Step, inbox: simpy.Store) -> Generator[simpy.Event, Any, News | None]:
+        """The first news of a longer route, if it comes in time."""
+        late = self.env.timeout(max(step.until - self.env.now, 0.0))
+        while True:
+            news = inbox.get()
+            yield news | late
+            if not news.triggered:
+                news.cancel()
+                return None
+            if news.value is None or len(news.value.route) > len(step.journey.route):
+                return news.value
 
     def _way(self) -> float:
-        """Seconds of the way there and back."""
-        return self.options.hop * (self.rng.lognormal(0.0, self.options.spread) if self.options.spread else 1.0)
+        """Seconds that a message takes: never, if it is lost."""
+        if self.fault.lost and self.rng.random() < self.fault.lost:
+            return FOREVER
+        return self.options.hop / 2 * (self.rng.lognormal(0.0, self.options.spread) if self.options.spread else 1.0)
 
 
 class Run(NamedTuple):
