@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import simpy
 
-from lsvit.papers.nodes.compute.scheduler import Answer, Client, Journey, Known, News, Send, Step, latin_ticks, pipeline_ticks, place
+from lsvit.papers.nodes.compute.scheduler import Answer, Client, Journey, Known, News, Send, Step, Wait, latin_ticks, pipeline_ticks, place
 from lsvit.papers.nodes.compute.simulation import FOREVER, Node, Run, Troubles, absences, simulate, swarm
 from lsvit.papers.nodes.section import Fault, Policy, Service
 from lsvit.routes import generator
@@ -34,7 +34,7 @@ def walks(
     """
     now = 0.0
     client = Client(place(LAYERS, copies, LAYERS), options, lambda: now, np.random.default_rng(0))
-    node = Known(client.holders, options, client.now, client.rng)
+    node = Known(client.holders, options, client.now)
     for name, values in known.items():
         getattr(client, name).update(values)
     while True:
@@ -159,7 +159,7 @@ def test_a_wait_that_the_deadline_cuts_off_is_no_silence(seconds: float, silence
     assert next(journey) == Step(Journey("strict", 2.0), Send(0, 0, 2.0), 2.0)
     now = min(seconds, 2.0)
     with contextlib.suppress(StopIteration):
-        journey.send(None)
+        journey.send(Send(0, 0, 2.0) if seconds < 2 else None)
     assert client.silent[0] == silences
     assert client.waiting[0] == 0
 
@@ -190,6 +190,124 @@ def test_strict_order_ends_when_it_can_no_longer_arrive() -> None:
     assert (answer.route, answer.lost, answer.seconds) == ((0, 1, 2, 3, 4), True, 5.0)
 
 
+def two(**known: dict[int, float]) -> tuple[Client, Known]:
+    """A client, and what its nodes know from it, at time 0."""
+    client = Client(place(LAYERS, 1, LAYERS), SERVICE, lambda: 0.0, np.random.default_rng(0))
+    for name, values in known.items():
+        getattr(client, name).update(values)
+    node = Known(client.holders, SERVICE, client.now)
+    node.read(client.table(), 0.0)
+    return client, node
+
+
+def test_a_node_decides_what_is_clear_and_leaves_the_rest_to_the_client() -> None:
+    """Not: to ask who was silent, to leave a layer out, to wait, or what cannot arrive before the deadline."""
+    _, node = two()
+    assert node.onward(Journey("strict", 32.0, (0, 1)), 1) == Send(2, 2, 3.0)
+    assert node.onward(Journey("any", 2.0, (6,)), 6) == Send(7, 7, 2.0)
+    assert node.onward(Journey("any", 32.0, (6, 7)), 7) == Send(0, 0, 3.0)  # in a circle
+    assert node.onward(Journey("any", 0.5, (6,)), 6) is None
+    assert node.onward(Journey("any", 32.0, (*range(LAYERS),)), 7) is None
+    _, node = two(silent={2: 1.0}, until={3: 1.0})
+    assert node.onward(Journey("strict", 32.0, (0, 1)), 1) is None
+    assert node.onward(Journey("partial", 32.0, (0, 1)), 1) is None
+    assert node.onward(Journey("any", 32.0, (0, 1)), 1) == Send(4, 4, 3.0)
+    assert node.onward(Journey("partial", 32.0, (0, 1), (2,)), 1) == Send(4, 4, 3.0)
+
+
+def test_of_a_layers_nodes_as_good_the_next_one_around_is_asked() -> None:
+    """So that copies of the layers are as many pipelines, and nodes that know little of the others' load do not crowd at one."""
+    client = Client(place(LAYERS, 2, LAYERS), SERVICE, lambda: 0.0, np.random.default_rng(0))
+    for here, layer in ((1, 1), (5, 1), (7, 7), (3, 7)):
+        onward = client.onward(Journey("strict", 32.0, (*range(layer),)), here - 1)
+        assert onward == Send(here, layer, 3.0)
+
+
+def test_around_means_by_rank_not_by_number() -> None:
+    """Four layers, two of many nodes each."""
+    client = Client([[17, 65], [40, 90], [18, 41], [20, 42]], SERVICE, lambda: 0.0, np.random.default_rng(0))
+    for here, layer, onward in ((17, 1, 40), (65, 1, 90), (90, 2, 18), (41, 3, 42), (18, 3, 20)):
+        send = client.onward(Journey("strict", 32.0, (*range(layer),)), here)
+        assert send == Send(onward, layer, 3.0)
+
+
+def test_of_what_is_known_the_newest_counts() -> None:
+    client, node = two(takes={3: 7.0})
+    client.takes[3] = 5.0
+    node.read(client.table(), 2.0)
+    assert node.expected(3) == 5.0
+    client.takes[3] = 4.0
+    node.read(client.table(), 1.0)
+    assert node.expected(3) == 5.0
+    assert node.expected(2) == 1.0
+
+
+def test_of_lost_news_the_next_ones_tell() -> None:
+    """Node 0's news do not arrive, node 1's do: nobody was silent, and the client waits for node 2."""
+    client, _ = two()
+    steps = client.journey("strict")
+    assert next(steps).send == Send(0, 0, 3.0)
+    step = steps.send(News(1, (0, 1), Send(2, 2, 3.0)))
+    assert (step.journey.route, step.send, step.until) == ((0, 1), None, 3.0)
+    assert not any(client.silent.values())
+    assert [client.waiting[node] for node in range(3)] == [0, 0, 1]
+    step = steps.send(Send(2, 2, 3.0))  # refused: it is asked again later, there being no other one
+    assert (step.journey.route, step.send, step.until) == ((0, 1), None, SERVICE.suspicion)
+    assert client.silent[2] == 1
+
+
+def test_who_answers_is_asked_again_at_once() -> None:
+    """A message to node 2 was lost; another one was not. The node that told so, and it, are silent no more."""
+    client, _ = two(silent={2: 3.0, 5: 1.0}, until={2: 9.0, 5: 9.0})
+    step = Send(2, 2, 3.0)
+    for heard, alive in ((News(5, (5,), None), {5}), (News(5, (2, 5), None), {2, 5})):
+        client._count(step)
+        client._learn(step, 0.0, heard, whole=True)
+        assert {node for node in (2, 5) if not client.silent[node] and not client.until[node]} == alive
+
+
+def test_strict_order_waits_for_a_node_that_rests_where_the_other_one_is_too_late() -> None:
+    client = Client(place(LAYERS, 2, LAYERS), SERVICE, lambda: 0.0, np.random.default_rng(0))
+    client.due[0], client.silent[4], client.until[4] = 40.0, 1.0, 5.0
+    assert client._next(Journey("strict", 32.0)) == (Journey("strict", 32.0), Wait(5.0))
+    client.until[4] = 31.5
+    assert client._next(Journey("strict", 32.0)) == (Journey("strict", 32.0), None)
+
+
+def test_a_layer_that_ran_after_all_is_not_left_out() -> None:
+    client, _ = two(silent={1: 1.0}, until={1: 50.0})
+    steps = client.journey("partial")
+    assert next(steps).send == Send(0, 0, 3.0)
+    step = steps.send(News(0, (0,), None))
+    assert step.send == Send(2, 2, 3.0)
+    step = steps.send(News(1, (0, 1), None))  # late, from whom it was sent to before
+    assert step.journey == Journey("partial", 32.0, (0, 1))
+
+
+def test_what_a_client_accepts() -> None:
+    """A longer route, whichever way it came about; a refusal of what it sends now. No news of nodes that it does not know."""
+    client, _ = two()
+    step = Step(Journey("any", 32.0, (3, 4)), Send(5, 5, 3.0), 3.0)
+    for heard, accepted in (
+        (News(5, (3, 4, 5), Send(6, 6, 6.0)), True),
+        (News(0, (3, 7, 0), None), True),
+        (News(4, (3, 4), Send(5, 5, 6.0)), False),
+        (News(5, (3, 4, 5), Send(99, 6, 6.0)), False),
+        (Send(5, 5, 3.0), True),
+        (Send(5, 5, 2.0), False),
+    ):
+        assert client.accepts(step, heard) == accepted
+
+
+def test_a_slow_node_that_was_silent_is_asked_again() -> None:
+    """Though to wait for it as long as it deserves takes more than there is."""
+    client, _ = two(silent={5: 1.0}, takes={5: 12.0})
+    for policy in ("any", "partial"):
+        route = tuple(layer for layer in range(LAYERS) if layer != 5)
+        journey, step = client._next(Journey(policy, 32.0, route))
+        assert (journey.left_out, step) == ((), Send(5, 5, 32.0))
+
+
 # ---- simulated nodes --------------------------------------------------------------------------------------------------
 
 
@@ -201,6 +319,22 @@ def test_equal_draws_give_equal_journeys() -> None:
     fault = Fault(away=0.3, lost=0.05)
     assert run("any", fault) == run("any", fault)
     assert run("any", fault) != run("any", fault, key=1)
+
+
+@pytest.mark.parametrize("policy", ["strict", "partial", "any"])
+def test_images_go_from_node_to_node(policy: Policy) -> None:
+    """From one to the next it takes half a way there and back, not a whole one to the client and on."""
+    found = simulate(LAYERS, 1, LAYERS, 1, 1, policy, SERVICE.model_copy(update={"hop": 0.5}), Fault(), 0)
+    assert found.answers[0].seconds == pytest.approx(LAYERS * 1.25 + 0.25)
+
+
+def test_what_a_node_ends_too_late_goes_nowhere() -> None:
+    """It takes two seconds, of which nobody knows; the client, which waits for one and a half, does without the layer."""
+    impatient = SERVICE.model_copy(update={"patience": 1.5, "suspicion": 100})
+    found = simulate(LAYERS, 1, LAYERS, 3, 1, "any", impatient, Fault(slow=2), 0)
+    slow = Troubles.draw(Fault(slow=2), LAYERS, 1.0, 0).slow
+    assert [slow in answer.route for answer in found.answers] == [False] * 3
+    assert [len(answer.route) for answer in found.answers] == [LAYERS - 1] * 3
 
 
 def test_healthy_nodes_are_busy_all_the_time_in_any_order() -> None:

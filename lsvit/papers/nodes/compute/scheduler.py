@@ -29,7 +29,7 @@ class Journey(NamedTuple):
 
 
 class Send(NamedTuple):
-    """A micro-batch goes to a node for one layer, which is to be done until then, by the clock."""
+    """A micro-batch goes to a node for one layer, which is to be done until then, by the clock. What is sent back: the node refuses."""
 
     node: int
     layer: int
@@ -94,19 +94,19 @@ def pipeline_ticks(batches: int, num_layers: int) -> list[list[tuple[int, int]]]
 
 
 class Known:
-    """What is known of the nodes, and whom that speaks for. Nodes have it from the client's messages: there it is a little old.
+    """What is known of the nodes, and who is asked next. Nodes have it from the client's messages: there it is a little old.
 
     Args:
         holders: layer -> the nodes that hold it.
         options: times, patience, limits.
         now: seconds by the clock, which all have in common.
-        rng: chooses among equals.
     """
 
-    def __init__(self, holders: Sequence[Sequence[int]], options: Service, now: Callable[[], float], rng: np.random.Generator) -> None:
-        self.holders, self.options, self.now, self.rng = holders, options, now, rng
+    def __init__(self, holders: Sequence[Sequence[int]], options: Service, now: Callable[[], float]) -> None:
+        self.holders, self.options, self.now = holders, options, now
         self.at = -math.inf  # when all this was so
         known = sorted({node for nodes in holders for node in nodes})
+        self.ring = {node: place for place, node in enumerate(known)}
         self.takes = dict.fromkeys(known, options.service + options.hop)  # seconds for one micro-batch
         self.due = dict.fromkeys(known, 0.0)  # when it should have done all it has
         self.silent = dict.fromkeys(known, 0.0)  # times in a row
@@ -140,10 +140,17 @@ class Known:
     def onward(self, journey: Journey, here: int) -> Send | None:
         """Where a node sends what has run its layer: None, home, where that is not clear.
 
-        To ask a node that was silent, to leave a layer out, to wait and to end is the client's matter.
+        To ask a node that was silent, to leave a layer out, to wait and to end is the client's matter. Of a layer's nodes it asks the next
+        one around, so that nodes that know little of each other's load do not crowd.
+
+        Args:
+            journey: of the micro-batch, as it is now.
+            here: the node's number.
         """
-        found = self._soonest(self._allowed(journey), journey, here)
-        return None if found is None or self.expected(found[0]) > journey.end - self.now() else self._send(*found, journey)
+        found = self._soonest(self._allowed(journey), journey, trusted=True)
+        if not found or self.expected(found[0][0]) > journey.end - self.now():
+            return None
+        return self._send(*min(found, key=lambda each: (self.ring[each[0]] - self.ring[here]) % len(self.ring)), journey)
 
     def _open(self, journey: Journey) -> list[int]:
         """The layers that a micro-batch has before it, in their original order."""
@@ -166,43 +173,47 @@ class Known:
         patience = self._patience(node) if self.silent[node] else 0.0
         return patience if 0.0 < patience <= self.limit else self.expected(node)
 
-    def _soonest(self, layers: Sequence[int], journey: Journey, here: int | None = None) -> tuple[int, int] | None:
-        """The node that is expected to answer first for one of the layers, and the layer. None: nobody is asked now.
+    def _soonest(self, layers: Sequence[int], journey: Journey, trusted: bool = False) -> list[tuple[int, int]]:
+        """The nodes that are expected to answer first for one of the layers, with that layer. None where nobody is asked now.
 
         Of those as good, if they are within the time that is left, the next layer in a circle after the last one: where all is well that
-        gives a Latin schedule. Any for the first layer in any order. Of a layer's nodes, any. Trusted: only nodes that were not silent.
+        gives a Latin schedule. Any for the first layer in any order. Trusted: only nodes that were not silent.
         """
         now = self.now()
         choices = [
             (self._promise(node), node, layer)
-            for layer in layers for node in self.holders[layer] if self.until[node] <= now and (here is None or not self.silent[node])
+            for layer in layers for node in self.holders[layer] if self.until[node] <= now and not (trusted and self.silent[node])
         ]  # fmt: skip
-        if not choices:
-            return None
-        least = min(choices)[0]
+        least = min(choices, default=(0.0, 0, 0))[0]
         good = max(least, min(EQUAL * least, journey.end - now))
         equal = [(node, layer) for wait, node, layer in choices if wait <= good]
-        if journey.route or journey.policy != "any":
+        if equal and (journey.route or journey.policy != "any"):
             following = journey.route[-1] + 1 if journey.route else 0
             first = min((layer - following) % self.num_layers for _, layer in equal)
             equal = [(node, layer) for node, layer in equal if (layer - following) % self.num_layers == first]
-        if here is not None:
-            return min(equal, key=lambda each: (each[0] - here) % len(self.takes))
-        return equal[self.rng.integers(len(equal))]
+        return equal
 
     def _send(self, node: int, layer: int, journey: Journey) -> Send:
         return Send(node, layer, min(self.now() + self._patience(node), journey.end))
 
 
 class Client(Known):
-    """Who has micro-batches, and learns of the nodes from their news."""
+    """Who has micro-batches, and learns of the nodes from their news.
+
+    Args:
+        holders: layer -> the nodes that hold it.
+        options: times, patience, limits.
+        now: seconds by the clock, which all have in common.
+        rng: chooses among equals.
+    """
 
     def __init__(self, holders: Sequence[Sequence[int]], options: Service, now: Callable[[], float], rng: np.random.Generator) -> None:
-        super().__init__(holders, options, now, rng)
+        super().__init__(holders, options, now)
+        self.rng = rng
         self.waiting = dict.fromkeys(self.takes, 0)  # own micro-batches at the node
         self.last = dict.fromkeys(self.takes, 0.0)  # when it answered last
 
-    def journey(self, policy: Policy) -> Generator[Step, News | None, Answer]:
+    def journey(self, policy: Policy) -> Generator[Step, News | Send | None, Answer]:
         """One micro-batch's way through the layers.
 
         strict: all layers in their original order; each from whichever of its nodes will answer first, and from another one where that
@@ -212,7 +223,7 @@ class Client(Known):
         then; the first two then have no answer.
 
         Yields:
-            What is to be done. The first news of a longer route that comes until then is sent back; None, if there is none.
+            What is to be done. It is sent the first thing heard that is accepted (:meth:`accepts`); None, if there is none in time.
         """
         begun = self.now()
         journey, onward = Journey(policy, begun + self.limit), None
@@ -223,15 +234,23 @@ class Client(Known):
             if step is None:
                 break
             if isinstance(step, Wait):
-                news = yield Step(journey, None, step.until)
+                heard = yield Step(journey, None, step.until)
             else:
                 asked, until = self._count(step), min(step.until + self.options.hop, journey.end)
-                news = yield Step(journey, None if onward else step, until)
-                self._learn(step, asked, news, until < journey.end or self.now() < until)
-            onward = news.onward if news else None
-            journey = journey._replace(route=news.route) if news else journey
+                heard = yield Step(journey, None if onward else step, until)
+                self._learn(step, asked, heard, whole=asked < until < journey.end)
+            onward = None
+            if isinstance(heard, News):
+                left_out = tuple(layer for layer in journey.left_out if layer not in heard.route)
+                journey, onward = journey._replace(route=heard.route, left_out=left_out), heard.onward
         lost = not journey.route or (policy != "any" and bool(self._open(journey)))
         return Answer(journey.route, lost, begun, self.now())
+
+    def accepts(self, step: Step, heard: News | Send) -> bool:
+        """Whether what is heard during a step counts: a longer route, whoever came so far, or that a node refuses what is sent now."""
+        if isinstance(heard, Send):
+            return heard == step.send
+        return len(heard.route) > len(step.journey.route) and (heard.onward is None or heard.onward.node in self.takes)
 
     def _next(self, journey: Journey) -> tuple[Journey, Send | Wait | None]:
         """What the client does where no node goes on: as it sees the journey then, and the step; None: the journey ends."""
@@ -240,18 +259,17 @@ class Client(Known):
             if left <= 0:
                 break
             found = self._soonest(layers, journey)
-            if found is None or self._promise(found[0]) > left:
+            if not found or self._promise(found[0][0]) > left:
                 if journey.policy == "any" and journey.route:
                     break
                 if journey.policy == "partial" and len(journey.left_out) < int(self.options.leave_out * self.num_layers):
                     journey = journey._replace(left_out=(*journey.left_out, layers[0]))
                     continue
-            if found is None:
-                asked = min(self.until[node] for layer in layers for node in self.holders[layer])
-                return journey, Wait(min(max(asked, self.now() + 0.01 * self.options.service), journey.end))
-            if journey.policy != "any" and self.expected(found[0]) > left:
-                break
-            return journey, self._send(*found, journey)
+            if found and (journey.policy == "any" or self.expected(found[0][0]) <= left):
+                return journey, self._send(*found[self.rng.integers(len(found))], journey)
+            resting = [self.until[node] for layer in layers for node in self.holders[layer] if self.until[node] > self.now()]
+            in_time = [until for until in resting if until + self.options.service < journey.end]
+            return journey, Wait(min(in_time)) if in_time else None
         return journey, None
 
     def _count(self, step: Send) -> float:
@@ -261,17 +279,18 @@ class Client(Known):
         self.waiting[step.node] += 1
         return now
 
-    def _learn(self, step: Send, asked: float, news: News | None, whole: bool) -> None:
-        """What a node was worth; whole: it was waited for as long as it deserved, not just until the deadline."""
+    def _learn(self, step: Send, asked: float, heard: News | Send | None, whole: bool) -> None:
+        """What a node was worth; whole: it was waited for as long as it deserves, not just until the deadline."""
         node, now = step.node, self.now()
         self.waiting[node] -= 1
         if not self.waiting[node]:
             self.due[node] = now
-        if news:
-            self.silent[node] = 0
-            if news.node == node:  # not if only the next one's news arrived
+        if isinstance(heard, News):
+            if heard.node == node:
                 self.takes[node] += MEMORY * (now - max(asked, self.last[node]) - self.takes[node])
                 self.last[node] = now
-        elif whole and now >= self.until[node]:  # several that wait for the same node are one silence
+            for alive in {heard.node} | ({node} if step.layer in heard.route else set()):  # its own news may be lost
+                self.silent[alive], self.until[alive] = 0.0, min(self.until[alive], now)
+        elif (whole or heard) and now >= self.until[node]:  # several that wait for the same node are one silence
             self.until[node] = now + 2 ** self.silent[node] * self.options.suspicion * self.options.service
             self.silent[node] = min(self.silent[node] + 1, 6)

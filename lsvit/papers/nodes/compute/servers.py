@@ -106,7 +106,8 @@ class LayerServer:
     def hold(self, weights: Weights, holders: Sequence[Sequence[int]], options: Service) -> int:
         """Open a model, of which each layer is held by some nodes, and keep this node's. Returns the process's id."""
         self.model, self.layers = weights.open(), tuple(layer for layer, nodes in enumerate(holders) if self.number in nodes)
-        self.known = Known(holders, options, time.time, generator("nodes node", self.number))
+        self.known = Known(holders, options, time.time)
+        self.known.at = time.time()  # what arrives late is of other models
         backbone = self.model.backbone
         for layer in {*range(self.model.num_layers)} - {*self.layers}:
             backbone.blocks[layer] = torch.nn.Identity()
@@ -263,17 +264,20 @@ class Cluster:
                 number = next(self.numbers)
                 inboxes[number] = asyncio.Queue()
                 answers[position] = await self._travel(client, policy, number, packed, inboxes[number], lambda: rng.random() < lost)
+                del inboxes[number]
 
         async def listen() -> None:
             while letter := await self.home.get_async():
-                number, *news = letter
+                number, *told = letter
                 if number in inboxes:
-                    inboxes[number].put_nowait(news)
+                    inboxes[number].put_nowait(told)
 
         listening = asyncio.create_task(listen())
-        await asyncio.gather(*(stream() for _ in range(in_flight)))
-        await self.home.put_async(None)
-        await listening
+        try:
+            await asyncio.gather(*(stream() for _ in range(in_flight)))
+        finally:
+            await self.home.put_async(None)
+            await listening
         return [answers[position] for position in range(len(messages))]
 
     async def _travel(
@@ -287,37 +291,39 @@ class Cluster:
             while True:
                 if step.send and not lost():
                     asked.add(asyncio.create_task(self._ask(client, number, packed, step.journey, step.send, inbox)))
-                news, packed = await self._news(client, step, packed, shape, inbox)
-                step = steps.send(news)
+                packed, heard = await self._heard(client, step, packed, shape, inbox)
+                step = steps.send(heard)
         except StopIteration as end:
             return end.value, packed
 
     async def _ask(self, client: Client, number: int, packed: bytes, journey: Journey, send: Send, inbox: asyncio.Queue[Any]) -> None:
-        """Send to a node, and say so where it is no more or does not accept it."""
+        """Send to a node, and tell where it is no more or does not take it."""
         try:
             await self.actors[send.node].relay.remote(number, packed, journey, client.table(), client.now(), send)
         except self.ray.exceptions.RayError:
             inbox.put_nowait((b"", send))
 
-    async def _news(
+    async def _heard(
         self, client: Client, step: Step, packed: bytes, shape: Sequence[int], inbox: asyncio.Queue[Any]
-    ) -> tuple[News | None, bytes]:
-        """The first news of a longer route, and the state there; None, and the last state, where there is none in time.
+    ) -> tuple[bytes, News | Send | None]:
+        """What the client hears first of what it accepts, if that comes in time, and the newest state.
 
-        What is no state of these images, further along the way, is no news.
+        News with anything but a state of these images, which has been through that route, are none.
         """
-        (images, tokens, width), before = shape, step.journey.route
+        images, tokens, width = shape
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(step.until - client.now()):
                 while True:
-                    state, news = await inbox.get()
-                    if news == step.send:
-                        break
+                    state, heard = await inbox.get()
+                    if not client.accepts(step, heard):
+                        continue
+                    if isinstance(heard, Send):
+                        return packed, heard
                     with contextlib.suppress(ValueError):
                         found = Message.unpack(state, tokens, width, client.num_layers)
-                        if len(found.tokens) == images and found.done == news.route and before == news.route[: len(before)] != news.route:
-                            return news, state
-        return None, packed
+                        if len(found.tokens) == images and found.done == heard.route:
+                            return state, heard
+        return packed, None
 
     def follow(self, ticks: Sequence[Sequence[tuple[int, int]]], messages: Sequence[bytes]) -> list[bytes]:
         """Send micro-batches along a schedule, node l holding layer l: each state goes from node to node, no client between."""

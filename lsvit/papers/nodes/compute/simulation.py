@@ -136,17 +136,18 @@ class World:
             while True:
                 if step.send:
                     self.env.process(self._relay(client, step.journey, step.send, inbox))
-                step = steps.send((yield from self._news(step, inbox)))
+                step = steps.send((yield from self._heard(client, step, inbox)))
         except StopIteration as end:
             return end.value
 
     def _relay(self, client: Client, journey: Journey, send: Send, inbox: simpy.Store) -> Generator[simpy.Event, Any, None]:
         """A micro-batch goes from node to node, as far as it comes."""
-        known = Known(client.holders, self.options, client.now, client.rng)
+        known = Known(client.holders, self.options, client.now)
         known.read(client.table(), self.env.now)
         if send.node in self.troubles.gone:  # a process that is no more, which its machine says at once
             yield self.env.timeout(self._way() + self._way())
-            inbox.put(None)
+            inbox.put(send)
+            return
         while True:
             yield self.env.timeout(self._way())
             done = self.nodes[send.node].done(self.env.now, send.until)
@@ -165,17 +166,18 @@ class World:
         yield self.env.timeout(self._way())
         inbox.put(news)
 
-    def _news(self, step: Step, inbox: simpy.Store) -> Generator[simpy.Event, Any, News | None]:
-        """The first news of a longer route, if it comes in time."""
+    def _heard(self, client: Client, step: Step, inbox: simpy.Store) -> Generator[simpy.Event, Any, News | Send | None]:
+        """What the client hears first of what it accepts, if that comes in time."""
         late = self.env.timeout(max(step.until - self.env.now, 0.0))
         while True:
-            news = inbox.get()
-            yield news | late
-            if not news.triggered:
-                news.cancel()
+            heard = inbox.get()
+            yield heard | late
+            if not heard.triggered:
+                heard.cancel()
                 return None
-            if news.value is None or len(news.value.route) > len(step.journey.route):
-                return news.value
+            told: Any = heard.value
+            if client.accepts(step, told):
+                return told
 
     def _way(self) -> float:
         """Seconds that a message takes: never, if it is lost."""
