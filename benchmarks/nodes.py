@@ -3,7 +3,7 @@
 latin: throughput of the Latin schedule and of a pipeline in strict order, on 12 nodes. faults: what the stage `nodes` simulates, with the
 same draws of faults (not of lost messages) and the same weights, seed by seed, on 12 processes: those away for good are killed, those
 that come and go are stopped and continued (SIGSTOP, SIGCONT), and lost messages are never sent; beside it the simulation, with the time of
-a hop measured here. swarm: the simulation alone, at the size of the internet. Needs Ray (`uv sync --group cluster`) but for the last, and
+a hop measured here (`busy` is all work there, and the layers of the answers alone on processes). swarm: the simulation alone, at the size of the internet. Needs Ray (`uv sync --group cluster`) but for the last, and
 the default run's weights (`dvc repro`).
 """
 
@@ -96,14 +96,12 @@ def latin() -> list[dict[str, Any]]:
     return rows
 
 
-def hop_time(found: Cluster, packed: bytes, service: float) -> float:
-    """Seconds of the way there and back: what one node takes for a message, less its service time."""
-    times = []
-    for _ in range(30):
-        begun = time.perf_counter()
-        found.ray.get(found.actors[0].run.remote(packed, 0))
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times) - service
+def hop_time(found: Cluster, packed: bytes, service: Service) -> float:
+    """Seconds of the way there and back, from what micro-batches take that travel alone: a node's own work on a message is part of it."""
+    client = Client(place(NODES, 1, NODES), service, time.time, generator("nodes client"))
+    alone = asyncio.run(found.serve(client, "strict", [packed] * 9, 1))
+    seconds = statistics.median(answer.seconds for answer, _ in alone)
+    return 2 * (seconds - NODES * service.service) / (NODES + 1)
 
 
 async def come_and_go(pids: dict[int, int], troubles: Troubles) -> None:
@@ -173,9 +171,7 @@ def faults_of(seed: int) -> Iterator[dict[str, Any]]:
     with cluster(NODES, service.service) as found:
         holders = place(NODES, 1, NODES)
         found.hold(weights("ls", seed), holders, service)
-        for layer, actor in found.actors.items():
-            found.ray.get(actor.run.remote(packed[0], layer))
-        service = service.model_copy(update={"hop": hop_time(found, packed[0], service.service)})
+        service = service.model_copy(update={"hop": hop_time(found, packed[0], service)})
         print(f"a hop takes {1000 * service.hop:.2f} ms")
         for replication, name, methods in cells(options):
             fault, key = options.faults[name], (options.seed, seed, NODES)

@@ -215,23 +215,52 @@ class Wrong(LayerServer):
         return wrong.get(layer, right.pack())
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_a_node_that_fails_or_answers_wrongly_is_a_silent_one(six: ModelPreset, tmp_path: Path) -> None:
-    weights, options = weights_of(six, PLAIN, tmp_path), SERVICE.model_copy(update={"patience": 25, "suspicion": 10_000})
-    model, servers, holders = weights.open(), [Wrong(number, 0.0) for number in range(6)], place(6, 1, 6)
+def serve_here(
+    servers: list[LayerServer], weights: Weights, policy: Policy, options: Service, lost: float = 0.0
+) -> list[tuple[Answer, bytes]]:
+    """Three micro-batches over six nodes with a layer each, in this process."""
+    model, holders = weights.open(), place(6, 1, 6)
 
     async def serve() -> list[tuple[Answer, bytes]]:
         home, actors = Home(), [Here(server) for server in servers]
         for server in servers:
             server.hold(weights, holders, options)
             server.meet(actors, home.actor)
-        nodes = Cluster(SimpleNamespace(**vars(NO_RAY), get=lambda asked, timeout: None), actors, home)
+        nodes = Cluster(SimpleNamespace(**vars(NO_RAY), get=lambda asked, timeout: [0.0] * 6), actors, home)
+        nodes.pace(0.0, lost=lost)
         client = Client(holders, options, time.time, generator("test", 1))
-        return await nodes.serve(client, "any", [started(model)] * 3, 2)
+        return await nodes.serve(client, policy, [started(model)] * 3, 2, lost)
 
-    for answer, packed in asyncio.run(serve()):
-        assert ({*answer.route}, answer.lost) == ({0, 5}, False)
+    answers = asyncio.run(serve())
+    for answer, packed in answers:
         assert torch.equal(logits(model, packed), again(model, answer))
+    return answers
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_node_that_fails_or_answers_wrongly_is_a_silent_one(six: ModelPreset, tmp_path: Path) -> None:
+    options = SERVICE.model_copy(update={"patience": 25, "suspicion": 10_000})
+    for answer, _ in serve_here([Wrong(number, 0.0) for number in range(6)], weights_of(six, PLAIN, tmp_path), "any", options):
+        assert ({*answer.route}, answer.lost) == ({0, 5}, False)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("lost", "least"), [(0.0, 3), (1 / 3, 6)])
+def test_the_client_sends_once_and_again_what_gets_lost(
+    lost: float, least: int, six: ModelPreset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all messages, the nodes' and their news too."""
+    sent, ask = list[Any](), Cluster._ask
+
+    async def counted(*args: Any) -> None:
+        sent.append(args)
+        await ask(*args)
+
+    monkeypatch.setattr(Cluster, "_ask", counted)
+    options = SERVICE.model_copy(update={"patience": 10 if lost else 1000, "suspicion": 1})
+    answers = serve_here([LayerServer(number, 0.0) for number in range(6)], weights_of(six, PLAIN, tmp_path), "strict", options, lost)
+    assert all(answer.route == (*range(6),) and not answer.lost for answer, _ in answers)
+    assert len(sent) >= least if lost else len(sent) == least
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "auto", "nobody"])
