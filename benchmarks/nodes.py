@@ -3,8 +3,8 @@
 latin: throughput of the Latin schedule and of a pipeline in strict order, on 12 nodes. faults: what the stage `nodes` simulates, with the
 same draws of faults (not of lost messages) and the same weights, seed by seed, on 12 processes: those away for good are killed, those
 that come and go are stopped and continued (SIGSTOP, SIGCONT), and lost messages are never sent; beside it the simulation, with the time of
-a hop measured here (`busy` is all work there, and the layers of the answers alone on processes). swarm: the simulation alone, at the size of the internet. Needs Ray (`uv sync --group cluster`) but for the last, and
-the default run's weights (`dvc repro`).
+a hop measured here (`busy` is all work there, and of the processes that on the layers of the answers). swarm: the simulation alone, at the
+size of the internet. Needs Ray (`uv sync --group cluster`) but for the last, and the default run's weights (`dvc repro`).
 """
 
 import argparse
@@ -29,10 +29,11 @@ from lsvit.config.params import load
 from lsvit.errors import UserError, one_line_errors
 from lsvit.jobs.address import ADDRESS
 from lsvit.jobs.files import DATA, read_meta
+from lsvit.papers.nodes.compute.cluster import Cluster, cluster
 from lsvit.papers.nodes.compute.evaluation import COLUMNS, summary
 from lsvit.papers.nodes.compute.plan import Plan
 from lsvit.papers.nodes.compute.scheduler import Client, latin_ticks, pipeline_ticks, place
-from lsvit.papers.nodes.compute.servers import Cluster, Message, Weights, cluster, logits
+from lsvit.papers.nodes.compute.servers import Message, Weights, logits
 from lsvit.papers.nodes.compute.simulation import Run, Troubles, simulate, swarm
 from lsvit.papers.nodes.section import POLICIES, Fault, Nodes, Policy, Service
 from lsvit.routes import generator

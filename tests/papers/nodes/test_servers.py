@@ -23,8 +23,9 @@ from lsvit.config.variant import PLAIN, Variant
 from lsvit.errors import UserError
 from lsvit.models.routed import RoutedModel
 from lsvit.models.weights import build, save_weights
+from lsvit.papers.nodes.compute.cluster import Cluster, cluster
 from lsvit.papers.nodes.compute.scheduler import Answer, Client, Journey, Send, latin_ticks, place
-from lsvit.papers.nodes.compute.servers import Cluster, LayerServer, Message, Weights, cluster, exit_of, logits
+from lsvit.papers.nodes.compute.servers import LayerServer, Message, Weights, exit_of, logits
 from lsvit.papers.nodes.section import Policy, Service
 from lsvit.routes import generator
 

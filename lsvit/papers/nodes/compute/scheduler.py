@@ -2,7 +2,7 @@
 
 A micro-batch goes from node to node: whoever has run a layer chooses who runs the next one (:meth:`Known.onward`), and tells the client,
 which goes on in its place where that fails (:meth:`Client.journey`: a generator of what is to be done, which is told the news). Who runs
-it is another matter: real processes (:mod:`lsvit.papers.nodes.compute.servers`) and the simulation
+it is another matter: real processes (:mod:`lsvit.papers.nodes.compute.cluster`) and the simulation
 (:mod:`lsvit.papers.nodes.compute.simulation`) run this one. No torch, no clock and no network here.
 """
 

@@ -1,18 +1,13 @@
-"""Layer servers: real processes (actors of Ray) that hold layers of a trained model, and a client whose micro-batches travel among them.
+"""Layer servers: processes (actors of Ray, :mod:`lsvit.papers.nodes.compute.cluster`) that hold layers of a trained model.
 
 A state is a safetensors file in memory: the tokens, and which layers they have been through. The node that has run a layer sends it to the
 next node, and a copy to the client, which can go on from there where a node fails.
 """
 
-import asyncio
-import contextlib
-import itertools
-import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,16 +18,13 @@ from torch import Tensor
 
 from lsvit.config.presets import ModelPreset
 from lsvit.config.variant import Variant
-from lsvit.errors import UserError
-from lsvit.jobs.address import ADDRESS, reach
 from lsvit.models.routed import RoutedModel
 from lsvit.models.weights import build
-from lsvit.papers.nodes.compute.scheduler import Answer, Client, Journey, Known, News, Send, Step
-from lsvit.papers.nodes.section import Policy, Service
+from lsvit.papers.nodes.compute.scheduler import Journey, Known, News, Send
+from lsvit.papers.nodes.section import Service
 from lsvit.routes import generator
 
 LARGEST = 1024  # images of a micro-batch
-READY = 300.0  # seconds in which a node must have opened a model: a dozen processes import torch at once
 
 
 class Weights(NamedTuple):
@@ -200,174 +192,3 @@ def logits(model: RoutedModel, packed: bytes) -> Tensor:
     """What a client answers with, wherever the journey has ended: (B, num_classes)."""
     state, done = load(packed)["tokens"], load(packed)["done"].tolist()
     return model.answer(state, exit_of(model, done))
-
-
-class Cluster:
-    """Nodes as actors of Ray, which :func:`cluster` starts.
-
-    Args:
-        ray: the module.
-        actors: one a node.
-        home: the client's mailbox, a queue of Ray.
-    """
-
-    def __init__(self, ray: Any, actors: list[Any], home: Any) -> None:
-        self.ray, self.actors, self.home = ray, dict(enumerate(actors)), home
-        self.alive = dict(self.actors)
-        self.numbers = itertools.count()  # of micro-batches: what is late is of an older one
-        self._all([actor.meet.remote(actors, home.actor) for actor in actors])
-
-    def kill(self, node: int) -> None:
-        """End a node's process for good; a client that sends to it is told so."""
-        if self.alive.pop(node, None):
-            self.ray.kill(self.actors[node])
-
-    def hold(self, weights: Weights, holders: Sequence[Sequence[int]], options: Service) -> dict[int, int]:
-        """Spread a model: layer -> the nodes that hold it. Returns the processes of the nodes that live."""
-        pids = self._all([actor.hold.remote(weights, holders, options) for actor in self.alive.values()])
-        return dict(zip(self.alive, pids, strict=True))
-
-    def pace(self, service: float, slow: int | None = None, times: float = 1.0, lost: float = 0.0, *key: int | str) -> float:
-        """Take so many seconds for a layer from now on, one node so many times longer; returns those computed for since the last time.
-
-        Of the messages of nodes that share is lost; the key is of the draws.
-        """
-        own = {node: service * (times if node == slow else 1) for node in self.alive}
-        return sum(self._all([self.alive[node].pace.remote(each, lost, *key) for node, each in own.items()]))
-
-    def _all(self, asked: Sequence[Any]) -> list[Any]:
-        """What the nodes answer. Raises UserError: one of them does not, as on a cluster whose processors are taken."""
-        try:
-            return self.ray.get(asked, timeout=READY)
-        except self.ray.exceptions.GetTimeoutError:
-            raise UserError(f"nodes: found nodes that did not answer within {READY:.0f} s, accepted: a free processor each") from None
-
-    async def serve(
-        self, client: Client, policy: Policy, messages: Sequence[bytes], in_flight: int, lost: float = 0.0, *key: int | str
-    ) -> list[tuple[Answer, bytes]]:
-        """All micro-batches, `in_flight` of them under way at a time: how each ended, and its state then.
-
-        Args:
-            client: who sends them.
-            policy: in which order.
-            messages: their states.
-            in_flight: how many.
-            lost: share of the client's own messages that are not sent.
-            key: of which ones these are.
-        """
-        answers: dict[int, tuple[Answer, bytes]] = {}
-        inboxes: dict[int, asyncio.Queue[Any]] = {}
-        left, rng = iter(enumerate(messages)), generator("nodes lost", *key)
-
-        async def stream() -> None:
-            for position, packed in left:
-                number = next(self.numbers)
-                inboxes[number] = asyncio.Queue()
-                answers[position] = await self._travel(client, policy, number, packed, inboxes[number], lambda: rng.random() < lost)
-                del inboxes[number]
-
-        async def listen() -> None:
-            while letter := await self.home.get_async():
-                number, *told = letter
-                if number in inboxes:
-                    inboxes[number].put_nowait(told)
-
-        listening = asyncio.create_task(listen())
-        try:
-            await asyncio.gather(*(stream() for _ in range(in_flight)))
-        finally:
-            await self.home.put_async(None)
-            await listening
-        return [answers[position] for position in range(len(messages))]
-
-    async def _travel(
-        self, client: Client, policy: Policy, number: int, packed: bytes, inbox: asyncio.Queue[Any], lost: Callable[[], bool]
-    ) -> tuple[Answer, bytes]:
-        """One micro-batch's journey."""
-        steps, asked = client.journey(policy), set[asyncio.Task[None]]()
-        shape = load(packed)["tokens"].shape
-        try:
-            step = next(steps)
-            while True:
-                if step.send and not lost():
-                    asked.add(asyncio.create_task(self._ask(client, number, packed, step.journey, step.send, inbox)))
-                packed, heard = await self._heard(client, step, packed, shape, inbox)
-                step = steps.send(heard)
-        except StopIteration as end:
-            return end.value, packed
-
-    async def _ask(self, client: Client, number: int, packed: bytes, journey: Journey, send: Send, inbox: asyncio.Queue[Any]) -> None:
-        """Send to a node, and tell where it is no more or does not take it."""
-        try:
-            await self.actors[send.node].relay.remote(number, packed, journey, client.table(), client.now(), send)
-        except self.ray.exceptions.RayError:
-            inbox.put_nowait((b"", send))
-
-    async def _heard(
-        self, client: Client, step: Step, packed: bytes, shape: Sequence[int], inbox: asyncio.Queue[Any]
-    ) -> tuple[bytes, News | Send | None]:
-        """What the client hears first of what it accepts, if that comes in time, and the newest state.
-
-        News with anything but a state of these images, which has been through that route, are none.
-        """
-        images, tokens, width = shape
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(step.until - client.now()):
-                while True:
-                    state, heard = await inbox.get()
-                    if not client.accepts(step, heard):
-                        continue
-                    if isinstance(heard, Send):
-                        return packed, heard
-                    with contextlib.suppress(ValueError):
-                        found = Message.unpack(state, tokens, width, client.num_layers)
-                        if len(found.tokens) == images and found.done == heard.route:
-                            return state, heard
-        return packed, None
-
-    def follow(self, ticks: Sequence[Sequence[tuple[int, int]]], messages: Sequence[bytes]) -> list[bytes]:
-        """Send micro-batches along a schedule, node l holding layer l: each state goes from node to node, no client between."""
-        states: list[Any] = list(messages)
-        for tick in ticks:
-            for batch, layer in tick:
-                states[batch] = self.actors[layer].run.remote(states[batch], layer)
-        return self.ray.get(states)
-
-
-@contextmanager
-def cluster(nodes: int, service: float) -> Iterator[Cluster]:
-    """So many nodes, each an actor of its own process: on the cluster that RAY_ADDRESS names, else on this machine alone.
-
-    Raises:
-        UserError: Ray is not installed, does not start, cannot be reached, or has fewer processors than there shall be nodes.
-    """
-    address = os.environ.get(ADDRESS, "local")
-    # Workers are this interpreter's, not made anew by uv.
-    os.environ |= {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    if address.startswith(("local", "127.")):
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's way to stay on loopback, which is the default there alone
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise UserError("nodes: Ray is not installed; `uv sync --group cluster` installs it") from None
-    options: dict[str, Any] = (
-        {"num_cpus": nodes, "object_store_memory": 100 << 20, "include_dashboard": False} if address == "local" else {}
-    )
-    try:
-        if address != "local":  # asked first: Ray itself tries for 90 s, and then ends the process
-            reach(address)
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (OSError, ValueError, RuntimeError, SystemExit) as error:
-        if address == "local":
-            raise UserError(f"nodes: Ray does not start on this machine: {error}") from None
-        raise UserError(f"{ADDRESS}: found {address!r}, accepted: host:port of a cluster that runs and takes this user's token") from None
-    try:
-        there = int(ray.cluster_resources().get("CPU", 0))
-        if there < nodes:
-            raise UserError(f"nodes: found a cluster of {there} processors, accepted: at least {nodes}, one a node")
-        from ray.util.queue import Queue
-
-        remote: Any = ray.remote(num_cpus=1)(LayerServer)
-        yield Cluster(ray, [remote.remote(number, service) for number in range(nodes)], Queue(actor_options={"num_cpus": 0}))
-    finally:
-        ray.shutdown()
