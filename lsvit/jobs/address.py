@@ -9,11 +9,10 @@ from lsvit.errors import UserError
 ADDRESS = "RAY_ADDRESS"  # environment variable, also Ray's own
 
 
-def check_cluster() -> None:
-    """Raises UserError, soon (Ray itself tries for a minute): Ray is not installed, or nobody answers at RAY_ADDRESS."""
+def check_cluster(asked: str = "params.yaml: engine: found 'ray', accepted here: local") -> None:
+    """Raises UserError, soon (Ray itself tries for a minute): Ray, asked for by this, is not installed, or RAY_ADDRESS does not answer."""
     if find_spec("ray") is None:
-        raise UserError("params.yaml: engine: found 'ray', accepted here: local (Ray is not installed; "
-                        "`uv sync --group cluster` installs it)")  # fmt: skip
+        raise UserError(f"{asked} (Ray is not installed; `uv sync --group cluster` installs it)")
     address = os.environ.get(ADDRESS)
     if address not in (None, "auto"):
         reach(address)

@@ -38,6 +38,7 @@ def cluster(todo: Sequence[Job], device: str, threads: int, distributed: Distrib
     Raises:
         UserError: no Ray, no cluster, no node that could run a job, a node with other code, or a job whose workers always die.
     """
+    check_cluster()
     connect()
     with all_locked(todo):
         for job in todo:
@@ -49,13 +50,15 @@ def cluster(todo: Sequence[Job], device: str, threads: int, distributed: Distrib
             driver.stop()
 
 
-def connect() -> None:
+def connect(**alone: Any) -> None:
     """Join the cluster at RAY_ADDRESS; without an address one of this machine alone, which listens on 127.0.0.1 and ends with the process.
 
+    Args:
+        alone: options of `ray.init` for the latter.
+
     Raises:
-        UserError: Ray is not installed, or there is no cluster of these versions.
+        UserError: Ray does not start, or there is no cluster of these versions.
     """
-    check_cluster()
     address = os.environ.get(ADDRESS)
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}  # else `uv run` sends this folder to all nodes
     if address is None or address.startswith(("127.", "localhost:")):
@@ -64,12 +67,15 @@ def connect() -> None:
 
     if ray.is_initialized():
         return
-    alone: dict[str, Any] = {} if address else {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
+    options: dict[str, Any] = {} if address else {"_node_ip_address": "127.0.0.1", "include_dashboard": False} | alone
     terminated = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address or "local", **alone, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:  # Python's and Ray's versions among them
-        raise UserError(f"{ADDRESS}: found {address!r}, no cluster to join ({' '.join(str(error).split())[:200]}); "
+        ray.init(address or "local", **options, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError, SystemExit) as error:  # Python's and Ray's versions; that is no cluster, and Ray gives up
+        said = " ".join(str(error).split())[:200]
+        if not address:
+            raise UserError(f"Ray does not start on this machine: {said}") from None
+        raise UserError(f"{ADDRESS}: found {address!r}, no cluster to join ({said}); "
                         "accepted: host:port of a cluster that this machine is part of, or auto; with RAY_AUTH_MODE=token "
                         "where the cluster has a token") from None  # fmt: skip
     finally:
@@ -80,10 +86,12 @@ Resources = dict[str, float]  # Ray's names: CPU, GPU, memory in bytes
 
 
 def slots(device: str, threads: int, processes: int) -> int:
-    """How many jobs of so many processes the cluster runs side by side, each on one node."""
+    """How many jobs of so many processes the cluster runs side by side, each on one node. Raises UserError: none at all."""
+    check_cluster()
     connect()
     nodes = _nodes()
     wanted = _needs(threads, processes, _gpus(device, nodes), processes)
+    _check(nodes, wanted, "a training")
     return sum(min(int(node.get(kind, 0) // amount) for kind, amount in wanted.items() if amount) for node in nodes)
 
 
@@ -102,6 +110,14 @@ def _gpus(device: str, nodes: Sequence[Resources]) -> bool:
 def _needs(threads: int, processes: int, gpus: bool, memory: int) -> Resources:
     """What a job of so many processes takes of its node, `memory` in GiB."""
     return {"CPU": threads * processes, "GPU": int(gpus) * processes, "memory": memory * GIB}
+
+
+def _check(nodes: Sequence[Resources], wanted: Resources, title: str) -> None:
+    """Raises UserError: none of the nodes could ever run this."""
+    if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in nodes):
+        has = "; ".join(sorted(map(_amounts, nodes))) or "none"
+        raise UserError(f"{title}: no node of the cluster can run it: needs {_amounts(wanted)}, found nodes with {has}; finished epochs "
+                        "are kept")  # fmt: skip
 
 
 class _Driver:
@@ -176,13 +192,9 @@ class _Driver:
 
     def check_nodes(self, *jobs: int) -> None:
         """Raises UserError: no living node could ever run one of the jobs."""
-        found = _nodes()
+        nodes = _nodes()
         for i in jobs:
-            wanted = self.needs(i)
-            if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in found):
-                has = "; ".join(sorted(_amounts(node) for node in found)) or "none"
-                raise UserError(f"{self.todo[i].title}: no node of the cluster can run it: needs {_amounts(wanted)}, found nodes with "
-                                f"{has}; finished epochs are kept")  # fmt: skip
+            _check(nodes, self.needs(i), self.todo[i].title)
 
     def input(self, path: Path) -> Input:
         """A file or folder as it is told to nodes; looked at once."""

@@ -24,14 +24,14 @@ class Fault(Section):
 
 
 class Service(Section):
-    """How long things take, and how a client bears it; all but the first two in service times."""
+    """How long things take, and how a client bears it."""
 
     service: Positive  # seconds that a node takes for one layer of one micro-batch
     hop: NonNegative  # seconds of the way there and back
     spread: NonNegative = 0.0  # sigma of a lognormal distribution of that, of which `hop` is the median
     deadline: Positive  # of a journey, in passes through all layers
     patience: Positive  # how many times longer than expected an answer may take
-    suspicion: Positive  # how long a node that did not answer is left alone; twice as long each further time
+    suspicion: Positive  # service times that a node which did not answer is left alone; twice as many each further time
     leave_out: Share  # of the layers, at most, under the policy `partial`
 
 

@@ -243,7 +243,7 @@ def test_of_what_is_known_the_newest_counts() -> None:
 
 
 def test_of_lost_news_the_next_ones_tell() -> None:
-    """Node 0's news do not arrive, node 1's do: nobody was silent, and the client waits for node 2."""
+    """Node 0's news does not arrive, node 1's does: nobody was silent, and the client waits for node 2."""
     client, _ = two()
     steps = client.journey("strict")
     assert next(steps).send == Send(0, 0, 3.0)
@@ -407,3 +407,5 @@ def test_a_swarm_has_as_many_journeys_as_its_clients_ask_for() -> None:
     assert len(found.answers) == 18
     assert not any(answer.lost for answer in found.answers)
     assert 0 < found.busy < 1
+    hopeless = swarm(8, 1, LAYERS, 2, 3, 0.0, "strict", SERVICE, Fault(gone=0.5), 0)  # a journey that ends at once takes no time
+    assert [answer.lost for answer in hopeless.answers] == [True] * 6

@@ -6,7 +6,7 @@ import math
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
@@ -24,7 +24,7 @@ from lsvit.errors import UserError
 from lsvit.models.routed import RoutedModel
 from lsvit.models.weights import build, save_weights
 from lsvit.papers.nodes.compute.cluster import Cluster, cluster
-from lsvit.papers.nodes.compute.scheduler import Answer, Client, Journey, Send, latin_ticks, place
+from lsvit.papers.nodes.compute.scheduler import Answer, Client, Journey, News, Send, latin_ticks, place
 from lsvit.papers.nodes.compute.servers import LayerServer, Message, Weights, exit_of, logits
 from lsvit.papers.nodes.section import Policy, Service
 from lsvit.routes import generator
@@ -116,21 +116,30 @@ def test_what_nobody_waits_for_is_dropped(six: ModelPreset, tmp_path: Path) -> N
     weights, node = weights_of(six, PLAIN, tmp_path), LayerServer(0, 0.0)
     node.hold(weights, [[0]] * 6, SERVICE)
     packed = started(weights.open())
-    assert node.run(packed, 0, time.time() - 1) == b""
-    assert node.spent == 0.0
-    assert node.run(packed, 0, time.time() + 100) == node.run(packed, 0) != b""
+    told: list[Any] = []
+    node.meet([], SimpleNamespace(put=SimpleNamespace(remote=told.append)))
+    for late in (1, -100):
+        node.relay(0, packed, Journey("any", 0.0), [], 0.0, Send(0, 0, time.time() - late))
+    assert told == [(0, node.run(packed, 0), News(0, (0,), None))]
 
 
 def test_without_ray_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match="Ray is not installed; `uv sync --group cluster` installs it"), cluster(2, 0.0):
+    said = r"^nodes: found no cluster \(Ray is not installed; `uv sync --group cluster` installs it\)$"
+    with pytest.raises(UserError, match=said), cluster(2, 0.0):
         pass
+
+
+def like_ray(init: Callable[..., None], **more: Any) -> SimpleNamespace:
+    """A module that starts like this."""
+    return SimpleNamespace(__spec__=True, is_initialized=lambda: False, init=init, **more)
 
 
 def test_of_too_few_nodes_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = []
-    small = SimpleNamespace(init=lambda *args, **kwargs: None, cluster_resources=lambda: {"CPU": 2.0}, shutdown=lambda: ended.append(True))
+    small = like_ray(lambda *args, **kwargs: None, cluster_resources=lambda: {"CPU": 2.0}, shutdown=lambda: ended.append(True))
     monkeypatch.setitem(sys.modules, "ray", small)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(UserError, match="found a cluster of 2 processors, accepted: at least 3"), cluster(3, 0.0):
         pass
     assert ended
@@ -143,11 +152,14 @@ def test_where_no_cluster_answers_one_line(end: BaseException, monkeypatch: pyte
     def init(*args: Any, **kwargs: Any) -> None:
         raise end
 
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "ray", like_ray(init))
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(UserError, match=f"RAY_ADDRESS: found '{address}', accepted: host:port of a cluster that runs"), cluster(3, 0.0):
+        with (
+            pytest.raises(UserError, match=f"^RAY_ADDRESS: found '{address}', no cluster to join .*; accepted: host:port"),
+            cluster(3, 0.0),
+        ):
             pass
 
 
@@ -155,29 +167,36 @@ def test_where_ray_does_not_start_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     def init(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("no room in shared memory")
 
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "ray", like_ray(init))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(UserError, match=r"^nodes: Ray does not start on this machine: no room in shared memory$"), cluster(3, 0.0):
+    with pytest.raises(UserError, match=r"^Ray does not start on this machine: no room in shared memory$"), cluster(3, 0.0):
         pass
-
-
-class Late(Exception):
-    """Ray's, of nodes that do not answer."""
 
 
 class Failed(Exception):
     """Ray's, of a node's own exception or of what is lost with it."""
 
 
+class Late(Failed):
+    """Ray's, of nodes that do not answer."""
+
+
 NO_RAY = SimpleNamespace(exceptions=SimpleNamespace(RayError=Failed, GetTimeoutError=Late))
 
 
-def test_nodes_that_do_not_get_ready_are_one_line() -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Late(), "found nodes that did not answer within 300 s, accepted: a free processor each"),
+        (Failed("ray::hold()\n  Traceback\nFileNotFoundError: no weights"), "found a node that fails: FileNotFoundError: no weights"),
+    ],
+)
+def test_nodes_that_do_not_get_ready_are_one_line(error: Exception, said: str) -> None:
     def get(asked: list[Any], timeout: float) -> list[Any]:
-        raise Late
+        raise error
 
     busy = SimpleNamespace(meet=SimpleNamespace(remote=lambda *args: None))
-    with pytest.raises(UserError, match=r"^nodes: found nodes that did not answer within 300 s, accepted: a free processor each$"):
+    with pytest.raises(UserError, match=f"^nodes: {said}$"):
         Cluster(SimpleNamespace(**vars(NO_RAY), get=get), [busy], SimpleNamespace(actor=None))
 
 
@@ -208,8 +227,8 @@ class Home(asyncio.Queue[Any]):
 class Wrong(LayerServer):
     """Of six nodes with a layer each one raises, one forgets that it ran, one returns fewer images, one sends a pickle."""
 
-    def run(self, packed: bytes, layer: int, until: float = math.inf) -> bytes:
-        right = Message.unpack(super().run(packed, layer, until), self.tokens, self.width, 6)
+    def _run(self, message: Message, layer: int, begun: float) -> bytes:
+        right = self._read(super()._run(message, layer, begun))
         if layer == 1:
             raise Failed
         wrong = {2: Message(right.tokens, right.done[:-1]).pack(), 3: Message(right.tokens[:1], right.done).pack(), 4: b"\x80\x04K\x01."}
@@ -264,9 +283,9 @@ def test_the_client_sends_once_and_again_what_gets_lost(
     assert len(sent) >= least if lost else len(sent) == least
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "auto", "nobody"])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "nobody"])
 def test_an_address_is_tried_before_ray_tries_it_for_long(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(__spec__=True))
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UserError, match=f"RAY_ADDRESS: found '{address}', which does not answer .*; accepted: host:port"), cluster(3, 0.0):
         pass

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +10,8 @@ from typing import Any
 from safetensors.torch import load
 
 from lsvit.errors import UserError
-from lsvit.jobs.address import ADDRESS, reach
+from lsvit.jobs.address import check_cluster
+from lsvit.jobs.cluster import connect
 from lsvit.papers.nodes.compute.scheduler import Answer, Client, Journey, News, Send, Step
 from lsvit.papers.nodes.compute.servers import LayerServer, Message, Weights
 from lsvit.papers.nodes.section import Policy, Service
@@ -55,11 +54,13 @@ class Cluster:
         return sum(self._all([self.alive[node].pace.remote(each, lost, *key) for node, each in own.items()]))
 
     def _all(self, asked: Sequence[Any]) -> list[Any]:
-        """What the nodes answer. Raises UserError: one of them does not, as on a cluster whose processors are taken."""
+        """What the nodes answer. Raises UserError: one of them does not, as on a cluster whose processors are taken, or cannot."""
         try:
             return self.ray.get(asked, timeout=READY)
         except self.ray.exceptions.GetTimeoutError:
             raise UserError(f"nodes: found nodes that did not answer within {READY:.0f} s, accepted: a free processor each") from None
+        except self.ray.exceptions.RayError as error:  # no such weights there, say, or a process that is no more
+            raise UserError(f"nodes: found a node that fails: {str(error).strip().splitlines()[-1]}") from None
 
     async def serve(
         self, client: Client, policy: Policy, messages: Sequence[bytes], in_flight: int, lost: float = 0.0, *key: int | str
@@ -127,7 +128,7 @@ class Cluster:
     ) -> tuple[bytes, News | Send | None]:
         """What the client hears first of what it accepts, if that comes in time, and the newest state.
 
-        News with anything but a state of these images, which has been through that route, are none.
+        News without a state of these images that has been through that route is none.
         """
         images, tokens, width = shape
         with contextlib.suppress(TimeoutError):
@@ -145,7 +146,7 @@ class Cluster:
         return packed, None
 
     def follow(self, ticks: Sequence[Sequence[tuple[int, int]]], messages: Sequence[bytes]) -> list[bytes]:
-        """Send micro-batches along a schedule, node l holding layer l: each state goes from node to node, no client between."""
+        """Send micro-batches along a schedule, node l holding layer l. Ray takes small states to the next node by way of this process."""
         states: list[Any] = list(messages)
         for tick in ticks:
             for batch, layer in tick:
@@ -160,26 +161,10 @@ def cluster(nodes: int, service: float) -> Iterator[Cluster]:
     Raises:
         UserError: Ray is not installed, does not start, cannot be reached, or has fewer processors than there shall be nodes.
     """
-    address = os.environ.get(ADDRESS, "local")
-    # Workers are this interpreter's, not made anew by uv.
-    os.environ |= {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    if address.startswith(("local", "127.")):
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's way to stay on loopback, which is the default there alone
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise UserError("nodes: Ray is not installed; `uv sync --group cluster` installs it") from None
-    options: dict[str, Any] = (
-        {"num_cpus": nodes, "object_store_memory": 100 << 20, "include_dashboard": False} if address == "local" else {}
-    )
-    try:
-        if address != "local":  # asked first: Ray itself tries for 90 s, and then ends the process
-            reach(address)
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (OSError, ValueError, RuntimeError, SystemExit) as error:
-        if address == "local":
-            raise UserError(f"nodes: Ray does not start on this machine: {error}") from None
-        raise UserError(f"{ADDRESS}: found {address!r}, accepted: host:port of a cluster that runs and takes this user's token") from None
+    check_cluster("nodes: found no cluster")
+    connect(num_cpus=nodes, object_store_memory=100 << 20)
+    import ray  # not before: it reads there where to listen
+
     try:
         there = int(ray.cluster_resources().get("CPU", 0))
         if there < nodes:

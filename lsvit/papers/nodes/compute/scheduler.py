@@ -124,9 +124,9 @@ class Known:
     def read(self, table: Sequence[Sequence[float]], at: float) -> None:
         """Replace all that is known, as it was when that was sent; unless something newer is known."""
         if at > self.at:
-            self.at = at
             for column, values in zip((self.takes, self.due, self.silent, self.until), table, strict=True):
                 column.update(zip(column, values, strict=True))
+            self.at = at
 
     @property
     def limit(self) -> float:
@@ -250,7 +250,8 @@ class Client(Known):
         """Whether what is heard during a step counts: a longer route, whoever came so far, or that a node refuses what is sent now."""
         if isinstance(heard, Send):
             return heard == step.send
-        return len(heard.route) > len(step.journey.route) and (heard.onward is None or heard.onward.node in self.takes)
+        known = {heard.node} | ({heard.onward.node} if heard.onward else set())
+        return len(heard.route) > len(step.journey.route) and known <= self.takes.keys()
 
     def _next(self, journey: Journey) -> tuple[Journey, Send | Wait | None]:
         """What the client does where no node goes on: as it sees the journey then, and the step; None: the journey ends."""

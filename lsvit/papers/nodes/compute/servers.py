@@ -4,7 +4,6 @@ A state is a safetensors file in memory: the tokens, and which layers they have 
 next node, and a copy to the client, which can go on from there where a node fails.
 """
 
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -133,10 +132,13 @@ class LayerServer:
         Raises:
             ValueError: as :meth:`run`; or the state has been through other layers.
         """
-        if (done := self._read(packed).done) != journey.route:
-            raise ValueError(f"message: done: found {done}, accepted: {journey.route}, as its journey says")
-        packed = self.run(packed, send.layer, send.until)
-        if not packed or time.time() > send.until:
+        if time.time() > send.until:
+            return
+        begun, message = time.perf_counter(), self._read(packed)
+        if message.done != journey.route:
+            raise ValueError(f"message: done: found {message.done}, accepted: {journey.route}, as its journey says")
+        packed = self._run(message, send.layer, begun)
+        if time.time() > send.until:
             return
         self.known.read(table, at)
         journey = journey._replace(route=(*journey.route, send.layer))
@@ -150,19 +152,16 @@ class LayerServer:
         if not self.lost or self.rng.random() >= self.lost:
             method.remote(*message)
 
-    @torch.inference_mode()
-    def run(self, packed: bytes, layer: int, until: float = math.inf) -> bytes:
+    def run(self, packed: bytes, layer: int) -> bytes:
         """Run one layer, at the depth that the message says, and return the message as it is then.
-
-        Nothing is run, and nothing returned, after `until` (seconds since the epoch): nobody waits for it any more.
 
         Raises:
             ValueError: the node does not hold the layer, or the message is none.
         """
-        if time.time() > until:
-            return b""
-        begun = time.perf_counter()
-        message = self._read(packed)
+        return self._run(self._read(packed), layer, time.perf_counter())
+
+    @torch.inference_mode()
+    def _run(self, message: Message, layer: int, begun: float) -> bytes:
         if layer not in self.layers or layer in message.done:
             raise ValueError(f"layer: found {layer}, accepted: {', '.join(map(str, self.layers))}, each once on a way")
         # One step of the model's own loop: the state comes from elsewhere, and no state does after it.

@@ -239,7 +239,7 @@ def swarm(
         num_layers: L.
         clients: how many.
         journeys: of each, that count.
-        rest: seconds from one to the next in the mean (exponential); 0: at once.
+        rest: seconds from one to the next in the mean (exponential); 0: at once, after one without an answer the time of a service later.
         policy: of all.
         options: times.
         fault: what is wrong.
@@ -259,7 +259,7 @@ def swarm(
                 answers.append(answer)
             if count == 2 * journeys - 1:
                 counted[number].succeed()
-            yield world.env.timeout(rng.exponential(rest))
+            yield world.env.timeout(max(rng.exponential(rest), options.service if answer.lost else 0.0))
 
     counted = [world.env.event() for _ in range(clients)]
     for number in range(clients):
