@@ -1,10 +1,11 @@
 """A model spread over real processes that fail: `python benchmarks/nodes.py latin | faults | swarm` -> results/nodes_measured/.
 
 latin: throughput of the Latin schedule and of a pipeline in strict order, on 12 nodes. faults: what the stage `nodes` simulates, with the
-same draws of faults (not of lost messages) and the same weights, seed by seed, on 12 processes: those away for good are killed, those
-that come and go are stopped and continued (SIGSTOP, SIGCONT), and lost messages are never sent; beside it the simulation, with the time of
-a hop measured here (`busy` is all work there, and of the processes that on the layers of the answers). swarm: the simulation alone, at the
-size of the internet. Needs Ray (`uv sync --group cluster`) but for the last, and the default run's weights (`dvc repro`).
+same draws of faults (not of lost messages) and the same weights, seed by seed, on 12 processes: those away for good are killed, those that
+come and go are stopped and continued (SIGSTOP, SIGCONT), and lost messages are never sent; beside it the simulation, with a message's times
+at a node and on the way as measured here (`busy` is all work there, and of the processes that on the layers of the answers). swarm: the
+simulation alone, at the size of the internet. Needs Ray (`uv sync --group cluster`) but for the last, and the default run's weights (`dvc
+repro`).
 """
 
 import argparse
@@ -18,7 +19,7 @@ import time
 from collections.abc import Iterator
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -33,7 +34,7 @@ from lsvit.jobs.files import DATA, read_meta
 from lsvit.papers.nodes.compute.cluster import Cluster, cluster
 from lsvit.papers.nodes.compute.evaluation import COLUMNS, summary
 from lsvit.papers.nodes.compute.plan import Plan
-from lsvit.papers.nodes.compute.scheduler import Client, latin_ticks, pipeline_ticks, place
+from lsvit.papers.nodes.compute.scheduler import Client, Journey, Send, latin_ticks, pipeline_ticks, place
 from lsvit.papers.nodes.compute.servers import Message, Weights, logits
 from lsvit.papers.nodes.compute.simulation import Run, Troubles, simulate, swarm
 from lsvit.papers.nodes.section import POLICIES, Fault, Nodes, Policy, Service
@@ -99,12 +100,23 @@ def latin() -> list[dict[str, Any]]:
     return rows
 
 
+def handling_time(found: Cluster, packed: bytes, service: Service) -> float:
+    """Seconds that a node takes for a message besides its service time, when all of them have twenty to do."""
+    only = Journey("any", math.inf, left_out=tuple(range(NODES)))
+    begun = time.perf_counter()
+    sends = [Send(node, node, math.inf) for node in range(NODES)] * 20
+    found.ray.get([found.actors[send.node].relay.remote(-1, packed, only, [], -math.inf, send) for send in sends])
+    return (time.perf_counter() - begun) / 20 - service.service
+
+
 def hop_time(found: Cluster, packed: bytes, service: Service) -> float:
-    """Seconds of the way there and back, from what micro-batches take that travel alone: a node's own work on a message is part of it."""
-    client = Client(place(NODES, 1, NODES), service, time.time, generator("nodes client"))
-    alone = asyncio.run(found.serve(client, "strict", [packed] * 9, 1))
-    seconds = statistics.median(answer.seconds for answer, _ in alone)
-    return 2 * (seconds - NODES * service.service) / (NODES + 1)
+    """Seconds of the way there and back: what one node takes for a message, less its service time."""
+    times = []
+    for _ in range(30):
+        begun = time.perf_counter()
+        found.ray.get(found.actors[0].run.remote(packed, 0))
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times) - service.service
 
 
 async def come_and_go(pids: dict[int, int], troubles: Troubles) -> None:
@@ -174,8 +186,11 @@ def faults_of(seed: int) -> Iterator[dict[str, Any]]:
     with cluster(NODES, service.service) as found:
         holders = place(NODES, 1, NODES)
         found.hold(weights("ls", seed), holders, service)
-        service = service.model_copy(update={"hop": hop_time(found, packed[0], service)})
-        print(f"a hop takes {1000 * service.hop:.2f} ms")
+        for layer, actor in found.actors.items():
+            found.ray.get(actor.run.remote(packed[0], layer))
+        measured = {"handling": handling_time(found, packed[0], service), "hop": hop_time(found, packed[0], service)}
+        service = service.model_copy(update=measured)
+        print(f"a message takes {1000 * service.handling:.2f} ms at its node, a hop {1000 * service.hop:.2f} ms", flush=True)
         for replication, name, methods in cells(options):
             fault, key = options.faults[name], (options.seed, seed, NODES)
             holders = place(NODES, replication, NODES)
@@ -214,11 +229,12 @@ def layer_time(images: int = 5) -> float:
     torch.set_num_threads(1)
     model, times = timm.create_model("vit_base_patch16_224").eval(), []
     state = torch.randn(images, 197, 768)
-    for block in (*model.blocks, *model.blocks):
+    blocks = list(cast(torch.nn.Sequential, model.blocks)) * 2
+    for block in blocks:
         begun = time.perf_counter()
         block(state)
         times.append(time.perf_counter() - begun)
-    return statistics.median(times[len(model.blocks) :])
+    return statistics.median(times[len(blocks) // 2 :])
 
 
 def swarms() -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ class Service(Section):
     """How long things take, and how a client bears it."""
 
     service: Positive  # seconds that a node takes for one layer of one micro-batch
+    handling: NonNegative = 0.0  # seconds that it takes besides, to read a message and to send on
     hop: NonNegative  # seconds of the way there and back
     spread: NonNegative = 0.0  # sigma of a lognormal distribution of that, of which `hop` is the median
     deadline: Positive  # of a journey, in passes through all layers

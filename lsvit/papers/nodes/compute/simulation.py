@@ -69,7 +69,7 @@ class Node:
 
     Args:
         env: of the simulation.
-        service: seconds for one layer of one micro-batch.
+        service: seconds for one layer of one micro-batch, all in all.
         away: when it is away.
     """
 
@@ -120,7 +120,7 @@ class World:
         self.troubles = Troubles.draw(fault, nodes, options.service, *key)
         self.rng = generator("nodes network", *key)
         self.nodes = [
-            Node(self.env, options.service * (fault.slow if node == self.troubles.slow else 1), away)
+            Node(self.env, options.service * (fault.slow if node == self.troubles.slow else 1) + options.handling, away)
             for node, away in enumerate(self.troubles.away)
         ]
 
