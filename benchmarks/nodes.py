@@ -219,6 +219,8 @@ def faults_of(seed: int) -> Iterator[dict[str, Any]]:
                         "fault": name,
                         "gone": fault.gone,
                         "how": how,
+                        "handling_s": round(service.handling, 5),
+                        "hop_s": round(service.hop, 5),
                     }
                     yield where | numbers
 
