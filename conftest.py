@@ -82,7 +82,7 @@ def run(example: Example) -> None:
     if program == "lsvit":
         from typer.testing import CliRunner
 
-        from lsvit.cli import app
+        from stages.commands import app
 
         done = CliRunner().invoke(app, words, catch_exceptions=False)
         assert done.exit_code == 0, done.output
@@ -101,7 +101,7 @@ def check_words(program: str, *words: str) -> None:
     if program == "lsvit":
         from typer.main import get_command
 
-        from lsvit.cli import app
+        from stages.commands import app
 
         check_options(get_command(app), words)
     elif program == "mlflow":
@@ -130,7 +130,7 @@ def check_dvc(words: Sequence[str]) -> None:
     from dvc.cli import parse_args
     from dvc.utils.hydra import apply_overrides, get_hydra_sweeps
 
-    from lsvit.config.params import load
+    from pipeline.config.params import load
 
     arguments = parse_args(list(words))
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]

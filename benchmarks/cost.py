@@ -1,7 +1,7 @@
 """Measure this machine's constants for `lsvit cost` and add them to benchmarks/cost.json: `python benchmarks/cost.py`.
 
 The pipeline's own functions run small trainings and evaluations on random images, in as many processes of one thread side by
-side as there are cores. The constants of `lsvit.cost.hardware.Speed` are fitted to some of them and checked on the others.
+side as there are cores. The constants of `pipeline.cost.hardware.Speed` are fitted to some of them and checked on the others.
 """
 
 import json
@@ -19,23 +19,23 @@ import torch
 from machine import machine, show, write
 from scipy.optimize import nnls
 
-from lsvit.config.params import load
-from lsvit.config.presets import ModelPreset
-from lsvit.config.variant import Variant
-from lsvit.cost.flops import count_forward, meta_backbone
-from lsvit.cost.hardware import Hardware, Speed, Work
-from lsvit.cost.work import route_work, sampler_work, training_job
-from lsvit.data.shards import Arrays, write_arrow
-from lsvit.data.sources import SPLITS
-from lsvit.data.splits import Split
-from lsvit.jobs.configs import TrainConfig
-from lsvit.models.weights import build, input_size
 from lsvit.routes import arbitrary, generator, per_sample
-from lsvit.training.augmentation import Augmentation
-from lsvit.training.devices import settle
-from lsvit.training.loop import TrainingStep, train, train_epoch
-from lsvit.training.optimisation import make_optimizer, make_scheduler
-from lsvit.training.scoring import score
+from pipeline.config.params import load
+from pipeline.config.presets import ModelPreset
+from pipeline.config.variant import Variant
+from pipeline.cost.flops import count_forward, meta_backbone
+from pipeline.cost.hardware import Hardware, Speed, Work
+from pipeline.cost.work import route_work, sampler_work, training_job
+from pipeline.data.shards import Arrays, write_arrow
+from pipeline.data.sources import SPLITS
+from pipeline.data.splits import Split
+from pipeline.jobs.configs import TrainConfig
+from pipeline.models.weights import build, input_size
+from pipeline.training.augmentation import Augmentation
+from pipeline.training.devices import settle
+from pipeline.training.loop import TrainingStep, train, train_epoch
+from pipeline.training.optimisation import make_optimizer, make_scheduler
+from pipeline.training.scoring import score
 
 FILE = Path(__file__).with_suffix(".json")
 REPETITIONS = 5  # after a first one that does not count

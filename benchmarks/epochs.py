@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from lsvit.jobs.configs import TrainConfig
-from lsvit.training.augmentation import Augmentation
-from lsvit.training.distributed import barrier, parallel
-from lsvit.training.loop import TrainingStep, train_epoch
-from lsvit.training.optimisation import make_optimizer, make_scheduler
-from lsvit.training.scoring import open_model, open_split
+from pipeline.jobs.configs import TrainConfig
+from pipeline.training.augmentation import Augmentation
+from pipeline.training.distributed import barrier, parallel
+from pipeline.training.loop import TrainingStep, train_epoch
+from pipeline.training.optimisation import make_optimizer, make_scheduler
+from pipeline.training.scoring import open_model, open_split
 
 
 def timed(config: TrainConfig, data: Path, folder: Path, report: Callable[[dict], None]) -> None:

@@ -36,7 +36,7 @@ from machine import machine, show, write
 from mlflow import MlflowClient
 from voluptuous import Invalid, Schema
 
-from lsvit.smoke import PRESETS, copy_repository, environment
+from pipeline.smoke import PRESETS, copy_repository, environment
 
 MARK = "LSVIT_FAULTS"  # a variable by which the processes of a run are known
 EVERY = 6.0  # seconds between signals, on average
@@ -160,7 +160,7 @@ class Run:
         """The pipeline to its end, undisturbed; what a store missed is logged. Ends this process where that fails."""
         self.mend()
         self.serve()
-        for command in dict.fromkeys((self.driver, self.repro, ("lsvit.cli", "track", "sync"))):
+        for command in dict.fromkeys((self.driver, self.repro, ("stages.commands", "track", "sync"))):
             if code := self.start(*command).wait(STUCK):
                 sys.exit(f"{' '.join(command)}: {code}\n{(self.folder.parent / 'log').read_text()[-5000:]}")
 
@@ -195,7 +195,7 @@ def kind(process: psutil.Process) -> str:
     """What a process of a run is; an empty word where it has ended."""
     with suppress(psutil.Error, ProcessLookupError):
         command = " ".join(process.cmdline())
-        if "lsvit.jobs.server" in command:  # so are those called that forked from it: a stage leads a group, a worker leads nothing
+        if "pipeline.jobs.server" in command:  # so are those called that forked from it: a stage leads a group, a worker leads nothing
             own = process.pid
             return "warm process" if os.getsid(own) == own else "stage" if os.getpgid(own) == own else "worker"
         for words, name in KINDS.items():

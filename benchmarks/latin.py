@@ -22,13 +22,13 @@ import torch
 from machine import machine, show, write
 from torch.nn.functional import cross_entropy
 
-from lsvit.config.variant import Position, Predict
 from lsvit.latin import Latin, latin
 from lsvit.models import routed
-from lsvit.models.routed import RoutedModel
-from lsvit.models.taps import PositionLogits
+from lsvit.routed import RoutedModel
 from lsvit.routes import Route, arbitrary, generator, per_sample
-from lsvit.training.losses import position_loss
+from lsvit.taps import PositionLogits
+from pipeline.config.variant import Position, Predict
+from pipeline.training.losses import position_loss
 
 FILE = Path(__file__).with_suffix(".json")
 WAYS = ("batch", "stacked", "groups", "sample")

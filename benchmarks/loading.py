@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from lsvit.config.datasets import DatasetPreset
-from lsvit.config.presets import ModelPreset
-from lsvit.data.prepare import prepare
-from lsvit.data.splits import Split
+from pipeline.config.datasets import DatasetPreset
+from pipeline.config.presets import ModelPreset
+from pipeline.data.prepare import prepare
+from pipeline.data.splits import Split
 
 FILE = Path(__file__).with_suffix(".json")
 IMAGES, CLASSES, SIZE, BATCH_SIZE, REPETITIONS = 1_500, 10, 224, 128, 5

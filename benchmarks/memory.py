@@ -15,19 +15,19 @@ from pathlib import Path
 import torch
 from loading import write_jpegs
 from machine import machine, show, write
+from papers.layershuffle.section import EvalConfig, PruneEval
 
-from lsvit.config.datasets import DatasetPreset
-from lsvit.config.params import Params, load
-from lsvit.config.presets import ModelPreset
-from lsvit.config.sections import Finetune
-from lsvit.config.variant import Variant
-from lsvit.data.prepare import prepare
-from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import read_meta
-from lsvit.jobs.plan import run_config
-from lsvit.papers.layershuffle.section import EvalConfig, PruneEval
-from lsvit.training.loop import train
-from lsvit.training.scoring import open_model, open_split, score
+from pipeline.config.datasets import DatasetPreset
+from pipeline.config.params import Params, load
+from pipeline.config.presets import ModelPreset
+from pipeline.config.sections import Finetune
+from pipeline.config.variant import Variant
+from pipeline.data.prepare import prepare
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.files import read_meta
+from pipeline.jobs.plan import run_config
+from pipeline.training.loop import train
+from pipeline.training.scoring import open_model, open_split, score
 
 FILE = Path(__file__).with_suffix(".json")
 SETS, SIZE, BATCH_SIZE = (1_000, 4_000), 64, 50

@@ -26,20 +26,20 @@ import pandas as pd
 import timm
 import torch
 from machine import machine, show, write
+from papers.nodes.compute.cluster import Cluster, cluster
+from papers.nodes.compute.evaluation import COLUMNS, summary
+from papers.nodes.compute.plan import Plan
+from papers.nodes.compute.scheduler import Client, Journey, Send, latin_ticks, pipeline_ticks, place
+from papers.nodes.compute.servers import Message, Weights, logits
+from papers.nodes.compute.simulation import Run, Troubles, simulate, swarm
+from papers.nodes.section import POLICIES, Fault, Nodes, Policy, Service
 
-from lsvit.config.params import load
-from lsvit.errors import UserError, one_line_errors
-from lsvit.jobs.address import ADDRESS
-from lsvit.jobs.files import DATA, read_meta
-from lsvit.papers.nodes.compute.cluster import Cluster, cluster
-from lsvit.papers.nodes.compute.evaluation import COLUMNS, summary
-from lsvit.papers.nodes.compute.plan import Plan
-from lsvit.papers.nodes.compute.scheduler import Client, Journey, Send, latin_ticks, pipeline_ticks, place
-from lsvit.papers.nodes.compute.servers import Message, Weights, logits
-from lsvit.papers.nodes.compute.simulation import Run, Troubles, simulate, swarm
-from lsvit.papers.nodes.section import POLICIES, Fault, Nodes, Policy, Service
 from lsvit.routes import generator
-from lsvit.training.scoring import open_split
+from pipeline.config.params import load
+from pipeline.errors import UserError, one_line_errors
+from pipeline.jobs.address import ADDRESS
+from pipeline.jobs.files import DATA, read_meta
+from pipeline.training.scoring import open_split
 
 OUT = Path("results/nodes_measured")
 NODES, SEEDS = 12, (0, 1, 2)

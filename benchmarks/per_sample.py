@@ -17,19 +17,19 @@ import numpy as np
 import torch
 from machine import machine, show, write
 
-from lsvit.config.params import load
-from lsvit.config.presets import ModelPreset
-from lsvit.config.sections import Finetune
-from lsvit.config.variant import Variant
-from lsvit.data.prepare import prepare
-from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import WEIGHTS, read_meta
-from lsvit.jobs.plan import run_config
-from lsvit.models.routed import RoutedModel
-from lsvit.models.weights import build, input_size
+from lsvit.routed import RoutedModel
 from lsvit.routes import arbitrary, generator, per_sample
-from lsvit.training.loop import train
-from lsvit.training.scoring import open_model, open_split, score
+from pipeline.config.params import load
+from pipeline.config.presets import ModelPreset
+from pipeline.config.sections import Finetune
+from pipeline.config.variant import Variant
+from pipeline.data.prepare import prepare
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.files import WEIGHTS, read_meta
+from pipeline.jobs.plan import run_config
+from pipeline.models.weights import build, input_size
+from pipeline.training.loop import train
+from pipeline.training.scoring import open_model, open_split, score
 
 FILE = Path(__file__).with_suffix(".json")
 REPETITIONS = 7

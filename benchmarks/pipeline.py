@@ -20,7 +20,7 @@ from typing import Any
 
 from machine import machine, show, write
 
-from lsvit.smoke import PRESETS
+from pipeline.smoke import PRESETS
 
 FILE = Path(__file__).with_suffix(".json")
 ROOT = Path(__file__).parents[1]
@@ -107,7 +107,7 @@ def main() -> None:
         dvc = [sys.executable, "-m", "dvc", "repro"]
         found["allow_missing_s"] = median(lambda: seconds([*dvc, "--allow-missing"], fresh))
         if "smoke" in asked:
-            found["smoke_s"] = median(lambda: seconds([sys.executable, "-m", "lsvit.cli", "smoke"], fresh))
+            found["smoke_s"] = median(lambda: seconds([sys.executable, "-m", "stages.commands", "smoke"], fresh))
             presets = [f"-S{preset}" for preset in PRESETS]
             found["smoke"] = pipeline(clone(place / "tiny"), [sys.executable, "-m", "dvc", "exp", "run", "--pull", *presets])[1]
         if "repro" in asked:

@@ -12,13 +12,13 @@ import numpy as np
 from machine import machine, show, write
 from settings import SEEDS, pretrain, refine, try_settings
 
-from lsvit.config.params import load
-from lsvit.config.sections import Finetune
-from lsvit.config.variant import Encode, Position
-from lsvit.jobs.files import HELDOUT, weights_file
 from lsvit.latin import latin
 from lsvit.routes import generator
-from lsvit.training.scoring import open_model, open_split, score
+from pipeline.config.params import load
+from pipeline.config.sections import Finetune
+from pipeline.config.variant import Encode, Position
+from pipeline.jobs.files import HELDOUT, weights_file
+from pipeline.training.scoring import open_model, open_split, score
 
 HOURS = load().cell.scale == "hours"
 FILE = Path(__file__).with_name("refinement_hours.json" if HOURS else "refinement.json")

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from machine import machine, show, write_entry
 
-from lsvit.config.params import load
-from lsvit.config.presets import ModelPreset
-from lsvit.config.sections import Distributed
-from lsvit.config.variant import Variant
-from lsvit.data.shards import Arrays, write_arrow
-from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.job import Job
-from lsvit.jobs.pool import run
-from lsvit.jobs.processes import cuda_devices
+from pipeline.config.params import load
+from pipeline.config.presets import ModelPreset
+from pipeline.config.sections import Distributed
+from pipeline.config.variant import Variant
+from pipeline.data.shards import Arrays, write_arrow
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.job import Job
+from pipeline.jobs.pool import run
+from pipeline.jobs.processes import cuda_devices
 
 FILE = Path(__file__).with_suffix(".json")
 EPOCHS, STEPS, REPETITIONS = 4, 4, 3

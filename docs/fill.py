@@ -1,7 +1,7 @@
 """Fill what README and pages take from results/: `uv run python docs/fill.py` after results have changed; tests hold it.
 
 `<!-- table1: ... -->` begins a block, see below; `<!--= file column=value ... expression format -->` a number, see
-:func:`lsvit.report.why.number`.
+:func:`pipeline.report.why.number`.
 """
 
 import io
@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # as a script it has its own folder alone
 
 from docs.reference import campaign, parameters, plots_page, schema, speed  # noqa: E402
-from lsvit.config.papers import rooms  # noqa: E402
-from lsvit.report.comparison import Pooled, moved  # noqa: E402
-from lsvit.report.evaluations import label  # noqa: E402
-from lsvit.report.ledger import FAILS, HOLDS, UNDECIDED, VERDICTS, WEAKER, Claim, judge  # noqa: E402
-from lsvit.report.why import NUMBER, Read, number  # noqa: E402
+from pipeline.config.papers import rooms  # noqa: E402
+from pipeline.report.comparison import Pooled, moved  # noqa: E402
+from pipeline.report.evaluations import label  # noqa: E402
+from pipeline.report.ledger import FAILS, HOLDS, UNDECIDED, VERDICTS, WEAKER, Claim, judge  # noqa: E402
+from pipeline.report.why import NUMBER, Read, number  # noqa: E402
 
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 PRETRAINED, HOURS = (f"cells/{name}/" for name in ("fashion_mnist_4k_vit_s14_56_few_epochs", "fashion_mnist_10k_vit_micro_hours"))

@@ -9,8 +9,8 @@ from typing import Any
 import vl_convert
 import yaml
 
-from lsvit.config.params import whole
-from lsvit.report.why import Read, parts
+from pipeline.config.params import whole
+from pipeline.report.why import Read, parts
 
 BENCHMARKS = ("pipeline", "cost", "throughput", "latin", "per_sample", "scaling", "loading", "memory")
 Notes = Mapping[str, str]  # by key

@@ -4,7 +4,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from lsvit.errors import UserError, one_line_errors
+from pipeline.errors import UserError, one_line_errors
 
 if __name__ == "__main__":
     with one_line_errors():
@@ -13,6 +13,6 @@ if __name__ == "__main__":
             raise UserError(f"usage: python -m stages NAME, accepted: {', '.join(known)}")
         if not find_spec("torch"):  # `dvc` called by its path runs the first `python` of PATH
             raise UserError(f"{sys.executable}: has no torch, accepted: the environment's Python, as under `uv run dvc repro`")
-        from lsvit.jobs.server import run
+        from pipeline.jobs.server import run
 
         sys.exit(run(sys.argv[1], sys.argv[2:]))

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 
-from lsvit.config.checks import check, check_layers, check_names
-from lsvit.config.effective import files
-from lsvit.config.papers import rooms
-from lsvit.config.params import Params, parse
-from lsvit.errors import UserError, one_line_errors, raise_all, said
-from lsvit.jobs.address import check_cluster
-from lsvit.jobs.processes import cuda_devices, root
+from pipeline.config.checks import check, check_layers, check_names
+from pipeline.config.effective import files
+from pipeline.config.papers import rooms
+from pipeline.config.params import Params, parse
+from pipeline.errors import UserError, one_line_errors, raise_all, said
+from pipeline.jobs.address import check_cluster
+from pipeline.jobs.processes import cuda_devices, root
 
 
 def check_machine(params: Params) -> Iterator[str]:
@@ -45,8 +45,8 @@ def build(params: Params) -> None:
     import torch
     from psutil import virtual_memory
 
-    from lsvit.models.talking_heads import talk
-    from lsvit.models.weights import attach, create_backbone
+    from papers.smoothing.talking_heads import talk
+    from pipeline.models.weights import attach, create_backbone
 
     with torch.device("meta"):
         backbone = create_backbone(params.model_preset.model_copy(update={"init_std": None}), 1)

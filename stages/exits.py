@@ -1,18 +1,19 @@
 """Stage exits: early exits on frozen backbones and trained with them, dynamic inference, and a counting task."""
 
-from lsvit.errors import one_line_errors
-from lsvit.jobs.display import show_values
-from lsvit.jobs.stage import Stage
-from lsvit.papers.exits.compute.plan import Plan
-from lsvit.papers.exits.compute.rounds import train
-from lsvit.papers.exits.compute.rows import OUT, keep
-from lsvit.papers.exits.section import Exits
+from papers.exits.compute.plan import Plan
+from papers.exits.compute.rounds import train
+from papers.exits.compute.rows import OUT, keep
+from papers.exits.section import Exits
+
+from pipeline.errors import one_line_errors
+from pipeline.jobs.display import show_values
+from pipeline.jobs.stage import Stage
 
 
 @one_line_errors()
 def main() -> None:
     """outs/pretrain/, outs/finetune/ -> outs/exits/, results/exits.csv (a row an exit), exits_dynamic.csv, exits.json (hardware)"""
-    stage = Stage("lsvit.papers.exits.compute.frozen", of="exits")
+    stage = Stage("papers.exits.compute.frozen", of="exits")
     plan = Plan(stage.params)
     show_values("exits", stage.params.values(Exits))
     OUT.mkdir(parents=True, exist_ok=True)

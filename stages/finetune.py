@@ -5,20 +5,20 @@ from typing import Literal
 
 import typer
 
-from lsvit.config.sections import Finetune
-from lsvit.config.variant import BASELINE
-from lsvit.errors import one_line_errors
-from lsvit.jobs.display import show_trainings
-from lsvit.jobs.files import FINETUNED, RESULTS, TABLE, finetuned
-from lsvit.jobs.plan import Plan
-from lsvit.jobs.stage import Stage
-from lsvit.training.gather import gather_trainings
+from pipeline.config.sections import Finetune
+from pipeline.config.variant import BASELINE
+from pipeline.errors import one_line_errors
+from pipeline.jobs.display import show_trainings
+from pipeline.jobs.files import FINETUNED, RESULTS, TABLE, finetuned
+from pipeline.jobs.plan import Plan
+from pipeline.jobs.stage import Stage
+from pipeline.training.gather import gather_trainings
 
 
 @one_line_errors()
 def main(which: Literal["baseline", "variants"]) -> None:
     """outs/prepare_data/, outs/pretrain/ -> outs/baseline/, or outs/finetune/<variant>/ and results/finetune/<variant>.csv (epochs)"""
-    stage = Stage("lsvit.training.loop", of="layershuffle")
+    stage = Stage("pipeline.training.loop", of="layershuffle")
     params, plan = stage.params, Plan(stage.params, Finetune)
     names = [BASELINE] if which == BASELINE else [name for name in params.all_variants if name != BASELINE]
     jobs, threads = plan.refinements(names), [params.resolve(Finetune, name).threads for name in names]

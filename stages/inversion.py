@@ -1,17 +1,18 @@
 """Stage inversion: inputs found for what layers put out, class-maximising inputs, filters."""
 
-from lsvit.errors import one_line_errors
-from lsvit.jobs.display import show_values
-from lsvit.jobs.stage import Stage
-from lsvit.papers.inversion.compute.plan import Plan
-from lsvit.papers.inversion.compute.rows import keep
-from lsvit.papers.inversion.section import Inversion
+from papers.inversion.compute.plan import Plan
+from papers.inversion.compute.rows import keep
+from papers.inversion.section import Inversion
+
+from pipeline.errors import one_line_errors
+from pipeline.jobs.display import show_values
+from pipeline.jobs.stage import Stage
 
 
 @one_line_errors()
 def main() -> None:
     """outs/prepare_data/, outs/pretrain/, outs/finetune/ -> outs/inversion/, results/inversion*.csv (a row a point, image), .json"""
-    stage = Stage("lsvit.training.loop", of="inversion")
+    stage = Stage("pipeline.training.loop", of="inversion")
     plan = Plan(stage.params)
     show_values("inversion", stage.params.values(Inversion))
     if trainings := plan.trainings():

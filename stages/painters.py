@@ -1,15 +1,16 @@
 """Stage painters: accuracy of refined models whose middle layers are executed in other ways."""
 
-from lsvit.errors import one_line_errors
-from lsvit.jobs.stage import Stage
-from lsvit.papers.painters.compute.plan import Plan
-from lsvit.papers.painters.compute.rows import keep
+from papers.painters.compute.plan import Plan
+from papers.painters.compute.rows import keep
+
+from pipeline.errors import one_line_errors
+from pipeline.jobs.stage import Stage
 
 
 @one_line_errors()
 def main() -> None:
     """outs/finetune/ -> results/painters.csv (a row a model, strategy and number of layers treated)"""
-    stage = Stage("lsvit.papers.painters.compute.evaluation")
+    stage = Stage("papers.painters.compute.evaluation")
     plan = Plan(stage.params)
     jobs = plan.jobs()
     stage.run(list(jobs.values()))

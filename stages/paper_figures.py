@@ -5,14 +5,14 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
 
-from lsvit.config.params import load
-from lsvit.errors import one_line_errors
-from lsvit.jobs.files import RESULTS
-from lsvit.jobs.processes import root
-from lsvit.report.ledger import Evidence, headline, judge, markdown
-from lsvit.report.notes import note_claims
-from lsvit.report.results import Results
-from lsvit.tracking import STAGES, Tracker, experiment_name
+from pipeline.config.params import load
+from pipeline.errors import one_line_errors
+from pipeline.jobs.files import RESULTS
+from pipeline.jobs.processes import root
+from pipeline.report.ledger import Evidence, headline, judge, markdown
+from pipeline.report.results import Results
+from pipeline.tracking.notes import note_claims
+from pipeline.tracking.runs import STAGES, Tracker, experiment_name
 
 
 def draw(module: str) -> dict[str, str]:

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from lsvit.config.checks import check_sizes
-from lsvit.config.params import load
-from lsvit.data.prepare import prepare
-from lsvit.errors import one_line_errors
+from pipeline.config.checks import check_sizes
+from pipeline.config.params import load
+from pipeline.data.prepare import prepare
+from pipeline.errors import one_line_errors
 
 
 @one_line_errors()

@@ -3,20 +3,20 @@
 import os
 import shutil
 
-from lsvit.config.sections import Pretrain
-from lsvit.errors import one_line_errors
-from lsvit.jobs.display import show_trainings
-from lsvit.jobs.files import PRETRAINED, RESULTS, TABLE
-from lsvit.jobs.plan import Plan
-from lsvit.jobs.stage import Stage
-from lsvit.training.gather import gather_trainings
+from pipeline.config.sections import Pretrain
+from pipeline.errors import one_line_errors
+from pipeline.jobs.display import show_trainings
+from pipeline.jobs.files import PRETRAINED, RESULTS, TABLE
+from pipeline.jobs.plan import Plan
+from pipeline.jobs.stage import Stage
+from pipeline.training.gather import gather_trainings
 
 
 @one_line_errors()
 def main() -> None:
     """outs/prepare_data/ -> outs/pretrain/, results/pretrain.csv"""
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # the hub client's retries would drown the one line that helps
-    stage = Stage("lsvit.training.loop", of="pretrain")
+    stage = Stage("pipeline.training.loop", of="pretrain")
     params, plan = stage.params, Plan(stage.params, Pretrain)
     jobs = plan.starting()
     if params.model_preset.weights == "scratch":

@@ -1,10 +1,10 @@
 """Stage report: one page with every result, from the result files."""
 
-from lsvit.config.params import load
-from lsvit.errors import one_line_errors
-from lsvit.jobs.files import RESULTS
-from lsvit.report.page import Report
-from lsvit.report.results import Results
+from pipeline.config.params import load
+from pipeline.errors import one_line_errors
+from pipeline.jobs.files import RESULTS
+from pipeline.report.page import Report
+from pipeline.report.results import Results
 
 
 @one_line_errors()

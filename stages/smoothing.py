@@ -1,17 +1,18 @@
 """Stage smoothing: models trained from scratch with and without the losses against over-smoothing; profiles of them and of variants."""
 
-from lsvit.errors import one_line_errors
-from lsvit.jobs.display import show_values
-from lsvit.jobs.stage import Stage
-from lsvit.papers.smoothing.compute.plan import Plan
-from lsvit.papers.smoothing.compute.rows import keep
-from lsvit.papers.smoothing.section import Smoothing
+from papers.smoothing.compute.plan import Plan
+from papers.smoothing.compute.rows import keep
+from papers.smoothing.section import Smoothing
+
+from pipeline.errors import one_line_errors
+from pipeline.jobs.display import show_values
+from pipeline.jobs.stage import Stage
 
 
 @one_line_errors()
 def main() -> None:
     """outs/prepare_data/, outs/finetune/ -> outs/smoothing/, results/smoothing.csv (a row a model, order, layer), smoothing.json"""
-    stage = Stage("lsvit.training.loop", of="smoothing")
+    stage = Stage("pipeline.training.loop", of="smoothing")
     plan = Plan(stage.params)
     show_values("smoothing", stage.params.values(Smoothing))
     show_values("smoothing, trainings", stage.params.scratch_values(Smoothing))

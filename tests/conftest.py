@@ -16,28 +16,28 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lsvit.config.datasets import DatasetPreset
-from lsvit.config.papers import rooms
-from lsvit.config.params import Params, load
-from lsvit.config.presets import ModelPreset
-from lsvit.config.sections import Finetune
-from lsvit.config.types import Per
-from lsvit.config.variant import Variant
-from lsvit.data.prepare import prepare
-from lsvit.data.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
-from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import WEIGHTS, read_meta
-from lsvit.jobs.job import Job
-from lsvit.tracking import _flat
+from pipeline.config.datasets import DatasetPreset
+from pipeline.config.papers import rooms
+from pipeline.config.params import Params, load
+from pipeline.config.presets import ModelPreset
+from pipeline.config.sections import Finetune
+from pipeline.config.types import Per
+from pipeline.config.variant import Variant
+from pipeline.data.prepare import prepare
+from pipeline.data.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.files import WEIGHTS, read_meta
+from pipeline.jobs.job import Job
+from pipeline.tracking.runs import _flat
 
 if TYPE_CHECKING:
-    from lsvit.models.routed import RoutedModel
+    from lsvit.routed import RoutedModel
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that wait for each other leave the processor to the tests beside them
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read once in a process: for the tests of deterministic CUDA runs
 # As a stage does: the fork server imports torch and timm once for a process of pytest, not every worker of every test anew.
-multiprocessing.set_forkserver_preload(["lsvit.training.loop", "timm"])
+multiprocessing.set_forkserver_preload(["pipeline.training.loop", "timm"])
 ROOT = Path(__file__).parent.parent
 LONGEST = ("test_cluster.py", "test_pipeline.py")  # minutes each, most of them waiting
 PICO = {"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "depth": 4, "num_heads": 2}
@@ -186,7 +186,7 @@ def trained(outs: Path, train_config: Callable[..., TrainConfig]) -> Training:
     """A folder like the repository's; the factory leaves a training there, of random weights, and returns its model."""
     import torch
 
-    from lsvit.models.weights import build, save_weights
+    from pipeline.models.weights import build, save_weights
 
     shutil.copy(ROOT / "params.yaml", outs.parent)
     (outs / "params").mkdir()

@@ -19,22 +19,22 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from lsvit.config.params import parse
-from lsvit.data.imagefiles import check_md5, read_members
-from lsvit.data.shards import Arrays, Maps, write_arrow
-from lsvit.data.sources import read_idx
-from lsvit.declared import checksums, declared_stages
-from lsvit.errors import UserError
-from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import WEIGHTS
-from lsvit.jobs.job import DONE, TRAIN, Job, call
-from lsvit.jobs.pool import run
-from lsvit.jobs.rows import read_rows
-from lsvit.models.weights import check_folder, read_tensors
-from lsvit.predict import read_image
-from lsvit.reading import read_json, sound
-from lsvit.report.comparison import other_ledger
-from lsvit.report.results import Results, read_arrays
+from pipeline.config.params import parse
+from pipeline.data.imagefiles import check_md5, read_members
+from pipeline.data.shards import Arrays, Maps, write_arrow
+from pipeline.data.sources import read_idx
+from pipeline.declared import checksums, declared_stages
+from pipeline.deploy.predict import read_image
+from pipeline.errors import UserError
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.files import WEIGHTS
+from pipeline.jobs.job import DONE, TRAIN, Job, call
+from pipeline.jobs.pool import run
+from pipeline.jobs.rows import read_rows
+from pipeline.models.weights import check_folder, read_tensors
+from pipeline.reading import read_json, sound
+from pipeline.report.comparison import other_ledger
+from pipeline.report.results import Results, read_arrays
 from tests.conftest import ROOT
 
 GREY = {"input_size": (1, 28, 28), "mean": (0.5,), "std": (0.5,), "crop_pct": 1.0, "crop_mode": "center", "interpolation": "bilinear"}
@@ -252,7 +252,7 @@ def test_another_run_finds_the_same_damage_first(finished: Job, monkeypatch: pyt
 
     for other, done in ((held, True), (removed, False)):
         (finished.folder / WEIGHTS).write_bytes(b"")
-        monkeypatch.setattr("lsvit.jobs.job.locked", other)
+        monkeypatch.setattr("pipeline.jobs.job.locked", other)
         assert finished.damaged() == []
         assert (finished.done, (finished.folder / "history.json").exists()) == (done, True)
 
@@ -272,7 +272,7 @@ def test_a_damaged_checkpoint_is_left_out_and_it_is_said(finished: Job, damage: 
     path = finished.folder / "checkpoint.pt"
     said: list[dict[str, Any]] = []
     at_start: list[bool] = []
-    monkeypatch.setattr("lsvit.training.loop.train", lambda config, folder, **_: at_start.append(sound(path)))
+    monkeypatch.setattr("pipeline.training.loop.train", lambda config, folder, **_: at_start.append(sound(path)))
     path.write_bytes(checkpoint(0))
     call(finished, finished.folder, said.append)
     assert (at_start, said) == ([True], [])

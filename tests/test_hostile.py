@@ -18,14 +18,14 @@ import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
-from lsvit.config.params import load, parse
-from lsvit.data.imagefiles import files_below, read_members
-from lsvit.data.sources import idx_name, read_idx
-from lsvit.errors import UserError, one_line_errors
-from lsvit.models.weights import read_tensors
-from lsvit.predict import open_weights, read_image, show
-from lsvit.training.loop import CHECKPOINT, _resume
-from lsvit.writing import replace_text
+from pipeline.config.params import load, parse
+from pipeline.data.imagefiles import files_below, read_members
+from pipeline.data.sources import idx_name, read_idx
+from pipeline.deploy.predict import open_weights, read_image, show
+from pipeline.errors import UserError, one_line_errors
+from pipeline.models.weights import read_tensors
+from pipeline.training.loop import CHECKPOINT, _resume
+from pipeline.writing import replace_text
 from tests.conftest import ROOT
 
 
@@ -43,7 +43,7 @@ def test_pickles_are_no_weights(tmp_path: Path) -> None:
 
 
 def test_a_gzip_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lsvit.data.sources.LARGEST", 10_000)
+    monkeypatch.setattr("pipeline.data.sources.LARGEST", 10_000)
     path = tmp_path / idx_name("train", "labels")
     path.write_bytes(gzip.compress(bytes(1_000_000)))
     with pytest.raises(UserError, match="decompresses to more than 10,000 bytes"):
@@ -192,7 +192,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", size: int
     member("data", tarfile.LNKTYPE, "../../etc/passwd"), member("data", size=20_000),
 ], ids=["folder", "pipe", "link", "hard link", "bomb"])  # fmt: skip
 def test_members_of_an_archive_that_are_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: tarfile.TarInfo) -> None:
-    monkeypatch.setattr("lsvit.data.imagefiles.LARGEST", 10_000)
+    monkeypatch.setattr("pipeline.data.imagefiles.LARGEST", 10_000)
     with pytest.raises(UserError, match=r"images\.tar\.gz"):
         read_members(archive(tmp_path, hostile), ["data"])
 

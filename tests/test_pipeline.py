@@ -19,34 +19,34 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from papers.painters.section import KINDS
 from PIL import Image
 from typer.testing import CliRunner
 
-from lsvit import cli
-from lsvit.config.effective import stage_params
-from lsvit.config.params import load, paper_sections
-from lsvit.config.sections import Finetune, PaperFigures, Pretrain
-from lsvit.config.types import Section
-from lsvit.papers.painters.section import KINDS
-from lsvit.predict import open_weights
-from lsvit.smoke import PRESETS, copy_repository, environment
+from pipeline.config.effective import stage_params
+from pipeline.config.params import load, paper_sections
+from pipeline.config.sections import Finetune, PaperFigures, Pretrain
+from pipeline.config.types import Section
+from pipeline.deploy.predict import open_weights
+from pipeline.smoke import PRESETS, copy_repository, environment
+from stages import commands as cli
 from tests.conftest import ROOT
-from tests.jobs.listing import listed
+from tests.pipeline.jobs.listing import listed
 
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 SMOKE = [f"-S{preset}" for preset in PRESETS]
-MODULES = sorted([*(ROOT / "lsvit").rglob("*.py"), *(ROOT / "stages").glob("*.py")])
+MODULES = sorted(path for room in ("lsvit", "pipeline", "papers", "stages") for path in (ROOT / room).rglob("*.py"))
 
 
 def test_mlflow_and_matplotlib_have_their_places() -> None:
     """Tracking and the registry; the papers' figures, and what they share, draw."""
     for library, owners in (
-        ("mlflow", ["tracking.py", "context.py", "registry.py", "served.py"]),
-        ("matplotlib", ["report/figures.py", "papers/*/figures.py", "papers/*/diagrams.py"]),
+        ("mlflow", ["pipeline/tracking/*.py", "pipeline/deploy/*.py"]),
+        ("matplotlib", ["pipeline/report/figures.py", "papers/*/figures.py", "papers/*/diagrams.py"]),
     ):
         users = {p for p in MODULES if re.search(rf"^\s*(import|from) {library}\b", p.read_text(), re.M)}
         assert users
-        assert users <= {path for owner in owners for path in (ROOT / "lsvit").glob(owner)}
+        assert users <= {path for owner in owners for path in ROOT.glob(owner)}
 
 
 def test_modules_are_short() -> None:
@@ -73,7 +73,7 @@ def own_code(script: Path) -> str:
         todo += [(path, each) for each in used & defined.keys()]
         for room in re.findall(r'\brooms\("(\w+)"\)', seen[path, name]):  # of every paper, what the script calls of it
             asked = re.findall(rf"\b{room}\.(\w+)\(", seen[path, name])
-            todo += [(paper, each) for paper in ROOT.glob(f"lsvit/papers/*/{room}.py") for each in asked]
+            todo += [(paper, each) for paper in ROOT.glob(f"papers/*/{room}.py") for each in asked]
     return "\n".join(seen.values())
 
 
@@ -134,7 +134,7 @@ def ending_servers(folder: Path) -> Iterator[None]:
     yield
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"lsvit.jobs.server" in (process / "cmdline").read_bytes() and (process / "cwd").readlink().is_relative_to(folder):
+            if b"pipeline.jobs.server" in (process / "cmdline").read_bytes() and (process / "cwd").readlink().is_relative_to(folder):
                 os.kill(int(process.name), signal.SIGTERM)
 
 
@@ -143,7 +143,7 @@ def smoked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """`lsvit smoke`, its copy kept."""
     folder = tmp_path_factory.mktemp("smoke") / "copy"
     before = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    done = subprocess.run([sys.executable, "-m", "lsvit.cli", "smoke", "--keep", str(folder)], cwd=ROOT, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-m", "stages.commands", "smoke", "--keep", str(folder)], cwd=ROOT, capture_output=True, text=True,
                           check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "smoke.log").write_text(done.stdout)
@@ -266,7 +266,7 @@ def test_fill_trains_what_the_stages_would(smoked: Path, monkeypatch: pytest.Mon
     missing = jobs["finetune"]["ls seed 0"].folder.resolve()
     before = (missing / "weights.safetensors").read_bytes()
     shutil.rmtree(missing)
-    said = run(["-m", "lsvit.cli", "fill", "-S", "+models.twin=${models.vit_pico}", "-S", "model=vit_pico,twin"], smoked)
+    said = run(["-m", "stages.commands", "fill", "-S", "+models.twin=${models.vit_pico}", "-S", "model=vit_pico,twin"], smoked)
     found = {(smoked / line.rpartition(" taken from ")[2]).resolve() for line in said.splitlines() if "finished before" in line}
     every = {folder.parent for kind in ("train", "train_branches", "fetch") for folder in smoked.glob(f".lsvit/jobs/{kind}/*/done")}
     assert every > trained
@@ -348,7 +348,7 @@ def test_an_unknown_preset_ends_before_any_compute(tmp_path: Path) -> None:
 def test_help_is_quick() -> None:
     """Late imports: the help needs none of the heavy libraries."""
     code = (
-        "import sys; from lsvit.cli import app\n"
+        "import sys; from stages.commands import app\n"
         "try: app(['--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'pydantic', 'torch', 'timm', 'mlflow', 'pandas', 'matplotlib', 'umap', 'dvc', 'sklearn', 'scipy'} & set(sys.modules)\n"
@@ -371,7 +371,7 @@ def test_commands_users_mistakes_are_one_line(
 ) -> None:  # fmt: skip
     """As the command ends: the first one as a process, all of them by its entry point."""
     monkeypatch.chdir(tmp_path)
-    done = subprocess.run([sys.executable, "-m", "lsvit.cli", "table"], capture_output=True, text=True, check=False,
+    done = subprocess.run([sys.executable, "-m", "stages.commands", "table"], capture_output=True, text=True, check=False,
                           env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
     ends: dict[str, tuple[int | str | None, str]] = {"table": (done.returncode, done.stderr)}
     for command in MISTAKES:

@@ -9,27 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from papers.exits.compute import dynamic, frozen
+from papers.inversion.compute import class_images, descent
+from papers.inversion.section import ClassImagesConfig, InversionConfig
+from papers.layershuffle.compute import analysis, evaluation
+from papers.layershuffle.section import EvalConfig, PruneEval
+from papers.painters.compute import evaluation as painters
+from papers.smoothing.compute import measures
+from papers.smoothing.section import ProfileConfig, SmoothingProfiles
 from safetensors.torch import save_file
 
-from lsvit.config.params import Params
-from lsvit.config.presets import ModelPreset
-from lsvit.config.variant import Encode, Position, Variant
-from lsvit.jobs.configs import RunConfig, TrainConfig
-from lsvit.jobs.files import EXECUTION, read_meta
-from lsvit.models.routed import RoutedModel
-from lsvit.models.weights import build, save_weights
-from lsvit.papers.exits.compute import dynamic, frozen
-from lsvit.papers.inversion.compute import class_images, descent
-from lsvit.papers.inversion.section import ClassImagesConfig, InversionConfig
-from lsvit.papers.layershuffle.compute import analysis, evaluation
-from lsvit.papers.layershuffle.section import EvalConfig, PruneEval
-from lsvit.papers.painters.compute import evaluation as painters
-from lsvit.papers.smoothing.compute import measures
-from lsvit.papers.smoothing.section import ProfileConfig, SmoothingProfiles
+from lsvit.routed import RoutedModel
 from lsvit.routes import arbitrary, generator, per_sample
-from lsvit.training import devices, loop
-from lsvit.training.scoring import open_model, open_split, score
-from tests.models import test_branches
+from pipeline.config.params import Params
+from pipeline.config.presets import ModelPreset
+from pipeline.config.variant import Encode, Position, Variant
+from pipeline.jobs.configs import RunConfig, TrainConfig
+from pipeline.jobs.files import EXECUTION, read_meta
+from pipeline.models.weights import build, save_weights
+from pipeline.training import devices, loop
+from pipeline.training.scoring import open_model, open_split, score
+from tests.lsvit import test_branches
 from tests.papers.exits.test_frozen import Bench, with_exits
 from tests.papers.inversion import test_descent
 from tests.papers.painters import test_painters

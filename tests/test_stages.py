@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lsvit.config.papers import PAPERS
-from lsvit.jobs.identity import NOT_CODE, imported_modules
+from pipeline.config.papers import PAPERS
+from pipeline.jobs.identity import NOT_CODE, PACKAGES, imported_modules
 from tests.conftest import ROOT
 
 STAGES: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
@@ -18,25 +18,25 @@ READERS = ("tables", "figures", "claims", "charts")
 # What writes beside the results, and what finds papers: their sections are read by every stage, and checked by check-params.
 APART = {
     *NOT_CODE,
-    "lsvit.tracking",
-    "lsvit.context",
-    "lsvit.declared",
-    "lsvit.writing",
+    "pipeline.tracking.runs",
+    "pipeline.tracking.context",
+    "pipeline.declared",
+    "pipeline.writing",
     "lsvit",
-    "lsvit.papers",
-    *(f"lsvit.papers.{paper}" for paper in PAPERS),
-    "lsvit.cost",
+    "papers",
+    *(f"papers.{paper}" for paper in PAPERS),
+    "pipeline.cost",
 }
 
 
 def executed(stage: str) -> set[str]:
     """The modules of lsvit behind a stage's script: those it imports, and those that the jobs it makes import."""
     modules = imported_modules(f"stages.{STAGES[stage]['cmd'].split()[3]}")
-    texts = [path_of(module).read_text() for module in modules if module != "lsvit.jobs.server"]  # which imports what any stage may need
-    named = {name for text in texts for name in re.findall(r'"(lsvit\.[\w.]+)(?::\w+)?"', text)}
+    texts = [path_of(module).read_text() for module in modules if module != "pipeline.jobs.server"]  # which imports what any stage may need
+    named = {name for text in texts for name in re.findall(r'"((?:lsvit|pipeline|papers)\.[\w.]+)(?::\w+)?"', text)}
     for name in named:
         modules |= imported_modules(name)
-    return {name for name in modules if name.startswith("lsvit")} - APART
+    return {name for name in modules if name.split(".")[0] in PACKAGES} - APART
 
 
 def path_of(module: str) -> Path:
@@ -49,10 +49,10 @@ def path_of(module: str) -> Path:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_depends_on_what_it_executes(stage: str) -> None:
     """No module is missing among its deps, and no dep is there for nothing."""
-    deps = [dep for dep in STAGES[stage]["deps"] if dep.startswith("lsvit/")]
+    deps = [dep for dep in STAGES[stage]["deps"] if dep.split("/")[0] in PACKAGES]
     files = {path_of(name).relative_to(ROOT).as_posix() for name in executed(stage)}
     if stage in ("check-params", "paper-figures", "report"):  # they go through the papers by name
-        rooms = {f"lsvit.papers.{paper}.{room}" for paper in PAPERS for room in (("section", "checks") if stage[0] == "c" else READERS)}
+        rooms = {f"papers.{paper}.{room}" for paper in PAPERS for room in (("section", "checks") if stage[0] == "c" else READERS)}
         more = {name for room in rooms if path_of(room).exists() for name in imported_modules(room)} - APART
         files |= {path_of(name).relative_to(ROOT).as_posix() for name in more}
     missing = {file for file in files if not any(file == dep or file.startswith(f"{dep}/") for dep in deps)}
@@ -64,7 +64,10 @@ def test_a_stage_depends_on_what_it_executes(stage: str) -> None:
 def test_no_reader_makes_a_stage_run(stage: str) -> None:
     """Figures, tables and claims are no dep of a stage that computes."""
     paths = {
-        path.as_posix() for dep in STAGES[stage]["deps"] if dep.startswith("lsvit/") for path in [ROOT / dep, *(ROOT / dep).rglob("*.py")]
+        path.as_posix()
+        for dep in STAGES[stage]["deps"]
+        if dep.split("/")[0] in PACKAGES
+        for path in [ROOT / dep, *(ROOT / dep).rglob("*.py")]
     }
     assert not {path for path in paths if Path(path).stem in (*READERS, "tracked") or "/report" in path.removeprefix(ROOT.as_posix())}
 

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-
-from lsvit.papers.exits.compute.budgets import calibration_error, cumulative_cost, exit_thresholds, leave, pick, practical
-from lsvit.papers.exits.compute.dynamic import Deployed
+from papers.exits.compute.budgets import calibration_error, cumulative_cost, exit_thresholds, leave, pick, practical
+from papers.exits.compute.dynamic import Deployed
 
 CONFIDENCE = np.array([[0.9, 0.8, 0.3, 0.2], [0.5, 0.6, 0.7, 0.4], [0.1, 0.1, 0.1, 0.1]])
 COST = np.array([1.0, 2.0, 4.0])

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from papers.exits.compute.counting import write_canvases
+from papers.exits.section import Counting
 
-from lsvit.data.shards import Arrays, Maps, write_arrow
-from lsvit.data.splits import Split
-from lsvit.jobs.files import read_meta, sha256
-from lsvit.papers.exits.compute.counting import write_canvases
-from lsvit.papers.exits.section import Counting
+from pipeline.data.shards import Arrays, Maps, write_arrow
+from pipeline.data.splits import Split
+from pipeline.jobs.files import read_meta, sha256
 
 OPTIONS = Counting(canvas=32, most=5, train=300, validation=60, heldout=30, epochs=1, seed=0)
 GREYS = {"train": 100, "validation": 200, "heldout": 50}
@@ -127,7 +127,7 @@ def test_colour_and_moments(tmp_path: Path) -> None:
 
 
 def test_shards_of_image_files_are_read(source: Path, canvases: Path, tmp_path: Path) -> None:
-    """As :func:`lsvit.data.prepare.prepare` lists them: here one split in two files."""
+    """As :func:`pipeline.data.prepare.prepare` lists them: here one split in two files."""
     shards = {split: [{"file": str(source / f"{split}.arrow")}] * 2 for split in GREYS}
     (tmp_path / "meta.json").write_text(json.dumps({"counts": dict.fromkeys(GREYS, 20), "shards": shards}))
     write_canvases(tmp_path, OPTIONS, tmp_path / "out")

@@ -12,34 +12,34 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from papers.exits.compute import frozen as exits
+from papers.exits.compute.counting import write_canvases
+from papers.exits.compute.dynamic import attach, deploy, measure
+from papers.exits.section import EXIT_COSTS, EXIT_WEIGHTS, EXITS_IN_USE, LAST_EXIT, BranchTraining, Counting, ExitConfig
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from lsvit.config.datasets import DatasetPreset
-from lsvit.config.params import Params
-from lsvit.config.presets import ModelPreset
-from lsvit.config.sections import Optimisation
-from lsvit.config.variant import BRANCHES, BranchName, Variant
-from lsvit.data.prepare import prepare
-from lsvit.errors import UserError
-from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import ARRAYS, HISTORY, ROWS, WEIGHTS, read_meta, sha256
-from lsvit.models.routed import RoutedModel
-from lsvit.models.weights import build, save_weights
-from lsvit.papers.exits.compute import frozen as exits
-from lsvit.papers.exits.compute.counting import write_canvases
-from lsvit.papers.exits.compute.dynamic import attach, deploy, measure
-from lsvit.papers.exits.section import EXIT_COSTS, EXIT_WEIGHTS, EXITS_IN_USE, LAST_EXIT, BranchTraining, Counting, ExitConfig
-from lsvit.training import loop as training
-from lsvit.training.augmentation import Batch
-from lsvit.training.devices import Execution
-from lsvit.training.judging import kept_epoch
-from lsvit.training.loop import TrainingStep, freeze, train, validate
-from lsvit.training.losses import is_right, task_loss
-from lsvit.training.scoring import open_model, open_split
-from tests.models.test_branches import FAMILIES, SIZES, heads, images, small
-from tests.training.ranks import gradients
-from tests.training.test_loop import Killed, outcome, run
+from lsvit.routed import RoutedModel
+from pipeline.config.datasets import DatasetPreset
+from pipeline.config.params import Params
+from pipeline.config.presets import ModelPreset
+from pipeline.config.sections import Optimisation
+from pipeline.config.variant import BRANCHES, BranchName, Variant
+from pipeline.data.prepare import prepare
+from pipeline.errors import UserError
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.files import ARRAYS, HISTORY, ROWS, WEIGHTS, read_meta, sha256
+from pipeline.models.weights import build, save_weights
+from pipeline.training import loop as training
+from pipeline.training.augmentation import Batch
+from pipeline.training.devices import Execution
+from pipeline.training.judging import kept_epoch
+from pipeline.training.loop import TrainingStep, freeze, train, validate
+from pipeline.training.losses import is_right, task_loss
+from pipeline.training.scoring import open_model, open_split
+from tests.papers.exits.test_branches import FAMILIES, SIZES, heads, images, small
+from tests.pipeline.training.ranks import gradients
+from tests.pipeline.training.test_loop import Killed, outcome, run
 
 Config = Callable[..., TrainConfig]
 CPU = Execution(torch.device("cpu"), "fp32")

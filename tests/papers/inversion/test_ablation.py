@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import timm
 import torch
+from papers.inversion.compute.ablation import Ablated, ablate, patch_embedding, transplant
 from timm.layers import GatedMlp
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
 from timm.models.vision_transformer import Block, ParallelScalingBlock, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
-import lsvit.models.mixers  # noqa: F401 (registers names)
-from lsvit.config.presets import ModelPreset
-from lsvit.errors import UserError
-from lsvit.models.routed import RoutedModel
-from lsvit.models.weights import build
-from lsvit.papers.inversion.compute.ablation import Ablated, ablate, patch_embedding, transplant
-from tests.models.test_branches import images, small
+import pipeline.models.mixers  # noqa: F401 (registers names)
+from lsvit.routed import RoutedModel
+from pipeline.config.presets import ModelPreset
+from pipeline.errors import UserError
+from pipeline.models.weights import build
+from tests.papers.exits.test_branches import images, small
 
 RESMLP: dict[str, Any] = {"kind": MlpMixer, "block_layer": ResBlock, "norm_layer": Affine, "mlp_ratio": 4}
 KINDS: dict[str, dict[str, Any]] = {

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from papers.inversion.claims import CLAIMS, alone, at, points
+from papers.inversion.compute.rows import CLASS_COLUMNS, COLUMNS
 
-from lsvit.papers.inversion.claims import CLAIMS, alone, at, points
-from lsvit.papers.inversion.compute.rows import CLASS_COLUMNS, COLUMNS
-from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence, NotRun
+from pipeline.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence, NotRun
 from tests.conftest import ALL_CLAIMS, ROOT, Change, add
 
 RESULTS = ROOT / "results"

@@ -10,23 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from timm.models.mlp_mixer import MlpMixer
-from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
-from torch.nn.functional import pad
-
-from lsvit.config.presets import ModelPreset
-from lsvit.config.variant import Encode, Position, Variant
-from lsvit.data.shards import Maps
-from lsvit.data.splits import Split
-from lsvit.jobs.files import ARRAYS, ROWS, read_meta, sha256
-from lsvit.models.routed import RoutedModel
-from lsvit.models.weights import build, normalisation, save_weights
-from lsvit.papers.inversion.compute import class_images
-from lsvit.papers.inversion.compute import descent as inversion
-from lsvit.papers.inversion.compute.ablation import ablate, transplant
-from lsvit.papers.inversion.compute.class_images import maximise, rate
-from lsvit.papers.inversion.compute.descent import (
+from papers.inversion.compute import class_images
+from papers.inversion.compute import descent as inversion
+from papers.inversion.compute.ablation import ablate, transplant
+from papers.inversion.compute.class_images import maximise, rate
+from papers.inversion.compute.descent import (
     APPROXIMATE,
     INVERTIBLE,
     NON_UNIQUE,
@@ -41,10 +29,22 @@ from lsvit.papers.inversion.compute.descent import (
     verdict,
     yardstick,
 )
-from lsvit.papers.inversion.section import ClassImages, ClassImagesConfig, Descent, InversionConfig, InversionMeasure
+from papers.inversion.section import ClassImages, ClassImagesConfig, Descent, InversionConfig, InversionMeasure
+from timm.models.mlp_mixer import MlpMixer
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from lsvit.routed import RoutedModel
 from lsvit.routes import generator
+from pipeline.config.presets import ModelPreset
+from pipeline.config.variant import Encode, Position, Variant
+from pipeline.data.shards import Maps
+from pipeline.data.splits import Split
+from pipeline.jobs.files import ARRAYS, ROWS, read_meta, sha256
+from pipeline.models.weights import build, normalisation, save_weights
 from tests.conftest import PICO
-from tests.models.test_branches import images, small
+from tests.papers.exits.test_branches import images, small
 
 MEAN, STD = 0.4, 0.5  # of the pixels of `square` images
 SIZE = (2, 8, 8)  # of these

@@ -12,18 +12,18 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from papers.inversion.compute.ratios import with_ratios
+from papers.inversion.compute.rows import CLASS_COLUMNS, CLASS_KEYS, COLUMNS, KEYS
+from papers.inversion.figures import InversionFigures, _short, filter_grid
+from papers.inversion.gallery import Gallery, neighbours
+from papers.inversion.tables import inversion_numbers, name_model, name_point, verdict_table, write_inversion_table
 from PIL import Image
 
-from lsvit.config.params import Params
-from lsvit.config.sections import PaperFigures
-from lsvit.errors import UserError
-from lsvit.jobs.files import sha256
-from lsvit.papers.inversion.compute.ratios import with_ratios
-from lsvit.papers.inversion.compute.rows import CLASS_COLUMNS, CLASS_KEYS, COLUMNS, KEYS
-from lsvit.papers.inversion.figures import InversionFigures, _short, filter_grid
-from lsvit.papers.inversion.gallery import Gallery, neighbours
-from lsvit.papers.inversion.tables import inversion_numbers, name_model, name_point, verdict_table, write_inversion_table
-from lsvit.report.charts import GRID
+from pipeline.config.params import Params
+from pipeline.config.sections import PaperFigures
+from pipeline.errors import UserError
+from pipeline.jobs.files import sha256
+from pipeline.report.charts import GRID
 
 MODEL = "vit_micro"
 POINTS = {"patch_embed": 0, "first 1": 1, "first 3": 3, "layer 0": 1, "layer 2": 1}  # with the layers executed

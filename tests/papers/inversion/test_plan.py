@@ -10,15 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-
-from lsvit.config.params import Params, whole
-from lsvit.config.sections import Pretrain
-from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import ARRAYS, ROWS, sha256, weights_file
-from lsvit.jobs.identity import code_digest, imported_modules
-from lsvit.papers.inversion.compute.plan import Plan, Subject, Task
-from lsvit.papers.inversion.compute.presets import family_preset
-from lsvit.papers.inversion.compute.rows import (
+from papers.inversion.compute.plan import Plan, Subject, Task
+from papers.inversion.compute.presets import family_preset
+from papers.inversion.compute.rows import (
     CLASS_COLUMNS,
     COLUMNS,
     about,
@@ -26,8 +20,14 @@ from lsvit.papers.inversion.compute.rows import (
     gather_arrays,
     inversion_rows,
 )
-from lsvit.papers.inversion.gallery import Gallery
-from lsvit.papers.inversion.section import ClassImages, ClassImagesConfig, Descent, Inversion, InversionConfig
+from papers.inversion.gallery import Gallery
+from papers.inversion.section import ClassImages, ClassImagesConfig, Descent, Inversion, InversionConfig
+
+from pipeline.config.params import Params, whole
+from pipeline.config.sections import Pretrain
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.files import ARRAYS, ROWS, sha256, weights_file
+from pipeline.jobs.identity import code_digest, imported_modules
 from tests.conftest import shared
 from tests.test_stages import path_of
 
@@ -73,7 +73,7 @@ def make(params: Params, prepared: Path, tmp_path: Path, monkeypatch: pytest.Mon
     All weights are there.
     """
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    monkeypatch.setattr("lsvit.jobs.job.code_digest", DIGEST)
+    monkeypatch.setattr("pipeline.jobs.job.code_digest", DIGEST)
     for number, folder in enumerate([tmp_path / "pretrain", tmp_path / "finetune" / "ls", tmp_path / "baseline"]):
         for seed in (*SEEDS, 3, 4):
             (folder / f"seed_{seed}").mkdir(parents=True)
@@ -102,8 +102,8 @@ def names(subjects: list[Subject]) -> list[str]:
 @pytest.mark.parametrize("module", ["compute.plan", "compute.rows", "compute.presets", "tables", "figures", "claims", "section"])
 def test_nothing_here_loads_torch(module: str) -> None:
     """As every stage imports these, and its own process must stay small."""
-    found = imported_modules(f"lsvit.papers.inversion.{module}")
-    assert f"lsvit.papers.inversion.{module}" in found
+    found = imported_modules(f"papers.inversion.{module}")
+    assert f"papers.inversion.{module}" in found
     for name in found:
         text = path_of(name).read_text()
         assert not re.search(r"^(import|from) (torch|timm)", text, re.MULTILINE), name
@@ -120,7 +120,7 @@ def test_a_training_a_family_and_seed(make: Make) -> None:
         config = job.config
         assert isinstance(config, TrainConfig)
         assert (job.title, config.title, config.seed) == (f"inversion_{family} seed {seed}", f"inversion_{family}", seed)
-        assert (job.function, job.total, dict(job.inputs)) == ("lsvit.training.loop:train", 2, {"data": plan.data, "weights": None})
+        assert (job.function, job.total, dict(job.inputs)) == ("pipeline.training.loop:train", 2, {"data": plan.data, "weights": None})
         assert config.options == plan.params.scratch_training(Inversion)
         assert (config.options.lr, config.options.epochs, config.options.images) == (0.25, 2, 60)
         assert config.options.weight_decay == pretrain.weight_decay
@@ -269,7 +269,7 @@ def test_configurations_of_inversions(make: Make, prepared: Path) -> None:
         assert config.weights_sha256 == (sha256(subject.file) if subject.file else None)
         assert config.donor_sha256 == (sha256(subject.donor) if subject.donor else None)
         assert dict(task.job.inputs) == {"data": prepared, "weights": subject.file, "donor": subject.donor}
-        assert (task.job.function, config.precision) == ("lsvit.papers.inversion.compute.descent:measure", "fp32")
+        assert (task.job.function, config.precision) == ("papers.inversion.compute.descent:measure", "fp32")
         assert (config.weights_sha256 is None) == (subject.weights == "untrained")
         assert (config.donor_sha256 is None) == (not subject.edit.startswith("with "))
         assert config.variant.route == ("arbitrary" if subject.weights == "ls" else "sequential")
@@ -381,7 +381,7 @@ def test_judges_of_class_images(make: Make, prepared: Path) -> None:
         assert config.weights_sha256 == sha256(files[name])  # type: ignore[arg-type]
         assert dict(task.job.inputs) == {"data": prepared, "weights": files[name], "judge": judge}
         assert (config.seed, task.keys[-1], task.optimiser, task.order) == (seed, seed, "", "sequential")
-        assert task.job.function == "lsvit.papers.inversion.compute.class_images:measure"
+        assert task.job.function == "papers.inversion.compute.class_images:measure"
     assert len({task.job.key for task in tasks}) == len(tasks)
 
 

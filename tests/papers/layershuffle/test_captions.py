@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from papers.layershuffle.figures import draw
 
-from lsvit.config.params import Params
-from lsvit.papers.layershuffle.figures import draw
-from lsvit.report.figures import Figures
-from lsvit.report.results import Results
+from pipeline.config.params import Params
+from pipeline.report.figures import Figures
+from pipeline.report.results import Results
 
 LAYERS, SEEDS = 3, (0, 1)
 DISTANCES = {"reversed": 3, "swap 1": 1, "fix_first 0": 1.5, "fix_first 3": 0, "fix_last 1": 0.5}

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from papers.layershuffle.claims import CLAIMS
+from papers.layershuffle.measures import regained
 
-from lsvit.papers.layershuffle.claims import CLAIMS
-from lsvit.papers.layershuffle.measures import regained
-from lsvit.report.ledger import HOLDS, NOT_RUN, Evidence
+from pipeline.report.ledger import HOLDS, NOT_RUN, Evidence
 from tests.conftest import ROOT
 
 

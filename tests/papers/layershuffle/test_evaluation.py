@@ -8,27 +8,27 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from papers.layershuffle.compute import analysis, evaluation
+from papers.layershuffle.compute.analysis import Contributions, record
+from papers.layershuffle.compute.evaluation import evaluate
+from papers.layershuffle.section import SAMPLER_ROWS, AnalysisConfig, EvalConfig, PruneEval
 
-from lsvit.config.params import Params
-from lsvit.config.presets import ModelPreset
-from lsvit.config.variant import ExitHeads, Recipe, Variant
-from lsvit.data.splits import Resize, Split, resizing
-from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import ARRAYS, ROWS, WEIGHTS, read_meta
 from lsvit.latin import Latin
-from lsvit.models.routed import RoutedModel
-from lsvit.models.weights import build, save_weights
-from lsvit.papers.layershuffle.compute import analysis, evaluation
-from lsvit.papers.layershuffle.compute.analysis import Contributions, record
-from lsvit.papers.layershuffle.compute.evaluation import evaluate
-from lsvit.papers.layershuffle.section import SAMPLER_ROWS, AnalysisConfig, EvalConfig, PruneEval
+from lsvit.routed import RoutedModel
 from lsvit.routes import arbitrary, generator, per_sample
-from lsvit.training import scoring
-from lsvit.training.devices import Execution
-from lsvit.training.loop import train
-from lsvit.training.losses import exit_objective, is_right, task_loss
-from lsvit.training.scoring import Score, open_model, open_split, score
-from tests.models.test_branches import FAMILIES, small
+from pipeline.config.params import Params
+from pipeline.config.presets import ModelPreset
+from pipeline.config.variant import ExitHeads, Recipe, Variant
+from pipeline.data.splits import Resize, Split, resizing
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.files import ARRAYS, ROWS, WEIGHTS, read_meta
+from pipeline.models.weights import build, save_weights
+from pipeline.training import scoring
+from pipeline.training.devices import Execution
+from pipeline.training.loop import train
+from pipeline.training.losses import exit_objective, is_right, task_loss
+from pipeline.training.scoring import Score, open_model, open_split, score
+from tests.papers.exits.test_branches import FAMILIES, small
 
 
 @pytest.fixture

@@ -11,19 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from dvc.repo import Repo
-from typer.testing import CliRunner
-
-from lsvit import cli
-from lsvit.config.params import Params
-from lsvit.config.sections import Finetune
-from lsvit.errors import UserError
-from lsvit.jobs.files import sha256
-from lsvit.papers.layershuffle.compute.analysis import analysis_numbers, contribution_numbers, project, told_positions
-from lsvit.papers.layershuffle.compute.rows import protocol_rows, summarise_analysis, table_metrics
-from lsvit.papers.layershuffle.diagrams import first_routes
-from lsvit.papers.layershuffle.figures import LayerShuffleFigures
-from lsvit.papers.layershuffle.grid import collect, paper_form, write
-from lsvit.papers.layershuffle.tables import (
+from papers.layershuffle.compute.analysis import analysis_numbers, contribution_numbers, project, told_positions
+from papers.layershuffle.compute.rows import protocol_rows, summarise_analysis, table_metrics
+from papers.layershuffle.diagrams import first_routes
+from papers.layershuffle.figures import LayerShuffleFigures
+from papers.layershuffle.grid import collect, paper_form, write
+from papers.layershuffle.tables import (
     PUBLISHED,
     TABLE1,
     compare_protocols,
@@ -35,8 +28,15 @@ from lsvit.papers.layershuffle.tables import (
     write_statistics,
     write_table1,
 )
-from lsvit.report.evaluations import summarise
-from lsvit.training.loop import draw_route
+from typer.testing import CliRunner
+
+from pipeline.config.params import Params
+from pipeline.config.sections import Finetune
+from pipeline.errors import UserError
+from pipeline.jobs.files import sha256
+from pipeline.report.evaluations import summarise
+from pipeline.training.loop import draw_route
+from stages import commands as cli
 
 VARIANTS = ["baseline", "ls", "ls_pos", "ls_pred", "layerdrop", "refit_3"]
 

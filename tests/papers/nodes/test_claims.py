@@ -5,14 +5,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from papers.nodes.charts import charts
+from papers.nodes.claims import CLAIMS
+from papers.nodes.figures import NodesFigures, draw
 
-from lsvit.config.params import Params
-from lsvit.jobs.files import sha256
-from lsvit.papers.nodes.charts import charts
-from lsvit.papers.nodes.claims import CLAIMS
-from lsvit.papers.nodes.figures import NodesFigures, draw
-from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence
-from lsvit.report.results import Results
+from pipeline.config.params import Params
+from pipeline.jobs.files import sha256
+from pipeline.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence
+from pipeline.report.results import Results
 from tests.conftest import ALL_CLAIMS, ROOT, Change, add
 
 RESULTS = ROOT / "results"  # 10 classes

@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from papers.nodes.compute.evaluation import evaluate
+from papers.nodes.compute.plan import Plan
+from papers.nodes.compute.scheduler import Answer
+from papers.nodes.compute.simulation import simulate
+from papers.nodes.section import POLICIES, Fault, Journeys, NodesConfig, Policy, Service
 
-from lsvit.config.checks import check_layers
-from lsvit.config.params import Params, load
-from lsvit.config.presets import ModelPreset
-from lsvit.config.variant import PLAIN
-from lsvit.errors import UserError
-from lsvit.jobs.files import ROWS
-from lsvit.jobs.rows import read_rows
-from lsvit.models.weights import build, save_weights
-from lsvit.papers.nodes.compute.evaluation import evaluate
-from lsvit.papers.nodes.compute.plan import Plan
-from lsvit.papers.nodes.compute.scheduler import Answer
-from lsvit.papers.nodes.compute.simulation import simulate
-from lsvit.papers.nodes.section import POLICIES, Fault, Journeys, NodesConfig, Policy, Service
-from lsvit.training.scoring import open_model, open_split
+from pipeline.config.checks import check_layers
+from pipeline.config.params import Params, load
+from pipeline.config.presets import ModelPreset
+from pipeline.config.variant import PLAIN
+from pipeline.errors import UserError
+from pipeline.jobs.files import ROWS
+from pipeline.jobs.rows import read_rows
+from pipeline.models.weights import build, save_weights
+from pipeline.training.scoring import open_model, open_split
 from tests.conftest import ROOT
 
 OPTIONS = Journeys(

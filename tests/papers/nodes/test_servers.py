@@ -16,18 +16,18 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from papers.nodes.compute.cluster import Cluster, cluster
+from papers.nodes.compute.scheduler import Answer, Client, Journey, News, Send, latin_ticks, place
+from papers.nodes.compute.servers import LayerServer, Message, Weights, exit_of, logits
+from papers.nodes.section import Policy, Service
 from safetensors.torch import save
 
-from lsvit.config.presets import ModelPreset
-from lsvit.config.variant import PLAIN, Variant
-from lsvit.errors import UserError
-from lsvit.models.routed import RoutedModel
-from lsvit.models.weights import build, save_weights
-from lsvit.papers.nodes.compute.cluster import Cluster, cluster
-from lsvit.papers.nodes.compute.scheduler import Answer, Client, Journey, News, Send, latin_ticks, place
-from lsvit.papers.nodes.compute.servers import LayerServer, Message, Weights, exit_of, logits
-from lsvit.papers.nodes.section import Policy, Service
+from lsvit.routed import RoutedModel
 from lsvit.routes import generator
+from pipeline.config.presets import ModelPreset
+from pipeline.config.variant import PLAIN, Variant
+from pipeline.errors import UserError
+from pipeline.models.weights import build, save_weights
 
 KINDS: dict[str, dict[str, Any]] = {
     "baseline": {"route": "sequential"},

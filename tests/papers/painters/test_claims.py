@@ -4,9 +4,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from papers.painters.claims import CLAIMS
 
-from lsvit.papers.painters.claims import CLAIMS
-from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence
+from pipeline.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence
 from tests.conftest import ALL_CLAIMS, ROOT, Change, add
 
 RESULTS = ROOT / "results"  # 12 layers, 10 classes

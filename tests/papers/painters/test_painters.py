@@ -10,28 +10,28 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from papers.painters.compute import rows as painters_rows
+from papers.painters.compute.evaluation import evaluate
+from papers.painters.compute.plan import Plan
+from papers.painters.compute.strategies import cells, make_routes
+from papers.painters.cost import evaluation_job
+from papers.painters.figures import PaintersFigures, draw, over_seeds
+from papers.painters.section import KINDS, Kind, Painters, PaintersConfig, Strategies
 from torch import Tensor
 
-from lsvit.config.checks import check_layers
-from lsvit.config.params import Params, load
-from lsvit.config.presets import ModelPreset
-from lsvit.config.variant import PLAIN
-from lsvit.cost.flops import FLOPS, count_variant, meta_backbone
-from lsvit.errors import UserError
-from lsvit.jobs.files import ROWS, read_meta, sha256
-from lsvit.jobs.rows import read_rows
-from lsvit.models.routed import RoutedModel
-from lsvit.models.weights import build, save_weights
-from lsvit.papers.painters.compute import rows as painters_rows
-from lsvit.papers.painters.compute.evaluation import evaluate
-from lsvit.papers.painters.compute.plan import Plan
-from lsvit.papers.painters.compute.strategies import cells, make_routes
-from lsvit.papers.painters.cost import evaluation_job
-from lsvit.papers.painters.figures import PaintersFigures, draw, over_seeds
-from lsvit.papers.painters.section import KINDS, Kind, Painters, PaintersConfig, Strategies
-from lsvit.report.results import Results
+from lsvit.routed import RoutedModel
 from lsvit.routes import Route
-from lsvit.training.scoring import open_model, open_split, score
+from pipeline.config.checks import check_layers
+from pipeline.config.params import Params, load
+from pipeline.config.presets import ModelPreset
+from pipeline.config.variant import PLAIN
+from pipeline.cost.flops import FLOPS, count_variant, meta_backbone
+from pipeline.errors import UserError
+from pipeline.jobs.files import ROWS, read_meta, sha256
+from pipeline.jobs.rows import read_rows
+from pipeline.models.weights import build, save_weights
+from pipeline.report.results import Results
+from pipeline.training.scoring import open_model, open_split, score
 from tests.conftest import ROOT
 from tests.papers.painters.test_claims import COLUMNS
 

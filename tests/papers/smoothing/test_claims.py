@@ -4,10 +4,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from papers.smoothing.claims import CLAIMS, ROWS
+from papers.smoothing.compute.rows import COLUMNS
 
-from lsvit.papers.smoothing.claims import CLAIMS, ROWS
-from lsvit.papers.smoothing.compute.rows import COLUMNS
-from lsvit.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence
+from pipeline.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence
 from tests.conftest import ALL_CLAIMS, ROOT, Change, add
 
 RESULTS = ROOT / "results"

@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-
-from lsvit.config.params import Params
-from lsvit.jobs.files import sha256
-from lsvit.papers.exits.figures import ExitFigures
-from lsvit.papers.smoothing.figures import COSINE, LOSSES, SmoothingFigures, over_layers
-from lsvit.papers.smoothing.tables import (
+from papers.exits.figures import ExitFigures
+from papers.smoothing.figures import COSINE, LOSSES, SmoothingFigures, over_layers
+from papers.smoothing.tables import (
     TABLE1,
     TABLE3,
     TABLE4,
@@ -25,6 +22,9 @@ from lsvit.papers.smoothing.tables import (
     smoothing_numbers,
     write_smoothing_tables,
 )
+
+from pipeline.config.params import Params
+from pipeline.jobs.files import sha256
 
 BEST = "contrastive+mixing"
 FIGURES = {"smoothing_cosine", "smoothing_attention", "smoothing_orders"}

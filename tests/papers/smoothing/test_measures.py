@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import timm
 import torch
+from papers.smoothing.compute.measures import Smoothness, attention_scores, measure, profile
+from papers.smoothing.section import PROFILE, ProfileConfig, SmoothingProfiles
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from timm.layers.attention import Attention
@@ -19,26 +21,32 @@ from timm.models.mlp_mixer import MlpMixer, ResBlock
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy, one_hot
 
-from lsvit.config.params import Params
-from lsvit.config.presets import ModelPreset
-from lsvit.config.variant import Encode, Losses, Position, Predict, Recipe, Variant
-from lsvit.errors import UserError
-from lsvit.jobs.configs import TrainConfig
-from lsvit.jobs.files import WEIGHTS, read_meta
-from lsvit.models.routed import RoutedModel
-from lsvit.models.talking_heads import talk
-from lsvit.models.taps import PositionLogits
-from lsvit.models.weights import build, load_weights, save_weights
-from lsvit.papers.smoothing.compute.measures import Smoothness, attention_scores, measure, profile
-from lsvit.papers.smoothing.section import PROFILE, ProfileConfig, SmoothingProfiles
+from lsvit.routed import RoutedModel
 from lsvit.routes import arbitrary, drop, generator, per_sample
-from lsvit.training.augmentation import Batch, mix_patches, seed
-from lsvit.training.devices import Execution
-from lsvit.training.loop import CHECKPOINT, TrainingStep, train_step
-from lsvit.training.losses import exit_objective, is_right, patch_classification, patch_contrastive, patch_cosine, position_loss, task_loss
-from lsvit.training.scoring import open_model, open_split
-from tests.models.test_branches import heads, images, small
-from tests.training.test_loop import Killed, outcome, run
+from lsvit.taps import PositionLogits
+from papers.smoothing.talking_heads import talk
+from pipeline.config.params import Params
+from pipeline.config.presets import ModelPreset
+from pipeline.config.variant import Encode, Losses, Position, Predict, Recipe, Variant
+from pipeline.errors import UserError
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.files import WEIGHTS, read_meta
+from pipeline.models.weights import build, load_weights, save_weights
+from pipeline.training.augmentation import Batch, mix_patches, seed
+from pipeline.training.devices import Execution
+from pipeline.training.loop import CHECKPOINT, TrainingStep, train_step
+from pipeline.training.losses import (
+    exit_objective,
+    is_right,
+    patch_classification,
+    patch_contrastive,
+    patch_cosine,
+    position_loss,
+    task_loss,
+)
+from pipeline.training.scoring import open_model, open_split
+from tests.papers.exits.test_branches import heads, images, small
+from tests.pipeline.training.test_loop import Killed, outcome, run
 
 Config = Callable[..., TrainConfig]
 CPU = Execution(torch.device("cpu"), "fp32")

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from papers.smoothing.compute.plan import Model, Plan
+from papers.smoothing.compute.rows import COLUMNS, profile_rows
+from papers.smoothing.section import PROFILE, Smoothing
 
-from lsvit.config.params import Params
-from lsvit.config.variant import Losses
-from lsvit.jobs.files import HISTORY, weights_file
-from lsvit.papers.smoothing.compute.plan import Model, Plan
-from lsvit.papers.smoothing.compute.rows import COLUMNS, profile_rows
-from lsvit.papers.smoothing.section import PROFILE, Smoothing
+from pipeline.config.params import Params
+from pipeline.config.variant import Losses
+from pipeline.jobs.files import HISTORY, weights_file
 
 
 @pytest.fixture

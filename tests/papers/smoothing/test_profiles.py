@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from papers.smoothing.compute.plan import Plan
+from papers.smoothing.cost import stages
+from papers.smoothing.section import SCRATCH
 
-from lsvit.config.params import Params
-from lsvit.config.variant import UNTRAINED
-from lsvit.jobs.files import HISTORY, finetuned, weights_file
-from lsvit.papers.smoothing.compute.plan import Plan
-from lsvit.papers.smoothing.cost import stages
-from lsvit.papers.smoothing.section import SCRATCH
+from pipeline.config.params import Params
+from pipeline.config.variant import UNTRAINED
+from pipeline.jobs.files import HISTORY, finetuned, weights_file
 
 VARIANTS = ["baseline", "ls"]
 

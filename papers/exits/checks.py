@@ -1,0 +1,48 @@
+"""Cross-checks of the section `exits`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from lsvit.routes import training_order
+from papers.exits.section import Exits
+from pipeline.config.params import Params
+from pipeline.config.sections import Limit
+
+
+def check(params: Params, file: str) -> Iterator[str]:
+    """Exits are trained on frozen models in an order that the paper knows, and models with exits in batches for every process."""
+    options, processes = params.resolve(Exits), params.distributed.world_size
+    if options.batch_size < processes:
+        yield f"{file}: exits.batch_size: found {options.batch_size}, accepted: at least {processes}, one image a process"
+    for name in options.variants:
+        if training_order(spec := params.all_variants[name].route) == "trained":
+            yield (f"{file}: exits.variants: found {name!r} with route {spec!r}, accepted: variants trained in sequential or "
+                   "arbitrary order, or with LayerDrop")  # fmt: skip
+
+
+def image_limits(params: Params, train: int, validation: int) -> list[Limit]:
+    """What the numbers of images allow: the batch size."""
+    options, limits = params.resolve(Exits), []
+    used = min(train, options.images or train)
+    if options.strategies:
+        limits.append(Limit("exits.batch_size", options.batch_size, used, f"{used} training images are used"))
+    if options.counting_strategies:
+        limits.append(Limit("exits.batch_size", options.batch_size, options.counting.train, "exits.counting.train canvases are made"))
+    return limits
+
+
+def layer_limits(params: Params, num_layers: int) -> list[Limit]:
+    """What the number of layers allows: the depths of exits and the layers kept."""
+    options, why = params.resolve(Exits), f"model {params.model!r} has {num_layers} layers"
+    depths = [("exits.depths", depth) for depth in options.depths or ()]
+    depths += [("exits.placements", depth) for placement in options.placements for depth in placement]
+    return [*(Limit(key, depth, num_layers - 1, why) for key, depth in depths), Limit("exits.keep", options.keep, num_layers, why)]
+
+
+def build(params: Params, backbone: Any) -> None:
+    """Make every branch for the chosen model's tokens. Raises UserError: one does not fit."""
+    from papers.exits.branches import make_branch, token_shape
+
+    options = params.resolve(Exits)
+    for kind in options.every_branch if options.strategies or options.counting_strategies else ():
+        make_branch(kind, token_shape(backbone), 1, options)

@@ -1,0 +1,96 @@
+"""A regression data set: black canvases with small images pasted on them, whose number is the label. No torch here.
+
+It takes the place of the crowd counting of "Multi-Exit Vision Transformer for Dynamic Inference" (section IV, DISCO): as
+there, the answer is a number, spread over the whole image.
+"""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lsvit.routes import generator
+from papers.exits.section import Counting
+from pipeline.data.shards import Arrays, Maps, identity, moments, write_arrow
+from pipeline.jobs.files import HELDOUT, read_meta
+from pipeline.jobs.processes import root
+
+SPLITS = ("train", "validation", HELDOUT)
+
+
+def _open(source: Path, split: str) -> Maps:
+    """The images of a prepared split; training images where none are held out."""
+    meta = read_meta(source)
+    split = split if split in meta["counts"] else "train"
+    files = [root() / shard["file"] for shard in meta["shards"][split]] if "shards" in meta else [source / f"{split}.arrow"]
+    return Maps(files)
+
+
+def _fill(pixels: np.ndarray, images: Maps, most: int, rng: np.random.Generator) -> int:
+    """Paste 0 to `most` images on a black canvas, in place: pixels (side, side) or (side, side, C) uint8. Returns how many."""
+    canvas = len(pixels)
+    count = int(rng.integers(most, endpoint=True))
+    for pick in rng.integers(len(images), size=(count, 1)):
+        side = int(rng.integers(canvas // 8, canvas // 4, endpoint=True))
+        top, left = rng.integers(canvas - side, size=2, endpoint=True)
+        (image,), _ = images[pick]
+        shrunk = Image.fromarray(image).resize((side, side), Image.Resampling.BOX)
+        place = pixels[top : top + side, left : left + side]
+        np.maximum(place, np.asarray(shrunk), out=place)  # a black background hides nothing
+    return count
+
+
+def write_canvases(source: Path, options: Counting, out: Path) -> dict[str, Any]:
+    """Write a data set for counting, in the format that :class:`pipeline.data.splits.Split` reads, to `out`.
+
+    A canvas has a uniformly random number of objects, 0 to `most`: images of the source's split of the same name, drawn with
+    replacement, shrunk to a random side between an eighth and a quarter of the canvas (the mean of the pixels covered), each
+    at a uniformly random place; they may overlap, the brighter pixel is seen. Held-out canvases are made of training images
+    if the source holds none out. A canvas depends on (seed, split, index) and the source alone.
+
+    Args:
+        source: where :func:`pipeline.data.prepare.prepare` wrote; its classes do not matter.
+        options: side of the canvases in pixels, most objects, numbers of canvases by split, seed.
+        out: gets `meta.json` and, by split, `{split}.arrow`: canvases uint8, (side, side) or (side, side, C) as the source's
+            images, and labels int64, how many objects.
+
+    Returns:
+        The metadata, as of :func:`pipeline.data.prepare.prepare`, and `largest`, the largest label that can occur.
+
+    Raises:
+        UserError: a file of the source is missing or damaged.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    counts = dict(zip(SPLITS, (options.train, options.validation, options.heldout), strict=True))
+    digest = hashlib.sha256()
+    shape: tuple[int, ...] = ()
+    total = np.zeros((2, 1), np.int64)
+    for split in SPLITS:
+        images = _open(source, split)
+        shape = (options.canvas, options.canvas, *images.shape[2:])
+        pixels, labels = np.zeros((counts[split], *shape), np.uint8), np.zeros(counts[split], np.int64)
+        for i, canvas in enumerate(pixels):
+            labels[i] = _fill(canvas, images, options.most, generator("counting", options.seed, split, i))
+        digest.update(pixels.data)
+        digest.update(labels.data)
+        write_arrow(out / f"{split}.arrow", shape, [Arrays(pixels, labels)])
+        if split == "train":
+            total = moments(pixels)
+    mean, square = total / (options.train * math.prod(shape[:2]))
+    meta: dict[str, Any] = {
+        "name": "counting",
+        "classes": ["count"],
+        "counts": counts,
+        "resize": "published",
+        "image_shape": list(shape),
+        "mean": [round(float(m), 6) for m in mean / 255],
+        "std": [round(float(s), 6) for s in np.sqrt(square - mean**2) / 255],
+        "largest": options.most,
+    }
+    meta["sha256"] = identity(digest.hexdigest(), meta)
+    (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+    return meta

@@ -1,0 +1,172 @@
+"""What layers put out at which position: UMAP of a layer's output, class-token contributions (LayerShuffle, section 4.3)."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lsvit.routed import RoutedModel, Samples
+from lsvit.routes import arbitrary, generator
+from papers.layershuffle.section import ANALYSIS_NUMBERS, Analysis, AnalysisConfig
+from pipeline.data.splits import Split
+from pipeline.errors import UserError
+from pipeline.jobs.files import ARRAYS
+from pipeline.training.devices import Execution
+from pipeline.training.scoring import batches_along, open_model, open_split
+
+BATCH_SIZE = 250
+RESAMPLES = 200
+
+
+class Contributions:
+    """A tap: the norm of each layer's additive contribution to the class token, ||z_t^0 - z_(t-1)^0||.
+
+    Models without a class token classify the mean of their tokens, whose contribution is taken instead.
+    """
+
+    def __init__(self, model: RoutedModel, batch: int) -> None:
+        self.class_token = model.has_class_token
+        self.norms = torch.zeros(batch, model.num_layers)  # by sample and layer
+
+    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+        """Called after each block; states (n, N, D)."""
+        change = (after - before)[:, 0] if self.class_token else (after - before).mean(dim=1)
+        self.norms[samples, layer] = change.float().norm(dim=-1).cpu()
+
+
+class Output:
+    """A tap: the whole output (class and patch tokens) of one layer, as one vector per sample."""
+
+    def __init__(self, layer: int, batch: int) -> None:
+        self.layer = layer
+        self.vectors = torch.empty(batch, 0)  # (B, N * D) once the layer has run
+
+    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+        """Called after each block; states (n, N, D)."""
+        if layer == self.layer:
+            vectors = after.float().flatten(1).cpu()
+            if not self.vectors.numel():
+                self.vectors = torch.zeros(len(self.vectors), vectors.shape[1])
+            self.vectors[samples] = vectors
+
+
+@torch.inference_mode()
+def record(
+    model: RoutedModel, split: Split, chosen: np.ndarray, routes: np.ndarray, layer: int, execution: Execution
+) -> tuple[np.ndarray, np.ndarray]:
+    """Run the `chosen` images (n,) of a split, each under its own row of `routes` (n, L), as the paper does one by one.
+
+    Returns:
+        (outputs of `layer` (n, N * D), contribution norms by layer (n, L)).
+    """
+    model.eval()
+    outputs, norms = [], []
+    for _, images, _, route in batches_along(split, torch.from_numpy(chosen), torch.from_numpy(routes), BATCH_SIZE):
+        output, contributions = Output(layer, len(images)), Contributions(model, len(images))
+        with execution.context():
+            model(images, route, [output, contributions])
+        outputs.append(output.vectors)
+        norms.append(contributions.norms)
+    return torch.cat(outputs).numpy(), torch.cat(norms).numpy()
+
+
+def project(vectors: np.ndarray, options: Analysis) -> np.ndarray:
+    """UMAP of (n, N * D) vectors to the plane (n, 2), repeatable: fixed seed, one thread."""
+    import warnings
+
+    from sklearn.neighbors import NearestNeighbors
+    from umap import UMAP, umap_
+
+    for compiled in (umap_.smooth_knn_dist, umap_.compute_membership_strengths):  # numba compiles them anew in every process, for 6 s
+        with suppress(RuntimeError):  # no folder to keep them in
+            compiled.enable_caching()
+    # Exact neighbours from scikit-learn: as umap's own for few points, without 8 s of compilation.
+    distances, neighbours = NearestNeighbors(n_neighbors=options.neighbors).fit(vectors).kneighbors(vectors)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="precomputed_knn")  # new points could not be added later; none are
+        reducer = UMAP(n_neighbors=options.neighbors, min_dist=options.min_dist, random_state=options.seed, n_jobs=1,
+                       precomputed_knn=(neighbours, distances.astype(np.float32)))  # fmt: skip
+        return np.asarray(reducer.fit_transform(vectors), dtype=np.float32)
+
+
+def told_positions(plane: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The positions (n,) of a layer as the plane tells them: 5-fold cross-validated 10-nearest-neighbour regression."""
+    from sklearn.model_selection import KFold, cross_val_predict
+    from sklearn.neighbors import KNeighborsRegressor
+
+    return cross_val_predict(KNeighborsRegressor(10), plane, positions, cv=KFold(5, shuffle=True, random_state=0))
+
+
+def analysis_numbers(plane: np.ndarray, positions: np.ndarray, norms: np.ndarray, layer: int) -> dict[str, dict[str, float]]:
+    """Each number with its standard error over the images, each with an order of its own: a bootstrap of 200 resamples.
+
+    `position_r2`: how well the plane tells where `layer` ran, R^2 of :func:`told_positions`; others: :func:`contribution_numbers`.
+    """
+    from sklearn.metrics import r2_score
+
+    told = told_positions(plane, positions[:, layer])
+
+    def numbers(images: np.ndarray) -> dict[str, float]:
+        found = {"position_r2": float(r2_score(positions[images, layer], told[images]))}
+        return found | contribution_numbers(positions[images], norms[images])
+
+    rng, n = generator("analysis bootstrap"), len(plane)
+    resampled = [numbers(rng.integers(n, size=n)) for _ in range(RESAMPLES)]
+    return {
+        name: {"value": round(value, 6), "error": round(float(np.std([each[name] for each in resampled], ddof=1)), 6)}
+        for name, value in numbers(np.arange(n)).items()
+    }
+
+
+def contribution_numbers(positions: np.ndarray, norms: np.ndarray) -> dict[str, float]:
+    """Numbers behind figures 4c and 4d, from the position (n, L) and contribution norm (n, L) of each layer per image.
+
+    `distance_spearman`: mean over layers of Spearman's correlation of |position - original place| with the norm; the paper
+    says negative for LayerShuffle. `near_far_ratio`: mean norm within 1 of the original place over mean norm at least half
+    the depth away; the paper says above 1. `slope_late_minus_early`: Spearman's correlation of position with the norm, mean
+    of the last quarter of the layers minus the first quarter: positive where each layer gives most near its own end.
+    """
+    num_layers = norms.shape[1]
+    distance = np.abs(positions - np.arange(num_layers))
+    slopes, falls = _spearman(positions, norms), _spearman(distance, norms)
+    quarter = max(1, num_layers // 4)
+    relative = norms / norms.mean(axis=0)
+    return {
+        "distance_spearman": float(np.mean(falls)),
+        "near_far_ratio": float(relative[distance <= 1].mean() / relative[distance >= num_layers // 2].mean()),
+        "slope_late_minus_early": float(slopes[-quarter:].mean() - slopes[:quarter].mean()),
+    }
+
+
+def _spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Spearman's correlation of each column (n, L) with the other's: (L,)."""
+    from scipy.stats import rankdata, zscore
+
+    return (zscore(rankdata(a, axis=0)) * zscore(rankdata(b, axis=0))).mean(axis=0)
+
+
+def analyse(config: AnalysisConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]) -> None:
+    """Analyse one model: images and orders are drawn from the section's seed, the same for every model.
+
+    Writes `arrays.npz` (plane (n, 2), positions (n, L), norms (n, L)) and `numbers.json`.
+    """
+    torch.set_num_threads(1)
+    options = config.options
+    model, execution = open_model(config, data, weights)
+    report({"text": f"runs on {execution}"})
+    split = open_split(config, data, "validation", model)
+    if options.images > len(split):
+        raise UserError(f"analysis.images: found {options.images}, accepted: at most the {len(split)} validation images")
+    chosen = generator("analysis", options.seed).permutation(len(split))[: options.images]
+    routes = np.array([arbitrary(generator("analysis", options.seed, i), model.num_layers) for i in range(len(chosen))])
+    vectors, norms = record(model, split, chosen, routes, options.layer, execution)
+    report({"cell": f"{len(chosen)} images recorded"})
+    positions = np.argsort(routes, axis=1)  # positions[i, layer]: where the layer ran for image i
+    plane = project(vectors, options)
+    numbers = analysis_numbers(plane, positions, norms, options.layer)
+    np.savez(folder / ARRAYS, plane=plane, positions=positions.astype(np.int16), norms=norms)
+    (folder / ANALYSIS_NUMBERS).write_text(json.dumps(numbers, indent=1) + "\n")

@@ -1,0 +1,297 @@
+"""The scheduler of a model that is spread over nodes: a pure, seeded policy, which a client and its nodes obey.
+
+A micro-batch goes from node to node: whoever has run a layer chooses who runs the next one (:meth:`Known.onward`), and tells the client,
+which goes on in its place where that fails (:meth:`Client.journey`: a generator of what is to be done, which is told the news). Who runs
+it is another matter: real processes (:mod:`papers.nodes.compute.cluster`) and the simulation
+(:mod:`papers.nodes.compute.simulation`) run this one. No torch, no clock and no network here.
+"""
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from papers.nodes.section import Policy, Service
+
+MEMORY = 0.5  # weight of the last answer in what is expected of a node
+EQUAL = 1.25  # answers that are expected within so many times the shortest wait are as good
+PROBE = 0.25  # of the time that a journey has: the most that one spends on a node only because it was silent before
+
+
+class Journey(NamedTuple):
+    """What whoever holds a micro-batch has to know of it."""
+
+    policy: Policy
+    end: float  # the deadline, in seconds by the clock
+    route: tuple[int, ...] = ()  # the layers that it has been through, in order
+    left_out: tuple[int, ...] = ()  # those that it does without
+
+
+class Send(NamedTuple):
+    """A micro-batch goes to a node for one layer, which is to be done until then, by the clock. What is sent back: the node refuses."""
+
+    node: int
+    layer: int
+    until: float
+
+
+class Wait(NamedTuple):
+    """Wait for news until then, by the clock."""
+
+    until: float
+
+
+class Step(NamedTuple):
+    """What a client wants done: send a micro-batch, unless a node has, and wait for news of it until then, by the clock."""
+
+    journey: Journey
+    send: Send | None
+    until: float
+
+
+class News(NamedTuple):
+    """What a node that has run a layer tells the client."""
+
+    node: int
+    route: tuple[int, ...]  # of the micro-batch, as it is now
+    onward: Send | None  # where it went; None: nowhere, that is left to the client
+
+
+class Answer(NamedTuple):
+    """How a journey ended."""
+
+    route: tuple[int, ...]  # the layers that were executed, in order
+    lost: bool  # nothing to answer with: the policy does not allow this route
+    begun: float = 0.0  # seconds, by the clock
+    ended: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What it took."""
+        return self.ended - self.begun
+
+
+def place(nodes: int, replication: int, num_layers: int) -> list[list[int]]:
+    """The nodes that hold each layer, evenly: layer -> its nodes. With `replication` equal to `nodes` every node holds all."""
+    return [sorted({(layer + copy * nodes // replication) % nodes for copy in range(replication)}) for layer in range(num_layers)]
+
+
+def latin_ticks(batches: int, num_layers: int) -> list[list[tuple[int, int]]]:
+    """The Latin schedule of micro-batches over as many nodes as layers: for each tick, (batch, layer) pairs that run at once.
+
+    Batch b is at layer (t - b) modulo the number of ticks, if there is such a layer: no layer twice in a tick, no batch twice, and as many
+    ticks as the larger of the two numbers. With as many batches as layers, or more, every node is busy at every tick: no fill, no drain.
+    """
+    ticks = max(batches, num_layers)
+    return [[(b, layer) for b in range(batches) if (layer := (t - b) % ticks) < num_layers] for t in range(ticks)]
+
+
+def pipeline_ticks(batches: int, num_layers: int) -> list[list[tuple[int, int]]]:
+    """The same of a pipeline in strict order (GPipe, section 2.3): batches + num_layers - 1 ticks."""
+    ticks = batches + num_layers - 1
+    return [[(b, t - b) for b in range(batches) if 0 <= t - b < num_layers] for t in range(ticks)]
+
+
+class Known:
+    """What is known of the nodes, and who is asked next. Nodes have it from the client's messages: there it is a little old.
+
+    Args:
+        holders: layer -> the nodes that hold it.
+        options: times, patience, limits.
+        now: seconds by the clock, which all have in common.
+    """
+
+    def __init__(self, holders: Sequence[Sequence[int]], options: Service, now: Callable[[], float]) -> None:
+        self.holders, self.options, self.now = holders, options, now
+        self.at = -math.inf  # when all this was so
+        known = sorted({node for nodes in holders for node in nodes})
+        self.ring = {node: place for place, node in enumerate(known)}
+        self.takes = dict.fromkeys(known, options.service + options.hop)  # seconds for one micro-batch
+        self.due = dict.fromkeys(known, 0.0)  # when it should have done all it has
+        self.silent = dict.fromkeys(known, 0.0)  # times in a row
+        self.until = dict.fromkeys(known, 0.0)  # when a node that was silent is asked again
+
+    @property
+    def num_layers(self) -> int:
+        """Of the model."""
+        return len(self.holders)
+
+    def table(self) -> list[list[float]]:
+        """All that is known, to go with a message: (4, nodes)."""
+        return [[*column.values()] for column in (self.takes, self.due, self.silent, self.until)]
+
+    def read(self, table: Sequence[Sequence[float]], at: float) -> None:
+        """Replace all that is known, as it was when that was sent; unless something newer is known."""
+        if at > self.at:
+            for column, values in zip((self.takes, self.due, self.silent, self.until), table, strict=True):
+                column.update(zip(column, values, strict=True))
+            self.at = at
+
+    @property
+    def limit(self) -> float:
+        """Seconds that a journey has."""
+        return self.options.deadline * self.num_layers * self.options.service
+
+    def expected(self, node: int) -> float:
+        """Seconds until a node would have answered."""
+        return max(self.due[node] - self.now(), 0.0) + self.takes[node]
+
+    def onward(self, journey: Journey, here: int) -> Send | None:
+        """Where a node sends what has run its layer: None, home, where that is not clear.
+
+        To ask a node that was silent, to leave a layer out, to wait and to end is the client's matter. Of a layer's nodes it asks the next
+        one around, so that nodes that know little of each other's load do not crowd.
+
+        Args:
+            journey: of the micro-batch, as it is now.
+            here: the node's number.
+        """
+        found = self._soonest(self._allowed(journey), journey, trusted=True)
+        if not found or self.expected(found[0][0]) > journey.end - self.now():
+            return None
+        return self._send(*min(found, key=lambda each: (self.ring[each[0]] - self.ring[here]) % len(self.ring)), journey)
+
+    def _open(self, journey: Journey) -> list[int]:
+        """The layers that a micro-batch has before it, in their original order."""
+        return [layer for layer in range(self.num_layers) if layer not in journey.route and layer not in journey.left_out]
+
+    def _allowed(self, journey: Journey) -> list[int]:
+        """Those of them that may be next: under `partial` two, unless one has been overtaken already."""
+        layers, route = self._open(journey), journey.route
+        if journey.policy == "any":
+            return layers
+        return layers[: 1 if journey.policy == "strict" or (route and route[-1] > min(layers, default=0)) else 2]
+
+    def _patience(self, node: int) -> float:
+        """Seconds to wait for a node: twice as long, up to a limit, each time that it was silent, or nobody would learn that it is slow."""
+        least = self.options.patience * self.expected(node)
+        return max(least, min(2 ** self.silent[node] * least, PROBE * self.limit))
+
+    def _promise(self, node: int) -> float:
+        """What is expected, for comparison: one that was silent when last asked is likely to cost all patience."""
+        patience = self._patience(node) if self.silent[node] else 0.0
+        return patience if 0.0 < patience <= self.limit else self.expected(node)
+
+    def _soonest(self, layers: Sequence[int], journey: Journey, trusted: bool = False) -> list[tuple[int, int]]:
+        """The nodes that are expected to answer first for one of the layers, with that layer. None where nobody is asked now.
+
+        Of those as good, if they are within the time that is left, the next layer in a circle after the last one: where all is well that
+        gives a Latin schedule. Any for the first layer in any order. Trusted: only nodes that were not silent.
+        """
+        now = self.now()
+        choices = [
+            (self._promise(node), node, layer)
+            for layer in layers for node in self.holders[layer] if self.until[node] <= now and not (trusted and self.silent[node])
+        ]  # fmt: skip
+        least = min(choices, default=(0.0, 0, 0))[0]
+        good = max(least, min(EQUAL * least, journey.end - now))
+        equal = [(node, layer) for wait, node, layer in choices if wait <= good]
+        if equal and (journey.route or journey.policy != "any"):
+            following = journey.route[-1] + 1 if journey.route else 0
+            first = min((layer - following) % self.num_layers for _, layer in equal)
+            equal = [(node, layer) for node, layer in equal if (layer - following) % self.num_layers == first]
+        return equal
+
+    def _send(self, node: int, layer: int, journey: Journey) -> Send:
+        return Send(node, layer, min(self.now() + self._patience(node), journey.end))
+
+
+class Client(Known):
+    """Who has micro-batches, and learns of the nodes from their news.
+
+    Args:
+        holders: layer -> the nodes that hold it.
+        options: times, patience, limits.
+        now: seconds by the clock, which all have in common.
+        rng: chooses among equals.
+    """
+
+    def __init__(self, holders: Sequence[Sequence[int]], options: Service, now: Callable[[], float], rng: np.random.Generator) -> None:
+        super().__init__(holders, options, now)
+        self.rng = rng
+        self.waiting = dict.fromkeys(self.takes, 0)  # own micro-batches at the node
+        self.last = dict.fromkeys(self.takes, 0.0)  # when it answered last
+
+    def journey(self, policy: Policy) -> Generator[Step, News | Send | None, Answer]:
+        """One micro-batch's way through the layers.
+
+        strict: all layers in their original order; each from whichever of its nodes will answer first, and from another one where that
+        fails (Petals: the best chain of servers). partial: the same, but neighbours may change places, and a layer that no node can be
+        asked for, or not before the deadline, is left out, up to a share of all (SkipPipe). any: whichever layer will be answered first;
+        all that nobody can be asked for are left out. It ends at the deadline wherever it is, or before where nothing can arrive until
+        then; the first two then have no answer.
+
+        Yields:
+            What is to be done. It is sent the first thing heard that is accepted (:meth:`accepts`); None, if there is none in time.
+        """
+        begun = self.now()
+        journey, onward = Journey(policy, begun + self.limit), None
+        while True:
+            step: Send | Wait | None = onward
+            if step is None:
+                journey, step = self._next(journey)
+            if step is None:
+                break
+            if isinstance(step, Wait):
+                heard = yield Step(journey, None, step.until)
+            else:
+                asked, until = self._count(step), min(step.until + self.options.hop, journey.end)
+                heard = yield Step(journey, None if onward else step, until)
+                self._learn(step, asked, heard, whole=asked < until < journey.end)
+            onward = None
+            if isinstance(heard, News):
+                left_out = tuple(layer for layer in journey.left_out if layer not in heard.route)
+                journey, onward = journey._replace(route=heard.route, left_out=left_out), heard.onward
+        lost = not journey.route or (policy != "any" and bool(self._open(journey)))
+        return Answer(journey.route, lost, begun, self.now())
+
+    def accepts(self, step: Step, heard: News | Send) -> bool:
+        """Whether what is heard during a step counts: a longer route, whoever came so far, or that a node refuses what is sent now."""
+        if isinstance(heard, Send):
+            return heard == step.send
+        known = {heard.node} | ({heard.onward.node} if heard.onward else set())
+        return len(heard.route) > len(step.journey.route) and known <= self.takes.keys()
+
+    def _next(self, journey: Journey) -> tuple[Journey, Send | Wait | None]:
+        """What the client does where no node goes on: as it sees the journey then, and the step; None: the journey ends."""
+        while layers := self._allowed(journey):
+            left = journey.end - self.now()
+            if left <= 0:
+                break
+            found = self._soonest(layers, journey)
+            if not found or self._promise(found[0][0]) > left:
+                if journey.policy == "any" and journey.route:
+                    break
+                if journey.policy == "partial" and len(journey.left_out) < int(self.options.leave_out * self.num_layers):
+                    journey = journey._replace(left_out=(*journey.left_out, layers[0]))
+                    continue
+            if found and (journey.policy == "any" or self.expected(found[0][0]) <= left):
+                return journey, self._send(*found[self.rng.integers(len(found))], journey)
+            resting = [self.until[node] for layer in layers for node in self.holders[layer] if self.until[node] > self.now()]
+            in_time = [until for until in resting if until + self.options.service < journey.end]
+            return journey, Wait(min(in_time)) if in_time else None
+        return journey, None
+
+    def _count(self, step: Send) -> float:
+        """Remember that a node has a micro-batch more. Returns when that was."""
+        now = self.now()
+        self.due[step.node] = now + self.expected(step.node)
+        self.waiting[step.node] += 1
+        return now
+
+    def _learn(self, step: Send, asked: float, heard: News | Send | None, whole: bool) -> None:
+        """What a node was worth; whole: it was waited for as long as it deserves, not just until the deadline."""
+        node, now = step.node, self.now()
+        self.waiting[node] -= 1
+        if not self.waiting[node]:
+            self.due[node] = now
+        if isinstance(heard, News):
+            if heard.node == node:
+                self.takes[node] += MEMORY * (now - max(asked, self.last[node]) - self.takes[node])
+                self.last[node] = now
+            for alive in {heard.node} | ({node} if step.layer in heard.route else set()):  # its own news may be lost
+                self.silent[alive], self.until[alive] = 0.0, min(self.until[alive], now)
+        elif (whole or heard) and now >= self.until[node]:  # several that wait for the same node are one silence
+            self.until[node] = now + 2 ** self.silent[node] * self.options.suspicion * self.options.service
+            self.silent[node] = min(self.silent[node] + 1, 6)

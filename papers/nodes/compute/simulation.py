@@ -1,0 +1,268 @@
+"""Nodes that fail, simulated: discrete events (SimPy) around the scheduler that real processes obey too. No torch here.
+
+A node takes micro-batches one at a time, in the order in which they were sent. It keeps those it has while it is away, answers late, and
+drops without work those that nobody waits for any more when their turn comes.
+"""
+
+import itertools
+from collections.abc import Generator, Iterator, Sequence
+from math import gamma
+from typing import Any, NamedTuple
+
+import numpy as np
+import simpy
+
+from lsvit.routes import generator
+from papers.nodes.compute.scheduler import Answer, Client, Journey, Known, News, Send, Step, place
+from papers.nodes.section import Fault, Policy, Service
+
+FOREVER = float("inf")
+
+
+class Absence(NamedTuple):
+    """A node is away from `start` to `end`, in seconds."""
+
+    start: float
+    end: float
+
+
+def absences(fault: Fault, service: float, rng: np.random.Generator) -> Iterator[Absence]:
+    """When one node is away: presence and absence take turns, each Weibull, in equilibrium from the start."""
+    if not fault.away:
+        return
+    scale = fault.absence * service / gamma(1 + 1 / fault.shape)  # of the Weibull distribution with that mean
+    longer = (1 - fault.away) / fault.away  # presence than absence
+
+    def rest(factor: float) -> float:
+        # What is left of a period that has begun before: a uniform part of one drawn in proportion to its length.
+        long = scale * rng.gamma(1 + 1 / fault.shape) ** (1 / fault.shape)
+        return factor * long * rng.random()
+
+    now = 0.0
+    if rng.random() < fault.away:
+        yield Absence(now, now := rest(1.0))
+        now += longer * scale * rng.weibull(fault.shape)
+    else:
+        now = rest(longer)
+    while True:
+        yield Absence(now, now := now + scale * rng.weibull(fault.shape))
+        now += longer * scale * rng.weibull(fault.shape)
+
+
+class Troubles(NamedTuple):
+    """What is wrong with which node: drawn once, for real processes and simulated ones."""
+
+    gone: frozenset[int]
+    slow: int | None
+    away: list[Iterator[Absence]]
+
+    @classmethod
+    def draw(cls, fault: Fault, nodes: int, service: float, *key: int | str) -> "Troubles":
+        """Those of so many nodes. The key alone decides; of more nodes gone, the fewer are part."""
+        order = generator("nodes gone", *key).permutation(nodes).tolist()
+        away = [absences(fault, service, generator("nodes away", *key, node)) for node in range(nodes)]
+        return cls(frozenset(order[: round(fault.gone * nodes)]), order[-1] if fault.slow > 1 else None, away)
+
+
+class Node:
+    """A simulated node.
+
+    Args:
+        env: of the simulation.
+        service: seconds for one layer of one micro-batch, all in all.
+        away: when it is away.
+    """
+
+    def __init__(self, env: simpy.Environment, service: float, away: Iterator[Absence]) -> None:
+        self.env, self.service, self.away = env, service, away
+        self.absence = next(away, Absence(FOREVER, FOREVER))
+        self.free = 0.0  # when it has done all that it has
+        self.busy = 0.0  # seconds in which it worked
+        self.known: dict[Client, Known] = {}  # what it has from each
+
+    def latest(self, client: Client, known: Known) -> Known:
+        """What it knows from a client, with this."""
+        if client not in self.known or known.at > self.known[client].at:
+            self.known[client] = known
+        return self.known[client]
+
+    def present(self, time: float) -> float:
+        """When it is first present, from a time on that never goes back."""
+        while self.absence.end <= time:
+            self.absence = next(self.away)
+        return self.absence.end if self.absence.start <= time else time
+
+    def done(self, arrival: float, until: float = FOREVER) -> float:
+        """Take a micro-batch that arrives, and say when it is done: never, if its turn comes when nobody waits for it any more.
+
+        Being first come, first served, a node needs no process of its own.
+        """
+        self.free = begun = self.present(max(arrival, self.free))
+        if begun > until:
+            return FOREVER
+        self.free = self.present(begun + self.service)
+        self.busy += self.service
+        return self.free
+
+
+class World:
+    """Nodes, the way to them, and what goes wrong there.
+
+    Args:
+        nodes: how many.
+        options: times.
+        fault: what is wrong.
+        key: of all draws.
+    """
+
+    def __init__(self, nodes: int, options: Service, fault: Fault, *key: int | str) -> None:
+        self.env, self.options, self.fault = simpy.Environment(), options, fault
+        self.troubles = Troubles.draw(fault, nodes, options.service, *key)
+        self.rng = generator("nodes network", *key)
+        self.nodes = [
+            Node(self.env, options.service * (fault.slow if node == self.troubles.slow else 1) + options.handling, away)
+            for node, away in enumerate(self.troubles.away)
+        ]
+
+    def client(self, holders: Sequence[Sequence[int]], *key: int | str) -> Client:
+        """One that knows these nodes."""
+        return Client(holders, self.options, lambda: self.env.now, generator("nodes client", *key))
+
+    def travel(self, client: Client, policy: Policy) -> Generator[simpy.Event, Any, Answer]:
+        """A SimPy process: one journey, to its answer."""
+        steps, inbox = client.journey(policy), simpy.Store(self.env)
+        try:
+            step = next(steps)
+            while True:
+                if step.send:
+                    self.env.process(self._relay(client, step.journey, step.send, inbox))
+                step = steps.send((yield from self._heard(client, step, inbox)))
+        except StopIteration as end:
+            return end.value
+
+    def _relay(self, client: Client, journey: Journey, send: Send, inbox: simpy.Store) -> Generator[simpy.Event, Any, None]:
+        """A micro-batch goes from node to node, as far as it comes."""
+        known = Known(client.holders, self.options, client.now)
+        known.read(client.table(), self.env.now)
+        if send.node in self.troubles.gone:  # a process that is no more, which its machine says at once
+            yield self.env.timeout(self._way() + self._way())
+            inbox.put(send)
+            return
+        while True:
+            yield self.env.timeout(self._way())
+            done = self.nodes[send.node].done(self.env.now, send.until)
+            if done > send.until or send.node in self.troubles.gone:
+                return
+            yield self.env.timeout(done - self.env.now)
+            known = self.nodes[send.node].latest(client, known)
+            journey = journey._replace(route=(*journey.route, send.layer))
+            onward = known.onward(journey, send.node)
+            self.env.process(self._tell(News(send.node, journey.route, onward), inbox))
+            if onward is None:
+                return
+            send = onward
+
+    def _tell(self, news: News, inbox: simpy.Store) -> Generator[simpy.Event, Any, None]:
+        yield self.env.timeout(self._way())
+        inbox.put(news)
+
+    def _heard(self, client: Client, step: Step, inbox: simpy.Store) -> Generator[simpy.Event, Any, News | Send | None]:
+        """What the client hears first of what it accepts, if that comes in time."""
+        late = self.env.timeout(max(step.until - self.env.now, 0.0))
+        while True:
+            heard = inbox.get()
+            yield heard | late
+            if not heard.triggered:
+                heard.cancel()
+                return None
+            told: Any = heard.value
+            if client.accepts(step, told):
+                return told
+
+    def _way(self) -> float:
+        """Seconds that a message takes: never, if it is lost."""
+        if self.fault.lost and self.rng.random() < self.fault.lost:
+            return FOREVER
+        return self.options.hop / 2 * (self.rng.lognormal(0.0, self.options.spread) if self.options.spread else 1.0)
+
+
+class Run(NamedTuple):
+    """What a simulation, or a measurement, found."""
+
+    answers: list[Answer]  # of each micro-batch; of a swarm as they ended
+    busy: float  # share of the whole time that the nodes which are not gone for good worked
+
+    def steady(self, in_flight: int) -> tuple[list[int], float]:
+        """The journeys that ended while the load was steady, and how many seconds that was. None, where there are too few.
+
+        All `in_flight` begin at once, and in the end fewer are under way: so counted are those that ended after the first `in_flight` had,
+        and before there was no other one to begin; as many as a multiple of `in_flight`, since in any order so many may end together.
+        """
+        ended = sorted(range(len(self.answers)), key=lambda number: self.answers[number].ended)
+        counted = ended[in_flight : (len(ended) // in_flight - 1) * in_flight]
+        seconds = self.answers[counted[-1]].ended - self.answers[ended[in_flight - 1]].ended if counted else 0.0
+        return counted, seconds
+
+
+def simulate(
+    nodes: int, replication: int, num_layers: int, batches: int, in_flight: int, policy: Policy, options: Service, fault: Fault,
+    *key: int | str,
+) -> Run:  # fmt: skip
+    """One client with so many micro-batches, `in_flight` of them under way at a time, over `nodes` nodes that hold all layers."""
+    world = World(nodes, options, fault, *key)
+    client = world.client(place(nodes, replication, num_layers), *key)
+    answers: dict[int, Answer] = {}
+    left = iter(range(batches))
+
+    def stream() -> Generator[simpy.Event, Any, None]:
+        for batch in left:
+            answers[batch] = yield world.env.process(world.travel(client, policy))
+
+    streams = [world.env.process(stream()) for _ in range(in_flight)]
+    world.env.run(world.env.all_of(streams))
+    present = [node.busy for i, node in enumerate(world.nodes) if i not in world.troubles.gone]
+    return Run([answers[batch] for batch in range(batches)], sum(present) / max(world.env.now * len(present), 1e-9))
+
+
+def swarm(
+    nodes: int, replication: int, num_layers: int, clients: int, journeys: int, rest: float, policy: Policy, options: Service,
+    fault: Fault, *key: int | str,
+) -> Run:  # fmt: skip
+    """Many clients at once, each with journeys one after another over nodes of its own choice.
+
+    Node n holds layer n modulo the number of layers; a client knows `replication` of each layer's nodes, drawn at random. It makes as many
+    journeys before those that count, to know its nodes, and goes on after them until everybody has made those that count.
+
+    Args:
+        nodes: how many.
+        replication: nodes that a client knows for each layer.
+        num_layers: L.
+        clients: how many.
+        journeys: of each, that count.
+        rest: seconds from one to the next in the mean (exponential); 0: at once, after one without an answer the time of a service later.
+        policy: of all.
+        options: times.
+        fault: what is wrong.
+        key: of all draws.
+    """
+    world = World(nodes, options, fault, *key)
+    answers: list[Answer] = []
+
+    def stream(number: int) -> Generator[simpy.Event, Any, None]:
+        rng = generator("nodes known", *key, number)
+        known = [rng.choice(np.arange(layer, nodes, num_layers), replication, replace=False).tolist() for layer in range(num_layers)]
+        client = world.client(known, *key, number)
+        yield world.env.timeout(rng.random() * max(rest, num_layers * options.service))  # not all at once
+        for count in itertools.count():
+            answer = yield world.env.process(world.travel(client, policy))
+            if journeys <= count < 2 * journeys:
+                answers.append(answer)
+            if count == 2 * journeys - 1:
+                counted[number].succeed()
+            yield world.env.timeout(max(rng.exponential(rest), options.service if answer.lost else 0.0))
+
+    counted = [world.env.event() for _ in range(clients)]
+    for number in range(clients):
+        world.env.process(stream(number))
+    world.env.run(world.env.all_of(counted))
+    return Run(answers, sum(node.busy for node in world.nodes) / (world.env.now * nodes))

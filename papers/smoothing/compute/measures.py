@@ -1,0 +1,139 @@
+"""How alike a model's patches become along a route (over-smoothing, "Examining over-smoothness"): measures, streamed over images."""
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.layers.attention import Attention
+from timm.models.cait import TalkingHeadAttn
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from lsvit.routed import RoutedModel, Samples
+from lsvit.routes import Order, arbitrary, generator, per_sample, sequential
+from papers.smoothing.section import PROFILE, ProfileConfig
+from pipeline.data.splits import Split
+from pipeline.models.weights import check_pairs
+from pipeline.training.devices import Execution, sums_type
+from pipeline.training.losses import patch_cosine
+from pipeline.training.scoring import batches_along, open_model, open_split
+
+ATTENTION = (Attention, TalkingHeadAttn)
+
+
+def attention_scores(attention: Any, tokens: Tensor) -> Tensor:
+    """The softmax attention scores that timm's attention computes from its input, whatever kernel it computes them with.
+
+    Args:
+        attention: an Attention of timm's ViTs or its TalkingHeadAttn, whose scores are those after the softmax, before its second
+            mix of the heads.
+        tokens: (B, N, D), the input.
+
+    Returns:
+        (B, heads, N, N), rows sum to 1.
+    """
+    qkv = attention.qkv(tokens).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    q, k = qkv[0], qkv[1]
+    if isinstance(attention, TalkingHeadAttn):
+        logits = attention.proj_l((q * attention.scale @ k.transpose(-2, -1)).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    else:
+        logits = (attention.q_norm(q) * attention.scale) @ attention.k_norm(k).transpose(-2, -1)
+    return logits.float().softmax(-1)
+
+
+class Smoothness(AbstractContextManager):
+    """A tap: patch cosine similarity of the states along a route, and the standard deviation of the attention scores of its layers.
+
+    Within the context it listens to the inputs of the attention modules and computes their scores again beside the forward pass,
+    which stays as it is. It keeps a sum for every depth and nothing of an image. With routes per sample it takes images at their
+    own depth; all that runs within one context is one profile. The standard deviation is that of a patch's scores for the n patches
+    (without the class token; divisor n), mean over patches and heads.
+    """
+
+    def __init__(self, model: RoutedModel) -> None:
+        self.model = model
+        self.cosine: dict[int, tuple[Tensor, int]] = {}  # after so many layers: sum over the images, images
+        self.attention: dict[int, tuple[Tensor, int]] = {}  # of the layer run first, second, ...
+        self._deviations: dict[Any, Tensor] = {}  # (n,) of the attention modules that ran last
+        self._handles: list[RemovableHandle] | None = None  # within the context
+
+    def __enter__(self) -> "Smoothness":
+        modules = [module for block in self.model.backbone.blocks for module in block.modules() if isinstance(module, ATTENTION)]
+        self._handles = [module.register_forward_pre_hook(self._listen) for module in modules]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles or ():
+            handle.remove()
+        self._handles = None
+
+    def _listen(self, module: Any, inputs: tuple[Any, ...]) -> None:
+        prefix = self.model.num_prefix_tokens
+        scores = attention_scores(module, inputs[0])[..., prefix:, prefix:]
+        self._deviations[module] = scores.std(-1, correction=0).mean((1, 2))
+
+    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+        """Called after each block; states (n, N, D). Raises RuntimeError outside of its context, where it hears of no attention."""
+        if self._handles is None:
+            raise RuntimeError("Smoothness listens within its context alone: `with Smoothness(model) as found:`")
+        if depth == 0:
+            _add(self.cosine, 0, patch_cosine(self.model.patches(before)))
+        _add(self.cosine, depth + 1, patch_cosine(self.model.patches(after)))
+        for module in self.model.backbone.blocks[layer].modules():
+            if module in self._deviations:
+                _add(self.attention, depth, self._deviations.pop(module))
+
+    def profile(self) -> dict[str, list[float | None]]:
+        """Means over the images: `patch_cosine` after 0, 1, ... layers (L + 1 numbers), `attention_std` of the layers run first,
+        second, ... (L; None where a layer has no attention that timm's ViTs share).
+
+        Raises:
+            ValueError: no image was seen; it must be among the taps of a forward pass.
+        """
+        if not self.cosine:
+            raise ValueError("Smoothness saw no image: pass it among the taps, model(images, route, [found])")
+        cosine, attention = ({at: (total / count).item() for at, (total, count) in sums.items()} for sums in (self.cosine, self.attention))
+        return {
+            "patch_cosine": [cosine[at] for at in sorted(cosine)],
+            "attention_std": [attention.get(at - 1) for at in sorted(cosine)[1:]],
+        }
+
+
+def _add(sums: dict[int, tuple[Tensor, int]], at: int, values: Tensor) -> None:
+    """Add values (n,), one an image, to a sum and its number of values."""
+    total, count = sums.get(at, (0, 0))
+    sums[at] = total + values.detach().to(sums_type(values.device)).sum(), count + len(values)
+
+
+@torch.inference_mode()
+def profile(
+    model: RoutedModel, split: Split, images: int, batch_size: int, order: Order, seed: int, execution: Execution
+) -> dict[str, list[float | None]]:  # fmt: skip
+    """The :class:`Smoothness` of so many random images of a split, always the same; in `arbitrary` order each has one of its own."""
+    model.eval()
+    chosen = torch.from_numpy(split.subset(images))
+    sampler = arbitrary if order == "arbitrary" else sequential
+    routes = torch.from_numpy(per_sample(sampler, generator("profiles", seed), model.num_layers, len(chosen)))
+    with Smoothness(model) as found, execution.context():
+        for _, batch, _, route in batches_along(split, chosen, routes, batch_size):
+            model.tokens(batch, route, [found])
+    return found.profile()
+
+
+def measure(config: ProfileConfig, data: Path, weights: Path | None, folder: Path, report: Callable[[dict], None]) -> None:
+    """The profile of one model over training images; without weights, of its random initialisation. Writes `profile.json`.
+
+    Raises:
+        UserError: the weights or the data do not fit.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(config.seed)
+    model, execution = open_model(config, data, weights)
+    check_pairs(model.backbone, "smoothing")
+    split, options = open_split(config, data, "train", model), config.options
+    found = profile(model, split, options.images, options.batch_size, config.order, options.seed, execution)
+    (folder / PROFILE).write_text(json.dumps(found, indent=1) + "\n")
+    report({"text": f"runs on {execution}"})

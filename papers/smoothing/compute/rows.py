@@ -1,0 +1,56 @@
+"""The rows that come of profiles. No torch here."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from papers.smoothing.compute.plan import Model, Plan, Profiled
+from papers.smoothing.section import PROFILE, Smoothing
+from pipeline.config.params import Params
+from pipeline.jobs.files import RESULTS
+from pipeline.training.gather import gather_trainings
+
+OUT = Path("outs/smoothing")
+COLUMNS = ["dataset", "model", "training", "losses", "removed", "talking_heads", "num_layers", "order", "seed", "layer", "patch_cosine",
+           "attention_std", "accuracy"]  # fmt: skip
+
+
+def profile_rows(profiles: Sequence[Profiled]) -> pd.DataFrame:
+    """A row a model, order and number of layers executed, from none (the embedding) to all; columns as :data:`COLUMNS`."""
+    rows = []
+    for model, order, job, accuracy in profiles:
+        profile = json.loads((job.folder / PROFILE).read_text())
+        config, losses = job.config, str(model.variant.losses)
+        cosine, attention = profile["patch_cosine"], [None, *profile["attention_std"]]
+        head = (config.dataset, config.model_name, model.training, losses, model.removed, model.variant.talking_heads, len(cosine) - 1)
+        rows += [
+            (*head, order, model.seed, layer, similarity, deviation, accuracy)
+            for layer, (similarity, deviation) in enumerate(zip(cosine, attention, strict=True))
+        ]
+    return pd.DataFrame(rows, columns=COLUMNS).round({"patch_cosine": 6, "attention_std": 6, "accuracy": 6})
+
+
+def about(params: Params) -> dict[str, Any]:
+    """What smoothing.csv does not say of the models trained from scratch and of the profiles, for captions."""
+    options, training = params.resolve(Smoothing), params.scratch_training(Smoothing)
+    return {"images": options.images, "epochs": training.epochs, "training_images": training.images, "kwargs": options.kwargs,
+            "recipe": options.recipe.model_dump()}  # fmt: skip
+
+
+def keep(plan: Plan, models: Sequence[Model], profiles: Sequence[Profiled]) -> list[Path]:
+    """Write results/smoothing.csv and smoothing.json, and the trainings to outs/smoothing/.
+
+    Returns:
+        The trainings' folders, one a title.
+    """
+    profile_rows(profiles).to_csv(RESULTS / "smoothing.csv", index=False, lineterminator="\n")
+    (RESULTS / "smoothing.json").write_text(json.dumps(about(plan.params)) + "\n")
+    OUT.mkdir(parents=True, exist_ok=True)  # also where nothing is trained
+    titles = dict.fromkeys(model.title for model in models)
+    for title in titles:
+        jobs = {model.seed: model.job for model in models if model.title == title and model.job}
+        gather_trainings(jobs, OUT / title, plan.judge)
+    return [OUT / title for title in titles]

@@ -1,0 +1,47 @@
+"""What every job, and what a training depends on. No torch here."""
+
+from typing import Literal
+
+from pipeline.config.presets import ModelPreset
+from pipeline.config.sections import Optimisation
+from pipeline.config.types import Per, Section
+from pipeline.config.variant import Variant
+
+
+class RunConfig(Section):
+    """What every job depends on; the digests stand for the data and the weights."""
+
+    title: str = ""  # the variant's name
+    dataset: str
+    model_name: str
+    model: ModelPreset
+    variant: Variant
+    device: str
+    deterministic: bool = False
+    data_sha256: str
+    weights_sha256: str | None
+
+    def without_effect(self) -> set[str]:
+        """Names: the digests stand for what they name."""
+        return {"title", "dataset", "model_name"}
+
+
+class TrainConfig(RunConfig):
+    """One training; `weights` are the starting weights."""
+
+    options: Optimisation
+    seed: int
+    per: Per = "batch"  # what a random route is drawn for
+    world_size: int = 1  # processes of one training
+    routes: Literal["shared", "own"] = "shared"  # by the processes
+
+    @property
+    def precision(self) -> str:
+        """Of the training."""
+        return self.options.precision
+
+
+class MeasureConfig(RunConfig):
+    """Something measured on one model; `weights` are the model's."""
+
+    precision: str

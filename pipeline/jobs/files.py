@@ -1,0 +1,66 @@
+"""Names of the files that jobs and stages leave, and where they lie. No torch here."""
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.variant import BASELINE
+from pipeline.errors import UserError
+
+DATA, PRETRAINED, FINETUNED, RESULTS = Path("outs/prepare_data"), Path("outs/pretrain"), Path("outs/finetune"), Path("results")
+Row = dict[str, float]  # one epoch's metrics, names {suite}/{metric}
+WEIGHTS, HISTORY, FINAL, CONFIG = "weights.safetensors", "history.json", "final.json", "config.json"
+ROWS, ARRAYS = "rows.csv", "arrays.npz"  # of an evaluation: a row a thing measured, what is too large for rows
+TABLE = "history.csv"  # every epoch of all seeds
+ORIGIN = "weights.json"  # what a file of starting weights was made from
+EXECUTION = "execution.txt"  # the processor, and what `auto` picked on it
+HELDOUT = "heldout"  # training images set aside: never trained on, they choose the epoch of protocol heldout
+JUDGES = {"paper": "validation", HELDOUT: HELDOUT}  # protocol -> the split whose loss chooses the epoch
+
+
+def weights_file(judge: str) -> str:
+    """File name of the weights of the epoch that a split, "validation" or "heldout", chose."""
+    return WEIGHTS if judge == "validation" else f"weights_{judge}.safetensors"
+
+
+def starting_weights(seed: int, folder: Path = PRETRAINED) -> Path:
+    """The weights of a seed that stage pretrain left: of the epoch that held-out images chose, if some are held out.
+
+    Raises:
+        UserError: there are none.
+    """
+    for judge in ("heldout", "validation"):
+        if (found := folder / f"seed_{seed}" / weights_file(judge)).is_file():
+            return found
+    raise UserError(f"{folder}: no weights of seed {seed}; `dvc repro pretrain` makes them")
+
+
+def sha256(path: str | Path) -> str:
+    """The sha256 of a file, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a CSV file, in which what is missing or no number is empty, so that `nan` can be a name."""
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(["" if value is None or value != value else value for value in row] for row in rows)
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """The metadata of prepared images, as :func:`pipeline.data.prepare.prepare` wrote it. Raises UserError if there is none."""
+    try:
+        return json.loads((folder / "meta.json").read_text())
+    except FileNotFoundError:
+        raise UserError(f"{folder}: no images; `dvc repro prepare-data` makes them") from None
+
+
+def finetuned(variant: str, seed: int, judge: str = "validation", folder: Path = FINETUNED) -> Path:
+    """The weights of a refined variant, of the epoch that a split chose; the files of its training lie beside them."""
+    place = folder.with_name(BASELINE) if variant == BASELINE else folder / variant  # outputs of stages do not contain each other
+    return place / f"seed_{seed}" / weights_file(judge)

@@ -1,0 +1,111 @@
+"""What every plan makes its jobs from: the parameters, and the digests of the files that stand for data and weights."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.params import Params
+from pipeline.config.presets import ModelPreset
+from pipeline.config.sections import Finetune, Optimisation
+from pipeline.config.types import Per, Section
+from pipeline.config.variant import PLAIN, Variant
+from pipeline.errors import UserError
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.files import DATA, FINETUNED, JUDGES, PRETRAINED, finetuned, read_meta, sha256, starting_weights
+from pipeline.jobs.job import TRAIN, Job
+from pipeline.jobs.processes import root
+
+
+def run_config(
+    params: Params, title: str, variant: Variant, data_sha256: str, weights_sha256: str | None, preset: ModelPreset | None = None
+) -> dict[str, Any]:  # fmt: skip
+    """The fields of a RunConfig for one variant of the chosen model and data set; `preset` stands in for the model's own.
+
+    Left out is what must not change its key: the variant's `per` and overrides of `finetune`, whose effect the job's own options hold,
+    the checksum that published weights should have, and the scale, as are its values.
+    """
+    model = (preset or params.model_preset).model_copy(update={"sha256": None, "scale": "published"})
+    return {
+        "title": title, "dataset": params.dataset, "model_name": params.model, "model": model,
+        "variant": variant.model_copy(update={"finetune": {}, "per": None}), "device": params.device, "deterministic": params.deterministic,
+        "data_sha256": data_sha256, "weights_sha256": weights_sha256,
+    }  # fmt: skip
+
+
+class Plan:
+    """The base of every plan.
+
+    Args:
+        params: params.yaml.
+        section: of the plan's stage; its key `seeds`, if it has one, says for how many of the seeds.
+        data: prepared images.
+        folder: of the refined models.
+        pretrained: folder of the starting weights.
+    """
+
+    def __init__(
+        self, params: Params, section: type[Section], data: Path = DATA, folder: Path = FINETUNED, pretrained: Path = PRETRAINED
+    ) -> None:  # fmt: skip
+        self.params, self.data, self.folder, self.pretrained = params, data, folder, pretrained
+        self.options: Any = params.resolve(section)
+        self.seeds = params.seeds[: getattr(self.options, "seeds", None)]
+        self.judge = JUDGES[params.protocol]
+        self.digest = cache(sha256)
+
+    def fields(self, title: str, variant: Variant, weights: Path | None, preset: ModelPreset | None = None) -> dict[str, Any]:
+        """The fields of a RunConfig for a model with the weights of a file."""
+        return run_config(self.params, title, variant, read_meta(self.data)["sha256"], self.digest_of(weights), preset)
+
+    def digest_of(self, file: Path | None) -> str | None:
+        """The sha256 of a file, if there is one."""
+        if file and not file.is_file():
+            raise UserError(f"{file}: missing; `dvc repro` makes it")
+        return self.digest(file) if file else None
+
+    def training(
+        self, title: str, variant: Variant, options: Optimisation, seed: int, weights: Path | None = None,
+        preset: ModelPreset | None = None, per: Per = "batch",
+    ) -> Job:  # fmt: skip
+        """One training, from the weights of a file or from scratch; a random route is drawn for each batch, or `per` something else."""
+        if not variant.position.predict:
+            options = options.model_copy(update={"position_weight": 1.0})  # of nothing
+        fields = self.fields(title, variant, weights, preset) | self.params.distributed.identity
+        config = TrainConfig(**fields, options=options, seed=seed, per=per)
+        inputs = {"data": self.data, "weights": weights}
+        return Job(f"{title} seed {seed}", TRAIN, config, inputs, options.epochs)
+
+    def starting(self) -> dict[int, Job]:
+        """What makes the starting weights, by seed: trainings from scratch, or the fetching of published ones or those of a file or folder,
+        which get a head for the data. Of a plan for `pretrain`."""
+        preset = self.params.model_preset
+        if preset.weights == "scratch":
+            return {seed: self.training("pretrain", PLAIN, self.options, seed) for seed in self.params.starts}
+        file = preset.local_file(root())
+        fields = self.fields("pretrain", PLAIN, file if file and file.is_file() else None) | {"model": preset}
+        inputs = {"data": self.data, "weights": root() / preset.weights if file else None}
+        configs = {seed: TrainConfig(**fields, options=self.options, seed=seed) for seed in self.params.starts}
+        return {seed: Job("pretrain", "pipeline.training.loop:fetch", config, inputs, here=True) for seed, config in configs.items()}
+
+    def refinements(self, variants: Iterable[str]) -> dict[str, dict[int, Job]]:
+        """The trainings of variants from the starting weights of their seeds, by variant and seed."""
+        found: dict[str, dict[int, Job]] = {}
+        for name in variants:
+            variant, own = self.params.all_variants[name], self.params.resolve(Finetune, name)
+            jobs = {seed: self.training(name, variant, own, seed, self.start(seed), per=own.per) for seed in self.params.seeds}
+            first = self.digest(self.start(self.seeds[0]))
+            found[name] = {seed: replace(job, apart=(*job.apart, "weights_sha256"), first=first) for seed, job in jobs.items()}
+        return found
+
+    def start(self, seed: int) -> Path:
+        """The starting weights of the trainings with a seed."""
+        return starting_weights(self.params.start_of(seed), self.pretrained)
+
+    def weights_of(self, variant: str, seed: int, judge: str | None = None) -> Path:
+        """The weights of a refined variant: of the epoch that the protocol's split chose, or another."""
+        return finetuned(variant, seed, judge or self.judge, self.folder)
+
+    def precision(self, variant: str | None = None) -> str:
+        """In which models are measured."""
+        return self.params.resolve(Finetune, variant).precision

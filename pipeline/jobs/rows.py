@@ -1,0 +1,70 @@
+"""Rows of result files: how they are read, and the queries of those of stage prune-eval, which more than one paper needs."""
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from pipeline.reading import reading
+
+KEYS = ["dataset", "model", "variant", "order", "keep"]
+NAMES = ("dataset", "model", "variant", "training", "family", "weights", "class", "judge_sees", "route", "placement")
+TEXTS = dict.fromkeys(NAMES, str)  # also where they look like numbers
+
+
+def read_rows(path: Path) -> pd.DataFrame:
+    """A CSV file of the pipeline, in which nothing but an empty cell is missing: a variant or a class may be named NA.
+
+    Raises:
+        UserError: the file cannot be read, or a line has fewer or more cells than the first.
+    """
+    with reading(path):
+        return _rows(path.read_text())
+
+
+def parse_rows(text: str, name: str) -> pd.DataFrame:
+    """The same of a text that has this name, as that of a git revision."""
+    with reading(name):
+        return _rows(text)
+
+
+def _rows(text: str) -> pd.DataFrame:
+    if text == "\n":  # a table of no rows and no columns, as pandas writes it
+        return pd.DataFrame()
+    try:
+        lines = list(csv.reader(io.StringIO(text), strict=True))
+    except csv.Error as error:  # which is no ValueError
+        raise ValueError(str(error)) from None
+    if text and not text.endswith("\n"):
+        raise ValueError("its last row is torn")
+    if torn := next((i for i, line in enumerate(lines, 1) if len(line) != len(lines[0])), None):  # pandas would fill it up
+        raise ValueError(f"row {torn} has {len(lines[torn - 1])} cells, the first {len(lines[0])}")
+    return pd.read_csv(io.StringIO(text), dtype=TEXTS, keep_default_na=False, na_values=[""])
+
+
+def gather_rows(dataset: str, model: str, files: Mapping[tuple[str, int], Path]) -> pd.DataFrame:
+    """The rows of many jobs, whose files are given by (variant, seed), with these four columns before their own."""
+    frames = []
+    for (variant, seed), path in files.items():
+        where = {"dataset": dataset, "model": model, "variant": variant, "seed": seed}
+        rows = read_rows(path)
+        frames.append(rows.assign(**where)[[*where, *rows.columns]])
+    return pd.concat(frames, ignore_index=True)
+
+
+def mean_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that give a cell's mean: of the pass over many routes where there is one, else of all single routes."""
+    return rows[rows["routes"] == rows.groupby(KEYS)["routes"].transform("max")]
+
+
+def single_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of single routes, which tell the spread; of the one pass where there are none (`per: batch`)."""
+    return rows[rows["routes"] == rows.groupby(KEYS)["routes"].transform("min")]
+
+
+def seed_means(rows: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy of each seed with all layers, mean over the routes: a row a (variant, seed), columns sequential, arbitrary."""
+    full = mean_rows(rows[rows["keep"] == rows.groupby("variant")["keep"].transform("max")])
+    return full.pivot_table("accuracy", ["variant", "seed"], "order", "mean", sort=False)

@@ -1,0 +1,55 @@
+"""The rows of stage prune-eval, which more than one paper reads: queries and means over seeds. No torch here."""
+
+import numpy as np
+import pandas as pd
+
+from lsvit.routes import count_routes
+from pipeline.config.variant import BASELINE
+from pipeline.jobs.rows import KEYS, mean_rows, single_rows
+from pipeline.report.statistics import estimate
+
+LABELS = {BASELINE: "baseline", "ls": "LS", "ls_pos": "LS-pos", "ls_pred": "LS-pred", "layerdrop": "LayerDrop",
+          "ls_contrastive": "LS-contrastive", "ls_batch": "LS, one order a batch", "ls_sample": "LS, an order a sample",
+          "ls_pred_batch": "LS-pred, one order a batch", "ls_pred_sum": "LS-pred, summed loss"}  # fmt: skip
+# Variants that differ from another in what an order is drawn for, or in a weight alone: the figures of variants do without them.
+CONTROLS = ("ls_batch", "ls_sample", "ls_pred_batch", "ls_pred_sum")
+
+
+def label(variant: str) -> str:
+    """A variant's name in the paper's words."""
+    return LABELS.get(variant, variant.replace("_", "-"))
+
+
+def summarise(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row a (variant, order, keep): mean accuracy with its interval; three spreads, kept apart: seeds, orders, images.
+
+    `mean`, `std`, `low`, `high`: of the seeds' means over their routes, see :class:`pipeline.report.statistics.Estimate`. `std_orders`: over
+    the `spread_orders` single routes of one seed, averaged over the seeds. `se_images`: standard error from the finite number
+    of images, of one seed, averaged over the seeds; an image's value is its share of correct answers over the single routes.
+    Sample standard deviations (n - 1), absent for a single value. `n`: seeds. `orders`: different routes a seed, drawn or all
+    there are. `full`: all layers.
+    """
+    means, single = mean_rows(rows), single_rows(rows)
+    by_seed = means.groupby([*KEYS, "seed"], sort=False)
+    seeds = by_seed["accuracy"].agg(["mean"]).join(by_seed["routes"].sum()).reset_index()
+    singles = single.groupby([*KEYS, "seed"], sort=False)
+    spread = singles["accuracy"].std().groupby(KEYS, sort=False).mean().rename("std_orders")
+    counts = singles["routes"].sum().groupby(KEYS, sort=False).first().rename("spread_orders")
+    std_images = singles["std_images"].first().groupby(KEYS, sort=False).mean().rename("std_images")
+    by_cell = seeds.groupby(KEYS, sort=False)
+    cells = by_cell["mean"].apply(lambda values: pd.Series(estimate(values.to_numpy())._asdict())).unstack(sort=False)
+    cells = cells.join([spread, counts, std_images, by_cell.agg(orders=("routes", "first"))])
+    cells = cells.join(means.groupby(KEYS, sort=False)[["position_accuracy", "images"]].mean()).reset_index()
+    cells["n"] = cells["n"].astype(int)
+    cells["se_images"] = cells.pop("std_images") / np.sqrt(cells["images"])
+    most = cells.groupby("variant")["keep"].transform("max")
+    existing = [count_routes(layers, c.keep, c.order) for layers, c in zip(most, cells.itertuples(), strict=True)]
+    cells["orders"] = np.minimum(cells["orders"], existing)
+    cells["full"] = cells["keep"] == most
+    return cells
+
+
+def count_orders(cells: pd.DataFrame, noun: str) -> str:
+    """How many orders a cell's mean is over: "20 random orders", or "2000 random orders (one an image)"."""
+    most = cells.loc[cells["orders"].idxmax()]  # in small cells fewer may exist
+    return f"{most['orders']:.0f} {noun}{' (one an image)' if 1 < most['orders'] == most['images'] else ''}"

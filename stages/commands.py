@@ -1,0 +1,286 @@
+"""The `lsvit` command: what a user does around the pipeline. The pipeline itself is DVC's."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.errors import one_line_errors
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+track = typer.Typer(no_args_is_help=True, help="The MLflow store.")
+data = typer.Typer(no_args_is_help=True, help="The embedded images.")
+app.add_typer(track, name="track")
+app.add_typer(data, name="data")
+Overrides = Annotated[list[str] | None, typer.Option("-S", help="KEY=VALUE of params.yaml, as of `dvc exp run`.")]
+
+
+@app.command()
+def smoke(keep: Annotated[Path | None, typer.Option(file_okay=False, help="Run in this new folder and leave it there.")] = None) -> None:
+    """Run the whole pipeline on tiny presets in a temporary copy of the repository and print its table: a first look."""
+    import tempfile
+
+    from pipeline.smoke import run
+
+    with tempfile.TemporaryDirectory(prefix="lsvit-smoke-") as temporary:
+        folder = keep or Path(temporary)
+        run(folder)
+        show_table(folder / "results" / "table1.csv")
+
+
+@app.command()
+def table(file: Annotated[Path, typer.Argument(help="A table1.csv of the pipeline.")] = Path("results/table1.csv")) -> None:
+    """Print Table 1: this repository's figures beside the published ones."""
+    show_table(file)
+
+
+@app.command()
+def claims(
+    against: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A claims.json of another run of the cell; default: the committed one.")
+    ] = None,
+) -> None:
+    """Print the reproduction ledger, claim by claim, and check it.
+
+    Ends with exit code 1 if it contradicts the committed ledger (or another): both decide a claim, by the same rule, and differ; or if
+    a result file was changed by hand. Other verdicts that moved are listed.
+    """
+    from pipeline.errors import UserError
+    from pipeline.reading import read_json
+    from pipeline.report.comparison import changes, edited, moved, other_ledger, same_cell
+    from pipeline.report.ledger import Evidence, judge, show
+
+    results = Path("results")
+    file = results / "claims.json"
+    if not file.is_file():
+        raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
+    problems = edited()
+    try:
+        show(found := read_json(file))
+        differing = changes(judge(Evidence(results)), found)
+    except UserError as error:
+        problems.append(str(error))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problems.append(f"{results}: cannot be judged ({type(error).__name__}: {error}); `dvc repro` writes it anew")
+    else:
+        if differing:
+            which = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
+            problems.append(f"{file}: not what the result files give for {which}; `dvc repro` writes it anew")
+        other = other_ledger(file, against)
+        if other is None:
+            print("no committed ledger to compare with", file=sys.stderr)
+        elif same_cell(found, other):
+            contradicting, marginal = moved(found, other)
+            problems += contradicting
+            for line in marginal:
+                print(f"moved: {line}", file=sys.stderr)
+        else:
+            cell = f"{other['dataset']} with {other['model']} at scale {other.get('scale')}"
+            if against:
+                problems.append(f"{against}: found a ledger of {cell}, accepted: one of this cell")
+            else:
+                print(f"the committed ledger is about {cell}: verdicts are not compared", file=sys.stderr)
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if problems:
+        raise SystemExit(1)
+    print(f"the ledger is what the result files give, and contradicts {f'{against} nowhere' if against else 'no committed one'}")
+
+
+@app.command()
+def why(
+    target: Annotated[str, typer.Argument(help="A claim's id, a figure's name, or a file of results/.")],
+    conditions: Annotated[list[str] | None, typer.Argument(help="Of a file's rows: column=value ...")] = None,
+) -> None:
+    """Say where a number, a claim, a table or a figure comes from: rows, stage, command, inputs, parameters, seeds, hardware, commit."""
+    from pipeline.report.why import why
+
+    print("\n".join(why(target, conditions or [])))
+
+
+@app.command()
+def cost(overrides: Overrides = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say before anything runs how many trainings, images and FLOPs params.yaml asks for, and the time they take on known hardware."""
+    import json
+
+    from pipeline.cost.estimate import estimate, show
+    from pipeline.cost.hardware import known_hardware
+    from pipeline.fill import overridden
+
+    estimated = estimate(overridden(overrides or []), known_hardware())
+    if as_json:
+        print(json.dumps(estimated, indent=1))
+    else:
+        show(estimated)
+
+
+@app.command()
+def fill(overrides: Overrides = None) -> None:
+    """Train what the pipeline needs all at once, on this machine or with engine=ray on a cluster; its stages then find it finished.
+
+    -S KEY=A,B trains all combinations of choices, each a cell of its own.
+    """
+    from pipeline.fill import expected, fill, prepared
+
+    with prepared(overrides or []) as cells:
+        print("\n".join(expected(cells)), flush=True)
+        fill(cells)
+    print("stages find these trainings finished; what starts from them, they run", flush=True)
+
+
+@app.command()
+def grid() -> None:
+    """Collect Table 1 of the workspace and of all DVC experiments into one table, results/grid.{csv,md,tex}, and print it."""
+    from papers.layershuffle.grid import TABLE, collect, experiments, write
+
+    from pipeline.errors import UserError
+
+    if not Path("dvc.yaml").is_file():
+        raise UserError(f"{Path.cwd()}: not the root of a clone of the repository")
+    cells = collect(experiments())
+    if cells.empty:
+        raise UserError(f"{TABLE}: not found, neither here nor in an experiment; `dvc repro` or `dvc exp run` makes it")
+    print_table(write(cells, Path("results")), "Top-1 validation accuracy in %, mean ± standard deviation over n seeds")
+
+
+@app.command()
+def export(
+    variant: Annotated[str, typer.Argument(help="A variant of params.yaml, or baseline.")],
+    seed: Annotated[int, typer.Option(help="The training's seed.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; default: exports/<data set>_<model>_<variant>_seed_<n>.")] = None,
+    register: Annotated[bool, typer.Option("--register", help="Put it into MLflow's model registry too; alias: the variant.")] = False,
+    name: Annotated[str | None, typer.Option(help="With --register: the registered model; default: <data set>_<model>.")] = None,
+) -> None:
+    """Write a training's weights as a folder that timm and the Hugging Face hub take, with a model card."""
+    from pipeline.deploy.export import export
+    from pipeline.errors import UserError
+
+    if name and not register:
+        raise UserError(f"--name: found {name!r}, accepted with --register alone")
+    folder, notes = export(variant, seed, out)
+    for line in (f"{folder}: written", *notes):
+        print(line)
+    if register:
+        from pipeline.deploy import registry
+
+        print(f"{registry.register(folder, name)}: registered")
+
+
+@app.command()
+def predict(
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    weights: Annotated[
+        str,
+        typer.Option(
+            help="An exported folder, hf-hub:<repository>, or outs/finetune/<variant> or outs/baseline, /seed_<n>/weights.safetensors."
+        ),
+    ],
+    order: Annotated[str, typer.Option(help="sequential | arbitrary | reversed | layers, as in 2,0,1.")] = "sequential",
+    keep: Annotated[int | None, typer.Option(help="Run so many random layers.")] = None,
+    orders: Annotated[int, typer.Option(min=1, help="Random orders to draw, where the order is random.")] = 20,
+    top: Annotated[int, typer.Option(min=1, help="Classes to show.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random orders.")] = 0,
+    exits: Annotated[Path | None, typer.Option(help="Early exits: outs/exits/classifier_wise/<variant>/seed_<n>, with a budget.")] = None,
+    flops: Annotated[float | None, typer.Option(help="Budget of an image; one multiply-add is 2.")] = None,
+    latency: Annotated[float | None, typer.Option(help="Budget of an image in ms, as measured where the exits were trained.")] = None,
+    average: Annotated[bool, typer.Option("--average", help="The FLOPs hold on average: images leave when the model is sure.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what is on images, and how much the answer depends on the order of the layers; within a budget, with early exits."""
+    import json
+
+    from papers.exits.compute.dynamic import deploy
+    from papers.exits.predict import choose_exit
+
+    from pipeline.deploy import predict
+    from pipeline.errors import UserError
+
+    opened = predict.open_weights(weights)
+    routes = predict.choose_routes(opened.model, order, keep, orders, seed)
+    read = [predict.read_image(image, opened.data) for image in images]
+    deployed = deploy(opened.model, exits, predict.training_sha256(weights)) if exits else None
+    if not deployed and (flops is not None or latency is not None or average):
+        raise UserError("--flops, --latency, --average: accepted with --exits, which says what exits there are")
+    found = []
+    for path, image in zip(images, read, strict=True):
+        one = {"image": str(path), "order": order, "keep": len(routes[0])}
+        taken = choose_exit(opened, deployed, image, routes, flops, latency, average) if deployed else None
+        depth = None
+        if deployed and taken is not None:
+            one["exit"] = deployed.describe(taken, average)
+            depth = deployed.depths[taken] if str(deployed.depths[taken]) in opened.model.exits else None
+        found.append(one | predict.predict(opened, image, routes, top, depth))
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        for one in found:
+            predict.show(one)
+
+
+@track.command("sync")
+def track_sync() -> None:
+    """Fill the MLflow store from the files of finished stages; what is already there stays as it is."""
+    from pipeline.tracking.sync import sync
+
+    print(f"{sync()} runs added")
+
+
+@data.command()
+def subset(
+    source: Annotated[Path, typer.Option(help="Folder of the four original files.")] = Path("/usr/share/datasets/fashion-mnist"),
+    out: Annotated[Path, typer.Option(help="Where to write.")] = Path("data/fashion_mnist_10k"),
+    train: Annotated[int, typer.Option(min=1)] = 10_000,
+    validation: Annotated[int, typer.Option(min=1)] = 2_000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Make the embedded class-balanced subset of Fashion-MNIST from the original files."""
+    from pipeline.data.sources import write_subset
+
+    write_subset(source, out, {"train": train, "validation": validation}, seed)
+
+
+def show_table(file: Path) -> None:
+    """Print a table1.csv in the paper's form."""
+
+    from papers.layershuffle.tables import TABLE1, paper_table
+
+    from pipeline.errors import UserError
+    from pipeline.jobs.rows import read_rows
+
+    if not file.is_file():
+        raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
+    rows = read_rows(file)
+    if missing := [column for column in TABLE1 if column not in rows]:
+        raise UserError(f"{file}: found no column {missing[0]!r}, accepted: a table1.csv of the pipeline")
+    print_table(paper_table(rows), "Top-1 validation accuracy in %, mean ± standard deviation over seeds")
+
+
+def print_table(paper: "pd.DataFrame", title: str) -> None:
+    """Print a table of texts."""
+    from rich.table import Table
+
+    from pipeline.report.tables import console
+
+    shown = Table(*paper.columns, title=title)
+    for row in paper.itertuples(index=False):
+        shown.add_row(*row)
+    console(200).print(shown)
+
+
+@one_line_errors()
+def main() -> None:
+    """Entry point of the `lsvit` command."""
+    try:
+        app()
+    except SystemExit as ended:
+        if ended.code == 130:  # typer's, for Ctrl-C
+            print("interrupted", file=sys.stderr)
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""Routed models: equal to timm along the identity route, right along every other."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from timm.models.mlp_mixer import MlpMixer
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from lsvit.routed import RoutedModel
+from lsvit.routes import arbitrary, drop, generator, per_sample
+from lsvit.taps import PositionLogits
+from pipeline.config.presets import ModelPreset
+from pipeline.config.variant import Encode, Position, Predict, Variant
+from pipeline.errors import UserError
+from pipeline.models.weights import build, create_backbone, load_weights, save_weights
+from pipeline.training.losses import position_hits, position_loss
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 7}
+SMALL_DEIT = {key: value for key, value in SMALL.items() if key != "num_classes"}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": SMALL,
+    "deit_tiny_distilled_patch16_224": SMALL,
+    "deit3_small_patch16_224": SMALL,
+    "vit_small_patch14_dinov2": SMALL,
+    "vit_small_patch14_reg4_dinov2": SMALL,
+    "vit_small_patch16_224.augreg_in21k": SMALL | {"global_pool": "avg"},
+    "vit_base_patch16_clip_224": SMALL,  # a norm before the blocks
+    "vit_base_patch16_siglip_224": SMALL,  # no class token, attention pooling
+    "vit_tiny_r_s16_p8_224": {"img_size": 32, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 7},  # a convolutional stem
+    "mixer_s16_224": {"img_size": 32, "num_classes": 7},
+    "resmlp_12_224": {"img_size": 32, "num_classes": 7},
+    "gmixer_12_224": {"img_size": 32, "num_classes": 7},
+    "gmlp_s16_224": {"img_size": 32, "num_classes": 7},
+    "test_vit": {"num_classes": 7, "img_size": 64},
+    "test_vit2": {"num_classes": 7, "img_size": 64},
+    "test_vit3": {"num_classes": 7, "img_size": 64},
+    "test_vit4": {"num_classes": 7, "img_size": 64},
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def backbone(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(0)
+    model: Any = timm.create_model(request.param, **FAMILIES[request.param]).eval()
+    model.blocks = model.blocks[:4]
+    with torch.no_grad():  # some families start with a head of zeros, whose outputs would all be equal
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def images_for(backbone: Any, n: int = 3) -> Tensor:
+    size = (getattr(backbone, "stem", None) or backbone.patch_embed).img_size
+    return torch.randn(n, 3, *size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_identity_route_is_timms_forward_bit_for_bit(backbone: Any, training: bool) -> None:
+    images, model = images_for(backbone), RoutedModel(backbone).train(training)
+    with torch.no_grad():
+        expected = backbone(images)
+        assert torch.equal(model(images), expected)
+        assert torch.equal(model(images, tuple(range(model.num_layers))), expected)
+
+
+@pytest.mark.slow
+def test_only_executed_layers_get_a_gradient(backbone: Any) -> None:
+    model = RoutedModel(backbone)
+    model(images_for(backbone), (2, 0)).square().sum().backward()
+    for layer, block in enumerate(backbone.blocks):
+        reached = [p.grad is not None and bool(p.grad.any()) for p in block.parameters()]
+        assert any(reached) == (layer in (0, 2))
+        assert layer not in (0, 2) or sum(reached) > len(reached) / 2
+
+
+@pytest.mark.slow
+def test_route_is_executed_in_order(backbone: Any) -> None:
+    """Any route, with repetitions and gaps, equals the blocks applied by hand; a layer not in it is not executed."""
+    images, model = images_for(backbone), RoutedModel(backbone)
+    calls: list[int] = []
+    for layer, block in enumerate(backbone.blocks):
+        block.register_forward_hook(lambda *_, layer=layer: calls.append(layer))
+    route = (3, 0, 0, 2)
+    with torch.no_grad():
+        found = model(images, route)
+        assert calls == list(route)
+        state = model.embed(images)
+        for layer in route:
+            state = backbone.blocks[layer](state)
+        assert torch.equal(found, backbone.forward_head(backbone.norm(state)))
+        assert not torch.equal(found, model(images))
+
+
+@pytest.mark.slow
+def test_trained_weights_load_into_stock_timm_and_back(backbone: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    name = request.node.callspec.params["backbone"]
+    save_weights(RoutedModel(backbone), tmp_path / "w.safetensors")
+    stock: Any = timm.create_model(name, **FAMILIES[name]).eval()
+    stock.blocks = stock.blocks[:4]
+    stock.load_state_dict(load_file(tmp_path / "w.safetensors"))
+    images = images_for(backbone)
+    with torch.no_grad():
+        assert torch.equal(stock(images), backbone(images))
+        other = RoutedModel(deepcopy(stock))
+        for parameter in other.parameters():
+            parameter.zero_()
+        load_weights(other, tmp_path / "w.safetensors")
+        assert torch.equal(other(images), backbone(images))
+
+
+@pytest.mark.parametrize("route", [(0, 4), (-1,), (99,)])
+def test_layer_out_of_range(pico: ModelPreset, route: tuple[int, ...]) -> None:
+    with pytest.raises(IndexError, match="does not exist, the model has layers 0 to 3"):
+        build(pico, 10)(torch.zeros(1, 1, 28, 28), route)
+
+
+OTHERS = ["test_resnet", "test_byobnet", "test_convnext", "test_mambaout", "test_vit_relpos", "test_efficientnet", "test_maxvit",
+          "eva02_tiny_patch14_224", "beit_base_patch16_224", "swin_tiny_patch4_window7_224", "samvit_base_patch16_224"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_are_refused(name: str) -> None:
+    with torch.device("meta"), pytest.raises(UserError, match="not routable, accepted: timm's VisionTransformer and MlpMixer") as error:
+        RoutedModel(timm.create_model(name))
+    assert "\n" not in str(error.value)
+
+
+def subclasses(kind: type) -> set[type]:
+    below: list[type] = kind.__subclasses__()
+    return {kind}.union(*map(subclasses, below))
+
+
+def test_timms_subclasses_are_those_tested() -> None:
+    """A class that timm adds to a family must be tested above before it is said to be routable."""
+    found = {kind.__name__ for family in (VisionTransformer, MlpMixer) for kind in subclasses(family) if kind.__module__.startswith("timm")}
+    assert found == {"VisionTransformer", "VisionTransformerDistilled", "MlpMixer"}
+
+
+def test_a_subclass_with_a_forward_of_its_own_is_refused() -> None:
+    class Twice(VisionTransformer):
+        def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            return 2 * super().forward_features(x, *args, **kwargs)
+
+    with torch.device("meta"), pytest.raises(UserError, match="model Twice: not routable"):
+        RoutedModel(Twice(depth=1))
+
+
+def test_class_token_head_is_one_head_on_the_class_token() -> None:
+    """Published code: a distilled DeiT read at its class token alone; timm averages it with the distillation token's."""
+    preset = ModelPreset(timm="deit_tiny_distilled_patch16_224", kwargs=SMALL_DEIT, weights="scratch")
+    torch.manual_seed(0)
+    two = RoutedModel(create_backbone(preset, 7)).eval()
+    torch.manual_seed(0)
+    one = RoutedModel(create_backbone(preset.model_copy(update={"head": "class_token"}), 7)).eval()
+    images = torch.randn(2, 3, 32, 32)
+    tokens: list[Tensor] = []
+    with torch.no_grad():
+        logits = one(images, (1, 0), [lambda *a: tokens.append(one.backbone.norm(a[3]))])
+        assert torch.equal(logits, one.backbone.head(tokens[-1][:, 0]))
+        both = (two.backbone.head(tokens[-1][:, 0]) + two.backbone.head_dist(tokens[-1][:, 1])) / 2
+        assert torch.equal(two(images, (1, 0)), both)
+    assert two.state_dict().keys() - one.state_dict().keys() == {"backbone.head_dist.weight", "backbone.head_dist.bias"}
+    one.train()(images).sum().backward()
+    assert all(p.grad is not None for p in one.parameters())
+
+
+@pytest.mark.parametrize(("name", "kwargs"), [("mixer_s16_224", {}), ("vit_small_patch16_224", {"global_pool": "avg"})])
+def test_class_token_head_needs_a_class_token(name: str, kwargs: dict[str, Any]) -> None:
+    with torch.device("meta"), pytest.raises(UserError, match=r"head of \w+: found 'class_token', accepted: timm"):
+        create_backbone(ModelPreset(timm=name, kwargs=kwargs, weights="scratch", head="class_token"), 10)
+
+
+def test_class_token_head_of_one_head_is_timms(pico: ModelPreset) -> None:
+    torch.manual_seed(0)
+    plain = build(pico, 10).eval()
+    torch.manual_seed(0)
+    read = build(pico.model_copy(update={"head": "class_token"}), 10).eval()
+    images = torch.randn(2, 1, 28, 28)
+    assert torch.equal(read(images), plain(images))
+
+
+def test_position_encoding_knows_the_position(pico: ModelPreset) -> None:
+    torch.manual_seed(0)
+    model = build(pico, 10, Variant(route="sequential", position=Position(encode=Encode(dim=8)))).eval()
+    encode = model.position["encode"]
+    state = torch.randn(2, 5, 16)
+    embedding = encode.embeddings[1].weight[2].expand(2, 5, -1)
+    norm, linear, gelu, _ = encode.projections[1]
+    expected = gelu(linear(norm(torch.cat([state, embedding], -1)))) + state  # section 3.2
+    assert torch.equal(encode(state, 1, 2), expected)
+    assert not torch.equal(encode(state, 1, 3), expected)
+
+
+def test_shared_position_encoding_starts_at_zero(pico: ModelPreset) -> None:
+    """The published code's reading: one embedding for all layers, initialised to zero."""
+    position = Position(encode=Encode(dim=32, shared=True, init="zeros"))
+    encode = build(pico, 10, Variant(route="sequential", position=position)).position["encode"]
+    assert [embedding.weight.shape for embedding in encode.embeddings] == [(4, 32)]
+    assert not encode.embeddings[0].weight.any()
+
+
+def rows(routes: Tensor) -> list[tuple[int, ...]]:
+    """Per-sample routes as tuples, without the -1s that end shorter ones."""
+    return [tuple(layer for layer in route if layer >= 0) for route in routes.tolist()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", [arbitrary, drop(0.5)], ids=["permutations", "of different lengths"])
+def test_per_sample_routes_equal_running_each_sample_alone(backbone: Any, sampler: Any) -> None:
+    """All families, with both position parts: outputs, position predictions, taps and gradients, in double precision."""
+    backbone.blocks = backbone.blocks[:3]
+    model = RoutedModel(backbone, Position(encode=Encode(dim=8), predict=Predict())).double()
+    images = images_for(backbone, 7).double()
+    routes = torch.from_numpy(per_sample(sampler, generator("samples", 3), model.num_layers, 7))
+    labels = torch.arange(7) % 7
+
+    def gradients() -> list[Tensor]:
+        found = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    together = PositionLogits(model)
+    states: dict[tuple[int, int], Tensor] = {}
+
+    def tap(depth: int, layer: int, before: Tensor, after: Tensor, samples: Any) -> None:
+        states.update({(int(i), depth): state for i, state in zip(samples, after, strict=True)})
+        assert all(routes[i, depth] == layer for i in samples)
+
+    logits = model(images, routes, [together, tap])
+    (torch.nn.functional.cross_entropy(logits, labels) + position_loss(together.logits)).backward()
+    found = gradients()
+
+    hits, count = 0.0, 0
+    for i, route in enumerate(rows(routes)):
+        alone = PositionLogits(model)
+        last: list[Tensor] = []
+        expected = model(images[i : i + 1], route, [alone, lambda *a, last=last: last.append(a[3])])
+        assert torch.allclose(logits[i], expected[0], atol=1e-11, rtol=1e-9)
+        assert all(torch.allclose(states[i, depth], state[0], atol=1e-11, rtol=1e-9) for depth, state in enumerate(last))
+        ((torch.nn.functional.cross_entropy(expected, labels[i : i + 1]) + position_loss(alone.logits)) / 7).backward()
+        hits, count = hits + float(position_hits(alone.logits)) * len(route), count + len(route)
+    assert len(states) == count  # a layer not in a sample's route is not executed for it
+    for a, b in zip(found, gradients(), strict=True):
+        assert torch.allclose(a, b, atol=1e-10, rtol=1e-8)
+    assert float(position_hits(together.logits)) == pytest.approx(hits / count)
+
+
+def test_per_sample_routes_that_all_agree_are_one_route(pico: ModelPreset) -> None:
+    model = build(pico, 10).eval()
+    images = torch.randn(5, 1, 28, 28)
+    for route in ((2, 0, 3), (1, 1), ()):
+        assert torch.equal(model(images, torch.tensor([route] * 5, dtype=torch.int32).reshape(5, -1)), model(images, route))
+
+
+@pytest.mark.parametrize(
+    ("routes", "error", "said"),
+    [
+        ([[0, 4]], IndexError, r"route \(0, 4\): layer 4 does not exist, the model has layers 0 to 3"),
+        ([[0, -2]], IndexError, "layer -2 does not exist"),
+        ([[0.0, 1.0]], ValueError, "accepted: integers"),
+        ([[0, 1], [1, 0]], ValueError, r"accepted: integers \(1, length\)"),
+        ([[0, -1, 1]], ValueError, "found -1 before a layer"),
+        ([[-1, -1]], ValueError, "or an empty route"),
+    ],
+)
+def test_wrong_per_sample_routes(pico: ModelPreset, routes: list, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        build(pico, 10)(torch.zeros(1, 1, 28, 28), torch.tensor(routes))
+
+
+@pytest.mark.parametrize("token", ["mean", "class_token"])
+def test_position_prediction(pico: ModelPreset, token: Any) -> None:
+    model = build(pico, 10, Variant(route="sequential", position=Position(predict=Predict(token=token))))
+    tap, states = PositionLogits(model), []
+    model(torch.randn(2, 1, 28, 28), (2, 0, 3), [tap, lambda depth, layer, before, after, samples: states.append((layer, after))])
+    assert [logits.shape for logits in tap.logits] == [(2, 4)] * 3
+    for logits, (layer, state) in zip(tap.logits, states, strict=True):
+        read = state.mean(1) if token == "mean" else state[:, 0]
+        assert torch.equal(logits, model.position["predict"].heads[layer](read))
+
+
+def test_class_token_prediction_needs_a_class_token() -> None:
+    mixer = timm.create_model("mixer_s16_224", **FAMILIES["mixer_s16_224"])
+    with pytest.raises(UserError, match="no class token"):
+        RoutedModel(mixer, Position(predict=Predict(token="class_token")))
+
+
+def test_route_longer_than_the_positions(pico: ModelPreset) -> None:
+    model = build(pico, 10, Variant(route="sequential", position=Position(encode=Encode())))
+    with pytest.raises(IndexError, match="know 4 positions"):
+        model(torch.zeros(1, 1, 28, 28), (0, 1, 2, 3, 0))
+
+
+def test_position_parts_travel_with_the_weights(pico: ModelPreset, tmp_path: Path) -> None:
+    position = Position(encode=Encode(), predict=Predict())
+    model = build(pico, 10, Variant(route="sequential", position=position)).eval()
+    save_weights(model, tmp_path / "w.safetensors")
+    again = build(pico, 10, Variant(route="sequential", position=position), weights=tmp_path / "w.safetensors").eval()
+    images = torch.randn(2, 1, 28, 28)
+    assert torch.equal(again(images, (3, 1)), model(images, (3, 1)))
+    plain = build(pico, 10)
+    with pytest.raises(RuntimeError):
+        load_weights(build(pico, 5), tmp_path / "w.safetensors")  # another head
+    save_weights(plain, tmp_path / "plain.safetensors")
+    build(
+        pico, 10, Variant(route="sequential", position=position), weights=tmp_path / "plain.safetensors"
+    )  # new parts keep their initialisation
+
+
+def test_first_layers_alone(pico: ModelPreset, tmp_path: Path) -> None:
+    """A refit-k model is the first k layers of the starting weights."""
+    full = build(pico, 10).eval()
+    save_weights(full, tmp_path / "w.safetensors")
+    cut = build(pico, 10, Variant(route="sequential", layers=2), weights=tmp_path / "w.safetensors").eval()
+    images = torch.randn(2, 1, 28, 28)
+    assert cut.num_layers == 2
+    assert torch.equal(cut(images), full(images, (0, 1)))
+    save_weights(cut, tmp_path / "cut.safetensors")
+    assert torch.equal(
+        build(pico, 10, Variant(route="sequential", layers=2), weights=tmp_path / "cut.safetensors").eval()(images), cut(images)
+    )
+
+
+def test_scratch_weights_have_the_declared_scale(pico: ModelPreset) -> None:
+    wide = pico.model_copy(update={"kwargs": pico.kwargs | {"embed_dim": 64}, "init_std": 0.07})
+    weight = create_backbone(wide, 10).blocks[1].mlp.fc1.weight
+    assert 0.068 < weight.std() < 0.072
+
+
+def test_layers_depend_on_their_order(pico: ModelPreset) -> None:
+    """Why init_std: with timm's 0.02 a narrow model's output hardly changes with the order."""
+
+    def change(init_std: float | None) -> float:
+        torch.manual_seed(0)
+        model = build(pico.model_copy(update={"init_std": init_std}), 10).eval()
+        outputs: list[Tensor] = []
+        for route in ((0, 1, 2, 3), (3, 2, 1, 0)):
+            states: list[Tensor] = []
+            model(torch.randn(8, 1, 28, 28, generator=torch.Generator().manual_seed(0)), route, [lambda *a, s=states: s.append(a[3])])
+            outputs.append(states[-1])
+        return float((outputs[0] - outputs[1]).norm() / outputs[0].norm())
+
+    with torch.no_grad():
+        assert change(0.14) > 5 * change(None)

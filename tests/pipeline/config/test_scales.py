@@ -1,0 +1,219 @@
+"""Scales: how much is computed. Their values resolve in the documented order, and wrong ones end in one line, chosen or not."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from papers.inversion.compute.presets import family_preset
+from papers.inversion.section import Inversion
+from papers.smoothing.section import Smoothing
+
+from pipeline.config.checks import check_layers
+from pipeline.config.params import Params, load, paper_sections
+from pipeline.config.presets import ModelPreset
+from pipeline.config.sections import Finetune, Pretrain
+from pipeline.config.types import Section
+from pipeline.errors import UserError
+from tests.conftest import ROOT
+from tests.pipeline.config.conftest import Load
+
+Values = dict[str, Any]
+SCALES = ["smoke", "minutes", "hours", "few_epochs", "published"]
+
+
+def places(section: str, *after: str) -> list[str]:
+    """What overrides a section, in this order, for the chosen model at its own scale, and the data set."""
+    presets = ["scales.minutes", "models.vit_micro", "scales.minutes.models.vit_micro", "datasets.fashion_mnist_10k"]
+    return [section, *(f"{preset}.{section}" for preset in presets), *after]
+
+
+REFINED = places("finetune", "variants.ls.finetune")
+
+
+@pytest.mark.parametrize("count", range(1, len(REFINED) + 1))
+def test_resolution_order(count: int, changed: Load) -> None:
+    """Section < scale < model < what the scale says of that model < data set < variant; the last one is named as the source."""
+    own: Values = {place: {} for place in REFINED[1:]}  # none but these have the key
+    params = changed(own | {f"{place}.lr": (i + 1) / 8 for i, place in enumerate(REFINED[:count])})
+    assert params.values(Finetune, "ls")["lr"] == (count / 8, REFINED[count - 1])
+    assert params.resolve(Finetune, "ls").lr == count / 8
+    assert params.resolve(Finetune, "ls_pos").lr == min(count, 5) / 8
+
+
+TRAINING = [f"{place}.training" for place in places("smoothing")]
+SCRATCH = [*places("pretrain"), *TRAINING]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", range(1, len(SCRATCH) + 1))
+def test_resolution_order_of_trainings_from_scratch(count: int, changed: Load) -> None:
+    """What is said of them wins over all that is said of `pretrain`, each in the same order."""
+    params = changed({place: {} for place in TRAINING} | {f"{place}.lr": (i + 1) / 16 for i, place in enumerate(SCRATCH[:count])})
+    assert params.scratch_values(Smoothing)["lr"] == (count / 16, SCRATCH[count - 1])
+    assert params.scratch_training(Smoothing).lr == count / 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", range(1, 6))
+def test_mappings_are_merged_along_the_same_order(count: int, changed: Load) -> None:
+    """Of a recipe every place changes single keys: the others are from the places before."""
+    keys = ["repeats", "erasing", "mixup", "drop_path"]
+    asked: list[Values] = [dict.fromkeys(keys[1:], 0.25) | {"repeats": 2}, *({key: 0.5} for key in keys[1:]), {"repeats": 3}]
+    own = {f"{place}.removed": ["drop_path"] for place in places("smoothing")}
+    clear: Values = {f"{place}.recipe": {} for place in places("smoothing")}
+    found = changed(own | clear | {f"{place}.recipe": asked[i] for i, place in enumerate(places("smoothing")[:count])})
+    expected = asked[0] | {key: value for each in asked[1:count] for key, value in each.items()}
+    assert found.resolve(Smoothing).recipe.model_dump() == expected
+
+
+def test_without_a_scale_each_model_has_its_own(params: Params) -> None:
+    """Models trained from scratch are for runs of minutes, one from a package for few epochs, all others for the papers' values."""
+    assert params.scale is None
+    small = {name: params.scale_of(name) for name, preset in params.models.items() if preset.weights == "scratch"}
+    assert small == {"vit_micro": "minutes", "deit_micro": "minutes", "vit_pico": "smoke"}
+    assert params.scale_of("vit_s14_56") == "few_epochs"
+    assert {params.scale_of(name) for name in params.models.keys() - small.keys() - {"vit_s14_56"}} == {"published"}
+    assert not params.scales["published"].model_dump(exclude_defaults=True)
+
+
+def test_another_model_brings_its_own_scale(changed: Load) -> None:
+    """And what one scale says of the other's model has no effect."""
+    mine = {"finetune": {"lr": 0.25}, "models": {"vit_pico": {"finetune": {"lr": 0.5}, "num_classes": 100}}}
+    chosen = {"models.vit_pico.finetune": {}, "models.vit_micro.finetune": {}, "scales.mine": mine, "models.vit_pico.scale": "mine"}
+    assert changed(chosen | {"model": "vit_pico"}).values(Finetune)["lr"] == (0.5, "scales.mine.models.vit_pico.finetune")
+    assert changed(chosen | {"model": "vit_micro"}).values(Finetune)["lr"].source == "finetune"
+    params = changed(chosen | {"model": "vit_micro", "scale": "mine"})
+    assert params.values(Finetune)["lr"] == (0.25, "scales.mine.finetune")
+    assert params.model_preset.num_classes is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_scale_on_the_command_line(scale: str, params: Params, tmp_path: Path) -> None:
+    """`dvc exp run -S scale=hours`: nothing else in the file changes; every section is valid, for all depths."""
+    from dvc.utils.hydra import apply_overrides
+
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    apply_overrides(tmp_path / "params.yaml", [f"scale={scale}"])
+    found = load(tmp_path / "params.yaml")
+    check_layers(found, 12)
+    sections: list[type[Section]] = [Pretrain, Finetune, *paper_sections()]
+    for section in sections:
+        assert found.resolve(section)
+        keys = getattr(found.scales[scale], section.name)
+        named = {key for key, value in found.values(section).items() if value.source == f"scales.{scale}.{section.name}"}
+        assert named == keys.keys() - getattr(found.models[found.model], section.name).keys()
+    assert (found.scale, params.scale) == (scale, None)
+    assert found.model_dump(exclude={"scale"}) == params.model_dump(exclude={"scale"})
+    assert found.all_variants.keys() >= {name for name, variant in found.scales[scale].variants.items() if variant}
+    apply_overrides(tmp_path / "params.yaml", ["scale=null"])
+    assert load(tmp_path / "params.yaml") == params
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["vit_pico", "deit_micro"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_small_model_at_every_scale(scale: str, model: str, changed: Load) -> None:
+    check_layers(changed({"scale": scale, "model": model}), 12)
+
+
+def test_a_model_at_a_scale(changed: Load) -> None:
+    """Another architecture under the same name: single keys of its arguments are changed, others stay; other models are as before."""
+    values: Values = {"kwargs": {"embed_dim": 64, "num_heads": 4}, "init_std": 0.5, "init_growth": 0.25}
+    place, plain = {"scales.mine": {"models": {"vit_micro": values}}}, changed({})
+    params = changed(place | {"scale": "mine"})
+    before = plain.model_preset
+    assert params.model_preset == before.model_copy(update=values | {"kwargs": before.kwargs | values["kwargs"]})
+    assert type(params.model_preset) is ModelPreset
+    assert changed(place).model_preset == before
+    other = changed(place | {"scale": "mine", "model": "vit_pico"})
+    assert other.model_preset.kwargs == plain.models["vit_pico"].kwargs
+
+
+def test_variants_of_a_scale(changed: Load) -> None:
+    """One more, after those declared for all scales; one replaced, in its place; one left out; at another scale none of it."""
+    own: Values = {"scales.minutes.variants": {}}
+    mine = {"more": {"route": "reversed"}, "ls_contrastive": {"route": {"swap": 3}}, "refit_3": None}
+    plain, params = changed(own | {"scales.mine.variants": mine}), changed(own | {"scales.mine.variants": mine, "scale": "mine"})
+    assert list(params.all_variants) == [*(name for name in plain.all_variants if name != "refit_3"), "more"]
+    assert params.all_variants["more"].route == "reversed"
+    assert (plain.all_variants["ls_contrastive"].route, params.all_variants["ls_contrastive"].route) == ("arbitrary", {"swap": 3})
+    assert "refit_3" in plain.all_variants
+    assert "more" not in plain.all_variants
+
+
+def test_a_variant_that_a_scale_leaves_out(changed: Load) -> None:
+    """A section that names it needs another list at that scale; elsewhere it stays."""
+    lists = {"prune_eval": {"variants": ["baseline", "ls"]}, "nodes": {"variants": {"ls": ["any"]}}}
+    given = {"scales.mine": {"variants": {"layerdrop": None}} | lists, "scale": "mine"}
+    assert "layerdrop" not in changed(given).all_variants
+    with pytest.raises(UserError, match=r"prune_eval.variants: found 'layerdrop'"):
+        changed(given | {"scales.mine": {"variants": {"layerdrop": None}}})
+
+
+WRONG: list[tuple[str, Any, list[str]]] = [  # dotted key, value, what the one line must say; the scale is not the chosen one
+    ("scale", "hour", ["scale", "'hour'", "did you mean 'hours'?", "minutes"]),
+    ("models.vit_micro.scale", "minuets", ["models.vit_micro.scale", "'minuets'", "did you mean 'minutes'?"]),
+    ("models.vit_b16.scale", "publishd", ["models.vit_b16.scale", "'publishd'", "did you mean 'published'?"]),
+    ("models.vit_b16.scale", None, ["models.vit_b16.scale", "None"]),
+    ("scales", {}, ["models.vit_micro.scale", "'minutes'"]),
+    ("scales", ["smoke"], ["scales", "['smoke']"]),
+    ("scales.hours", None, ["scales.hours", "None"]),
+    ("scales.hours.models", {"vit_micro": {"finetune": 3}}, ["scales.hours.models.vit_micro.finetune", "found 3", "a mapping"]),
+    ("scales.hours.models", {"vit_micro": {"kwargs": 3}}, ["scales.hours.models.vit_micro.kwargs", "found 3", "a mapping"]),
+    ("scales.hours.pretrain", {"per": "latin"}, ["scales.hours.pretrain.per", "unknown key"]),
+    ("scales.hours.smoothing.training", {"per": "latin"}, ["scales.hours.smoothing.training.per", "unknown key"]),
+    ("scales.hours.variants", {"baseline": {"route": "arbitrary"}}, ["scales.hours.variants", "'baseline'"]),
+    ("scales.hours.variants", {"none": None}, ["scales.hours.variants", "'none'", "ls_pos"]),
+    ("scales.hours.variants", {"x": {"route": "reversed", "per": "latin"}}, ["scales.hours.variants.x.per", "'latin'", "none"]),
+    ("scales.hours.variants", {"x": {"route": "arbitrary", "finetune": {"epoch": 3}}}, ["scales.hours.variants.x", "epoch"]),
+    ("scales.hours.finetun", {}, ["scales.hours.finetun", "unknown key", "did you mean 'finetune'?"]),
+    ("scales.hours.finetune", 3, ["scales.hours.finetune", "3", "dictionary"]),
+    ("scales.hours.finetune.epohcs", 3, ["scales.hours.finetune.epohcs", "unknown key", "did you mean 'epochs'?"]),
+    ("scales.hours.finetune.epochs", -1, ["scales.hours.finetune.epochs", "-1", "greater than or equal to 1"]),
+    ("scales.hours.finetune.per", "latn", ["scales.hours.finetune.per", "'latn'", "did you mean 'latin'?"]),
+    ("scales.hours.pretrain.lr", 0, ["scales.hours.pretrain.lr", "0", "greater than 0"]),
+    ("scales.smoke.exits.epoch", 3, ["scales.smoke.exits.epoch", "did you mean 'epochs'?"]),
+    ("scales.hours.smoothing.training", 3, ["scales.hours.smoothing.training", "3"]),
+    ("scales.hours.smoothing.training.epoch", 3, ["scales.hours.smoothing.training.epoch", "did you mean 'epochs'?"]),
+    ("scales.hours.smoothing.recipe.mixup", -1, ["scales.hours.smoothing.recipe.mixup", "-1"]),
+    ("scales.hours.seeds", [0], ["scales.hours.seeds", "unknown key"]),
+    ("scales.hours.models", ["vit_micro"], ["scales.hours.models", "['vit_micro']"]),
+    ("scales.hours.models.vit_micra", {}, ["scales.hours.models", "'vit_micra'", "did you mean 'vit_micro'?"]),
+    ("scales.hours.models.vit_micro", None, ["scales.hours.models.vit_micro", "None"]),
+    ("scales.hours.models.vit_micro.finetun", {}, ["scales.hours.models.vit_micro", "'finetun'", "did you mean 'finetune'?"]),
+    ("scales.hours.models.vit_micro.scale", "smoke", ["scales.hours.models.vit_micro", "'scale'", "accepted"]),
+    ("scales.hours.models.vit_micro.finetune", {"lr": 0}, ["scales.hours.models.vit_micro.finetune.lr", "0", "greater than 0"]),
+    ("scales.hours.models.vit_micro.init_std", -1, ["scales.hours.models.vit_micro.init_std", "-1", "greater than 0"]),
+    ("scales.hours.models.vit_micro.timm", "", ["scales.hours.models.vit_micro.timm", "at least 1"]),
+    ("scales.hours.models.vit_micro.kwargs", {"embed_dim": 64, "num_heads": 5}, ["scales.hours.models.vit_micro.kwargs.num_heads", "5"]),
+    ("scales.hours.models.deit3", {"exits": {"keep": 0}}, ["scales.hours.models.deit3.exits.keep", "0"]),
+    ("scales.hours.variants", ["ls"], ["scales.hours.variants", "['ls']"]),
+    ("scales.hours.variants.ls_batch.rout", 3, ["scales.hours.variants.ls_batch.rout", "did you mean 'route'?"]),
+    ("scales.hours.variants.mine", {"route": "arbitary"}, ["scales.hours.variants.mine.route", "did you mean 'arbitrary'?"]),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("key", "value", "said"), WRONG, ids=[f"{i}-{key}" for i, (key, _, _) in enumerate(WRONG)])
+def test_a_wrong_value_is_one_clear_line(key: str, value: Any, said: list[str], changed: Load) -> None:
+    with pytest.raises(UserError) as error:
+        changed({key: value})
+    lines = str(error.value).splitlines()
+    assert len(lines) == 1 or key == "scales", lines  # without them every model's is unknown
+    assert all(line.startswith("params.yaml: ") for line in lines)
+    assert [line for line in lines if all(part in line for part in said)], lines
+
+
+def test_a_variant_that_a_scale_leaves_out_is_asked_for_nowhere(changed: Load) -> None:
+    with pytest.raises(UserError, match=r"prune_eval\.variants: found 'layerdrop'"):
+        changed({"scale": "hours", "scales.hours.variants.layerdrop": None})
+
+
+def test_families_of_a_scale_have_the_sizes_of_its_model(changed: Load) -> None:
+    """Those of inversion are made from the chosen model as it is at that scale."""
+    own: Values = {"families": {"chosen": {}}, "ablations": {}, "transplants": {}}
+    params = changed({"scale": "mine", "scales.mine": {"inversion": own, "models": {"vit_micro": {"kwargs": {"embed_dim": 64}}}}})
+    assert list(params.resolve(Inversion).families) == ["chosen"]
+    assert family_preset(params, "chosen").kwargs["embed_dim"] == 64

@@ -1,0 +1,87 @@
+"""Every job of every plan that can be listed without running one.
+
+As a script, `python listing.py [--finish] PARAMS...` prints, for each parameter file, {kind: {title: [key, folder, done]}} as JSON,
+of the package on its path and the folder it is started in; `--finish` then leaves every job as if it had been run, and prints again.
+"""
+
+import json
+import sys
+from collections.abc import Iterable
+
+from papers.exits.compute.plan import Plan as Exits
+from papers.exits.compute.plan import Task
+from papers.inversion.compute.plan import Plan as Inversion
+from papers.layershuffle.compute.plan import Analyses, Evaluations
+from papers.nodes.compute.plan import Plan as Nodes
+from papers.painters.compute.plan import Plan as Painters
+from papers.smoothing.compute.plan import Plan as Smoothing
+
+from pipeline.config.params import Params, load
+from pipeline.config.sections import Finetune, Pretrain
+from pipeline.config.variant import PLAIN
+from pipeline.jobs.job import DONE, Job
+from pipeline.jobs.plan import Plan
+
+Listed = dict[str, dict[str, Job]]  # kind -> title -> job
+
+
+def listed(params: Params) -> Listed:
+    """The jobs by kind and title; what starts from the result of another job of its stage is left out."""
+    pretrain, refine = Plan(params, Pretrain), Plan(params, Finetune)
+    exits, smoothing, inversion = Exits(params), Smoothing(params), Inversion(params)
+    task = Task(params.dataset, exits.data, {seed: exits.start(seed) for seed in exits.seeds})
+    frozen = exits.variants(task)
+    steps = [*exits.end_to_end(task), *exits.first_steps(task)]
+    found: dict[str, Iterable[Job | None]] = {
+        "pretrain": [pretrain.training("pretrain", PLAIN, pretrain.options, seed) for seed in params.starts],
+        "finetune": [job for seeds in refine.refinements(params.all_variants).values() for job in seeds.values()],
+        "evaluation": Evaluations(params).jobs().values(),
+        "analysis": Analyses(params).jobs().values(),
+        "branches": [each.job for each in frozen],
+        "costs": [each.costs for each in frozen],
+        "exits": [job for each in steps for job in each.jobs],
+        "head": [exits.head_for(task, seed) for seed in exits.seeds],
+        "smoothing": [smoothing.trained(model).job for model in smoothing.models()],
+        "profiles": [each.job for each in smoothing.profiles([*smoothing.references(), *smoothing.refined()])],
+        "inversion trainings": inversion.trainings().values(),
+        "inversion": [each.job for each in inversion.inversions([])],
+        "painters": Painters(params).jobs().values(),
+        "nodes": Nodes(params).jobs().values(),
+        "class images": [each.job for each in inversion.class_images([])],
+    }
+    return {kind: _by_title([job for job in jobs if job]) for kind, jobs in found.items()}
+
+
+def _by_title(jobs: list[Job]) -> dict[str, Job]:
+    """Titles are made unique: the two protocols evaluate under one."""
+    named: dict[str, Job] = {}
+    for job in jobs:
+        title = job.title
+        while title in named and named[title].key != job.key:
+            title += " again"
+        named[title] = job
+    return named
+
+
+def finish(found: Listed) -> None:
+    """Leave every job as if it had been run."""
+    for jobs in found.values():
+        for job in jobs.values():
+            job.begin(job.folder)
+            (job.folder / DONE).touch()
+
+
+def shown(found: Listed) -> dict[str, dict[str, tuple[str, str, bool]]]:
+    """What is printed of them."""
+    return {kind: {title: (job.key, job.folder.name, job.done) for title, job in jobs.items()} for kind, jobs in found.items()}
+
+
+if __name__ == "__main__":
+    every = [listed(load(path)) for path in sys.argv[1:] if path != "--finish"]
+    printed = [shown(found) for found in every]
+    if "--finish" in sys.argv:
+        for found in every:
+            finish(found)
+        printed += [shown(found) for found in every]
+    assert "torch" not in sys.modules
+    print(json.dumps(printed))

@@ -1,0 +1,177 @@
+"""Jobs on a real Ray cluster of three nodes: the same bytes as here, whatever dies."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.sections import Distributed
+from pipeline.errors import UserError
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.job import Job
+from pipeline.jobs.pool import run
+from tests.conftest import ROOT
+from tests.pipeline.jobs.test_pool import jobs
+
+pytestmark = pytest.mark.slow
+Config = Callable[..., TrainConfig]
+TWO = Distributed(processes=2, nodes=1, endpoint=None, routes="own")
+NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "memory": 2 * 2**30}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Three nodes of one or two cores, as `ray start` makes them, on 127.0.0.1 alone."""
+    patch = pytest.MonkeyPatch()
+    for name in ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
+        patch.setenv(name, "0")  # read when Ray is imported
+    patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # else what other processes take of the memory kills workers
+    ray = pytest.importorskip("ray", reason="Ray is not installed: uv sync --group cluster")
+    from ray.cluster_utils import Cluster
+
+    try:
+        made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        for cores in (1, 2):
+            made.add_node(wait=False, **NODE | {"num_cpus": cores})
+        made.wait_for_nodes()
+    except Exception as error:
+        pytest.skip(f"Ray starts no cluster on this machine: {error}")
+    patch.setenv("RAY_ADDRESS", made.address)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+    patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+
+
+def files(job: Job) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in job.folder.iterdir() if file.name != "lock"}
+
+
+def with_two_processes(todo: list[Job]) -> list[Job]:
+    """The same, the last one trained by two processes together."""
+    *others, last = todo
+    return [*others, replace(last, config=last.config.model_copy(update={"world_size": 2, "routes": "own"}))]
+
+
+def die(*_: object, **__: object) -> None:
+    os._exit(1)
+
+
+def test_the_same_bytes_as_here_and_found_by_the_local_engine(
+    cluster: Any, train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The nodes do not see the images: a path of /proc/self is another folder in every process. One training is of two processes."""
+    monkeypatch.chdir(prepared.parent)
+    todo = with_two_processes(jobs(train_config, Path("/proc/self/cwd", prepared.name), [0, 1]))
+    seen: list[tuple[str, int]] = []
+    run(todo, "cpu", lambda job, event: seen.append((job.title, event["epoch"])), distributed=TWO, engine="ray")
+    assert sorted(seen) == [(f"test seed {seed}", epoch) for seed in range(2) for epoch in (1, 2, 3)]
+    out = capsys.readouterr().out
+    assert out.count("on node ") == 4  # where, and on what
+    assert not (tmp_path / ".lsvit" / "torchrun").exists()  # it ran there
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path / "here"))
+    local = with_two_processes(jobs(train_config, prepared, [0, 1]))
+    run(local, "cpu", distributed=TWO)
+    alone = [files(job) for job in local]
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    assert [files(job) for job in todo] == alone
+    capsys.readouterr()
+    run(with_two_processes(jobs(train_config, prepared, [0, 1])), "cpu", lambda job, event: pytest.fail("ran again"), distributed=TWO)
+    assert capsys.readouterr().out.count("finished before") == 2
+
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.job import Job
+from pipeline.jobs.pool import run
+config, data = TrainConfig.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+
+def end(job, event):
+    if event["epoch"] == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+job = Job("seed 0", "pipeline.training.loop:train", config, {"data": data, "weights": None}, config.options.epochs)
+run([job], "cpu", end, engine="ray")
+"""
+
+
+def test_the_driver_is_killed_and_then_a_node(
+    cluster: Any, train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What came back before stays: the next run repeats none of it. It runs on the only node with room for it, which is killed in
+    mid-training; another, which comes later, goes on from the last epoch, to the same bytes."""
+    todo = jobs(train_config, prepared, [0], epochs=40)
+    (tmp_path / "config.json").write_text(todo[0].config.model_dump_json())
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "config.json"), str(prepared)]
+    assert subprocess.run(command, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}).returncode == -signal.SIGKILL
+    assert (todo[0].folder / "checkpoint.pt").exists()
+    nodes = [cluster.add_node(**NODE | {"num_cpus": 3})]
+    seen: list[int] = []
+
+    def kill(job: Job, event: dict) -> None:
+        seen.append(event["epoch"])
+        if len(seen) == 3:
+            cluster.remove_node(nodes[0], allow_graceful=False)
+            nodes.append(cluster.add_node(**NODE | {"num_cpus": 3}))
+
+    run(todo, "cpu", kill, threads=3, engine="ray")
+    cluster.remove_node(nodes[1])
+    assert "lost its worker, goes on elsewhere" in capsys.readouterr().out
+    assert seen[0] > 3
+    assert seen == sorted(set(seen))  # no epoch was repeated
+    assert seen[-1] == 40
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path / "here"))
+    local = jobs(train_config, prepared, [0], epochs=40)
+    run(local, "cpu")
+    alone = files(local[0])
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    assert files(todo[0]) == alone
+
+
+def test_mistakes_are_one_line(
+    cluster: Any, train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """A mistake of the job; one whose workers always die; too small nodes; other code; an address that nobody has; no Ray."""
+    import ray
+
+    with pytest.raises(UserError, match="the loss is not finite"):
+        run(jobs(train_config, prepared, [0], lr=1e30), "cpu", engine="ray")
+    with pytest.raises(UserError, match=r"^test seed 0: .* needs 99 CPUs, 0 GPUs, 1.0 GiB, found nodes with 1 CPUs, 0 GPUs, 2.0 GiB"):
+        run(jobs(train_config, prepared, [0]), "cpu", threads=99, engine="ray")
+    with pytest.raises(UserError, match=r"^test seed 0: its worker died 4 times without finishing an epoch, the last time: a worker"):
+        run(
+            [replace(job, function="tests.pipeline.jobs.test_cluster:die") for job in jobs(train_config, prepared, [0])],
+            "cpu",
+            engine="ray",
+        )
+    monkeypatch.setattr("pipeline.jobs.job.code_digest", lambda module: "of other code")
+    with pytest.raises(UserError, match=r"^test seed 1: node \S+ 127.0.0.1 has other code of lsvit, torch or timm than"):
+        run(jobs(train_config, prepared, [1]), "cpu", engine="ray")
+    ray.shutdown()
+    for address, why in (("127.0.0.1:1", "which does not answer"), ("nowhere", "which does not answer")):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(UserError, match=f"^RAY_ADDRESS: found '{address}', {why}"):
+            run(jobs(train_config, prepared, [2]), "cpu", engine="ray")
+    monkeypatch.setattr("pipeline.jobs.address.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"^params.yaml: engine: found 'ray', accepted here: local"):
+        run(jobs(train_config, prepared, [2]), "cpu", engine="ray")
+
+
+def test_nothing_else_imports_ray() -> None:
+    """The default path starts as fast as before."""
+    code = "import sys, stages.finetune, pipeline.training.loop; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

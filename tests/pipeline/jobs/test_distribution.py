@@ -1,0 +1,133 @@
+"""Which jobs torchrun spreads over processes, in stage exits as in all others."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from papers.exits.compute.plan import Plan, Task
+from papers.exits.compute.rounds import train
+from papers.exits.section import Exits
+
+from pipeline.config.params import Params
+from pipeline.config.sections import Distributed
+from pipeline.config.types import Section
+from pipeline.jobs import pool
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.display import ENDED, Event
+from pipeline.jobs.files import read_meta
+from pipeline.jobs.job import TRAIN, Job
+
+Config = Callable[..., TrainConfig]
+TWO = Distributed(processes=2, nodes=1, endpoint=None, routes="own")
+ONE = Distributed(processes=1, nodes=1, endpoint=None, routes="own")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
+    """Who got which functions to run, in order: ("pool" or "torchrun", names). Nothing is run."""
+    found: list[tuple[str, list[str]]] = []
+
+    def spy(name: str) -> Callable[..., Iterator[tuple[int, Event]]]:
+        def events(jobs: Sequence[Job], *_: object) -> Iterator[tuple[int, Event]]:
+            found.append((name, [job.function.split(":")[1] for job in jobs]))
+            yield from ((i, ENDED) for i in range(len(jobs)))
+
+        return events
+
+    monkeypatch.setattr(pool, "pool", spy("pool"))
+    monkeypatch.setattr(pool, "spread", spy("torchrun"))
+    return found
+
+
+def mixed(config: TrainConfig) -> list[Job]:
+    """Two trainings with what only one process can run between and behind them."""
+    functions = [TRAIN, "pipeline.training.loop:fetch", TRAIN, "papers.exits.compute.frozen:train_branches"]
+    sizes = {TRAIN: 2}
+    return [Job(f"job {i}", f, config.model_copy(update={"seed": i, "world_size": sizes.get(f, 1)})) for i, f in enumerate(functions)]
+
+
+def test_trainings_are_spread_and_all_else_runs_side_by_side(train_config: Config, runs: list[tuple[str, list[str]]]) -> None:
+    jobs = mixed(train_config())
+    pool.run(jobs, "cpu", distributed=TWO)
+    assert runs == [("pool", ["fetch", "train_branches"]), ("torchrun", ["train", "train"])]
+    for alone in (None, ONE):
+        runs.clear()
+        pool.run(jobs, "cpu", distributed=alone)
+        assert runs == [("pool", ["train", "fetch", "train", "train_branches"])]
+    runs.clear()
+    pool.run(jobs[1::2], "cpu", distributed=TWO)
+    pool.run(jobs[::2], "cpu", distributed=TWO)
+    pool.run([], "cpu", distributed=TWO)
+    assert runs == [("pool", ["fetch", "train_branches"]), ("torchrun", ["train", "train"])]
+
+
+def test_epochs_are_those_of_their_jobs(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after the jobs were parted."""
+
+    def events(jobs: Sequence[Job], *_: object) -> Iterator[tuple[int, Event]]:
+        for i, job in enumerate(jobs):
+            yield i, {"epoch": int(job.title.split()[1]), "seconds": 0.0}
+            yield i, ENDED
+
+    monkeypatch.setattr(pool, "pool", events)
+    monkeypatch.setattr(pool, "spread", events)
+    seen: list[tuple[str, Any]] = []
+    pool.run(mixed(train_config()), "cpu", lambda job, event: seen.append((job.title, event["epoch"])), distributed=TWO)
+    assert seen == [("job 1", 1), ("job 3", 3), ("job 0", 0), ("job 2", 2)]
+
+
+@pytest.fixture
+def stage(params: Params, prepared: Path, tmp_path: Path) -> Callable[..., Plan]:
+    """A factory of plans of stage exits, with small files in the place of weights."""
+    for name in ("pretrain/seed_0/weights", "baseline/seed_0/weights"):
+        (file := tmp_path / "outs" / f"{name}.safetensors").parent.mkdir(parents=True)
+        file.write_text(name)
+
+    def make(distributed: Distributed) -> Plan:
+        options = {"variants": {"baseline": ["mlp"]}, "strategies": ["classifier_wise", "end_to_end"], "seeds": 1, "branches": ["mlp"],
+                   "placements": [[1]], "counting_strategies": []}  # fmt: skip
+        update: dict[str, Any] = {"distributed": distributed, "scale": "published", "exits": _with(params.exits, options)}
+        preset = params.models[params.model].model_copy(update={"exits": {}})
+        return Plan(params.model_copy(update=update | {"models": params.models | {params.model: preset}}), prepared)
+
+    return make
+
+
+def _with(section: Section, values: dict[str, Any]) -> Exits:
+    return Exits.model_validate(section.model_dump() | values)
+
+
+@pytest.mark.parametrize(("distributed", "identity"), [(ONE, (1, "shared")), (TWO, (2, "own"))])
+def test_trainings_with_exits_know_how_many_processes_they_have(
+    stage: Callable[..., Plan], prepared: Path, distributed: Distributed, identity: tuple[int, str]
+) -> None:
+    """Every strategy's: end to end, a step of the layer-wise one, the control; their keys differ from those of one process."""
+    plan = stage(distributed)
+    task = Task("bars", prepared, {0: Path("outs/pretrain/seed_0/weights.safetensors")})
+    found = [*plan.end_to_end(task), *plan.first_steps(task), *plan.control(task)]
+    jobs = [job for each in found for job in each.jobs]
+    assert {(job.config.world_size, job.config.routes) for job in jobs if isinstance(job.config, TrainConfig)} == {identity}
+    assert len(jobs) == len([job for job in jobs if isinstance(job.config, TrainConfig)]) > 2
+    if distributed is TWO:
+        alone = {job.key for each in stage(ONE).end_to_end(task) for job in each.jobs}
+        assert not alone & {job.key for job in jobs}
+
+
+@pytest.mark.parametrize("distributed", [ONE, TWO])
+def test_stage_exits_spreads_its_trainings(
+    stage: Callable[..., Plan], runs: list[tuple[str, list[str]]], tmp_path: Path, distributed: Distributed
+) -> None:
+    """The branches of frozen backbones and the costs run in one process each."""
+    plan = stage(distributed)
+    assert len(read_meta(plan.data)["classes"]) == 10
+    found = train(plan, tmp_path / "out")
+    trained = ["train"] * len([job for each in found.trained for job in each.jobs])
+    assert len(trained) == 2 * len(plan.options.backbone_lrs)  # with exits and without
+    assert runs == [("torchrun" if distributed is TWO else "pool", trained), ("pool", ["train_branches"]), ("pool", ["measure"])]

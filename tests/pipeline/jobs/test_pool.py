@@ -1,0 +1,236 @@
+"""Jobs: what makes two jobs the same, and that nothing finished is lost or repeated, whatever is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from pipeline.errors import UserError
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.display import describe
+from pipeline.jobs.files import HISTORY, WEIGHTS, sha256
+from pipeline.jobs.identity import code_digest, imported_modules
+from pipeline.jobs.job import LOCK, Job, all_locked, locked
+from pipeline.jobs.pool import run
+from tests.conftest import ROOT, shared
+
+Config = Callable[..., TrainConfig]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+
+
+def jobs(train_config: Config, prepared: Path, seeds: list[int], **options: object) -> list[Job]:
+    configs = [train_config(seed=seed, **options) for seed in seeds]
+    return [
+        Job(f"test seed {c.seed}", "pipeline.training.loop:train", c, {"data": prepared, "weights": None}, c.options.epochs)
+        for c in configs
+    ]
+
+
+def test_keys(train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, a_again, other = (*jobs(train_config, prepared, [0, 1, 0]), *jobs(train_config, prepared, [0], lr=0.5))
+    assert a.key == a_again.key
+    assert len({a.key, b.key, other.key}) == 3
+    assert shared(a) == shared(b) != shared(other)
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.jobs.identity.version", lambda name: "another")
+        code_digest.cache_clear()
+        assert jobs(train_config, prepared, [0])[0].key != a.key
+    code_digest.cache_clear()
+    assert jobs(train_config, prepared, [0])[0].key == a.key
+
+
+def test_keys_follow_the_code_that_runs() -> None:
+    found = imported_modules("pipeline.training.loop").keys()
+    assert {"pipeline.training.loop", "lsvit.routed", "pipeline.training.losses", "lsvit.routes", "pipeline.data.splits"} <= found
+    assert not {"pipeline.tracking.runs", "pipeline.report.figures", "papers.layershuffle.compute.analysis"} & found
+
+
+def test_a_lock_ends_where_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when its object is collected."""
+    lock = FileLock(tmp_path / LOCK)
+    monkeypatch.setattr("pipeline.jobs.job.FileLock", lambda path: lock)
+    with locked(tmp_path, lambda: pytest.fail("waits")):
+        assert lock.is_locked
+    assert not lock.is_locked
+
+
+def test_locks_are_taken_in_one_order(train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs of the same jobs, in whatever order, never wait for each other."""
+    taken: list[Path] = []
+
+    def noted(path: Path) -> FileLock:
+        taken.append(path)
+        return FileLock(path)
+
+    monkeypatch.setattr("pipeline.jobs.job.FileLock", noted)
+    todo = jobs(train_config, prepared, [0, 1, 2])
+    for several in (todo, todo[::-1]):
+        taken.clear()
+        with all_locked(several):
+            assert taken == sorted(job.folder / LOCK for job in todo)
+
+
+@pytest.mark.slow
+def test_parallel_jobs_report_and_are_not_repeated(train_config: Config, prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    todo = jobs(train_config, prepared, [0, 1, 2])
+    events: list[tuple[str, int]] = []
+    run(todo, "cpu", lambda job, event: events.append((job.title, event["epoch"])))
+    assert sorted(events) == [(f"test seed {seed}", epoch) for seed in range(3) for epoch in (1, 2, 3)]
+    out = capsys.readouterr().out
+    assert out.count("accuracy sequential") == 9
+    assert "\r" not in out
+    assert "\x1b" not in out  # plain lines when not in a terminal
+    config = json.loads((todo[1].folder / "config.json").read_text())
+    assert config == json.loads(json.dumps(todo[1].config.effective()))
+    assert (config["seed"], config["options"]["lr"]) == (1, 0.003)
+    assert shared(todo[1]) == shared(todo[0])
+    stamps = [(job.folder / WEIGHTS).stat().st_mtime_ns for job in todo]
+    run(jobs(train_config, prepared, [0, 1, 2]), "cpu", lambda job, event: pytest.fail("ran again"))
+    assert [(job.folder / WEIGHTS).stat().st_mtime_ns for job in todo] == stamps
+    assert capsys.readouterr().out.count("finished before") == 3
+
+
+@pytest.mark.slow
+def test_a_users_mistake_in_a_worker_arrives_as_such(train_config: Config, prepared: Path) -> None:
+    with pytest.raises(UserError, match="the loss is not finite"):
+        run(jobs(train_config, prepared, [0], lr=1e30), "cpu")
+
+
+@pytest.mark.slow
+def test_a_dead_worker_is_one_line(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    todo = jobs(train_config, prepared, [0], epochs=300)
+
+    def kill(job: Job, event: dict) -> None:
+        for pid, parent in _descendants(os.getpid()):
+            if parent != os.getpid():  # a worker is a child of the fork server
+                os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(UserError, match="a worker process died"):
+        run(todo, "cpu", kill)
+    assert (todo[0].folder / "checkpoint.pt").exists()
+
+
+@pytest.mark.slow
+def test_a_failing_job_ends_the_others(train_config: Config, prepared: Path) -> None:
+    """A user's mistake in one training does not leave the parent waiting for the others."""
+    todo = [*jobs(train_config, prepared, [0], lr=1e30), *jobs(train_config, prepared, [1], epochs=100_000)]
+    with pytest.raises(UserError, match="the loss is not finite"):
+        run(todo, "cpu")
+    deadline = time.monotonic() + 10
+    while _writers([todo[1].folder]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _writers([todo[1].folder])
+
+
+def _descendants(root: int) -> list[tuple[int, int]]:
+    """(pid, parent) of all processes below `root`."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found, todo = [], [root]
+    while todo:
+        parent = todo.pop()
+        children = [pid for pid, ppid in parents.items() if ppid == parent]
+        found += [(pid, parent) for pid in children]
+        todo += children
+    return found
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from pipeline.errors import one_line_errors
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.job import Job
+from pipeline.jobs.pool import run
+config, data = TrainConfig.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+if __name__ == "__main__":
+    configs = [config.model_copy(update={"seed": seed}) for seed in (0, 1)]
+    jobs = [Job(f"seed {c.seed}", "pipeline.training.loop:train", c, {"data": data, "weights": None}, c.options.epochs) for c in configs]
+    with one_line_errors():
+        run(jobs, "cpu")
+"""
+
+
+@pytest.mark.slow
+def test_killed_training_goes_on_bit_for_bit(
+    train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C and, later, SIGKILL a real two-seed training; the next run, of another process, ends with the undisturbed run's bits."""
+    options: dict[str, Any] = {"epochs": 40, "position": {"encode": {"dropout": 0.1}}}
+    (tmp_path / "config.json").write_text(train_config(**options).model_dump_json())
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "config.json"), str(prepared)]
+    env = os.environ | {"DVC_ROOT": str(tmp_path / "killed"), "PYTHONPATH": str(ROOT)}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    for number, send, epoch in ((signal.SIGINT, os.killpg, 2), (signal.SIGKILL, os.kill, 5)):  # a terminal's goes to all processes
+        with subprocess.Popen(command, env=env, start_new_session=True, **piped) as killed:
+            assert killed.stdout is not None
+            assert killed.stderr is not None
+            for line in killed.stdout:
+                if f"epoch {epoch}/40" in line:
+                    send(killed.pid, number)
+                    break
+            said = killed.stderr.read()
+        if number == signal.SIGINT:
+            assert (killed.returncode, said) == (130, "interrupted; what has finished is kept: the same command goes on\n")
+        folders = list((tmp_path / "killed" / ".lsvit" / "jobs" / "train").iterdir())
+        deadline = time.monotonic() + 20
+        while _writers(folders) and time.monotonic() < deadline:  # orphaned workers end by themselves
+            time.sleep(0.1)
+        assert not _writers(folders)
+    signal.signal(signal.SIGINT, before)
+    assert not any((folder / "done").exists() for folder in folders)
+    checkpoints = [folder / "checkpoint.pt" for folder in folders]
+    assert any(path.exists() for path in checkpoints)
+
+    def train(root: Path) -> str:
+        monkeypatch.setenv("DVC_ROOT", str(root))
+        run(jobs(train_config, prepared, [0, 1], **options), "cpu")
+        return capsys.readouterr().out
+
+    out = train(tmp_path / "killed")
+    assert out.count(": epoch") < 2 * 40 - 4  # at least the epochs reported before the kill were not repeated
+    assert train(tmp_path / "whole").count(": epoch") == 2 * 40
+    wholes = list((tmp_path / "whole" / ".lsvit" / "jobs" / "train").iterdir())
+    assert {folder.name for folder in wholes} == {folder.name for folder in folders}
+    for folder in wholes:
+        other = tmp_path / "killed" / ".lsvit" / "jobs" / "train" / folder.name
+        assert (other / HISTORY).read_text() == (folder / HISTORY).read_text()
+        assert sha256(other / WEIGHTS) == sha256(folder / WEIGHTS)
+
+
+def _writers(folders: list[Path]) -> list[str]:
+    """Processes that hold the lock of a job's folder open."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            target = str(link.readlink())
+        except OSError:
+            continue
+        found += [target for folder in folders if target.startswith(str(folder))]
+    return found
+
+
+def test_described_epoch() -> None:
+    assert describe({"progress": 1.25}, 3) == "epoch 2/3: 25%"
+    assert describe({"progress": 3.0}, 3) == "epoch 3/3: 100%"
+    assert describe({"cell": "6 layers kept"}, 3) == "6 layers kept"
+    row = {"epoch": 2, "train/class_loss": 0.51234, "validation/arbitrary/accuracy": 0.8, "seconds": 1.25}
+    assert describe(row, 3) == "epoch 2/3  train loss 0.512  arbitrary 0.800  1.2 s"

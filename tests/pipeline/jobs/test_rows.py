@@ -1,0 +1,74 @@
+"""Result files: names that pandas takes for missing values or for numbers are names."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from papers.layershuffle.compute.rows import table_metrics
+
+from pipeline.config.params import Params, load
+from pipeline.jobs.rows import gather_rows, read_rows, seed_means
+from pipeline.report.evaluations import summarise
+from pipeline.report.results import Results
+
+NAMES = ["NA", "nan", "None", "null", "NaN", "N", "inf", "True"]
+NUMBERS = ["007", "1", "1e5"]
+
+
+def evaluation(accuracy: float) -> pd.DataFrame:
+    """What an evaluation leaves: a cell pruned to 2 of 4 layers, and the whole model in both orders."""
+    rows = [(2, "sequential", "0-1"), (4, "sequential", "0-1-2-3"), (4, "arbitrary", "3-1-0-2")]
+    frame = pd.DataFrame(rows, columns=["keep", "order", "route"])
+    return frame.assign(routes=1, images=8, accuracy=accuracy, loss=1.0, position_accuracy=np.nan, std_images=0.1)
+
+
+@pytest.mark.parametrize("names", [NAMES, NUMBERS, ["NA"], ["1"]])
+def test_a_variant_of_any_name_keeps_its_rows(names: list[str], tmp_path: Path) -> None:
+    """From the evaluations to results/prune_eval.csv, and from there to tables."""
+    files = {}
+    for i, name in enumerate(names):
+        for seed in (0, 1):
+            files[name, seed] = tmp_path / f"{i}_{seed}.csv"
+            evaluation(i / 10 + seed / 100).to_csv(files[name, seed], index=False)
+    gather_rows("d", "m", files).to_csv(tmp_path / "prune_eval.csv", index=False)
+    rows = Results(tmp_path).table("prune_eval")
+    assert rows["variant"].tolist() == [name for name in names for _ in range(6)]
+    assert rows["position_accuracy"].isna().all()  # an empty cell is missing
+    assert seed_means(rows).index.tolist() == [(name, seed) for name in names for seed in (0, 1)]
+    assert list(table_metrics(rows)) == names
+    assert summarise(rows).groupby("variant", sort=False).size().to_dict() == dict.fromkeys(names, 3)
+
+
+@pytest.mark.parametrize("names", [NAMES, NUMBERS])
+def test_a_class_of_any_name_keeps_its_rows(names: list[str], tmp_path: Path) -> None:
+    probability = np.linspace(0, 1, len(names))
+    written = pd.DataFrame({"class": names, "probability": probability, "judge_probability": np.nan, "judge_sees": names[::-1]})
+    written.to_csv(tmp_path / "class_images.csv", index=False)
+    rows = Results(tmp_path).table("class_images")
+    assert rows["class"].tolist() == names
+    assert rows["judge_sees"].tolist() == names[::-1]
+    assert rows["judge_probability"].isna().all()
+    assert rows["probability"].tolist() == pytest.approx(probability.tolist())
+
+
+@pytest.mark.parametrize("column", ["training", "weights", "family", "sampler", "dataset", "model", "losses", "removed", "edit"])
+def test_no_name_in_any_column_is_missing(column: str, tmp_path: Path) -> None:
+    """Variants, models and data sets stand in more columns than one; "none" stands for no loss and no edit."""
+    names = [*NAMES, "none"]
+    pd.DataFrame({column: names, "seed": range(len(names)), "accuracy": [0.5, np.nan] + [0.25] * (len(names) - 2)}).to_csv(
+        tmp_path / "rows.csv", index=False
+    )
+    rows = read_rows(tmp_path / "rows.csv")
+    assert rows[column].tolist() == names
+    assert rows["accuracy"].isna().tolist() == [False, True] + [False] * (len(names) - 2)
+    assert rows["seed"].tolist() == list(range(len(names)))
+
+
+def test_such_names_are_legal(params: Params, tmp_path: Path) -> None:
+    """What the test above is about can be written in params.yaml."""
+    values = json.loads(params.model_dump_json())
+    values["variants"] |= {name: {"route": "arbitrary"} for name in (*NAMES, *NUMBERS)}
+    (tmp_path / "params.yaml").write_text(json.dumps(values))
+    assert set(load(tmp_path / "params.yaml").variants) >= {*NAMES, *NUMBERS}

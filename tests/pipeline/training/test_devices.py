@@ -1,0 +1,159 @@
+"""Precision, attention and compilation are settled by width and processor, and compiled blocks serve every order."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lsvit.routed import RoutedModel
+from lsvit.routes import arbitrary, generator, per_sample
+from pipeline.config.presets import ModelPreset
+from pipeline.config.variant import Encode, Position, Predict, Variant
+from pipeline.errors import UserError
+from pipeline.jobs.configs import TrainConfig
+from pipeline.models.weights import build
+from pipeline.training import devices
+from pipeline.training.augmentation import Batch
+from pipeline.training.devices import Execution, compile_blocks, settle
+from pipeline.training.loop import TrainingStep
+from tests.pipeline.training.test_loop import run
+
+CPU = torch.device("cpu")
+Config = Callable[..., TrainConfig]
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    yield
+    settle(CPU, 32, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("width", "bf16", "precision", "why"),
+    [
+        (32, True, "fp32", "width 32 is below 768"),
+        (768, True, "bf16", "the processor has bf16"),
+        (768, False, "fp32", "no bf16 instructions"),
+    ],
+)
+def test_auto_goes_by_width_and_processor(width: int, bf16: bool, precision: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "has_bf16", lambda device: bf16)
+    execution = settle(CPU, width, "auto", "auto")
+    assert (execution.precision, execution.plain_attention, execution.compiled) == (precision, precision == "bf16", False)
+    assert why in str(execution)
+    assert settle(CPU, width, "bf16").why == ""  # asked for, not picked
+
+
+def test_a_precision_that_the_processor_lacks() -> None:
+    with pytest.raises(UserError, match="precision: found 'tf32', accepted on a CPU: auto, fp32, bf16"):
+        settle(CPU, 768, "tf32")
+
+
+def test_deterministic_is_a_switch() -> None:
+    assert "deterministic" in str(settle(CPU, 32, "fp32", deterministic=True))
+    assert torch.are_deterministic_algorithms_enabled()
+    settle(CPU, 32, "fp32")
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_deterministic_training_runs(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    config = train_config(epochs=1, position={"encode": {}, "predict": {}}, per="sample").model_copy(update={"deterministic": True})
+    assert run(config, prepared, tmp_path / "run")[-1]["epoch"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
+def test_a_new_order_compiles_nothing_new(pico: ModelPreset) -> None:
+    """One compilation for training and one for evaluation serve all blocks in all orders; other sizes of a batch add few."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    model = build(pico, 10, Variant(route="sequential", position=Position(encode=Encode(), predict=Predict())))
+    counter = CompileCounter()
+    compile_blocks(model.backbone.blocks, counter)
+    step = TrainingStep(model, 1.0, Execution(CPU, "fp32"))
+    images, labels = torch.randn(8, 1, 28, 28), torch.arange(8)
+
+    def train(route: object) -> int:
+        step(Batch(images, labels), route)["loss"].backward()
+        return counter.frame_count
+
+    model.train()
+    counts = [train(arbitrary(generator("evaluation", i), 4)) for i in range(6)]
+    assert counts == [1] * 6
+    assert train((2, 2, 0)) == 1
+    model.eval()
+    with torch.inference_mode():
+        for i in range(4):
+            model(images, arbitrary(generator("evaluation", i), 4))
+    assert counter.frame_count == 2
+    model.train()
+    for i in range(6):
+        grouped = train(torch.from_numpy(per_sample(arbitrary, generator("samples", i), 4, 8)))
+    assert grouped <= 6  # groups of 1 and of several samples
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_compiled_blocks_give_the_same(pico: ModelPreset) -> None:
+    """With the real compiler; the weights keep their names."""
+    torch._dynamo.reset()
+    model = build(pico, 10).eval()
+    images, route = torch.randn(3, 1, 28, 28), (3, 0, 2, 1)
+    with torch.inference_mode():
+        expected, names = model(images, route), list(model.state_dict())
+        compile_blocks(model.backbone.blocks, "aot_eager")
+        assert torch.allclose(model(images, route), expected, atol=1e-5)
+    assert list(model.state_dict()) == names
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_attention_is_unfused_where_it_says_so(precision: str, pico: ModelPreset) -> None:
+    """On a CPU in bf16; also in the blocks that checkpointing runs again, in the backward pass."""
+    execution = settle(CPU, 16, precision)
+    model = build(pico, 10)
+    model.checkpointing = True
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        TrainingStep(model, 1.0, execution)(Batch(torch.randn(4, 1, 28, 28), torch.arange(4)), (2, 0))["loss"].backward()
+    names = {event.key for event in profile.key_averages()}
+    fused = {name for name in names if "flash_attention" in name}
+    assert bool(fused) == (precision == "fp32"), fused
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_no_training_step_waits_for_the_device(train_config: Config, prepared: Path, pico: ModelPreset) -> None:
+    """CUDA raises where the host would wait for the device."""
+    from pipeline.training.loop import draw_route, train_step
+    from pipeline.training.optimisation import make_optimizer
+    from pipeline.training.scoring import open_model, open_split
+
+    for changes in ({"per": "batch"}, {"per": "sample"}, {"checkpointing": True, "micro_batch_size": 8}):
+        config = train_config(precision="bf16", position={"predict": {}}, **changes).model_copy(update={"device": "cuda"})
+        model, execution = open_model(config, prepared, None)
+        assert isinstance(model, RoutedModel)
+        model.checkpointing = config.options.checkpointing
+        split = open_split(config, prepared, "train", model)
+        step, optimizer = TrainingStep(model, 1.0, execution), make_optimizer(model, config.options)
+        batches = split.shuffled(config.options.batch_size, 0, 1)
+        first = next(batches)  # the order of an epoch's images is copied to the device before the first step
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for i, (images, labels) in enumerate(itertools.chain([first], batches)):
+                optimizer.zero_grad()
+                train_step(step, Batch(images, labels), draw_route(config, 4, 1, i), config.options)
+                optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_deterministic_cuda_runs_repeat_bit_for_bit(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    config = train_config(epochs=2, precision="bf16", per="sample").model_copy(update={"device": "cuda", "deterministic": True})
+    rows = [[{k: v for k, v in row.items() if k != "seconds"} for row in run(config, prepared, tmp_path / name)] for name in "ab"]
+    assert rows[0] == rows[1]

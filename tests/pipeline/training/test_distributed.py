@@ -1,0 +1,226 @@
+"""One training in several processes (torchrun, gloo): the same numbers as in one, and nothing lost when a process dies."""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+import torch
+
+from pipeline.config.sections import Distributed
+from pipeline.errors import UserError
+from pipeline.jobs import pool
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.display import Event
+from pipeline.jobs.files import HISTORY
+from pipeline.jobs.job import Job
+from pipeline.training import loop as training
+from tests.conftest import ROOT
+from tests.papers.exits.test_frozen import with_exits
+from tests.pipeline.jobs.test_pool import _descendants
+from tests.pipeline.training import ranks
+from tests.pipeline.training.test_loop import run
+
+Config = Callable[..., TrainConfig]
+TWO = Distributed(processes=2, nodes=1, endpoint=None, routes="shared")
+PREDICT: dict[str, Any] = {"position": {"encode": {}, "predict": {}}}
+ALL_LOSSES = {"cosine": 0.5, "contrastive": 1.0, "mixing": 2.0}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ls": {},
+    "both position parts, uneven shares": PREDICT | {"batch_size": 31},
+    "layerdrop": {"route": {"drop": 0.5}},
+    "layerdrop an order a sample, accumulated": {"route": {"drop": 0.5}, "per": "sample", "micro_batch_size": 7},
+    "other layers in each pass": {"route": {"drop": 0.9}, "per": "sample", "batch_size": 8, "micro_batch_size": 1},
+    "accumulated and checkpointed": PREDICT | {"micro_batch_size": 5, "checkpointing": True},
+    "an order a sample, accumulated, uneven shares": {"per": "sample", "batch_size": 31, "micro_batch_size": 5},
+    "compiled blocks": {"compile": "blocks"},
+    "losses against over-smoothing, accumulated, uneven shares": {"losses": ALL_LOSSES, "batch_size": 31, "micro_batch_size": 5},
+    "the same, an order a sample": {"losses": ALL_LOSSES, "per": "sample", "micro_batch_size": 7},
+    "Latin, accumulated, uneven shares": PREDICT | {"per": "latin", "batch_size": 31, "micro_batch_size": 5},
+    "the first layers alone": {"route": "sequential", "layers": 2},
+}
+
+
+METRICS: dict[str, dict[str, Any]] = {"ls_pred": PREDICT, "layerdrop": {"route": {"drop": 0.3}}, "own": {"seed": 1}}
+LONG: dict[str, Any] = {"epochs": 30}  # long enough to be killed in
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+
+
+def jobs(configs: dict[str, TrainConfig], data: Path, function: str = "pipeline.training.loop:train") -> list[Job]:
+    weights = {} if "ranks" in function else {"weights": None}
+    spread = {name: config.model_copy(update={"world_size": TWO.world_size}) for name, config in configs.items()}
+    return [Job(name, function, config, {"data": data, **weights}, config.options.epochs) for name, config in spread.items()]
+
+
+def metrics_configs(train_config: Config) -> dict[str, TrainConfig]:
+    """40 validation images in batches of 12: the last has 4, and one process has two batches, the other two."""
+    configs = {name: train_config(epochs=2, validation_batch_size=12, **setting) for name, setting in METRICS.items()}
+    configs["own"] = configs["own"].model_copy(update={"routes": "own"})
+    return configs
+
+
+class Launched(NamedTuple):
+    """What one torchrun of two processes did; one of its own would take every test longer to start than its jobs take."""
+
+    root: Path
+    gradients: list[Job]
+    metrics: list[Job]
+    whole: Job
+    events: list[tuple[str, Event]]
+    error: str
+
+
+@pytest.fixture(scope="module")
+def launched(train_config: Config, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """All jobs that no test disturbs, one after another, and at the end one with a user's mistake."""
+    configs = {name: train_config(**setting) for name, setting in SETTINGS.items()}
+    configs["exits"] = with_exits(train_config(batch_size=31), dropout=0.0)  # processes draw dropout of their own
+    configs["exits, layer by layer"] = with_exits(train_config(route="sequential"), dropout=0.0, step=1)
+    events: list[tuple[str, Event]] = []
+    root = tmp_path_factory.mktemp("launched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DVC_ROOT", str(root))
+        patch.chdir(ROOT)
+        gradients = jobs(configs, prepared, "tests.pipeline.training.ranks:gradients")
+        metrics = jobs(metrics_configs(train_config), prepared)
+        whole, diverges = jobs({"whole": train_config(**LONG), "diverges": train_config(lr=1e30)}, prepared)
+        with pytest.raises(UserError) as error:
+            pool.run([*gradients, *metrics, whole, diverges], "cpu", lambda job, event: events.append((job.title, event)), distributed=TWO)
+    return Launched(root, gradients, metrics, whole, events, str(error.value))
+
+
+@pytest.fixture
+def in_launched(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> Launched:
+    """The same, and jobs' folders are looked for where it ran."""
+    monkeypatch.setenv("DVC_ROOT", str(launched.root))
+    return launched
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
+def test_gradients_equal_those_of_one_process(in_launched: Launched, prepared: Path, tmp_path: Path) -> None:
+    todo = in_launched.gradients
+    for job in todo:
+        alone = tmp_path / "alone"
+        alone.mkdir(exist_ok=True)
+        ranks.gradients(job.config, prepared, alone, lambda event: None)  # type: ignore[arg-type]
+        expected, *found = (torch.load(path) for path in (alone / "gradients_0.pt", *sorted(job.folder.glob("gradients_*.pt"))))
+        assert len(found) == 2
+        for step in range(ranks.STEPS):
+            for gradients in found:
+                for name, gradient in expected[step].items():
+                    assert torch.allclose(gradients[step][name], gradient, rtol=1e-4, atol=1e-6), (job.title, step, name)
+                assert gradients[step].keys() == expected[step].keys(), job.title  # Adam moves what has a gradient, be it zero
+    dropped = torch.load(todo[2].folder / "gradients_0.pt")
+    assert any(not any(name.startswith(f"model.backbone.blocks.{i}.") or name.startswith(f"backbone.blocks.{i}.") for name in step)
+               for step in dropped for i in range(4))  # fmt: skip
+
+
+@pytest.mark.slow
+def test_metrics_equal_those_of_one_process(in_launched: Launched, train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    configs, todo = metrics_configs(train_config), in_launched.metrics
+    events = [(name, event) for name, event in in_launched.events if name in configs]
+    assert [(name, event["epoch"]) for name, event in events] == [(name, epoch) for name in configs for epoch in (1, 2)]
+    for job in todo:
+        assert job.done
+        assert (job.folder / training.WEIGHTS).exists()
+        rows = run(configs[job.title], prepared, tmp_path / job.title)
+        for row, event in zip(rows, [e for name, e in events if name == job.title], strict=True):
+            close = {key: value == pytest.approx(event[key], rel=2e-3, abs=1e-4) for key, value in row.items() if key != "seconds"}
+            assert all(close.values()) == (job.title != "own"), close
+    pool.run(todo, "cpu", lambda job, event: pytest.fail("ran again"), distributed=TWO)
+
+
+@pytest.mark.slow
+def test_a_users_mistake_arrives_as_such(in_launched: Launched) -> None:
+    assert "the loss is not finite" in in_launched.error
+    assert in_launched.whole.done  # what ran before it is kept
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_job_and_two_machines_go_on(
+    launched: Launched, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A process is killed; the rest of the training, on two machines, ends as the one that nobody disturbed."""
+    seen: list[int] = []
+
+    def kill_one(job: Job, event: Event) -> None:
+        seen.append(event["epoch"])
+        if event["epoch"] == 3:
+            found = [
+                pid for pid, _ in _descendants(os.getpid()) if b"pipeline.training.torchrun" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            ]
+            os.kill(max(found), signal.SIGKILL)  # the agent has the lowest
+
+    todo = jobs({"killed": train_config(**LONG)}, prepared)
+    with pytest.raises(UserError, match=r"a process of the training died .*finished epochs are kept"):
+        pool.run(todo, "cpu", kill_one, distributed=TWO)
+    assert (todo[0].folder / "checkpoint.pt").exists()
+    assert not todo[0].done
+    first = seen.copy()
+    on_two_machines(todo, lambda job, event: seen.append(event["epoch"]), capfd)
+    assert todo[0].done
+    assert seen == [*first, *range(first[-1] + 1, 31)]
+    history = (todo[0].folder / HISTORY).read_text()
+    monkeypatch.setenv("DVC_ROOT", str(launched.root))
+    assert history == (launched.whole.folder / HISTORY).read_text()
+
+
+def on_two_machines(todo: list[Job], on_epoch: Callable[[Job, Event], None], capfd: pytest.CaptureFixture[str]) -> None:
+    """Two of torchrun's agents on this one: the stage's own, and the one that its printed line starts."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    many = Distributed(processes=1, nodes=2, endpoint=f"127.0.0.1:{port}", routes="shared")
+    others: list[subprocess.Popen] = []
+
+    def join() -> None:
+        # The line stands before the agent begins, and is read once: what is written while capfd reads would be lost.
+        deadline, agent = time.monotonic() + 120, f"--rdzv-endpoint={many.endpoint}"
+        while not any(agent in (each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        found = re.search(r"^on each other machine.*?: cd (\S+) && (DVC_ROOT=\S+) uv run (.*)$", capfd.readouterr().out, re.M)
+        assert found
+        name, _, value = found[2].partition("=")
+        python, *arguments = shlex.split(found[3])
+        assert python == "python"
+        others.append(subprocess.Popen([sys.executable, *arguments], cwd=found[1], env=os.environ | {name: value}))
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    pool.run(todo, "cpu", on_epoch, distributed=many)
+    thread.join()
+    assert others[0].wait(60) == 0
+
+
+def test_routes_of_the_processes(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared: the same in every process; own: another in each, the first one's unchanged; a table of routes is cut in parts."""
+    shared, own = train_config(), train_config().model_copy(update={"routes": "own"})
+    sample = train_config(per="sample", batch_size=7)
+    table = training.draw_route(sample, 12, 1, 0)
+    assert isinstance(table, torch.Tensor)
+    routes, parts = {}, []
+    for rank in range(3):
+        monkeypatch.setattr(training, "rank_and_world", lambda rank=rank: (rank, 3))
+        routes[rank] = training.draw_route(shared, 12, 1, 0), training.draw_route(own, 12, 1, 0)
+        parts.append(training.draw_route(sample, 12, 1, 0))
+    assert len({route for route, _ in routes.values()}) == 1
+    assert len({route for _, route in routes.values()}) == 3
+    assert routes[0][0] == routes[0][1]
+    assert torch.equal(torch.cat(parts), table)  # type: ignore[arg-type]

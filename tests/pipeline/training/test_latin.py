@@ -1,0 +1,151 @@
+"""Training with Latin routes: parts of a batch, be they of processes or passes, have the rows of the whole batch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lsvit.latin import Latin
+from lsvit.routed import RoutedModel
+from pipeline.config.variant import ExitHeads, Losses, Position, Variant
+from pipeline.jobs.configs import TrainConfig
+from pipeline.models.weights import build
+from pipeline.training import loop
+from pipeline.training.augmentation import Batch
+from pipeline.training.devices import Execution
+from pipeline.training.loop import TrainingStep, draw_route, train_step
+from tests.pipeline.training.test_loop import Killed, outcome, run
+
+Config = Callable[..., TrainConfig]
+ROUTES: list[Any] = ["arbitrary", {"fix_first": 1}, {"fix_last": 2}, {"fix_first": 4}]
+PARTS = {"encode": {"dim": 3}, "predict": {}}
+
+
+def drawn(config: TrainConfig, num_layers: int, step: int = 0) -> Latin:
+    """The Latin routes of a step."""
+    route = draw_route(config, num_layers, 1, step)
+    assert isinstance(route, Latin)
+    return route
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("batch_size", [7, 24, 31])
+@pytest.mark.parametrize("num_layers", [4, 12])
+def test_the_parts_of_processes_are_the_rows_of_the_batch(
+    train_config: Config, monkeypatch: pytest.MonkeyPatch, num_layers: int, batch_size: int, world: int
+) -> None:  # fmt: skip
+    for route in ROUTES:
+        config = train_config(route=route, per="latin", batch_size=batch_size)
+        whole, parts = drawn(config, num_layers).rows(batch_size), []
+        for rank, images in enumerate(np.array_split(np.arange(batch_size), world)):
+            monkeypatch.setattr(loop, "rank_and_world", lambda rank=rank: (rank, world))
+            parts.append(drawn(config, num_layers).rows(len(images)))
+        monkeypatch.undo()
+        assert np.array_equal(np.concatenate(parts), whole)
+
+
+def test_processes_with_routes_of_their_own(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first has those that it would have alone; every step and every seed has others."""
+    config = train_config(per="latin").model_copy(update={"routes": "own"})
+    alone, found = drawn(config, 12), []
+    for rank in range(3):
+        monkeypatch.setattr(loop, "rank_and_world", lambda rank=rank: (rank, 3))
+        found.append(drawn(config, 12))
+    assert found[0] == alone
+    assert len({frozenset(each.routes) for each in found}) == 3
+    monkeypatch.undo()
+    others = [drawn(config, 12, step=1), drawn(config.model_copy(update={"seed": 1}), 12)]
+    assert len({alone, *others}) == 3
+
+
+def gradients(config: TrainConfig, routes: Latin | torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+    """Of one step in double precision, with all parts of the variant."""
+    torch.manual_seed(0)
+    model = build(config.model, 10, config.variant).double()
+    execution = Execution(torch.device("cpu"), "fp32")
+    model.checkpointing = config.options.checkpointing
+    found = train_step(TrainingStep(model, 1.0, execution, config.variant.losses), batch, routes, config.options)
+    assert torch.isfinite(found["loss"])
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "position parts": {"position": Position.model_validate(PARTS)},
+    "losses against over-smoothing": {"losses": Losses.model_validate({"cosine": 0.5, "contrastive": 1.0})},
+    "exits": {"exits": ExitHeads(branch="mlp", depths=[1, 3], hidden=4, dropout=0.0)},
+}
+
+
+@pytest.mark.parametrize("route", ROUTES[:3], ids=str)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_parts_of_a_batch_give_the_gradients_of_the_whole(train_config: Config, setting: str, route: Any) -> None:
+    """Passes of at most 1, 5 or 7 of 13 images, which neither these numbers nor 4 layers divide; and as its rows sample by sample."""
+    config = train_config(per="latin", batch_size=13, route=route)
+    config = config.model_copy(update={"variant": Variant(route=route, **SETTINGS[setting])})
+    torch.manual_seed(1)
+    batch = Batch(torch.randn(13, 1, 28, 28, dtype=torch.float64), torch.randint(0, 10, (13,)))
+    routes = drawn(config, 4)
+    expected = gradients(config, routes, batch)
+    assert len(expected) > 50
+    close = 1e-8 if setting == "losses against over-smoothing" else 1e-12  # those are of patches in single precision
+    others = {f"at most {n}": train_config(per="latin", batch_size=13, micro_batch_size=n).options for n in (1, 5, 7)}
+    others["checkpointed"] = train_config(per="latin", batch_size=13, micro_batch_size=5, checkpointing=True).options
+    found = {name: gradients(config.model_copy(update={"options": options}), routes, batch) for name, options in others.items()}
+    found["a table"] = gradients(config, torch.from_numpy(routes.rows(13)), batch)
+    for name, each in found.items():
+        assert each.keys() == expected.keys()
+        for key, gradient in expected.items():
+            scale = max(1.0, gradient.abs().max().item())
+            assert (each[key] - gradient).abs().max().item() <= close * scale, (name, key)
+
+
+def test_every_layer_has_an_equal_share_at_each_depth(
+    train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """What a training asks its model for; it trains to other weights than with an order a batch or a sample, and again to the same."""
+    seen: list[Latin] = []
+    tokens = RoutedModel.tokens
+
+    def spy(self: RoutedModel, images: torch.Tensor, route: Any = None, *more: Any) -> torch.Tensor:
+        if isinstance(route, Latin):
+            seen.append(route)
+            assert len(images) == 32
+        return tokens(self, images, route, *more)
+
+    monkeypatch.setattr(RoutedModel, "tokens", spy)
+    setting = {"position": {"predict": {}}, "epochs": 2}
+    run(train_config(**setting, per="latin"), prepared, tmp_path / "latin")
+    assert len(seen) == 6
+    assert len(set(seen)) > 3
+    for routes in seen:
+        rows = routes.rows(32)
+        assert all(np.array_equal(np.bincount(layers), [8] * 4) for layers in rows.T)
+        assert np.array_equal(np.sort(rows, axis=1), [range(4)] * 32)
+    count = len(seen)
+    for per in ("batch", "sample"):
+        run(train_config(**setting, per=per), prepared, tmp_path / per)
+    assert len(seen) == count
+    assert len({outcome(tmp_path / per) for per in ("batch", "sample", "latin")}) == 3
+    run(train_config(**setting, per="latin"), prepared, tmp_path / "again")
+    assert outcome(tmp_path / "again") == outcome(tmp_path / "latin")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"position": {"encode": {"dropout": 0.1}, "predict": {}}}, {"route": {"fix_first": 1}}], ids=str)
+def test_resumed_training_equals_an_undisturbed_one(train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = train_config(**changes, per="latin", micro_batch_size=5)
+    run(config, prepared, tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(config, prepared, tmp_path / "stopped", 2)
+    run(config, prepared, tmp_path / "stopped")
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_training_learns(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    rows = run(train_config(epochs=24, per="latin"), prepared, tmp_path / "run")
+    assert rows[-1]["validation/arbitrary/accuracy"] > 0.5  # chance 0.1
