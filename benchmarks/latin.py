@@ -22,8 +22,8 @@ import torch
 from machine import machine, show, write
 from torch.nn.functional import cross_entropy
 
+from lsvit import routed
 from lsvit.latin import Latin, latin
-from lsvit.models import routed
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, arbitrary, generator, per_sample
 from lsvit.taps import PositionLogits

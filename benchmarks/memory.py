@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from loading import write_jpegs
 from machine import machine, show, write
-from papers.layershuffle.section import EvalConfig, PruneEval
 
+from papers.layershuffle.section import EvalConfig, PruneEval
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.params import Params, load
 from pipeline.config.presets import ModelPreset

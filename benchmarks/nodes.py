@@ -26,6 +26,8 @@ import pandas as pd
 import timm
 import torch
 from machine import machine, show, write
+
+from lsvit.routes import generator
 from papers.nodes.compute.cluster import Cluster, cluster
 from papers.nodes.compute.evaluation import COLUMNS, summary
 from papers.nodes.compute.plan import Plan
@@ -33,8 +35,6 @@ from papers.nodes.compute.scheduler import Client, Journey, Send, latin_ticks, p
 from papers.nodes.compute.servers import Message, Weights, logits
 from papers.nodes.compute.simulation import Run, Troubles, simulate, swarm
 from papers.nodes.section import POLICIES, Fault, Nodes, Policy, Service
-
-from lsvit.routes import generator
 from pipeline.config.params import load
 from pipeline.errors import UserError, one_line_errors
 from pipeline.jobs.address import ADDRESS

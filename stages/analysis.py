@@ -2,7 +2,6 @@
 
 from papers.layershuffle.compute.plan import Analyses
 from papers.layershuffle.compute.rows import keep_analyses
-
 from pipeline.errors import one_line_errors
 from pipeline.jobs.stage import Stage
 

@@ -136,7 +136,6 @@ def fill(overrides: Overrides = None) -> None:
 def grid() -> None:
     """Collect Table 1 of the workspace and of all DVC experiments into one table, results/grid.{csv,md,tex}, and print it."""
     from papers.layershuffle.grid import TABLE, collect, experiments, write
-
     from pipeline.errors import UserError
 
     if not Path("dvc.yaml").is_file():
@@ -195,7 +194,6 @@ def predict(
 
     from papers.exits.compute.dynamic import deploy
     from papers.exits.predict import choose_exit
-
     from pipeline.deploy import predict
     from pipeline.errors import UserError
 
@@ -247,7 +245,6 @@ def show_table(file: Path) -> None:
     """Print a table1.csv in the paper's form."""
 
     from papers.layershuffle.tables import TABLE1, paper_table
-
     from pipeline.errors import UserError
     from pipeline.jobs.rows import read_rows
 

@@ -4,7 +4,6 @@ from papers.exits.compute.plan import Plan
 from papers.exits.compute.rounds import train
 from papers.exits.compute.rows import OUT, keep
 from papers.exits.section import Exits
-
 from pipeline.errors import one_line_errors
 from pipeline.jobs.display import show_values
 from pipeline.jobs.stage import Stage

@@ -3,7 +3,6 @@
 from papers.inversion.compute.plan import Plan
 from papers.inversion.compute.rows import keep
 from papers.inversion.section import Inversion
-
 from pipeline.errors import one_line_errors
 from pipeline.jobs.display import show_values
 from pipeline.jobs.stage import Stage

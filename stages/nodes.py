@@ -2,7 +2,6 @@
 
 from papers.nodes.compute.plan import Plan
 from papers.nodes.compute.rows import keep
-
 from pipeline.errors import one_line_errors
 from pipeline.jobs.stage import Stage
 

@@ -2,7 +2,6 @@
 
 from papers.painters.compute.plan import Plan
 from papers.painters.compute.rows import keep
-
 from pipeline.errors import one_line_errors
 from pipeline.jobs.stage import Stage
 

@@ -2,7 +2,6 @@
 
 from papers.layershuffle.compute.plan import Evaluations
 from papers.layershuffle.compute.rows import keep_evaluations
-
 from pipeline.errors import one_line_errors
 from pipeline.jobs.stage import Stage
 

@@ -3,7 +3,6 @@
 from papers.smoothing.compute.plan import Plan
 from papers.smoothing.compute.rows import keep
 from papers.smoothing.section import Smoothing
-
 from pipeline.errors import one_line_errors
 from pipeline.jobs.display import show_values
 from pipeline.jobs.stage import Stage

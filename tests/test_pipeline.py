@@ -19,10 +19,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from papers.painters.section import KINDS
 from PIL import Image
 from typer.testing import CliRunner
 
+from papers.painters.section import KINDS
 from pipeline.config.effective import stage_params
 from pipeline.config.params import load, paper_sections
 from pipeline.config.sections import Finetune, PaperFigures, Pretrain

@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+
+from lsvit.routed import RoutedModel
+from lsvit.routes import arbitrary, generator, per_sample
 from papers.exits.compute import dynamic, frozen
 from papers.inversion.compute import class_images, descent
 from papers.inversion.section import ClassImagesConfig, InversionConfig
@@ -17,10 +21,6 @@ from papers.layershuffle.section import EvalConfig, PruneEval
 from papers.painters.compute import evaluation as painters
 from papers.smoothing.compute import measures
 from papers.smoothing.section import ProfileConfig, SmoothingProfiles
-from safetensors.torch import save_file
-
-from lsvit.routed import RoutedModel
-from lsvit.routes import arbitrary, generator, per_sample
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import Encode, Position, Variant
@@ -29,7 +29,7 @@ from pipeline.jobs.files import EXECUTION, read_meta
 from pipeline.models.weights import build, save_weights
 from pipeline.training import devices, loop
 from pipeline.training.scoring import open_model, open_split, score
-from tests.lsvit import test_branches
+from tests.papers.exits import test_branches
 from tests.papers.exits.test_frozen import Bench, with_exits
 from tests.papers.inversion import test_descent
 from tests.papers.painters import test_painters

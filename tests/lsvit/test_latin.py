@@ -8,8 +8,8 @@ import timm
 import torch
 from torch import Tensor
 
+from lsvit import routed
 from lsvit.latin import Latin, latin, latin_ends
-from lsvit.models import routed
 from lsvit.routed import RoutedModel
 from lsvit.routes import generator
 from lsvit.stacked import can_stack

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
 from papers.exits.compute import rounds
 from papers.exits.section import Exits
-
 from pipeline import fill
 from pipeline.config.effective import files
 from pipeline.config.params import Params

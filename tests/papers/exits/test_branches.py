@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from papers.exits.compute.dynamic import anytime, leave_early
 from timm.layers import PatchDropout
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.mlp_mixer import MixerBlock, MlpMixer, ResBlock
@@ -17,6 +16,7 @@ from lsvit.routed import RoutedModel
 from lsvit.routes import arbitrary, drop, generator, per_sample
 from lsvit.taps import ExitLogits
 from papers.exits.branches import TokenShape, make_branch, token_shape
+from papers.exits.compute.dynamic import anytime, leave_early
 from pipeline.config.variant import BRANCHES, BranchSizes, ExitHeads
 from pipeline.errors import UserError
 from pipeline.training.losses import exit_objective, is_right, task_loss

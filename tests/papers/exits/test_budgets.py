@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from papers.exits.compute.budgets import calibration_error, cumulative_cost, exit_thresholds, leave, pick, practical
 from papers.exits.compute.dynamic import Deployed
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+
 from papers.exits.claims import BRANCHES, CLAIMS, CNNS
 from papers.exits.tables import TABLE1, TABLE2, WITHOUT
-
 from pipeline.report.ledger import FAILS, HOLDS, NOT_COMPARABLE, NOT_RUN, UNDECIDED, WEAKER, Evidence
 from tests.conftest import ALL_CLAIMS, ROOT
 

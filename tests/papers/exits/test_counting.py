@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from papers.exits.compute.counting import write_canvases
 from papers.exits.section import Counting
-
 from pipeline.data.shards import Arrays, Maps, write_arrow
 from pipeline.data.splits import Split
 from pipeline.jobs.files import read_meta, sha256

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+
 from papers.exits.figures import ACCURACY, ERROR, ExitFigures, over_seeds
 from papers.exits.tables import FLOPS, FORMS, LABELS, LAYER_WISE, TABLE1, TABLE2, WITHOUT, exit_numbers, exit_table, write_exit_tables
-
 from pipeline.config.params import Params
 from pipeline.jobs.files import sha256
 

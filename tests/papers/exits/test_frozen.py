@@ -12,14 +12,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from papers.exits.compute import frozen as exits
-from papers.exits.compute.counting import write_canvases
-from papers.exits.compute.dynamic import attach, deploy, measure
-from papers.exits.section import EXIT_COSTS, EXIT_WEIGHTS, EXITS_IN_USE, LAST_EXIT, BranchTraining, Counting, ExitConfig
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from lsvit.routed import RoutedModel
+from papers.exits.compute import frozen as exits
+from papers.exits.compute.counting import write_canvases
+from papers.exits.compute.dynamic import attach, deploy, measure
+from papers.exits.section import EXIT_COSTS, EXIT_WEIGHTS, EXITS_IN_USE, LAST_EXIT, BranchTraining, Counting, ExitConfig
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset

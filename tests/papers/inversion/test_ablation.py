@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-from papers.inversion.compute.ablation import Ablated, ablate, patch_embedding, transplant
 from timm.layers import GatedMlp
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 import pipeline.models.mixers  # noqa: F401 (registers names)
 from lsvit.routed import RoutedModel
+from papers.inversion.compute.ablation import Ablated, ablate, patch_embedding, transplant
 from pipeline.config.presets import ModelPreset
 from pipeline.errors import UserError
 from pipeline.models.weights import build

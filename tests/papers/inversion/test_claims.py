@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+
 from papers.inversion.claims import CLAIMS, alone, at, points
 from papers.inversion.compute.rows import CLASS_COLUMNS, COLUMNS
-
 from pipeline.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence, NotRun
 from tests.conftest import ALL_CLAIMS, ROOT, Change, add
 

@@ -10,6 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from timm.models.mlp_mixer import MlpMixer
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from lsvit.routed import RoutedModel
+from lsvit.routes import generator
 from papers.inversion.compute import class_images
 from papers.inversion.compute import descent as inversion
 from papers.inversion.compute.ablation import ablate, transplant
@@ -30,13 +37,6 @@ from papers.inversion.compute.descent import (
     yardstick,
 )
 from papers.inversion.section import ClassImages, ClassImagesConfig, Descent, InversionConfig, InversionMeasure
-from timm.models.mlp_mixer import MlpMixer
-from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
-from torch.nn.functional import pad
-
-from lsvit.routed import RoutedModel
-from lsvit.routes import generator
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import Encode, Position, Variant
 from pipeline.data.shards import Maps

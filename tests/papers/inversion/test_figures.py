@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
+
 from papers.inversion.compute.ratios import with_ratios
 from papers.inversion.compute.rows import CLASS_COLUMNS, CLASS_KEYS, COLUMNS, KEYS
 from papers.inversion.figures import InversionFigures, _short, filter_grid
 from papers.inversion.gallery import Gallery, neighbours
 from papers.inversion.tables import inversion_numbers, name_model, name_point, verdict_table, write_inversion_table
-from PIL import Image
-
 from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
 from pipeline.errors import UserError

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+
 from papers.inversion.compute.plan import Plan, Subject, Task
 from papers.inversion.compute.presets import family_preset
 from papers.inversion.compute.rows import (
@@ -22,7 +23,6 @@ from papers.inversion.compute.rows import (
 )
 from papers.inversion.gallery import Gallery
 from papers.inversion.section import ClassImages, ClassImagesConfig, Descent, Inversion, InversionConfig
-
 from pipeline.config.params import Params, whole
 from pipeline.config.sections import Pretrain
 from pipeline.jobs.configs import TrainConfig

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from papers.layershuffle.figures import draw
 
+from papers.layershuffle.figures import draw
 from pipeline.config.params import Params
 from pipeline.report.figures import Figures
 from pipeline.report.results import Results

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+
 from papers.layershuffle.claims import CLAIMS
 from papers.layershuffle.measures import regained
-
 from pipeline.report.ledger import HOLDS, NOT_RUN, Evidence
 from tests.conftest import ROOT
 

@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from papers.layershuffle.compute import analysis, evaluation
-from papers.layershuffle.compute.analysis import Contributions, record
-from papers.layershuffle.compute.evaluation import evaluate
-from papers.layershuffle.section import SAMPLER_ROWS, AnalysisConfig, EvalConfig, PruneEval
 
 from lsvit.latin import Latin
 from lsvit.routed import RoutedModel
 from lsvit.routes import arbitrary, generator, per_sample
+from papers.layershuffle.compute import analysis, evaluation
+from papers.layershuffle.compute.analysis import Contributions, record
+from papers.layershuffle.compute.evaluation import evaluate
+from papers.layershuffle.section import SAMPLER_ROWS, AnalysisConfig, EvalConfig, PruneEval
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import ExitHeads, Recipe, Variant

@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from dvc.repo import Repo
+from typer.testing import CliRunner
+
 from papers.layershuffle.compute.analysis import analysis_numbers, contribution_numbers, project, told_positions
 from papers.layershuffle.compute.rows import protocol_rows, summarise_analysis, table_metrics
 from papers.layershuffle.diagrams import first_routes
@@ -28,8 +30,6 @@ from papers.layershuffle.tables import (
     write_statistics,
     write_table1,
 )
-from typer.testing import CliRunner
-
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune
 from pipeline.errors import UserError

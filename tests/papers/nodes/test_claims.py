@@ -5,10 +5,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
+
 from papers.nodes.charts import charts
 from papers.nodes.claims import CLAIMS
 from papers.nodes.figures import NodesFigures, draw
-
 from pipeline.config.params import Params
 from pipeline.jobs.files import sha256
 from pipeline.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+
 from papers.nodes.compute.evaluation import evaluate
 from papers.nodes.compute.plan import Plan
 from papers.nodes.compute.scheduler import Answer
 from papers.nodes.compute.simulation import simulate
 from papers.nodes.section import POLICIES, Fault, Journeys, NodesConfig, Policy, Service
-
 from pipeline.config.checks import check_layers
 from pipeline.config.params import Params, load
 from pipeline.config.presets import ModelPreset

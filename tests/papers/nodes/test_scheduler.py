@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 import pytest
 import simpy
+
+from lsvit.routes import generator
 from papers.nodes.compute.scheduler import Answer, Client, Journey, Known, News, Send, Step, Wait, latin_ticks, pipeline_ticks, place
 from papers.nodes.compute.simulation import FOREVER, Node, Run, Troubles, absences, simulate, swarm
 from papers.nodes.section import Fault, Policy, Service
-
-from lsvit.routes import generator
 
 SERVICE = Service(service=1.0, hop=0.0, deadline=4, patience=3, suspicion=5, leave_out=0.25)
 LAYERS = 8

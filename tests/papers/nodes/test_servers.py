@@ -16,14 +16,14 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from papers.nodes.compute.cluster import Cluster, cluster
-from papers.nodes.compute.scheduler import Answer, Client, Journey, News, Send, latin_ticks, place
-from papers.nodes.compute.servers import LayerServer, Message, Weights, exit_of, logits
-from papers.nodes.section import Policy, Service
 from safetensors.torch import save
 
 from lsvit.routed import RoutedModel
 from lsvit.routes import generator
+from papers.nodes.compute.cluster import Cluster, cluster
+from papers.nodes.compute.scheduler import Answer, Client, Journey, News, Send, latin_ticks, place
+from papers.nodes.compute.servers import LayerServer, Message, Weights, exit_of, logits
+from papers.nodes.section import Policy, Service
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN, Variant
 from pipeline.errors import UserError

@@ -4,8 +4,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from papers.painters.claims import CLAIMS
 
+from papers.painters.claims import CLAIMS
 from pipeline.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence
 from tests.conftest import ALL_CLAIMS, ROOT, Change, add
 

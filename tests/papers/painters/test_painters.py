@@ -10,6 +10,10 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from torch import Tensor
+
+from lsvit.routed import RoutedModel
+from lsvit.routes import Route
 from papers.painters.compute import rows as painters_rows
 from papers.painters.compute.evaluation import evaluate
 from papers.painters.compute.plan import Plan
@@ -17,10 +21,6 @@ from papers.painters.compute.strategies import cells, make_routes
 from papers.painters.cost import evaluation_job
 from papers.painters.figures import PaintersFigures, draw, over_seeds
 from papers.painters.section import KINDS, Kind, Painters, PaintersConfig, Strategies
-from torch import Tensor
-
-from lsvit.routed import RoutedModel
-from lsvit.routes import Route
 from pipeline.config.checks import check_layers
 from pipeline.config.params import Params, load
 from pipeline.config.presets import ModelPreset

@@ -4,9 +4,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
+
 from papers.smoothing.claims import CLAIMS, ROWS
 from papers.smoothing.compute.rows import COLUMNS
-
 from pipeline.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence
 from tests.conftest import ALL_CLAIMS, ROOT, Change, add
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+
 from papers.exits.figures import ExitFigures
 from papers.smoothing.figures import COSINE, LOSSES, SmoothingFigures, over_layers
 from papers.smoothing.tables import (
@@ -22,7 +23,6 @@ from papers.smoothing.tables import (
     smoothing_numbers,
     write_smoothing_tables,
 )
-
 from pipeline.config.params import Params
 from pipeline.jobs.files import sha256
 

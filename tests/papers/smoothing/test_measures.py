@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-from papers.smoothing.compute.measures import Smoothness, attention_scores, measure, profile
-from papers.smoothing.section import PROFILE, ProfileConfig, SmoothingProfiles
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from timm.layers.attention import Attention
@@ -24,6 +22,8 @@ from torch.nn.functional import cosine_similarity, cross_entropy, one_hot
 from lsvit.routed import RoutedModel
 from lsvit.routes import arbitrary, drop, generator, per_sample
 from lsvit.taps import PositionLogits
+from papers.smoothing.compute.measures import Smoothness, attention_scores, measure, profile
+from papers.smoothing.section import PROFILE, ProfileConfig, SmoothingProfiles
 from papers.smoothing.talking_heads import talk
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset

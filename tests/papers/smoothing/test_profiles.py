@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+
 from papers.smoothing.compute.plan import Plan
 from papers.smoothing.cost import stages
 from papers.smoothing.section import SCRATCH
-
 from pipeline.config.params import Params
 from pipeline.config.variant import UNTRAINED
 from pipeline.jobs.files import HISTORY, finetuned, weights_file

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+
 from papers.exits.section import Exits
 from papers.inversion import checks
 from papers.inversion.compute.presets import family_preset
 from papers.layershuffle.section import Analysis
 from papers.smoothing.section import Smoothing
-
 from pipeline.config.checks import check_layers
 from pipeline.config.datasets import COLOURED
 from pipeline.config.params import load, paper_sections, parse, whole

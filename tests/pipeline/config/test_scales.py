@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from papers.inversion.compute.presets import family_preset
 from papers.inversion.section import Inversion
 from papers.smoothing.section import Smoothing
-
 from pipeline.config.checks import check_layers
 from pipeline.config.params import Params, load, paper_sections
 from pipeline.config.presets import ModelPreset

@@ -9,6 +9,12 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
+
+from lsvit.routed import RoutedModel
+from lsvit.routes import Order, arbitrary, drop, generator
+from papers.exits.branches import token_shape
 from papers.inversion.compute import class_images
 from papers.inversion.compute import descent as inversion
 from papers.inversion.compute.ablation import ablate
@@ -20,12 +26,6 @@ from papers.layershuffle.compute.evaluation import evaluate
 from papers.layershuffle.cost import published
 from papers.layershuffle.section import EvalConfig, PruneEval
 from papers.smoothing.compute.presets import preset
-from torch.utils.flop_counter import FlopCounterMode
-from typer.testing import CliRunner
-
-from lsvit.routed import RoutedModel
-from lsvit.routes import Order, arbitrary, drop, generator
-from papers.exits.branches import token_shape
 from pipeline.config import datasets
 from pipeline.config.datasets import SIZES, DatasetPreset
 from pipeline.config.params import Params

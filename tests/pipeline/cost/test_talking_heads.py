@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from papers.exits.compute.dynamic import measure
-from papers.exits.compute.plan import Plan, Task
-from papers.exits.section import EXIT_COSTS, BranchTraining, ExitConfig
 from torch.utils.flop_counter import FlopCounterMode
 
 from papers.exits.branches import make_branch, token_shape
+from papers.exits.compute.dynamic import measure
+from papers.exits.compute.plan import Plan, Task
+from papers.exits.section import EXIT_COSTS, BranchTraining, ExitConfig
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Optimisation

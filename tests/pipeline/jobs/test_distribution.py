@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from papers.exits.compute.plan import Plan, Task
 from papers.exits.compute.rounds import train
 from papers.exits.section import Exits
-
 from pipeline.config.params import Params
 from pipeline.config.sections import Distributed
 from pipeline.config.types import Section

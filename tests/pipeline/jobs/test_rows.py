@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from papers.layershuffle.compute.rows import table_metrics
 
+from papers.layershuffle.compute.rows import table_metrics
 from pipeline.config.params import Params, load
 from pipeline.jobs.rows import gather_rows, read_rows, seed_means
 from pipeline.report.evaluations import summarise

@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from papers.exits.tables import LABELS, WITHOUT_EXITS
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from papers.exits.tables import LABELS, WITHOUT_EXITS
 from pipeline.config.params import load
 from pipeline.report.charts import GRID
 from pipeline.report.ledger import VERDICTS

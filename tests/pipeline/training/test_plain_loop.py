@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import timm
 import torch
-from papers.layershuffle.compute.evaluation import evaluate
-from papers.layershuffle.section import EvalConfig, PruneEval
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy, interpolate
 
 from lsvit.routes import arbitrary, generator
+from papers.layershuffle.compute.evaluation import evaluate
+from papers.layershuffle.section import EvalConfig, PruneEval
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune, Optimisation
