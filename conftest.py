@@ -21,7 +21,9 @@ from sybil.integration.pytest import SybilItem
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 ROOT = Path(__file__).parent
-if sys.dont_write_bytecode:  # as many a container says: each of the tests' processes would compile torch and the like again
+if (
+    sys.dont_write_bytecode
+):  # as many a container says: each of the tests' processes would compile torch and the like again
     sys.dont_write_bytecode, sys.pycache_prefix = False, str(ROOT / ".pytest_cache" / "pycache")
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -39,7 +41,9 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples") / "clone"
     subprocess.run(["git", "clone", "-q", ROOT, folder], check=True)
     subprocess.run([PROGRAMS / "dvc", "pull", "-q", "weights.dvc"], cwd=folder, check=True)
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)).save(folder / "photo.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)).save(
+        folder / "photo.png"
+    )
     return folder
 
 
@@ -147,6 +151,11 @@ def check_dvc(words: Sequence[str]) -> None:
 
 
 pytest_collect_file = (
-    Sybil([PythonCodeBlockParser(), SkipParser(), Commands(seconds=True)], pattern="*.md", fixtures=["in_clone"], name="run")
+    Sybil(
+        [PythonCodeBlockParser(), SkipParser(), Commands(seconds=True)],
+        pattern="*.md",
+        fixtures=["in_clone"],
+        name="run",
+    )
     + Sybil([Commands(seconds=False)], pattern="*.md", name="check")
 ).pytest()

@@ -40,7 +40,9 @@ from pipeline.training.scoring import score
 FILE = Path(__file__).with_suffix(".json")
 REPETITIONS = 5  # after a first one that does not count
 NUM_CLASSES, LAYERS = 10, 12
-PAPER_RATE = 1016  # training images/s: 20 epochs of 1,281,167 images in about 7 h (LayerShuffle, section 4)
+PAPER_RATE = (
+    1016  # training images/s: 20 epochs of 1,281,167 images in about 7 h (LayerShuffle, section 4)
+)
 PAPER_NAME = f"NVIDIA H100 80GB (from the paper: 20 ImageNet epochs in about 7 h, {PAPER_RATE:,} training images/s)"
 PAPER_SOURCE = (
     "derived from the paper, not measured: its images/s x 3 x FLOPs of ViT-B/16; assumed: evaluation at the same FLOP/s, "
@@ -79,15 +81,35 @@ class Case:
     @property
     def config(self) -> TrainConfig:
         """One epoch with the paper's optimiser."""
-        kwargs = {"img_size": self.size, "patch_size": self.patch, "in_chans": 1 if self.size < 200 else 3, "embed_dim": self.width,
-                  "depth": LAYERS, "num_heads": max(2, self.width // 64)}  # fmt: skip
-        changes = {"epochs": 1, "precision": "fp32", "batch_size": self.batch_size, "validation_batch_size": 200, "threads": 1}
+        kwargs = {
+            "img_size": self.size,
+            "patch_size": self.patch,
+            "in_chans": 1 if self.size < 200 else 3,
+            "embed_dim": self.width,
+            "depth": LAYERS,
+            "num_heads": max(2, self.width // 64),
+        }
+        changes = {
+            "epochs": 1,
+            "precision": "fp32",
+            "batch_size": self.batch_size,
+            "validation_batch_size": 200,
+            "threads": 1,
+        }
         options = load().finetune.model_copy(update=changes)
         return TrainConfig(
-            title=self.name, dataset="random", model_name="vit", data_sha256="", weights_sha256=None, options=options, seed=0, device="cpu",
+            title=self.name,
+            dataset="random",
+            model_name="vit",
+            data_sha256="",
+            weights_sha256=None,
+            options=options,
+            seed=0,
+            device="cpu",
             model=ModelPreset(timm="vit_tiny_patch16_224", kwargs=kwargs, weights="scratch"),
-            variant=Variant.model_validate({"route": "arbitrary"} | self.variant), per=self.variant.get("per", "batch"),
-        )  # fmt: skip
+            variant=Variant.model_validate({"route": "arbitrary"} | self.variant),
+            per=self.variant.get("per", "batch"),
+        )
 
     def works(self) -> list[Work]:
         """What `lsvit cost` counts for it."""
@@ -96,36 +118,74 @@ class Case:
         forward = count_forward(backbone, config.model, config.variant.position)
         forward = replace(forward, num_layers=config.variant.layers or LAYERS)
         if self.kind == "whole training":
-            return training_job(forward, config.variant, config.options, self.images, self.images, 0, config.per)
+            return training_job(
+                forward, config.variant, config.options, self.images, self.images, 0, config.per
+            )
         if config.per == "sample":
-            return [sampler_work(forward, config.variant.route, self.images, self.batch_size, self.kind == "training")]
-        return [route_work(forward, self.images, self.batch_size, forward.num_layers, training=self.kind == "training")]
+            return [
+                sampler_work(
+                    forward,
+                    config.variant.route,
+                    self.images,
+                    self.batch_size,
+                    self.kind == "training",
+                )
+            ]
+        return [
+            route_work(
+                forward,
+                self.images,
+                self.batch_size,
+                forward.num_layers,
+                training=self.kind == "training",
+            )
+        ]
 
     def write_data(self, folder: Path) -> None:
         """Random images, as stage prepare-data leaves them."""
-        rng, shape = np.random.default_rng(0), (self.size, self.size) + ((3,) if self.size >= 200 else ())
+        rng, shape = (
+            np.random.default_rng(0),
+            (self.size, self.size) + ((3,) if self.size >= 200 else ()),
+        )
         folder.mkdir()
         for split in SPLITS:
-            images, labels = rng.integers(0, 256, (self.images, *shape), dtype=np.uint8), rng.integers(0, NUM_CLASSES, self.images)
+            images, labels = (
+                rng.integers(0, 256, (self.images, *shape), dtype=np.uint8),
+                rng.integers(0, NUM_CLASSES, self.images),
+            )
             write_arrow(folder / f"{split}.arrow", shape, [Arrays(images, labels)])
-        meta = {"classes": list(range(NUM_CLASSES)), "counts": dict.fromkeys(SPLITS, self.images), "mean": [0.5], "std": [0.5],
-                "resize": "published"}  # fmt: skip
+        meta = {
+            "classes": list(range(NUM_CLASSES)),
+            "counts": dict.fromkeys(SPLITS, self.images),
+            "mean": [0.5],
+            "std": [0.5],
+            "resize": "published",
+        }
         (folder / "meta.json").write_text(json.dumps(meta))
 
     def runner(self, data: Path) -> Callable[[], object]:
         """The function to time."""
         config = self.config
         if self.kind == "whole training":
-            return lambda: train(config, data, None, Path(tempfile.mkdtemp(dir=data)), lambda row: None)
+            return lambda: train(
+                config, data, None, Path(tempfile.mkdtemp(dir=data)), lambda row: None
+            )
         model = build(config.model, NUM_CLASSES, config.variant)
         execution = settle(torch.device("cpu"), self.width, "fp32")
-        split = Split(data, "train", execution.device, *input_size(model, config.model), (0.5,), (0.5,))
+        split = Split(
+            data, "train", execution.device, *input_size(model, config.model), (0.5,), (0.5,)
+        )
         if self.kind == "training":
             optimizer = make_optimizer(model, config.options)
             scheduler = make_scheduler(optimizer, config.options, self.batches)
-            step, layers = TrainingStep(model, config.options.position_weight, execution), model.num_layers
+            step, layers = (
+                TrainingStep(model, config.options.position_weight, execution),
+                model.num_layers,
+            )
             augment = Augmentation(config.variant, model.backbone, execution.device)
-            return lambda: train_epoch(step, split, augment, config, layers, 1, optimizer, scheduler, lambda row: None)
+            return lambda: train_epoch(
+                step, split, augment, config, layers, 1, optimizer, scheduler, lambda row: None
+            )
         samples = self.images if config.per == "sample" else 1
         routes = per_sample(arbitrary, generator("samples", 0), model.num_layers, samples)
         orders = torch.from_numpy(routes) if samples > 1 else [tuple(routes[0].tolist())]
@@ -198,7 +258,12 @@ def side_by_side(processes: int) -> np.ndarray:
 def fit(kind: str, works: list[list[Work]], seconds: np.ndarray) -> Speed:
     """Least squares of the relative error, no constant below 0."""
     chosen = [i for i, case in enumerate(CASES) if case.fitted and case.kind == kind]
-    rows = np.array([(w.batches, w.operations, w.elements, w.flops) for w in (works[i][0] for i in chosen)]) / seconds[chosen, None]
+    rows = (
+        np.array(
+            [(w.batches, w.operations, w.elements, w.flops) for w in (works[i][0] for i in chosen)]
+        )
+        / seconds[chosen, None]
+    )
     scale = rows.max(axis=0)
     batch, operation, element, inverse_rate = nnls(rows / scale, np.ones(len(chosen)))[0] / scale
     return Speed(batch=batch, operation=operation, element=element, rate=1 / inverse_rate)
@@ -208,7 +273,12 @@ def paper_hardware() -> Hardware:
     """The paper's H100 from its training throughput."""
     preset = ModelPreset(timm="vit_base_patch16_224", weights="scratch")
     forward = count_forward(meta_backbone(preset, 1000), preset)
-    speed = Speed(batch=0, operation=0, element=0, rate=route_work(forward, PAPER_RATE, 1, forward.num_layers, training=True).flops)
+    speed = Speed(
+        batch=0,
+        operation=0,
+        element=0,
+        rate=route_work(forward, PAPER_RATE, 1, forward.num_layers, training=True).flops,
+    )
     return Hardware(gpus=1, training=speed, evaluation=speed, source=PAPER_SOURCE)
 
 
@@ -221,7 +291,13 @@ def main() -> None:
     hardware = Hardware(cores=here["cores"], source=source, **fitted)
     estimates = [sum(work.seconds(hardware) for work in of_case) for of_case in works]
     checks = [
-        {"case": case.name, "fitted": case.fitted, "measured_s": measured, "estimated_s": estimate, "ratio": estimate / measured}
+        {
+            "case": case.name,
+            "fitted": case.fitted,
+            "measured_s": measured,
+            "estimated_s": estimate,
+            "ratio": estimate / measured,
+        }
         for case, measured, estimate in zip(CASES, seconds.tolist(), estimates, strict=True)
     ]
     known = json.loads(FILE.read_text()) if FILE.exists() else {}

@@ -15,30 +15,86 @@ from machine import machine, write
 
 ROOT = Path(__file__).parent.parent
 FAULTS = [
-    ("pipeline/training/scoring.py", "return model.to(execution.device), execution", "return model, execution"),
-    ("pipeline/training/scoring.py", "torch.zeros(3, dtype=dtype, device=device)", "torch.zeros(3, dtype=dtype)"),
-    ("pipeline/training/losses.py", "torch.full(u.shape[:1], depth, device=u.device)", "torch.full(u.shape[:1], depth)"),
-    ("pipeline/data/splits.py", "torch.tensor(values, device=device).expand", "torch.tensor(values).expand"),
-    ("pipeline/data/splits.py", "torch.from_numpy(self.maps.labels).to(self.device)", "torch.from_numpy(self.maps.labels)"),
-    ("pipeline/data/splits.py", "self._normalised(images.to(self.device)), labels.to(self.device)", "self._normalised(images), labels"),
+    (
+        "pipeline/training/scoring.py",
+        "return model.to(execution.device), execution",
+        "return model, execution",
+    ),
+    (
+        "pipeline/training/scoring.py",
+        "torch.zeros(3, dtype=dtype, device=device)",
+        "torch.zeros(3, dtype=dtype)",
+    ),
+    (
+        "pipeline/training/losses.py",
+        "torch.full(u.shape[:1], depth, device=u.device)",
+        "torch.full(u.shape[:1], depth)",
+    ),
+    (
+        "pipeline/data/splits.py",
+        "torch.tensor(values, device=device).expand",
+        "torch.tensor(values).expand",
+    ),
+    (
+        "pipeline/data/splits.py",
+        "torch.from_numpy(self.maps.labels).to(self.device)",
+        "torch.from_numpy(self.maps.labels)",
+    ),
+    (
+        "pipeline/data/splits.py",
+        "self._normalised(images.to(self.device)), labels.to(self.device)",
+        "self._normalised(images), labels",
+    ),
     ("lsvit/routed.py", "row[order].to(state.device, non_blocking=True)", "row[order]"),
     ("lsvit/routed.py", "row.to(state.device, non_blocking=True)", "row"),
     ("lsvit/routed.py", "1)).to(state.device, non_blocking=True)", "1))"),
-    ("papers/exits/compute/dynamic.py", "branch.to(next(model.parameters()).device).eval()", "branch.eval()"),
-    ("papers/exits/compute/dynamic.py", "torch.arange(len(images), device=images.device), None", "torch.arange(len(images)), None"),
+    (
+        "papers/exits/compute/dynamic.py",
+        "branch.to(next(model.parameters()).device).eval()",
+        "branch.eval()",
+    ),
+    (
+        "papers/exits/compute/dynamic.py",
+        "torch.arange(len(images), device=images.device), None",
+        "torch.arange(len(images)), None",
+    ),
     ("papers/exits/compute/dynamic.py", "num_classes, device=images.device)", "num_classes)"),
     ("papers/exits/compute/frozen.py", "branch = branch.to(execution.device)", "branch = branch"),
-    ("papers/exits/compute/frozen.py", "branch(part.to(execution.device).float())", "branch(part.float())"),
-    ("papers/inversion/compute/descent.py", "torch.tensor(values, device=device).view", "torch.tensor(values).view"),
-    ("papers/inversion/compute/descent.py", "generator=generator).to(images.device)", "generator=generator)"),
+    (
+        "papers/exits/compute/frozen.py",
+        "branch(part.to(execution.device).float())",
+        "branch(part.float())",
+    ),
+    (
+        "papers/inversion/compute/descent.py",
+        "torch.tensor(values, device=device).view",
+        "torch.tensor(values).view",
+    ),
+    (
+        "papers/inversion/compute/descent.py",
+        "generator=generator).to(images.device)",
+        "generator=generator)",
+    ),
     (
         "papers/inversion/compute/descent.py",
         "torch.tensor(descent.lrs, device=images.device)[best]",
         "torch.tensor(descent.lrs)[best]",
     ),
-    ("papers/inversion/compute/class_images.py", "noise(size, seed).to(device)", "noise(size, seed)"),
-    ("papers/inversion/compute/class_images.py", "judge).to(images.device).eval()", "judge).eval()"),
-    ("papers/layershuffle/compute/analysis.py", "change.float().norm(dim=-1).cpu()", "change.float().norm(dim=-1)"),
+    (
+        "papers/inversion/compute/class_images.py",
+        "noise(size, seed).to(device)",
+        "noise(size, seed)",
+    ),
+    (
+        "papers/inversion/compute/class_images.py",
+        "judge).to(images.device).eval()",
+        "judge).eval()",
+    ),
+    (
+        "papers/layershuffle/compute/analysis.py",
+        "change.float().norm(dim=-1).cpu()",
+        "change.float().norm(dim=-1)",
+    ),
 ]
 
 

@@ -26,6 +26,8 @@ def timed(config: TrainConfig, data: Path, folder: Path, report: Callable[[dict]
     for epoch in range(1, config.options.epochs + 1):
         barrier()
         begin = time.perf_counter()
-        train_epoch(step, split, augment, config, model.num_layers, epoch, optimizer, scheduler, report)
+        train_epoch(
+            step, split, augment, config, model.num_layers, epoch, optimizer, scheduler, report
+        )
         barrier()
         report({"epoch": epoch, "seconds": time.perf_counter() - begin})

@@ -16,8 +16,16 @@ def cluster(port: int) -> None:
     """Nodes of one core, as a user starts them, on 127.0.0.1 alone."""
     from ray.cluster_utils import Cluster
 
-    node: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "memory": 2 * 2**30, "object_store_memory": 10**8}
-    made = Cluster(initialize_head=True, head_node_args={**node, "gcs_server_port": port, "include_dashboard": False})
+    node: dict[str, Any] = {
+        "num_cpus": 1,
+        "node_ip_address": "127.0.0.1",
+        "memory": 2 * 2**30,
+        "object_store_memory": 10**8,
+    }
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={**node, "gcs_server_port": port, "include_dashboard": False},
+    )
     second = made.add_node(**node)
     while made.head_node and made.head_node.remaining_processes_alive():
         if not second.remaining_processes_alive():
@@ -28,7 +36,9 @@ def cluster(port: int) -> None:
 
 def dvc(*command: str) -> str | None:
     """What DVC prints; None where it failed, as while another DVC is at work."""
-    done = subprocess.run([sys.executable, "-m", "dvc", *command], stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", *command], stdout=subprocess.PIPE, text=True, check=False
+    )
     return None if done.returncode else done.stdout
 
 
@@ -45,7 +55,9 @@ def queue(stages: list[str]) -> None:
                 dvc("exp", "run", "--queue", "--pull", "--name", NAME, *stages)
             dvc("queue", "start")
         time.sleep(3)
-    dvc("exp", "apply", NAME)  # which fails for outs that no stage has made here, when all others are there
+    dvc(
+        "exp", "apply", NAME
+    )  # which fails for outs that no stage has made here, when all others are there
 
 
 if __name__ == "__main__":

@@ -46,15 +46,31 @@ IDLE = 60.0  # the same of the warm process, which waits for half a minute
 FULL = 30.0  # seconds that a disk is full at most: a run that writes nothing meanwhile goes on
 ROUND = 25  # faults of one run: what is killed every few seconds comes to no end
 STUCK = 900.0  # seconds without an end: the run hangs
-SIGNALS = {signal.SIGKILL: 4, signal.SIGTERM: 2, signal.SIGINT: 2, signal.SIGSTOP: 2}  # and how often
+SIGNALS = {
+    signal.SIGKILL: 4,
+    signal.SIGTERM: 2,
+    signal.SIGINT: 2,
+    signal.SIGSTOP: 2,
+}  # and how often
 WAYS = ("repro", "served", "queue", "ray", "memory", "disk")
 TARGETS = "benchmarks.fault_targets"
 KINDS = {  # words of a command -> what that process is; the first that fits
-    "targets cluster": "Ray's starter", "gcs_server": "Ray's head", "raylet/raylet": "Ray's node", "ray::IDLE": "Ray's other",
-    "Agent": "Ray's other", "ray::": "Ray's worker", "/ray/": "Ray's other", "targets queue": "queue's command",
-    "queue-worker": "queue's worker", "mlflow": "MLflow's server", "forkserver": "fork server", "resource_tracker": "resource tracker",
-    "sh -c": "shell", "-m stages": "stage's command", "dvc": "DVC",
-}  # fmt: skip
+    "targets cluster": "Ray's starter",
+    "gcs_server": "Ray's head",
+    "raylet/raylet": "Ray's node",
+    "ray::IDLE": "Ray's other",
+    "Agent": "Ray's other",
+    "ray::": "Ray's worker",
+    "/ray/": "Ray's other",
+    "targets queue": "queue's command",
+    "queue-worker": "queue's worker",
+    "mlflow": "MLflow's server",
+    "forkserver": "fork server",
+    "resource_tracker": "resource tracker",
+    "sh -c": "shell",
+    "-m stages": "stage's command",
+    "dvc": "DVC",
+}
 SERVERS = {
     "MLflow's server",
     "Ray's starter",
@@ -65,7 +81,16 @@ SERVERS = {
 WRONG = ("orphans", "wrong", "still there", "tracebacks")  # what should be empty of every round
 TIMED = ("latency_ms",)  # columns of results that are measured times
 # in which names are drawn, or are hashes of paths or of measured times; of killed Ray workers, see docs/promises.md
-CACHES = ("copy/.dvc/", "copy/.git/", "copy/.lsvit/context/", "copy/mlartifacts/", "artifacts/", "tmp/db_init_lock-", "tmp/lsvit-", "ray/")
+CACHES = (
+    "copy/.dvc/",
+    "copy/.git/",
+    "copy/.lsvit/context/",
+    "copy/mlartifacts/",
+    "artifacts/",
+    "tmp/db_init_lock-",
+    "tmp/lsvit-",
+    "ray/",
+)
 
 
 class State(NamedTuple):
@@ -85,17 +110,28 @@ class Run:
         self.repro, self.driver = repro, (TARGETS, "queue", *stages) if way == "queue" else repro
         if way == "disk":
             self.folder.mkdir()
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4g,nr_inodes=100k", "tmpfs", self.folder], check=True)
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", "size=4g,nr_inodes=100k", "tmpfs", self.folder],
+                check=True,
+            )
         copy_repository(self.folder)
-        apply_overrides(self.folder / "params.yaml", [*PRESETS, *(["engine=ray"] if way == "ray" else [])])
+        apply_overrides(
+            self.folder / "params.yaml", [*PRESETS, *(["engine=ray"] if way == "ray" else [])]
+        )
         (temporary := folder / "tmp").mkdir()
         self.env = environment() | {MARK: str(folder), "TMPDIR": str(temporary)}
         self.store = folder / "served.db" if served else self.folder / "mlflow.db"
         self.port = free_port() if way in ("served", "ray") else None
         if way == "ray":
-            self.env |= {"RAY_ADDRESS": f"127.0.0.1:{self.port}", "RAY_TMPDIR": str(folder), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+            self.env |= {
+                "RAY_ADDRESS": f"127.0.0.1:{self.port}",
+                "RAY_TMPDIR": str(folder),
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            }
         if served:
-            MlflowClient(f"sqlite:///{self.store}").search_experiments()  # a server killed while it makes its store never starts again
+            MlflowClient(
+                f"sqlite:///{self.store}"
+            ).search_experiments()  # a server killed while it makes its store never starts again
             self.env["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{self.port}"
 
     def serve(self) -> None:
@@ -107,8 +143,23 @@ class Run:
                     process.kill()
             self.start(TARGETS, "cluster", str(self.port))
         if self.way == "served" and "MLflow's server" not in here:
-            options = ["--backend-store-uri", f"sqlite:///{self.store}", "--default-artifact-root", str(self.store.parent / "artifacts")]
-            self.start("mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1", *options)
+            options = [
+                "--backend-store-uri",
+                f"sqlite:///{self.store}",
+                "--default-artifact-root",
+                str(self.store.parent / "artifacts"),
+            ]
+            self.start(
+                "mlflow",
+                "server",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(self.port),
+                "--workers",
+                "1",
+                *options,
+            )
 
     def mend(self) -> bool:
         """DVC does not write its lock files at once: a kill at that moment leaves half of one. Do then what its user would: take the
@@ -127,15 +178,25 @@ class Run:
     def start(self, module: str, *arguments: str) -> subprocess.Popen:
         """A command of the run, in a session of its own; what it prints goes to a log."""
         with open(self.folder.parent / "log", "ab") as log:
-            return subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL,
-                                    stdout=log, stderr=log, start_new_session=True)  # fmt: skip
+            return subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                cwd=self.folder,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def processes(self) -> list[psutil.Process]:
         """All that live, also those that nobody waits for."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.environ().get(MARK) == self.env[MARK] and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    process.environ().get(MARK) == self.env[MARK]
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.append(process)
         return found
 
@@ -160,21 +221,31 @@ class Run:
         """The pipeline to its end, undisturbed; what a store missed is logged. Ends this process where that fails."""
         self.mend()
         self.serve()
-        for command in dict.fromkeys((self.driver, self.repro, ("stages.commands", "track", "sync"))):
+        for command in dict.fromkeys(
+            (self.driver, self.repro, ("stages.commands", "track", "sync"))
+        ):
             if code := self.start(*command).wait(STUCK):
-                sys.exit(f"{' '.join(command)}: {code}\n{(self.folder.parent / 'log').read_text()[-5000:]}")
+                sys.exit(
+                    f"{' '.join(command)}: {code}\n{(self.folder.parent / 'log').read_text()[-5000:]}"
+                )
 
     def results(self) -> dict[str, list[dict[str, str]]]:
         """All tables, but for columns of measured times."""
         found = {}
         for file in sorted((self.folder / "results").glob("**/*.csv")):
             rows = list(csv.DictReader(file.read_text().splitlines()))
-            found[str(file.relative_to(self.folder))] = [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
+            found[str(file.relative_to(self.folder))] = [
+                {name: value for name, value in row.items() if name not in TIMED} for row in rows
+            ]
         return found
 
     def files(self) -> set[str]:
         """What lies in the copy and its temporary folder, but for caches."""
-        names = (str(path.relative_to(self.folder.parent)) for path in self.folder.parent.rglob("*") if path.is_file())
+        names = (
+            str(path.relative_to(self.folder.parent))
+            for path in self.folder.parent.rglob("*")
+            if path.is_file()
+        )
         return {name for name in names if not name.startswith(CACHES) and "__pycache__" not in name}
 
     def state(self) -> State:
@@ -195,9 +266,17 @@ def kind(process: psutil.Process) -> str:
     """What a process of a run is; an empty word where it has ended."""
     with suppress(psutil.Error, ProcessLookupError):
         command = " ".join(process.cmdline())
-        if "pipeline.jobs.server" in command:  # so are those called that forked from it: a stage leads a group, a worker leads nothing
+        if (
+            "pipeline.jobs.server" in command
+        ):  # so are those called that forked from it: a stage leads a group, a worker leads nothing
             own = process.pid
-            return "warm process" if os.getsid(own) == own else "stage" if os.getpgid(own) == own else "worker"
+            return (
+                "warm process"
+                if os.getsid(own) == own
+                else "stage"
+                if os.getpgid(own) == own
+                else "worker"
+            )
         for words, name in KINDS.items():
             if words in command:
                 return name
@@ -214,7 +293,10 @@ def strike(run: Run, draw: random.Random, driver: subprocess.Popen) -> dict[str,
     if not found:
         return None
     name = draw.choice(sorted(found))
-    process, (number,) = draw.choice(found[name]), draw.choices(list(SIGNALS), list(SIGNALS.values()))
+    process, (number,) = (
+        draw.choice(found[name]),
+        draw.choices(list(SIGNALS), list(SIGNALS.values())),
+    )
     if run.way == "memory":
         with suppress(psutil.Error):
             process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, psutil.RLIM_INFINITY))
@@ -233,7 +315,10 @@ def fill(run: Run, draw: random.Random, driver: subprocess.Popen) -> dict[str, s
     """Leave a run no room until it has ended, or for a while; None where the disk cannot be made so."""
     filler, how = run.folder / "filler", draw.choice(("full", "no inodes", "read-only"))
     remount = ["mount", "-o", "remount,ro", str(run.folder)]
-    if how == "read-only" and subprocess.run(remount, stderr=subprocess.DEVNULL, check=False).returncode:
+    if (
+        how == "read-only"
+        and subprocess.run(remount, stderr=subprocess.DEVNULL, check=False).returncode
+    ):
         return None  # a file is open
     if how != "read-only":
         filler.mkdir()
@@ -270,28 +355,58 @@ def disturb(run: Run, draw: random.Random, most: int, deadline: float) -> dict[s
                 break
             if blow := (fill if run.way == "disk" else strike)(run, draw, driver):
                 struck.append(blow)
-                print(f"{time.monotonic() - began:6.0f} s  {blow['signal']} to {blow['process']}", flush=True)
+                print(
+                    f"{time.monotonic() - began:6.0f} s  {blow['signal']} to {blow['process']}",
+                    flush=True,
+                )
             run.serve()
-            assert time.monotonic() - since < STUCK, f"hangs: {[process.cmdline() for process in run.processes()]}"
+            assert time.monotonic() - since < STUCK, (
+                f"hangs: {[process.cmdline() for process in run.processes()]}"
+            )
         ended = driver.returncode == 0
         if run.way != "queue":  # whose work goes on without whoever waits for it
             seconds, left = run.until_gone(ORPHANED, {"", "warm process", *SERVERS})
             slowest, orphans = max(slowest, seconds), orphans + left
-    return {"struck": struck, "starts": starts, "seconds": time.monotonic() - began, "gone after": slowest, "torn": torn,
-            "orphans": orphans}  # fmt: skip
+    return {
+        "struck": struck,
+        "starts": starts,
+        "seconds": time.monotonic() - began,
+        "gone after": slowest,
+        "torn": torn,
+        "orphans": orphans,
+    }
 
 
 def compare(run: Run, whole: State) -> list[str]:
     """What a disturbed run has in the end and an undisturbed one has not, or the other way round."""
     mine = run.state()
     both = sorted(mine.results.keys() | whole.results.keys())
-    wrong = [f"{name} differs" for name in both if mine.results.get(name) != whole.results.get(name)]
+    wrong = [
+        f"{name} differs" for name in both if mine.results.get(name) != whole.results.get(name)
+    ]
     wrong += [f"{name} is left" for name in sorted(mine.files - whole.files)]
     wrong += [f"{name} is missing" for name in sorted(whole.files - mine.files)]
-    wrong += [f"MLflow has {row}, {count} times more" for row, count in (mine.tracked - whole.tracked).items()]
-    wrong += [f"MLflow lacks {row}, {count} times" for row, count in (whole.tracked - mine.tracked).items()]
-    done = subprocess.run([sys.executable, "-m", *run.repro], cwd=run.folder, env=run.env, capture_output=True, text=True, check=False)
-    return wrong + ([] if done.returncode == 0 and "Running stage" not in done.stdout else ["dvc repro finds something to do"])
+    wrong += [
+        f"MLflow has {row}, {count} times more"
+        for row, count in (mine.tracked - whole.tracked).items()
+    ]
+    wrong += [
+        f"MLflow lacks {row}, {count} times"
+        for row, count in (whole.tracked - mine.tracked).items()
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", *run.repro],
+        cwd=run.folder,
+        env=run.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return wrong + (
+        []
+        if done.returncode == 0 and "Running stage" not in done.stdout
+        else ["dvc repro finds something to do"]
+    )
 
 
 def main() -> None:
@@ -301,7 +416,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["repro", "served"])
-    parser.add_argument("--stages", nargs="*", default=[], help="run no others than these and what they need")
+    parser.add_argument(
+        "--stages", nargs="*", default=[], help="run no others than these and what they need"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
     draw, deadline = random.Random(options.seed), time.monotonic() + 60 * options.minutes
@@ -324,16 +441,25 @@ def main() -> None:
                 run.finish()
                 done["wrong"] = compare(run, whole[way])
                 _, done["still there"] = run.until_gone(IDLE, {"", *SERVERS})
-                done["tracebacks"] = re.findall("Traceback.*", (place / "log").read_text() if way == "disk" else "", re.S)
+                done["tracebacks"] = re.findall(
+                    "Traceback.*", (place / "log").read_text() if way == "disk" else "", re.S
+                )
             finally:
                 run.end()
             left -= len(done["struck"])
             rounds.append({"way": way, "faults": len(done["struck"]), **done})
-            print({name: value for name, value in rounds[-1].items() if name != "struck"}, flush=True)
-    blows = Counter((blow["process"], blow["signal"]) for each in rounds for blow in each.pop("struck"))
+            print(
+                {name: value for name, value in rounds[-1].items() if name != "struck"}, flush=True
+            )
+    blows = Counter(
+        (blow["process"], blow["signal"]) for each in rounds for blow in each.pop("struck")
+    )
     found = any(each[name] for each in rounds for name in WRONG)
     names = sorted({what for _, what in blows})
-    table = [{"process": process} | {name: blows[process, name] for name in names} for process in sorted({process for process, _ in blows})]
+    table = [
+        {"process": process} | {name: blows[process, name] for name in names}
+        for process in sorted({process for process, _ in blows})
+    ]
     if table:  # on a slow machine the time may be over before one
         show("Faults by what met them", table)
     about = {"machine": machine(), "seed": options.seed, "faults": blows.total()}

@@ -47,8 +47,15 @@ class Geometry(NamedTuple):
 
     def model(self) -> RoutedModel:
         """With random weights."""
-        sizes: dict[str, Any] = {"img_size": self.size, "patch_size": self.patch, "in_chans": 1, "num_classes": 10}
-        backbone = timm.create_model("vit_small_patch16_224", **sizes, embed_dim=self.width, num_heads=self.heads, depth=12)
+        sizes: dict[str, Any] = {
+            "img_size": self.size,
+            "patch_size": self.patch,
+            "in_chans": 1,
+            "num_classes": 10,
+        }
+        backbone = timm.create_model(
+            "vit_small_patch16_224", **sizes, embed_dim=self.width, num_heads=self.heads, depth=12
+        )
         return RoutedModel(backbone, Position(predict=Predict() if self.predict else None))
 
 
@@ -67,9 +74,15 @@ def step(geometry: Geometry) -> Callable[[str, int], float]:
     """A function that takes one training step in one of the ways and gives its seconds."""
     torch.manual_seed(0)
     model = geometry.model()
-    stacked, images = RoutedModel(model.backbone), torch.rand(geometry.batch, 1, geometry.size, geometry.size)
+    stacked, images = (
+        RoutedModel(model.backbone),
+        torch.rand(geometry.batch, 1, geometry.size, geometry.size),
+    )
     stacked.position = model.position
-    labels, optimizer = torch.randint(0, 10, (geometry.batch,)), torch.optim.Adam(model.parameters(), fused=True)
+    labels, optimizer = (
+        torch.randint(0, 10, (geometry.batch,)),
+        torch.optim.Adam(model.parameters(), fused=True),
+    )
 
     def take(way: str, number: int) -> float:
         rng = generator("latin benchmark", number)
@@ -98,14 +111,22 @@ def timed(geometry: Geometry) -> dict[str, float]:
     for repetition, turn in itertools.product(range(geometry.repetitions + 1), range(len(WAYS))):
         way = (repetition + turn) % len(WAYS)  # who begins changes
         seconds[repetition, way] = take(WAYS[way], repetition)
-    found = {f"{way}_ms": 1e3 * float(np.median(column)) for way, column in zip(WAYS, seconds[1:].T, strict=True)}
+    found = {
+        f"{way}_ms": 1e3 * float(np.median(column))
+        for way, column in zip(WAYS, seconds[1:].T, strict=True)
+    }
     ratios = np.median(seconds[1:] / seconds[1:, :1], axis=0)
-    return found | {f"{way}_to_batch": float(ratio) for way, ratio in zip(WAYS[1:], ratios[1:], strict=True)}
+    return found | {
+        f"{way}_to_batch": float(ratio) for way, ratio in zip(WAYS[1:], ratios[1:], strict=True)
+    }
 
 
 def peak() -> float:
     """Largest resident set of this process so far, in MiB; what getrusage gives a process begins with its parent's."""
-    return int(re.findall(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)[0]) / 1024
+    return (
+        int(re.findall(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)[0])
+        / 1024
+    )
 
 
 def memory(geometry: Geometry, way: str) -> float:
@@ -129,7 +150,9 @@ def main() -> None:
         return
     rows: list[dict[str, Any]] = []
     for geometry in GEOMETRIES:
-        row: dict[str, Any] = {key: value for key, value in geometry._asdict().items() if key != "repetitions"}
+        row: dict[str, Any] = {
+            key: value for key, value in geometry._asdict().items() if key != "repetitions"
+        }
         row |= timed(geometry)
         row |= {
             f"{way}_mib": memory(geometry, way) if geometry.size > 28 else None for way in WAYS

@@ -38,19 +38,34 @@ def write_jpegs(folder: Path, images: int, sides: tuple[int, int] = (500, 375)) 
     for split, count in (("train", images), ("val", images // 10)):
         for i in range(count):
             width, height = (int(side * rng.uniform(0.8, 1.2)) for side in sides)
-            coarse = Image.fromarray(rng.integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)).resize((width, height))
+            coarse = Image.fromarray(
+                rng.integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
+            ).resize((width, height))
             grain = rng.integers(-12, 13, (height, width, 3), dtype=np.int16)
             path = folder / split / f"class_{i % CLASSES}" / f"{i}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(np.clip(np.asarray(coarse) + grain, 0, 255).astype(np.uint8)).save(path, quality=90)
+            Image.fromarray(np.clip(np.asarray(coarse) + grain, 0, 255).astype(np.uint8)).save(
+                path, quality=90
+            )
 
 
 def loader(folder: Path, workers: int) -> DataLoader:
     """torchvision's own way."""
     published = transforms.Compose(
-        [transforms.Resize(SIZE, antialias=True), transforms.CenterCrop(SIZE), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+        [
+            transforms.Resize(SIZE, antialias=True),
+            transforms.CenterCrop(SIZE),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
     )
-    return DataLoader(ImageFolder(folder, published), BATCH_SIZE, shuffle=True, num_workers=workers, drop_last=True)
+    return DataLoader(
+        ImageFolder(folder, published),
+        BATCH_SIZE,
+        shuffle=True,
+        num_workers=workers,
+        drop_last=True,
+    )
 
 
 def rate(batches: Callable[[], Iterable]) -> float:
@@ -74,17 +89,34 @@ def main() -> None:
         seconds = time.perf_counter() - begin
         split = Split(folder / "prepared", "train", torch.device("cpu"), 3, SIZE, MEAN, STD)
         theirs = loader(folder / "images" / "train", cores)
-        rates = np.array([
-            (rate(lambda: theirs), rate(lambda: chain.from_iterable(split.shuffled(BATCH_SIZE, 0, epoch) for epoch in range(EPOCHS))))
-            for _ in range(REPETITIONS + 1)
-        ])[1:]  # fmt: skip
+        rates = np.array(
+            [
+                (
+                    rate(lambda: theirs),
+                    rate(
+                        lambda: chain.from_iterable(
+                            split.shuffled(BATCH_SIZE, 0, epoch) for epoch in range(EPOCHS)
+                        )
+                    ),
+                )
+                for _ in range(REPETITIONS + 1)
+            ]
+        )[1:]
     decoded = IMAGES + IMAGES // 10
     row = {
-        "images": IMAGES, "pixels": SIZE, "batch": BATCH_SIZE,
-        "image_folder_images_s": np.median(rates[:, 0]).item(), "prepared_images_s": np.median(rates[:, 1]).item(),
-        "ratio": np.median(rates[:, 1] / rates[:, 0]).item(), "prepare_seconds": seconds, "prepare_images_s": decoded / seconds,
-    }  # fmt: skip
-    write(FILE, {"machine": machine(), "repetitions": REPETITIONS, "page_cache": "warm", "loading": row})
+        "images": IMAGES,
+        "pixels": SIZE,
+        "batch": BATCH_SIZE,
+        "image_folder_images_s": np.median(rates[:, 0]).item(),
+        "prepared_images_s": np.median(rates[:, 1]).item(),
+        "ratio": np.median(rates[:, 1] / rates[:, 0]).item(),
+        "prepare_seconds": seconds,
+        "prepare_images_s": decoded / seconds,
+    }
+    write(
+        FILE,
+        {"machine": machine(), "repetitions": REPETITIONS, "page_cache": "warm", "loading": row},
+    )
     show("normalised float images/s", [row])
 
 

@@ -15,9 +15,13 @@ def machine(gpu: str = "") -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
     return {
-        "hardware": gpu or f"{found[1] if found else platform.machine()}, {cores} cores", "cores": cores,
-        "python": platform.python_version(), "torch": version("torch"), "timm": version("timm"), "date": date.today().isoformat(),
-    }  # fmt: skip
+        "hardware": gpu or f"{found[1] if found else platform.machine()}, {cores} cores",
+        "cores": cores,
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "timm": version("timm"),
+        "date": date.today().isoformat(),
+    }
 
 
 def write(path: Path, content: Any) -> None:

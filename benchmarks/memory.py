@@ -40,7 +40,11 @@ def anonymous(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         own = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))
-        children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+        children = [
+            int(child)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
     except (OSError, StopIteration):  # it has just ended
         return 0
     return own + sum(anonymous(child) for child in children)
@@ -53,11 +57,15 @@ def settings() -> Params:
     options = {"batch_size": BATCH_SIZE, "validation_batch_size": BATCH_SIZE, "epochs": 1}
     return params.model_copy(
         update={
-            "model": name, "models": {name: ModelPreset(timm="vit_tiny_patch16_224", weights="scratch", kwargs=kwargs)},
-            "dataset": name, "datasets": {name: DatasetPreset(source="image_folder", folder="images")},
+            "model": name,
+            "models": {
+                name: ModelPreset(timm="vit_tiny_patch16_224", weights="scratch", kwargs=kwargs)
+            },
+            "dataset": name,
+            "datasets": {name: DatasetPreset(source="image_folder", folder="images")},
             "finetune": params.finetune.model_copy(update=options),
         }
-    )  # fmt: skip
+    )
 
 
 def work(part: str, folder: Path) -> None:
@@ -70,16 +78,26 @@ def work(part: str, folder: Path) -> None:
     run = run_config(params, part, variant, read_meta(data)["sha256"], None)
     if part == "train":
         (folder / part).mkdir()
-        train(TrainConfig(**run, options=params.resolve(Finetune), seed=0), data, None, folder / part, lambda row: None)
+        train(
+            TrainConfig(**run, options=params.resolve(Finetune), seed=0),
+            data,
+            None,
+            folder / part,
+            lambda row: None,
+        )
         return
     config = EvalConfig(**run, options=params.resolve(PruneEval), seed=0, precision="fp32")
     model, execution = open_model(config, data, None)
-    score(model, open_split(config, data, "train", model), [tuple(range(12))], BATCH_SIZE, execution)
+    score(
+        model, open_split(config, data, "train", model), [tuple(range(12))], BATCH_SIZE, execution
+    )
 
 
 def peak(part: str, folder: Path) -> float:
     """Megabytes."""
-    process = subprocess.Popen([sys.executable, __file__, part, str(folder)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, __file__, part, str(folder)], stdout=subprocess.DEVNULL
+    )
     highest, ended = 0, threading.Event()
     while not ended.wait(INTERVAL):
         highest = max(highest, anonymous(process.pid))
@@ -98,8 +116,19 @@ def main() -> None:
             folder = Path(temporary)
             write_jpegs(folder / "images", images, (100, 75))
             decoded = (images + images // 10) * 3 * SIZE**2 / 1e6
-            rows.append({"images": images, "decoded_mb": decoded} | {f"{part}_mb": peak(part, folder) for part in PARTS})
-    write(FILE, {"machine": machine() | {"threads": torch.get_num_threads()}, "pixels": SIZE, "batch": BATCH_SIZE, "peak": rows})
+            rows.append(
+                {"images": images, "decoded_mb": decoded}
+                | {f"{part}_mb": peak(part, folder) for part in PARTS}
+            )
+    write(
+        FILE,
+        {
+            "machine": machine() | {"threads": torch.get_num_threads()},
+            "pixels": SIZE,
+            "batch": BATCH_SIZE,
+            "peak": rows,
+        },
+    )
     show("peak anonymous memory, MB", rows)
 
 

@@ -60,18 +60,40 @@ MODULES = {  # -> the tests whose work it is to find its faults
     "pipeline/report/ledger.py": "tests/pipeline/report/test_ledger.py tests/pipeline/report/test_notes.py",
 }
 OPERATORS: dict[type, type] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn,
-    ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And, ast.Add: ast.Sub, ast.Sub: ast.Add,
-    ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Add, ast.Pow: ast.Mult,
-}  # fmt: skip
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Add,
+    ast.Pow: ast.Mult,
+}
 Fault = tuple[str, int, str, str]  # file, line, right, wrong
 
 
 def variants(node: ast.AST) -> Iterator[ast.AST]:
     """The node with one fault, in each way there is."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in OPERATORS:
-        yield ast.Compare(node.left, [OPERATORS[type(node.ops[0])](), *node.ops[1:]], node.comparators)
-    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS and not isinstance(node.left, ast.Constant | ast.JoinedStr):
+        yield ast.Compare(
+            node.left, [OPERATORS[type(node.ops[0])](), *node.ops[1:]], node.comparators
+        )
+    elif (
+        isinstance(node, ast.BinOp)
+        and type(node.op) in OPERATORS
+        and not isinstance(node.left, ast.Constant | ast.JoinedStr)
+    ):
         yield ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right)
     elif isinstance(node, ast.BoolOp):
         yield ast.BoolOp(OPERATORS[type(node.op)](), node.values)
@@ -96,7 +118,9 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
 def walked(node: ast.AST) -> Iterator[ast.AST]:
     """What is executed of a module: no annotations, docstrings, messages of errors, or parts of format strings."""
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns") or (isinstance(node, ast.Raise | ast.JoinedStr | ast.AnnAssign) and name != "value"):
+        if name in ("annotation", "returns") or (
+            isinstance(node, ast.Raise | ast.JoinedStr | ast.AnnAssign) and name != "value"
+        ):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
@@ -112,7 +136,10 @@ def faults(file: str) -> Iterator[tuple[Fault, str]]:
         starts.append(starts[-1] + len(line))
     for node in walked(ast.parse(source)):
         if isinstance(node, ast.expr | ast.stmt):
-            begin, end = starts[node.lineno - 1] + node.col_offset, starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+            begin, end = (
+                starts[node.lineno - 1] + node.col_offset,
+                starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0),
+            )
             for wrong in variants(node):
                 text = ast.unparse(ast.fix_missing_locations(wrong))
                 text = f"({text})" if isinstance(wrong, ast.expr) else text
@@ -132,12 +159,20 @@ def outcome(copy: Path, tests: str, limit: int = 3600) -> str:
             os.dup2(nowhere.fileno(), 2)
         import pytest
 
-        os._exit(int(pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--assert=plain", *tests.split()])))
+        os._exit(
+            int(
+                pytest.main(
+                    ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--assert=plain", *tests.split()]
+                )
+            )
+        )
     signal.signal(signal.SIGALRM, lambda *_: os.killpg(child, signal.SIGKILL))
     signal.alarm(limit)
     _, status = os.waitpid(child, 0)
     signal.alarm(0)
-    return {0: "passed", 1: "a test failed", -signal.SIGKILL: "did not end"}.get(os.waitstatus_to_exitcode(status), "tests do not start")
+    return {0: "passed", 1: "a test failed", -signal.SIGKILL: "did not end"}.get(
+        os.waitstatus_to_exitcode(status), "tests do not start"
+    )
 
 
 def plant(out: Path, drawn: list[tuple[Fault, str]]) -> None:
@@ -154,11 +189,15 @@ def plant(out: Path, drawn: list[tuple[Fault, str]]) -> None:
         for stamp, ((file, line, right, wrong), changed) in enumerate(drawn):
             path, text = copy / file, (copy / file).read_text()
             path.write_text(changed)
-            os.utime(path, (stamp, stamp))  # else bytecode of the same second and size would be taken for it
+            os.utime(
+                path, (stamp, stamp)
+            )  # else bytecode of the same second and size would be taken for it
             found = outcome(copy, MODULES[file], limits[MODULES[file]])
             found = outcome(copy, DEVICES, limits[DEVICES]) if found == "passed" else found
             path.write_text(text)
-            rows.append({"file": file, "line": line, "right": right, "wrong": wrong, "outcome": found})
+            rows.append(
+                {"file": file, "line": line, "right": right, "wrong": wrong, "outcome": found}
+            )
             print(rows[-1], flush=True)
     out.write_text(json.dumps(rows))
 
@@ -174,7 +213,9 @@ def plant_all(drawn: list[tuple[Fault, str]]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         drawn = sorted(drawn)  # by file: each process runs the tests of its files alone
         half = -(-len(drawn) // 2)
-        parts = {Path(folder) / name: part for name, part in (("0", drawn[:half]), ("1", drawn[half:]))}
+        parts = {
+            Path(folder) / name: part for name, part in (("0", drawn[:half]), ("1", drawn[half:]))
+        }
         started = [context.Process(target=plant, args=part) for part in parts.items()]
         for process in started:
             process.start()
@@ -199,18 +240,33 @@ def main() -> None:
     every = [fault for file in MODULES for fault in faults(file)]
     if options.again:
         known = {name(row) for run in runs for row in run["not_found"] if "why" not in row}
-        found = {name(row): row["outcome"] != "passed" for row in plant_all([fault for fault in every if fault[0] in known])}
+        found = {
+            name(row): row["outcome"] != "passed"
+            for row in plant_all([fault for fault in every if fault[0] in known])
+        }
         for run in runs:  # what was not planted, as its line has moved, stays
             still = [row for row in run["not_found"] if not found.get(name(row))]
             run["found_since"] += len(run["not_found"]) - len(still)
             run["not_found"] = still
     else:
         rows = plant_all(random.Random(options.seed).sample(every, options.count))
-        passed = [{key: row[key] for key in ("file", "line", "right", "wrong")} for row in rows if row["outcome"] == "passed"]
-        runs.append({
-            "machine": machine(), "seed": options.seed, "possible": len(every), "planted": len(rows), "found": len(rows) - len(passed),
-            "did_not_end": sum(row["outcome"] == "did not end" for row in rows), "found_since": 0, "not_found": sorted(passed, key=name),
-        })  # fmt: skip
+        passed = [
+            {key: row[key] for key in ("file", "line", "right", "wrong")}
+            for row in rows
+            if row["outcome"] == "passed"
+        ]
+        runs.append(
+            {
+                "machine": machine(),
+                "seed": options.seed,
+                "possible": len(every),
+                "planted": len(rows),
+                "found": len(rows) - len(passed),
+                "did_not_end": sum(row["outcome"] == "did not end" for row in rows),
+                "found_since": 0,
+                "not_found": sorted(passed, key=name),
+            }
+        )
     write(FILE, runs)
 
 

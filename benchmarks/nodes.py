@@ -43,36 +43,55 @@ from pipeline.training.scoring import open_split
 
 OUT = Path("results/nodes_measured")
 NODES, SEEDS = 12, (0, 1, 2)
-METHODS: list[tuple[str, Policy]] = [("baseline", "strict"), ("baseline", "partial"), ("layerdrop", "partial"), ("ls", "any")]
-MORE: list[tuple[str, Policy]] = [("ls_pos", "any"), ("ls_pred", "any")]  # on healthy nodes, and with half of them gone
+METHODS: list[tuple[str, Policy]] = [
+    ("baseline", "strict"),
+    ("baseline", "partial"),
+    ("layerdrop", "partial"),
+    ("ls", "any"),
+]
+MORE: list[tuple[str, Policy]] = [
+    ("ls_pos", "any"),
+    ("ls_pred", "any"),
+]  # on healthy nodes, and with half of them gone
 FAULTS = ("healthy", "slow", "away", "lost", "gone_3", "gone_6", "gone_9")
 IMAGES = 300
 # Service: what `layer_time` gives on one core of the machine named in swarm.json. A round trip of 159 ms, the median between 1,740 name
 # servers (Dabek et al., Vivaldi, SIGCOMM 2004, from King's measurements); lognormal and its sigma are ours. Presence: Weibull of shape
 # 0.59 and scale 41.9 minutes, one of three BitTorrent swarms (Stutzbach and Rejaie, Understanding churn in peer-to-peer networks, IMC
 # 2006); absence of the same shape, its mean as the share away wants it.
-INTERNET = Service(service=0.18, hop=0.159, spread=0.5, deadline=8, patience=4, suspicion=50, leave_out=0.25)
+INTERNET = Service(
+    service=0.18, hop=0.159, spread=0.5, deadline=8, patience=4, suspicion=50, leave_out=0.25
+)
 SHAPE, SESSION = 0.59, 41.9 * 60 * math.gamma(1 + 1 / 0.59)
 # Nodes, clients, journeys of each that count, seconds from one to the next. Light: a client asks every two minutes, so that nodes come
 # and go meanwhile. Heavy: every client asks again at once.
-LOADS = [("light", nodes, min(max(nodes // 10, 20), 200), 20, 120.0) for nodes in (12, 96, 1000, 10_000)] + [("heavy", 96, 144, 20, 0.0)]
+LOADS = [
+    ("light", nodes, min(max(nodes // 10, 20), 200), 20, 120.0) for nodes in (12, 96, 1000, 10_000)
+] + [("heavy", 96, 144, 20, 0.0)]
 
 
 def weights(variant: str, seed: int) -> Weights:
     """Of the default run."""
     params = load()
     file = Plan(params).weights_of(variant, seed).resolve()
-    return Weights(params.model_preset, len(read_meta(DATA)["classes"]), params.all_variants[variant], file)
+    return Weights(
+        params.model_preset, len(read_meta(DATA)["classes"]), params.all_variants[variant], file
+    )
 
 
-def messages(variant: str, seed: int, images: int, batch: int) -> tuple[Any, list[bytes], torch.Tensor]:
+def messages(
+    variant: str, seed: int, images: int, batch: int
+) -> tuple[Any, list[bytes], torch.Tensor]:
     """A model, the first validation images as its messages, and their labels."""
     params = load()
     model = weights(variant, seed).open()
     config = next(iter(Plan(params).jobs().values())).config
     split = open_split(config, DATA, "validation", model, images)
     with torch.inference_mode():
-        found = [(Message(model.embed(pixels), ()).pack(), labels) for _, pixels, labels in split.in_order(batch)]
+        found = [
+            (Message(model.embed(pixels), ()).pack(), labels)
+            for _, pixels, labels in split.in_order(batch)
+        ]
     return model, [packed for packed, _ in found], torch.cat([labels for _, labels in found])
 
 
@@ -86,17 +105,28 @@ def latin() -> list[dict[str, Any]]:
             found.pace(service)
             found.follow(latin_ticks(NODES, NODES), packed * NODES)  # warm
             for m in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64):
-                for name, ticks in (("latin", latin_ticks(m, NODES)), ("pipeline", pipeline_ticks(m, NODES))):
+                for name, ticks in (
+                    ("latin", latin_ticks(m, NODES)),
+                    ("pipeline", pipeline_ticks(m, NODES)),
+                ):
                     found.pace(service)
                     begun = time.perf_counter()
                     found.follow(ticks, packed * m)
                     seconds = time.perf_counter() - begun
-                    rows.append({
-                        "service_s": service, "images": batch, "schedule": name, "micro_batches": m, "ticks": len(ticks),
-                        "seconds": seconds,
-                        "micro_batches_per_s": m / seconds, "of_the_bound": len(ticks) * service / seconds,
-                        "hop_ms": 1000 * seconds / (m * NODES), "compute_ms": 1000 * found.pace(service) / (m * NODES),
-                    })  # fmt: skip
+                    rows.append(
+                        {
+                            "service_s": service,
+                            "images": batch,
+                            "schedule": name,
+                            "micro_batches": m,
+                            "ticks": len(ticks),
+                            "seconds": seconds,
+                            "micro_batches_per_s": m / seconds,
+                            "of_the_bound": len(ticks) * service / seconds,
+                            "hop_ms": 1000 * seconds / (m * NODES),
+                            "compute_ms": 1000 * found.pace(service) / (m * NODES),
+                        }
+                    )
     return rows
 
 
@@ -105,7 +135,12 @@ def handling_time(found: Cluster, packed: bytes, service: Service) -> float:
     only = Journey("any", math.inf, left_out=tuple(range(NODES)))
     begun = time.perf_counter()
     sends = [Send(node, node, math.inf) for node in range(NODES)] * 20
-    found.ray.get([found.actors[send.node].relay.remote(-1, packed, only, [], -math.inf, send) for send in sends])
+    found.ray.get(
+        [
+            found.actors[send.node].relay.remote(-1, packed, only, [], -math.inf, send)
+            for send in sends
+        ]
+    )
     return (time.perf_counter() - begun) / 20 - service.service
 
 
@@ -156,20 +191,30 @@ async def measure(
         away.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await away
-    busy = sum(len(answer.route) for answer, _ in answers) * client.options.service / (seconds * (NODES - len(troubles.gone)))
+    busy = (
+        sum(len(answer.route) for answer, _ in answers)
+        * client.options.service
+        / (seconds * (NODES - len(troubles.gone)))
+    )
     return Run([answer for answer, _ in answers], busy), [state for _, state in answers]
 
 
 def cells(options: Nodes) -> Iterator[tuple[int, str, list[tuple[str, Policy]]]]:
     """What is measured: copies of a layer, fault, methods. Nodes that are killed come last."""
     for fault, replication in product(FAULTS, (1, 2)):
-        yield replication, fault, METHODS + (MORE if fault in ("healthy", "gone_6") and replication == 1 else [])
+        yield (
+            replication,
+            fault,
+            METHODS + (MORE if fault in ("healthy", "gone_6") and replication == 1 else []),
+        )
 
 
 def faults() -> list[dict[str, Any]]:
     """Every fault and method on real processes, and as simulated with the same faults: once a seed, each with nodes of its own."""
     if ADDRESS in os.environ:  # nodes elsewhere have other processes' numbers
-        raise UserError(f"{ADDRESS}: found {os.environ[ADDRESS]!r}, accepted: none, since processes of this machine are stopped")
+        raise UserError(
+            f"{ADDRESS}: found {os.environ[ADDRESS]!r}, accepted: none, since processes of this machine are stopped"
+        )
     rows: list[dict[str, Any]] = []
     for row in chain.from_iterable(map(faults_of, SEEDS)):
         rows.append(row)
@@ -188,9 +233,15 @@ def faults_of(seed: int) -> Iterator[dict[str, Any]]:
         found.hold(weights("ls", seed), holders, service)
         for layer, actor in found.actors.items():
             found.ray.get(actor.run.remote(packed[0], layer))
-        measured = {"handling": handling_time(found, packed[0], service), "hop": hop_time(found, packed[0], service)}
+        measured = {
+            "handling": handling_time(found, packed[0], service),
+            "hop": hop_time(found, packed[0], service),
+        }
         service = service.model_copy(update=measured)
-        print(f"a message takes {1000 * service.handling:.2f} ms at its node, a hop {1000 * service.hop:.2f} ms", flush=True)
+        print(
+            f"a message takes {1000 * service.handling:.2f} ms at its node, a hop {1000 * service.hop:.2f} ms",
+            flush=True,
+        )
         for replication, name, methods in cells(options):
             fault, key = options.faults[name], (options.seed, seed, NODES)
             holders = place(NODES, replication, NODES)
@@ -202,13 +253,42 @@ def faults_of(seed: int) -> Iterator[dict[str, Any]]:
                 pids = found.hold(weights(variant, seed), holders, service)
                 found.pace(service.service, troubles.slow, fault.slow, fault.lost, *key)
                 client = Client(holders, service, time.time, generator("nodes client", *key))
-                run, states = asyncio.run(measure(found, pids, troubles, client, policy, packed, options.in_flight, fault, *key))
+                run, states = asyncio.run(
+                    measure(
+                        found,
+                        pids,
+                        troubles,
+                        client,
+                        policy,
+                        packed,
+                        options.in_flight,
+                        fault,
+                        *key,
+                    )
+                )
                 answered = np.repeat([not answer.lost for answer in run.answers], batch)
-                right = (torch.cat([logits(model, state) for state in states]).argmax(1) == labels).numpy() & answered
-                simulated = simulate(NODES, replication, NODES, len(packed), options.in_flight, policy, service, fault, *key)
+                right = (
+                    torch.cat([logits(model, state) for state in states]).argmax(1) == labels
+                ).numpy() & answered
+                simulated = simulate(
+                    NODES,
+                    replication,
+                    NODES,
+                    len(packed),
+                    options.in_flight,
+                    policy,
+                    service,
+                    fault,
+                    *key,
+                )
                 dreamt = np.repeat([not answer.lost for answer in simulated.answers], batch)
-                for how, each, hits, there in (("processes", run, right, answered), ("simulation", simulated, dreamt & False, dreamt)):
-                    numbers = dict(zip(COLUMNS[4:], summary(each, options, hits, there), strict=True))
+                for how, each, hits, there in (
+                    ("processes", run, right, answered),
+                    ("simulation", simulated, dreamt & False, dreamt),
+                ):
+                    numbers = dict(
+                        zip(COLUMNS[4:], summary(each, options, hits, there), strict=True)
+                    )
                     if how == "simulation":
                         numbers |= {"accuracy": None, "right": None}
                     where = {
@@ -242,20 +322,49 @@ def layer_time(images: int = 5) -> float:
 def swarms() -> list[dict[str, Any]]:
     """The swarm: availability, latency and idle time, by load, size, share of time that nodes are away, copies and policy."""
     rows = []
-    for (name, nodes, clients, journeys, rest), away, replication, policy in product(LOADS, (0.02, 0.1, 0.3), (1, 2, 4, 8), POLICIES):
+    for (name, nodes, clients, journeys, rest), away, replication, policy in product(
+        LOADS, (0.02, 0.1, 0.3), (1, 2, 4, 8), POLICIES
+    ):
         if replication > nodes // NODES:
             continue
         absence = SESSION * away / (1 - away) / INTERNET.service
         fault = Fault(away=away, absence=absence, shape=SHAPE)
         begun = time.perf_counter()
-        run = swarm(nodes, replication, NODES, clients, journeys, rest, policy, INTERNET, fault, 0, nodes, replication)
+        run = swarm(
+            nodes,
+            replication,
+            NODES,
+            clients,
+            journeys,
+            rest,
+            policy,
+            INTERNET,
+            fault,
+            0,
+            nodes,
+            replication,
+        )
         whole = [answer for answer in run.answers if not answer.lost]
-        p50, p99 = np.percentile([answer.seconds for answer in whole], [50, 99]).tolist() if whole else (None, None)
-        rows.append({
-            "load": name, "nodes": nodes, "away": away, "replication": replication, "policy": policy, "journeys": len(run.answers),
-            "answered": len(whole) / len(run.answers), "layers": np.mean([len(answer.route) for answer in whole]) if whole else None,
-            "p50_s": p50, "p99_s": p99, "idle": 1 - run.busy,
-        })  # fmt: skip
+        p50, p99 = (
+            np.percentile([answer.seconds for answer in whole], [50, 99]).tolist()
+            if whole
+            else (None, None)
+        )
+        rows.append(
+            {
+                "load": name,
+                "nodes": nodes,
+                "away": away,
+                "replication": replication,
+                "policy": policy,
+                "journeys": len(run.answers),
+                "answered": len(whole) / len(run.answers),
+                "layers": np.mean([len(answer.route) for answer in whole]) if whole else None,
+                "p50_s": p50,
+                "p99_s": p99,
+                "idle": 1 - run.busy,
+            }
+        )
         print(*rows[-1].values(), f"{time.perf_counter() - begun:.1f} s", flush=True)
     return rows
 
@@ -263,13 +372,17 @@ def swarms() -> list[dict[str, Any]]:
 @one_line_errors()
 def main() -> None:
     """Measure one of the three, and write its rows and the machine."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = {"latin": latin, "faults": faults, "swarm": swarms}
     parser.add_argument("what", choices=commands)
     what = parser.parse_args().what
     OUT.mkdir(parents=True, exist_ok=True)
     rows = commands[what]()
-    pd.DataFrame(rows).to_csv(OUT / f"{what}.csv", index=False, lineterminator="\n", float_format="%.4g")
+    pd.DataFrame(rows).to_csv(
+        OUT / f"{what}.csv", index=False, lineterminator="\n", float_format="%.4g"
+    )
     measured = {"layer_of_vit_b_s": round(layer_time(), 3)} if what == "swarm" else {}
     write(OUT / f"{what}.json", {"machine": machine()} | measured)
     show(what, rows[:20])

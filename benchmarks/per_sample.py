@@ -48,9 +48,16 @@ class Geometry(NamedTuple):
 
     def model(self) -> tuple[RoutedModel, tuple[int, int]]:
         """The model and (channels, pixels) of its images; 224 px in colour, else grey as the embedded ones."""
-        kwargs = {"img_size": self.size, "patch_size": self.patch, "in_chans": 3 if self.size == 224 else 1}
-        preset = ModelPreset(timm="vit_small_patch16_224", weights="scratch",
-                             kwargs=kwargs | {"embed_dim": self.width, "num_heads": self.heads, "depth": 12})  # fmt: skip
+        kwargs = {
+            "img_size": self.size,
+            "patch_size": self.patch,
+            "in_chans": 3 if self.size == 224 else 1,
+        }
+        preset = ModelPreset(
+            timm="vit_small_patch16_224",
+            weights="scratch",
+            kwargs=kwargs | {"embed_dim": self.width, "num_heads": self.heads, "depth": 12},
+        )
         model = build(preset, 10).eval()
         return model, input_size(model, preset)
 
@@ -63,9 +70,13 @@ GEOMETRIES = [
 ]
 
 
-def ways(model: RoutedModel, images: torch.Tensor, singles: int) -> list[tuple[int, Callable[[], object]]]:
+def ways(
+    model: RoutedModel, images: torch.Tensor, singles: int
+) -> list[tuple[int, Callable[[], object]]]:
     """(images, function to time): shared order, an order a sample, the same orders one by one."""
-    routes = torch.from_numpy(per_sample(arbitrary, generator("samples", 0), model.num_layers, len(images)))
+    routes = torch.from_numpy(
+        per_sample(arbitrary, generator("samples", 0), model.num_layers, len(images))
+    )
     shared = tuple(range(model.num_layers))
     each = [tuple(route.tolist()) for route in routes[:singles]]
     return [
@@ -91,12 +102,21 @@ def speed(geometry: Geometry) -> list[dict[str, Any]]:
                 run()
                 rates[repetition, way] = count / (time.perf_counter() - begin)
         shared, own, single = rates[1:].T
-        rows.append({
-            "width": geometry.width, "pixels": size, "patch": geometry.patch, "tokens": (size // geometry.patch) ** 2 + 1, "batch": batch,
-            "sequential_images_s": np.median(shared).item(), "per_sample_images_s": np.median(own).item(),
-            "batch_1_images_s": np.median(single).item(), "per_sample_to_sequential": np.median(own / shared).item(),
-            "per_sample_to_batch_1": np.median(own / single).item(), "sequential_to_batch_1": np.median(shared / single).item(),
-        })  # fmt: skip
+        rows.append(
+            {
+                "width": geometry.width,
+                "pixels": size,
+                "patch": geometry.patch,
+                "tokens": (size // geometry.patch) ** 2 + 1,
+                "batch": batch,
+                "sequential_images_s": np.median(shared).item(),
+                "per_sample_images_s": np.median(own).item(),
+                "batch_1_images_s": np.median(single).item(),
+                "per_sample_to_sequential": np.median(own / shared).item(),
+                "per_sample_to_batch_1": np.median(own / single).item(),
+                "sequential_to_batch_1": np.median(shared / single).item(),
+            }
+        )
     return rows
 
 
@@ -107,7 +127,9 @@ def gain(route: str, folder: Path) -> dict[str, Any]:
     if not data.exists():
         prepare("digits", params.dataset_preset, data, data)
     run = run_config(params, route, Variant(route=route), read_meta(data)["sha256"], None)
-    options = params.resolve(Finetune).model_copy(update={"epochs": EPOCHS, "threads": torch.get_num_threads()})
+    options = params.resolve(Finetune).model_copy(
+        update={"epochs": EPOCHS, "threads": torch.get_num_threads()}
+    )
     config = TrainConfig(**run, options=options, seed=0)
     trained = folder / route
     trained.mkdir()
@@ -118,25 +140,51 @@ def gain(route: str, folder: Path) -> dict[str, Any]:
     for i in range(ESTIMATES):
         routes = per_sample(arbitrary, generator("samples", 0, i), model.num_layers, len(split))
         a_batch = [tuple(route.tolist()) for route in routes[:batches]]
-        estimates.append([score(model, split, orders, BATCH_SIZE, execution).accuracy for orders in (a_batch, torch.from_numpy(routes))])
-    (mean_batch, mean_sample), (std_batch, std_sample) = np.mean(estimates, axis=0), np.std(estimates, axis=0, ddof=1)
+        estimates.append(
+            [
+                score(model, split, orders, BATCH_SIZE, execution).accuracy
+                for orders in (a_batch, torch.from_numpy(routes))
+            ]
+        )
+    (mean_batch, mean_sample), (std_batch, std_sample) = (
+        np.mean(estimates, axis=0),
+        np.std(estimates, axis=0, ddof=1),
+    )
     return {
-        "trained": route, "images": len(split), "estimates": ESTIMATES, "orders_a_pass": batches,
-        "mean_order_a_batch": float(mean_batch), "mean_order_a_sample": float(mean_sample),
-        "std_order_a_batch": float(std_batch), "std_order_a_sample": float(std_sample), "ratio": float(std_batch / std_sample),
-    }  # fmt: skip
+        "trained": route,
+        "images": len(split),
+        "estimates": ESTIMATES,
+        "orders_a_pass": batches,
+        "mean_order_a_batch": float(mean_batch),
+        "mean_order_a_sample": float(mean_sample),
+        "std_order_a_batch": float(std_batch),
+        "std_order_a_sample": float(std_sample),
+        "ratio": float(std_batch / std_sample),
+    }
 
 
 def main() -> None:
     """Measure, write and print."""
-    parser = argparse.ArgumentParser(description="Speed and gain of an order of its own for every sample.")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (default: all)")
+    parser = argparse.ArgumentParser(
+        description="Speed and gain of an order of its own for every sample."
+    )
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="CPU threads (default: all)"
+    )
     threads = parser.parse_args().threads
     torch.set_num_threads(threads)
     rows = [row for geometry in GEOMETRIES for row in speed(geometry)]
     with tempfile.TemporaryDirectory() as temporary:
         gains = [gain(route, Path(temporary)) for route in ("sequential", "arbitrary")]
-    write(FILE, {"machine": machine() | {"threads": threads}, "repetitions": REPETITIONS, "speed": rows, "gain": gains})
+    write(
+        FILE,
+        {
+            "machine": machine() | {"threads": threads},
+            "repetitions": REPETITIONS,
+            "speed": rows,
+            "gain": gains,
+        },
+    )
     show("evaluation images/s, 12 layers", rows)
     show("accuracy under arbitrary orders, estimated from one pass", gains)
 

@@ -36,7 +36,14 @@ exit $code
 def seconds(command: list[str], folder: Path, **environment: str) -> float:
     """Of a command that succeeds."""
     begin = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         sys.exit(f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     return time.perf_counter() - begin
@@ -60,9 +67,20 @@ def pipeline(folder: Path, command: list[str]) -> tuple[float, list[dict[str, An
     tools.mkdir()
     (tools / "python").write_text(SHIM.format(python=sys.executable))
     (tools / "python").chmod(0o755)
-    environment = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "TIMES": str(times), "PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "TIMES": str(times),
+        "PYTHONUNBUFFERED": "1",
+    }
     begin, first = time.time(), dict[str, float]()
-    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
         assert process.stdout is not None
         stage = ""
         for line in process.stdout:
@@ -78,13 +96,25 @@ def pipeline(folder: Path, command: list[str]) -> tuple[float, list[dict[str, An
         (busy, idle), (busy_after, idle_after) = (cpu(lines[i + j]) for j in (0, 2))
         start, stop = (float(lines[i + j].split()[1]) for j in (1, 3))
         name = lines[i + 1].split(" stages ")[1]
-        rows.append({
-            "stage": name, "dvc_before_s": start - before, "command_s": stop - start,
-            "until_first_job_s": first[name] - start if name in first else None,
-            "idle": (idle_after - idle) / max(1, busy_after + idle_after - busy - idle),
-        })  # fmt: skip
+        rows.append(
+            {
+                "stage": name,
+                "dvc_before_s": start - before,
+                "command_s": stop - start,
+                "until_first_job_s": first[name] - start if name in first else None,
+                "idle": (idle_after - idle) / max(1, busy_after + idle_after - busy - idle),
+            }
+        )
         before = stop
-    rows.append({"stage": "(after the last)", "dvc_before_s": end - before, "command_s": 0.0, "until_first_job_s": None, "idle": None})
+    rows.append(
+        {
+            "stage": "(after the last)",
+            "dvc_before_s": end - before,
+            "command_s": 0.0,
+            "until_first_job_s": None,
+            "idle": None,
+        }
+    )
     return end - begin, rows
 
 
@@ -100,16 +130,25 @@ def main() -> None:
     known = json.loads(FILE.read_text()) if FILE.exists() else {}
     plain = [sys.executable, "-c", "import torch, timm"]
     beside = median(lambda: seconds(plain, ROOT))
-    found: dict[str, Any] = {"machine": machine(), "repetitions": REPETITIONS, "import_torch_timm_s": dict.fromkeys(asked, beside)}
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "repetitions": REPETITIONS,
+        "import_torch_timm_s": dict.fromkeys(asked, beside),
+    }
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         fresh = clone(place / "fresh")
         dvc = [sys.executable, "-m", "dvc", "repro"]
         found["allow_missing_s"] = median(lambda: seconds([*dvc, "--allow-missing"], fresh))
         if "smoke" in asked:
-            found["smoke_s"] = median(lambda: seconds([sys.executable, "-m", "stages.commands", "smoke"], fresh))
+            found["smoke_s"] = median(
+                lambda: seconds([sys.executable, "-m", "stages.commands", "smoke"], fresh)
+            )
             presets = [f"-S{preset}" for preset in PRESETS]
-            found["smoke"] = pipeline(clone(place / "tiny"), [sys.executable, "-m", "dvc", "exp", "run", "--pull", *presets])[1]
+            found["smoke"] = pipeline(
+                clone(place / "tiny"),
+                [sys.executable, "-m", "dvc", "exp", "run", "--pull", *presets],
+            )[1]
         if "repro" in asked:
             total, rows = pipeline(whole := clone(place / "whole"), [*dvc, "--pull"])
             found |= {"repro_s": total, "repro": rows}
@@ -119,12 +158,20 @@ def main() -> None:
             found["finished_stage_s"] = median(lambda: seconds(stage, whole))
         if "tests" in asked:
             found["tests_s"] = seconds([sys.executable, "-m", "pytest"], clone(place / "tests"))
-    found["import_torch_timm_s"] = known.get("import_torch_timm_s", {}) | found["import_torch_timm_s"]
+    found["import_torch_timm_s"] = (
+        known.get("import_torch_timm_s", {}) | found["import_torch_timm_s"]
+    )
     write(FILE, known | found)
     for name in ("smoke", "repro"):
         if name in found:
             show(f"{name}: {found[f'{name}_s']:.0f} s", found[name])
-    show("seconds", [{"import_torch_timm_s": beside} | {name: value for name, value in found.items() if isinstance(value, float)}])
+    show(
+        "seconds",
+        [
+            {"import_torch_timm_s": beside}
+            | {name: value for name, value in found.items() if isinstance(value, float)}
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -40,20 +40,51 @@ def images_s(folder: Path, geometry: tuple, processes: int, device: str, seed: i
     if not data.exists():
         data.mkdir()
         rng = np.random.default_rng(0)
-        arrays = Arrays(rng.integers(0, 256, (images, pixels, pixels, 3), dtype=np.uint8), rng.integers(0, 10, images))
+        arrays = Arrays(
+            rng.integers(0, 256, (images, pixels, pixels, 3), dtype=np.uint8),
+            rng.integers(0, 10, images),
+        )
         write_arrow(data / "train.arrow", arrays.images.shape[1:], [arrays])
-        meta = {"classes": list(range(10)), "counts": {"train": images}, "mean": [0.5] * 3, "std": [0.5] * 3, "resize": "published"}
+        meta = {
+            "classes": list(range(10)),
+            "counts": {"train": images},
+            "mean": [0.5] * 3,
+            "std": [0.5] * 3,
+            "resize": "published",
+        }
         (data / "meta.json").write_text(json.dumps(meta))
-    kwargs = {"img_size": pixels, "patch_size": patch, "embed_dim": width, "num_heads": heads, "depth": 12}
+    kwargs = {
+        "img_size": pixels,
+        "patch_size": patch,
+        "embed_dim": width,
+        "num_heads": heads,
+        "depth": 12,
+    }
     changes = {"epochs": EPOCHS, "batch_size": batch * processes, "threads": 1}
     config = TrainConfig(
-        title=name, dataset="random", model_name=name, device=device, data_sha256="", weights_sha256=None,
-        model=ModelPreset(timm="vit_small_patch16_224", kwargs=kwargs, weights="scratch"), variant=Variant(route="arbitrary"),
-        options=load().finetune.model_copy(update=changes), seed=seed, world_size=processes,
-    )  # fmt: skip
+        title=name,
+        dataset="random",
+        model_name=name,
+        device=device,
+        data_sha256="",
+        weights_sha256=None,
+        model=ModelPreset(timm="vit_small_patch16_224", kwargs=kwargs, weights="scratch"),
+        variant=Variant(route="arbitrary"),
+        options=load().finetune.model_copy(update=changes),
+        seed=seed,
+        world_size=processes,
+    )
     rows: list[dict] = []
-    job = Job(f"{name}, {processes} processes", "benchmarks.epochs:timed", config, {"data": data}, EPOCHS)
-    run([job], device, lambda job, row: rows.append(row), 1, Distributed(processes=processes, nodes=1, endpoint=None, routes="shared"))
+    job = Job(
+        f"{name}, {processes} processes", "benchmarks.epochs:timed", config, {"data": data}, EPOCHS
+    )
+    run(
+        [job],
+        device,
+        lambda job, row: rows.append(row),
+        1,
+        Distributed(processes=processes, nodes=1, endpoint=None, routes="shared"),
+    )
     return float(np.median([images / row["seconds"] for row in rows[1:]]))
 
 
@@ -70,13 +101,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         os.environ["DVC_ROOT"] = temporary  # where the jobs keep their state
         for geometry in CUDA if gpus else CPU:
-            rates = np.array([[images_s(Path(temporary), geometry, n, device, seed) for n in counts] for seed in range(REPETITIONS)])
+            rates = np.array(
+                [
+                    [images_s(Path(temporary), geometry, n, device, seed) for n in counts]
+                    for seed in range(REPETITIONS)
+                ]
+            )
             for n, column in zip(counts, rates.T, strict=True):
                 efficiency = float(np.median(column / (n * rates[:, 0])))
-                rows.append({"model": geometry[0], "batch_a_process": geometry[-1], "processes": n,
-                             "images_s": float(np.median(column)), "efficiency": efficiency})  # fmt: skip
+                rows.append(
+                    {
+                        "model": geometry[0],
+                        "batch_a_process": geometry[-1],
+                        "processes": n,
+                        "images_s": float(np.median(column)),
+                        "efficiency": efficiency,
+                    }
+                )
     name = torch.cuda.get_device_name() if gpus else ""
-    write_entry(FILE, {"machine": machine(name) | {"gpus": gpus}, "repetitions": REPETITIONS, "rows": rows})
+    write_entry(
+        FILE, {"machine": machine(name) | {"gpus": gpus}, "repetitions": REPETITIONS, "rows": rows}
+    )
     show("one training in several processes", rows)
 
 

@@ -23,27 +23,48 @@ SEEDS = (0, 1)
 
 def pretrain(params: Params, data: Path, folder: Path, seed: int, **changes: Any) -> Path:
     """The starting weights."""
-    _train(params, PLAIN, params.resolve(Pretrain).model_copy(update=changes), seed, data, None, folder)
+    _train(
+        params, PLAIN, params.resolve(Pretrain).model_copy(update=changes), seed, data, None, folder
+    )
     return folder / WEIGHTS
 
 
-def refine(params: Params, name: str, options: Finetune, seed: int, data: Path, start: Path, folder: Path) -> TrainConfig:
+def refine(
+    params: Params, name: str, options: Finetune, seed: int, data: Path, start: Path, folder: Path
+) -> TrainConfig:
     """Refine a variant in a folder; what it was trained with."""
-    return _train(params, params.all_variants[name], options, seed, data, start, folder, per=options.per)
+    return _train(
+        params, params.all_variants[name], options, seed, data, start, folder, per=options.per
+    )
 
 
 def _train(
-    params: Params, variant: Variant, options: Optimisation, seed: int, data: Path, start: Path | None, folder: Path, **changes: Any
-) -> TrainConfig:  # fmt: skip
-    config = TrainConfig(**run_config(params, "", variant, read_meta(data)["sha256"], None), options=options, seed=seed, **changes)
+    params: Params,
+    variant: Variant,
+    options: Optimisation,
+    seed: int,
+    data: Path,
+    start: Path | None,
+    folder: Path,
+    **changes: Any,
+) -> TrainConfig:
+    config = TrainConfig(
+        **run_config(params, "", variant, read_meta(data)["sha256"], None),
+        options=options,
+        seed=seed,
+        **changes,
+    )
     folder.mkdir(parents=True)
     train(config, data, start, folder, lambda event: None)
     return config
 
 
 def try_settings(
-    what: str, settings: Sequence[Any], measure: Callable[..., Any], prepared: Callable[[Path, Path], Any] = lambda data, folder: None
-) -> list[list[Any]]:  # fmt: skip
+    what: str,
+    settings: Sequence[Any],
+    measure: Callable[..., Any],
+    prepared: Callable[[Path, Path], Any] = lambda data, folder: None,
+) -> list[list[Any]]:
     """What `measure(setting, seed, data, folder, prepared)` gives, in processes of one thread: by setting, then by seed.
 
     `prepared`: made once, from the data, in a folder of its own.
@@ -53,11 +74,19 @@ def try_settings(
     workers, params = parser.parse_args().workers, load()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        prepare(params.dataset, params.dataset_preset, Path("data") / params.dataset, data := folder / "data")
+        prepare(
+            params.dataset,
+            params.dataset_preset,
+            Path("data") / params.dataset,
+            data := folder / "data",
+        )
         given = prepared(data, folder / "prepared")
         with ProcessPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             found = [
-                [pool.submit(measure, setting, seed, data, folder / f"{i}_{seed}", given) for seed in SEEDS]
+                [
+                    pool.submit(measure, setting, seed, data, folder / f"{i}_{seed}", given)
+                    for seed in SEEDS
+                ]
                 for i, setting in enumerate(settings)
             ]
             return [[each.result() for each in seeds] for seeds in found]

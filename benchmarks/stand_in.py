@@ -55,21 +55,42 @@ def curve(config: TrainConfig, data: Path, weights: Path) -> list[float]:
     for k in KS:
         groups = max(model.num_layers - k, 1)
         passes, batch_size = math.ceil(ORDERS / groups / 10), math.ceil(len(split) / 10)
-        drawn = [[latin(generator("stand-in", k, i, j), model.num_layers, k) for j in range(10)] for i in range(passes)]
-        found.append(float(np.mean([score(model, split, routes, batch_size, execution).accuracy for routes in drawn])))
+        drawn = [
+            [latin(generator("stand-in", k, i, j), model.num_layers, k) for j in range(10)]
+            for i in range(passes)
+        ]
+        found.append(
+            float(
+                np.mean(
+                    [
+                        score(model, split, routes, batch_size, execution).accuracy
+                        for routes in drawn
+                    ]
+                )
+            )
+        )
     return found
 
 
-def measure(setting: dict[str, Any], seed: int, data: Path, folder: Path, _: None) -> dict[str, Any]:
+def measure(
+    setting: dict[str, Any], seed: int, data: Path, folder: Path, _: None
+) -> dict[str, Any]:
     """One setting and seed: pre-trained, refined twice, and the curves."""
     params = load()
-    own, plain = params.models[params.model], {k: v for k, v in setting.items() if k in ("init_std", "init_growth")}
+    own, plain = (
+        params.models[params.model],
+        {k: v for k, v in setting.items() if k in ("init_std", "init_growth")},
+    )
     kwargs = own.kwargs | {k: v for k, v in setting.items() if "." not in k and k not in plain}
-    params = params.model_copy(update={"models": {params.model: own.model_copy(update=plain | {"kwargs": kwargs})}})
+    params = params.model_copy(
+        update={"models": {params.model: own.model_copy(update=plain | {"kwargs": kwargs})}}
+    )
     changes = {k.partition(".")[2]: v for k, v in setting.items() if "." in k}
     start, found = pretrain(params, data, folder, seed, threads=1, **changes), {}
     for name in ("baseline", "ls"):
-        trained = refine(params, name, params.resolve(Finetune, name), seed, data, start, folder / name)
+        trained = refine(
+            params, name, params.resolve(Finetune, name), seed, data, start, folder / name
+        )
         found[name] = curve(trained, data, folder / name / weights_file(HELDOUT))
     return found
 
@@ -83,15 +104,34 @@ def distance(accuracies: np.ndarray) -> float:
 def main() -> None:
     """Measure, write and print."""
     rows = []
-    for setting, seeds in zip(SETTINGS, try_settings("Which micro model behaves like a pre-trained one.", SETTINGS, measure), strict=True):
+    for setting, seeds in zip(
+        SETTINGS,
+        try_settings("Which micro model behaves like a pre-trained one.", SETTINGS, measure),
+        strict=True,
+    ):
         curves = {name: np.array([each[name] for each in seeds]) for name in ("baseline", "ls")}
         distances = [distance(each) for each in curves["baseline"]]
-        rows.append({
-            "setting": ", ".join(f"{key} {value}" for key, value in setting.items()), "distance": float(np.mean(distances)),
-            "distance_std": float(np.std(distances, ddof=1)),
-            **{name: [round(float(value), 3) for value in each.mean(0)] for name, each in curves.items()},
-        })  # fmt: skip
-    write(FILE, {"machine": machine(), "seeds": len(SEEDS), "layers_in_place": KS, "pre_trained": PRE_TRAINED, "settings": rows})
+        rows.append(
+            {
+                "setting": ", ".join(f"{key} {value}" for key, value in setting.items()),
+                "distance": float(np.mean(distances)),
+                "distance_std": float(np.std(distances, ddof=1)),
+                **{
+                    name: [round(float(value), 3) for value in each.mean(0)]
+                    for name, each in curves.items()
+                },
+            }
+        )
+    write(
+        FILE,
+        {
+            "machine": machine(),
+            "seeds": len(SEEDS),
+            "layers_in_place": KS,
+            "pre_trained": PRE_TRAINED,
+            "settings": rows,
+        },
+    )
     show("accuracy on held-out images by number of first layers in place", rows)
 
 

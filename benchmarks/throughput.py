@@ -52,13 +52,26 @@ class Geometry(NamedTuple):
     def kwargs(self) -> dict[str, Any]:
         """For timm.create_model: patches of 16 pixels at 224, else of 14 as in the micro models."""
         patch = 16 if self.size == 224 else 14
-        return {"img_size": self.size, "patch_size": patch, "embed_dim": self.width, "num_heads": self.heads, "depth": NUM_LAYERS,
-                "num_classes": NUM_CLASSES}  # fmt: skip
+        return {
+            "img_size": self.size,
+            "patch_size": patch,
+            "embed_dim": self.width,
+            "num_heads": self.heads,
+            "depth": NUM_LAYERS,
+            "num_classes": NUM_CLASSES,
+        }
 
 
 GEOMETRIES = {
-    "cpu": [Geometry("vit_micro", 32, 2, 28, 128, 20), Geometry("ViT-S/16", 384, 6, 224, 8, 1), Geometry("ViT-B/16", 768, 12, 224, 2, 1)],
-    "cuda": [Geometry("ViT-B/16", 768, 12, 224, 128, 10), Geometry("ViT-B/16", 768, 12, 224, 640, 4, micro_batch=160)],
+    "cpu": [
+        Geometry("vit_micro", 32, 2, 28, 128, 20),
+        Geometry("ViT-S/16", 384, 6, 224, 8, 1),
+        Geometry("ViT-B/16", 768, 12, 224, 2, 1),
+    ],
+    "cuda": [
+        Geometry("ViT-B/16", 768, 12, 224, 128, 10),
+        Geometry("ViT-B/16", 768, 12, 224, 640, 4, micro_batch=160),
+    ],
 }
 
 
@@ -67,10 +80,15 @@ def transformers_vit(geometry: Geometry) -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
     config: dict[str, Any] = {
-        "hidden_size": geometry.width, "num_hidden_layers": NUM_LAYERS, "num_attention_heads": geometry.heads,
-        "intermediate_size": 4 * geometry.width, "image_size": geometry.size, "patch_size": geometry.kwargs["patch_size"],
-        "num_labels": NUM_CLASSES, "attn_implementation": "sdpa",
-    }  # fmt: skip
+        "hidden_size": geometry.width,
+        "num_hidden_layers": NUM_LAYERS,
+        "num_attention_heads": geometry.heads,
+        "intermediate_size": 4 * geometry.width,
+        "image_size": geometry.size,
+        "patch_size": geometry.kwargs["patch_size"],
+        "num_labels": NUM_CLASSES,
+        "attn_implementation": "sdpa",
+    }
     return ViTForImageClassification(ViTConfig(**config))
 
 
@@ -96,7 +114,13 @@ class Bench:
         model = model.to(self.execution.device).train(training)
         optimizer = make_optimizer(model, self.options)
         if self.execution.compiled:
-            compile_blocks(next(m for m in model.modules() if isinstance(m, nn.Sequential | nn.ModuleList) and len(m) == NUM_LAYERS))
+            compile_blocks(
+                next(
+                    m
+                    for m in model.modules()
+                    if isinstance(m, nn.Sequential | nn.ModuleList) and len(m) == NUM_LAYERS
+                )
+            )
 
         def logits() -> Tensor:
             with self.execution.context():
@@ -111,10 +135,14 @@ class Bench:
 
         return steps if training else self.inference(logits)
 
-    def routed(self, kind: str, training: bool, position: Position | None = None, **changes: Any) -> Callable[[], None]:
+    def routed(
+        self, kind: str, training: bool, position: Position | None = None, **changes: Any
+    ) -> Callable[[], None]:
         """The pipeline's own training step and forward pass."""
         backbone = timm.create_model("vit_base_patch16_224", **self.geometry.kwargs)
-        model = RoutedModel(backbone, position or Position()).to(self.execution.device).train(training)
+        model = (
+            RoutedModel(backbone, position or Position()).to(self.execution.device).train(training)
+        )
         model.checkpointing = changes.pop("checkpointing", False)
         options = self.options.model_copy(update=changes)
         if self.execution.compiled:
@@ -146,18 +174,27 @@ class Bench:
     def ways(self, training: bool) -> dict[str, Callable[[], None]]:
         """By name, plain timm first."""
         timed = {
-            "timm": self.plain(timm.create_model("vit_base_patch16_224", **self.geometry.kwargs), training),
+            "timm": self.plain(
+                timm.create_model("vit_base_patch16_224", **self.geometry.kwargs), training
+            ),
             "routed, original order": self.routed("sequential", training),
             "LS": self.routed("arbitrary", training),
-            **{name: self.routed("arbitrary", training, position) for name, position in POSITIONS.items()},
+            **{
+                name: self.routed("arbitrary", training, position)
+                for name, position in POSITIONS.items()
+            },
         }
         if self.geometry.size == 224:  # transformers' pays for more than it computes in narrow ones
             timed["transformers"] = self.plain(transformers_vit(self.geometry), training)
         if training:
             timed["LS, checkpointing"] = self.routed("arbitrary", training, checkpointing=True)
         if training and self.geometry.micro_batch:
-            timed["LS, accumulated"] = self.routed("arbitrary", training, micro_batch_size=self.geometry.micro_batch)
-        if not self.execution.compiled:  # groups of any size would leave the other ways with the compiler's code for any batch
+            timed["LS, accumulated"] = self.routed(
+                "arbitrary", training, micro_batch_size=self.geometry.micro_batch
+            )
+        if (
+            not self.execution.compiled
+        ):  # groups of any size would leave the other ways with the compiler's code for any batch
             timed["LS, an order a sample"] = self.routed("per sample", training)
         return timed
 
@@ -188,33 +225,56 @@ def peak(execution: Execution) -> float:
 def flops(geometry: Geometry) -> int:
     """Of one image's forward pass, attention included (counted in the unfused form, which no kernel hides)."""
     model = timm.create_model("vit_base_patch16_224", **geometry.kwargs).eval()
-    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+    ):
         model(torch.zeros(1, 3, geometry.size, geometry.size))
     return counter.get_total_flops()
 
 
-def measure(geometry: Geometry, execution: Execution, options: Finetune, repetitions: int, whole: bool) -> list[dict[str, Any]]:
+def measure(
+    geometry: Geometry, execution: Execution, options: Finetune, repetitions: int, whole: bool
+) -> list[dict[str, Any]]:
     """A row a way, for training and for evaluation; unless `whole`, of plain timm, the routed model and LS alone."""
     rows = []
     top, work = peak(execution), flops(geometry)
     for training in (True, False):
         torch._dynamo.reset()
-        used = execution if training else replace(execution, compiled=False)  # as stage prune-eval evaluates
+        used = (
+            execution if training else replace(execution, compiled=False)
+        )  # as stage prune-eval evaluates
         timed = Bench(geometry, used, options).ways(training)
         names = list(timed)[: None if whole else 3]
-        rates = np.empty((repetitions + 1, len(names)))  # the first repetition compiles and warms up
+        rates = np.empty(
+            (repetitions + 1, len(names))
+        )  # the first repetition compiles and warms up
         for repetition in range(repetitions + 1):
             for turn in range(len(names)):
                 way = (repetition + turn) % len(names)
-                rates[repetition, way] = geometry.batch * geometry.steps / seconds(timed[names[way]], execution.device)
+                rates[repetition, way] = (
+                    geometry.batch * geometry.steps / seconds(timed[names[way]], execution.device)
+                )
         ratios = np.quantile(rates[1:] / rates[1:, :1], (0.25, 0.5, 0.75), axis=0).T
-        for name, rate, (low, ratio, high) in zip(names, np.median(rates[1:], axis=0), ratios, strict=True):
-            rows.append({
-                "model": geometry.name, "batch": geometry.batch, "precision": execution.precision, "compiled": used.compiled,
-                "deterministic": execution.deterministic, "pass": "training" if training else "evaluation", "way": name,
-                "repetitions": repetitions, "images_s": float(rate), "to_timm": float(ratio), "quartiles": [float(low), float(high)],
-                "of_peak": float(rate) * work * (3 if training else 1) / top,
-            })  # fmt: skip
+        for name, rate, (low, ratio, high) in zip(
+            names, np.median(rates[1:], axis=0), ratios, strict=True
+        ):
+            rows.append(
+                {
+                    "model": geometry.name,
+                    "batch": geometry.batch,
+                    "precision": execution.precision,
+                    "compiled": used.compiled,
+                    "deterministic": execution.deterministic,
+                    "pass": "training" if training else "evaluation",
+                    "way": name,
+                    "repetitions": repetitions,
+                    "images_s": float(rate),
+                    "to_timm": float(ratio),
+                    "quartiles": [float(low), float(high)],
+                    "of_peak": float(rate) * work * (3 if training else 1) / top,
+                }
+            )
     return rows
 
 
@@ -223,11 +283,18 @@ def settings(geometry: Geometry, device: torch.device) -> list[Execution]:
     chosen = settle(device, geometry.width, "auto", "auto")
     found = [chosen]
     if device.type == "cuda":
-        found += [settle(device, geometry.width, chosen.precision, "none"), settle(device, geometry.width, chosen.precision, "auto", True)]
+        found += [
+            settle(device, geometry.width, chosen.precision, "none"),
+            settle(device, geometry.width, chosen.precision, "auto", True),
+        ]
     others = ("bf16", "tf32") if device.type == "cuda" else ("fp32", "bf16")
     if not has_bf16(device):  # many times slower: `emulated_bf16` times little of it
         return found
-    return found + [settle(device, geometry.width, precision, "auto") for precision in others if precision != chosen.precision]
+    return found + [
+        settle(device, geometry.width, precision, "auto")
+        for precision in others
+        if precision != chosen.precision
+    ]
 
 
 def emulated_bf16(geometry: Geometry, options: Finetune) -> dict[str, Any]:
@@ -235,31 +302,60 @@ def emulated_bf16(geometry: Geometry, options: Finetune) -> dict[str, Any]:
     small = geometry._replace(batch=16 if geometry.size < 200 else 1, steps=1)
     rates: dict[str, float] = {}
     for precision in ("fp32", "bf16"):
-        run = Bench(small, settle(torch.device("cpu"), geometry.width, precision), options).routed("arbitrary", True)
+        run = Bench(small, settle(torch.device("cpu"), geometry.width, precision), options).routed(
+            "arbitrary", True
+        )
         rates[precision] = small.batch / min(seconds(run, torch.device("cpu")) for _ in range(3))
-    return {"model": geometry.name, "batch": small.batch, **{f"{p}_images_s": rate for p, rate in rates.items()},
-            "bf16_to_fp32": rates["bf16"] / rates["fp32"]}  # fmt: skip
+    return {
+        "model": geometry.name,
+        "batch": small.batch,
+        **{f"{p}_images_s": rate for p, rate in rates.items()},
+        "bf16_to_fp32": rates["bf16"] / rates["fp32"],
+    }
 
 
 def main() -> None:
     """Measure, write and print."""
-    parser = argparse.ArgumentParser(description="Training and evaluation speed beside plain timm and transformers.")
+    parser = argparse.ArgumentParser(
+        description="Training and evaluation speed beside plain timm and transformers."
+    )
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (default: all)")
-    parser.add_argument("--repetitions", type=int, default=5, help="of all ways; plain timm, routed and LS alone have three times as many")
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="CPU threads (default: all)"
+    )
+    parser.add_argument(
+        "--repetitions",
+        type=int,
+        default=5,
+        help="of all ways; plain timm, routed and LS alone have three times as many",
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     device, options = pick_device(arguments.device), load().finetune
-    computer = machine(torch.cuda.get_device_name(device) if device.type == "cuda" else "") | {"threads": arguments.threads}
+    computer = machine(torch.cuda.get_device_name(device) if device.type == "cuda" else "") | {
+        "threads": arguments.threads
+    }
     rows: list[dict[str, Any]] = []
     for geometry in GEOMETRIES[device.type]:
         for i, setting in enumerate(settings(geometry, device)):
-            whole = i == 0 or not (setting.compiled or device.type == "cpu")  # an order a sample is timed uncompiled
+            whole = i == 0 or not (
+                setting.compiled or device.type == "cpu"
+            )  # an order a sample is timed uncompiled
             # Settled anew: TF32, the attention kernel and determinism are the process's.
-            again = settle(device, geometry.width, setting.precision, "blocks" if setting.compiled else "none", setting.deterministic)
+            again = settle(
+                device,
+                geometry.width,
+                setting.precision,
+                "blocks" if setting.compiled else "none",
+                setting.deterministic,
+            )
             try:
                 rows += measure(geometry, again, options, arguments.repetitions, whole)
-                rows += measure(geometry, again, options, 3 * arguments.repetitions, whole=False) if i == 0 else []
+                rows += (
+                    measure(geometry, again, options, 3 * arguments.repetitions, whole=False)
+                    if i == 0
+                    else []
+                )
             except torch.OutOfMemoryError:
                 print(f"{geometry}: out of memory, {again}")
             # after every setting, so that what ends the run takes nothing away

@@ -29,7 +29,11 @@ from pipeline.tracking.runs import KEY
 WORKERS = 3
 EVERY = 2.0  # seconds between looks
 BESIDE = (("track", "sync"), ("claims",))
-OWN = ("results/nodes", "results/report", "results/claims")  # tables of what each experiment asks for alone
+OWN = (
+    "results/nodes",
+    "results/report",
+    "results/claims",
+)  # tables of what each experiment asks for alone
 BUSY = ("is busy", "Unable to acquire lock")  # DVC's words where another is at work
 WRONG = ("differ", "failed", "twice", "not finished", "left")  # what should be empty of every round
 MiB = 2**20
@@ -37,7 +41,9 @@ MiB = 2**20
 
 def ask(run: Run, *command: str) -> str:
     """What a command prints. Ends this process where it fails."""
-    done = subprocess.run(command, cwd=run.folder, env=run.env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=run.folder, env=run.env, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         sys.exit(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -50,7 +56,11 @@ def dvc(run: Run, *command: str) -> str:
 
 def two_at_once(run: Run) -> dict[str, Any]:
     """Two `dvc repro`, each until it succeeds: starts that were `refused`, each with DVC's own words, and whether one more finds work."""
-    began, refused, left = time.monotonic(), 0, [run.start("dvc", "repro", "--pull") for _ in range(2)]
+    began, refused, left = (
+        time.monotonic(),
+        0,
+        [run.start("dvc", "repro", "--pull") for _ in range(2)],
+    )
     log = run.folder.parent / "log"
     while left:
         time.sleep(1)
@@ -62,9 +72,15 @@ def two_at_once(run: Run) -> dict[str, Any]:
                 refused += 1
                 said = log.read_text()
                 if sum(map(said.count, BUSY)) < refused:
-                    sys.exit(f"a start failed, and not because the other was at work\n{said[-5000:]}")
+                    sys.exit(
+                        f"a start failed, and not because the other was at work\n{said[-5000:]}"
+                    )
                 left.append(run.start("dvc", "repro", "--pull"))
-    return {"seconds": time.monotonic() - began, "refused": refused, "then": "Running stage" in dvc(run, "repro")}
+    return {
+        "seconds": time.monotonic() - began,
+        "refused": refused,
+        "then": "Running stage" in dvc(run, "repro"),
+    }
 
 
 def use(run: Run) -> dict[str, float]:
@@ -90,10 +106,20 @@ def size(*places: Path) -> float:
 
 def tables(run: Run, name: str) -> dict[str, pd.DataFrame]:
     """Those of an experiment, but for what is its own and measured times."""
-    (ref,) = (ref for ref in ask(run, "git", "for-each-ref", "refs/exps", "--format=%(refname)").split() if ref.endswith(f"/{name}"))
-    files = [file for file in ask(run, "git", "ls-tree", "-r", "--name-only", ref, "results").split() if file.endswith(".csv")]
+    (ref,) = (
+        ref
+        for ref in ask(run, "git", "for-each-ref", "refs/exps", "--format=%(refname)").split()
+        if ref.endswith(f"/{name}")
+    )
+    files = [
+        file
+        for file in ask(run, "git", "ls-tree", "-r", "--name-only", ref, "results").split()
+        if file.endswith(".csv")
+    ]
     shared = [file for file in files if not file.startswith(OWN)]
-    found = {file: pd.read_csv(io.StringIO(ask(run, "git", "show", f"{ref}:{file}"))) for file in shared}
+    found = {
+        file: pd.read_csv(io.StringIO(ask(run, "git", "show", f"{ref}:{file}"))) for file in shared
+    }
     return {file: rows.drop(columns=list(TIMED), errors="ignore") for file, rows in found.items()}
 
 
@@ -110,10 +136,17 @@ def queued(run: Run, number: int) -> dict[str, Any]:
     names = [f"round-{number}-{i}" for i in range(WORKERS)]
     before, began = tracked(run), time.monotonic()
     for i, name in enumerate(names):
-        dvc(run, "exp", "run", "--queue", "--name", name, f"-Sseeds=[{number}]", f"-Snodes.seed={i}")
-    if run.start("dvc", "queue", "start", "-j", str(WORKERS)).wait(STUCK):  # not `dvc`: its workers keep what it prints to open
+        dvc(
+            run, "exp", "run", "--queue", "--name", name, f"-Sseeds=[{number}]", f"-Snodes.seed={i}"
+        )
+    if run.start("dvc", "queue", "start", "-j", str(WORKERS)).wait(
+        STUCK
+    ):  # not `dvc`: its workers keep what it prints to open
         sys.exit((run.folder.parent / "log").read_text()[-5000:])
-    most, commands = dict.fromkeys(("processes", "open files", "memory"), 0.0), list[subprocess.Popen]()
+    most, commands = (
+        dict.fromkeys(("processes", "open files", "memory"), 0.0),
+        list[subprocess.Popen](),
+    )
     waiting = True
     while waiting:
         if time.monotonic() - began > WORKERS * STUCK:
@@ -123,23 +156,47 @@ def queued(run: Run, number: int) -> dict[str, Any]:
         for _ in range(4):
             time.sleep(EVERY)
             most = {name: max(value, most[name]) for name, value in use(run).items()}
-        lines = [line for line in dvc(run, "queue", "status").splitlines() if any(name in line for name in names)]
+        lines = [
+            line
+            for line in dvc(run, "queue", "status").splitlines()
+            if any(name in line for name in names)
+        ]
         waiting = any(state in line for line in lines for state in ("Queued", "Running"))
     failed = [" ".join(BESIDE[i % 2]) for i, command in enumerate(commands) if command.wait(STUCK)]
     seconds = time.monotonic() - began
     failed += [line for line in lines if "Failed" in line]
-    found = [tables(run, name) for name in names if any(name in line and "Success" in line for line in lines)]
-    differ = sorted({name for each in found[1:] for name, rows in each.items() if not rows.equals(found[0][name])})
+    found = [
+        tables(run, name)
+        for name in names
+        if any(name in line and "Success" in line for line in lines)
+    ]
+    differ = sorted(
+        {
+            name
+            for each in found[1:]
+            for name, rows in each.items()
+            if not rows.equals(found[0][name])
+        }
+    )
     new = tracked(run) - before
     _, left = run.until_gone(IDLE, {""})
     return {
-        "round": number, "seconds": seconds, "tables": sum(map(len, found)), "differ": differ, "commands beside": len(commands),
+        "round": number,
+        "seconds": seconds,
+        "tables": sum(map(len, found)),
+        "differ": differ,
+        "commands beside": len(commands),
         "failed": failed,
-        "runs": new.total(), "twice": [row for row, count in new.items() if count > 1],
-        "not finished": [row for row in new if row[-1] != "FINISHED"], **{f"most {name}": value for name, value in most.items()},
-        "left": left, "MiB of the store": size(run.store), "of the cache": size(run.folder / ".dvc/cache"),
-        "of jobs": size(run.folder / ".lsvit"), "of temporary files": size(run.folder.parent / "tmp", run.folder / ".dvc/tmp"),
-    }  # fmt: skip
+        "runs": new.total(),
+        "twice": [row for row, count in new.items() if count > 1],
+        "not finished": [row for row in new if row[-1] != "FINISHED"],
+        **{f"most {name}": value for name, value in most.items()},
+        "left": left,
+        "MiB of the store": size(run.store),
+        "of the cache": size(run.folder / ".dvc/cache"),
+        "of jobs": size(run.folder / ".lsvit"),
+        "of temporary files": size(run.folder.parent / "tmp", run.folder / ".dvc/tmp"),
+    }
 
 
 def main() -> None:
@@ -158,9 +215,18 @@ def main() -> None:
             while not rounds or time.monotonic() - began < 60 * options.minutes:
                 rounds.append(queued(run, len(rounds) + 1))
                 print(rounds[-1], flush=True)
-                counted = [{name: len(value) if isinstance(value, list) else value for name, value in each.items()} for each in rounds]
+                counted = [
+                    {
+                        name: len(value) if isinstance(value, list) else value
+                        for name, value in each.items()
+                    }
+                    for each in rounds
+                ]
                 seconds = time.monotonic() - began  # written every round: hours would be lost
-                write(options.out, {"machine": about, "seconds": seconds, "two at once": both, "rounds": counted})
+                write(
+                    options.out,
+                    {"machine": about, "seconds": seconds, "two at once": both, "rounds": counted},
+                )
         finally:
             run.end()
     show("Rounds", counted)

@@ -25,7 +25,10 @@ from pipeline.report.ledger import FAILS, HOLDS, UNDECIDED, VERDICTS, WEAKER, Cl
 from pipeline.report.why import NUMBER, Read, number  # noqa: E402
 
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
-PRETRAINED, HOURS = (f"cells/{name}/" for name in ("fashion_mnist_4k_vit_s14_56_few_epochs", "fashion_mnist_10k_vit_micro_hours"))
+PRETRAINED, HOURS = (
+    f"cells/{name}/"
+    for name in ("fashion_mnist_4k_vit_s14_56_few_epochs", "fashion_mnist_10k_vit_micro_hours")
+)
 OTHER_HOURS = f"{HOURS[:-1]}_seeds_5_to_9/"
 MINUTES = "cells/fashion_mnist_10k_vit_micro_minutes"  # of the default run made again
 SCHEMA, PLOTS = "docs/params.schema.json", ".dvc/plots.html"
@@ -49,7 +52,12 @@ def claims(old: list[str], read: Read) -> str:
     rows = {line.split("|")[1].strip(): line for line in ledger if line.startswith("| ")}
     head = next(line for line in ledger if line.startswith("Data set"))
     kept = [
-        head if line.startswith("Data set") else rows.get(line.split("|")[1].strip()) if line.startswith("| ") else line for line in old
+        head
+        if line.startswith("Data set")
+        else rows.get(line.split("|")[1].strip())
+        if line.startswith("| ")
+        else line
+        for line in old
     ]
     return "\n".join(line for line in kept if line is not None)
 
@@ -61,17 +69,23 @@ def moved_verdicts(*folders: str, read: Read) -> str:
     found["claims"] = [entry for entry in found["claims"] if entry["id"] in both]
     contradicting, marginal = moved(found, other)
     same = len(both) - len(contradicting) - len(marginal)
-    lines = [f"Of {len(both)} verdicts {same} are the same, {len(contradicting)} contradict each other, {len(marginal)} others differ:"]
+    lines = [
+        f"Of {len(both)} verdicts {same} are the same, {len(contradicting)} contradict each other, {len(marginal)} others differ:"
+    ]
     return "\n".join([*lines, "", *(f"- {line}" for line in contradicting + marginal)])
 
 
 def ten_seeds(old: list[str], read: Read) -> str:
     """What both runs of scale hours say together: counts, how many seeds what is undecided needs, what five seeds said otherwise."""
     found = judge(Pooled(ROOT / "results" / HOURS, ROOT / "results" / OTHER_HOURS))
-    verdicts, corrected = ([entry[key] for entry in found["claims"]] for key in ("verdict", "corrected"))
+    verdicts, corrected = (
+        [entry[key] for entry in found["claims"]] for key in ("verdict", "corrected")
+    )
     holds, fails, weaker, undecided = map(verdicts.count, (HOLDS, FAILS, WEAKER, UNDECIDED))
     reasons = [entry["reason"] for entry in found["claims"] if entry["verdict"] == UNDECIDED]
-    few = sum(int(words[1]) <= FEW for words in map(re.compile(r"about (\d+)").search, reasons) if words)
+    few = sum(
+        int(words[1]) <= FEW for words in map(re.compile(r"about (\d+)").search, reasons) if words
+    )
     many, then = sum("more than 200" in reason for reason in reasons), holds + fails + weaker + few
     contradicting, marginal = moved(found, json.loads(read(f"results/{HOURS}claims.json")))
     lines = contradicting + marginal
@@ -90,25 +104,51 @@ def result(old: list[str], read: Read) -> str:
     def row(words: str, file: str, *cell: str) -> str:
         table = [line for line in read(file).splitlines() if line.startswith("|")]
         names, _, *rows = [[each.strip() for each in line.strip("|").split("|")] for line in table]
-        orders = [next(r for r in rows if r[: len(cell)] == [*cell] and r[3] == order) for order in ("sequential", "arbitrary")]
+        orders = [
+            next(r for r in rows if r[: len(cell)] == [*cell] and r[3] == order)
+            for order in ("sequential", "arbitrary")
+        ]
         return f"| {' | '.join([words, *(order[names.index(v)] for v in ('baseline', 'LS') for order in orders)])} |"
 
     ours = [row(words, f"results/{folder}table1.md", "ours") for words, folder in CELLS.items()]
-    return "\n".join([*old[:2], *ours, row("published: ViT-B/16, ImageNet", "results/table1.md", "published", "ImageNet", "ViT-B/16")])
+    return "\n".join(
+        [
+            *old[:2],
+            *ours,
+            row(
+                "published: ViT-B/16, ImageNet",
+                "results/table1.md",
+                "published",
+                "ImageNet",
+                "ViT-B/16",
+            ),
+        ]
+    )
 
 
 def counts(old: list[str], read: Read) -> str:
     """Claims by paper and verdict, in the default run and at hours: "22, 25"."""
-    ledgers = [{entry["id"]: entry for entry in json.loads(read(f"results/{folder}claims.json"))["claims"]} for folder in ("", HOURS)]
+    ledgers = [
+        {entry["id"]: entry for entry in json.loads(read(f"results/{folder}claims.json"))["claims"]}
+        for folder in ("", HOURS)
+    ]
 
     def count(claims: list[Claim], key: str, verdict: str) -> str:
-        there = [[ledger[claim.id][key] for claim in claims if claim.id in ledger] for ledger in ledgers]
+        there = [
+            [ledger[claim.id][key] for claim in claims if claim.id in ledger] for ledger in ledgers
+        ]
         return ", ".join(str(found.count(verdict)) if found else "–" for found in there)
 
     papers = {module.TITLE: module.CLAIMS for module in rooms("claims")}
     papers["all"] = [claim for claims in papers.values() for claim in claims]
-    columns = [("verdict", HOLDS), ("corrected", HOLDS), *(("verdict", verdict) for verdict in VERDICTS[1:])]
-    lines = [[name, *(count(claims, *column) for column in columns)] for name, claims in papers.items()]
+    columns = [
+        ("verdict", HOLDS),
+        ("corrected", HOLDS),
+        *(("verdict", verdict) for verdict in VERDICTS[1:]),
+    ]
+    lines = [
+        [name, *(count(claims, *column) for column in columns)] for name, claims in papers.items()
+    ]
     head = ["claims of", HOLDS, "of these, after Holm's correction", *VERDICTS[1:]]
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines])
 
@@ -120,19 +160,38 @@ def measured(old: list[str], read: Read) -> str:
     """
     every = pd.read_csv(io.StringIO(read("results/nodes_measured/faults.csv")))
     keys = ["variant", "policy", "replication", "fault", "seed"]
-    real, simulated = (every[every["how"] == how].set_index(keys) for how in ("processes", "simulation"))
+    real, simulated = (
+        every[every["how"] == how].set_index(keys) for how in ("processes", "simulation")
+    )
     times = ["images_per_s", "p50_s", "p99_s"]
-    ratios = (simulated[times] / real[times])[(real["images_per_s"] > 0) & (simulated["images_per_s"] > 0)]
+    ratios = (simulated[times] / real[times])[
+        (real["images_per_s"] > 0) & (simulated["images_per_s"] > 0)
+    ]
     within = ratios.sub(1).abs() <= 0.15
     near = within.sum()
-    kinds = within["images_per_s"].groupby(within.index.get_level_values("fault").map(lambda fault: fault.partition("_")[0]), sort=False)
+    kinds = within["images_per_s"].groupby(
+        within.index.get_level_values("fault").map(lambda fault: fault.partition("_")[0]),
+        sort=False,
+    )
     faults = ", ".join(f"{fault} {found.sum()} of {len(found)}" for fault, found in kinds)
     alike = (20 * (real["lost"] - simulated["lost"]).abs() <= real["micro_batches"]).sum()
     means = [each["images_per_s"].groupby(level=keys[:-1]).mean() for each in (real, simulated)]
     apart = (means[1] / means[0])[(means[0] > 0) & (means[1] > 0)].sub(1).abs()
-    rows = real.groupby(level=keys[:-1], sort=False).mean(numeric_only=True).reset_index(["replication", "fault"])
-    shown = [("baseline", "strict"), ("baseline", "partial"), ("layerdrop", "partial"), ("ls", "any")]
-    lines = [["fault, nodes a layer", *(f"{label(variant)}, {policy}" for variant, policy in shown)], ["---"] * 5]
+    rows = (
+        real.groupby(level=keys[:-1], sort=False)
+        .mean(numeric_only=True)
+        .reset_index(["replication", "fault"])
+    )
+    shown = [
+        ("baseline", "strict"),
+        ("baseline", "partial"),
+        ("layerdrop", "partial"),
+        ("ls", "any"),
+    ]
+    lines = [
+        ["fault, nodes a layer", *(f"{label(variant)}, {policy}" for variant, policy in shown)],
+        ["---"] * 5,
+    ]
     for (fault, copies), own in rows.groupby(["fault", "replication"], sort=False):
         found = [own.loc[each] for each in shown]
         late = ["–" if pd.isna(one.p99_s) else f"{one.p99_s:.1f}" for one in found]
@@ -155,12 +214,19 @@ processes' throughput lie between {ratios["images_per_s"].min():.2f} and {ratios
 def swarm(old: list[str], read: Read) -> str:
     """Of simulated nodes at the size of the internet: answered journeys in %, median and 99th percentile of latency, a row a situation."""
     every = pd.read_csv(io.StringIO(read("results/nodes_measured/swarm.csv")))
-    head = ["load, nodes", "away, nodes a layer", *(f"{policy} order" for policy in every["policy"].unique())]
+    head = [
+        "load, nodes",
+        "away, nodes a layer",
+        *(f"{policy} order" for policy in every["policy"].unique()),
+    ]
     lines = [head, ["---"] * len(head)]
     for load, nodes in (("light", 10_000), ("heavy", 96)):
         own = every[(every["load"] == load) & (every["nodes"] == nodes)]
         for (away, copies), rows in own.groupby(["away", "replication"], sort=False):
-            fields = [f"{100 * row.answered:.1f}, {row.p50_s:.1f}, {row.p99_s:.1f}".replace("nan", "–") for row in rows.itertuples()]
+            fields = [
+                f"{100 * row.answered:.1f}, {row.p50_s:.1f}, {row.p99_s:.1f}".replace("nan", "–")
+                for row in rows.itertuples()
+            ]
             lines.append([f"{load}, {nodes:,}", f"{100 * away:.0f} %, {copies}", *fields])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -171,7 +237,9 @@ MADE: dict[str, Callable[[list[str], Read], str]] = {
     "measured": measured,
     "swarm": swarm,
     "moved_seeds": lambda old, read: moved_verdicts("", f"{MINUTES}_seeds_5_to_9/", read=read),
-    "moved_processor": lambda old, read: moved_verdicts("", f"{MINUTES}_another_processor/", read=read),
+    "moved_processor": lambda old, read: moved_verdicts(
+        "", f"{MINUTES}_another_processor/", read=read
+    ),
     "moved_hours": lambda old, read: moved_verdicts(HOURS, OTHER_HOURS, read=read),
     "ten_seeds": ten_seeds,
     "result": result,
@@ -191,13 +259,18 @@ def filled(text: str, read: Read) -> str:
         new = read(TABLES[name]).strip() if name in TABLES else MADE[name](body.splitlines(), read)
         return f"{start}\n{new}\n{end}"
 
-    return NUMBER.sub(lambda found: f"<!--= {found[1]} -->{number(shlex.split(found[1]), read)}<!--/-->", BLOCK.sub(block, text))
+    return NUMBER.sub(
+        lambda found: f"<!--= {found[1]} -->{number(shlex.split(found[1]), read)}<!--/-->",
+        BLOCK.sub(block, text),
+    )
 
 
 if __name__ == "__main__":
     for name in PAGES:
         page = ROOT / name
-        if (new := filled(page.read_text(), lambda file: (ROOT / file).read_text())) != page.read_text():
+        if (
+            new := filled(page.read_text(), lambda file: (ROOT / file).read_text())
+        ) != page.read_text():
             page.write_text(new)
             print(f"{name}: filled")
     (ROOT / SCHEMA).write_text(schema())

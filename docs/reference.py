@@ -12,10 +12,30 @@ import yaml
 from pipeline.config.params import whole
 from pipeline.report.why import Read, parts
 
-BENCHMARKS = ("pipeline", "cost", "throughput", "latin", "per_sample", "scaling", "loading", "memory")
+BENCHMARKS = (
+    "pipeline",
+    "cost",
+    "throughput",
+    "latin",
+    "per_sample",
+    "scaling",
+    "loading",
+    "memory",
+)
 Notes = Mapping[str, str]  # by key
-BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-GIVEN = ("models", "datasets", "scales", "variants", "baseline")  # whose entries are shown as a kind, not as what params.yaml has
+BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+}
+GIVEN = (
+    "models",
+    "datasets",
+    "scales",
+    "variants",
+    "baseline",
+)  # whose entries are shown as a kind, not as what params.yaml has
 
 
 def schema() -> str:
@@ -33,7 +53,9 @@ def accepted(field: dict[str, Any], kinds: dict[str, Any]) -> str:
     """What a field of the schema takes, in words."""
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
-        return f"see `{name}`" if kinds[name].get("type") == "object" else accepted(kinds[name], kinds)
+        return (
+            f"see `{name}`" if kinds[name].get("type") == "object" else accepted(kinds[name], kinds)
+        )
     if "anyOf" in field:
         return " or ".join(dict.fromkeys(accepted(each, kinds) for each in field["anyOf"]))
     if "enum" in field or "const" in field:
@@ -44,8 +66,18 @@ def accepted(field: dict[str, Any], kinds: dict[str, Any]) -> str:
         return f"list: {accepted(field.get('items', {}), kinds)}"
     if field.get("type") == "object":
         values = field.get("additionalProperties")
-        return f"mapping to: {accepted(values, kinds)}" if isinstance(values, dict) and values else "mapping"
-    names = {"integer": "whole number", "number": "number", "string": "text", "boolean": "`true`, `false`", "null": "`null`"}
+        return (
+            f"mapping to: {accepted(values, kinds)}"
+            if isinstance(values, dict) and values
+            else "mapping"
+        )
+    names = {
+        "integer": "whole number",
+        "number": "number",
+        "string": "text",
+        "boolean": "`true`, `false`",
+        "null": "`null`",
+    }
     bounds = [f"{words} {field[key]:g}" for key, words in BOUNDS.items() if key in field]
     return " ".join([names.get(field.get("type", ""), "any value"), ", ".join(bounds)]).strip()
 
@@ -68,27 +100,55 @@ def notes(text: str) -> Notes:
 
 
 def _rows(
-    kind: dict[str, Any], kinds: dict[str, Any], given: dict[str, Any] | None = None, prefix: str = "", said: Notes = MappingProxyType({})
-) -> Iterator[dict[str, str]]:  # fmt: skip
+    kind: dict[str, Any],
+    kinds: dict[str, Any],
+    given: dict[str, Any] | None = None,
+    prefix: str = "",
+    said: Notes = MappingProxyType({}),
+) -> Iterator[dict[str, str]]:
     for key, field in kind["properties"].items():
         required = given is None and key in kind.get("required", ())
-        default = "required" if required else json.dumps((given or {}).get(key, field.get("default", {})))
-        row = {"key": f"`{prefix}{key}`", "accepted": accepted(field, kinds), "default": f"`{default}`" if len(default) < 90 else "long"}
+        default = (
+            "required" if required else json.dumps((given or {}).get(key, field.get("default", {})))
+        )
+        row = {
+            "key": f"`{prefix}{key}`",
+            "accepted": accepted(field, kinds),
+            "default": f"`{default}`" if len(default) < 90 else "long",
+        }
         yield row | ({"note": said.get(f"{prefix}{key}", "")} if said else {})
 
 
 def parameters(read: Read) -> str:
     """Every key: what it accepts, and what it is without a scale or preset."""
     whole_schema = whole().model_json_schema()
-    kinds, given, said = whole_schema["$defs"], yaml.safe_load(read("params.yaml")), notes(read("params.yaml"))
-    plain = {key: field for key, field in whole_schema["properties"].items() if "$ref" not in field and key not in GIVEN}
+    kinds, given, said = (
+        whole_schema["$defs"],
+        yaml.safe_load(read("params.yaml")),
+        notes(read("params.yaml")),
+    )
+    plain = {
+        key: field
+        for key, field in whole_schema["properties"].items()
+        if "$ref" not in field and key not in GIVEN
+    }
     pages = ["## At the top", _table(list(_rows({"properties": plain}, kinds, given, "", said)))]
-    sections = {key: field["$ref"].rpartition("/")[2] for key, field in whole_schema["properties"].items() if "$ref" in field}
+    sections = {
+        key: field["$ref"].rpartition("/")[2]
+        for key, field in whole_schema["properties"].items()
+        if "$ref" in field
+    }
     for key, name in sections.items():
         if key not in GIVEN:
-            pages += [f"## `{key}`", _table(list(_rows(kinds[name], kinds, given[key], f"{key}.", said)))]
+            pages += [
+                f"## `{key}`",
+                _table(list(_rows(kinds[name], kinds, given[key], f"{key}.", said))),
+            ]
     for name, kind in kinds.items():
-        if name not in {kind for key, kind in sections.items() if key not in GIVEN} and kind.get("type") == "object":
+        if (
+            name not in {kind for key, kind in sections.items() if key not in GIVEN}
+            and kind.get("type") == "object"
+        ):
             about = re.split(r"\n\n|(?<=\.)\s", kind.get("description", ""))[0].replace("\n", " ")
             pages += [f"## `{name}`", *([about] if about else []), _table(list(_rows(kind, kinds)))]
     return "\n\n".join(pages)
@@ -112,20 +172,44 @@ def campaign(read: Read, name: str) -> str:
 def _measured(found: dict[str, Any]) -> list[str]:
     numbers = {key: value for key, value in found.items() if not isinstance(value, list | dict)}
     mappings = {key: value for key, value in found.items() if isinstance(value, dict)}
-    tables = {key: value for key, value in found.items() if isinstance(value, list) and value and isinstance(value[0], dict)}
-    lines = [", ".join(f"{key.replace('_', ' ')} {value}" for key, value in numbers.items())] if numbers else []
-    lines += [f"{key}: " + ", ".join(f"{name} {value}" for name, value in value.items()) for key, value in mappings.items()]
+    tables = {
+        key: value
+        for key, value in found.items()
+        if isinstance(value, list) and value and isinstance(value[0], dict)
+    }
+    lines = (
+        [", ".join(f"{key.replace('_', ' ')} {value}" for key, value in numbers.items())]
+        if numbers
+        else []
+    )
+    lines += [
+        f"{key}: " + ", ".join(f"{name} {value}" for name, value in value.items())
+        for key, value in mappings.items()
+    ]
     for key, rows in tables.items():
         kept = [name for name in rows[0] if any(row.get(name) is not None for row in rows)]
-        lines += [f"**{key.replace('_', ' ')}**", _table([{name: _text(row.get(name)) for name in kept} for row in rows])]
+        lines += [
+            f"**{key.replace('_', ' ')}**",
+            _table([{name: _text(row.get(name)) for name in kept} for row in rows]),
+        ]
     return lines
 
 
 def _text(value: Any) -> str:
-    return "–" if value is None else " to ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return (
+        "–"
+        if value is None
+        else " to ".join(map(str, value))
+        if isinstance(value, list)
+        else str(value)
+    )
 
 
 def _table(rows: list[dict[str, str]]) -> str:
     """A Markdown table whose columns are as wide as they come: padded ones would be twice the file."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([text.replace("|", "\\|") for text in row.values()] for row in rows)]
+    lines = [
+        list(rows[0]),
+        ["---"] * len(rows[0]),
+        *([text.replace("|", "\\|") for text in row.values()] for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -29,22 +29,36 @@ class Latin:
         columns = list(zip(*self.routes, strict=False))
         if not columns or len({len(route) for route in self.routes}) > 1:
             lengths = sorted({len(route) for route in self.routes})
-            raise ValueError(f"Latin routes: found lengths {lengths}, accepted: routes of one length, at least 1")
+            raise ValueError(
+                f"Latin routes: found lengths {lengths}, accepted: routes of one length, at least 1"
+            )
         middle = columns[self.first : len(columns) - self.last]
         for column in middle:
             if len(set(column)) < len(column) or set(column) != set(middle[0]):
-                raise ValueError(f"Latin routes: found the layers {column} at one depth, accepted: each of {sorted(set(middle[0]))} once")
+                raise ValueError(
+                    f"Latin routes: found the layers {column} at one depth, accepted: each of {sorted(set(middle[0]))} once"
+                )
 
     @cached_property
     def first(self) -> int:
         """At how many depths, from the first on, all groups run the same layer."""
-        return next((depth for depth, column in enumerate(zip(*self.routes, strict=True)) if len(set(column)) > 1), len(self.routes[0]))
+        return next(
+            (
+                depth
+                for depth, column in enumerate(zip(*self.routes, strict=True))
+                if len(set(column)) > 1
+            ),
+            len(self.routes[0]),
+        )
 
     @cached_property
     def last(self) -> int:
         """At how many depths, up to the last, all groups run the same layer; none where they do everywhere."""
         back = [route[self.first :][::-1] for route in self.routes]
-        return next((depth for depth, column in enumerate(zip(*back, strict=True)) if len(set(column)) > 1), 0)
+        return next(
+            (depth for depth, column in enumerate(zip(*back, strict=True)) if len(set(column)) > 1),
+            0,
+        )
 
     def rows(self, samples: int) -> np.ndarray:
         """The routes of a batch's samples, (samples, length)."""
@@ -60,7 +74,13 @@ class Latin:
         return Latin(tuple(route[:depth] for route in self.routes))
 
 
-def latin(rng: np.random.Generator, num_layers: int, first: int = 0, last: int = 0, keep: int | None = None) -> Latin:
+def latin(
+    rng: np.random.Generator,
+    num_layers: int,
+    first: int = 0,
+    last: int = 0,
+    keep: int | None = None,
+) -> Latin:
     """Latin routes: group i runs layer p[(i + s[j]) mod L] at depth j, for two random permutations p and s of the L layers.
 
     Each route alone is a uniformly random permutation; the routes of one draw depend on each other.
@@ -75,7 +95,9 @@ def latin(rng: np.random.Generator, num_layers: int, first: int = 0, last: int =
     layers, shifts = first + rng.permutation(free), rng.permutation(free)[:keep]
     square = layers[(np.arange(free)[:, None] + shifts) % free]
     ends = range(first), range(num_layers - last, num_layers)
-    return Latin(tuple((*ends[0], *row, *ends[1]) for row in square.tolist()) or (tuple(range(num_layers)),))
+    return Latin(
+        tuple((*ends[0], *row, *ends[1]) for row in square.tolist()) or (tuple(range(num_layers)),)
+    )
 
 
 def latin_ends(spec: Spec) -> tuple[int, int] | None:
@@ -87,12 +109,16 @@ def latin_ends(spec: Spec) -> tuple[int, int] | None:
 
 def forms(spec: Spec) -> tuple[str, ...]:
     """What a checked sampler's routes can be drawn for: a batch, a sample, a Latin table; none where all are the same."""
-    if spec in ("sequential", "reversed") or (isinstance(spec, dict) and spec.keys() & {"order", "skip"}):
+    if spec in ("sequential", "reversed") or (
+        isinstance(spec, dict) and spec.keys() & {"order", "skip"}
+    ):
         return ()
     return ("batch", "sample", "latin") if latin_ends(spec) else ("batch", "sample")
 
 
-def draw_routes(spec: Spec, per: str, rng: np.random.Generator, num_layers: int, samples: int) -> Route | np.ndarray | Latin:
+def draw_routes(
+    spec: Spec, per: str, rng: np.random.Generator, num_layers: int, samples: int
+) -> Route | np.ndarray | Latin:
     """What a training step runs along: a route; under `per: sample` a table (samples, length); under `per: latin` Latin routes.
 
     Raises:
@@ -100,6 +126,12 @@ def draw_routes(spec: Spec, per: str, rng: np.random.Generator, num_layers: int,
     """
     if per == "latin":
         if (ends := latin_ends(spec)) is None:
-            raise ValueError(f"per: found 'latin' with route {spec}, accepted: arbitrary, fix_first, fix_last")
+            raise ValueError(
+                f"per: found 'latin' with route {spec}, accepted: arbitrary, fix_first, fix_last"
+            )
         return latin(rng, num_layers, *ends)
-    return per_sample(make_sampler(spec), rng, num_layers, samples) if per == "sample" else make_sampler(spec)(rng, num_layers)
+    return (
+        per_sample(make_sampler(spec), rng, num_layers, samples)
+        if per == "sample"
+        else make_sampler(spec)(rng, num_layers)
+    )

@@ -24,7 +24,12 @@ class PositionEncoding(nn.Module):
                 nn.init.zeros_(table.weight)
         self.embeddings: Any = nn.ModuleList(tables)
         self.projections = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width + dim), nn.Linear(width + dim, width), nn.GELU(), nn.Dropout(spec.dropout))
+            nn.Sequential(
+                nn.LayerNorm(width + dim),
+                nn.Linear(width + dim, width),
+                nn.GELU(),
+                nn.Dropout(spec.dropout),
+            )
             for _ in range(num_layers)
         )
         # torch draws weights and biases uniformly within 1 / sqrt(inputs) of 0, a standard deviation of 1 / sqrt(3 inputs).
@@ -39,10 +44,16 @@ class PositionEncoding(nn.Module):
         """state: (B, N, D) -> (B, N, D)."""
         return self._encode(state, self._embedding(layer, depth), self.projections[layer])
 
-    def side_by_side(self, state: Tensor, layers: Sequence[int], depth: int, projection: nn.Module) -> Tensor:
+    def side_by_side(
+        self, state: Tensor, layers: Sequence[int], depth: int, projection: nn.Module
+    ) -> Tensor:
         """The same for the layers' equal shares of the samples, joined in their order, by their joined projections."""
         embeddings = torch.stack([self._embedding(layer, depth) for layer in layers])
-        return self._encode(state, embeddings.repeat_interleave(len(state) // len(layers), 0).unsqueeze(1), projection)
+        return self._encode(
+            state,
+            embeddings.repeat_interleave(len(state) // len(layers), 0).unsqueeze(1),
+            projection,
+        )
 
     def _embedding(self, layer: int, depth: int) -> Tensor:
         return self.embeddings[0 if self.shared else layer].weight[depth]
@@ -58,7 +69,10 @@ class PositionPrediction(nn.Module):
     def __init__(self, num_layers: int, width: int, spec: Predict) -> None:
         super().__init__()
         self.token = spec.token
-        self.heads = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, num_layers)) for _ in range(num_layers))
+        self.heads = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, num_layers))
+            for _ in range(num_layers)
+        )
 
     def read(self, state: Tensor) -> Tensor:
         """What the heads read of tokens (B, N, D): (B, D)."""

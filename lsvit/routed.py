@@ -21,7 +21,9 @@ from pipeline.errors import UserError
 
 NO_PARTS = Position()
 Samples = slice | Tensor
-WIDEST_STACK = 256  # stacked layers cost memory and, from some width on, time: benchmarks/latin.json
+WIDEST_STACK = (
+    256  # stacked layers cost memory and, from some width on, time: benchmarks/latin.json
+)
 # keys of attached parts in a weights file; all others are timm's own
 POSITION_PREFIX, EXITS_PREFIX, PATCH_HEAD_PREFIX = "position.", "exits.", "patch_head."
 
@@ -29,7 +31,9 @@ POSITION_PREFIX, EXITS_PREFIX, PATCH_HEAD_PREFIX = "position.", "exits.", "patch
 class Tap(Protocol):
     """Reads the states along a route: called after each block; with per-sample routes, after each block's group of samples."""
 
-    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+    def __call__(
+        self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
+    ) -> None:
         """`depth`: blocks executed before this one; `layer`: index of its weights; `before`, `after`: (n, N, D).
 
         `samples`: which samples of the batch these are: ``slice(None)`` for all, else their indices (n,) on the CPU.
@@ -56,7 +60,11 @@ class RoutedModel(nn.Module):
     position: Any  # an nn.ModuleDict of the parts "encode" and "predict"
 
     def __init__(
-        self, backbone: nn.Module, position: Position = NO_PARTS, exits: ExitHeads | None = None, patch_head: bool = False
+        self,
+        backbone: nn.Module,
+        position: Position = NO_PARTS,
+        exits: ExitHeads | None = None,
+        patch_head: bool = False,
     ) -> None:
         super().__init__()
         from timm.models.deit import VisionTransformerDistilled
@@ -65,17 +73,30 @@ class RoutedModel(nn.Module):
 
         kind: Any = type(backbone)
         family = next((f for f in (VisionTransformer, MlpMixer) if issubclass(kind, f)), None)
-        if family is None or (kind.forward, kind.forward_features) != (family.forward, family.forward_features):
-            raise UserError(f"model {kind.__name__}: not routable, accepted: timm's VisionTransformer and MlpMixer families")
+        if family is None or (kind.forward, kind.forward_features) != (
+            family.forward,
+            family.forward_features,
+        ):
+            raise UserError(
+                f"model {kind.__name__}: not routable, accepted: timm's VisionTransformer and MlpMixer families"
+            )
         self.backbone = backbone
         # A distilled model without its second head reads its class token alone, as one that is not distilled does.
-        one_head = issubclass(kind, VisionTransformerDistilled) and not hasattr(backbone, "head_dist")
+        one_head = issubclass(kind, VisionTransformerDistilled) and not hasattr(
+            backbone, "head_dist"
+        )
         self._forward_head: Any = (VisionTransformer if one_head else kind).forward_head
         width = self.backbone.embed_dim
         self.num_prefix_tokens: int = getattr(backbone, "num_prefix_tokens", 0)
         self.has_class_token: bool = getattr(backbone, "has_class_token", False)
-        if position.predict and position.predict.token == "class_token" and not self.has_class_token:
-            raise UserError(f"position.predict.token: found 'class_token', accepted: mean ({type(backbone).__name__} has no class token)")
+        if (
+            position.predict
+            and position.predict.token == "class_token"
+            and not self.has_class_token
+        ):
+            raise UserError(
+                f"position.predict.token: found 'class_token', accepted: mean ({type(backbone).__name__} has no class token)"
+            )
         parts: dict[str, nn.Module] = {}
         if position.encode:
             parts["encode"] = PositionEncoding(self.num_layers, width, position.encode)
@@ -84,7 +105,12 @@ class RoutedModel(nn.Module):
         self.position = nn.ModuleDict(parts)
         self.exit_heads = exits
         made = (
-            {str(d): make_branch(exits.branch, token_shape(backbone), self.backbone.num_classes, exits) for d in exits.depths}
+            {
+                str(d): make_branch(
+                    exits.branch, token_shape(backbone), self.backbone.num_classes, exits
+                )
+                for d in exits.depths
+            }
             if exits
             else {}
         )
@@ -105,8 +131,12 @@ class RoutedModel(nn.Module):
         return b.norm_pre(b.patch_drop(b._pos_embed(b.patch_embed(images))))
 
     def forward(
-        self, images: Tensor, route: Route | Tensor | Latin | None = None, taps: Sequence[Tap] = (), exit: int | None = None
-    ) -> Tensor:  # fmt: skip
+        self,
+        images: Tensor,
+        route: Route | Tensor | Latin | None = None,
+        taps: Sequence[Tap] = (),
+        exit: int | None = None,
+    ) -> Tensor:
         """Execute the layers of `route`, in order, and the classification head.
 
         Args:
@@ -130,8 +160,12 @@ class RoutedModel(nn.Module):
         return self.answer(self.tokens(images, route, taps, exit), exit)
 
     def tokens(
-        self, images: Tensor, route: Route | Tensor | Latin | None = None, taps: Sequence[Tap] = (), exit: int | None = None
-    ) -> Tensor:  # fmt: skip
+        self,
+        images: Tensor,
+        route: Route | Tensor | Latin | None = None,
+        taps: Sequence[Tap] = (),
+        exit: int | None = None,
+    ) -> Tensor:
         """The state at the end of a route, or before an early exit: tokens (B, N, D). Arguments and errors as :meth:`forward`."""
         route = tuple(range(self.num_layers)) if route is None else route
         if isinstance(route, Tensor):
@@ -151,7 +185,9 @@ class RoutedModel(nn.Module):
             self._check_exit(exit, len(route))
         return deque(self.states(images, route[:exit], taps), maxlen=1).pop()[1]
 
-    def states(self, images: Tensor, route: Route | None = None, taps: Sequence[Tap] = ()) -> Generator[tuple[int, Tensor], Tensor | None]:
+    def states(
+        self, images: Tensor, route: Route | None = None, taps: Sequence[Tap] = ()
+    ) -> Generator[tuple[int, Tensor], Tensor | None]:
         """The states along a route, (depth, tokens (B, N, D)), from the embedding (depth 0) on.
 
         A block is executed when its state is asked for: who stops asking stops the model. Samples that need no more are left
@@ -166,25 +202,35 @@ class RoutedModel(nn.Module):
         state = self.embed(images)
         for depth, step in enumerate(route):
             rest = yield depth, state
-            state = self._step(state if rest is None else state[rest], step, depth, taps, slice(None))
+            state = self._step(
+                state if rest is None else state[rest], step, depth, taps, slice(None)
+            )
         yield len(route), state
 
     def answer(self, state: Tensor, exit: int | None = None) -> Tensor:
         """Tokens (B, N, D) -> logits (B, num_classes), of the early exit at this depth or of the model's own head."""
-        return self._forward_head(self.backbone, self.backbone.norm(state)) if exit is None else self.exits[str(exit)](state)
+        return (
+            self._forward_head(self.backbone, self.backbone.norm(state))
+            if exit is None
+            else self.exits[str(exit)](state)
+        )
 
     def patches(self, state: Tensor) -> Tensor:
         """Tokens (B, N, D) -> those of the patches (B, N - prefix tokens, D)."""
         return state[:, self.num_prefix_tokens :]
 
-    def _step(self, before: Tensor, step: Step, depth: int, taps: Sequence[Tap], samples: Samples) -> Tensor:
+    def _step(
+        self, before: Tensor, step: Step, depth: int, taps: Sequence[Tap], samples: Samples
+    ) -> Tensor:
         """One layer, or the mean of several side by side, on samples that share it: (n, N, D) -> (n, N, D)."""
         if isinstance(step, tuple):
             outputs = (self._layer(before, layer, depth, taps, samples) for layer in step)
             return reduce(torch.add, outputs) / len(step)  # one output at a time in memory
         return self._layer(before, step, depth, taps, samples)
 
-    def _layer(self, before: Tensor, layer: int, depth: int, taps: Sequence[Tap], samples: Samples) -> Tensor:
+    def _layer(
+        self, before: Tensor, layer: int, depth: int, taps: Sequence[Tap], samples: Samples
+    ) -> Tensor:
         """One layer with its position part."""
         state = self._recomputed(self._block, before, layer, depth)
         for tap in taps:
@@ -199,7 +245,9 @@ class RoutedModel(nn.Module):
         return checkpoint(run, *given, use_reentrant=False, preserve_rng_state=self._draws)
 
     def _block(self, before: Tensor, layer: int, depth: int) -> Tensor:
-        state = self.position["encode"](before, layer, depth) if "encode" in self.position else before
+        state = (
+            self.position["encode"](before, layer, depth) if "encode" in self.position else before
+        )
         return self.backbone.blocks[layer](state)
 
     @cached_property
@@ -218,7 +266,9 @@ class RoutedModel(nn.Module):
         for depth, layers in enumerate(routes.unbind(1)):
             order = layers.argsort(stable=True)  # samples by layer; those at their end, -1, first
             sizes = torch.bincount(layers + 1, minlength=self.num_layers + 1).tolist()
-            groups = state.index_select(0, row[order].to(state.device, non_blocking=True)).split(sizes)
+            groups = state.index_select(0, row[order].to(state.device, non_blocking=True)).split(
+                sizes
+            )
             samples = order.split(sizes)
             done = [groups[0]] if sizes[0] else []
             done += [
@@ -257,7 +307,9 @@ class RoutedModel(nn.Module):
             state = self._step(state, layer, depth, taps, slice(None))
         return state
 
-    def _run_square(self, state: Tensor, routes: Sequence[tuple[int, ...]], first: int, taps: Sequence[Tap]) -> Tensor:
+    def _run_square(
+        self, state: Tensor, routes: Sequence[tuple[int, ...]], first: int, taps: Sequence[Tap]
+    ) -> Tensor:
         """The Latin square of the routes from depth `first` on: (B, N, D) -> (B, N, D)."""
         assert self._stacks
         groups, batch = len(routes), len(state)
@@ -265,7 +317,10 @@ class RoutedModel(nn.Module):
         table = np.asarray(routes)[:, first:]
         layers = sorted(table[:, 0].tolist())
         blocks, projections = self._stacks
-        block, projection = blocks.load(layers, share), projections.load(layers, share) if projections else None
+        block, projection = (
+            blocks.load(layers, share),
+            projections.load(layers, share) if projections else None,
+        )
 
         def run(state: Tensor, depth: int) -> Tensor:
             if projection:
@@ -276,13 +331,21 @@ class RoutedModel(nn.Module):
         # Each group's place in the state (groups, share, N, D), which lies by group before and after the square, by layer inside.
         place = np.vstack([np.arange(groups), np.searchsorted(layers, table.T), np.arange(groups)])
         group = place.argsort(1)
-        moves = torch.from_numpy(np.take_along_axis(place[:-1], group[1:], 1)).to(state.device, non_blocking=True)
-        state = pad(state, (0, 0, 0, 0, 0, groups * share - batch)).unflatten(0, (share, groups)).transpose(0, 1)
+        moves = torch.from_numpy(np.take_along_axis(place[:-1], group[1:], 1)).to(
+            state.device, non_blocking=True
+        )
+        state = (
+            pad(state, (0, 0, 0, 0, 0, groups * share - batch))
+            .unflatten(0, (share, groups))
+            .transpose(0, 1)
+        )
         for step, depth in enumerate(range(first, len(routes[0]))):
             before = state.index_select(0, moves[step])
             state = self._recomputed(run, before.flatten(0, 1), depth).unflatten(0, (groups, share))
             for tap in taps:
-                for layer, mine, old, new in zip(layers, group[step + 1], before.unbind(), state.unbind(), strict=True):
+                for layer, mine, old, new in zip(
+                    layers, group[step + 1], before.unbind(), state.unbind(), strict=True
+                ):
                     if n := len(samples[mine]):
                         tap(depth, layer, old[:n], new[:n], samples[mine])
         return state.index_select(0, moves[-1]).transpose(0, 1).flatten(0, 1)[:batch]
@@ -292,9 +355,13 @@ class RoutedModel(nn.Module):
             raise IndexError(f"route {route}: a step has no layer")
         for layer in (lowest, highest):
             if not 0 <= layer < self.num_layers:
-                raise IndexError(f"route {route}: layer {layer} does not exist, the model has layers 0 to {self.num_layers - 1}")
+                raise IndexError(
+                    f"route {route}: layer {layer} does not exist, the model has layers 0 to {self.num_layers - 1}"
+                )
         if len(self.position) and length > self.num_layers:
-            raise IndexError(f"route of {length} layers: the position parts know {self.num_layers} positions")
+            raise IndexError(
+                f"route of {length} layers: the position parts know {self.num_layers} positions"
+            )
 
     def _check_exit(self, exit: int, length: int) -> None:
         if str(exit) not in self.exits:
@@ -305,12 +372,26 @@ class RoutedModel(nn.Module):
             raise IndexError(f"route of {length} layers: it ends before the exit after {exit}")
 
     def _check_routes(self, routes: Tensor, batch: int) -> None:
-        if routes.ndim != 2 or len(routes) != batch or routes.is_floating_point() or routes.dtype == torch.bool:
-            raise ValueError(f"per-sample routes: found {routes.dtype} {tuple(routes.shape)}, accepted: integers ({batch}, length)")
+        if (
+            routes.ndim != 2
+            or len(routes) != batch
+            or routes.is_floating_point()
+            or routes.dtype == torch.bool
+        ):
+            raise ValueError(
+                f"per-sample routes: found {routes.dtype} {tuple(routes.shape)}, accepted: integers ({batch}, length)"
+            )
         ended = routes == ENDED
         if (ended[:, :-1] & ~ended[:, 1:]).any() or ended[:, :1].any():
-            raise ValueError("per-sample routes: found -1 before a layer or an empty route, accepted: -1 after a route's last layer alone")
+            raise ValueError(
+                "per-sample routes: found -1 before a layer or an empty route, accepted: -1 after a route's last layer alone"
+            )
         layers = routes[~ended]
         if len(layers):
             worst = routes[((routes < ENDED) | (routes >= self.num_layers)).any(1)]
-            self._check_layers(tuple((worst if len(worst) else routes)[0].tolist()), int(layers.min()), int(layers.max()), routes.shape[1])
+            self._check_layers(
+                tuple((worst if len(worst) else routes)[0].tolist()),
+                int(layers.min()),
+                int(layers.max()),
+                routes.shape[1],
+            )

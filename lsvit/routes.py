@@ -14,7 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-Step = int | tuple[int, ...]  # a layer, 0-based, or several that run side by side on the same state, whose outputs are averaged
+Step = (
+    int | tuple[int, ...]
+)  # a layer, 0-based, or several that run side by side on the same state, whose outputs are averaged
 Route = tuple[Step, ...]  # in order of execution
 Order = Literal["sequential", "arbitrary"]
 ORDERS: tuple[Order, Order] = ("sequential", "arbitrary")
@@ -25,7 +27,9 @@ ENDED = -1  # fills a per-sample route after its last layer
 
 def generator(stream: str, *key: int | str) -> np.random.Generator:
     """A generator that depends on its key alone, whose names count by their letters. `stream` keeps uses with equal keys apart."""
-    words = [zlib.crc32(word.encode()) if isinstance(word, str) else word for word in (stream, *key)]
+    words = [
+        zlib.crc32(word.encode()) if isinstance(word, str) else word for word in (stream, *key)
+    ]
     return np.random.default_rng([len(key), *words])  # numpy takes (1,) and (1, 0) for the same
 
 
@@ -67,13 +71,17 @@ def _orders_at(num_layers: int, distance: int) -> int:
     """How many permutations of `num_layers` have `distance` inversions (Mahonian numbers)."""
     if num_layers <= 1 or distance < 0:
         return int(distance == 0)
-    return sum(_orders_at(num_layers - 1, distance - i) for i in range(min(num_layers - 1, distance) + 1))
+    return sum(
+        _orders_at(num_layers - 1, distance - i) for i in range(min(num_layers - 1, distance) + 1)
+    )
 
 
 @cache
 def _jumps(num_layers: int, distance: int) -> np.ndarray:
     """Cumulative probability that the first of the layers in an order at `distance` has 0, 1, ... lower ones after it."""
-    return np.cumsum([_orders_at(num_layers - 1, distance - jump) for jump in range(num_layers)]) / _orders_at(num_layers, distance)
+    return np.cumsum(
+        [_orders_at(num_layers - 1, distance - jump) for jump in range(num_layers)]
+    ) / _orders_at(num_layers, distance)
 
 
 def swap(k: int) -> Sampler:
@@ -97,7 +105,9 @@ def fixed(order: Sequence[int]) -> Sampler:
 
 def skip(layers: Sequence[int]) -> Sampler:
     """The original order without the given layers."""
-    return lambda rng, num_layers: tuple(layer for layer in range(num_layers) if layer not in layers)
+    return lambda rng, num_layers: tuple(
+        layer for layer in range(num_layers) if layer not in layers
+    )
 
 
 def fix_first(k: int) -> Sampler:
@@ -107,7 +117,10 @@ def fix_first(k: int) -> Sampler:
 
 def fix_last(k: int) -> Sampler:
     """The last k layers stay in place, the others run in a random order."""
-    return lambda rng, num_layers: (*rng.permutation(num_layers - k).tolist(), *range(num_layers - k, num_layers))
+    return lambda rng, num_layers: (
+        *rng.permutation(num_layers - k).tolist(),
+        *range(num_layers - k, num_layers),
+    )
 
 
 def kept_layers(keep: int, order: Order) -> Sampler:
@@ -151,9 +164,13 @@ class Kind(NamedTuple):
     """A sampler with a parameter, `{name: value}`."""
 
     make: Callable[..., Sampler]
-    read: Callable[[Any], Any]  # the value as given -> as needed; ValueError or TypeError if it is none
+    read: Callable[
+        [Any], Any
+    ]  # the value as given -> as needed; ValueError or TypeError if it is none
     accepted: str
-    most: Callable[[int], int] | None = None  # num_layers -> the largest value, or the largest of a list
+    most: Callable[[int], int] | None = (
+        None  # num_layers -> the largest value, or the largest of a list
+    )
 
 
 PLAIN: dict[str, Sampler] = {"sequential": sequential, "arbitrary": arbitrary, "reversed": reverse}
@@ -177,10 +194,16 @@ def check_sampler(spec: Any) -> Spec:
     if name is None or not isinstance(spec, dict):
         near = difflib.get_close_matches(keys[0] if keys else "", [*PLAIN, *KINDS], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{', '.join([*PLAIN, *(kind.accepted for kind in KINDS.values())])}{hint}")
+        raise ValueError(
+            f"{', '.join([*PLAIN, *(kind.accepted for kind in KINDS.values())])}{hint}"
+        )
     rest = {key: value for key, value in spec.items() if key != name}
     try:
-        if (name == "drop" and rest.keys() <= {"schedule"} and rest.get("schedule", "constant") in SCHEDULES) or not rest:
+        if (
+            name == "drop"
+            and rest.keys() <= {"schedule"}
+            and rest.get("schedule", "constant") in SCHEDULES
+        ) or not rest:
             return {name: KINDS[name].read(spec[name]), **rest}
     except (TypeError, ValueError):
         pass
@@ -206,20 +229,27 @@ def make_sampler(spec: Spec) -> Sampler:
     if isinstance(spec, str):
         return PLAIN[spec]
     name = next(key for key in spec if key in KINDS)
-    return KINDS[name].make(spec[name], **{key: value for key, value in spec.items() if key != name})
+    return KINDS[name].make(
+        spec[name], **{key: value for key, value in spec.items() if key != name}
+    )
 
 
 def sampler_name(spec: Spec) -> str:
     """A checked sampler in one word and its parameters, as in tables: "arbitrary", "swap 4", "order 2-0-1"."""
     if isinstance(spec, str):
         return spec
-    return " ".join(f"{key} {'-'.join(map(str, value)) if isinstance(value, list) else value}" for key, value in spec.items())
+    return " ".join(
+        f"{key} {'-'.join(map(str, value)) if isinstance(value, list) else value}"
+        for key, value in spec.items()
+    )
 
 
 # ---- drawing ----------------------------------------------------------------------------------------------------------
 
 
-def per_sample(sampler: Sampler, rng: np.random.Generator, num_layers: int, samples: int) -> np.ndarray:
+def per_sample(
+    sampler: Sampler, rng: np.random.Generator, num_layers: int, samples: int
+) -> np.ndarray:
     """A route for each of `samples` samples: integers (samples, length of the longest), shorter ones end in -1."""
     routes = [sampler(rng, num_layers) for _ in range(samples)]
     table = np.full((samples, max(map(len, routes))), ENDED, dtype=np.int64)
@@ -258,7 +288,9 @@ def count_routes(num_layers: int, keep: int, order: Order) -> int:
     return math.comb(num_layers, keep) if order == "sequential" else math.perm(num_layers, keep)
 
 
-def evaluation_routes(num_layers: int, keep: int, order: Order, orders: int, seed: int) -> list[Route]:
+def evaluation_routes(
+    num_layers: int, keep: int, order: Order, orders: int, seed: int
+) -> list[Route]:
     """Distinct routes of `keep` layers out of `num_layers`: all that exist if there are at most `orders`, else random ones.
 
     Sequential: random subsets in their original order; arbitrary: random subsets in random order (section 4.2).

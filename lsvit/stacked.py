@@ -10,7 +10,9 @@ from timm.models.mlp_mixer import Affine, ResBlock
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-ELEMENTWISE = Affine | LayerScale | ResBlock  # their own parameters, (D,) or (1, 1, D), multiply or are added to tokens (B, N, D)
+ELEMENTWISE = (
+    Affine | LayerScale | ResBlock
+)  # their own parameters, (D,) or (1, 1, D), multiply or are added to tokens (B, N, D)
 
 
 def can_stack(modules: Sequence[nn.Module]) -> bool:
@@ -18,9 +20,15 @@ def can_stack(modules: Sequence[nn.Module]) -> bool:
 
     def known(part: nn.Module) -> bool:
         own = [*part.parameters(recurse=False)]
-        return isinstance(part, nn.Linear | ELEMENTWISE) or (isinstance(part, nn.LayerNorm) and bool(own)) or not own
+        return (
+            isinstance(part, nn.Linear | ELEMENTWISE)
+            or (isinstance(part, nn.LayerNorm) and bool(own))
+            or not own
+        )
 
-    alike = len({repr(module) for module in modules}) == 1 and not any(True for _ in modules[0].buffers())
+    alike = len({repr(module) for module in modules}) == 1 and not any(
+        True for _ in modules[0].buffers()
+    )
     return alike and all(map(known, modules[0].modules()))
 
 
@@ -32,7 +40,11 @@ class _Linear(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         rows = state.reshape(len(self.weight), -1, state.shape[-1])
-        product = torch.bmm(rows, self.weight) if self.bias is None else torch.baddbmm(self.bias, rows, self.weight)
+        product = (
+            torch.bmm(rows, self.weight)
+            if self.bias is None
+            else torch.baddbmm(self.bias, rows, self.weight)
+        )
         return product.view(*state.shape[:-1], -1)
 
 
@@ -47,8 +59,12 @@ class _LayerNorm(nn.Module):
         self.eps = eps
 
     def forward(self, state: Tensor) -> Tensor:
-        rows = layer_norm(state, state.shape[-1:], eps=self.eps).reshape(len(self.weight), -1, state.shape[-1])
-        return (rows * self.weight if self.bias is None else torch.addcmul(self.bias, rows, self.weight)).view_as(state)
+        rows = layer_norm(state, state.shape[-1:], eps=self.eps).reshape(
+            len(self.weight), -1, state.shape[-1]
+        )
+        return (
+            rows * self.weight if self.bias is None else torch.addcmul(self.bias, rows, self.weight)
+        ).view_as(state)
 
 
 class Stack:
@@ -70,7 +86,10 @@ class Stack:
             self._replace(name, part)
 
     def _replace(self, name: str, part: nn.Module) -> None:
-        own, parts = [key for key, _ in part.named_parameters(recurse=False)], [module.get_submodule(name) for module in self.modules]
+        own, parts = (
+            [key for key, _ in part.named_parameters(recurse=False)],
+            [module.get_submodule(name) for module in self.modules],
+        )
         target: Any = self.joined.get_submodule(name)
         if isinstance(part, nn.Linear | nn.LayerNorm):
             target = _Linear() if isinstance(part, nn.Linear) else _LayerNorm(part.eps)
@@ -87,6 +106,14 @@ class Stack:
         for target, key, parts in self.places:
             values = torch.stack([getattr(parts[i], key) for i in chosen])
             # Given the shape here in which it is used at every depth: views, and their gradients', are what small layers cost.
-            values = values.transpose(1, 2) if isinstance(target, _Linear) and key == "weight" else values.view(len(chosen), 1, -1)
-            setattr(target, key, values.repeat_interleave(samples, 0) if isinstance(target, ELEMENTWISE) else values)
+            values = (
+                values.transpose(1, 2)
+                if isinstance(target, _Linear) and key == "weight"
+                else values.view(len(chosen), 1, -1)
+            )
+            setattr(
+                target,
+                key,
+                values.repeat_interleave(samples, 0) if isinstance(target, ELEMENTWISE) else values,
+            )
         return self.joined.train(self.modules[0].training)

@@ -14,9 +14,13 @@ class PositionLogits:
 
     def __init__(self, model: RoutedModel) -> None:
         self.predict = model.position["predict"]
-        self.groups: list[list[tuple[int, Tensor]]] = []  # by depth, then by group of samples: layer, what its head reads (n, D)
+        self.groups: list[
+            list[tuple[int, Tensor]]
+        ] = []  # by depth, then by group of samples: layer, what its head reads (n, D)
 
-    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+    def __call__(
+        self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
+    ) -> None:
         """Called after each block; states (n, N, D)."""
         if depth == len(self.groups):
             self.groups.append([])
@@ -29,7 +33,10 @@ class PositionLogits:
         for layer, read in itertools.chain(*self.groups):
             by_layer.setdefault(layer, []).append(read)
         # A head answers once for all depths, where a head for each group of a batch would be hundreds of small products.
-        answers = {layer: iter(self.predict(torch.cat(reads), layer).split([*map(len, reads)])) for layer, reads in by_layer.items()}
+        answers = {
+            layer: iter(self.predict(torch.cat(reads), layer).split([*map(len, reads)]))
+            for layer, reads in by_layer.items()
+        }
         return [torch.cat([next(answers[layer]) for layer, _ in groups]) for groups in self.groups]
 
 
@@ -39,7 +46,9 @@ class FirstTokens:
     def __init__(self) -> None:
         self.groups: list[tuple[Samples, Tensor]] = []
 
-    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+    def __call__(
+        self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
+    ) -> None:
         """Called after each block; states (n, N, D)."""
         if depth == 0:
             self.groups.append((samples, after))
@@ -59,10 +68,14 @@ class ExitLogits:
         self.exits = model.exits
         self.groups: dict[int, list[tuple[Samples, Tensor]]] = {}  # by depth
 
-    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+    def __call__(
+        self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
+    ) -> None:
         """Called after each block; states (n, N, D)."""
         if str(depth + 1) in self.exits:
-            self.groups.setdefault(depth + 1, []).append((samples, self.exits[str(depth + 1)](after)))
+            self.groups.setdefault(depth + 1, []).append(
+                (samples, self.exits[str(depth + 1)](after))
+            )
 
     @property
     def logits(self) -> dict[int, tuple[Samples, Tensor]]:

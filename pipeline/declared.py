@@ -39,11 +39,18 @@ def changed(file: Path) -> bool:
     for outs in _checksums("outs").values():
         for folder, md5 in outs.items():
             listed = Path(".dvc", "cache", "files", "md5", md5[:2], md5[2:])
-            if file.absolute().is_relative_to(Path(folder).absolute()) and md5.endswith(".dir") and listed.is_file():
+            if (
+                file.absolute().is_relative_to(Path(folder).absolute())
+                and md5.endswith(".dir")
+                and listed.is_file()
+            ):
                 own = file.absolute().relative_to(Path(folder).absolute()).as_posix()
                 with open(file, "rb") as content:
                     found = hashlib.file_digest(content, "md5").hexdigest()
-                return not any((each["relpath"], each["md5"]) == (own, found) for each in read_json(listed, list))
+                return not any(
+                    (each["relpath"], each["md5"]) == (own, found)
+                    for each in read_json(listed, list)
+                )
     return False
 
 
@@ -52,7 +59,10 @@ def _checksums(what: str) -> dict[str, dict[str, str]]:
         return {}
     with reading(file, "`dvc repro` or `git checkout` brings it back"):
         known = _stages(file.read_text())
-        return {stage: {out["path"]: out["md5"] for out in noted.get(what, ())} for stage, noted in known.items()}
+        return {
+            stage: {out["path"]: out["md5"] for out in noted.get(what, ())}
+            for stage, noted in known.items()
+        }
 
 
 def paths(outs: list[Any]) -> list[Path]:
@@ -62,7 +72,11 @@ def paths(outs: list[Any]) -> list[Path]:
 
 def stage_of(folder: Path) -> str:
     """The stage of dvc.yaml that leaves a folder of `outs/`."""
-    return next(name for name, stage in declared_stages().items() if any(folder.is_relative_to(out) for out in paths(stage["outs"])))
+    return next(
+        name
+        for name, stage in declared_stages().items()
+        if any(folder.is_relative_to(out) for out in paths(stage["outs"]))
+    )
 
 
 def stage_results(stage: str) -> tuple[list[Path], list[Path]]:
@@ -70,7 +84,12 @@ def stage_results(stage: str) -> tuple[list[Path], list[Path]]:
     declared = declared_stages()[stage]
     kinds = [paths(declared.get(kind, ())) for kind in ("outs", "metrics")]
     found = [
-        [file for path in kind if path.parts[0] == "results" for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+        [
+            file
+            for path in kind
+            if path.parts[0] == "results"
+            for file in (sorted(path.iterdir()) if path.is_dir() else [path])
+        ]
         for kind in kinds
     ]
     outs, metrics = ([file for file in files if file.is_file()] for files in found)

@@ -12,8 +12,10 @@ if TYPE_CHECKING:  # `lsvit --help` needs no pydantic
 
 
 # What Linux, torch.save and SQLite say of a disk; Python, Linux, numpy and torch of memory.
-NO_ROOM = re.compile("No space left on device|Read-only file system|Disk quota exceeded|PytorchStreamWriter failed|disk is full|"
-                     "MemoryError|[Cc]an(no|')t allocate memory|Unable to allocate|can't start new thread")  # fmt: skip
+NO_ROOM = re.compile(
+    "No space left on device|Read-only file system|Disk quota exceeded|PytorchStreamWriter failed|disk is full|"
+    "MemoryError|[Cc]an(no|')t allocate memory|Unable to allocate|can't start new thread"
+)
 
 
 def plain(text: str) -> str:
@@ -48,7 +50,10 @@ def one_line_errors() -> Iterator[None]:
     except Exception as error:  # a library's own, or an OSError
         if not NO_ROOM.search(said := " ".join(str(error).split()) or type(error).__name__):
             raise
-        print(f"error: {plain(said[:200])}; what has finished is kept: make room, and run it again", file=sys.stderr)
+        print(
+            f"error: {plain(said[:200])}; what has finished is kept: make room, and run it again",
+            file=sys.stderr,
+        )
         raise SystemExit(2) from None
 
 
@@ -84,18 +89,29 @@ def _keys_at(section: "type[BaseModel]", path: tuple[str | int, ...]) -> list[st
             annotation = annotation.model_fields[str(part)].annotation
         else:  # dict[str, X], list[X]: one of the arguments is the item
             annotation = annotation.__args__[-1]
-        models = [a for a in getattr(annotation, "__args__", ()) if isinstance(a, type) and issubclass(a, BaseModel)]
+        models = [
+            a
+            for a in getattr(annotation, "__args__", ())
+            if isinstance(a, type) and issubclass(a, BaseModel)
+        ]
         if models and getattr(annotation, "__origin__", None) not in (dict, list):  # X | None
             annotation = models[0]
     return list(annotation.model_fields)
 
 
-def one_line(error: "ValidationError", section: "type[BaseModel]", prefix: str = "", file: str = "params.yaml") -> str:
+def one_line(
+    error: "ValidationError",
+    section: "type[BaseModel]",
+    prefix: str = "",
+    file: str = "params.yaml",
+) -> str:
     """The errors of a validation, a line each: key, value found, what is accepted, the nearest known name."""
     return "\n".join(dict.fromkeys(line(each, section, prefix, file) for each in error.errors()))
 
 
-def line(first: Any, section: "type[BaseModel]", prefix: str = "", file: str = "params.yaml") -> str:
+def line(
+    first: Any, section: "type[BaseModel]", prefix: str = "", file: str = "params.yaml"
+) -> str:
     """One of a validation's errors as a line."""
     loc = list(first["loc"])
     key = ".".join(plain(str(part)) for part in ([prefix] if prefix else []) + loc)
@@ -111,6 +127,10 @@ def line(first: Any, section: "type[BaseModel]", prefix: str = "", file: str = "
     if first["type"] == "literal_error":
         choices = [choice.strip(" '") for choice in re.split(r",| or ", first["ctx"]["expected"])]
         return f"{file}: {key}: found {found!r}, {accepted(found, choices)}"
-    message = re.sub(r"^(Input should be |String should |List should )", "", message.partition(", unable to parse")[0])
+    message = re.sub(
+        r"^(Input should be |String should |List should )",
+        "",
+        message.partition(", unable to parse")[0],
+    )
     message = message.replace("a valid int", "an int").replace("valid ", "")
     return f"{file}: {key}: found {found!r}, accepted: {message}"

@@ -26,7 +26,9 @@ from pipeline.jobs.stage import terminated
 from pipeline.reading import reading
 
 EMBEDDED = Path("data/fashion_mnist_10k")
-MADE_OF = {f"{name}.json": Path(f"outs/params/{name}.json") for name in ("dataset", "model")}  # outs/prepare_data
+MADE_OF = {
+    f"{name}.json": Path(f"outs/params/{name}.json") for name in ("dataset", "model")
+}  # outs/prepare_data
 SHARED = ("engine", "device", "distributed")  # by all cells: they run together
 Waves = Iterator[list[Job]]
 
@@ -62,7 +64,9 @@ def overridden(overrides: Sequence[str]) -> Params:
 
 def _no_override(overrides: Sequence[str], error: Exception) -> UserError:
     why = " ".join(str(error.__cause__ or error).split())
-    return UserError(f"-S: found {', '.join(overrides)}, accepted: KEY=VALUE of params.yaml ({why})")
+    return UserError(
+        f"-S: found {', '.join(overrides)}, accepted: KEY=VALUE of params.yaml ({why})"
+    )
 
 
 def grid(overrides: Sequence[str]) -> dict[str, Params]:
@@ -85,7 +89,9 @@ def grid(overrides: Sequence[str]) -> dict[str, Params]:
     found = {" ".join(cell[i] for i in several): overridden(cell) for cell in product(*choices)}
     for key in SHARED:
         if len({repr(getattr(params, key)) for params in found.values()}) > 1:
-            raise UserError(f"-S: {key}: found several, accepted: one for all cells, which run together")
+            raise UserError(
+                f"-S: {key}: found several, accepted: one for all cells, which run together"
+            )
     return found
 
 
@@ -96,14 +102,23 @@ def images(params: Params, place: Path) -> Path:
         UserError: as stage prepare-data does.
     """
     wanted = {name: text for name, text in files(params).items() if name in MADE_OF}
-    if (DATA / "meta.json").is_file() and all(file.is_file() and file.read_text() == wanted[name] for name, file in MADE_OF.items()):
+    if (DATA / "meta.json").is_file() and all(
+        file.is_file() and file.read_text() == wanted[name] for name, file in MADE_OF.items()
+    ):
         return DATA
     data = place / sha256("".join(wanted.values()).encode()).hexdigest()
     if not data.exists():
         from pipeline.data.prepare import prepare
 
         print(f"prepares the images of {params.dataset}", flush=True)
-        prepare(params.dataset, params.dataset_preset, EMBEDDED, data, params.model_preset, partial(check_sizes, params))
+        prepare(
+            params.dataset,
+            params.dataset_preset,
+            EMBEDDED,
+            data,
+            params.model_preset,
+            partial(check_sizes, params),
+        )
     return data
 
 
@@ -117,7 +132,15 @@ def prepared(overrides: Sequence[str]) -> Iterator[list[Cell]]:
         for name, params in asked.items():
             data = images(params, Path(place))
             counts = read_meta(data)["counts"]
-            found.append(Cell(name, params.with_sizes(counts["train"], counts["validation"], counts.get(HELDOUT, 0)), data))
+            found.append(
+                Cell(
+                    name,
+                    params.with_sizes(
+                        counts["train"], counts["validation"], counts.get(HELDOUT, 0)
+                    ),
+                    data,
+                )
+            )
         yield found
 
 
@@ -129,13 +152,31 @@ def together(several: Sequence[Waves]) -> Waves:
 
 def waves(cell: Cell, place: Path) -> Waves:
     """A cell's trainings: those of a wave have ended when the next one is asked for. `place` gets links to their weights."""
-    params, data, folder, pretrained = cell.params, cell.data, place / "finetune", place / "pretrain"
+    params, data, folder, pretrained = (
+        cell.params,
+        cell.data,
+        place / "finetune",
+        place / "pretrain",
+    )
     starts = Plan(params, Pretrain, data).starting()
-    own = [job for room in rooms("compute.plan") if hasattr(room, "from_scratch") for job in room.from_scratch(params, data)]
+    own = [
+        job
+        for room in rooms("compute.plan")
+        if hasattr(room, "from_scratch")
+        for job in room.from_scratch(params, data)
+    ]
     yield [*starts.values(), *own]
     link(starts, pretrained)
     refined = _refined(Plan(params, Finetune, data, folder, pretrained))
-    yield from together([refined, *(room.ahead(params, data, folder, pretrained, place / "ahead") for room in rooms("compute.rounds"))])
+    yield from together(
+        [
+            refined,
+            *(
+                room.ahead(params, data, folder, pretrained, place / "ahead")
+                for room in rooms("compute.rounds")
+            ),
+        ]
+    )
 
 
 def _refined(plan: Plan) -> Waves:
@@ -164,7 +205,12 @@ def expected(cells: Sequence[Cell]) -> list[str]:
     from pipeline.cost.estimate import format_seconds, stages
     from pipeline.cost.hardware import known_hardware
 
-    found = [stage for cell in cells for stage in stages(cell.params) if any(work.training for job in stage.jobs for work in job)]
+    found = [
+        stage
+        for cell in cells
+        for stage in stages(cell.params)
+        if any(work.training for job in stage.jobs for work in job)
+    ]
     params, threads = cells[0].params, threads_of(cells)
     distributed = params.distributed
     if params.engine == "ray" and distributed.nodes == 1:
@@ -173,11 +219,19 @@ def expected(cells: Sequence[Cell]) -> list[str]:
         workers = slots(params.device, threads, distributed.processes)
     else:
         workers = workers_here(params.device, threads) if distributed.world_size == 1 else 1
-    lines = [f"{sum(len(stage.jobs) for stage in found)} trainings of all stages, {workers} side by side; about"]
+    lines = [
+        f"{sum(len(stage.jobs) for stage in found)} trainings of all stages, {workers} side by side; about"
+    ]
     for name, hardware in known_hardware().items():
-        as_many = hardware.model_copy(update={"gpus": workers if hardware.gpus else 0, "cores": workers * threads})
-        whole = found[0]._replace(jobs=[job for stage in found for job in stage.jobs], threads=threads)
-        lines.append(f"    {format_seconds(whole.time(as_many)['wall'])} on workers like those of {name}")
+        as_many = hardware.model_copy(
+            update={"gpus": workers if hardware.gpus else 0, "cores": workers * threads}
+        )
+        whole = found[0]._replace(
+            jobs=[job for stage in found for job in stage.jobs], threads=threads
+        )
+        lines.append(
+            f"    {format_seconds(whole.time(as_many)['wall'])} on workers like those of {name}"
+        )
     return lines
 
 
@@ -186,9 +240,17 @@ def fill(cells: Sequence[Cell]) -> None:
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # as in stage pretrain
     params, threads = cells[0].params, threads_of(cells)
     with tempfile.TemporaryDirectory(prefix="fill-", dir=root() / ".lsvit") as folder:
-        several = [_named(cell.name, waves(cell, Path(folder, str(i)))) for i, cell in enumerate(cells)]
+        several = [
+            _named(cell.name, waves(cell, Path(folder, str(i)))) for i, cell in enumerate(cells)
+        ]
         for wave in together(several):
-            run(wave, params.device, threads=threads, distributed=params.distributed, engine=params.engine)
+            run(
+                wave,
+                params.device,
+                threads=threads,
+                distributed=params.distributed,
+                engine=params.engine,
+            )
 
 
 def _named(cell: str, found: Waves) -> Waves:

@@ -9,11 +9,15 @@ from typing import Any
 
 from pipeline.errors import UserError
 
-LARGEST = 2**28  # bytes of a text file: what is larger is none of this project's, and would fill the memory before it is seen to be none
+LARGEST = (
+    2**28
+)  # bytes of a text file: what is larger is none of this project's, and would fill the memory before it is seen to be none
 
 
 @contextmanager
-def reading(path: Path | str, remedy: str = "`dvc checkout` or `dvc repro` brings it back") -> Iterator[None]:
+def reading(
+    path: Path | str, remedy: str = "`dvc checkout` or `dvc repro` brings it back"
+) -> Iterator[None]:
     """Turn what a damaged or missing text file raises, while it is read or what it holds is looked up, into a UserError that names it.
 
     Of a text that does not come from a file, a name stands in for the path.
@@ -24,7 +28,9 @@ def reading(path: Path | str, remedy: str = "`dvc checkout` or `dvc repro` bring
         yield
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
-        raise UserError(f"{path}: cannot be read ({type(error).__name__}: {reason}); {remedy}") from None
+        raise UserError(
+            f"{path}: cannot be read ({type(error).__name__}: {reason}); {remedy}"
+        ) from None
 
 
 def read_json(path: Path, kind: type = dict) -> Any:

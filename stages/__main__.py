@@ -12,7 +12,9 @@ if __name__ == "__main__":
         if len(sys.argv) < 2 or sys.argv[1] not in known:
             raise UserError(f"usage: python -m stages NAME, accepted: {', '.join(known)}")
         if not find_spec("torch"):  # `dvc` called by its path runs the first `python` of PATH
-            raise UserError(f"{sys.executable}: has no torch, accepted: the environment's Python, as under `uv run dvc repro`")
+            raise UserError(
+                f"{sys.executable}: has no torch, accepted: the environment's Python, as under `uv run dvc repro`"
+            )
         from pipeline.jobs.server import run
 
         sys.exit(run(sys.argv[1], sys.argv[2:]))

@@ -21,8 +21,10 @@ def check_machine(params: Params) -> Iterator[str]:
     if params.engine == "ray":
         yield from said(check_cluster)
     if (file := params.model_preset.local_file(root())) and not file.is_file():
-        yield (f"params.yaml: models.{params.model}.weights: found {str(file)!r}, which does not exist, "
-               "accepted: hub, scratch, a .safetensors file or its folder")  # fmt: skip
+        yield (
+            f"params.yaml: models.{params.model}.weights: found {str(file)!r}, which does not exist, "
+            "accepted: hub, scratch, a .safetensors file or its folder"
+        )
     folder = params.dataset_preset.folder
     if folder and not (root() / Path(folder).expanduser()).is_dir():
         yield f"params.yaml: datasets.{params.dataset}.folder: found {folder!r}, which is no folder, accepted: the folder with the images"
@@ -30,9 +32,13 @@ def check_machine(params: Params) -> Iterator[str]:
     for precision, source in (values["precision"] for values in params.trainings()):
         if precision == "tf32" and (params.device == "cpu" or not gpus):
             yield f"params.yaml: {source}.precision: found 'tf32', accepted on a CPU: auto, fp32, bf16"
-    if (params.device == "cuda" and not gpus) or (params.device == "mps" and platform.system() != "Darwin"):
-        yield (f"params.yaml: device: found {params.device!r}, but this machine has no {params.device.upper()} device, "
-               "accepted here: auto, cpu")  # fmt: skip
+    if (params.device == "cuda" and not gpus) or (
+        params.device == "mps" and platform.system() != "Darwin"
+    ):
+        yield (
+            f"params.yaml: device: found {params.device!r}, but this machine has no {params.device.upper()} device, "
+            "accepted here: auto, cpu"
+        )
     if params.device == "mps" and params.distributed.world_size > 1:
         yield f"params.yaml: distributed.processes: found {processes}, accepted with device 'mps': 1"
     here = params.engine == "local" or params.distributed.nodes > 1  # a node runs whole trainings
@@ -52,8 +58,10 @@ def build(params: Params) -> None:
         backbone = create_backbone(params.model_preset.model_copy(update={"init_std": None}), 1)
         needed, there = sum(each.nbytes for each in backbone.parameters()), virtual_memory().total
         if needed > there:
-            raise UserError(f"params.yaml: model: found {params.model!r}, whose parameters take {needed / 2**30:,.0f} GiB, "
-                            f"accepted here: at most the {there / 2**30:.0f} GiB of memory")  # fmt: skip
+            raise UserError(
+                f"params.yaml: model: found {params.model!r}, whose parameters take {needed / 2**30:,.0f} GiB, "
+                f"accepted here: at most the {there / 2**30:.0f} GiB of memory"
+            )
         for variant in params.all_variants.values():
             model = deepcopy(backbone)
             if variant.talking_heads:

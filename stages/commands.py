@@ -11,16 +11,25 @@ from pipeline.errors import one_line_errors
 if TYPE_CHECKING:
     import pandas as pd
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
+)
 track = typer.Typer(no_args_is_help=True, help="The MLflow store.")
 data = typer.Typer(no_args_is_help=True, help="The embedded images.")
 app.add_typer(track, name="track")
 app.add_typer(data, name="data")
-Overrides = Annotated[list[str] | None, typer.Option("-S", help="KEY=VALUE of params.yaml, as of `dvc exp run`.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("-S", help="KEY=VALUE of params.yaml, as of `dvc exp run`.")
+]
 
 
 @app.command()
-def smoke(keep: Annotated[Path | None, typer.Option(file_okay=False, help="Run in this new folder and leave it there.")] = None) -> None:
+def smoke(
+    keep: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Run in this new folder and leave it there."),
+    ] = None,
+) -> None:
     """Run the whole pipeline on tiny presets in a temporary copy of the repository and print its table: a first look."""
     import tempfile
 
@@ -33,7 +42,11 @@ def smoke(keep: Annotated[Path | None, typer.Option(file_okay=False, help="Run i
 
 
 @app.command()
-def table(file: Annotated[Path, typer.Argument(help="A table1.csv of the pipeline.")] = Path("results/table1.csv")) -> None:
+def table(
+    file: Annotated[Path, typer.Argument(help="A table1.csv of the pipeline.")] = Path(
+        "results/table1.csv"
+    ),
+) -> None:
     """Print Table 1: this repository's figures beside the published ones."""
     show_table(file)
 
@@ -41,7 +54,12 @@ def table(file: Annotated[Path, typer.Argument(help="A table1.csv of the pipelin
 @app.command()
 def claims(
     against: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="A claims.json of another run of the cell; default: the committed one.")
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="A claims.json of another run of the cell; default: the committed one.",
+        ),
     ] = None,
 ) -> None:
     """Print the reproduction ledger, claim by claim, and check it.
@@ -65,11 +83,17 @@ def claims(
     except UserError as error:
         problems.append(str(error))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        problems.append(f"{results}: cannot be judged ({type(error).__name__}: {error}); `dvc repro` writes it anew")
+        problems.append(
+            f"{results}: cannot be judged ({type(error).__name__}: {error}); `dvc repro` writes it anew"
+        )
     else:
         if differing:
-            which = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
-            problems.append(f"{file}: not what the result files give for {which}; `dvc repro` writes it anew")
+            which = ", ".join(differing[:5]) + (
+                f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+            )
+            problems.append(
+                f"{file}: not what the result files give for {which}; `dvc repro` writes it anew"
+            )
         other = other_ledger(file, against)
         if other is None:
             print("no committed ledger to compare with", file=sys.stderr)
@@ -83,18 +107,27 @@ def claims(
             if against:
                 problems.append(f"{against}: found a ledger of {cell}, accepted: one of this cell")
             else:
-                print(f"the committed ledger is about {cell}: verdicts are not compared", file=sys.stderr)
+                print(
+                    f"the committed ledger is about {cell}: verdicts are not compared",
+                    file=sys.stderr,
+                )
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:
         raise SystemExit(1)
-    print(f"the ledger is what the result files give, and contradicts {f'{against} nowhere' if against else 'no committed one'}")
+    print(
+        f"the ledger is what the result files give, and contradicts {f'{against} nowhere' if against else 'no committed one'}"
+    )
 
 
 @app.command()
 def why(
-    target: Annotated[str, typer.Argument(help="A claim's id, a figure's name, or a file of results/.")],
-    conditions: Annotated[list[str] | None, typer.Argument(help="Of a file's rows: column=value ...")] = None,
+    target: Annotated[
+        str, typer.Argument(help="A claim's id, a figure's name, or a file of results/.")
+    ],
+    conditions: Annotated[
+        list[str] | None, typer.Argument(help="Of a file's rows: column=value ...")
+    ] = None,
 ) -> None:
     """Say where a number, a claim, a table or a figure comes from: rows, stage, command, inputs, parameters, seeds, hardware, commit."""
     from pipeline.report.why import why
@@ -103,7 +136,10 @@ def why(
 
 
 @app.command()
-def cost(overrides: Overrides = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def cost(
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """Say before anything runs how many trainings, images and FLOPs params.yaml asks for, and the time they take on known hardware."""
     import json
 
@@ -142,17 +178,35 @@ def grid() -> None:
         raise UserError(f"{Path.cwd()}: not the root of a clone of the repository")
     cells = collect(experiments())
     if cells.empty:
-        raise UserError(f"{TABLE}: not found, neither here nor in an experiment; `dvc repro` or `dvc exp run` makes it")
-    print_table(write(cells, Path("results")), "Top-1 validation accuracy in %, mean ± standard deviation over n seeds")
+        raise UserError(
+            f"{TABLE}: not found, neither here nor in an experiment; `dvc repro` or `dvc exp run` makes it"
+        )
+    print_table(
+        write(cells, Path("results")),
+        "Top-1 validation accuracy in %, mean ± standard deviation over n seeds",
+    )
 
 
 @app.command()
 def export(
     variant: Annotated[str, typer.Argument(help="A variant of params.yaml, or baseline.")],
     seed: Annotated[int, typer.Option(help="The training's seed.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder to write; default: exports/<data set>_<model>_<variant>_seed_<n>.")] = None,
-    register: Annotated[bool, typer.Option("--register", help="Put it into MLflow's model registry too; alias: the variant.")] = False,
-    name: Annotated[str | None, typer.Option(help="With --register: the registered model; default: <data set>_<model>.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder to write; default: exports/<data set>_<model>_<variant>_seed_<n>."
+        ),
+    ] = None,
+    register: Annotated[
+        bool,
+        typer.Option(
+            "--register", help="Put it into MLflow's model registry too; alias: the variant."
+        ),
+    ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(help="With --register: the registered model; default: <data set>_<model>."),
+    ] = None,
 ) -> None:
     """Write a training's weights as a folder that timm and the Hugging Face hub take, with a model card."""
     from pipeline.deploy.export import export
@@ -178,15 +232,34 @@ def predict(
             help="An exported folder, hf-hub:<repository>, or outs/finetune/<variant> or outs/baseline, /seed_<n>/weights.safetensors."
         ),
     ],
-    order: Annotated[str, typer.Option(help="sequential | arbitrary | reversed | layers, as in 2,0,1.")] = "sequential",
+    order: Annotated[
+        str, typer.Option(help="sequential | arbitrary | reversed | layers, as in 2,0,1.")
+    ] = "sequential",
     keep: Annotated[int | None, typer.Option(help="Run so many random layers.")] = None,
-    orders: Annotated[int, typer.Option(min=1, help="Random orders to draw, where the order is random.")] = 20,
+    orders: Annotated[
+        int, typer.Option(min=1, help="Random orders to draw, where the order is random.")
+    ] = 20,
     top: Annotated[int, typer.Option(min=1, help="Classes to show.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random orders.")] = 0,
-    exits: Annotated[Path | None, typer.Option(help="Early exits: outs/exits/classifier_wise/<variant>/seed_<n>, with a budget.")] = None,
-    flops: Annotated[float | None, typer.Option(help="Budget of an image; one multiply-add is 2.")] = None,
-    latency: Annotated[float | None, typer.Option(help="Budget of an image in ms, as measured where the exits were trained.")] = None,
-    average: Annotated[bool, typer.Option("--average", help="The FLOPs hold on average: images leave when the model is sure.")] = False,
+    exits: Annotated[
+        Path | None,
+        typer.Option(
+            help="Early exits: outs/exits/classifier_wise/<variant>/seed_<n>, with a budget."
+        ),
+    ] = None,
+    flops: Annotated[
+        float | None, typer.Option(help="Budget of an image; one multiply-add is 2.")
+    ] = None,
+    latency: Annotated[
+        float | None,
+        typer.Option(help="Budget of an image in ms, as measured where the exits were trained."),
+    ] = None,
+    average: Annotated[
+        bool,
+        typer.Option(
+            "--average", help="The FLOPs hold on average: images leave when the model is sure."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what is on images, and how much the answer depends on the order of the layers; within a budget, with early exits."""
@@ -202,15 +275,25 @@ def predict(
     read = [predict.read_image(image, opened.data) for image in images]
     deployed = deploy(opened.model, exits, predict.training_sha256(weights)) if exits else None
     if not deployed and (flops is not None or latency is not None or average):
-        raise UserError("--flops, --latency, --average: accepted with --exits, which says what exits there are")
+        raise UserError(
+            "--flops, --latency, --average: accepted with --exits, which says what exits there are"
+        )
     found = []
     for path, image in zip(images, read, strict=True):
         one = {"image": str(path), "order": order, "keep": len(routes[0])}
-        taken = choose_exit(opened, deployed, image, routes, flops, latency, average) if deployed else None
+        taken = (
+            choose_exit(opened, deployed, image, routes, flops, latency, average)
+            if deployed
+            else None
+        )
         depth = None
         if deployed and taken is not None:
             one["exit"] = deployed.describe(taken, average)
-            depth = deployed.depths[taken] if str(deployed.depths[taken]) in opened.model.exits else None
+            depth = (
+                deployed.depths[taken]
+                if str(deployed.depths[taken]) in opened.model.exits
+                else None
+            )
         found.append(one | predict.predict(opened, image, routes, top, depth))
     if as_json:
         print(json.dumps(found, indent=1))
@@ -229,7 +312,9 @@ def track_sync() -> None:
 
 @data.command()
 def subset(
-    source: Annotated[Path, typer.Option(help="Folder of the four original files.")] = Path("/usr/share/datasets/fashion-mnist"),
+    source: Annotated[Path, typer.Option(help="Folder of the four original files.")] = Path(
+        "/usr/share/datasets/fashion-mnist"
+    ),
     out: Annotated[Path, typer.Option(help="Where to write.")] = Path("data/fashion_mnist_10k"),
     train: Annotated[int, typer.Option(min=1)] = 10_000,
     validation: Annotated[int, typer.Option(min=1)] = 2_000,
@@ -252,8 +337,12 @@ def show_table(file: Path) -> None:
         raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
     rows = read_rows(file)
     if missing := [column for column in TABLE1 if column not in rows]:
-        raise UserError(f"{file}: found no column {missing[0]!r}, accepted: a table1.csv of the pipeline")
-    print_table(paper_table(rows), "Top-1 validation accuracy in %, mean ± standard deviation over seeds")
+        raise UserError(
+            f"{file}: found no column {missing[0]!r}, accepted: a table1.csv of the pipeline"
+        )
+    print_table(
+        paper_table(rows), "Top-1 validation accuracy in %, mean ± standard deviation over seeds"
+    )
 
 
 def print_table(paper: "pd.DataFrame", title: str) -> None:

@@ -20,9 +20,23 @@ def main(which: Literal["baseline", "variants"]) -> None:
     """outs/prepare_data/, outs/pretrain/ -> outs/baseline/, or outs/finetune/<variant>/ and results/finetune/<variant>.csv (epochs)"""
     stage = Stage("pipeline.training.loop", of="layershuffle")
     params, plan = stage.params, Plan(stage.params, Finetune)
-    names = [BASELINE] if which == BASELINE else [name for name in params.all_variants if name != BASELINE]
-    jobs, threads = plan.refinements(names), [params.resolve(Finetune, name).threads for name in names]
-    show_trainings({name: (jobs[name][params.seeds[0]].config, params.values(Finetune, name)) for name in names}, params.seeds, params)
+    names = (
+        [BASELINE]
+        if which == BASELINE
+        else [name for name in params.all_variants if name != BASELINE]
+    )
+    jobs, threads = (
+        plan.refinements(names),
+        [params.resolve(Finetune, name).threads for name in names],
+    )
+    show_trainings(
+        {
+            name: (jobs[name][params.seeds[0]].config, params.values(Finetune, name))
+            for name in names
+        },
+        params.seeds,
+        params,
+    )
     stage.train([job for seeds in jobs.values() for job in seeds.values()], max(threads, default=1))
     for name in names:
         gather_trainings(jobs[name], folder := finetuned(name, 0).parents[1], plan.judge)
@@ -31,7 +45,9 @@ def main(which: Literal["baseline", "variants"]) -> None:
         for folder in (FINETUNED, RESULTS / "finetune"):
             folder.mkdir(parents=True, exist_ok=True)  # also where there are no variants
         for name in params.all_variants:
-            shutil.copyfile(finetuned(name, 0).parents[1] / TABLE, RESULTS / "finetune" / f"{name}.csv")
+            shutil.copyfile(
+                finetuned(name, 0).parents[1] / TABLE, RESULTS / "finetune" / f"{name}.csv"
+            )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ def main() -> None:
     captions: dict[str, str] = {}
     for tables in results.readers("tables"):
         captions |= tables.write(results, params)
-    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:  # drawing takes most of the time
+    with ProcessPoolExecutor(
+        mp_context=get_context("fork")
+    ) as pool:  # drawing takes most of the time
         for drawn in pool.map(draw, [figures.__name__ for figures in results.readers("figures")]):
             captions |= drawn
     found = judge(results)
@@ -36,7 +38,9 @@ def main() -> None:
     shown = [name for claims in results.readers("claims") for name in claims.HEADLINE]
     (RESULTS / "headline.json").write_text(json.dumps(headline(found, shown), indent=1) + "\n")
     head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"
-    text = head + "".join(f"\n**{name}.** {caption}\n" for name, caption in sorted(captions.items()))
+    text = head + "".join(
+        f"\n**{name}.** {caption}\n" for name, caption in sorted(captions.items())
+    )
     (RESULTS / "figures" / "captions.md").write_text(text)
     Tracker(experiment_name(STAGES, params.cell), root()).results("paper-figures")
     note_claims(Tracker(experiment_name("layershuffle", params.cell), root()), found, results.asked)

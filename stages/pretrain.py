@@ -15,12 +15,18 @@ from pipeline.training.gather import gather_trainings
 @one_line_errors()
 def main() -> None:
     """outs/prepare_data/ -> outs/pretrain/, results/pretrain.csv"""
-    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # the hub client's retries would drown the one line that helps
+    os.environ.setdefault(
+        "HF_HUB_VERBOSITY", "error"
+    )  # the hub client's retries would drown the one line that helps
     stage = Stage("pipeline.training.loop", of="pretrain")
     params, plan = stage.params, Plan(stage.params, Pretrain)
     jobs = plan.starting()
     if params.model_preset.weights == "scratch":
-        show_trainings({"pretrain": (jobs[params.starts[0]].config, params.values(Pretrain))}, params.starts, params)
+        show_trainings(
+            {"pretrain": (jobs[params.starts[0]].config, params.values(Pretrain))},
+            params.starts,
+            params,
+        )
         stage.train(list(jobs.values()), plan.options.threads)
     else:
         stage.run(list(jobs.values()))

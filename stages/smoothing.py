@@ -16,7 +16,10 @@ def main() -> None:
     show_values("smoothing", stage.params.values(Smoothing))
     show_values("smoothing, trainings", stage.params.scratch_values(Smoothing))
     models = [plan.trained(model) for model in plan.models()]
-    stage.train([model.job for model in models if model.job], stage.params.scratch_training(Smoothing).threads)
+    stage.train(
+        [model.job for model in models if model.job],
+        stage.params.scratch_training(Smoothing).threads,
+    )
     profiles = plan.profiles([*models, *plan.references(), *plan.refined()])
     stage.run([profile.job for profile in profiles])
     for folder in keep(plan, models, profiles):

@@ -34,13 +34,24 @@ if TYPE_CHECKING:
     from lsvit.routed import RoutedModel
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that wait for each other leave the processor to the tests beside them
-os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read once in a process: for the tests of deterministic CUDA runs
+os.environ["OMP_WAIT_POLICY"] = (
+    "PASSIVE"  # threads that wait for each other leave the processor to the tests beside them
+)
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = (
+    ":4096:8"  # read once in a process: for the tests of deterministic CUDA runs
+)
 # As a stage does: the fork server imports torch and timm once for a process of pytest, not every worker of every test anew.
 multiprocessing.set_forkserver_preload(["pipeline.training.loop", "timm"])
 ROOT = Path(__file__).parent.parent
 LONGEST = ("test_cluster.py", "test_pipeline.py")  # minutes each, most of them waiting
-PICO = {"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "depth": 4, "num_heads": 2}
+PICO = {
+    "img_size": 28,
+    "patch_size": 14,
+    "in_chans": 1,
+    "embed_dim": 16,
+    "depth": 4,
+    "num_heads": 2,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "ls": {"route": "arbitrary"},
     "ls_pos": {"route": "arbitrary", "position": {"encode": {"dim": 8}}},
@@ -69,7 +80,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.get_closest_marker("slow"):
             item.add_marker("quick")
-    items.sort(key=lambda item: (item.path.name not in LONGEST, item.get_closest_marker("slow") is None))
+    items.sort(
+        key=lambda item: (item.path.name not in LONGEST, item.get_closest_marker("slow") is None)
+    )
 
 
 def add(column: str, amount: float, **where: Any) -> Change:
@@ -131,7 +144,9 @@ def write_raw(folder: Path, counts: dict[str, int]) -> None:
         for image, label in zip(images, labels, strict=True):
             image[2 * label + 2 : 2 * label + 6] = 255
         for part, array in zip(IDX_KIND, (images, labels), strict=True):
-            sums.append(f"{write_idx(folder / idx_name(split, part), array)}  {idx_name(split, part)}\n")
+            sums.append(
+                f"{write_idx(folder / idx_name(split, part), array)}  {idx_name(split, part)}\n"
+            )
     (folder / CHECKSUMS).write_text("".join(sums))
 
 
@@ -156,17 +171,40 @@ def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[
     """A factory of training configurations: `seed`, keys of a variant as named, and any key of `finetune`."""
 
     def make(
-        seed: int = 0, route: Any = "arbitrary", position: Any = None, layers: int | None = None,
-        losses: Any = None, talking_heads: bool = False, per: Per = "batch", **options: Any,
-    ) -> TrainConfig:  # fmt: skip
+        seed: int = 0,
+        route: Any = "arbitrary",
+        position: Any = None,
+        layers: int | None = None,
+        losses: Any = None,
+        talking_heads: bool = False,
+        per: Per = "batch",
+        **options: Any,
+    ) -> TrainConfig:
         defaults = {"batch_size": 32, "epochs": 3, "validation_batch_size": 20, "lr": 0.003}
         values = params.finetune.model_dump() | defaults | options
-        parts = {key: value for key, value in {"position": position, "losses": losses, "talking_heads": talking_heads}.items() if value}
+        parts = {
+            key: value
+            for key, value in {
+                "position": position,
+                "losses": losses,
+                "talking_heads": talking_heads,
+            }.items()
+            if value
+        }
         variant = Variant.model_validate({"route": route, "layers": layers} | parts)
         return TrainConfig(
-            title="test", dataset="bars", model_name="pico", model=pico, variant=variant, device="cpu", seed=seed,
-            data_sha256=read_meta(prepared)["sha256"], weights_sha256=None, options=Finetune(**values), per=per,
-        )  # fmt: skip
+            title="test",
+            dataset="bars",
+            model_name="pico",
+            model=pico,
+            variant=variant,
+            device="cpu",
+            seed=seed,
+            data_sha256=read_meta(prepared)["sha256"],
+            weights_sha256=None,
+            options=Finetune(**values),
+            per=per,
+        )
 
     return make
 

@@ -13,8 +13,18 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 GPU = torch.device("cuda", 0)
 BETWEEN = {"aten::_to_copy", "aten::copy_"}  # take tensors of both devices
-PRODUCTS = {"aten::addmm", "aten::mm", "aten::bmm", "aten::convolution"}  # a model's, which is not left on the CPU by mistake
-INDICES = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}  # may have their indices on the CPU
+PRODUCTS = {
+    "aten::addmm",
+    "aten::mm",
+    "aten::bmm",
+    "aten::convolution",
+}  # a model's, which is not left on the CPU by mistake
+INDICES = {
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+}  # may have their indices on the CPU
 
 
 class OnGPU(Tensor):
@@ -26,7 +36,12 @@ class OnGPU(Tensor):
     def __new__(cls, kept: Tensor) -> "OnGPU":
         size, stride, offset = kept.size(), kept.stride(), kept.storage_offset()
         return torch.Tensor._make_wrapper_subclass(
-            cls, size, strides=stride, storage_offset=offset, dtype=kept.dtype, device=torch.device("meta")
+            cls,
+            size,
+            strides=stride,
+            storage_offset=offset,
+            dtype=kept.dtype,
+            device=torch.device("meta"),
         )
 
     def __init__(self, kept: Tensor) -> None:
@@ -62,20 +77,32 @@ def execute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if name in INDICES:
             here = [leaf for leaf in (args[0], *args[2:3]) if not isinstance(leaf, OnGPU)]
         if any(leaf.ndim for leaf in here):
-            raise RuntimeError(f"Expected all tensors to be on the same device, but found cuda:0 and cpu: {name}")
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found cuda:0 and cpu: {name}"
+            )
     if not there and name in PRODUCTS:
         raise RuntimeError(f"{name} is computed on the CPU")
     if kwargs.get("device") is not None:
-        there = torch.device(kwargs["device"]).type != "cpu"  # torch itself copies "meta" from its tensors
-        kwargs = kwargs | {"device": torch.device("cpu")} | ({"pin_memory": False} if "pin_memory" in kwargs else {})
+        there = (
+            torch.device(kwargs["device"]).type != "cpu"
+        )  # torch itself copies "meta" from its tensors
+        kwargs = (
+            kwargs
+            | {"device": torch.device("cpu")}
+            | ({"pin_memory": False} if "pin_memory" in kwargs else {})
+        )
     args_, kwargs_ = tree_map_only(OnGPU, lambda tensor: tensor.kept, (args, kwargs))
     out = func(*args_, **kwargs_)
     if name == "aten::copy_":
         return args[0]
     if not there or name == "aten::_local_scalar_dense":
         return out
-    same = {id(leaf.kept): leaf for leaf in given if isinstance(leaf, OnGPU)}  # of operations in place
-    return tree_map_only(Tensor, lambda tensor: same[id(tensor)] if id(tensor) in same else OnGPU(tensor), out)
+    same = {
+        id(leaf.kept): leaf for leaf in given if isinstance(leaf, OnGPU)
+    }  # of operations in place
+    return tree_map_only(
+        Tensor, lambda tensor: same[id(tensor)] if id(tensor) in same else OnGPU(tensor), out
+    )
 
 
 class Creation(TorchDispatchMode):
@@ -95,17 +122,32 @@ def pretended_gpu(there_is_one: bool = True) -> Iterator[None]:
 
     def onto(path: Any, map_location: Any = None, **options: Any) -> Any:
         found = load(path, map_location="cpu", **options)
-        return tree_map_only(Tensor, OnGPU, found) if map_location is not None and torch.device(map_location).type == "cuda" else found
+        return (
+            tree_map_only(Tensor, OnGPU, found)
+            if map_location is not None and torch.device(map_location).type == "cuda"
+            else found
+        )
 
     _ensureCUDADeviceGuardSet()
     with pytest.MonkeyPatch.context() as patch, Creation():
-        found = {"is_available": True, "_lazy_init": None, "mem_get_info": (2**34, 2**34), "get_device_name": "a pretended GPU"}
+        found = {
+            "is_available": True,
+            "_lazy_init": None,
+            "mem_get_info": (2**34, 2**34),
+            "get_device_name": "a pretended GPU",
+        }
         for name, answer in found.items():
             patch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
         patch.setattr(torch, "load", onto)
-        for name in ("__enter__", "__exit__"):  # tensors of inference have no version, which a wrapped one must have
+        for name in (
+            "__enter__",
+            "__exit__",
+        ):  # tensors of inference have no version, which a wrapped one must have
             patch.setattr(torch.inference_mode, name, getattr(torch.no_grad, name))
-        before = _only_lift_cpu_tensors(), torch.__future__.get_overwrite_module_params_on_conversion()
+        before = (
+            _only_lift_cpu_tensors(),
+            torch.__future__.get_overwrite_module_params_on_conversion(),
+        )
         _set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is seen
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         try:

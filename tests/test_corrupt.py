@@ -37,27 +37,46 @@ from pipeline.report.comparison import other_ledger
 from pipeline.report.results import Results, read_arrays
 from tests.conftest import ROOT
 
-GREY = {"input_size": (1, 28, 28), "mean": (0.5,), "std": (0.5,), "crop_pct": 1.0, "crop_mode": "center", "interpolation": "bilinear"}
+GREY = {
+    "input_size": (1, 28, 28),
+    "mean": (0.5,),
+    "std": (0.5,),
+    "crop_pct": 1.0,
+    "crop_mode": "center",
+    "interpolation": "bilinear",
+}
 
 
 def png(size: int) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(size).integers(0, 256, (size, size), np.uint8)).save(file, "PNG")
+    Image.fromarray(np.random.default_rng(size).integers(0, 256, (size, size), np.uint8)).save(
+        file, "PNG"
+    )
     return file.getvalue()
 
 
 def table(seed: int) -> bytes:
-    return ("variant,seed,accuracy\n" + "".join(f"v{seed},{i},{0.5 + i / 100}\n" for i in range(20))).encode()
+    return (
+        "variant,seed,accuracy\n" + "".join(f"v{seed},{i},{0.5 + i / 100}\n" for i in range(20))
+    ).encode()
 
 
 def checkpoint(seed: int) -> bytes:
     file = io.BytesIO()
-    torch.save({"model": {"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(seed))}, "history": [{"epoch": seed}]}, file)
+    torch.save(
+        {
+            "model": {"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(seed))},
+            "history": [{"epoch": seed}],
+        },
+        file,
+    )
     return file.getvalue()
 
 
 def tensors(folder: Path, seed: int) -> bytes:
-    save_file({"w": torch.randn(16, 16, generator=torch.Generator().manual_seed(seed))}, folder / "made")
+    save_file(
+        {"w": torch.randn(16, 16, generator=torch.Generator().manual_seed(seed))}, folder / "made"
+    )
     return (folder / "made").read_bytes()
 
 
@@ -73,7 +92,11 @@ def tar(mode: str, seed: int) -> bytes:
 
 
 def idx(seed: int) -> bytes:
-    content = bytes.fromhex("00000801") + (200).to_bytes(4, "big") + np.random.default_rng(seed).bytes(200)
+    content = (
+        bytes.fromhex("00000801")
+        + (200).to_bytes(4, "big")
+        + np.random.default_rng(seed).bytes(200)
+    )
     return gzip.compress(content, mtime=0)
 
 
@@ -106,25 +129,72 @@ def of_claims(path: Path) -> Any:
 
 # Name of the file, its content by number, and what reads it.
 READERS: dict[str, tuple[str, Callable[[Path, int], bytes], Callable[[Path], Any]]] = {
-    "params": ("params.yaml", lambda _, n: (ROOT / "params.yaml").read_bytes(), lambda path: parse(path).model_dump()),
-    "stages": ("dvc.yaml", lambda _, n: (ROOT / "dvc.yaml").read_bytes(), lambda path: declared_stages()),
-    "lock": ("dvc.lock", lambda _, n: (ROOT / "dvc.lock").read_bytes(), lambda path: checksums("finetune")),
+    "params": (
+        "params.yaml",
+        lambda _, n: (ROOT / "params.yaml").read_bytes(),
+        lambda path: parse(path).model_dump(),
+    ),
+    "stages": (
+        "dvc.yaml",
+        lambda _, n: (ROOT / "dvc.yaml").read_bytes(),
+        lambda path: declared_stages(),
+    ),
+    "lock": (
+        "dvc.lock",
+        lambda _, n: (ROOT / "dvc.lock").read_bytes(),
+        lambda path: checksums("finetune"),
+    ),
     "rows": ("rows.csv", lambda _, n: table(n), lambda path: read_rows(path).to_dict()),
     "results": ("prune_eval.csv", lambda _, n: table(n), of_results),
-    "cell": ("cell.json", lambda _, n: as_json({"dataset": f"d{n}", "seeds": [n]}), lambda path: Results(path.parent).cell),
-    "ledger": ("claims.json", lambda _, n: as_json({"claims": [], "dataset": "d", "model": f"m{n}"}), of_claims),
-    "config": ("config.json", lambda _, n: as_json({"dataset": f"d{n}", "options": {"lr": 0.1}}), read_json),
-    "history": ("history.json", lambda _, n: as_json([{"epoch": n, "loss": 0.5}] * 9), lambda path: read_json(path, list)),
-    "folder": ("config.json", lambda _, n: as_json({"architecture": "vit"}), lambda path: bool(check_folder(path.parent, "vit"))),  # type: ignore[func-returns-value]
+    "cell": (
+        "cell.json",
+        lambda _, n: as_json({"dataset": f"d{n}", "seeds": [n]}),
+        lambda path: Results(path.parent).cell,
+    ),
+    "ledger": (
+        "claims.json",
+        lambda _, n: as_json({"claims": [], "dataset": "d", "model": f"m{n}"}),
+        of_claims,
+    ),
+    "config": (
+        "config.json",
+        lambda _, n: as_json({"dataset": f"d{n}", "options": {"lr": 0.1}}),
+        read_json,
+    ),
+    "history": (
+        "history.json",
+        lambda _, n: as_json([{"epoch": n, "loss": 0.5}] * 9),
+        lambda path: read_json(path, list),
+    ),
+    "folder": (
+        "config.json",
+        lambda _, n: as_json({"architecture": "vit"}),
+        lambda path: bool(check_folder(path.parent, "vit")),
+    ),  # type: ignore[func-returns-value]
     "weights": ("weights.safetensors", tensors, lambda path: read_tensors(path)["w"].tolist()),
     "checkpoint": ("checkpoint.pt", lambda _, n: checkpoint(n), goes_on),
     "exits": ("depth_1.pt", lambda _, n: checkpoint(n), goes_on),
     "arrays": ("ls_seed_0.npz", npz, lambda path: read_arrays(path)["plane"].tolist()),
     "image": ("a.png", lambda _, n: png(28 + n), lambda path: read_image(path, GREY).tolist()),
-    "images": ("train-labels-idx1-ubyte.gz", lambda _, n: idx(n), lambda path: read_idx(path).tolist()),
+    "images": (
+        "train-labels-idx1-ubyte.gz",
+        lambda _, n: idx(n),
+        lambda path: read_idx(path).tolist(),
+    ),
     "archive": ("cifar.tar.gz", lambda _, n: tar("w:gz", n), of_archive),
 }
-TEXT = ("rows", "results", "cell", "ledger", "config", "history", "params", "stages", "lock", "folder")  # without a checksum of their own
+TEXT = (
+    "rows",
+    "results",
+    "cell",
+    "ledger",
+    "config",
+    "history",
+    "params",
+    "stages",
+    "lock",
+    "folder",
+)  # without a checksum of their own
 Damage = Callable[[Path, bytes, bytes, random.Random], None]
 
 
@@ -157,9 +227,12 @@ def zeros(path: Path, content: bytes, other: bytes, rng: random.Random) -> None:
 DAMAGES: dict[str, Damage] = {
     **{f"cut at {part}": cut(part) for part in (0.02, 0.1, 0.25, 0.5, 0.75, 0.9)},
     **{f"flip {i}": flip for i in range(12)},
-    "emptied": lambda path, *_: path.write_bytes(b"") and None, "replaced by text": lambda path, *_: path.write_text("hello") and None,
-    "folder": to_folder, "link to itself": to_itself, "zeros": zeros,
-}  # fmt: skip
+    "emptied": lambda path, *_: path.write_bytes(b"") and None,
+    "replaced by text": lambda path, *_: path.write_text("hello") and None,
+    "folder": to_folder,
+    "link to itself": to_itself,
+    "zeros": zeros,
+}
 
 
 def prepared_arrow(folder: Path, number: int) -> bytes:
@@ -168,8 +241,16 @@ def prepared_arrow(folder: Path, number: int) -> bytes:
     return (folder / "made").read_bytes()
 
 
-READERS["arrow"] = ("train.arrow", prepared_arrow, lambda path: Maps([path])[np.arange(4)][1].tolist())
-UNSEEN = (*TEXT, "weights", "arrow")  # have no checksum of their own: see test_a_finished_job_is_checked, and DVC has those of outs/
+READERS["arrow"] = (
+    "train.arrow",
+    prepared_arrow,
+    lambda path: Maps([path])[np.arange(4)][1].tolist(),
+)
+UNSEEN = (
+    *TEXT,
+    "weights",
+    "arrow",
+)  # have no checksum of their own: see test_a_finished_job_is_checked, and DVC has those of outs/
 
 
 @pytest.fixture
@@ -179,7 +260,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 LONG = {("archive", "zeros"), ("folder", "zeros")}  # named, after ten seconds of reading them
-CASES = [pytest.param(*case, id="-".join(case)) for case in itertools.product(READERS, DAMAGES) if case not in LONG]
+CASES = [
+    pytest.param(*case, id="-".join(case))
+    for case in itertools.product(READERS, DAMAGES)
+    if case not in LONG
+]
 
 
 def test_there_are_enough() -> None:
@@ -208,7 +293,12 @@ def test_a_damaged_file_is_named_or_not_used(here: Path, reader: str, damage: st
 
 
 @pytest.fixture
-def finished(train_config: Callable[..., TrainConfig], prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+def finished(
+    train_config: Callable[..., TrainConfig],
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Job:
     """A job of three epochs, marked as finished over what could be its files."""
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     job = Job("test seed 0", TRAIN, train_config(), {"data": prepared, "weights": None}, 3)
@@ -219,7 +309,9 @@ def finished(train_config: Callable[..., TrainConfig], prepared: Path, tmp_path:
     return job
 
 
-@pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "zeros"])  # of which a sum takes seconds
+@pytest.mark.parametrize(
+    "damage", [name for name in DAMAGES if name != "zeros"]
+)  # of which a sum takes seconds
 def test_a_finished_job_is_checked(finished: Job, damage: str, tmp_path: Path) -> None:
     """Also where a changed bit makes other weights, which nothing else would notice."""
     assert finished.damaged() == []
@@ -236,7 +328,9 @@ def test_weights_of_another_job_are_noticed(finished: Job, tmp_path: Path) -> No
     assert finished.damaged() == [WEIGHTS]
 
 
-def test_another_run_finds_the_same_damage_first(finished: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_run_finds_the_same_damage_first(
+    finished: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And has made it anew, or is about to, when this run gets the lock: nothing of that is removed."""
     content = (finished.folder / WEIGHTS).read_bytes()
 
@@ -258,21 +352,32 @@ def test_another_run_finds_the_same_damage_first(finished: Job, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_a_damaged_job_is_run_again_and_it_is_said(finished: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_job_is_run_again_and_it_is_said(
+    finished: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
     (finished.folder / WEIGHTS).write_bytes(b"")
     run([finished], "cpu")
-    assert f"test seed 0: {WEIGHTS} in .lsvit/jobs/train/{finished.key} damaged since it finished, run again" in capsys.readouterr().out
+    assert (
+        f"test seed 0: {WEIGHTS} in .lsvit/jobs/train/{finished.key} damaged since it finished, run again"
+        in capsys.readouterr().out
+    )
     assert finished.done
     assert finished.damaged() == []
     assert len(read_tensors(finished.folder / WEIGHTS)) > 1
 
 
-@pytest.mark.parametrize("damage", ["cut at 0.5", "flip 0", "emptied", "folder", "link to itself", "zeros"])
-def test_a_damaged_checkpoint_is_left_out_and_it_is_said(finished: Job, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "damage", ["cut at 0.5", "flip 0", "emptied", "folder", "link to itself", "zeros"]
+)
+def test_a_damaged_checkpoint_is_left_out_and_it_is_said(
+    finished: Job, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = finished.folder / "checkpoint.pt"
     said: list[dict[str, Any]] = []
     at_start: list[bool] = []
-    monkeypatch.setattr("pipeline.training.loop.train", lambda config, folder, **_: at_start.append(sound(path)))
+    monkeypatch.setattr(
+        "pipeline.training.loop.train", lambda config, folder, **_: at_start.append(sound(path))
+    )
     path.write_bytes(checkpoint(0))
     call(finished, finished.folder, said.append)
     assert (at_start, said) == ([True], [])

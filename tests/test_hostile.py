@@ -57,14 +57,20 @@ def test_an_image_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_image(tmp_path / "a.png", {"input_size": (1, 28, 28)})
 
 
-BOMB = "a: &a [x, x, x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join(['*a' + str(i - 1 if i else '')] * 8)}]\n" for i in range(1, 12))
+BOMB = "a: &a [x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join(['*a' + str(i - 1 if i else '')] * 8)}]\n" for i in range(1, 12)
+)
 BOMB = BOMB.replace("*a0", "*a")
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("scale: a\nscale: b\n", "key 'scale' stands twice"), (BOMB, "more than 30 aliases"),
-    ("x: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("scale: a\nscale: b\n", "key 'scale' stands twice"),
+        (BOMB, "more than 30 aliases"),
+        ("x: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
+    ],
+)
 def test_hostile_yaml(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "params.yaml").write_text(text)
     with pytest.raises(UserError) as error:
@@ -73,9 +79,16 @@ def test_hostile_yaml(tmp_path: Path, text: str, said: str) -> None:
     assert len(str(error.value)) < 10_000
 
 
-@pytest.mark.parametrize("config", [
-    {"architecture": "../../etc/passwd"}, {"architecture": "__import__"}, {"architecture": ["x"]}, {"architecture": None}, [],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architecture": "../../etc/passwd"},
+        {"architecture": "__import__"},
+        {"architecture": ["x"]},
+        {"architecture": None},
+        [],
+    ],
+)
 def test_a_hub_folder_with_a_hostile_config(tmp_path: Path, config: object) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes(b"")
@@ -87,19 +100,44 @@ def test_a_hub_folder_with_a_hostile_config(tmp_path: Path, config: object) -> N
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as timm leaves it for the hub."""
     folder = tmp_path_factory.mktemp("stock")
-    timm.models.save_for_hf(timm.create_model("test_vit", num_classes=3), str(folder), safe_serialization=True)
+    timm.models.save_for_hf(
+        timm.create_model("test_vit", num_classes=3), str(folder), safe_serialization=True
+    )
     return folder
 
 
-@pytest.mark.parametrize("key", ["num_classes", "label_names", "input_size", "mean", "std", "crop_pct", "interpolation", "none"])
-def test_a_hub_folder_whose_images_and_classes_are_hostile(stock: Path, tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    "key",
+    [
+        "num_classes",
+        "label_names",
+        "input_size",
+        "mean",
+        "std",
+        "crop_pct",
+        "interpolation",
+        "none",
+    ],
+)
+def test_a_hub_folder_whose_images_and_classes_are_hostile(
+    stock: Path, tmp_path: Path, key: str
+) -> None:
     """Whatever would fill the memory, or be no word or number where the images or the classes are read, is named."""
-    values = {"num_classes": "x", "label_names": [None, {}], "input_size": [3, 10**9, 10**9], "mean": "x", "std": [0, 0, 0],
-              "crop_pct": 1e-9, "interpolation": ["x"]}  # fmt: skip
+    values = {
+        "num_classes": "x",
+        "label_names": [None, {}],
+        "input_size": [3, 10**9, 10**9],
+        "mean": "x",
+        "std": [0, 0, 0],
+        "crop_pct": 1e-9,
+        "interpolation": ["x"],
+    }
     folder = Path(shutil.copytree(stock, tmp_path / "hostile"))
     config = json.loads((folder / "config.json").read_text())
     if key in values:
-        (config if key in config or key == "label_names" else config["pretrained_cfg"])[key] = values[key]
+        (config if key in config or key == "label_names" else config["pretrained_cfg"])[key] = (
+            values[key]
+        )
     (folder / "config.json").write_text(json.dumps(config))
     if key == "none":
         assert open_weights(str(folder)).data["input_size"] == (3, 160, 160)
@@ -109,14 +147,29 @@ def test_a_hub_folder_whose_images_and_classes_are_hostile(stock: Path, tmp_path
     assert len(str(error.value)) < 1000
 
 
-@pytest.mark.parametrize(("args", "said"), [
-    ({"depth": 10**5}, r"config\.json: model_args\.depth: found 100000, accepted: less than or equal to 512"),
-    ({"depth": "x"}, r"config\.json: model_args\.depth: found 'x', accepted: an integer$"),
-    ([1], r"config\.json: model_args: found \[1\], accepted: a "),
-    ({"num_blocks": 10**5}, r"config\.json: model_args\.num_blocks: found 100000, accepted: less than or equal to 512"),
-    ({"embed_dim": 600_000, "num_heads": 6}, r"model\.safetensors: does not fit its config\.json: it holds [\d,]+ numbers, the model has"),
-], ids=["depth", "no depth", "list", "blocks", "width"])  # fmt: skip
-def test_a_hub_folder_whose_model_would_fill_the_memory(stock: Path, tmp_path: Path, args: object, said: str) -> None:
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (
+            {"depth": 10**5},
+            r"config\.json: model_args\.depth: found 100000, accepted: less than or equal to 512",
+        ),
+        ({"depth": "x"}, r"config\.json: model_args\.depth: found 'x', accepted: an integer$"),
+        ([1], r"config\.json: model_args: found \[1\], accepted: a "),
+        (
+            {"num_blocks": 10**5},
+            r"config\.json: model_args\.num_blocks: found 100000, accepted: less than or equal to 512",
+        ),
+        (
+            {"embed_dim": 600_000, "num_heads": 6},
+            r"model\.safetensors: does not fit its config\.json: it holds [\d,]+ numbers, the model has",
+        ),
+    ],
+    ids=["depth", "no depth", "list", "blocks", "width"],
+)
+def test_a_hub_folder_whose_model_would_fill_the_memory(
+    stock: Path, tmp_path: Path, args: object, said: str
+) -> None:
     """Refused before anything of that size is made."""
     folder = Path(shutil.copytree(stock, tmp_path / "hostile"))
     config = json.loads((folder / "config.json").read_text())
@@ -131,15 +184,23 @@ def test_a_hub_folder_whose_parts_would_fill_the_memory(stock: Path, tmp_path: P
     (folder / "lsvit.json").write_text(json.dumps({"variant": variant}))
     save_file({"encodings": torch.zeros(4)}, folder / "position.safetensors")
     with pytest.raises(
-        UserError, match=r"position\.safetensors: does not fit its config\.json: it holds 4 numbers, the model has [\d,]{12,}$"
+        UserError,
+        match=r"position\.safetensors: does not fit its config\.json: it holds 4 numbers, the model has [\d,]{12,}$",
     ):
         open_weights(str(folder))
 
 
 def test_a_hybrid_of_a_hub_folder(tmp_path: Path) -> None:
     """Its patch embedding takes what a ResNet makes of the image."""
-    model = timm.create_model("vit_small_r26_s32_224", num_classes=3, embed_dim=12, depth=2, num_heads=2)
-    timm.models.save_for_hf(model, str(tmp_path), model_args={"embed_dim": 12, "depth": 2, "num_heads": 2}, safe_serialization=True)
+    model = timm.create_model(
+        "vit_small_r26_s32_224", num_classes=3, embed_dim=12, depth=2, num_heads=2
+    )
+    timm.models.save_for_hf(
+        model,
+        str(tmp_path),
+        model_args={"embed_dim": 12, "depth": 2, "num_heads": 2},
+        safe_serialization=True,
+    )
     assert open_weights(str(tmp_path)).data["input_size"] == (3, 224, 224)
 
 
@@ -149,7 +210,10 @@ def test_a_hub_folder_whose_model_takes_other_images(stock: Path, tmp_path: Path
     config["pretrained_cfg"]["input_size"] = [3, 64, 64]
     config["model_args"]["dynamic_img_size"] = False
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"config\.json: input_size: found \(3, 64, 64\), accepted: \(3, 160, 160\), what its model takes"):
+    with pytest.raises(
+        UserError,
+        match=r"config\.json: input_size: found \(3, 64, 64\), accepted: \(3, 160, 160\), what its model takes",
+    ):
         open_weights(str(folder))
 
 
@@ -166,7 +230,9 @@ def test_pickles_are_no_checkpoints(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_terminal_escapes_of_a_file_name_are_shown_not_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_escapes_of_a_file_name_are_shown_not_done(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit), one_line_errors():
         raise UserError("a\x1b[2Jb.png: not an image")
     assert capsys.readouterr().err == "error: a\\x1b[2Jb.png: not an image\n"
@@ -181,17 +247,28 @@ def archive(folder: Path, *members: tarfile.TarInfo) -> Path:
     return path
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", size: int = 0) -> tarfile.TarInfo:
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, target: str = "", size: int = 0
+) -> tarfile.TarInfo:
     made = tarfile.TarInfo(name)
     made.type, made.linkname, made.size = kind, target, size
     return made
 
 
-@pytest.mark.parametrize("hostile", [
-    member("data", tarfile.DIRTYPE), member("data", tarfile.FIFOTYPE), member("data", tarfile.SYMTYPE, "/etc/passwd"),
-    member("data", tarfile.LNKTYPE, "../../etc/passwd"), member("data", size=20_000),
-], ids=["folder", "pipe", "link", "hard link", "bomb"])  # fmt: skip
-def test_members_of_an_archive_that_are_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: tarfile.TarInfo) -> None:
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        member("data", tarfile.DIRTYPE),
+        member("data", tarfile.FIFOTYPE),
+        member("data", tarfile.SYMTYPE, "/etc/passwd"),
+        member("data", tarfile.LNKTYPE, "../../etc/passwd"),
+        member("data", size=20_000),
+    ],
+    ids=["folder", "pipe", "link", "hard link", "bomb"],
+)
+def test_members_of_an_archive_that_are_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: tarfile.TarInfo
+) -> None:
     monkeypatch.setattr("pipeline.data.imagefiles.LARGEST", 10_000)
     with pytest.raises(UserError, match=r"images\.tar\.gz"):
         read_members(archive(tmp_path, hostile), ["data"])
@@ -199,7 +276,9 @@ def test_members_of_an_archive_that_are_no_files(tmp_path: Path, monkeypatch: py
 
 def test_nothing_of_an_archive_is_written(tmp_path: Path) -> None:
     (inside := tmp_path / "inside").mkdir()
-    assert read_members(archive(inside, member("data", size=3), member("../outside", size=3)), ["data"]) == [bytes(3)]
+    assert read_members(
+        archive(inside, member("data", size=3), member("../outside", size=3)), ["data"]
+    ) == [bytes(3)]
     assert sorted(tmp_path.rglob("*")) == [inside, inside / "images.tar.gz"]
 
 
@@ -209,10 +288,23 @@ def test_a_folder_of_images_that_links_to_itself(tmp_path: Path) -> None:
     assert list(files_below(tmp_path)) == [str(tmp_path / "a.png")]
 
 
-@pytest.mark.parametrize("name", ["[/]", "[red]", "a\x1b[2J", "a\nb", "<script>alert(1)</script>", "=1+1"])
-def test_names_of_files_and_classes_are_words(capsys: pytest.CaptureFixture[str], name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["[/]", "[red]", "a\x1b[2J", "a\nb", "<script>alert(1)</script>", "=1+1"]
+)
+def test_names_of_files_and_classes_are_words(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     top = [{"class": name, "probability": 1.0, "std": None}]
-    show({"image": f"{name}.png", "order": "sequential", "keep": 4, "top": top, "agree": 1, "orders": 1})
+    show(
+        {
+            "image": f"{name}.png",
+            "order": "sequential",
+            "keep": 4,
+            "top": top,
+            "agree": 1,
+            "orders": 1,
+        }
+    )
     said = capsys.readouterr().out
     assert name.encode("unicode_escape").decode() in said
     assert "\x1b" not in said
@@ -220,7 +312,9 @@ def test_names_of_files_and_classes_are_words(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("key", ["variants", "models", "datasets", "scales"])
 @pytest.mark.parametrize("name", ["=1+1", "@cmd", "a,b", "<b>", "../up", "a\nb", ""])
-def test_names_are_such_that_tables_and_paths_can_bear_them(tmp_path: Path, key: str, name: str) -> None:
+def test_names_are_such_that_tables_and_paths_can_bear_them(
+    tmp_path: Path, key: str, name: str
+) -> None:
     """They stand in exported tables, in paths and in the report."""
     path = tmp_path / "params.yaml"
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
@@ -230,13 +324,25 @@ def test_names_are_such_that_tables_and_paths_can_bear_them(tmp_path: Path, key:
         load(path)
 
 
-@pytest.mark.parametrize("error", [
-    OSError(28, "No space left on device", "results/table1.csv"), OSError(30, "Read-only file system", ".lsvit/jobs"),
-    RuntimeError("[enforce fail at inline_container.cc:664] . PytorchStreamWriter failed writing file data/3: file write failed"),
-    MemoryError(), OSError(12, "Cannot allocate memory"), RuntimeError("can't start new thread"),
-    RuntimeError("[enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: can't allocate memory"),
-])  # fmt: skip
-def test_no_room_on_disk_or_in_memory_is_one_line(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device", "results/table1.csv"),
+        OSError(30, "Read-only file system", ".lsvit/jobs"),
+        RuntimeError(
+            "[enforce fail at inline_container.cc:664] . PytorchStreamWriter failed writing file data/3: file write failed"
+        ),
+        MemoryError(),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: can't allocate memory"
+        ),
+    ],
+)
+def test_no_room_on_disk_or_in_memory_is_one_line(
+    capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
     with pytest.raises(SystemExit) as ended, one_line_errors():
         raise error
     said = capsys.readouterr().err
@@ -250,7 +356,10 @@ def test_an_interruption_is_one_line(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as ended, one_line_errors():
         raise KeyboardInterrupt
     assert ended.value.code == 130
-    assert capsys.readouterr().err == "interrupted; what has finished is kept: the same command goes on\n"
+    assert (
+        capsys.readouterr().err
+        == "interrupted; what has finished is kept: the same command goes on\n"
+    )
 
 
 def test_where_there_is_no_room_a_file_stays_what_it_was(tmp_path: Path) -> None:

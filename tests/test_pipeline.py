@@ -35,16 +35,25 @@ from tests.pipeline.jobs.listing import listed
 
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 SMOKE = [f"-S{preset}" for preset in PRESETS]
-MODULES = sorted(path for room in ("lsvit", "pipeline", "papers", "stages") for path in (ROOT / room).rglob("*.py"))
+MODULES = sorted(
+    path
+    for room in ("lsvit", "pipeline", "papers", "stages")
+    for path in (ROOT / room).rglob("*.py")
+)
 
 
 def test_mlflow_and_matplotlib_have_their_places() -> None:
     """Tracking and the registry; the papers' figures, and what they share, draw."""
     for library, owners in (
         ("mlflow", ["pipeline/tracking/*.py", "pipeline/deploy/*.py"]),
-        ("matplotlib", ["pipeline/report/figures.py", "papers/*/figures.py", "papers/*/diagrams.py"]),
+        (
+            "matplotlib",
+            ["pipeline/report/figures.py", "papers/*/figures.py", "papers/*/diagrams.py"],
+        ),
     ):
-        users = {p for p in MODULES if re.search(rf"^\s*(import|from) {library}\b", p.read_text(), re.M)}
+        users = {
+            p for p in MODULES if re.search(rf"^\s*(import|from) {library}\b", p.read_text(), re.M)
+        }
         assert users
         assert users <= {path for owner in owners for path in ROOT.glob(owner)}
 
@@ -62,26 +71,46 @@ def own_code(script: Path) -> str:
         path, name = todo.pop()
         text = path.read_text()
         tree = ast.parse(text)
-        imported = {alias.asname or alias.name: (ROOT / f"{(node.module or '').replace('.', '/')}.py", alias.name)
-                    for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}  # fmt: skip
-        defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        imported = {
+            alias.asname or alias.name: (
+                ROOT / f"{(node.module or '').replace('.', '/')}.py",
+                alias.name,
+            )
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        defined = {
+            node.name: node
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        }
         if (path, name) in seen or name not in defined:
             continue
         seen[path, name] = ast.get_source_segment(text, defined[name]) or ""
         used = {node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
-        todo += [imported[each] for each in used & imported.keys() if "papers" in imported[each][0].parts]
+        todo += [
+            imported[each] for each in used & imported.keys() if "papers" in imported[each][0].parts
+        ]
         todo += [(path, each) for each in used & defined.keys()]
-        for room in re.findall(r'\brooms\("(\w+)"\)', seen[path, name]):  # of every paper, what the script calls of it
+        for room in re.findall(
+            r'\brooms\("(\w+)"\)', seen[path, name]
+        ):  # of every paper, what the script calls of it
             asked = re.findall(rf"\b{room}\.(\w+)\(", seen[path, name])
             todo += [(paper, each) for paper in ROOT.glob(f"papers/*/{room}.py") for each in asked]
     return "\n".join(seen.values())
 
 
 READS = {  # what else a stage reads of params.yaml, by what its own code says
-    r"\.precision\(": "finetune", r"\.scratch_": "pretrain", r"\b(plan|self)\.training\(|\bstage\.train\(": "distributed",
-    r"\bStage\(": "device", r"\bself\.fields\(|\brun_config\(|\bplan\.training\(": "deterministic",
-    r"\bplan\.judge\b|\bself\.(judge|weights_of)\b": "protocol", r"\bself\.seeds\b": "seeds", r"\.model_preset\b": "model",
-}  # fmt: skip
+    r"\.precision\(": "finetune",
+    r"\.scratch_": "pretrain",
+    r"\b(plan|self)\.training\(|\bstage\.train\(": "distributed",
+    r"\bStage\(": "device",
+    r"\bself\.fields\(|\brun_config\(|\bplan\.training\(": "deterministic",
+    r"\bplan\.judge\b|\bself\.(judge|weights_of)\b": "protocol",
+    r"\bself\.seeds\b": "seeds",
+    r"\.model_preset\b": "model",
+}
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -97,7 +126,11 @@ def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
     sections = {section.__name__: section.name for section in known}
     given = r"(resolve|values|scratch_values|scratch_training|Plan|__init__)\((?:[\w.]+, )?"
     read = {section for cls, section in sections.items() if re.search(rf"\b{given}{cls}\b", source)}
-    read |= {key for key in ("seeds", "device", "protocol", "distributed") if re.search(rf"params\.{key}\b", source)}
+    read |= {
+        key
+        for key in ("seeds", "device", "protocol", "distributed")
+        if re.search(rf"params\.{key}\b", source)
+    }
     read |= {"dataset"} if re.search(r"\b(load|Stage)\(", source) else set()
     read |= {key for pattern, key in READS.items() if re.search(pattern, source)}
     assert read <= declared <= stage_params(load(ROOT / "params.yaml")).keys()
@@ -117,14 +150,26 @@ END = "---- the end of a command ----"
 
 def run(command: list[str], folder: Path, seconds: float | None = None) -> str:
     whole = [sys.executable, *command]
-    done = subprocess.run(whole, cwd=folder, env=environment(), capture_output=True, text=True, check=False, timeout=seconds)
+    done = subprocess.run(
+        whole,
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def dvc(folder: Path, *commands: str, seconds: float | None = None) -> list[str]:
     """What `dvc` prints for each command."""
-    said = run(["-c", COMMANDS, json.dumps([shlex.split(command) for command in commands]), END], folder, seconds)
+    said = run(
+        ["-c", COMMANDS, json.dumps([shlex.split(command) for command in commands]), END],
+        folder,
+        seconds,
+    )
     return said.split(END)[: len(commands)]
 
 
@@ -134,7 +179,9 @@ def ending_servers(folder: Path) -> Iterator[None]:
     yield
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"pipeline.jobs.server" in (process / "cmdline").read_bytes() and (process / "cwd").readlink().is_relative_to(folder):
+            if b"pipeline.jobs.server" in (process / "cmdline").read_bytes() and (
+                process / "cwd"
+            ).readlink().is_relative_to(folder):
                 os.kill(int(process.name), signal.SIGTERM)
 
 
@@ -142,12 +189,21 @@ def ending_servers(folder: Path) -> Iterator[None]:
 def smoked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """`lsvit smoke`, its copy kept."""
     folder = tmp_path_factory.mktemp("smoke") / "copy"
-    before = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    done = subprocess.run([sys.executable, "-m", "stages.commands", "smoke", "--keep", str(folder)], cwd=ROOT, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    before = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.commands", "smoke", "--keep", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "smoke.log").write_text(done.stdout)
-    after = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    after = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert before == after, "the working tree is not as it was"
     with ending_servers(folder):
         yield folder
@@ -175,14 +231,29 @@ def test_smoke_passes_through_every_stage_and_prints_the_table(smoked: Path) -> 
     assert {f"figure_{n}.png" for n in ("1b", "1c", "4a", "4b", "4c", "4d")} <= figures
     exits = pd.read_csv(smoked / "results" / "exits.csv")
     assert set(exits["strategy"]) == {"classifier_wise", "end_to_end", "layer_wise"}
-    assert {"exits_tradeoff.png", "exits_counting.png", "exits_orders.png", "exits_dynamic.png"} <= figures
+    assert {
+        "exits_tradeoff.png",
+        "exits_counting.png",
+        "exits_orders.png",
+        "exits_dynamic.png",
+    } <= figures
     smoothing = pd.read_csv(smoked / "results" / "smoothing.csv")
-    assert set(smoothing["training"]) == {"scratch", "untrained", "baseline", "ls", "ls_contrastive"}
+    assert set(smoothing["training"]) == {
+        "scratch",
+        "untrained",
+        "baseline",
+        "ls",
+        "ls_contrastive",
+    }
     assert set(smoothing["losses"]) == {"none", "contrastive", "contrastive+mixing"}
     assert {"smoothing_cosine.png", "smoothing_attention.png", "smoothing_orders.png"} <= figures
     assert "yes" in (smoked / "results" / "smoothing_table1.md").read_text()
     assert set(pd.read_csv(smoked / "results" / "painters.csv")["kind"]) == {"none", *KINDS}
-    assert set(pd.read_csv(smoked / "results" / "nodes.csv")["policy"]) == {"strict", "partial", "any"}
+    assert set(pd.read_csv(smoked / "results" / "nodes.csv")["policy"]) == {
+        "strict",
+        "partial",
+        "any",
+    }
     inversion = pd.read_csv(smoked / "results" / "inversion.csv")
     assert set(inversion["family"]) == {"vit", "mixer", "vit_pico"}
     assert set(inversion["edit"]) == {"none", "without residuals+mlp", "with patch_embed+norm1"}
@@ -199,16 +270,22 @@ def test_smoke_passes_through_every_stage_and_prints_the_table(smoked: Path) -> 
 
 @pytest.mark.slow
 def test_nothing_is_left_to_do(smoked: Path) -> None:
-    status, again = dvc(smoked, "status dvc.yaml", "repro")  # the released weights are fetched by those who want them
+    status, again = dvc(
+        smoked, "status dvc.yaml", "repro"
+    )  # the released weights are fetched by those who want them
     assert "up to date" in status
     assert "Running stage" not in again
 
 
 @pytest.mark.slow
 def test_figures_made_again_are_the_same_bytes(smoked: Path) -> None:
-    before = {path.name: path.read_bytes() for path in sorted((smoked / "results" / "figures").iterdir())}
+    before = {
+        path.name: path.read_bytes() for path in sorted((smoked / "results" / "figures").iterdir())
+    }
     dvc(smoked, "repro -f -s paper-figures")
-    assert {path.name: path.read_bytes() for path in sorted((smoked / "results" / "figures").iterdir())} == before
+    assert {
+        path.name: path.read_bytes() for path in sorted((smoked / "results" / "figures").iterdir())
+    } == before
 
 
 @pytest.mark.slow
@@ -226,10 +303,23 @@ def test_exits_answer_within_a_budget(smoked: Path, monkeypatch: pytest.MonkeyPa
     Image.fromarray(np.arange(784, dtype=np.uint8).reshape(28, 28)).save(smoked / "photo.png")
     exits = smoked / "outs/exits/classifier_wise/ls/seed_0"
     used = json.loads((exits / "exits.json").read_text())
-    ask = ["predict", "photo.png", "--weights", "outs/finetune/ls/seed_0/weights.safetensors", "--exits", str(exits), "--json"]
+    ask = [
+        "predict",
+        "photo.png",
+        "--weights",
+        "outs/finetune/ls/seed_0/weights.safetensors",
+        "--exits",
+        str(exits),
+        "--json",
+    ]
     (cheapest,) = answer([*ask, "--flops", str(used["flops"][0])])
-    assert (cheapest["exit"]["depth"], cheapest["exit"]["flops"]) == (used["depths"][0], used["flops"][0])
-    (average,) = answer([*ask, "--flops", "1e12", "--average", "--order", "arbitrary", "--orders", "1"])
+    assert (cheapest["exit"]["depth"], cheapest["exit"]["flops"]) == (
+        used["depths"][0],
+        used["flops"][0],
+    )
+    (average,) = answer(
+        [*ask, "--flops", "1e12", "--average", "--order", "arbitrary", "--orders", "1"]
+    )
     assert average["exit"]["depth"] == used["depths"][-1]  # nobody needs to leave early
 
 
@@ -241,7 +331,9 @@ def answer(arguments: list[str]) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_weights_that_changed_since_their_stage(smoked: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_that_changed_since_their_stage(
+    smoked: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(smoked)
     file = Path("outs/finetune/ls/seed_0/weights.safetensors")
     open_weights(str(file))
@@ -261,16 +353,41 @@ def test_fill_trains_what_the_stages_would(smoked: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(smoked)
     monkeypatch.setenv("DVC_ROOT", str(smoked))
     jobs = listed(load())
-    wanted = [job for kind in ("pretrain", "finetune", "exits", "smoothing", "inversion trainings") for job in jobs[kind].values()]
+    wanted = [
+        job
+        for kind in ("pretrain", "finetune", "exits", "smoothing", "inversion trainings")
+        for job in jobs[kind].values()
+    ]
     trained = {job.folder.resolve() for job in wanted if job.config.dataset == "fashion_mnist_tiny"}
     missing = jobs["finetune"]["ls seed 0"].folder.resolve()
     before = (missing / "weights.safetensors").read_bytes()
     shutil.rmtree(missing)
-    said = run(["-m", "stages.commands", "fill", "-S", "+models.twin=${models.vit_pico}", "-S", "model=vit_pico,twin"], smoked)
-    found = {(smoked / line.rpartition(" taken from ")[2]).resolve() for line in said.splitlines() if "finished before" in line}
-    every = {folder.parent for kind in ("train", "train_branches", "fetch") for folder in smoked.glob(f".lsvit/jobs/{kind}/*/done")}
+    said = run(
+        [
+            "-m",
+            "stages.commands",
+            "fill",
+            "-S",
+            "+models.twin=${models.vit_pico}",
+            "-S",
+            "model=vit_pico,twin",
+        ],
+        smoked,
+    )
+    found = {
+        (smoked / line.rpartition(" taken from ")[2]).resolve()
+        for line in said.splitlines()
+        if "finished before" in line
+    }
+    every = {
+        folder.parent
+        for kind in ("train", "train_branches", "fetch")
+        for folder in smoked.glob(f".lsvit/jobs/{kind}/*/done")
+    }
     assert every > trained
-    assert found == every - {missing}  # later steps of the layer-wise exits, those on frozen models and those that count among them
+    assert found == every - {
+        missing
+    }  # later steps of the layer-wise exits, those on frozen models and those that count among them
     (again,) = set(re.findall(r"\] (.+ seed \d): epoch", said))  # under the name of either cell
     assert again.endswith(": ls seed 0")
     assert not list(smoked.glob(".lsvit/fill-*"))
@@ -283,26 +400,64 @@ def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None
     store = smoked / "mlflow.db"
     before = tracked_runs(store)
     variants = load(smoked / "params.yaml").all_variants
-    stages = {"pretrain", "prune-eval", "analysis", "exits", "smoothing", "inversion", "painters", "nodes", "paper-figures"}
-    trainings = {name for v in variants for name in (v, f"{v} seed 0")} | {"pretrain seed 0", "end_to_end_vit_6 seed 0"}
+    stages = {
+        "pretrain",
+        "prune-eval",
+        "analysis",
+        "exits",
+        "smoothing",
+        "inversion",
+        "painters",
+        "nodes",
+        "paper-figures",
+    }
+    trainings = {name for v in variants for name in (v, f"{v} seed 0")} | {
+        "pretrain seed 0",
+        "end_to_end_vit_6 seed 0",
+    }
     assert stages | trainings <= set(before)
     with closing(sqlite3.connect(store)) as database:
         names = {name for (name,) in database.execute("SELECT name FROM experiments")}
-    cell, papers = "fashion_mnist_tiny/vit_pico/smoke", ("pretrain", "layershuffle", "exits", "smoothing", "inversion", "stages")
-    assert names == {"Default", "exits/counting/vit_pico/smoke", *(f"{paper}/{cell}" for paper in papers)}
+    cell, papers = (
+        "fashion_mnist_tiny/vit_pico/smoke",
+        ("pretrain", "layershuffle", "exits", "smoothing", "inversion", "stages"),
+    )
+    assert names == {
+        "Default",
+        "exits/counting/vit_pico/smoke",
+        *(f"{paper}/{cell}" for paper in papers),
+    }
     # LS is declared anew, with a value that it has anyway; the evaluations are few
-    changed = [f"-S{key}" for key in ("prune_eval.seed=1", "prune_eval.keep=[12]", "prune_eval.samplers=[reversed]",
-                                      "+variants.ls.finetune.threads=1")]  # fmt: skip
+    changed = [
+        f"-S{key}"
+        for key in (
+            "prune_eval.seed=1",
+            "prune_eval.keep=[12]",
+            "prune_eval.samplers=[reversed]",
+            "+variants.ls.finetune.threads=1",
+        )
+    ]
     try:  # until the worker ends, which holds the pipe
-        dvc(smoked, shlex.join(["exp", "run", "--queue", *SMOKE, *changed, "prune-eval"]), "queue start", seconds=300)
-    except subprocess.TimeoutExpired:  # its monitor died of a message read while it was written (kombu's transport by files)
+        dvc(
+            smoked,
+            shlex.join(["exp", "run", "--queue", *SMOKE, *changed, "prune-eval"]),
+            "queue start",
+            seconds=300,
+        )
+    except (
+        subprocess.TimeoutExpired
+    ):  # its monitor died of a message read while it was written (kombu's transport by files)
         dvc(smoked, "queue stop")
     status = run(["-c", WAIT_FOR_QUEUE, "300"], smoked)
-    task = next(line.split()[0] for line in status.splitlines() if "Success" in line or "Failed" in line)
+    task = next(
+        line.split()[0] for line in status.splitlines() if "Success" in line or "Failed" in line
+    )
     (log,) = dvc(smoked, f"queue logs {task}")
     assert "Success" in status, log
     assert "Running stage 'prune-eval'" in log
-    assert "ls seed 0: finished before" in log  # a finished training is not repeated, also not from the copy
+    assert (
+        "ls seed 0: finished before" in log
+    )  # a finished training is not repeated, also not from the copy
     assert "epoch 1/1" not in log
     assert not list(smoked.glob(".dvc/tmp/exps/**/mlflow.db"))
     added = list((Counter(tracked_runs(store)) - Counter(before)).elements())
@@ -337,10 +492,19 @@ def tracked_runs(store: Path) -> list[str]:
 def test_an_unknown_preset_ends_before_any_compute(tmp_path: Path) -> None:
     copy_repository(tmp_path / "copy")
     with ending_servers(tmp_path):
-        done = subprocess.run([sys.executable, "-m", "dvc", "exp", "run", "--pull", "-S", "model=vit_micra"], cwd=tmp_path / "copy",
-                              env=environment(), capture_output=True, text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "dvc", "exp", "run", "--pull", "-S", "model=vit_micra"],
+            cwd=tmp_path / "copy",
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode != 0
-    assert "error: params.yaml: model: found 'vit_micra', did you mean 'vit_micro'?" in done.stdout + done.stderr
+    assert (
+        "error: params.yaml: model: found 'vit_micra', did you mean 'vit_micro'?"
+        in done.stdout + done.stderr
+    )
     assert "Traceback" not in done.stdout + done.stderr
     assert "Running stage 'prepare-data'" not in done.stdout
 
@@ -354,25 +518,36 @@ def test_help_is_quick() -> None:
         "heavy = {'pydantic', 'torch', 'timm', 'mlflow', 'pandas', 'matplotlib', 'umap', 'dvc', 'sklearn', 'scipy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "smoke" in done.stdout
 
 
 MISTAKES = {
-    "table": "table1.csv: not found", "smoke": "not the root of a clone", "track sync": "no finished",
-    "claims": "claims.json: not found", "grid": "not the root of a clone", "cost": "not found",
-}  # fmt: skip
+    "table": "table1.csv: not found",
+    "smoke": "not the root of a clone",
+    "track sync": "no finished",
+    "claims": "claims.json: not found",
+    "grid": "not the root of a clone",
+    "cost": "not found",
+}
 
 
 @pytest.mark.slow
 def test_commands_users_mistakes_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+) -> None:
     """As the command ends: the first one as a process, all of them by its entry point."""
     monkeypatch.chdir(tmp_path)
-    done = subprocess.run([sys.executable, "-m", "stages.commands", "table"], capture_output=True, text=True, check=False,
-                          env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.commands", "table"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     ends: dict[str, tuple[int | str | None, str]] = {"table": (done.returncode, done.stderr)}
     for command in MISTAKES:
         monkeypatch.setattr(sys, "argv", ["lsvit", *command.split()])

@@ -42,7 +42,11 @@ LOSSES = {"cosine": 0.5, "contrastive": 1.0, "mixing": 1.0}
 TRAININGS: dict[str, dict[str, Any]] = {
     "sequential": {"route": "sequential"},
     "arbitrary, both position parts": {"position": POSITION},
-    "a route a sample, accumulated": {"per": "sample", "position": POSITION, "micro_batch_size": 20},
+    "a route a sample, accumulated": {
+        "per": "sample",
+        "position": POSITION,
+        "micro_batch_size": 20,
+    },
     "Latin, accumulated": {"per": "latin", "position": POSITION, "micro_batch_size": 12},
     "layers dropped, a route a sample": {"route": {"drop": 0.4}, "per": "sample"},
     "checkpointed, on a plateau": {"checkpointing": True, "schedule": "plateau"},
@@ -74,7 +78,13 @@ def same(run: Run, config: RunConfig, folder: Path) -> None:
         torch.manual_seed(0)
         with pretended_gpu(device == "cuda"):
             run(config.model_copy(update={"device": device}), folder / device)
-        found.append({path.name: path.read_bytes() for path in (folder / device).iterdir() if path.name not in (EXECUTION, "lock")})
+        found.append(
+            {
+                path.name: path.read_bytes()
+                for path in (folder / device).iterdir()
+                if path.name not in (EXECUTION, "lock")
+            }
+        )
     assert found[0].keys() == found[1].keys() != set()
     for name, content in found[0].items():
         assert content == found[1][name], name
@@ -95,15 +105,25 @@ def fields(config: TrainConfig, data: Path, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", TRAININGS)
 def test_trainings(name: str, train_config: Make, prepared: Path, tmp_path: Path) -> None:
     config = train_config(epochs=1, **TRAININGS[name])
-    same(lambda config, folder: loop.train(config, prepared, None, folder, ignore), config, tmp_path)  # type: ignore[arg-type]
+    same(
+        lambda config, folder: loop.train(config, prepared, None, folder, ignore), config, tmp_path
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [None, 0, 1])
-def test_trainings_with_exits(step: int | None, train_config: Make, prepared: Path, tmp_path: Path) -> None:
+def test_trainings_with_exits(
+    step: int | None, train_config: Make, prepared: Path, tmp_path: Path
+) -> None:
     """All at once; of the layer-wise strategy an early exit's step, and a later one's."""
-    config = with_exits(train_config(epochs=1, per="sample" if step is None else "batch"), step=step, branch="cnn_project")
-    same(lambda config, folder: loop.train(config, prepared, None, folder, ignore), config, tmp_path)  # type: ignore[arg-type]
+    config = with_exits(
+        train_config(epochs=1, per="sample" if step is None else "batch"),
+        step=step,
+        branch="cnn_project",
+    )
+    same(
+        lambda config, folder: loop.train(config, prepared, None, folder, ignore), config, tmp_path
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -111,8 +131,12 @@ def test_augmentation(train_config: Make, prepared: Path, tmp_path: Path) -> Non
     """All of DeiT's parts, beside the patch mixing loss."""
     config = train_config(epochs=1, losses={"mixing": 1.0})
     recipe = {"repeats": 2, "erasing": 0.5, "mixup": 0.8, "drop_path": 0.2}
-    config = config.model_copy(update={"variant": Variant.model_validate(config.variant.model_dump() | {"recipe": recipe})})
-    same(lambda config, folder: loop.train(config, prepared, None, folder, ignore), config, tmp_path)  # type: ignore[arg-type]
+    config = config.model_copy(
+        update={"variant": Variant.model_validate(config.variant.model_dump() | {"recipe": recipe})}
+    )
+    same(
+        lambda config, folder: loop.train(config, prepared, None, folder, ignore), config, tmp_path
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -136,36 +160,64 @@ def test_a_training_goes_on(train_config: Make, prepared: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("per", ["sample", "latin", "batch", "pass"])
-def test_evaluations(per: str, params: Params, train_config: Make, prepared: Path, weights: Path, tmp_path: Path) -> None:
+def test_evaluations(
+    per: str, params: Params, train_config: Make, prepared: Path, weights: Path, tmp_path: Path
+) -> None:
     values = params.prune_eval.model_dump() | {
-        "keep": [2], "orders": 2, "batch_size": 16, "samplers": ["reversed", {"fix_first": 1}], "images": 20, "per": per,
-    }  # fmt: skip
-    config = EvalConfig(**fields(train_config(), prepared, variant=Variant(route="arbitrary")), options=PruneEval(**values))
-    same(lambda config, folder: evaluation.evaluate(config, prepared, weights, folder, ignore), config, tmp_path)  # type: ignore[arg-type]
+        "keep": [2],
+        "orders": 2,
+        "batch_size": 16,
+        "samplers": ["reversed", {"fix_first": 1}],
+        "images": 20,
+        "per": per,
+    }
+    config = EvalConfig(
+        **fields(train_config(), prepared, variant=Variant(route="arbitrary")),
+        options=PruneEval(**values),
+    )
+    same(
+        lambda config, folder: evaluation.evaluate(config, prepared, weights, folder, ignore),
+        config,
+        tmp_path,
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
-def test_the_analysis_and_answers_of_early_exits(train_config: Make, prepared: Path, tmp_path: Path) -> None:
+def test_the_analysis_and_answers_of_early_exits(
+    train_config: Make, prepared: Path, tmp_path: Path
+) -> None:
     """Contributions and outputs of layers; images that leave early, also by exits that a file brings; images read as they are asked."""
     config = with_exits(train_config(position={"encode": {"dim": 8}}), branch="vit")
     routes, found = per_sample(arbitrary, generator("test"), 4, 40), []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
         with pretended_gpu(device == "cuda"):
-            model, execution = open_model(config.model_copy(update={"device": device}), prepared, None)
+            model, execution = open_model(
+                config.model_copy(update={"device": device}), prepared, None
+            )
             split = open_split(config, prepared, "validation", model)
             taken = analysis.record(model.eval(), split, np.arange(40), routes, 2, execution)
             scored = score(model, split, torch.from_numpy(routes), 16, execution)
             images, split.resident = split.take(slice(0, 40))[0], None
             assert torch.equal(split.take(slice(0, 40))[0], images)
             file = tmp_path / "exits.safetensors"
-            save_file({f"vit.{name}": tensor.cpu() for name, tensor in model.exits.state_dict().items()}, file)
+            save_file(
+                {f"vit.{name}": tensor.cpu() for name, tensor in model.exits.state_dict().items()},
+                file,
+            )
             model.exits.clear()
             dynamic.attach(model, file, {1: "vit", 3: "vit"}, test_branches.SIZES)
             with torch.inference_mode():
                 early = dynamic.leave_early(model, images, {1: 0.13, 3: 0.12}, (3, 1, 0, 2))
             assert 1 < len(early[1].unique()) == len(set(early[1].tolist()))
-            found.append([*map(np.ndarray.tolist, taken), scored.numbers(), scored.correct.tolist(), *(part.tolist() for part in early)])
+            found.append(
+                [
+                    *map(np.ndarray.tolist, taken),
+                    scored.numbers(),
+                    scored.correct.tolist(),
+                    *(part.tolist() for part in early),
+                ]
+            )
     assert found[0] == found[1]
 
 
@@ -174,19 +226,36 @@ def test_the_analysis_and_answers_of_early_exits(train_config: Make, prepared: P
 def test_profiles(order: str, train_config: Make, prepared: Path, tmp_path: Path) -> None:
     options = SmoothingProfiles(images=20, batch_size=8, seed=0)
     config = ProfileConfig(**fields(train_config(), prepared), order=order, options=options)  # type: ignore[arg-type]
-    same(lambda config, folder: measures.measure(config, prepared, None, folder, ignore), config, tmp_path)  # type: ignore[arg-type]
+    same(
+        lambda config, folder: measures.measure(config, prepared, None, folder, ignore),
+        config,
+        tmp_path,
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
-def test_strategies_of_painters(train_config: Make, prepared: Path, weights: Path, tmp_path: Path) -> None:
-    config = test_painters.config(train_config().model).model_copy(update=fields(train_config(), prepared))
-    same(lambda config, folder: painters.evaluate(config, prepared, weights, folder, ignore), config, tmp_path)  # type: ignore[arg-type]
+def test_strategies_of_painters(
+    train_config: Make, prepared: Path, weights: Path, tmp_path: Path
+) -> None:
+    config = test_painters.config(train_config().model).model_copy(
+        update=fields(train_config(), prepared)
+    )
+    same(
+        lambda config, folder: painters.evaluate(config, prepared, weights, folder, ignore),
+        config,
+        tmp_path,
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fits", [True, False])
 def test_exits_of_a_frozen_backbone(
-    fits: bool, params: Params, pico: ModelPreset, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fits: bool,
+    params: Params,
+    pico: ModelPreset,
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their features on the device, and where it has no room for them."""
     bench = Bench(params, pico, prepared, tmp_path)
@@ -201,7 +270,11 @@ def test_exits_of_a_frozen_backbone(
 @pytest.mark.slow
 def test_costs_of_exits(params: Params, pico: ModelPreset, prepared: Path, tmp_path: Path) -> None:
     """Their times differ; all of them are taken."""
-    config = Bench(params, pico, prepared, tmp_path).config(branches=["cnn_add"], depths=[2]).model_copy(update={"device": "cuda"})
+    config = (
+        Bench(params, pico, prepared, tmp_path)
+        .config(branches=["cnn_add"], depths=[2])
+        .model_copy(update={"device": "cuda"})
+    )
     with pretended_gpu():
         dynamic.measure(config, prepared, tmp_path, ignore)
 
@@ -209,22 +282,42 @@ def test_costs_of_exits(params: Params, pico: ModelPreset, prepared: Path, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["sequential", "arbitrary"])
 @pytest.mark.parametrize("method", ["adam", "gd"])
-def test_inversions(method: str, order: str, train_config: Make, prepared: Path, weights: Path, tmp_path: Path) -> None:
+def test_inversions(
+    method: str, order: str, train_config: Make, prepared: Path, weights: Path, tmp_path: Path
+) -> None:
     how = test_descent.descent(
-        method, [0.01, 0.1], 3, blur=0.5, total_variation=0.01, schedule="cosine" if method == "adam" else "constant"
+        method,
+        [0.01, 0.1],
+        3,
+        blur=0.5,
+        total_variation=0.01,
+        schedule="cosine" if method == "adam" else "constant",
     )
     config = InversionConfig(
-        **fields(train_config(), prepared, variant=Variant(route="arbitrary")), options=test_descent.OPTIONS, descent=how, alone=False,
-        order=order, ablation=["residuals"] if order == "sequential" else [], transplant=["patch_embed"] if method == "adam" else [],
-    )  # fmt: skip
-    run = partial(descent.measure, data=prepared, weights=None, donor=weights if method == "adam" else None, report=ignore)
+        **fields(train_config(), prepared, variant=Variant(route="arbitrary")),
+        options=test_descent.OPTIONS,
+        descent=how,
+        alone=False,
+        order=order,
+        ablation=["residuals"] if order == "sequential" else [],
+        transplant=["patch_embed"] if method == "adam" else [],
+    )
+    run = partial(
+        descent.measure,
+        data=prepared,
+        weights=None,
+        donor=weights if method == "adam" else None,
+        report=ignore,
+    )
     same(lambda config, folder: run(config, folder=folder), config, tmp_path)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_class_images(train_config: Make, prepared: Path, weights: Path, tmp_path: Path) -> None:
     options = test_descent.schedule(steps=4, jitter_after=2)
-    config = ClassImagesConfig(**fields(train_config(), prepared), options=options, judge_sha256=None)
+    config = ClassImagesConfig(
+        **fields(train_config(), prepared), options=options, judge_sha256=None
+    )
     judge = Path(shutil.copy(weights, tmp_path / "judge.safetensors"))
     run = partial(class_images.measure, data=prepared, weights=weights, judge=judge, report=ignore)
     same(lambda config, folder: run(config, folder=folder), config, tmp_path)  # type: ignore[arg-type]
@@ -248,5 +341,9 @@ def test_mixed_devices_are_found(pico: ModelPreset) -> None:
         with pytest.raises((RuntimeError, TypeError)):
             logits.detach().numpy()
         assert logits.cpu().device.type == "cpu"
-        assert all(isinstance(parameter.grad, OnGPU) for parameter in model.parameters() if parameter.grad is not None)
+        assert all(
+            isinstance(parameter.grad, OnGPU)
+            for parameter in model.parameters()
+            if parameter.grad is not None
+        )
     assert not torch.cuda.is_available() or torch.empty(1, device="cuda").is_cuda

@@ -16,12 +16,17 @@ from docs.fill import BLOCK, NUMBER, PAGES, SCHEMA, filled
 from docs.reference import schema
 from tests.conftest import ROOT
 
-PAPERS = [f"docs/{paper}.md" for paper in ("layershuffle", "exits", "smoothing", "inversion", "painters", "nodes")]
+PAPERS = [
+    f"docs/{paper}.md"
+    for paper in ("layershuffle", "exits", "smoothing", "inversion", "painters", "nodes")
+]
 
 
 def committed(path: str) -> str:
     """The committed file: a user's own run may have changed results/ in the working tree."""
-    return subprocess.run(["git", "show", f"HEAD:{path}"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ["git", "show", f"HEAD:{path}"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def block(page: str, name: str) -> str:
@@ -39,7 +44,9 @@ def section(heading: str) -> str:
 SLOW = "docs/reproducibility.md"  # a ledger is judged for it
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.slow] if page == SLOW else []) for page in PAGES])
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] if page == SLOW else []) for page in PAGES]
+)
 def test_what_comes_from_results_is_what_is_committed_there(page: str) -> None:
     assert filled(committed(page), committed) == committed(page)
 
@@ -60,23 +67,42 @@ def test_what_pages_take_from_results_is_there(page: str, name: str, least: int)
     """Each block with so many lines at least, the README's with four accuracies a row."""
     lines = block(page, name).splitlines()
     assert len(lines) >= least
-    assert name != "result" or all(re.fullmatch(r"\| [^|]+ (\| [\d.]+ ± [\d.]+ ){4}\|", line) for line in lines[2:])
+    assert name != "result" or all(
+        re.fullmatch(r"\| [^|]+ (\| [\d.]+ ± [\d.]+ ){4}\|", line) for line in lines[2:]
+    )
 
 
 # What is no result of ours: versions, parameters, figures of others, sizes of an environment
-NOT_OURS = {"README.md": "3.11 3.12", "docs/smoothing.md": "0.1 0.25 0.5", "docs/scale.md": "0.97", "docs/inversion.md": "0.7",
-            "docs/layershuffle.md": "0.2", "docs/reproducibility.md": "0.7 5.9 3.4", "docs/data-and-weights.md": "",
-            "docs/nodes.md": "0.05 0.1 0.59"}  # fmt: skip
+NOT_OURS = {
+    "README.md": "3.11 3.12",
+    "docs/smoothing.md": "0.1 0.25 0.5",
+    "docs/scale.md": "0.97",
+    "docs/inversion.md": "0.7",
+    "docs/layershuffle.md": "0.2",
+    "docs/reproducibility.md": "0.7 5.9 3.4",
+    "docs/data-and-weights.md": "",
+    "docs/nodes.md": "0.05 0.1 0.59",
+}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in ("docs/parameters.md", "docs/speed.md")])
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page not in ("docs/parameters.md", "docs/speed.md")]
+)
 def test_no_number_is_retyped(page: str) -> None:
     """Decimals in prose come from files, between marks; code, tables of parameters and the blocks above apart."""
     text = committed(page)
-    for away in (BLOCK, NUMBER, re.compile(r"```.*?```", re.S), re.compile(r"`[^`]*`"), re.compile(r"\(http[^)]*\)|arXiv:[\d.]+")):
+    for away in (
+        BLOCK,
+        NUMBER,
+        re.compile(r"```.*?```", re.S),
+        re.compile(r"`[^`]*`"),
+        re.compile(r"\(http[^)]*\)|arXiv:[\d.]+"),
+    ):
         text = away.sub("", text)
     prose = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
-    assert not set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", prose)) - set(NOT_OURS.get(page, "").split())
+    assert not set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", prose)) - set(
+        NOT_OURS.get(page, "").split()
+    )
 
 
 def test_the_schema_is_that_of_the_parameters() -> None:
@@ -87,7 +113,12 @@ def test_the_schema_is_that_of_the_parameters() -> None:
     assert first.endswith(f"$schema={SCHEMA}")
     given = yaml.safe_load((ROOT / "params.yaml").read_text())
     jsonschema.validate(given, found)
-    changes: list[dict[str, Any]] = [{"device": "gpu"}, {"seeds": []}, {"finetune": given["finetune"] | {"lr": 0}}, {"finetun": {}}]
+    changes: list[dict[str, Any]] = [
+        {"device": "gpu"},
+        {"seeds": []},
+        {"finetune": given["finetune"] | {"lr": 0}},
+        {"finetun": {}},
+    ]
     for wrong in changes:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(given | wrong, found)
@@ -121,7 +152,9 @@ def test_files_and_sections_named_exist(page: str) -> None:
         file = (ROOT / page).parent / path if path else ROOT / page
         assert file.exists(), path
         if anchor:
-            assert anchor in map(section, re.findall(r"^#+ (.*)$", file.read_text(), re.M)), f"{path}#{anchor}"
+            assert anchor in map(section, re.findall(r"^#+ (.*)$", file.read_text(), re.M)), (
+                f"{path}#{anchor}"
+            )
 
 
 def test_the_readme_is_short_and_shows_the_two_commands() -> None:
@@ -133,9 +166,18 @@ def test_the_readme_is_short_and_shows_the_two_commands() -> None:
 
 def test_the_index_names_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
-    assert not [page for page in PAGES if page.startswith("docs/") and page != "docs/README.md" and f"]({Path(page).name})" not in index]
+    assert not [
+        page
+        for page in PAGES
+        if page.startswith("docs/")
+        and page != "docs/README.md"
+        and f"]({Path(page).name})" not in index
+    ]
 
 
 def test_the_citation_is_of_this_version() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert cited["version"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert (
+        cited["version"]
+        == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    )

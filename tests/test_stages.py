@@ -32,8 +32,14 @@ APART = {
 def executed(stage: str) -> set[str]:
     """The modules of lsvit behind a stage's script: those it imports, and those that the jobs it makes import."""
     modules = imported_modules(f"stages.{STAGES[stage]['cmd'].split()[3]}")
-    texts = [path_of(module).read_text() for module in modules if module != "pipeline.jobs.server"]  # which imports what any stage may need
-    named = {name for text in texts for name in re.findall(r'"((?:lsvit|pipeline|papers)\.[\w.]+)(?::\w+)?"', text)}
+    texts = [
+        path_of(module).read_text() for module in modules if module != "pipeline.jobs.server"
+    ]  # which imports what any stage may need
+    named = {
+        name
+        for text in texts
+        for name in re.findall(r'"((?:lsvit|pipeline|papers)\.[\w.]+)(?::\w+)?"', text)
+    }
     for name in named:
         modules |= imported_modules(name)
     return {name for name in modules if name.split(".")[0] in PACKAGES} - APART
@@ -52,15 +58,27 @@ def test_a_stage_depends_on_what_it_executes(stage: str) -> None:
     deps = [dep for dep in STAGES[stage]["deps"] if dep.split("/")[0] in PACKAGES]
     files = {path_of(name).relative_to(ROOT).as_posix() for name in executed(stage)}
     if stage in ("check-params", "paper-figures", "report"):  # they go through the papers by name
-        rooms = {f"papers.{paper}.{room}" for paper in PAPERS for room in (("section", "checks") if stage[0] == "c" else READERS)}
-        more = {name for room in rooms if path_of(room).exists() for name in imported_modules(room)} - APART
+        rooms = {
+            f"papers.{paper}.{room}"
+            for paper in PAPERS
+            for room in (("section", "checks") if stage[0] == "c" else READERS)
+        }
+        more = {
+            name for room in rooms if path_of(room).exists() for name in imported_modules(room)
+        } - APART
         files |= {path_of(name).relative_to(ROOT).as_posix() for name in more}
-    missing = {file for file in files if not any(file == dep or file.startswith(f"{dep}/") for dep in deps)}
+    missing = {
+        file for file in files if not any(file == dep or file.startswith(f"{dep}/") for dep in deps)
+    }
     assert not {file for file in missing if (ROOT / file).exists() and (ROOT / file).read_text()}
-    assert not {dep for dep in deps if not any(file == dep or file.startswith(f"{dep}/") for file in files)}
+    assert not {
+        dep for dep in deps if not any(file == dep or file.startswith(f"{dep}/") for file in files)
+    }
 
 
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in ("paper-figures", "report")])
+@pytest.mark.parametrize(
+    "stage", [stage for stage in STAGES if stage not in ("paper-figures", "report")]
+)
 def test_no_reader_makes_a_stage_run(stage: str) -> None:
     """Figures, tables and claims are no dep of a stage that computes."""
     paths = {
@@ -69,13 +87,22 @@ def test_no_reader_makes_a_stage_run(stage: str) -> None:
         if dep.split("/")[0] in PACKAGES
         for path in [ROOT / dep, *(ROOT / dep).rglob("*.py")]
     }
-    assert not {path for path in paths if Path(path).stem in (*READERS, "tracked") or "/report" in path.removeprefix(ROOT.as_posix())}
+    assert not {
+        path
+        for path in paths
+        if Path(path).stem in (*READERS, "tracked")
+        or "/report" in path.removeprefix(ROOT.as_posix())
+    }
 
 
 def test_imports_point_one_way() -> None:
     """The contracts of pyproject.toml hold: rooms, papers, readers, stages."""
     found = subprocess.run(
-        [Path(sys.executable).parent / "lint-imports", "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert found.returncode == 0, found.stdout[-3000:]
     assert "0 broken" in found.stdout
@@ -83,6 +110,15 @@ def test_imports_point_one_way() -> None:
 
 def test_a_python_without_the_environment_is_one_line() -> None:
     """As DVC finds it that is called by its own path, without `uv run`."""
-    done = subprocess.run([sys.executable, "-S", "-m", "stages", "report"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "stages", "report"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"error: \S+: has no torch, accepted: the environment's Python, as under `uv run dvc repro`\n", done.stderr)
+    assert re.fullmatch(
+        r"error: \S+: has no torch, accepted: the environment's Python, as under `uv run dvc repro`\n",
+        done.stderr,
+    )

@@ -16,10 +16,29 @@ def numbers(*key: str | int) -> tuple[int, ...]:
 
 
 KEYS: list[Key] = [
-    ("train",), ("train", 0), ("train", 0, 0), ("train", 0, 0, 0), ("train", 1), ("train", 0, 1), ("train", 1, 0), ("train", "0"),
-    ("train", "a", "b"), ("train", "b", "a"), ("train", "ab"), ("train", "a", 0), ("train", 0, "a"), ("niart",), ("trai", "n"),
-    ("Train",), ("train ",), ("", "train"), ("trian", 0), ("validation", 0), ("validation",), ("train", "validation"),
-]  # fmt: skip
+    ("train",),
+    ("train", 0),
+    ("train", 0, 0),
+    ("train", 0, 0, 0),
+    ("train", 1),
+    ("train", 0, 1),
+    ("train", 1, 0),
+    ("train", "0"),
+    ("train", "a", "b"),
+    ("train", "b", "a"),
+    ("train", "ab"),
+    ("train", "a", 0),
+    ("train", 0, "a"),
+    ("niart",),
+    ("trai", "n"),
+    ("Train",),
+    ("train ",),
+    ("", "train"),
+    ("trian", 0),
+    ("validation", 0),
+    ("validation",),
+    ("train", "validation"),
+]
 
 
 def test_every_key_has_numbers_of_its_own() -> None:
@@ -32,7 +51,12 @@ def test_every_key_has_numbers_of_its_own() -> None:
 
 def test_names_count_by_their_letters() -> None:
     """Not by Python's hash of them, which changes with the process, nor by a list of streams: the numbers are fixed."""
-    assert numbers("train", 0, 1, 2) == (2404922457087151184, 3028439548500187069, 4403553133412787554, 854650422046064774)
+    assert numbers("train", 0, 1, 2) == (
+        2404922457087151184,
+        3028439548500187069,
+        4403553133412787554,
+        854650422046064774,
+    )
     assert numbers("evaluation", 5, "arbitrary")[:2] == (2788571319727899148, 4320489331195724705)
 
 

@@ -39,11 +39,16 @@ def token_shape(backbone: Any) -> TokenShape:
         UserError: the model drops patches in training, so that its tokens are no grid.
     """
     if not isinstance(getattr(backbone, "patch_drop", None), nn.Identity | None):
-        raise UserError("exits, losses, smoothing: found a model with patch dropout, accepted: models that keep their patches, on a grid")
+        raise UserError(
+            "exits, losses, smoothing: found a model with patch dropout, accepted: models that keep their patches, on a grid"
+        )
     patches = getattr(backbone, "stem", None) or backbone.patch_embed
     width, attention = backbone.embed_dim, getattr(backbone.blocks[0], "attn", None)
     heads = attention.num_heads if attention is not None else math.gcd(width, max(1, width // 64))
-    prefix, first_is_class = getattr(backbone, "num_prefix_tokens", 0), getattr(backbone, "has_class_token", False)
+    prefix, first_is_class = (
+        getattr(backbone, "num_prefix_tokens", 0),
+        getattr(backbone, "has_class_token", False),
+    )
     return TokenShape(width, prefix, tuple(patches.grid_size), heads, first_is_class)
 
 
@@ -56,7 +61,9 @@ class Read(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens: (B, N, D) -> (B, D)."""
-        return tokens[:, 0] if self.shape.class_token else tokens[:, self.shape.prefix :].mean(dim=1)
+        return (
+            tokens[:, 0] if self.shape.class_token else tokens[:, self.shape.prefix :].mean(dim=1)
+        )
 
 
 class Pool(nn.Module):
@@ -93,7 +100,9 @@ def dense(width: int, outputs: int, sizes: BranchSizes) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(sizes.hidden, outputs))
 
 
-def make_branch(kind: BranchName, shape: TokenShape, outputs: int, sizes: BranchSizes) -> nn.Sequential:
+def make_branch(
+    kind: BranchName, shape: TokenShape, outputs: int, sizes: BranchSizes
+) -> nn.Sequential:
     """A branch: tokens (B, N, D) -> logits (B, outputs); one output is a regression.
 
     `mlp` and `vit` read the class token, of models without one the mean over the patches. `mixer` and `resmlp` mix all tokens, the
@@ -110,18 +119,32 @@ def make_branch(kind: BranchName, shape: TokenShape, outputs: int, sizes: Branch
     if kind in ("mlp", "vit"):
         encoder = [Block(width, shape.heads, qkv_bias=True)] if kind == "vit" else []
         read: list[nn.Module] = [nn.LayerNorm(width), Read(shape)]
-        if shape.class_token:  # the norm is each token's own: that of the one that is read is enough
+        if (
+            shape.class_token
+        ):  # the norm is each token's own: that of the one that is read is enough
             read.reverse()
         return nn.Sequential(*encoder, *read, dense(width, outputs, sizes))
     if kind in ("mixer", "resmlp"):
         # timm starts ResMLP's second affine at 1e-4, for deep stacks; a single layer starts at 1
-        mixer = MixerBlock(width, shape.length) if kind == "mixer" else ResBlock(width, shape.length, init_values=1.0)
+        mixer = (
+            MixerBlock(width, shape.length)
+            if kind == "mixer"
+            else ResBlock(width, shape.length, init_values=1.0)
+        )
         return nn.Sequential(mixer, Pool(), dense(width, outputs, sizes))
     if not shape.class_token and kind != "cnn_ignore":
-        raise UserError(f"exits: found branch {kind!r} on a model without a class token, accepted: mlp, cnn_ignore, vit, mixer, resmlp")
+        raise UserError(
+            f"exits: found branch {kind!r} on a model without a class token, accepted: mlp, cnn_ignore, vit, mixer, resmlp"
+        )
     grid = Grid(shape, kind)
-    pooled = math.prod(-(-side // POOL) for side in shape.grid)  # the last row of an odd grid is pooled too
+    pooled = math.prod(
+        -(-side // POOL) for side in shape.grid
+    )  # the last row of an odd grid is pooled too
     return nn.Sequential(
-        grid, nn.Conv2d(grid.channels, sizes.channels, KERNEL, padding="same"), nn.ReLU(), nn.MaxPool2d(POOL, ceil_mode=True),
-        nn.Flatten(), dense(sizes.channels * pooled, outputs, sizes),
-    )  # fmt: skip
+        grid,
+        nn.Conv2d(grid.channels, sizes.channels, KERNEL, padding="same"),
+        nn.ReLU(),
+        nn.MaxPool2d(POOL, ceil_mode=True),
+        nn.Flatten(),
+        dense(sizes.channels * pooled, outputs, sizes),
+    )

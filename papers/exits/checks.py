@@ -16,8 +16,10 @@ def check(params: Params, file: str) -> Iterator[str]:
         yield f"{file}: exits.batch_size: found {options.batch_size}, accepted: at least {processes}, one image a process"
     for name in options.variants:
         if training_order(spec := params.all_variants[name].route) == "trained":
-            yield (f"{file}: exits.variants: found {name!r} with route {spec!r}, accepted: variants trained in sequential or "
-                   "arbitrary order, or with LayerDrop")  # fmt: skip
+            yield (
+                f"{file}: exits.variants: found {name!r} with route {spec!r}, accepted: variants trained in sequential or "
+                "arbitrary order, or with LayerDrop"
+            )
 
 
 def image_limits(params: Params, train: int, validation: int) -> list[Limit]:
@@ -25,9 +27,18 @@ def image_limits(params: Params, train: int, validation: int) -> list[Limit]:
     options, limits = params.resolve(Exits), []
     used = min(train, options.images or train)
     if options.strategies:
-        limits.append(Limit("exits.batch_size", options.batch_size, used, f"{used} training images are used"))
+        limits.append(
+            Limit("exits.batch_size", options.batch_size, used, f"{used} training images are used")
+        )
     if options.counting_strategies:
-        limits.append(Limit("exits.batch_size", options.batch_size, options.counting.train, "exits.counting.train canvases are made"))
+        limits.append(
+            Limit(
+                "exits.batch_size",
+                options.batch_size,
+                options.counting.train,
+                "exits.counting.train canvases are made",
+            )
+        )
     return limits
 
 
@@ -35,8 +46,13 @@ def layer_limits(params: Params, num_layers: int) -> list[Limit]:
     """What the number of layers allows: the depths of exits and the layers kept."""
     options, why = params.resolve(Exits), f"model {params.model!r} has {num_layers} layers"
     depths = [("exits.depths", depth) for depth in options.depths or ()]
-    depths += [("exits.placements", depth) for placement in options.placements for depth in placement]
-    return [*(Limit(key, depth, num_layers - 1, why) for key, depth in depths), Limit("exits.keep", options.keep, num_layers, why)]
+    depths += [
+        ("exits.placements", depth) for placement in options.placements for depth in placement
+    ]
+    return [
+        *(Limit(key, depth, num_layers - 1, why) for key, depth in depths),
+        Limit("exits.keep", options.keep, num_layers, why),
+    ]
 
 
 def build(params: Params, backbone: Any) -> None:

@@ -17,15 +17,26 @@ from pipeline.report.evaluations import label
 from pipeline.report.figures import GREY, MARKERS, OKABE_ITO, Figures, handles_of, legend_above
 from pipeline.report.results import Results
 
-COLOURS, SHAPES = dict(zip(LABELS, OKABE_ITO, strict=False)), dict(zip(LABELS, MARKERS, strict=False))
+COLOURS, SHAPES = (
+    dict(zip(LABELS, OKABE_ITO, strict=False)),
+    dict(zip(LABELS, MARKERS, strict=False)),
+)
 POLICIES = {
     "budget": ("budget known", "#0072B2", "s"),
     "anytime": ("anytime", "#D55E00", "v"),
     "confidence": ("confidence", "#009E73", "D"),
 }
 ORDERS = {"sequential": "original order", "arbitrary": "arbitrary order", "pruned": "pruned"}
-STAR: Any = {"color": "#444444", "marker": "*", "markersize": 7, "markerfacecolor": "none", "markeredgewidth": 0.7, "linestyle": "none",
-             "elinewidth": 0.5, "label": "final exit"}  # fmt: skip
+STAR: Any = {
+    "color": "#444444",
+    "marker": "*",
+    "markersize": 7,
+    "markerfacecolor": "none",
+    "markeredgewidth": 0.7,
+    "linestyle": "none",
+    "elinewidth": 0.5,
+    "label": "final exit",
+}
 
 
 class Metric(NamedTuple):
@@ -37,7 +48,10 @@ class Metric(NamedTuple):
     sign: int  # 1: higher is better
 
 
-ACCURACY, ERROR = Metric("accuracy", 100, "accuracy (%)", 1), Metric("mae", 1, "mean absolute error", -1)
+ACCURACY, ERROR = (
+    Metric("accuracy", 100, "accuracy (%)", 1),
+    Metric("mae", 1, "mean absolute error", -1),
+)
 
 
 def over_seeds(rows: pd.DataFrame, metric: Metric) -> pd.DataFrame:
@@ -47,16 +61,24 @@ def over_seeds(rows: pd.DataFrame, metric: Metric) -> pd.DataFrame:
     """
     values = rows.assign(value=metric.factor * rows[metric.column], cost=rows["flops"] / 2)
     exits = values.groupby(["branch", "depth"], sort=False).agg(
-        mean=("value", "mean"), std=("value", "std"), cost=("cost", "first"), latency=("latency_ms", "first"), share=("practical", "mean")
+        mean=("value", "mean"),
+        std=("value", "std"),
+        cost=("cost", "first"),
+        latency=("latency_ms", "first"),
+        share=("practical", "mean"),
     )
     exits = exits.reset_index().fillna({"std": 0})
-    return exits.assign(circled=practical(exits["cost"].to_numpy(), metric.sign * exits["mean"].to_numpy())).sort_values("depth")
+    return exits.assign(
+        circled=practical(exits["cost"].to_numpy(), metric.sign * exits["mean"].to_numpy())
+    ).sort_values("depth")
 
 
 class ExitFigures(Figures):
     """Draws and saves the figures of early exits, beside those of :class:`Figures`."""
 
-    def draw_exits(self, exits: pd.DataFrame, dynamic: pd.DataFrame, about: dict[str, Any]) -> dict[str, str]:
+    def draw_exits(
+        self, exits: pd.DataFrame, dynamic: pd.DataFrame, about: dict[str, Any]
+    ) -> dict[str, str]:
         """Every figure whose rows are there. Returns captions by title.
 
         Args:
@@ -66,36 +88,61 @@ class ExitFigures(Figures):
         """
         frozen = exits[exits["strategy"] == CLASSIFIER_WISE]
         frozen = frozen[frozen["order"].isin(ORDERS)]
-        classes, counted = frozen[frozen["dataset"] != COUNTING], frozen[frozen["dataset"] == COUNTING]
+        classes, counted = (
+            frozen[frozen["dataset"] != COUNTING],
+            frozen[frozen["dataset"] == COUNTING],
+        )
         captions = {}
         if len(classes):
             variants = list(dict.fromkeys(classes["variant"]))
             shown = BASELINE if BASELINE in variants else variants[0]
             own = classes[(classes["variant"] == shown) & (classes["order"] == "sequential")]
-            captions["Exits, trade-off"] = self.tradeoff(own, ACCURACY, about["hardware"], "exits_tradeoff")
+            captions["Exits, trade-off"] = self.tradeoff(
+                own, ACCURACY, about["hardware"], "exits_tradeoff"
+            )
             captions["Exits, orders"] = self.orders(classes, about["keep"], "exits_orders")
-            captions["Exits, dynamic"] = self.dynamic(dynamic[dynamic["variant"] == shown], own, "exits_dynamic")
+            captions["Exits, dynamic"] = self.dynamic(
+                dynamic[dynamic["variant"] == shown], own, "exits_dynamic"
+            )
         if len(counted):
             own = counted[counted["order"] == "sequential"]
-            captions["Exits, counting"] = self.tradeoff(own, ERROR, about["hardware"], "exits_counting")
+            captions["Exits, counting"] = self.tradeoff(
+                own, ERROR, about["hardware"], "exits_counting"
+            )
         return captions
 
     def tradeoff(self, rows: pd.DataFrame, metric: Metric, hardware: str, name: str) -> str:
         """Figure 5 of multi-exit ViT: exits on a frozen backbone by what they cost, in operations and in time. Returns the caption."""
         exits = over_seeds(rows, metric)
-        early, final = exits[exits["branch"] != LAST_EXIT], exits[exits["branch"] == LAST_EXIT].iloc[0]
+        early, final = (
+            exits[exits["branch"] != LAST_EXIT],
+            exits[exits["branch"] == LAST_EXIT].iloc[0],
+        )
         scale, unit = (1e9, "G") if final["cost"] >= 1e9 else (1e6, "M")
         early = early.assign(cost=early["cost"] / scale)
         late = early[early["depth"] >= np.median(early["depth"].unique())]
         figure, axes = self._figure(1.75, nrows=3)
-        for axis, part, cost in zip(axes[:, 0], (early, late, early), ("cost", "cost", "latency"), strict=True):
+        for axis, part, cost in zip(
+            axes[:, 0], (early, late, early), ("cost", "cost", "latency"), strict=True
+        ):
             self._exits(axis, part, cost)
-            axis.axhline(final["mean"], color=GREY, linewidth=0.8, linestyle="--", label="final exit")
-            axis.set(ylabel=metric.name, xlabel=f"multiply-adds up to and including the branch ({unit})")
+            axis.axhline(
+                final["mean"], color=GREY, linewidth=0.8, linestyle="--", label="final exit"
+            )
+            axis.set(
+                ylabel=metric.name, xlabel=f"multiply-adds up to and including the branch ({unit})"
+            )
             axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         axes[0, 0].set(title="all depths")
-        axes[1, 0].set(title=f"from {late['depth'].min()} layers on, enlarged", ylim=_limits(late, final["mean"]))
-        axes[2, 0].set(title="all depths, enlarged, measured time", ylim=_limits(early, final["mean"]), xlabel="latency of one image (ms)")
+        axes[1, 0].set(
+            title=f"from {late['depth'].min()} layers on, enlarged",
+            ylim=_limits(late, final["mean"]),
+        )
+        axes[2, 0].set(
+            title="all depths, enlarged, measured time",
+            ylim=_limits(early, final["mean"]),
+            xlabel="latency of one image (ms)",
+        )
         _legend(figure, axes[0, 0])
         self._save(figure, name)
         circled = early[early["circled"]]
@@ -114,28 +161,58 @@ class ExitFigures(Figures):
         """A line a branch architecture; practical exits circled."""
         for branch in [name for name in LABELS if name in set(exits["branch"])]:
             line = exits[exits["branch"] == branch]
-            axis.errorbar(line[cost], line["mean"], line["std"], color=COLOURS[branch], marker=SHAPES[branch], markersize=3,
-                          linewidth=0.9, elinewidth=0.5, label=LABELS[branch])  # fmt: skip
+            axis.errorbar(
+                line[cost],
+                line["mean"],
+                line["std"],
+                color=COLOURS[branch],
+                marker=SHAPES[branch],
+                markersize=3,
+                linewidth=0.9,
+                elinewidth=0.5,
+                label=LABELS[branch],
+            )
         circled = exits[exits["circled"]]
-        axis.plot(circled[cost], circled["mean"], linestyle="none", marker="o", markersize=7, markerfacecolor="none",
-                  markeredgecolor="black", markeredgewidth=0.7, label="practical", zorder=5)  # fmt: skip
+        axis.plot(
+            circled[cost],
+            circled["mean"],
+            linestyle="none",
+            marker="o",
+            markersize=7,
+            markerfacecolor="none",
+            markeredgecolor="black",
+            markeredgewidth=0.7,
+            label="practical",
+            zorder=5,
+        )
 
     def orders(self, rows: pd.DataFrame, keep: int, name: str) -> str:
         """Exits of every frozen backbone under orders it may not know. Returns the caption."""
         variants = list(dict.fromkeys(rows["variant"]))
         of_each = [set(rows.loc[rows["variant"] == variant, "branch"]) for variant in variants]
         branches = [branch for branch in LABELS if all(branch in found for found in of_each)]
-        figure, axes = self._figure(0.3 + 0.45 * len(variants), nrows=len(variants), ncols=len(ORDERS), sharex=True, sharey=True)
+        figure, axes = self._figure(
+            0.3 + 0.45 * len(variants),
+            nrows=len(variants),
+            ncols=len(ORDERS),
+            sharex=True,
+            sharey=True,
+        )
         depth = int(rows["depth"].max())
         for line, variant in zip(axes, variants, strict=True):
             for axis, (order, title) in zip(line, ORDERS.items(), strict=True):
-                exits = over_seeds(rows[(rows["variant"] == variant) & (rows["order"] == order)], ACCURACY)
+                exits = over_seeds(
+                    rows[(rows["variant"] == variant) & (rows["order"] == order)], ACCURACY
+                )
                 self._depths(axis, exits, branches)
                 axis.grid(axis="y", linewidth=0.4, alpha=0.5)
                 if variant == variants[0]:
                     axis.set(title=title)
             line[0].set(ylabel=f"{label(variant)}\n{ACCURACY.name}", ylim=(0, 100))
-        axes[-1, 1].set(xlabel="layers executed before the exit", xticks=np.unique(np.linspace(0, depth, 5).round()[1:]))
+        axes[-1, 1].set(
+            xlabel="layers executed before the exit",
+            xticks=np.unique(np.linspace(0, depth, 5).round()[1:]),
+        )
         _legend(figure, axes[0, 0])
         self._save(figure, name)
         return (
@@ -149,8 +226,17 @@ class ExitFigures(Figures):
         """A line a branch by depth, the final exit as a star."""
         for branch in [name for name in branches if name in set(exits["branch"])]:
             line = exits[exits["branch"] == branch]
-            axis.errorbar(line["depth"], line["mean"], line["std"], color=COLOURS[branch], marker=SHAPES[branch], markersize=2.5,
-                          linewidth=0.9, elinewidth=0.5, label=LABELS[branch])  # fmt: skip
+            axis.errorbar(
+                line["depth"],
+                line["mean"],
+                line["std"],
+                color=COLOURS[branch],
+                marker=SHAPES[branch],
+                markersize=2.5,
+                linewidth=0.9,
+                elinewidth=0.5,
+                label=LABELS[branch],
+            )
         final = exits[exits["branch"] == LAST_EXIT]
         axis.errorbar(final["depth"], final["mean"], final["std"], **STAR)
 
@@ -161,19 +247,44 @@ class ExitFigures(Figures):
         scale, unit = (1e9, "G") if exits["flops"].max() >= 2e9 else (1e6, "M")
         for policy, (title, colour, marker) in POLICIES.items():
             own = rows[rows["policy"] == policy]
-            curve = own.assign(k=own.groupby("seed").cumcount(), accuracy=100 * own["accuracy"], budget=own["budget"] / 2 / scale)
-            curve = curve.groupby("k").agg(budget=("budget", "mean"), mean=("accuracy", "mean"), std=("accuracy", "std")).fillna(0)
-            above.plot(curve["budget"], curve["mean"], color=colour, marker=marker, markersize=3, label=title)
-            above.fill_between(curve["budget"], curve["mean"] - curve["std"], curve["mean"] + curve["std"], color=colour, alpha=0.15,
-                               linewidth=0)  # fmt: skip
+            curve = own.assign(
+                k=own.groupby("seed").cumcount(),
+                accuracy=100 * own["accuracy"],
+                budget=own["budget"] / 2 / scale,
+            )
+            curve = (
+                curve.groupby("k")
+                .agg(budget=("budget", "mean"), mean=("accuracy", "mean"), std=("accuracy", "std"))
+                .fillna(0)
+            )
+            above.plot(
+                curve["budget"],
+                curve["mean"],
+                color=colour,
+                marker=marker,
+                markersize=3,
+                label=title,
+            )
+            above.fill_between(
+                curve["budget"],
+                curve["mean"] - curve["std"],
+                curve["mean"] + curve["std"],
+                color=colour,
+                alpha=0.15,
+                linewidth=0,
+            )
         final = over_seeds(exits[exits["branch"] == LAST_EXIT], ACCURACY).iloc[0]
         above.errorbar([final["cost"] / scale], [final["mean"]], [final["std"]], **STAR)
-        above.set(xlabel=f"budget of an image on average (multiply-adds, {unit})", ylabel=ACCURACY.name)
+        above.set(
+            xlabel=f"budget of an image on average (multiply-adds, {unit})", ylabel=ACCURACY.name
+        )
         above.legend(loc="lower right")
         self._depths(below, over_seeds(exits, Metric("ece", 100, "", -1)), list(LABELS))
         below.set(xlabel="layers executed before the exit", ylabel="calibration error (%)")
         below.xaxis.get_major_locator().set_params(integer=True)
-        below.legend(loc="lower left", bbox_to_anchor=(-0.1, 1.0), ncols=3, columnspacing=1, handlelength=1.6)
+        below.legend(
+            loc="lower left", bbox_to_anchor=(-0.1, 1.0), ncols=3, columnspacing=1, handlelength=1.6
+        )
         for axis in (above, below):
             axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         self._save(figure, name)
@@ -208,5 +319,9 @@ def _limits(exits: pd.DataFrame, final: float) -> tuple[float, float]:
 
 def draw(results: Results, params: Params) -> dict[str, str]:
     """Draw every figure whose rows are there. Returns captions by title."""
-    figures = ExitFigures(results.folder / "figures", params.resolve(PaperFigures), list(params.all_variants))
-    return figures.draw_exits(results.table("exits"), results.table("exits_dynamic"), results.read("exits"))
+    figures = ExitFigures(
+        results.folder / "figures", params.resolve(PaperFigures), list(params.all_variants)
+    )
+    return figures.draw_exits(
+        results.table("exits"), results.table("exits_dynamic"), results.read("exits")
+    )

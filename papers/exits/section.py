@@ -21,7 +21,9 @@ class Counting(Section):
     validation: Count
     heldout: Count
     epochs: Count  # at most, of the backbone
-    lrs: Annotated[list[Positive], Field(min_length=1)] | None = None  # of the backbone; None: those of `backbone_lrs`
+    lrs: Annotated[list[Positive], Field(min_length=1)] | None = (
+        None  # of the backbone; None: those of `backbone_lrs`
+    )
     seed: Seed
 
 
@@ -49,7 +51,9 @@ class Exits(BranchTraining, PaperSection):
     name = "exits"
     within = {"batch_size": "train"}  # noqa: RUF012 (a ClassVar)
     taken = (COUNTING,)
-    variants: Annotated[dict[str, Annotated[list[BranchName], Field(min_length=1)] | None], Field(min_length=1)]
+    variants: Annotated[
+        dict[str, Annotated[list[BranchName], Field(min_length=1)] | None], Field(min_length=1)
+    ]
     seeds: Count | None
     strategies: list[Strategy]
     placements: list[Depths]
@@ -76,12 +80,16 @@ class Exits(BranchTraining, PaperSection):
     @property
     def branch_training(self) -> BranchTraining:
         """The part that a job on a frozen backbone depends on."""
-        return BranchTraining.model_validate(self.model_dump(include=set(BranchTraining.model_fields)))
+        return BranchTraining.model_validate(
+            self.model_dump(include=set(BranchTraining.model_fields))
+        )
 
 
 SECTIONS = (Exits,)
 EXIT_WEIGHTS, EXIT_COSTS = "exits.safetensors", "costs.json"
-EXITS_IN_USE = "exits.json"  # beside the weights of a backbone's exits: those worth using, with their costs
+EXITS_IN_USE = (
+    "exits.json"  # beside the weights of a backbone's exits: those worth using, with their costs
+)
 LAST_EXIT = "final"  # the model's own head, beside the names of the branches
 
 

@@ -13,52 +13,122 @@ from pipeline.report.tables import ABSENT, NONE, NOT_RUN, cell_text, count_seeds
 
 CLASSIFIER_WISE, WITHOUT_EXITS = "classifier_wise", "without exits"
 STRATEGIES = {"end_to_end": "end-to-end", "layer_wise": "layer-wise"}
-LABELS = {"mlp": "MLP-EE", "cnn_ignore": "CNN-Ignore-EE", "cnn_add": "CNN-Add-EE", "cnn_project": "CNN-Project-EE", "vit": "ViT-EE",
-          "mixer": "MLP-Mixer-EE", "resmlp": "ResMLP-EE"}  # fmt: skip
-DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist": "Fashion-MNIST", COUNTING: "counting MAE"}
-NUMBERS = ["dataset", "model", "strategy", "architecture", "exit", "metric", "mean", "std", "n", "flops"]
+LABELS = {
+    "mlp": "MLP-EE",
+    "cnn_ignore": "CNN-Ignore-EE",
+    "cnn_add": "CNN-Add-EE",
+    "cnn_project": "CNN-Project-EE",
+    "vit": "ViT-EE",
+    "mixer": "MLP-Mixer-EE",
+    "resmlp": "ResMLP-EE",
+}
+DATA = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "fashion_mnist": "Fashion-MNIST",
+    COUNTING: "counting MAE",
+}
+NUMBERS = [
+    "dataset",
+    "model",
+    "strategy",
+    "architecture",
+    "exit",
+    "metric",
+    "mean",
+    "std",
+    "n",
+    "flops",
+]
 
 # Multi-exit ViT, Table I: accuracy in %, of crowd counting (DISCO) the mean absolute error; early exit after layer 6, final exit
 TABLE1: dict[str, dict[str, tuple[float, ...]]] = {
     "cifar10": {
-        "mlp": (94.90, 96.73), "cnn_ignore": (95.95, 97.10), "cnn_add": (94.94, 96.87), "cnn_project": (94.66, 96.80),
-        "vit": (95.89, 96.99), "mixer": (95.78, 97.07), "resmlp": (95.44, 97.35),
+        "mlp": (94.90, 96.73),
+        "cnn_ignore": (95.95, 97.10),
+        "cnn_add": (94.94, 96.87),
+        "cnn_project": (94.66, 96.80),
+        "vit": (95.89, 96.99),
+        "mixer": (95.78, 97.07),
+        "resmlp": (95.44, 97.35),
     },
     "cifar100": {
-        "mlp": (81.12, 87.45), "cnn_ignore": (77.97, 85.90), "cnn_add": (75.75, 86.96), "cnn_project": (77.95, 86.89),
-        "vit": (85.23, 89.44), "mixer": (81.72, 87.53), "resmlp": (82.41, 87.57),
+        "mlp": (81.12, 87.45),
+        "cnn_ignore": (77.97, 85.90),
+        "cnn_add": (75.75, 86.96),
+        "cnn_project": (77.95, 86.89),
+        "vit": (85.23, 89.44),
+        "mixer": (81.72, 87.53),
+        "resmlp": (82.41, 87.57),
     },
     "fashion_mnist": {
-        "mlp": (94.47, 94.85), "cnn_ignore": (94.43, 94.67), "cnn_add": (94.22, 94.77), "cnn_project": (94.33, 94.69),
-        "vit": (94.39, 94.84), "mixer": (94.41, 94.88), "resmlp": (94.38, 94.95),
+        "mlp": (94.47, 94.85),
+        "cnn_ignore": (94.43, 94.67),
+        "cnn_add": (94.22, 94.77),
+        "cnn_project": (94.33, 94.69),
+        "vit": (94.39, 94.84),
+        "mixer": (94.41, 94.88),
+        "resmlp": (94.38, 94.95),
     },
     COUNTING: {
-        "mlp": (11.04, 10.72), "cnn_ignore": (21.88, 11.09), "cnn_add": (18.46, 11.24), "cnn_project": (18.23, 11.29),
-        "vit": (11.06, 11.01), "mixer": (13.03, 10.93), "resmlp": (16.99, 11.36),
+        "mlp": (11.04, 10.72),
+        "cnn_ignore": (21.88, 11.09),
+        "cnn_add": (18.46, 11.24),
+        "cnn_project": (18.23, 11.29),
+        "vit": (11.06, 11.01),
+        "mixer": (13.03, 10.93),
+        "resmlp": (16.99, 11.36),
     },
-}  # fmt: skip
+}
 # Table II: early exits after layers 3, 6 and 9, final exit
 TABLE2: dict[str, dict[str, tuple[float, ...]]] = {
     "cifar10": {
-        "mlp": (87.21, 94.48, 95.64, 96.19), "cnn_ignore": (91.44, 95.68, 96.55, 96.56), "cnn_add": (90.27, 95.63, 96.80, 96.94),
-        "cnn_project": (91.19, 95.77, 96.81, 96.99), "vit": (92.35, 96.01, 97.25, 97.33), "mixer": (91.16, 95.99, 96.96, 96.99),
+        "mlp": (87.21, 94.48, 95.64, 96.19),
+        "cnn_ignore": (91.44, 95.68, 96.55, 96.56),
+        "cnn_add": (90.27, 95.63, 96.80, 96.94),
+        "cnn_project": (91.19, 95.77, 96.81, 96.99),
+        "vit": (92.35, 96.01, 97.25, 97.33),
+        "mixer": (91.16, 95.99, 96.96, 96.99),
         "resmlp": (92.53, 95.87, 96.76, 96.86),
     },
     "cifar100": {
-        "mlp": (61.00, 79.83, 84.42, 86.46), "cnn_ignore": (65.08, 79.35, 84.74, 86.32), "cnn_add": (62.66, 78.86, 85.11, 87.01),
-        "cnn_project": (64.26, 78.63, 84.47, 86.19), "vit": (74.73, 84.31, 87.43, 87.88), "mixer": (66.24, 81.84, 86.68, 87.29),
+        "mlp": (61.00, 79.83, 84.42, 86.46),
+        "cnn_ignore": (65.08, 79.35, 84.74, 86.32),
+        "cnn_add": (62.66, 78.86, 85.11, 87.01),
+        "cnn_project": (64.26, 78.63, 84.47, 86.19),
+        "vit": (74.73, 84.31, 87.43, 87.88),
+        "mixer": (66.24, 81.84, 86.68, 87.29),
         "resmlp": (70.45, 82.61, 87.36, 87.85),
     },
     COUNTING: {
-        "mlp": (13.77, 11.54, 11.55, 11.44), "cnn_ignore": (20.99, 23.65, 20.88, 11.42), "cnn_add": (18.33, 19.25, 18.92, 11.77),
-        "cnn_project": (21.25, 21.46, 17.99, 11.49), "vit": (12.76, 11.27, 11.59, 11.18), "mixer": (12.24, 13.95, 15.29, 11.46),
+        "mlp": (13.77, 11.54, 11.55, 11.44),
+        "cnn_ignore": (20.99, 23.65, 20.88, 11.42),
+        "cnn_add": (18.33, 19.25, 18.92, 11.77),
+        "cnn_project": (21.25, 21.46, 17.99, 11.49),
+        "vit": (12.76, 11.27, 11.59, 11.18),
+        "mixer": (12.24, 13.95, 15.29, 11.46),
         "resmlp": (14.15, 14.71, 17.05, 11.09),
     },
-}  # fmt: skip
-WITHOUT = {"cifar10": 98.31, "cifar100": 91.24, "fashion_mnist": 95.00, COUNTING: 11.07}  # section IV-B, backbones without exits
+}
+WITHOUT = {
+    "cifar10": 98.31,
+    "cifar100": 91.24,
+    "fashion_mnist": 95.00,
+    COUNTING: 11.07,
+}  # section IV-B, backbones without exits
 # Table I, last column: "FLOPS", which are 10^9 multiply-adds, up to and including the branch after layer 6
-FLOPS = {"mlp": 28.04, "cnn_ignore": 28.10, "cnn_add": 28.10, "cnn_project": 28.16, "vit": 32.65, "mixer": 31.11, "resmlp": 31.02}
-LAYER_WISE = {"cifar10": {"cnn_ignore": 95.97}}  # section IV-B, after layer 6: the one figure the paper gives of this strategy
+FLOPS = {
+    "mlp": 28.04,
+    "cnn_ignore": 28.10,
+    "cnn_add": 28.10,
+    "cnn_project": 28.16,
+    "vit": 32.65,
+    "mixer": 31.11,
+    "resmlp": 31.02,
+}
+LAYER_WISE = {
+    "cifar10": {"cnn_ignore": 95.97}
+}  # section IV-B, after layer 6: the one figure the paper gives of this strategy
 
 
 class Form(NamedTuple):
@@ -86,7 +156,9 @@ def exit_numbers(exits: pd.DataFrame, form: Form) -> pd.DataFrame:
         form: whose placement counts; models without exits belong to every table.
     """
     placements = ["-".join(map(str, form.depths)), NONE]
-    rows = exits[exits["strategy"].isin(STRATEGIES) & exits["placement"].astype(str).isin(placements)]
+    rows = exits[
+        exits["strategy"].isin(STRATEGIES) & exits["placement"].astype(str).isin(placements)
+    ]
     counted = rows["dataset"] == COUNTING
     rows = rows.assign(
         exit=("Early@" + rows["depth"].astype(str)).where(rows["branch"] != LAST_EXIT, "Final"),
@@ -94,35 +166,61 @@ def exit_numbers(exits: pd.DataFrame, form: Form) -> pd.DataFrame:
         value=rows["accuracy"].where(~counted, rows["mae"]),
     )
     found = rows.groupby(NUMBERS[:6], sort=False).agg(
-        mean=("value", "mean"), std=("value", "std"), n=("seed", "nunique"), flops=("flops", "first")
+        mean=("value", "mean"),
+        std=("value", "std"),
+        n=("seed", "nunique"),
+        flops=("flops", "first"),
     )
     return found.reset_index()[NUMBERS].round({"mean": 6, "std": 6})
 
 
 def exit_table(numbers: pd.DataFrame, form: Form) -> pd.DataFrame:
     """A table in the paper's form, in per cent: our rows, then the published ones."""
-    own = [name for name in dict.fromkeys(numbers["dataset"]) if name not in (*form.published, COUNTING)]
+    own = [
+        name
+        for name in dict.fromkeys(numbers["dataset"])
+        if name not in (*form.published, COUNTING)
+    ]
     data = {name: DATA.get(name, name) for name in [*own, *form.published]}
-    cells = {(row.strategy, row.architecture, row.dataset, row.exit): row for row in numbers.itertuples()}
+    cells = {
+        (row.strategy, row.architecture, row.dataset, row.exit): row for row in numbers.itertuples()
+    }
     source = f"ours, {', '.join(dict.fromkeys(numbers['model']))}" if len(numbers) else "ours"
 
     def ours(strategy: str, architecture: str) -> dict[str, str]:
         row = {}
         for name in data:
             for exit in form.exits:
-                cell, factor = cells.get((strategy, architecture, name, exit)), 1 if name == COUNTING else 100
-                row[f"{data[name]} {exit}"] = cell_text(factor * cell.mean, factor * cell.std) if cell else NOT_RUN
+                cell, factor = (
+                    cells.get((strategy, architecture, name, exit)),
+                    1 if name == COUNTING else 100,
+                )
+                row[f"{data[name]} {exit}"] = (
+                    cell_text(factor * cell.mean, factor * cell.std) if cell else NOT_RUN
+                )
                 if architecture == NONE and exit != "Final":
                     row[f"{data[name]} {exit}"] = ABSENT
         return row | {"multiply-adds (G)": _multiply_adds(numbers, strategy, architecture)}
 
     head = {"source": source, "strategy": STRATEGIES["end_to_end"]}
     rows = [{**head, "branch": LABELS[kind], **ours("end_to_end", kind)} for kind in LABELS]
-    rows.append({"source": source, "strategy": ABSENT, "branch": WITHOUT_EXITS, **ours("end_to_end", NONE)})
+    rows.append(
+        {"source": source, "strategy": ABSENT, "branch": WITHOUT_EXITS, **ours("end_to_end", NONE)}
+    )
     stepwise = set(numbers.loc[numbers["strategy"] == "layer_wise", "architecture"])
     head["strategy"] = STRATEGIES["layer_wise"]
-    rows += [{**head, "branch": LABELS[kind], **ours("layer_wise", kind)} for kind in LABELS if kind in stepwise]
-    columns = ["source", "strategy", "branch", *(f"{name} {exit}" for name in data.values() for exit in form.exits), "multiply-adds (G)"]
+    rows += [
+        {**head, "branch": LABELS[kind], **ours("layer_wise", kind)}
+        for kind in LABELS
+        if kind in stepwise
+    ]
+    columns = [
+        "source",
+        "strategy",
+        "branch",
+        *(f"{name} {exit}" for name in data.values() for exit in form.exits),
+        "multiply-adds (G)",
+    ]
     return pd.DataFrame(rows + published_rows(form), columns=columns).fillna(ABSENT)
 
 
@@ -142,8 +240,13 @@ def published_rows(form: Form) -> list[dict[str, str]]:
     for kind, name in LABELS.items():
         row = source | {"strategy": STRATEGIES["end_to_end"], "branch": name}
         for data, figures in form.published.items():
-            row |= {f"{DATA[data]} {exit}": f"{figure:.2f}" for exit, figure in zip(form.exits, figures[kind], strict=True)}
-        rows.append(row | ({"multiply-adds (G)": f"{FLOPS[kind]:.2f}"} if form.published is TABLE1 else {}))
+            row |= {
+                f"{DATA[data]} {exit}": f"{figure:.2f}"
+                for exit, figure in zip(form.exits, figures[kind], strict=True)
+            }
+        rows.append(
+            row | ({"multiply-adds (G)": f"{FLOPS[kind]:.2f}"} if form.published is TABLE1 else {})
+        )
     row = source | {"strategy": ABSENT, "branch": WITHOUT_EXITS}
     rows.append(row | {f"{DATA[data]} Final": f"{WITHOUT[data]:.2f}" for data in form.published})
     for data, alone in LAYER_WISE.items() if form.published is TABLE1 else ():
@@ -155,7 +258,10 @@ def published_rows(form: Form) -> list[dict[str, str]]:
 
 def exit_caption(numbers: pd.DataFrame, form: Form) -> str:
     """What the numbers of a table are."""
-    seeds = "; ".join(f"{name}: {count_seeds(numbers[numbers['strategy'] == key])}" for key, name in STRATEGIES.items())
+    seeds = "; ".join(
+        f"{name}: {count_seeds(numbers[numbers['strategy'] == key])}"
+        for key, name in STRATEGIES.items()
+    )
     ours = f"data {', '.join(dict.fromkeys(numbers['dataset']))}; mean ± standard deviation over seeds ({seeds})"
     return (
         f"Multi-exit ViT, Table {form.number}: exits after layer {', '.join(map(str, form.depths))}, trained with the model. Accuracy in "

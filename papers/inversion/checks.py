@@ -10,7 +10,12 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Limit, at_most
 from pipeline.errors import UserError, accepted, said
 
-MIXERS = ("mixer_", "gmixer_", "resmlp_", "gmlp_")  # how timm's names of models without a position embedding begin
+MIXERS = (
+    "mixer_",
+    "gmixer_",
+    "resmlp_",
+    "gmlp_",
+)  # how timm's names of models without a position embedding begin
 
 
 def check(params: Params, file: str) -> Iterator[str]:
@@ -21,22 +26,41 @@ def check(params: Params, file: str) -> Iterator[str]:
         yield f"{file}: inversion.families: found {params.model!r}, accepted: another name for a model that is not the chosen one"
     for name, family in presets.items():
         if "in_chans" in options.families[name].kwargs:  # else they are the chosen model's
-            yield from said(params.dataset_preset.check_channels, family, f"inversion.families.{name}", file)
+            yield from said(
+                params.dataset_preset.check_channels, family, f"inversion.families.{name}", file
+            )
     for key in ("ablations", "transplants"):
         for name in getattr(options, key):
             if name not in options.families:
                 yield f"{file}: inversion.{key}: found {name!r}, {accepted(name, options.families)}"
     for name, kinds in options.transplants.items():
-        if name in presets and presets[name].timm.startswith(MIXERS) and any("pos_embed" in parts for parts in kinds):
-            yield (f"{file}: inversion.transplants.{name}: found 'pos_embed', accepted: patch_embed, norm1 "
-                   f"({presets[name].timm} has no position embedding)")  # fmt: skip
+        if (
+            name in presets
+            and presets[name].timm.startswith(MIXERS)
+            and any("pos_embed" in parts for parts in kinds)
+        ):
+            yield (
+                f"{file}: inversion.transplants.{name}: found 'pos_embed', accepted: patch_embed, norm1 "
+                f"({presets[name].timm} has no position embedding)"
+            )
 
 
 def image_limits(params: Params, train: int, validation: int) -> list[Limit]:
     """What the numbers of images allow: the images inverted, and the trainings' batch size."""
     options = params.resolve(Inversion)
-    limits = [Limit("inversion.images", options.images, validation, f"{params.dataset!r} uses {validation} validation images")]
-    return [*limits, params.scratch_limit(Inversion, train)] if any(family.timm for family in options.families.values()) else limits
+    limits = [
+        Limit(
+            "inversion.images",
+            options.images,
+            validation,
+            f"{params.dataset!r} uses {validation} validation images",
+        )
+    ]
+    return (
+        [*limits, params.scratch_limit(Inversion, train)]
+        if any(family.timm for family in options.families.values())
+        else limits
+    )
 
 
 def layer_limits(params: Params, num_layers: int) -> list[Limit]:
@@ -55,10 +79,15 @@ def build(params: Params, backbone: Any) -> None:
     from pipeline.models.weights import create_backbone
 
     options, depths = params.resolve(Inversion), {params.model: len(backbone.blocks)}
-    made = [name for name, family in options.families.items() if family.timm] + [*options.ablations, *options.transplants]
+    made = [name for name, family in options.families.items() if family.timm] + [
+        *options.ablations,
+        *options.transplants,
+    ]
     for name in dict.fromkeys(made):
         try:
-            model = create_backbone(family_preset(params, name).model_copy(update={"init_std": None}), 1)
+            model = create_backbone(
+                family_preset(params, name).model_copy(update={"init_std": None}), 1
+            )
             depths[name] = RoutedModel(model).num_layers
             for parts in options.transplants.get(name, ()):
                 transplant(model, model, parts)
@@ -67,5 +96,10 @@ def build(params: Params, backbone: Any) -> None:
         except UserError as error:
             raise UserError(f"params.yaml: inversion, model {name}: {error}") from None
     least = min(depths.values())
-    at_most([Limit("inversion.depths", depth, least, "the layers of the smallest of its models") for depth in options.depths or ()],
-            "params.yaml")  # fmt: skip
+    at_most(
+        [
+            Limit("inversion.depths", depth, least, "the layers of the smallest of its models")
+            for depth in options.depths or ()
+        ],
+        "params.yaml",
+    )

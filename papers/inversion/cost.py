@@ -41,17 +41,39 @@ def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
             ablated[key] = count_variant(backbone, subject.preset, variant)
         return ablated[key]
 
-    trained = [subject for subject in subjects if subject.weights == TRAINED and not plan.is_own(subject.family)]
+    trained = [
+        subject
+        for subject in subjects
+        if subject.weights == TRAINED and not plan.is_own(subject.family)
+    ]
     trainings = [training_job(counted(subject), PLAIN, tuning, *sizes) for subject in trained]
     inversions = []
     for subject, optimiser, order in plan.inverted(subjects):
         model = counted(subject)
-        points = make_points(model.num_layers, options.depths, subject.alone(order), order, options.images, (options.seed, subject.seed))
-        inversions.append(inversion_job(model, points.routes.numpy(), options, options.optimisers[optimiser]))
+        points = make_points(
+            model.num_layers,
+            options.depths,
+            subject.alone(order),
+            order,
+            options.images,
+            (options.seed, subject.seed),
+        )
+        inversions.append(
+            inversion_job(model, points.routes.numpy(), options, options.optimisers[optimiser])
+        )
     judged = plan.judged(subjects)
-    class_images = [class_images_job(counted(subject), classes, options.class_images, judge is not None) for subject, judge in judged]
-    rows = [Stage("inversion", "inversions", inversions), Stage("inversion", "class images", class_images)]
-    return [*([Stage("inversion", "trainings", trainings, tuning.threads)] if trainings else []), *rows]
+    class_images = [
+        class_images_job(counted(subject), classes, options.class_images, judge is not None)
+        for subject, judge in judged
+    ]
+    rows = [
+        Stage("inversion", "inversions", inversions),
+        Stage("inversion", "class images", class_images),
+    ]
+    return [
+        *([Stage("inversion", "trainings", trainings, tuning.threads)] if trainings else []),
+        *rows,
+    ]
 
 
 INPUT_STEP = 2  # one that changes the input alone
@@ -66,11 +88,17 @@ def states_work(model: Forward, routes: np.ndarray) -> list[Work]:
     """A pass to the states at the ends of routes (B, L), some of them empty, whose images are embedded and no more."""
     lengths = np.count_nonzero(routes != ENDED, axis=1)
     own, bare = routes[lengths > 0], int((lengths == 0).sum())
-    work = [route_work(model, len(own), len(own), lengths.sum() / len(own), count_calls(own))] if len(own) else []
+    work = (
+        [route_work(model, len(own), len(own), lengths.sum() / len(own), count_calls(own))]
+        if len(own)
+        else []
+    )
     return work + ([route_work(model, bare, bare, 0)] if bare else [])
 
 
-def inversion_job(model: Forward, routes: np.ndarray, options: InversionMeasure, descent: Descent) -> list[Work]:
+def inversion_job(
+    model: Forward, routes: np.ndarray, options: InversionMeasure, descent: Descent
+) -> list[Work]:
     """One model's inversions of states at the ends of routes (points x images, L), under all learning rates at once.
 
     The states to meet are read for the yardstick and for the descent, those of shifted images for the yardstick; a descent ends on
@@ -82,7 +110,11 @@ def inversion_job(model: Forward, routes: np.ndarray, options: InversionMeasure,
     return [embedded] * (3 + options.shifts) + read * (2 + options.shifts) + steps + tried
 
 
-def class_images_job(model: Forward, classes: int, options: ClassImages, judged: bool) -> list[Work]:
+def class_images_job(
+    model: Forward, classes: int, options: ClassImages, judged: bool
+) -> list[Work]:
     """One model's class-maximising inputs, which it rates in the end, and another model if they are judged."""
     step = route_work(model, classes, min(classes, options.batch_size), model.num_layers)
-    return [input_step(step)] * options.steps + [route_work(model, classes, classes, model.num_layers)] * (1 + judged)
+    return [input_step(step)] * options.steps + [
+        route_work(model, classes, classes, model.num_layers)
+    ] * (1 + judged)

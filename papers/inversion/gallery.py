@@ -29,7 +29,12 @@ class Gallery:
         rows = rows[rows["seed"] == first]
         found = []
         for row in rows.to_dict("records"):
-            found.append(({str(key): value for key, value in row.items()}, read_arrays(self.folder / row["file"])))
+            found.append(
+                (
+                    {str(key): value for key, value in row.items()},
+                    read_arrays(self.folder / row["file"]),
+                )
+            )
         return found
 
 

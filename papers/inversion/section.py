@@ -19,11 +19,15 @@ class Descent(Section):
     """How an input is found that gives a state: plain gradient descent, as in the source, or Adam."""
 
     method: Literal["gd", "adam"]
-    lrs: Annotated[list[Positive], Field(min_length=1)]  # tried beside each other; every image and point keeps the best
+    lrs: Annotated[
+        list[Positive], Field(min_length=1)
+    ]  # tried beside each other; every image and point keeps the best
     steps: Count
     schedule: Literal["constant", "cosine"] = "constant"  # cosine: to 0
     blur: NonNegative = 0.0  # sigma of a 3x3 Gaussian blur after every step, in pixels; 0: none
-    total_variation: NonNegative = 0.0  # weight of the mean absolute difference of neighbouring pixels; 0: none
+    total_variation: NonNegative = (
+        0.0  # weight of the mean absolute difference of neighbouring pixels; 0: none
+    )
 
 
 class ClassImages(Section):
@@ -52,7 +56,9 @@ class Family(Section):
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         if self.timm is None and (self.kwargs or self.init_std):
-            raise ValueError("timm\nnull\na timm model, or no keys for the chosen model and its starting weights")
+            raise ValueError(
+                "timm\nnull\na timm model, or no keys for the chosen model and its starting weights"
+            )
         return self
 
 
@@ -81,9 +87,14 @@ class Inversion(InversionMeasure, PaperSection):
     taken = (TRAINED,)
     merged = ("training", "class_images")
     seeds: Count | None
-    families: Annotated[dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")], Family], Field(min_length=1)]
+    families: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")], Family], Field(min_length=1)
+    ]
     training: dict[str, Any]
-    optimisers: Annotated[dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")], Descent], Field(min_length=1)]
+    optimisers: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")], Descent],
+        Field(min_length=1),
+    ]
     ablations: dict[str, list[Annotated[list[Part], Field(min_length=1)]]]
     transplants: dict[str, list[Annotated[list[Transplant], Field(min_length=1)]]]
     variants: list[str]

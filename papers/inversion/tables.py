@@ -27,7 +27,12 @@ def inversion_numbers(rows: pd.DataFrame) -> pd.DataFrame:
             seeds = group.groupby("seed")[column].mean()
             row |= {column: seeds.mean(), f"{column}_std": seeds.std()}
         commonest = group["verdict"].value_counts()
-        row |= {"verdict": commonest.index[0], "count": commonest.iloc[0], "n": len(group), "seeds": group["seed"].nunique()}
+        row |= {
+            "verdict": commonest.index[0],
+            "count": commonest.iloc[0],
+            "n": len(group),
+            "seeds": group["seed"].nunique(),
+        }
         found.append(row)
     return pd.DataFrame(found).round(6)
 
@@ -44,23 +49,45 @@ def name_point(point: str) -> str:
 
 def name_model(weights: str, edit: str, order: str) -> str:
     """Weights, edit and order in words: "trained, without attention"."""
-    edit = edit.replace("pos_embed", "position embedding").replace("patch_embed", "patch embedding").replace("norm1", "first norm")
-    parts = [label(weights), *([edit.replace("+", " and ").replace("with ", "with trained ")] if edit != NO_EDIT else [])]
+    edit = (
+        edit.replace("pos_embed", "position embedding")
+        .replace("patch_embed", "patch embedding")
+        .replace("norm1", "first norm")
+    )
+    parts = [
+        label(weights),
+        *(
+            [edit.replace("+", " and ").replace("with ", "with trained ")]
+            if edit != NO_EDIT
+            else []
+        ),
+    ]
     return ", ".join([*parts, *([f"{order} order"] if order != "sequential" else [])])
 
 
 def verdict_table(numbers: pd.DataFrame) -> pd.DataFrame:
     """What is known of every layer, a row a model and point."""
-    return pd.DataFrame([
-        {"model": row.family, "weights": name_model(str(row.weights), str(row.edit), str(row.order)), "point": name_point(str(row.point)),
-         "optimiser": OPTIMISERS.get(str(row.optimiser), str(row.optimiser)), "embedding / yardstick": f"{row.embedding_ratio:.3f}",
-         "input / yardstick": f"{row.input_ratio:.2f}", "tokens / yardstick": f"{row.token_ratio:.2f}",
-         "pixel correlation": f"{row.pixel_correlation:.3f}",
-         "verdict": f"{row.verdict} ({row.count}/{row.n})"} for row in numbers.itertuples()
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {
+                "model": row.family,
+                "weights": name_model(str(row.weights), str(row.edit), str(row.order)),
+                "point": name_point(str(row.point)),
+                "optimiser": OPTIMISERS.get(str(row.optimiser), str(row.optimiser)),
+                "embedding / yardstick": f"{row.embedding_ratio:.3f}",
+                "input / yardstick": f"{row.input_ratio:.2f}",
+                "tokens / yardstick": f"{row.token_ratio:.2f}",
+                "pixel correlation": f"{row.pixel_correlation:.3f}",
+                "verdict": f"{row.verdict} ({row.count}/{row.n})",
+            }
+            for row in numbers.itertuples()
+        ]
+    )
 
 
-def write_inversion_table(rows: pd.DataFrame, folder: Path, about: dict[str, Any]) -> dict[str, str]:
+def write_inversion_table(
+    rows: pd.DataFrame, folder: Path, about: dict[str, Any]
+) -> dict[str, str]:
     """Write inversion_table: csv, md and tex.
 
     Args:
@@ -89,4 +116,6 @@ def write_inversion_table(rows: pd.DataFrame, folder: Path, about: dict[str, Any
 
 def write(results: Results, params: Params) -> dict[str, str]:
     """Write the table of inverted points from the result files. Returns captions by title."""
-    return write_inversion_table(results.table("inversion"), results.folder, results.read("inversion"))
+    return write_inversion_table(
+        results.table("inversion"), results.folder, results.read("inversion")
+    )

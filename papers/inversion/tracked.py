@@ -22,4 +22,8 @@ def images() -> Iterator[tuple[str, int, np.ndarray]]:
             if point == PATCHES or point.startswith(FIRST):
                 pair = [picture_of(each[0]) for each in (arrays["originals"], found)]
                 step = 0 if point == PATCHES else int(point.removeprefix(FIRST))
-                yield f"{keys['family']} {keys['weights']} {keys['optimiser']}", step, (255 * np.hstack(pair)).round().astype(np.uint8)
+                yield (
+                    f"{keys['family']} {keys['weights']} {keys['optimiser']}",
+                    step,
+                    (255 * np.hstack(pair)).round().astype(np.uint8),
+                )

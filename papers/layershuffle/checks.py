@@ -11,20 +11,35 @@ from pipeline.errors import said
 def check(params: Params, file: str) -> Iterator[str]:
     """UMAP needs more images than neighbours."""
     options = params.resolve(Analysis)
-    limit = Limit("analysis.neighbors", options.neighbors, options.images - 1, f"{options.images} images are analysed")
+    limit = Limit(
+        "analysis.neighbors",
+        options.neighbors,
+        options.images - 1,
+        f"{options.images} images are analysed",
+    )
     yield from said(at_most, [limit], file)
 
 
 def image_limits(params: Params, train: int, validation: int) -> list[Limit]:
     """What the number of images allows: that of the images analysed."""
     return [
-        Limit("analysis.images", params.resolve(Analysis).images, validation, f"{params.dataset!r} uses {validation} validation images")
+        Limit(
+            "analysis.images",
+            params.resolve(Analysis).images,
+            validation,
+            f"{params.dataset!r} uses {validation} validation images",
+        )
     ]
 
 
 def layer_limits(params: Params, num_layers: int) -> list[Limit]:
     """What the number of layers allows: those kept, and the layer analysed, which every analysed model must have."""
     why, options = f"model {params.model!r} has {num_layers} layers", params.resolve(Analysis)
-    depths = [num_layers, *(params.all_variants[name].layers or num_layers for name in options.variants)]
-    limits = [Limit("prune_eval.keep", keep, num_layers, why) for keep in params.resolve(PruneEval).keep]
+    depths = [
+        num_layers,
+        *(params.all_variants[name].layers or num_layers for name in options.variants),
+    ]
+    limits = [
+        Limit("prune_eval.keep", keep, num_layers, why) for keep in params.resolve(PruneEval).keep
+    ]
     return limits + [Limit("analysis.layer", options.layer, depth - 1, why) for depth in depths]

@@ -11,7 +11,12 @@ from pipeline.config.sections import Finetune
 from pipeline.report.evaluations import label
 from pipeline.report.figures import Figures, colours_by_depth
 
-SHOWN = {"baseline": "baseline", "ls": "LayerShuffle", "ls_pos": "LayerShuffle-position", "ls_pred": "LayerShuffle-predict"}
+SHOWN = {
+    "baseline": "baseline",
+    "ls": "LayerShuffle",
+    "ls_pos": "LayerShuffle-position",
+    "ls_pred": "LayerShuffle-predict",
+}
 ROUTES_SHOWN = 6
 DARK = 0.6  # share of the layers whose colour needs white letters
 WIDTH, HEIGHT, STEP = 0.72, 0.62, 1.0
@@ -41,28 +46,59 @@ def _row(axis: Axes, route: list[int], num_layers: int, told: bool, asked: bool)
     for depth, layer in enumerate(route):
         left = depth * STEP
         axis.add_patch(Rectangle((left, 0), WIDTH, HEIGHT, facecolor=colours[layer], linewidth=0))
-        axis.text(left + WIDTH / 2, HEIGHT / 2, str(layer + 1), ha="center", va="center", fontsize=6,
-                  color="white" if layer < num_layers * DARK else "black")  # fmt: skip
+        axis.text(
+            left + WIDTH / 2,
+            HEIGHT / 2,
+            str(layer + 1),
+            ha="center",
+            va="center",
+            fontsize=6,
+            color="white" if layer < num_layers * DARK else "black",
+        )
         _arrow(axis, (left - STEP + WIDTH, HEIGHT / 2), (left, HEIGHT / 2))
         if told:
-            axis.text(left + WIDTH / 2, -0.72, str(depth + 1), ha="center", va="center", fontsize=5.5)
+            axis.text(
+                left + WIDTH / 2, -0.72, str(depth + 1), ha="center", va="center", fontsize=5.5
+            )
             _arrow(axis, (left + WIDTH / 2, -0.5), (left + WIDTH / 2, 0))
         if asked:
-            axis.text(left + WIDTH / 2, HEIGHT + 0.72, str(depth + 1), ha="center", va="center", fontsize=5.5)
+            axis.text(
+                left + WIDTH / 2,
+                HEIGHT + 0.72,
+                str(depth + 1),
+                ha="center",
+                va="center",
+                fontsize=5.5,
+            )
             _arrow(axis, (left + WIDTH / 2, HEIGHT), (left + WIDTH / 2, HEIGHT + 0.5))
     end = len(route) * STEP
     _arrow(axis, (end - STEP + WIDTH, HEIGHT / 2), (end, HEIGHT / 2))
     for x, text, side in ((WIDTH - STEP - 0.05, "patches", "right"), (end + 0.05, "class", "left")):
         axis.text(x, HEIGHT / 2, text, ha=side, va="center", fontsize=6)
-    axis.set(xlim=(-1.9, end + 1.4), ylim=(-0.95 if told else -0.15, HEIGHT + (0.95 if asked else 0.15)))
+    axis.set(
+        xlim=(-1.9, end + 1.4), ylim=(-0.95 if told else -0.15, HEIGHT + (0.95 if asked else 0.15))
+    )
     axis.axis("off")
 
 
 def _arrow(axis: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    axis.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=4, linewidth=0.5, color="#555555", shrinkA=0, shrinkB=0))
+    axis.add_patch(
+        FancyArrowPatch(
+            start,
+            end,
+            arrowstyle="-|>",
+            mutation_scale=4,
+            linewidth=0.5,
+            color="#555555",
+            shrinkA=0,
+            shrinkB=0,
+        )
+    )
 
 
-def first_routes(params: Params, variant: str, num_layers: int, seed: int) -> tuple[str, list[list[int]]]:
+def first_routes(
+    params: Params, variant: str, num_layers: int, seed: int
+) -> tuple[str, list[list[int]]]:
     """What a training's routes are drawn for, and the first of them, as the training loop draws them."""
     route, options = params.all_variants[variant].route, params.resolve(Finetune, variant)
     steps = (generator("train", seed, 1, step) for step in range(ROUTES_SHOWN))
@@ -71,5 +107,7 @@ def first_routes(params: Params, variant: str, num_layers: int, seed: int) -> tu
     if isinstance(first, Latin):
         return "group of the batch", [list(map(int, each)) for each in first.routes[:ROUTES_SHOWN]]
     if isinstance(first, np.ndarray):
-        return "image", [[layer for layer in row if layer != ENDED] for row in first[:ROUTES_SHOWN].tolist()]
+        return "image", [
+            [layer for layer in row if layer != ENDED] for row in first[:ROUTES_SHOWN].tolist()
+        ]
     return "step", [layers_of(each) for each in drawn if isinstance(each, tuple)]

@@ -24,7 +24,11 @@ from pipeline.report.results import Results, read_arrays
 
 REFIT_MARKERS = "*Xpd"
 # What an order is drawn for: LS and LS-pred trained so
-FORMS = {"batch": ("ls_batch", "ls_pred_batch"), "sample": ("ls_sample", None), "Latin": ("ls", "ls_pred")}
+FORMS = {
+    "batch": ("ls_batch", "ls_pred_batch"),
+    "sample": ("ls_sample", None),
+    "Latin": ("ls", "ls_pred"),
+}
 ANALYSED = Path("outs/analysis")
 FIGURE_1 = ("ls", "layerdrop")  # and refit-k: the paper's lines, its method in front
 SHOWN = ("baseline", "layerdrop", "ls")  # in the figure of accuracy against disorder
@@ -36,12 +40,25 @@ class LayerShuffleFigures(Figures):
     def pruning(self, cells: pd.DataFrame, order: str, name: str) -> str:
         """Figures 1b and 1c: accuracy against layers kept, the paper's lines alone. Returns the caption."""
         figure, axes = self._figure(0.78)
-        shown = cells[(cells["order"] == order) & (cells["variant"].isin(FIGURE_1) | cells["variant"].str.startswith("refit"))]
+        shown = cells[
+            (cells["order"] == order)
+            & (cells["variant"].isin(FIGURE_1) | cells["variant"].str.startswith("refit"))
+        ]
         self._kept(axes[0, 0], shown, [variant for variant in FIGURE_1 if variant in self.colours])
         refits = shown[shown["variant"].str.startswith("refit")].sort_values("keep")
         if len(refits):
-            axes[0, 0].errorbar(refits["keep"], 100 * refits["mean"], 100 * refits["std"].fillna(0), color="#777777", marker="*",
-                                markersize=7, linestyle=":", capsize=2, label="refit-k", zorder=0)  # fmt: skip
+            axes[0, 0].errorbar(
+                refits["keep"],
+                100 * refits["mean"],
+                100 * refits["std"].fillna(0),
+                color="#777777",
+                marker="*",
+                markersize=7,
+                linestyle=":",
+                capsize=2,
+                label="refit-k",
+                zorder=0,
+            )
         axes[0, 0].set(xlabel="layers kept")
         legend_above(figure, handles_of(axes[0, 0]))
         self._save(figure, name)
@@ -74,18 +91,36 @@ class LayerShuffleFigures(Figures):
 
     def routes(self, params: Params, num_layers: int, name: str) -> str:
         """Which layer runs at which depth in the first steps of trainings, as figure 1a sketches it. Returns the caption."""
-        shown = [variant for variant in ("baseline", "ls", "layerdrop") if variant in params.all_variants]
+        shown = [
+            variant for variant in ("baseline", "ls", "layerdrop") if variant in params.all_variants
+        ]
         figure, axes = self._figure(0.62 * len(shown), nrows=len(shown), sharex=True)
         seed, colours = params.seeds[0], colours_by_depth(num_layers)
         for axis, variant in zip(axes[:, 0], shown, strict=True):
             what, rows = first_routes(params, variant, num_layers, seed)
             for row, route in enumerate(rows):
                 for depth, layer in enumerate(route):
-                    axis.add_patch(Rectangle((depth, row), 0.94, 0.9, facecolor=colours[layer], linewidth=0))
-                    axis.text(depth + 0.47, row + 0.48, layer + 1, ha="center", va="center", fontsize=5.5,
-                              color="white" if layer < num_layers * 0.6 else "black")  # fmt: skip
-            axis.set(xlim=(0, num_layers), ylim=(len(rows), 0), xticks=[], yticks=[0.45, len(rows) - 0.55], yticklabels=[1, len(rows)],
-                     title=label(variant), ylabel=what)  # fmt: skip
+                    axis.add_patch(
+                        Rectangle((depth, row), 0.94, 0.9, facecolor=colours[layer], linewidth=0)
+                    )
+                    axis.text(
+                        depth + 0.47,
+                        row + 0.48,
+                        layer + 1,
+                        ha="center",
+                        va="center",
+                        fontsize=5.5,
+                        color="white" if layer < num_layers * 0.6 else "black",
+                    )
+            axis.set(
+                xlim=(0, num_layers),
+                ylim=(len(rows), 0),
+                xticks=[],
+                yticks=[0.45, len(rows) - 0.55],
+                yticklabels=[1, len(rows)],
+                title=label(variant),
+                ylabel=what,
+            )
             axis.spines[:].set_visible(False)
         axes[-1, 0].set(xlabel="depth: input on the left, head on the right")
         self._save(figure, name)
@@ -98,25 +133,48 @@ class LayerShuffleFigures(Figures):
         """Lines of accuracy against layers kept, the first variant in front."""
         for behind, variant in enumerate(variants):
             line = cells[cells["variant"] == variant].sort_values("keep")
-            axis.errorbar(line["keep"], 100 * line["mean"], 100 * line["std"].fillna(0), color=self.colours[variant],
-                          marker=self.markers[variant], capsize=2, label=label(variant), zorder=2 + len(variants) - behind)  # fmt: skip
-        axis.set(ylabel="validation accuracy (%)", xticks=sorted(cells["keep"].unique()), ylim=(0, 100))
+            axis.errorbar(
+                line["keep"],
+                100 * line["mean"],
+                100 * line["std"].fillna(0),
+                color=self.colours[variant],
+                marker=self.markers[variant],
+                capsize=2,
+                label=label(variant),
+                zorder=2 + len(variants) - behind,
+            )
+        axis.set(
+            ylabel="validation accuracy (%)", xticks=sorted(cells["keep"].unique()), ylim=(0, 100)
+        )
         axis.grid(axis="y", linewidth=0.4, alpha=0.5)
 
-    def disorder(self, samplers: pd.DataFrame, variants: list[str], chance: float, name: str) -> str:
+    def disorder(
+        self, samplers: pd.DataFrame, variants: list[str], chance: float, name: str
+    ) -> str:
         """Accuracy against the Kendall tau distance from the original order. Returns the caption."""
         figure, axes = self._figure(0.78)
         axis: Axes = axes[0, 0]
         depth = int(samplers["length"].max())
-        exact = samplers["sampler"].str.startswith("swap ") | samplers["sampler"].isin(["reversed", f"fix_first {depth}"])
+        exact = samplers["sampler"].str.startswith("swap ") | samplers["sampler"].isin(
+            ["reversed", f"fix_first {depth}"]
+        )
         shown = samplers[samplers["variant"].isin(variants) & exact]
         for variant in variants:
             line = _over_seeds(shown[shown["variant"] == variant], "distance")
-            axis.errorbar(line.index, line["mean"], line["std"], color=self.colours[variant], marker=self.markers[variant], capsize=2,
-                          label=label(variant))  # fmt: skip
+            axis.errorbar(
+                line.index,
+                line["mean"],
+                line["std"],
+                color=self.colours[variant],
+                marker=self.markers[variant],
+                capsize=2,
+                label=label(variant),
+            )
         most = math.comb(depth, 2)
         axis.set(
-            xlabel="Kendall tau distance from the original order\n(swaps of neighbours)", ylabel="validation accuracy (%)", ylim=(0, 100)
+            xlabel="Kendall tau distance from the original order\n(swaps of neighbours)",
+            ylabel="validation accuracy (%)",
+            ylim=(0, 100),
         )
 
         def to_tau(distance: Any) -> Any:
@@ -125,7 +183,9 @@ class LayerShuffleFigures(Figures):
         def to_distance(tau: Any) -> Any:
             return (1 - tau) * most / 2
 
-        axis.secondary_xaxis("top", functions=(to_tau, to_distance)).set(xlabel="Kendall's tau", xticks=[1, 0.5, 0, -0.5, -1])
+        axis.secondary_xaxis("top", functions=(to_tau, to_distance)).set(
+            xlabel="Kendall's tau", xticks=[1, 0.5, 0, -0.5, -1]
+        )
         self._chance(axis, chance)
         axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         legend_above(figure, handles_of(axis))
@@ -141,17 +201,36 @@ class LayerShuffleFigures(Figures):
         axis: Axes = axes[0, 0]
         kinds = samplers["sampler"].str.extract(r"^fix_first (\d+)$")[0]
         shown = samplers[kinds.notna()].assign(k=kinds.dropna().astype(int))
-        refits = dict(zip((v for v in dict.fromkeys(shown["variant"]) if v not in self.colours), cycle(REFIT_MARKERS), strict=False))
+        refits = dict(
+            zip(
+                (v for v in dict.fromkeys(shown["variant"]) if v not in self.colours),
+                cycle(REFIT_MARKERS),
+                strict=False,
+            )
+        )
         for variant in [*(v for v in self.colours if v in set(shown["variant"])), *refits]:
             line, refit = _over_seeds(shown[shown["variant"] == variant], "k"), variant in refits
-            axis.errorbar(line.index, line["mean"], line["std"], label=label(variant), capsize=2, linestyle=":" if refit else "-",
-                          color="#777777" if refit else self.colours[variant],
-                          marker=refits[variant] if refit else self.markers[variant])  # fmt: skip
-        axis.set(xlabel="first layers kept in place, the rest shuffled", ylabel="validation accuracy (%)", ylim=(0, 100))
+            axis.errorbar(
+                line.index,
+                line["mean"],
+                line["std"],
+                label=label(variant),
+                capsize=2,
+                linestyle=":" if refit else "-",
+                color="#777777" if refit else self.colours[variant],
+                marker=refits[variant] if refit else self.markers[variant],
+            )
+        axis.set(
+            xlabel="first layers kept in place, the rest shuffled",
+            ylabel="validation accuracy (%)",
+            ylim=(0, 100),
+        )
         axis.set(xticks=sorted(shown["k"].unique()))
         self._chance(axis, chance)
         axis.grid(axis="y", linewidth=0.4, alpha=0.5)
-        axis.legend(ncols=2, loc="lower right", bbox_to_anchor=(1, 0.16), columnspacing=1, handlelength=1.6)
+        axis.legend(
+            ncols=2, loc="lower right", bbox_to_anchor=(1, 0.16), columnspacing=1, handlelength=1.6
+        )
         self._save(figure, name)
         return (
             f"The control: the first k layers run in their place and the others in a random order, one for every image; "
@@ -165,9 +244,22 @@ class LayerShuffleFigures(Figures):
         positions = arrays["positions"][:, layer] + 1
         plane = arrays["plane"]
         points = axis.scatter(
-            plane[:, 0], plane[:, 1], c=positions, cmap="viridis", s=5, linewidths=0, vmin=1, vmax=arrays["positions"].shape[1]
+            plane[:, 0],
+            plane[:, 1],
+            c=positions,
+            cmap="viridis",
+            s=5,
+            linewidths=0,
+            vmin=1,
+            vmax=arrays["positions"].shape[1],
         )
-        axis.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2", title=f"{title}, layer {layer + 1}")
+        axis.set(
+            xticks=[],
+            yticks=[],
+            xlabel="UMAP 1",
+            ylabel="UMAP 2",
+            title=f"{title}, layer {layer + 1}",
+        )
         figure.colorbar(points, label="position of the layer", shrink=0.9)
         self._save(figure, name)
         return (
@@ -185,18 +277,49 @@ class LayerShuffleFigures(Figures):
         grid = np.linspace(0, 1, 200)
         colours = colours_by_depth(num_layers)
         for layer in range(num_layers):
-            curves = np.stack([_density(norms[positions[:, layer] == p, layer], grid) for p in range(num_layers)])
+            curves = np.stack(
+                [_density(norms[positions[:, layer] == p, layer], grid) for p in range(num_layers)]
+            )
             curves *= 1.6 / max(curves.max(), 1e-9)
             for p in range(num_layers):
-                axis.fill_between(grid, -layer, curves[p] - layer, color=colours[p], alpha=0.08, linewidth=0, zorder=2 * layer)
-                axis.plot(grid, curves[p] - layer, color=colours[p], linewidth=0.8, zorder=2 * layer + 1)
-            means = np.array([norms[positions[:, layer] == p, layer].mean() for p in range(num_layers)])
+                axis.fill_between(
+                    grid,
+                    -layer,
+                    curves[p] - layer,
+                    color=colours[p],
+                    alpha=0.08,
+                    linewidth=0,
+                    zorder=2 * layer,
+                )
+                axis.plot(
+                    grid, curves[p] - layer, color=colours[p], linewidth=0.8, zorder=2 * layer + 1
+                )
+            means = np.array(
+                [norms[positions[:, layer] == p, layer].mean() for p in range(num_layers)]
+            )
             heights = 0.8 * (means - means.min()) / max(np.ptp(means), 1e-9)
-            axes[0, 1].plot(range(1, num_layers + 1), heights - layer, color="#777777", linewidth=0.6)
+            axes[0, 1].plot(
+                range(1, num_layers + 1), heights - layer, color="#777777", linewidth=0.6
+            )
             axes[0, 1].scatter(range(1, num_layers + 1), heights - layer, c=colours, s=6, zorder=3)
-            axes[0, 1].plot(layer + 1, heights[layer] - layer, "o", markersize=6, markerfacecolor="none", color=OKABE_ITO[4])
-        axis.set(yticks=-np.arange(num_layers), yticklabels=range(1, num_layers + 1), xlim=(0, 1), title="distributions")
-        axis.set(xlabel="norm of the contribution\n(of the layer's largest)", ylabel="layer (original place)")
+            axes[0, 1].plot(
+                layer + 1,
+                heights[layer] - layer,
+                "o",
+                markersize=6,
+                markerfacecolor="none",
+                color=OKABE_ITO[4],
+            )
+        axis.set(
+            yticks=-np.arange(num_layers),
+            yticklabels=range(1, num_layers + 1),
+            xlim=(0, 1),
+            title="distributions",
+        )
+        axis.set(
+            xlabel="norm of the contribution\n(of the layer's largest)",
+            ylabel="layer (original place)",
+        )
         axes[0, 1].set(xlabel="position of the layer", title="means", xlim=(0, num_layers + 1))
         figure.suptitle(title, fontsize=8)
         self._save(figure, name)
@@ -211,11 +334,26 @@ class LayerShuffleFigures(Figures):
         figure, axes = self._figure(1.15, nrows=2, sharex=True)
         for axis, order in zip(axes[:, 0], ("sequential", "arbitrary"), strict=True):
             for variant, history in histories.items():
-                curve = history.groupby("epoch")[f"validation/{order}/accuracy"].agg(["mean", "std"]) * 100
+                curve = (
+                    history.groupby("epoch")[f"validation/{order}/accuracy"].agg(["mean", "std"])
+                    * 100
+                )
                 refit = variant not in self.colours
-                marker = REFIT_MARKERS[list(histories).index(variant) % len(REFIT_MARKERS)] if refit else self.markers[variant]
-                axis.errorbar(curve.index, curve["mean"], curve["std"].fillna(0), label=label(variant), linestyle=":" if refit else "-",
-                              color="#777777" if refit else self.colours[variant], capsize=1.5, marker=marker)  # fmt: skip
+                marker = (
+                    REFIT_MARKERS[list(histories).index(variant) % len(REFIT_MARKERS)]
+                    if refit
+                    else self.markers[variant]
+                )
+                axis.errorbar(
+                    curve.index,
+                    curve["mean"],
+                    curve["std"].fillna(0),
+                    label=label(variant),
+                    linestyle=":" if refit else "-",
+                    color="#777777" if refit else self.colours[variant],
+                    capsize=1.5,
+                    marker=marker,
+                )
             axis.set(ylabel=f"accuracy (%),\n{order}", ylim=(0, 100))
             axis.grid(axis="y", linewidth=0.4, alpha=0.5)
             axis.xaxis.get_major_locator().set_params(integer=True)
@@ -236,19 +374,43 @@ class LayerShuffleFigures(Figures):
         for place, form in enumerate(forms):
             ls, ls_pred = FORMS[form]
             for axis, variant, order, column, shift, colour in (
-                (left, ls, "sequential", "accuracy", -0.12, OKABE_ITO[0]), (left, ls, "arbitrary", "accuracy", 0.12, OKABE_ITO[4]),
+                (left, ls, "sequential", "accuracy", -0.12, OKABE_ITO[0]),
+                (left, ls, "arbitrary", "accuracy", 0.12, OKABE_ITO[4]),
                 (right, ls_pred, "arbitrary", "position_accuracy", 0.0, OKABE_ITO[3]),
-            ):  # fmt: skip
+            ):
                 found = full[(full["variant"] == variant) & (full["order"] == order)]
                 if found.empty:
                     continue
                 values = 100 * found.groupby("seed")[column].mean()
-                axis.plot(np.full(len(values), place + shift), values, "o", color=colour, markersize=2.5, alpha=0.6)
-                axis.errorbar(place + shift + 0.08, values.mean(), values.std(), color=colour, marker="_", capsize=2,
-                              label=order if place == 0 and axis is left else None)  # fmt: skip
+                axis.plot(
+                    np.full(len(values), place + shift),
+                    values,
+                    "o",
+                    color=colour,
+                    markersize=2.5,
+                    alpha=0.6,
+                )
+                axis.errorbar(
+                    place + shift + 0.08,
+                    values.mean(),
+                    values.std(),
+                    color=colour,
+                    marker="_",
+                    capsize=2,
+                    label=order if place == 0 and axis is left else None,
+                )
         for axis, title in ((left, "LS"), (right, "LS-pred")):
-            there = [place for place in range(len(forms)) if axis is left or FORMS[forms[place]][1] in set(full["variant"])]
-            axis.set(xticks=there, xticklabels=[forms[place] for place in there], xlim=(-0.5, len(forms) - 0.5), title=title)
+            there = [
+                place
+                for place in range(len(forms))
+                if axis is left or FORMS[forms[place]][1] in set(full["variant"])
+            ]
+            axis.set(
+                xticks=there,
+                xticklabels=[forms[place] for place in there],
+                xlim=(-0.5, len(forms) - 0.5),
+                title=title,
+            )
             axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         left.set(ylabel="validation accuracy (%)", xlabel="an order is drawn for")
         right.set(ylabel="positions named (%)", ylim=(0, 104))
@@ -279,20 +441,30 @@ def _density(values: np.ndarray, grid: np.ndarray) -> np.ndarray:
 
 def draw(results: Results, params: Params) -> dict[str, str]:
     """Draw the figures of the paper, the controls and the training curves. Returns captions by title."""
-    figures = LayerShuffleFigures(results.folder / "figures", params.resolve(PaperFigures), list(params.all_variants))
+    figures = LayerShuffleFigures(
+        results.folder / "figures", params.resolve(PaperFigures), list(params.all_variants)
+    )
     cells = summarise(results.table("prune_eval"))
-    captions = {f"Figure 1{part}": figures.pruning(cells, order, f"figure_1{part}") for part, order in zip("bc", ORDERS, strict=True)}
+    captions = {
+        f"Figure 1{part}": figures.pruning(cells, order, f"figure_1{part}")
+        for part, order in zip("bc", ORDERS, strict=True)
+    }
     captions["Layers kept, every variant"] = figures.pruning_of_all(cells, "pruning")
     captions["Approaches"] = approaches(figures, params, int(cells["keep"].max()), "approaches")
     captions["Routes"] = figures.routes(params, int(cells["keep"].max()), "routes")
     layer, compared = results.read("analysis")["layer"], params.resolve(Analysis).variants[0]
-    for (a, c), name, seed in (("ac", PRETRAINED, params.starts[0]), ("bd", compared, params.seeds[0])):
+    for (a, c), name, seed in (
+        ("ac", PRETRAINED, params.starts[0]),
+        ("bd", compared, params.seeds[0]),
+    ):
         title = "starting weights" if name == PRETRAINED else f"refined with {label(name)}"
         arrays = read_arrays(ANALYSED / f"{name}_seed_{seed}.npz")
         captions[f"Figure 4{a}"] = figures.umap(arrays, layer, f"figure_4{a}", title)
         captions[f"Figure 4{c}"] = figures.ridges(arrays, f"figure_4{c}", title)
     samplers = results.table("samplers")
-    kinds = samplers["sampler"].str.split(" ").str[0] if len(samplers) else pd.Series(dtype=str)  # `prune_eval.samplers` may be empty
+    kinds = (
+        samplers["sampler"].str.split(" ").str[0] if len(samplers) else pd.Series(dtype=str)
+    )  # `prune_eval.samplers` may be empty
     if kinds.isin(["swap", "reversed"]).any():
         shown = [variant for variant in SHOWN if variant in params.all_variants]
         captions["Distance"] = figures.disorder(samplers, shown, results.chance, "distance")
@@ -300,7 +472,13 @@ def draw(results: Results, params: Params) -> dict[str, str]:
         captions["First layers"] = figures.first_layers(samplers, results.chance, "first_layers")
     forms = [form for form, names in FORMS.items() if set(names) & set(params.all_variants)]
     if "ls" in results.cell["latin"] and len(forms) > 1:
-        captions["Forms of routes"] = figures.forms(results.table("prune_eval"), forms, "order_forms")
-    histories = {variant: results.table(f"finetune/{variant}") for variant in params.all_variants if variant not in CONTROLS}
+        captions["Forms of routes"] = figures.forms(
+            results.table("prune_eval"), forms, "order_forms"
+        )
+    histories = {
+        variant: results.table(f"finetune/{variant}")
+        for variant in params.all_variants
+        if variant not in CONTROLS
+    }
     captions["Training curves"] = figures.training_curves(histories, "training_curves")
     return captions

@@ -15,7 +15,10 @@ from pipeline.report.evaluations import CONTROLS, label
 from pipeline.report.ledger import CELLS
 from pipeline.report.tables import NOT_RUN, cell_text, write_table
 
-TABLE, LEDGER = "results/table1.csv", "results/claims.json"  # of one stage, so they are about the same cell
+TABLE, LEDGER = (
+    "results/table1.csv",
+    "results/claims.json",
+)  # of one stage, so they are about the same cell
 WORKSPACE = "workspace"
 CELL = ["dataset", "model", "scale"]
 
@@ -36,8 +39,12 @@ def experiments() -> dict[str, str]:
         raise UserError(f"DVC cannot list the experiments: {error}") from None
     names = {rev: name for group in listed.values() for name, rev in group}
     if not names:
-        raise UserError("no experiments to collect: `dvc exp run --queue` and `dvc queue start` make some; results/grid.* stay as they are")
-    newest_first = subprocess.run(["git", "rev-list", "--no-walk=sorted", *names], capture_output=True, text=True, check=True)
+        raise UserError(
+            "no experiments to collect: `dvc exp run --queue` and `dvc queue start` make some; results/grid.* stay as they are"
+        )
+    newest_first = subprocess.run(
+        ["git", "rev-list", "--no-walk=sorted", *names], capture_output=True, text=True, check=True
+    )
     return {names[rev]: rev for rev in newest_first.stdout.split()}
 
 
@@ -56,7 +63,9 @@ def collect(revisions: dict[str, str]) -> pd.DataFrame:
         table = parse_rows(text, f"{TABLE} of {name}").assign(scale=scale)
         for cell, rows in table.groupby(CELL, sort=False):
             known = cells.get(cell)
-            if known is None or (known["source"].iloc[0] != WORKSPACE and rows["n"].max() > known["n"].max()):
+            if known is None or (
+                known["source"].iloc[0] != WORKSPACE and rows["n"].max() > known["n"].max()
+            ):
                 cells[cell] = rows.assign(source=name)
     return pd.concat(cells.values(), ignore_index=True) if cells else pd.DataFrame()
 
@@ -65,7 +74,9 @@ def _text(file: str, revision: str | None) -> str:
     """The content of a file in the workspace, or in a git revision; empty where there is none."""
     if revision is None:
         return Path(file).read_text() if Path(file).is_file() else ""
-    return subprocess.run(["git", "show", f"{revision}:./{file}"], capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        ["git", "show", f"{revision}:./{file}"], capture_output=True, text=True, check=False
+    ).stdout
 
 
 def paper_form(table: pd.DataFrame) -> pd.DataFrame:
@@ -89,11 +100,21 @@ def paper_form(table: pd.DataFrame) -> pd.DataFrame:
         }
 
     presets = {names: (*cell, "published") for cell, names in CELLS.items()}
-    own = [cell for cell in dict.fromkeys(table[CELL].itertuples(index=False, name=None)) if cell not in presets.values()]
-    datasets, models = dict.fromkeys(cell[0] for cell in own), dict.fromkeys(cell[1:] for cell in own)
+    own = [
+        cell
+        for cell in dict.fromkeys(table[CELL].itertuples(index=False, name=None))
+        if cell not in presets.values()
+    ]
+    datasets, models = (
+        dict.fromkeys(cell[0] for cell in own),
+        dict.fromkeys(cell[1:] for cell in own),
+    )
     records = [
-        {"data": dataset, "model": model, "scale": scale, "order": order} | ours(dataset, model, scale, order)
-        for dataset, (model, scale), order in itertools.product(datasets, models, dict.fromkeys(table["order"]))
+        {"data": dataset, "model": model, "scale": scale, "order": order}
+        | ours(dataset, model, scale, order)
+        for dataset, (model, scale), order in itertools.product(
+            datasets, models, dict.fromkeys(table["order"])
+        )
     ]
     for data, model, order in PUBLISHED:
         head = {"data": data, "model": model, "scale": "published", "order": order}

@@ -27,17 +27,27 @@ def without_route(e: Evidence, variant: str, order: Order, route: str) -> np.nda
 def ahead_of_start(e: Evidence) -> np.ndarray:
     """What the baseline is ahead of each seed's starting weights in the original order, where this project trained them."""
     pretrain = e.table("pretrain")
-    judges = [f"{judge}/sequential/loss" for judge in ("heldout", "validation") if f"{judge}/sequential/loss" in pretrain]
+    judges = [
+        f"{judge}/sequential/loss"
+        for judge in ("heldout", "validation")
+        if f"{judge}/sequential/loss" in pretrain
+    ]
     if not judges:
         raise NotRun("the accuracy of the starting weights is not among the results")
-    kept = pretrain.loc[pretrain.groupby("seed", sort=False)[judges[0]].idxmin(), "validation/sequential/accuracy"]
+    kept = pretrain.loc[
+        pretrain.groupby("seed", sort=False)[judges[0]].idxmin(), "validation/sequential/accuracy"
+    ]
     refined = e.accuracy(BASELINE, "sequential")
     return refined - np.resize(100 * kept, len(refined))
 
 
 def position_accuracy(e: Evidence, variant: str = "ls_pred") -> np.ndarray:
     """How often LS-pred names a layer's position under arbitrary orders, in %."""
-    return 100 * e.by_seed(e.evaluations(variant, "arbitrary", None), "position_accuracy", f"{label(variant)}'s position accuracy")
+    return 100 * e.by_seed(
+        e.evaluations(variant, "arbitrary", None),
+        "position_accuracy",
+        f"{label(variant)}'s position accuracy",
+    )
 
 
 def positions_named(e: Evidence, variant: str) -> np.ndarray:
@@ -69,7 +79,11 @@ def of_start(name: str) -> Callable[[Evidence], Estimate | np.ndarray]:
 
     def measure(e: Evidence) -> Estimate | np.ndarray:
         values, errors = (analysed(e, PRETRAINED, name, of) for of in ("seeds", "errors"))
-        return values if len(values) > 1 else from_error(values.item(), errors.item(), e.read("analysis")["images"])
+        return (
+            values
+            if len(values) > 1
+            else from_error(values.item(), errors.item(), e.read("analysis")["images"])
+        )
 
     return measure
 
@@ -89,7 +103,9 @@ def protocol_change(e: Evidence) -> np.ndarray:
         e.evaluations(BASELINE, order, None)
     moved = protocols.groupby(["variant", "seed"])["epoch"].transform("nunique") > 1
     if not moved.any():
-        raise CannotTell("held-out images chose the same epoch of every training: nothing could change")
+        raise CannotTell(
+            "held-out images chose the same epoch of every training: nothing could change"
+        )
     table = protocols[moved].set_index(["protocol", "variant", "seed"])[["sequential", "arbitrary"]]
     change = (100 * (table.loc["heldout"] - table.loc["paper"])).abs().max(axis=1)
     return change.groupby("seed", sort=False).max().to_numpy()
@@ -97,8 +113,15 @@ def protocol_change(e: Evidence) -> np.ndarray:
 
 def published_range(measure: Callable[[dict[str, float], dict[str, float]], float]) -> str:
     """The range, over the paper's four cells, of a measure of (sequential, arbitrary), each the accuracies in % by variant."""
-    rows = {cell: {v: mean for v, (mean, _) in zip(PUBLISHED_VARIANTS, row, strict=True)} for cell, row in PUBLISHED.items()}
-    found = [measure(rows[data, model, "sequential"], row) for (data, model, order), row in rows.items() if order == "arbitrary"]
+    rows = {
+        cell: {v: mean for v, (mean, _) in zip(PUBLISHED_VARIANTS, row, strict=True)}
+        for cell, row in PUBLISHED.items()
+    }
+    found = [
+        measure(rows[data, model, "sequential"], row)
+        for (data, model, order), row in rows.items()
+        if order == "arbitrary"
+    ]
     return f"{min(found):.1f} to {max(found):.1f} points"
 
 
@@ -146,9 +169,16 @@ def only_ls(e: Evidence) -> np.ndarray:
     """The smallest lead of LS over all others, whatever the number of layers, in arbitrary order."""
 
     def others(k: int) -> list[np.ndarray]:
-        return [e.accuracy("layerdrop", "arbitrary", k), e.accuracy(BASELINE, "arbitrary", k), refit(e, "arbitrary", k)]
+        return [
+            e.accuracy("layerdrop", "arbitrary", k),
+            e.accuracy(BASELINE, "arbitrary", k),
+            refit(e, "arbitrary", k),
+        ]
 
-    return np.min([e.accuracy("ls", "arbitrary", k) - other for k in numbers_kept(e) for other in others(k)], axis=0)
+    return np.min(
+        [e.accuracy("ls", "arbitrary", k) - other for k in numbers_kept(e) for other in others(k)],
+        axis=0,
+    )
 
 
 def by_batch(e: Evidence) -> str:
@@ -193,7 +223,9 @@ def last_gain(e: Evidence) -> np.ndarray:
     """What the last five epochs add to LS on ImageNet under arbitrary orders."""
     if e.cell["dataset"] != "imagenet" or not e.is_published:
         raise NotRun("needs ImageNet")
-    curve = e.table("finetune/ls").pivot(index="epoch", columns="seed", values="validation/arbitrary/accuracy")
+    curve = e.table("finetune/ls").pivot(
+        index="epoch", columns="seed", values="validation/arbitrary/accuracy"
+    )
     if len(curve) < 6:
         raise NotRun(f"{len(curve)} epochs: there is no gain of the last five")
     return 100 * (curve.iloc[-1] - curve.iloc[-6]).to_numpy()

@@ -38,7 +38,9 @@ class Analysis(PaperSection):
     within = {"images": "validation", "neighbors": "images"}  # noqa: RUF012 (a ClassVar)
     variants: Annotated[list[str], Field(min_length=1)]
     layer: Annotated[int, Field(ge=0), NUMBER]
-    images: Annotated[int, Field(ge=13), NUMBER]  # of which four fifths have the ten neighbours that tell a position
+    images: Annotated[
+        int, Field(ge=13), NUMBER
+    ]  # of which four fifths have the ten neighbours that tell a position
     neighbors: Annotated[int, Field(ge=2), NUMBER]
     min_dist: Share
     seed: Seed

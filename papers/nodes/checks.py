@@ -27,5 +27,12 @@ def layer_limits(params: Params, num_layers: int) -> list[Limit]:
     for name in options.variants:
         depth = params.all_variants[name].layers or num_layers
         for replication in options.replication:
-            limits.append(Limit("nodes.nodes", max(options.nodes), depth * replication, f"{replication} copies of each of {depth} layers"))
+            limits.append(
+                Limit(
+                    "nodes.nodes",
+                    max(options.nodes),
+                    depth * replication,
+                    f"{replication} copies of each of {depth} layers",
+                )
+            )
     return limits

@@ -4,7 +4,9 @@ from papers.nodes.section import Nodes
 from pipeline.config.params import Params
 from pipeline.cost.work import Stage, count, route_work
 
-NOTES = ("nodes: every image through all layers, the most there can be; without the simulation, seconds.",)
+NOTES = (
+    "nodes: every image through all layers, the most there can be; without the simulation, seconds.",
+)
 
 
 def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:

@@ -10,7 +10,11 @@ from pipeline.report.figures import MARKERS, OKABE_ITO, Figures, handles_of, leg
 from pipeline.report.results import Results
 
 HEALTHY = "healthy"
-POLICY: dict[Policy, str] = {"strict": "strict order", "partial": "partial order", "any": "any order"}
+POLICY: dict[Policy, str] = {
+    "strict": "strict order",
+    "partial": "partial order",
+    "any": "any order",
+}
 
 
 def method(variant: str, policy: Policy) -> str:
@@ -38,17 +42,35 @@ class NodesFigures(Figures):
         """
         copies = sorted(rows["replication"].unique())
         methods = list(dict.fromkeys(zip(rows["variant"], rows["policy"], strict=True)))
-        looks = {each: {"color": OKABE_ITO[i], "marker": MARKERS[i]} for i, each in enumerate(methods)}
+        looks = {
+            each: {"color": OKABE_ITO[i], "marker": MARKERS[i]} for i, each in enumerate(methods)
+        }
         figure, axes = self._figure(1.5, nrows=2, ncols=len(copies), sharex=True, sharey="row")
         for column, replication in enumerate(copies):
             for variant, policy in methods:
-                own = rows[(rows["variant"] == variant) & (rows["policy"] == policy) & (rows["replication"] == replication)]
-                for axis, value, factor in ((axes[0, column], "right", 100), (axes[1, column], "images_per_s", 1)):
+                own = rows[
+                    (rows["variant"] == variant)
+                    & (rows["policy"] == policy)
+                    & (rows["replication"] == replication)
+                ]
+                for axis, value, factor in (
+                    (axes[0, column], "right", 100),
+                    (axes[1, column], "images_per_s", 1),
+                ):
                     line = by_gone(own, value, factor)
-                    axis.errorbar(line.index, line["mean"], line["std"], capsize=1.5, elinewidth=0.7, label=method(variant, policy),
-                                  **looks[variant, policy])  # fmt: skip
+                    axis.errorbar(
+                        line.index,
+                        line["mean"],
+                        line["std"],
+                        capsize=1.5,
+                        elinewidth=0.7,
+                        label=method(variant, policy),
+                        **looks[variant, policy],
+                    )
                     axis.grid(axis="y", linewidth=0.4, alpha=0.5)
-            axes[0, column].set(title=f"{replication} node{'s' if replication > 1 else ''} a layer", ylim=(0, 100))
+            axes[0, column].set(
+                title=f"{replication} node{'s' if replication > 1 else ''} a layer", ylim=(0, 100)
+            )
             axes[1, column].set(xlabel="nodes away (%)", xlim=(-4, 100), ylim=(0, None))
             self._chance(axes[0, column], chance)
         axes[0, 0].set(ylabel="right of all images (%)")
@@ -71,5 +93,11 @@ def draw(results: Results, params: Params) -> dict[str, str]:
     rows = results.table("nodes")
     if rows.empty:
         return {}
-    figures = NodesFigures(results.folder / "figures", params.resolve(PaperFigures), list(params.all_variants))
-    return {"Layers on nodes": figures.away(rows[rows["nodes"] == rows["nodes"].max()], results.chance, "nodes")}
+    figures = NodesFigures(
+        results.folder / "figures", params.resolve(PaperFigures), list(params.all_variants)
+    )
+    return {
+        "Layers on nodes": figures.away(
+            rows[rows["nodes"] == rows["nodes"].max()], results.chance, "nodes"
+        )
+    }

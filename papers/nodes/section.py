@@ -29,7 +29,9 @@ class Service(Section):
     service: Positive  # seconds that a node takes for one layer of one micro-batch
     handling: NonNegative = 0.0  # seconds that it takes besides, to read a message and to send on
     hop: NonNegative  # seconds of the way there and back
-    spread: NonNegative = 0.0  # sigma of a lognormal distribution of that, of which `hop` is the median
+    spread: NonNegative = (
+        0.0  # sigma of a lognormal distribution of that, of which `hop` is the median
+    )
     deadline: Positive  # of a journey, in passes through all layers
     patience: Positive  # how many times longer than expected an answer may take
     suspicion: Positive  # service times that a node which did not answer is left alone; twice as many each further time

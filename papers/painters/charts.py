@@ -11,8 +11,21 @@ def charts(results: Results) -> Charts:
     """Accuracy by number of middle layers so treated, a chart a variant."""
     rows = results.table("painters")
     rows = rows[rows["treated"] > 0]
-    return Charts(charts=[
-        Chart(f"{label(variant)}: its middle layers in other ways", SPREAD, "painters.csv",
-              lines(spread(own, ["kind", "treated"], "accuracy"), "treated", "kind", "middle layers so treated", "accuracy (%)", (0, 100)))
-        for variant, own in rows.groupby("variant", sort=False)
-    ])  # fmt: skip
+    return Charts(
+        charts=[
+            Chart(
+                f"{label(variant)}: its middle layers in other ways",
+                SPREAD,
+                "painters.csv",
+                lines(
+                    spread(own, ["kind", "treated"], "accuracy"),
+                    "treated",
+                    "kind",
+                    "middle layers so treated",
+                    "accuracy (%)",
+                    (0, 100),
+                ),
+            )
+            for variant, own in rows.groupby("variant", sort=False)
+        ]
+    )

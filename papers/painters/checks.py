@@ -17,7 +17,9 @@ def check(params: Params, file: str) -> Iterator[str]:
             yield f"{file}: painters.variants: found {name!r}, which has exits, accepted: variants without"
         if "loop" in options.kinds and (variant.position.encode or variant.position.predict):
             why = f"the smallest of painters.treated; {name!r} knows as many positions as layers"
-            yield from said(at_most, [Limit("painters.loops", options.loops, min(options.treated), why)], file)
+            yield from said(
+                at_most, [Limit("painters.loops", options.loops, min(options.treated), why)], file
+            )
 
 
 def image_limits(params: Params, train: int, validation: int) -> list[Limit]:

@@ -41,33 +41,75 @@ def _lead(e: Evidence, kind: Kind, other: Kind) -> np.ndarray:
 def _least_harm(e: Evidence) -> np.ndarray:
     least: tuple[Kind, ...] = ("shuffle", "loop")
     others: tuple[Kind, ...] = ("skip", "repeat", "reverse", "parallel")
-    return np.min([kept(e, kind) for kind in least], axis=0) - np.max([kept(e, kind) for kind in others], axis=0)
+    return np.min([kept(e, kind) for kind in least], axis=0) - np.max(
+        [kept(e, kind) for kind in others], axis=0
+    )
 
 
 MEASURE = "accuracy above chance in % of the untouched baseline's"
 MEAN = f"{MEASURE}, mean over the numbers of layers treated"
 CLAIMS = [
-    Claim("painters.skip", "Painters, Are all the layers necessary?",
-          "At least a few middle layers can be left out without catastrophic failure", "yes",
-          f"{MEASURE}, a few middle layers (up to a quarter of all) left out", lambda e: kept(e, "skip", 0.25),
-          (GRACEFUL, INF), (CATASTROPHIC, INF), "%", scale=SCALE),
-    Claim("painters.repeat", "Painters, Are middle layers all doing the same thing?",
-          "Middle layers that share their weights do much worse than none at all", "catastrophic",
-          f"middle layers left out minus each replaced by the one in the centre: {MEAN}", lambda e: _lead(e, "skip", "repeat"),
-          (10, INF), ABOVE_ZERO),
-    Claim("painters.order", "Painters, Does the layer order matter?",
-          "Middle layers in random and in reversed order degrade gracefully", "graceful",
-          f"{MEASURE}, the lower of random and reversed order, mean over the numbers of layers treated up to half of all",
-          lambda e: np.minimum(kept(e, "shuffle", 0.5), kept(e, "reverse", 0.5)), (GRACEFUL, INF), (CATASTROPHIC, INF), "%", scale=SCALE),
-    Claim("painters.parallel", "Painters, Can we run the layers in parallel?",
-          "Middle layers side by side do better than none at all", "yes",
-          f"middle layers in parallel minus left out: {MEAN}", lambda e: _lead(e, "parallel", "skip"), ABOVE_ZERO),
-    Claim("painters.loop", "Painters, Does looping help parallelized layers?",
-          "Running the parallel step several times helps", "yes",
-          f"looped parallel minus parallel: {MEAN}", lambda e: _lead(e, "loop", "parallel"), ABOVE_ZERO),
-    Claim("painters.least-harm", "Painters, Which variants harm performance the least?",
-          "Random order and looped parallel do the least damage", "yes",
-          f"the lower of random order and looped parallel minus the best of the others: {MEAN}", _least_harm, ABOVE_ZERO),
-]  # fmt: skip
+    Claim(
+        "painters.skip",
+        "Painters, Are all the layers necessary?",
+        "At least a few middle layers can be left out without catastrophic failure",
+        "yes",
+        f"{MEASURE}, a few middle layers (up to a quarter of all) left out",
+        lambda e: kept(e, "skip", 0.25),
+        (GRACEFUL, INF),
+        (CATASTROPHIC, INF),
+        "%",
+        scale=SCALE,
+    ),
+    Claim(
+        "painters.repeat",
+        "Painters, Are middle layers all doing the same thing?",
+        "Middle layers that share their weights do much worse than none at all",
+        "catastrophic",
+        f"middle layers left out minus each replaced by the one in the centre: {MEAN}",
+        lambda e: _lead(e, "skip", "repeat"),
+        (10, INF),
+        ABOVE_ZERO,
+    ),
+    Claim(
+        "painters.order",
+        "Painters, Does the layer order matter?",
+        "Middle layers in random and in reversed order degrade gracefully",
+        "graceful",
+        f"{MEASURE}, the lower of random and reversed order, mean over the numbers of layers treated up to half of all",
+        lambda e: np.minimum(kept(e, "shuffle", 0.5), kept(e, "reverse", 0.5)),
+        (GRACEFUL, INF),
+        (CATASTROPHIC, INF),
+        "%",
+        scale=SCALE,
+    ),
+    Claim(
+        "painters.parallel",
+        "Painters, Can we run the layers in parallel?",
+        "Middle layers side by side do better than none at all",
+        "yes",
+        f"middle layers in parallel minus left out: {MEAN}",
+        lambda e: _lead(e, "parallel", "skip"),
+        ABOVE_ZERO,
+    ),
+    Claim(
+        "painters.loop",
+        "Painters, Does looping help parallelized layers?",
+        "Running the parallel step several times helps",
+        "yes",
+        f"looped parallel minus parallel: {MEAN}",
+        lambda e: _lead(e, "loop", "parallel"),
+        ABOVE_ZERO,
+    ),
+    Claim(
+        "painters.least-harm",
+        "Painters, Which variants harm performance the least?",
+        "Random order and looped parallel do the least damage",
+        "yes",
+        f"the lower of random order and looped parallel minus the best of the others: {MEAN}",
+        _least_harm,
+        ABOVE_ZERO,
+    ),
+]
 TITLE = "Layers as painters"  # of the paper in the report
 HEADLINE = ("painters.order",)  # claims whose value `dvc metrics` shows

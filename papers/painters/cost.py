@@ -8,7 +8,9 @@ from pipeline.cost.flops import Forward
 from pipeline.cost.hardware import Work
 from pipeline.cost.work import Stage, count, route_work
 
-NOTES = ("painters: layers side by side are counted one after another, as they run; without the mean of their outputs.",)
+NOTES = (
+    "painters: layers side by side are counted one after another, as they run; without the mean of their outputs.",
+)
 
 
 def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
@@ -23,5 +25,9 @@ def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
 def evaluation_job(model: Forward, options: Strategies, validation: int) -> list[Work]:
     """One model on every route."""
     images, known = min(validation, options.images or validation), cells(model.num_layers, options)
-    routes = [route for strategies in known.values() for drawn in strategies.values() for route in drawn]
-    return [route_work(model, images, options.batch_size, len(layers_of(route))) for route in routes]
+    routes = [
+        route for strategies in known.values() for drawn in strategies.values() for route in drawn
+    ]
+    return [
+        route_work(model, images, options.batch_size, len(layers_of(route))) for route in routes
+    ]

@@ -29,12 +29,18 @@ def check(params: Params, file: str) -> Iterator[str]:
     for depth in options.depths:
         yield from said(_check_pairs, preset(params, depth), "smoothing", file)
         if "in_chans" in options.kwargs:  # else they are the chosen model's
-            yield from said(params.dataset_preset.check_channels, preset(params, depth), "smoothing", file)
+            yield from said(
+                params.dataset_preset.check_channels, preset(params, depth), "smoothing", file
+            )
     if options.variants:
         yield from said(_check_pairs, params.model_preset, "smoothing.variants", file)
     for part in options.removed:
         if options.recipe.without(part) == options.recipe:
-            parts = [name for name in type(options.recipe).model_fields if options.recipe.without(name) != options.recipe]
+            parts = [
+                name
+                for name in type(options.recipe).model_fields
+                if options.recipe.without(name) != options.recipe
+            ]
             yield f"{file}: smoothing.removed: found {part!r}, accepted: what smoothing.recipe has ({', '.join(parts) or 'nothing'})"
     for losses in options.losses:
         same = [other for other in options.losses if str(other) == str(losses)]

@@ -7,7 +7,9 @@ from pipeline.config.params import Params
 from pipeline.cost.hardware import Work
 from pipeline.cost.work import Stage, count, route_work, sampler_work, training_job, without_heads
 
-NOTES = ("smoothing: without the losses themselves, and profiles without the attention scores that are computed again for them.",)
+NOTES = (
+    "smoothing: without the losses themselves, and profiles without the attention scores that are computed again for them.",
+)
 
 
 def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
@@ -16,7 +18,11 @@ def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
     Raises:
         UserError: timm refuses the model with another depth.
     """
-    plan, tuning, classes = Plan(params), params.scratch_training(Smoothing), params.dataset_preset.num_classes
+    plan, tuning, classes = (
+        Plan(params),
+        params.scratch_training(Smoothing),
+        params.dataset_preset.num_classes,
+    )
     images, batch_size = min(sizes[0], plan.options.images), plan.options.batch_size
     found: dict[int, list[list[Work]]] = {}
     profiles: list[list[Work]] = []
@@ -31,5 +37,7 @@ def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
     for model in plan.refined():
         forward = count(params.model_preset, classes, without_heads(model.variant))
         profiles += [[sampler_work(forward, order, images, batch_size)] for order in ORDERS]
-    rows = [Stage("smoothing", f"{depth} layers", jobs, tuning.threads) for depth, jobs in found.items()]
+    rows = [
+        Stage("smoothing", f"{depth} layers", jobs, tuning.threads) for depth, jobs in found.items()
+    ]
     return [*rows, Stage("smoothing", "profiles", profiles)]

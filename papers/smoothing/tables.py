@@ -18,9 +18,14 @@ YES = "yes"
 
 # Over-smoothing, Table 1: top-1 accuracy in %, DeiT-Base (12 layers), ImageNet
 TABLE1 = {
-    "none": 81.8, "cosine": 82.0, "mixing": 82.4, "contrastive": 82.3, "cosine+mixing": 82.3, "cosine+contrastive": 82.3,
+    "none": 81.8,
+    "cosine": 82.0,
+    "mixing": 82.4,
+    "contrastive": 82.3,
+    "cosine+mixing": 82.3,
+    "cosine+contrastive": 82.3,
     "contrastive+mixing": 82.6,
-}  # fmt: skip
+}
 
 
 class Ablation(NamedTuple):
@@ -48,9 +53,13 @@ DEEPER = "deeper"  # Table 4's last row, which removes nothing
 PUBLISHED_DEPTHS = (12, 24)
 # Table 4: DEIT, Ours. As printed: Tables 1 and 3 have 81.8 for the first DEIT, Table 2 has 81.4 for the last
 TABLE4 = {
-    "none": ("Standard", 81.7, 82.9), "repeats": ("- Repeat Augmentation", 76.5, 82.9), "erasing": ("- Random Erasing", 5.6, 82.9),
-    "mixup": ("- Mixup", 80.0, 82.9), "drop_path": ("- Drop Path", 3.4, 80.4), DEEPER: ("+ Depth (24 Layer)", 77.3, 83.3),
-}  # fmt: skip
+    "none": ("Standard", 81.7, 82.9),
+    "repeats": ("- Repeat Augmentation", 76.5, 82.9),
+    "erasing": ("- Random Erasing", 5.6, 82.9),
+    "mixup": ("- Mixup", 80.0, 82.9),
+    "drop_path": ("- Drop Path", 3.4, 80.4),
+    DEEPER: ("+ Depth (24 Layer)", 77.3, 83.3),
+}
 
 
 def smoothing_numbers(rows: pd.DataFrame) -> pd.DataFrame:
@@ -64,9 +73,16 @@ def smoothing_numbers(rows: pd.DataFrame) -> pd.DataFrame:
         after the last layer.
     """
     last = rows[(rows["training"] == SCRATCH) & (rows["layer"] == rows["num_layers"])]
-    last = last.astype({"talking_heads": bool, ACCURACY: float, COSINE: float})  # of an empty file pandas knows no types
+    last = last.astype(
+        {"talking_heads": bool, ACCURACY: float, COSINE: float}
+    )  # of an empty file pandas knows no types
     values = last.melt(KEYS[:-1], [ACCURACY, COSINE], "metric", "value")
-    return values.groupby(KEYS, sort=False)["value"].agg(mean="mean", std="std", n="count").reset_index().round({"mean": 6, "std": 6})
+    return (
+        values.groupby(KEYS, sort=False)["value"]
+        .agg(mean="mean", std="std", n="count")
+        .reset_index()
+        .round({"mean": 6, "std": 6})
+    )
 
 
 def find_depths(numbers: pd.DataFrame) -> tuple[int, ...]:
@@ -78,16 +94,36 @@ def find_depths(numbers: pd.DataFrame) -> tuple[int, ...]:
 def match_depths(numbers: pd.DataFrame) -> dict[int, int | None]:
     """Which of our depths stands for a published one: the smallest for 12 layers, the largest other one, if any, for 24."""
     depths = find_depths(numbers)
-    return dict(zip(PUBLISHED_DEPTHS, (depths[0], depths[-1] if len(depths) > 1 else None), strict=True))
+    return dict(
+        zip(PUBLISHED_DEPTHS, (depths[0], depths[-1] if len(depths) > 1 else None), strict=True)
+    )
 
 
 def cell(
-    numbers: pd.DataFrame, depth: int | None, losses: str, removed: str = NONE, talking_heads: bool = False, metric: str = ACCURACY
+    numbers: pd.DataFrame,
+    depth: int | None,
+    losses: str,
+    removed: str = NONE,
+    talking_heads: bool = False,
+    metric: str = ACCURACY,
 ) -> str:
     """A cell of a table: accuracy in % or patch cosine, "mean ± std", or that it was not run. `numbers`: of one data set and model."""
-    found = numbers[_is(numbers, num_layers=depth, losses=losses, removed=removed, talking_heads=talking_heads, metric=metric)]
+    found = numbers[
+        _is(
+            numbers,
+            num_layers=depth,
+            losses=losses,
+            removed=removed,
+            talking_heads=talking_heads,
+            metric=metric,
+        )
+    ]
     factor = 100 if metric == ACCURACY else 1
-    return cell_text(factor * found["mean"].iloc[0], factor * found["std"].iloc[0]) if len(found) else NOT_RUN
+    return (
+        cell_text(factor * found["mean"].iloc[0], factor * found["std"].iloc[0])
+        if len(found)
+        else NOT_RUN
+    )
 
 
 def _is(numbers: pd.DataFrame, **values: Any) -> np.ndarray:
@@ -98,7 +134,10 @@ def _is(numbers: pd.DataFrame, **values: Any) -> np.ndarray:
 def _marks(losses: str) -> dict[str, str]:
     """The columns that say which losses are added."""
     names = losses.split("+")
-    return {title: YES if name in names else "dot products" if f"{name}_dot" in names else ABSENT for name, title in MARKS.items()}
+    return {
+        title: YES if name in names else "dot products" if f"{name}_dot" in names else ABSENT
+        for name, title in MARKS.items()
+    }
 
 
 def losses_table(numbers: pd.DataFrame) -> pd.DataFrame:
@@ -107,9 +146,17 @@ def losses_table(numbers: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for losses in dict.fromkeys([*TABLE1, *numbers.loc[_plain(numbers), "losses"]]):
         source = losses.replace("_dot", "")  # two readings of one formula
-        row = _marks(losses) | {"published, 12 layers": f"{TABLE1[source]:.1f}" if source in TABLE1 else ABSENT}
+        row = _marks(losses) | {
+            "published, 12 layers": f"{TABLE1[source]:.1f}" if source in TABLE1 else ABSENT
+        }
         row |= {f"here, {depth} layers": cell(numbers, depth, losses) for depth in depths}
-        rows.append(row | {f"patch cosine, {depth} layers": cell(numbers, depth, losses, metric=COSINE) for depth in depths})
+        rows.append(
+            row
+            | {
+                f"patch cosine, {depth} layers": cell(numbers, depth, losses, metric=COSINE)
+                for depth in depths
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -123,18 +170,43 @@ def ablation_table(numbers: pd.DataFrame) -> pd.DataFrame:
     depths, rows, shown = match_depths(numbers), [], set()
     for row in TABLE3:
         own, key = depths[row.depth], (depths[row.depth], row.losses, row.talking_heads)
-        again = key in shown  # ours are all trained equally long: of two rows that differ in epochs alone the first is ours
+        again = (
+            key in shown
+        )  # ours are all trained equally long: of two rows that differ in epochs alone the first is ours
         shown.add(key)
         depth = f"{row.depth}" if own in (None, row.depth) else f"{row.depth} (here: {own})"
-        rows.append({"S": f"{row.size}", "D": depth, **_marks(row.losses), "Talking-Head": YES if row.talking_heads else ABSENT,
-                     "Epoch": f"{row.epochs}", "published": f"{row.top1:.1f}",
-                     "here": NOT_RUN if again else cell(numbers, own, row.losses, talking_heads=row.talking_heads)})  # fmt: skip
-    for found in numbers[_is(numbers, removed=NONE, talking_heads=True, metric=ACCURACY)].itertuples():
+        rows.append(
+            {
+                "S": f"{row.size}",
+                "D": depth,
+                **_marks(row.losses),
+                "Talking-Head": YES if row.talking_heads else ABSENT,
+                "Epoch": f"{row.epochs}",
+                "published": f"{row.top1:.1f}",
+                "here": NOT_RUN
+                if again
+                else cell(numbers, own, row.losses, talking_heads=row.talking_heads),
+            }
+        )
+    for found in numbers[
+        _is(numbers, removed=NONE, talking_heads=True, metric=ACCURACY)
+    ].itertuples():
         if (found.num_layers, found.losses, True) not in shown:
-            rows.append({"S": ABSENT, "D": f"{ABSENT} (here: {found.num_layers})", **_marks(str(found.losses)), "Talking-Head": YES,
-                         "Epoch": ABSENT, "published": ABSENT, "here": cell_text(100 * found.mean, 100 * found.std)})  # fmt: skip
+            rows.append(
+                {
+                    "S": ABSENT,
+                    "D": f"{ABSENT} (here: {found.num_layers})",
+                    **_marks(str(found.losses)),
+                    "Talking-Head": YES,
+                    "Epoch": ABSENT,
+                    "published": ABSENT,
+                    "here": cell_text(100 * found.mean, 100 * found.std),
+                }
+            )
     table = pd.DataFrame(rows)
-    unused = [MARKS["cosine"]] if (table[MARKS["cosine"]] == ABSENT).all() else []  # which the source's Table 3 does not have
+    unused = (
+        [MARKS["cosine"]] if (table[MARKS["cosine"]] == ABSENT).all() else []
+    )  # which the source's Table 3 does not have
     return table.drop(columns=unused)
 
 
@@ -151,9 +223,15 @@ def recipe_table(numbers: pd.DataFrame, best: str) -> pd.DataFrame:
         depth = depths[24 if removed == DEEPER else 12]
         if removed == DEEPER and depth not in (None, 24):
             title = title.replace(")", f", here: {depth})")
-        row = {"Model": title, "published DEIT": f"{plain:.1f}", "published Ours": f"{improved:.1f}"}
+        row = {
+            "Model": title,
+            "published DEIT": f"{plain:.1f}",
+            "published Ours": f"{improved:.1f}",
+        }
         for column, losses in (("DEIT", NONE), ("Ours", best)):
-            row[f"here {column}"] = cell(numbers, depth, losses, NONE if removed == DEEPER else removed)
+            row[f"here {column}"] = cell(
+                numbers, depth, losses, NONE if removed == DEEPER else removed
+            )
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -165,17 +243,29 @@ def _used(numbers: pd.DataFrame, best: str) -> tuple[pd.DataFrame, pd.DataFrame,
     of_table3 = {row.losses for row in TABLE3 if (row.depth, row.talking_heads) == (12, False)}
     third = plain & numbers["losses"].isin(of_table3) & (numbers["num_layers"] == depths[12])
     third |= _is(numbers, removed=NONE, talking_heads=True)
-    fourth = ~numbers["talking_heads"] & numbers["losses"].isin([NONE, best]) & numbers["removed"].isin(TABLE4)
-    fourth &= (numbers["num_layers"] == depths[12]) | (plain & (numbers["num_layers"] == depths[24]))
+    fourth = (
+        ~numbers["talking_heads"]
+        & numbers["losses"].isin([NONE, best])
+        & numbers["removed"].isin(TABLE4)
+    )
+    fourth &= (numbers["num_layers"] == depths[12]) | (
+        plain & (numbers["num_layers"] == depths[24])
+    )
     return numbers[plain], numbers[third & accuracy], numbers[fourth & accuracy]
 
 
 def trained_how(about: dict[str, Any]) -> str:
     """What smoothing.json says of the models trained from scratch, in words: "patch_size 7, 1 epoch of 3600 images"."""
-    images = f"{about['training_images']} images" if about["training_images"] else "all training images"
+    images = (
+        f"{about['training_images']} images" if about["training_images"] else "all training images"
+    )
     epochs = f"{about['epochs']} epoch{'s' if about['epochs'] > 1 else ''} of {images}"
-    recipe = [f"{key} {value:g}" for key, value in about["recipe"].items() if value != (key == "repeats")]
-    return ", ".join([*(f"{key} {value}" for key, value in about["kwargs"].items()), epochs, *recipe])
+    recipe = [
+        f"{key} {value:g}" for key, value in about["recipe"].items() if value != (key == "repeats")
+    ]
+    return ", ".join(
+        [*(f"{key} {value}" for key, value in about["kwargs"].items()), epochs, *recipe]
+    )
 
 
 def _about(numbers: pd.DataFrame, about: dict[str, Any]) -> str:
@@ -183,7 +273,9 @@ def _about(numbers: pd.DataFrame, about: dict[str, Any]) -> str:
     if numbers.empty:
         here = f"Here: {NOT_RUN}."
     else:
-        data, models = (", ".join(dict.fromkeys(numbers[column])) for column in ("dataset", "model"))
+        data, models = (
+            ", ".join(dict.fromkeys(numbers[column])) for column in ("dataset", "model")
+        )
         layers = " and ".join(map(str, sorted(numbers["num_layers"].unique())))
         here = (
             f"Here: data {data}, model {models} with {layers} layers, trained from scratch ({trained_how(about)}); mean ± standard "
@@ -193,7 +285,9 @@ def _about(numbers: pd.DataFrame, about: dict[str, Any]) -> str:
     return f"{here} Published: DeiT-Base, ImageNet; one figure each, no spread."
 
 
-def write_smoothing_tables(rows: pd.DataFrame, folder: Path, best: str, about: dict[str, Any]) -> dict[str, str]:
+def write_smoothing_tables(
+    rows: pd.DataFrame, folder: Path, best: str, about: dict[str, Any]
+) -> dict[str, str]:
     """Write smoothing_table1, 3 and 4: csv (ours, fractions), md and tex (per cent, the published figures too).
 
     Args:
@@ -219,7 +313,11 @@ def write_smoothing_tables(rows: pd.DataFrame, folder: Path, best: str, about: d
         f"{best.replace('+', ' + ')}, without talking heads. {_about(fourth, about)} Its Ours, 82.9 and 83.3, is what its Table 3 has with "
         f"talking heads and 400 epochs. As printed: DEIT's 81.7 is 81.8 in its Table 1, its 77.3 is 81.4 in its Table 2.",
     }
-    tables = {1: (first, losses_table(numbers)), 3: (third, ablation_table(numbers)), 4: (fourth, recipe_table(numbers, best))}
+    tables = {
+        1: (first, losses_table(numbers)),
+        3: (third, ablation_table(numbers)),
+        4: (fourth, recipe_table(numbers, best)),
+    }
     for number, (ours, paper) in tables.items():
         write_table(ours, paper, captions[number], folder, f"smoothing_table{number}")
     return {f"Over-smoothing, Table {number}": caption for number, caption in captions.items()}
@@ -228,4 +326,6 @@ def write_smoothing_tables(rows: pd.DataFrame, folder: Path, best: str, about: d
 def write(results: Results, params: Params) -> dict[str, str]:
     """Write the paper's tables from the result files. Returns captions by title."""
     best = str(params.resolve(Smoothing).best)
-    return write_smoothing_tables(results.table("smoothing"), results.folder, best, results.read("smoothing"))
+    return write_smoothing_tables(
+        results.table("smoothing"), results.folder, best, results.read("smoothing")
+    )

@@ -12,7 +12,9 @@ from pipeline.errors import UserError
 class TalkingHeads(TalkingHeadAttn):
     """timm's, called as its ViT blocks call attention."""
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
         """x: (B, N, D) -> (B, N, D). Raises ValueError for masks, which routed models do not use."""
         if attn_mask is not None or is_causal:
             raise ValueError("talking heads take no mask")
@@ -30,12 +32,18 @@ def talk(backbone: Any) -> None:
     """
     for block in backbone.blocks:
         old: Any = getattr(block, "attn", None)
-        plain = type(old) is Attention and old.gate is None and all(isinstance(n, nn.Identity) for n in (old.q_norm, old.k_norm, old.norm))
+        plain = (
+            type(old) is Attention
+            and old.gate is None
+            and all(isinstance(n, nn.Identity) for n in (old.q_norm, old.k_norm, old.norm))
+        )
         if not plain or old.attn_dim != backbone.embed_dim:
             raise UserError(
                 f"talking_heads: found {type(backbone).__name__} with other attention, accepted: timm's ViTs with plain attention"
             )
-        new = TalkingHeads(old.attn_dim, old.num_heads, old.qkv.bias is not None, old.attn_drop.p, old.proj_drop.p)
+        new = TalkingHeads(
+            old.attn_dim, old.num_heads, old.qkv.bias is not None, old.attn_drop.p, old.proj_drop.p
+        )
         new.qkv, new.proj = old.qkv, old.proj
         for mix in (new.proj_l, new.proj_w):
             nn.init.eye_(mix.weight)

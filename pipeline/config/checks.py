@@ -32,18 +32,38 @@ def check_names(params: Params, file: str = "params.yaml") -> None:
 def _names(params: Params, file: str) -> Iterator[str]:
     named = [("model", params.model, params.models), ("dataset", params.dataset, params.datasets)]
     named += [] if params.scale is None else [("scale", params.scale, params.scales)]
-    named += [(f"models.{name}.scale", preset.scale, params.scales) for name, preset in params.models.items()]
-    named += [(f"scales.{scale}.models", name, params.models) for scale, preset in params.scales.items() for name in preset.models]
+    named += [
+        (f"models.{name}.scale", preset.scale, params.scales)
+        for name, preset in params.models.items()
+    ]
+    named += [
+        (f"scales.{scale}.models", name, params.models)
+        for scale, preset in params.scales.items()
+        for name in preset.models
+    ]
     for key, name, table in named:
         if name not in table:
             yield f"{file}: {key}: found {name!r}, {accepted(name, table)}"
-    for key, table in (("models", params.models), ("datasets", params.datasets), ("scales", params.scales)):
+    for key, table in (
+        ("models", params.models),
+        ("datasets", params.datasets),
+        ("scales", params.scales),
+    ):
         for name in table:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
                 yield f"{file}: {key}: found the name {name!r}, accepted: letters, digits, _, ., -"
-    taken = (BASELINE, PRETRAINED, UNTRAINED, *(name for section in paper_sections() for name in section.taken))
-    declared = {"variants": params.variants} | {f"scales.{name}.variants": scale.variants for name, scale in params.scales.items()}
-    for where, name, variant in ((where, *item) for where, variants in declared.items() for item in variants.items()):
+    taken = (
+        BASELINE,
+        PRETRAINED,
+        UNTRAINED,
+        *(name for section in paper_sections() for name in section.taken),
+    )
+    declared = {"variants": params.variants} | {
+        f"scales.{name}.variants": scale.variants for name, scale in params.scales.items()
+    }
+    for where, name, variant in (
+        (where, *item) for where, variants in declared.items() for item in variants.items()
+    ):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", name) or name in taken:
             yield f"{file}: {where}: found the name {name!r}, accepted: letters, digits, _, but not {', '.join(taken)}"
         if variant is None and name not in params.variants:
@@ -53,8 +73,10 @@ def _names(params: Params, file: str) -> Iterator[str]:
             yield f"{file}: seeds: found {seed} twice, accepted: each seed once"
     spread = params.distributed
     if spread.nodes > 1 and not re.fullmatch(r"[^:\s]+:\d+", spread.endpoint or ""):
-        yield (f"{file}: distributed.endpoint: found {spread.endpoint!r}, accepted: host:port of the first machine, "
-               f"for {spread.nodes} machines")  # fmt: skip
+        yield (
+            f"{file}: distributed.endpoint: found {spread.endpoint!r}, accepted: host:port of the first machine, "
+            f"for {spread.nodes} machines"
+        )
 
 
 def _values(params: Params, file: str) -> Iterator[str]:
@@ -63,19 +85,29 @@ def _values(params: Params, file: str) -> Iterator[str]:
     cells = [own._replace(model=model, scale=params.scale_of(model)) for model in params.models]
     cells += [own._replace(dataset=dataset) for dataset in params.datasets]
     cells += [own._replace(scale=scale) for scale in params.scales]
-    cells += [own._replace(model=model, scale=scale) for scale, preset in params.scales.items() for model in preset.models]
+    cells += [
+        own._replace(model=model, scale=scale)
+        for scale, preset in params.scales.items()
+        for model in preset.models
+    ]
     broken = [line for cell in dict.fromkeys(cells) for line in _check_cell(params, cell, file)]
     yield from broken
     if params.protocol == "heldout" and not params.dataset_preset.heldout:
-        yield (f"{file}: protocol: found 'heldout', accepted: paper ({params.dataset!r} holds no images out; "
-               f"datasets.{params.dataset}.heldout says how many)")  # fmt: skip
+        yield (
+            f"{file}: protocol: found 'heldout', accepted: paper ({params.dataset!r} holds no images out; "
+            f"datasets.{params.dataset}.heldout says how many)"
+        )
     if broken:  # nothing can be resolved from them
         return
     for scale in params.scales:
-        yield from said(raise_all, _check_variants(params.model_copy(update={"scale": scale}), file))
+        yield from said(
+            raise_all, _check_variants(params.model_copy(update={"scale": scale}), file)
+        )
     if any(said(params.resolve, Finetune, name) for name in params.all_variants):
         return
-    yield from said(params.dataset_preset.check_channels, params.model_preset, f"models.{params.model}", file)
+    yield from said(
+        params.dataset_preset.check_channels, params.model_preset, f"models.{params.model}", file
+    )
     if params.sizes:
         yield from said(check_sizes, params, *params.sizes, file)
     processes = params.distributed.world_size
@@ -102,8 +134,10 @@ def _check_variants(params: Params, file: str) -> Iterator[str]:
             yield f"{file}: {source}.validation_orders: found {orders!r}, accepted: all (Table 1 has both orders)"
         if variant.per and variant.per not in (possible := forms(variant.route)):
             key, route = params.place_of(name), sampler_name(variant.route)
-            yield (f"{file}: {key}.per: found {variant.per!r}, accepted with route {route}: "
-                   f"{', '.join(possible) or 'none, all images run the same layers'}")  # fmt: skip
+            yield (
+                f"{file}: {key}.per: found {variant.per!r}, accepted with route {route}: "
+                f"{', '.join(possible) or 'none, all images run the same layers'}"
+            )
         if "per" in variant.finetune:
             yield f"{file}: {name}: finetune.per belongs to the section; accepted here: the variant's own key per"
         if "baseline_epochs" in variant.finetune:
@@ -114,12 +148,19 @@ def _check_variants(params: Params, file: str) -> Iterator[str]:
 
 def _check_cell(params: Params, cell: Cell, file: str) -> Iterator[str]:
     """What is wrong with what presets override."""
-    names = {"pretrain", "finetune", *(section.name for section in paper_sections()), *ModelPreset.model_fields} - {"scale"}
+    names = {
+        "pretrain",
+        "finetune",
+        *(section.name for section in paper_sections()),
+        *ModelPreset.model_fields,
+    } - {"scale"}
     where, whole = f"scales.{cell.scale}.models.{cell.model}", True
     for key, value in params.scales[cell.scale].models.get(cell.model, {}).items():
         if key not in names:
             yield f"{file}: {where}: found {key!r}, {accepted(key, names)}"
-        elif (key == "kwargs" or key not in ModelPreset.model_fields) and not isinstance(value, dict):
+        elif (key == "kwargs" or key not in ModelPreset.model_fields) and not isinstance(
+            value, dict
+        ):
             whole = False
             yield f"{file}: {where}.{key}: found {value!r}, accepted: a mapping"
     if not whole:
@@ -133,14 +174,30 @@ def _check_cell(params: Params, cell: Cell, file: str) -> Iterator[str]:
             yield from said(resolved, Optimisation, params.scratch_values(section, cell))
 
 
-def check_sizes(params: Params, train: int, validation: int, heldout: int, file: str = "params.yaml") -> None:
+def check_sizes(
+    params: Params, train: int, validation: int, heldout: int, file: str = "params.yaml"
+) -> None:
     """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
     own = params.with_sizes(train, validation, heldout)
-    limits = [Limit(f"datasets.{params.dataset}.heldout", heldout, train + heldout - 1, f"{train + heldout} training images are used")]
+    limits = [
+        Limit(
+            f"datasets.{params.dataset}.heldout",
+            heldout,
+            train + heldout - 1,
+            f"{train + heldout} training images are used",
+        )
+    ]
     trainings = [own.values(Finetune, name) for name in own.all_variants]
     trainings += [own.values(Pretrain)] if params.model_preset.weights == "scratch" else []
     for batch, source in (values["batch_size"] for values in trainings):
-        limits.append(Limit(f"{source}.batch_size", int(batch), train, f"{params.dataset!r} uses {train} training images"))
+        limits.append(
+            Limit(
+                f"{source}.batch_size",
+                int(batch),
+                train,
+                f"{params.dataset!r} uses {train} training images",
+            )
+        )
     for checks in rooms("checks"):
         limits += checks.image_limits(own, train, validation)
     at_most(limits, file)
@@ -148,7 +205,11 @@ def check_sizes(params: Params, train: int, validation: int, heldout: int, file:
 
 def check_layers(params: Params, num_layers: int) -> None:
     """Checks against the chosen model's number of layers. Raises UserError as :meth:`check` does."""
-    limits = [(f"{params.place_of(name)}.layers", v.layers, num_layers) for name, v in params.all_variants.items() if v.layers]
+    limits = [
+        (f"{params.place_of(name)}.layers", v.layers, num_layers)
+        for name, v in params.all_variants.items()
+        if v.layers
+    ]
     for name, v in params.all_variants.items():
         layers = v.layers or num_layers
         if v.exits:
@@ -159,5 +220,7 @@ def check_layers(params: Params, num_layers: int) -> None:
         if beyond := limit(v.route, layers):
             limits.append((f"{params.place_of(name)}.route", *beyond))
     why = f"model {params.model!r} has {num_layers} layers"
-    more = [found for checks in rooms("checks") for found in checks.layer_limits(params, num_layers)]
+    more = [
+        found for checks in rooms("checks") for found in checks.layer_limits(params, num_layers)
+    ]
     at_most([*(Limit(*found, why) for found in limits), *more], "params.yaml")

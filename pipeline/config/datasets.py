@@ -9,17 +9,31 @@ from pipeline.config.types import Count, Section
 from pipeline.errors import UserError
 
 SIZES = {  # training, validation images of a source
-    "embedded": (10_000, 2_000), "fashion_mnist": (60_000, 10_000), "digits": (1_437, 360),
-    "cifar10": (50_000, 10_000), "cifar100": (50_000, 10_000), "imagenet": (1_281_167, 50_000),
-}  # fmt: skip
-CLASSES = {"cifar100": 100, "imagenet": 1000}  # of sources that have not 10, as far as they are known beforehand
-COLOURED = ("cifar10", "cifar100", "imagenet", "image_folder")  # sources whose images have three channels; others have one
+    "embedded": (10_000, 2_000),
+    "fashion_mnist": (60_000, 10_000),
+    "digits": (1_437, 360),
+    "cifar10": (50_000, 10_000),
+    "cifar100": (50_000, 10_000),
+    "imagenet": (1_281_167, 50_000),
+}
+CLASSES = {
+    "cifar100": 100,
+    "imagenet": 1000,
+}  # of sources that have not 10, as far as they are known beforehand
+COLOURED = (
+    "cifar10",
+    "cifar100",
+    "imagenet",
+    "image_folder",
+)  # sources whose images have three channels; others have one
 
 
 class DatasetPreset(Section):
     """Where images come from, how many of them are used, and how many of the training images are held out."""
 
-    source: Literal["embedded", "fashion_mnist", "digits", "cifar10", "cifar100", "imagenet", "image_folder"]
+    source: Literal[
+        "embedded", "fashion_mnist", "digits", "cifar10", "cifar100", "imagenet", "image_folder"
+    ]
     folder: str | None = None
     resize: Literal["published", "timm"] = "published"
     train: Count | None = None
@@ -50,4 +64,6 @@ class DatasetPreset(Section):
         """Raises UserError if the model does not take these images: grey ones are repeated over any channels, colours are three."""
         channels = model.kwargs.get("in_chans", 3)
         if self.source in COLOURED and channels != 3:
-            raise UserError(f"{file}: {key}.kwargs.in_chans: found {channels}, accepted: 3 (the images of {self.source} are in colour)")
+            raise UserError(
+                f"{file}: {key}.kwargs.in_chans: found {channels}, accepted: 3 (the images of {self.source} are in colour)"
+            )

@@ -4,7 +4,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
-PAPERS = ("layershuffle", "exits", "smoothing", "inversion", "painters", "nodes")  # in the order in which all is shown
+PAPERS = (
+    "layershuffle",
+    "exits",
+    "smoothing",
+    "inversion",
+    "painters",
+    "nodes",
+)  # in the order in which all is shown
 
 
 def rooms(room: str) -> list[ModuleType]:

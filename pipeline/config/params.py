@@ -19,7 +19,15 @@ from lsvit.latin import forms
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.papers import rooms
 from pipeline.config.presets import ModelPreset
-from pipeline.config.sections import Distributed, Finetune, Limit, Optimisation, PaperFigures, PaperSection, Pretrain
+from pipeline.config.sections import (
+    Distributed,
+    Finetune,
+    Limit,
+    Optimisation,
+    PaperFigures,
+    PaperSection,
+    Pretrain,
+)
 from pipeline.config.types import Section, Seed
 from pipeline.config.variant import BASELINE, Variant
 from pipeline.errors import UserError, line, one_line
@@ -79,7 +87,9 @@ class Params(Section):
     models: dict[str, Any]
     datasets: dict[str, Any]
 
-    _sizes: tuple[int, int, int] | None = PrivateAttr(default=None)  # where only the prepared data know
+    _sizes: tuple[int, int, int] | None = PrivateAttr(
+        default=None
+    )  # where only the prepared data know
 
     if TYPE_CHECKING:
 
@@ -93,12 +103,16 @@ class Params(Section):
     @property
     def dataset_preset(self) -> DatasetPreset:
         """The chosen entry of `datasets`, without its overrides of sections."""
-        return DatasetPreset.model_validate(self.datasets[self.dataset].model_dump(include=set(DatasetPreset.model_fields)))
+        return DatasetPreset.model_validate(
+            self.datasets[self.dataset].model_dump(include=set(DatasetPreset.model_fields))
+        )
 
     @property
     def starts(self) -> list[int]:
         """Seeds of the starting weights; where weights are given there is one set of them."""
-        return self.seeds[: self.resolve(Pretrain).seeds if self.model_preset.weights == "scratch" else 1]
+        return self.seeds[
+            : self.resolve(Pretrain).seeds if self.model_preset.weights == "scratch" else 1
+        ]
 
     def start_of(self, seed: int) -> int:
         """The seed of the starting weights of the trainings with a seed: the same, or, where there are fewer, each in its turn."""
@@ -121,30 +135,51 @@ class Params(Section):
         def limited(params: Params) -> dict[str, Value]:
             sections: tuple[type[Section], ...] = (Pretrain, Finetune, *paper_sections())
             found = {section: params.values(section) for section in sections}
-            named = {f"{section.name}.{key}": values[key] for section, values in found.items() for key in section.within}
-            trained = [section for section in paper_sections() if "training" in section.model_fields]
-            return named | {f"{section.name}.training.batch_size": params.scratch_values(section)["batch_size"] for section in trained}
+            named = {
+                f"{section.name}.{key}": values[key]
+                for section, values in found.items()
+                for key in section.within
+            }
+            trained = [
+                section for section in paper_sections() if "training" in section.model_fields
+            ]
+            return named | {
+                f"{section.name}.training.batch_size": params.scratch_values(section)["batch_size"]
+                for section in trained
+            }
 
         given = limited(self.with_sizes(sys.maxsize, sys.maxsize, 0))
-        return [f"{key}: {given[key].value} (from {source}) lowered to {value}, the images there are"
-                for key, (value, source) in limited(self).items() if value != given[key].value]  # fmt: skip
+        return [
+            f"{key}: {given[key].value} (from {source}) lowered to {value}, the images there are"
+            for key, (value, source) in limited(self).items()
+            if value != given[key].value
+        ]
 
     def overruled(self, before: "Params") -> list[str]:
         """Values of sections, scales and presets that differ from `before` and that something nearer sets, a line each."""
         found = []
         sections: tuple[type[Section], ...] = (Pretrain, Finetune, *paper_sections())
         for section in sections:
-            every = [self.values(section, name) for name in (self.all_variants if section is Finetune else (None,))]
+            every = [
+                self.values(section, name)
+                for name in (self.all_variants if section is Finetune else (None,))
+            ]
             try:
                 old = dict(before._places(section.name, self.cell))
             except KeyError:  # a preset that is new
                 continue
             for where, keys in self._places(section.name, self.cell):
-                for key in [key for key in keys if key not in section.merged and keys[key] != old[where].get(key)]:
+                for key in [
+                    key
+                    for key in keys
+                    if key not in section.merged and keys[key] != old[where].get(key)
+                ]:
                     nearer = sorted({values[key].source for values in every})
                     if where not in nearer:
-                        found.append(f"{where}.{key}: {keys[key]} has no effect with this scale, model and data set: "
-                                     f"{', '.join(nearer)} says {key}")  # fmt: skip
+                        found.append(
+                            f"{where}.{key}: {keys[key]} has no effect with this scale, model and data set: "
+                            f"{', '.join(nearer)} says {key}"
+                        )
         return found
 
     def _places(self, name: str, cell: Cell) -> Iterator[tuple[str, Overrides]]:
@@ -152,19 +187,32 @@ class Params(Section):
         yield name, getattr(self, name).model_dump()
         yield from self._layers(name, cell)
 
-    def _within_images(self, section: type[Section], values: dict[str, Value], cell: Cell) -> dict[str, Value]:
+    def _within_images(
+        self, section: type[Section], values: dict[str, Value], cell: Cell
+    ) -> dict[str, Value]:
         """What a section or scale says is lowered where there are fewer images; what a preset or variant says stays, to be refused."""
         if not self.sizes or cell.dataset != self.dataset:
             return values
         lowered: set[str] = set()
-        for key, bound in section.within.items():  # a split, or another key, than which it is less, where that has been lowered
+        for (
+            key,
+            bound,
+        ) in (
+            section.within.items()
+        ):  # a split, or another key, than which it is less, where that has been lowered
             value, source = values[key]
             if bound in values and bound not in lowered:
                 continue
             used = values["images"].value if key == "batch_size" and "images" in values else None
-            images = values[bound].value - 1 if bound in values else self.sizes[bound == "validation"]
+            images = (
+                values[bound].value - 1 if bound in values else self.sizes[bound == "validation"]
+            )
             most = max(min(images, used if isinstance(used, int) else sys.maxsize), 1)
-            if isinstance(value, int) and value > most and re.fullmatch(r"(scales\.\w+\.)?\w+(\.training)?", source):
+            if (
+                isinstance(value, int)
+                and value > most
+                and re.fullmatch(r"(scales\.\w+\.)?\w+(\.training)?", source)
+            ):
                 values[key] = Value(most, source)
                 lowered.add(key)
         return values
@@ -183,15 +231,21 @@ class Params(Section):
         changed = self.scales[cell.scale].models.get(cell.model, {})
         kwargs = own["kwargs"] | changed.get("kwargs", {})
         try:
-            return ModelPreset.model_validate(own | {key: changed[key] for key in changed if key in own} | {"kwargs": kwargs})
+            return ModelPreset.model_validate(
+                own | {key: changed[key] for key in changed if key in own} | {"kwargs": kwargs}
+            )
         except ValidationError as error:
-            raise UserError(one_line(error, ModelPreset, f"scales.{cell.scale}.models.{cell.model}")) from None
+            raise UserError(
+                one_line(error, ModelPreset, f"scales.{cell.scale}.models.{cell.model}")
+            ) from None
 
     @property
     def all_variants(self) -> dict[str, Variant]:
         """The baseline first, then the variants as declared, then those of the scale."""
         variants = self.variants | self.scales[self.cell.scale].variants
-        return {BASELINE: self.baseline} | {name: variant for name, variant in variants.items() if variant}
+        return {BASELINE: self.baseline} | {
+            name: variant for name, variant in variants.items() if variant
+        }
 
     def place_of(self, variant: str) -> str:
         """The key of params.yaml that a variant stands at."""
@@ -205,10 +259,17 @@ class Params(Section):
 
     def _layers(self, name: str, cell: Cell) -> Iterator[tuple[str, Overrides]]:
         """What overrides a section, in this order: the place in params.yaml, and the keys there."""
-        scale, model, dataset = self.scales[cell.scale], self.models[cell.model], self.datasets[cell.dataset]
+        scale, model, dataset = (
+            self.scales[cell.scale],
+            self.models[cell.model],
+            self.datasets[cell.dataset],
+        )
         yield f"scales.{cell.scale}.{name}", getattr(scale, name, {})
         yield f"models.{cell.model}.{name}", getattr(model, name, {})
-        yield f"scales.{cell.scale}.models.{cell.model}.{name}", scale.models.get(cell.model, {}).get(name, {})
+        yield (
+            f"scales.{cell.scale}.models.{cell.model}.{name}",
+            scale.models.get(cell.model, {}).get(name, {}),
+        )
         yield f"datasets.{cell.dataset}.{name}", getattr(dataset, name, {})
 
     def _values(self, section: type[Section], cell: Cell, variant: str | None) -> dict[str, Value]:
@@ -222,7 +283,9 @@ class Params(Section):
             values["epochs"] = values["baseline_epochs"]
         if variant is not None:
             where, own = self.place_of(variant), self.all_variants[variant]
-            values |= {key: Value(value, f"{where}.finetune") for key, value in own.finetune.items()}
+            values |= {
+                key: Value(value, f"{where}.finetune") for key, value in own.finetune.items()
+            }
             if own.per:
                 values["per"] = Value(own.per, where)
             elif values["per"].value not in forms(own.route):
@@ -233,12 +296,24 @@ class Params(Section):
         """The effective section for the chosen model, data set and variant."""
         return resolved(section, self.values(section, variant))
 
-    def scratch_values(self, section: type[PaperSection], cell: Cell | None = None) -> dict[str, Value]:
+    def scratch_values(
+        self, section: type[PaperSection], cell: Cell | None = None
+    ) -> dict[str, Value]:
         """Every effective value of a stage's trainings from scratch: its key `training` wins over what `pretrain` has."""
         cell, name = cell or self.cell, section.name
-        values = {key: value for key, value in self._values(Pretrain, cell, None).items() if key != "seeds"}
-        layers = {name: getattr(self, name).training} | {where: keys.get("training", {}) for where, keys in self._layers(name, cell)}
-        values |= {key: Value(value, f"{where}.training") for where, keys in layers.items() for key, value in keys.items()}
+        values = {
+            key: value
+            for key, value in self._values(Pretrain, cell, None).items()
+            if key != "seeds"
+        }
+        layers = {name: getattr(self, name).training} | {
+            where: keys.get("training", {}) for where, keys in self._layers(name, cell)
+        }
+        values |= {
+            key: Value(value, f"{where}.training")
+            for where, keys in layers.items()
+            for key, value in keys.items()
+        }
         return self._within_images(Optimisation, values, cell)
 
     def scratch_training(self, section: type[PaperSection]) -> Optimisation:
@@ -249,13 +324,22 @@ class Params(Section):
         """The effective values of all trainings: of the variants, of starting weights from scratch, of papers' own."""
         found = [self.values(Finetune, name) for name in self.all_variants]
         found += [self.values(Pretrain)] if self.model_preset.weights == "scratch" else []
-        return found + [self.scratch_values(section) for section in paper_sections() if "training" in section.model_fields]
+        return found + [
+            self.scratch_values(section)
+            for section in paper_sections()
+            if "training" in section.model_fields
+        ]
 
     def scratch_limit(self, section: type[PaperSection], train: int) -> Limit:
         """What the number of images to train on allows a stage's trainings from scratch."""
         training = self.scratch_training(section)
         used = min(train, training.images or train)
-        return Limit(f"{section.name}.training.batch_size", training.batch_size, used, f"{used} training images are used")
+        return Limit(
+            f"{section.name}.training.batch_size",
+            training.batch_size,
+            used,
+            f"{used} training images are used",
+        )
 
 
 def resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
@@ -264,8 +348,14 @@ def resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
         return section.model_validate({key: value.value for key, value in values.items()})
     except ValidationError as error:
         first = next(iter(values.values()))  # a check of several keys has no place of its own
-        sources = (values.get(str(each["loc"][0]), first).source if each["loc"] else first.source for each in error.errors())
-        lines = (line(each, section, source) for each, source in zip(error.errors(), sources, strict=True))
+        sources = (
+            values.get(str(each["loc"][0]), first).source if each["loc"] else first.source
+            for each in error.errors()
+        )
+        lines = (
+            line(each, section, source)
+            for each, source in zip(error.errors(), sources, strict=True)
+        )
         raise UserError("\n".join(dict.fromkeys(lines))) from None
 
 
@@ -273,8 +363,15 @@ def resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
 def whole() -> type[Params]:
     """The whole of params.yaml: with the papers' sections, of which, as of the core's, presets may override keys."""
     sections: dict[str, Any] = {section.name: (section, ...) for section in paper_sections()}
-    overrides: dict[str, Any] = {name: (Overrides, Field(default_factory=dict)) for name in ("pretrain", "finetune", *sections)}
-    kinds: tuple[tuple[str, type[Section]], ...] = (("scales", Scale), ("models", ModelPreset), ("datasets", DatasetPreset))
+    overrides: dict[str, Any] = {
+        name: (Overrides, Field(default_factory=dict))
+        for name in ("pretrain", "finetune", *sections)
+    }
+    kinds: tuple[tuple[str, type[Section]], ...] = (
+        ("scales", Scale),
+        ("models", ModelPreset),
+        ("datasets", DatasetPreset),
+    )
     for name, kind in kinds:
         preset: Any = create_model(kind.__name__, __base__=kind, **overrides)
         sections[name] = (dict[str, preset], ...)
@@ -299,7 +396,9 @@ class UniqueKeys(Composer, yaml.CSafeLoader):
             self.aliases += 1
             if self.aliases > ALIASES:
                 event: Any = self.get_event()
-                raise ComposerError(problem=f"more than {ALIASES} aliases", problem_mark=event.start_mark)
+                raise ComposerError(
+                    problem=f"more than {ALIASES} aliases", problem_mark=event.start_mark
+                )
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -307,7 +406,9 @@ class UniqueKeys(Composer, yaml.CSafeLoader):
         keys = [key.value for key, _ in node.value]
         for i, (key, _) in enumerate(node.value):
             if key.value in keys[:i]:
-                raise yaml.constructor.ConstructorError(problem=f"key {key.value!r} stands twice", problem_mark=key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    problem=f"key {key.value!r} stands twice", problem_mark=key.start_mark
+                )
         return super().construct_mapping(node, deep)
 
 
@@ -333,7 +434,9 @@ def parse(path: str | Path) -> Params:
     except FileNotFoundError:
         raise UserError(f"{path}: not found; run in the repository's root") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({type(error).__name__}), accepted: a file of YAML") from None
+        raise UserError(
+            f"{path}: cannot be read ({type(error).__name__}), accepted: a file of YAML"
+        ) from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):

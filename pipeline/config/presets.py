@@ -36,8 +36,14 @@ class ModelPreset(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not (self.weights in ("scratch", "hub") or self.weights.endswith(".safetensors") or "/" in self.weights):
-            raise ValueError(f"weights\n{self.weights!r}\nscratch, hub, a .safetensors file, or a folder with one (with a / in its path)")
+        if not (
+            self.weights in ("scratch", "hub")
+            or self.weights.endswith(".safetensors")
+            or "/" in self.weights
+        ):
+            raise ValueError(
+                f"weights\n{self.weights!r}\nscratch, hub, a .safetensors file, or a folder with one (with a / in its path)"
+            )
         for key, own in (("num_classes", "num_classes"), ("pretrained", "weights")):
             if key in self.kwargs:
                 raise ValueError(f"kwargs.{key}\n{self.kwargs[key]!r}\nthe preset's own key {own}")
@@ -46,7 +52,11 @@ class ModelPreset(Section):
             if key in self.kwargs and numbers.get(key, 0) < 1:
                 raise ValueError(f"kwargs.{key}\n{self.kwargs[key]!r}\na whole number, at least 1")
         if self.kwargs.get("embed_dim", 0) % self.kwargs.get("num_heads", 1):
-            raise ValueError(f"kwargs.num_heads\n{self.kwargs['num_heads']}\na divisor of embed_dim {self.kwargs['embed_dim']}")
+            raise ValueError(
+                f"kwargs.num_heads\n{self.kwargs['num_heads']}\na divisor of embed_dim {self.kwargs['embed_dim']}"
+            )
         if self.kwargs.get("img_size", 0) % self.kwargs.get("patch_size", 1):
-            raise ValueError(f"kwargs.patch_size\n{self.kwargs['patch_size']}\na divisor of img_size {self.kwargs['img_size']}")
+            raise ValueError(
+                f"kwargs.patch_size\n{self.kwargs['patch_size']}\na divisor of img_size {self.kwargs['img_size']}"
+            )
         return self

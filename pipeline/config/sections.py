@@ -21,18 +21,24 @@ class Optimisation(Section):
     batch_size: Count
     epochs: Count
     validation_batch_size: Count
-    validation_orders: Literal["all", "trained"] = "all"  # trained: only that which is trained for, which saves time
+    validation_orders: Literal["all", "trained"] = (
+        "all"  # trained: only that which is trained for, which saves time
+    )
     precision: Literal["auto", "fp32", "tf32", "bf16"]
     compile: Literal["auto", "blocks", "none"]
     micro_batch_size: Count | None
     checkpointing: bool = False
     threads: Count
     position_weight: NonNegative = 1.0
-    warmup_epochs: Annotated[int, Field(ge=0), NUMBER] = 5  # of schedule cosine: the rate grows linearly (DeiT)
+    warmup_epochs: Annotated[int, Field(ge=0), NUMBER] = (
+        5  # of schedule cosine: the rate grows linearly (DeiT)
+    )
     plateau_factor: Fraction = 0.6  # of schedule plateau (multi-exit ViT, section IV)
     plateau_patience: Count = 2  # epochs without gain that are borne; the next one lowers the rate
     images: Count | None = None  # train on so many random images, always the same; None: on all
-    stop_patience: Count | None = None  # epochs without gain before the training ends; None: it does not end early
+    stop_patience: Count | None = (
+        None  # epochs without gain before the training ends; None: it does not end early
+    )
     within = {"batch_size": "train"}  # noqa: RUF012 (a ClassVar)
 
     def without_effect(self) -> set[str]:
@@ -79,7 +85,10 @@ class Distributed(Section):
     @property
     def identity(self) -> dict[str, Any]:
         """What of it changes a training's result."""
-        return {"world_size": self.world_size, "routes": self.routes if self.world_size > 1 else "shared"}
+        return {
+            "world_size": self.world_size,
+            "routes": self.routes if self.world_size > 1 else "shared",
+        }
 
 
 class PaperFigures(Section):
@@ -103,12 +112,17 @@ class Limit(NamedTuple):
 class PaperSection(Section):
     """A paper's section of params.yaml. If it has a key `training`, its values win over those of `pretrain` where a stage trains."""
 
-    taken: ClassVar[tuple[str, ...]] = ()  # names of models in the paper's results that no variant may have
+    taken: ClassVar[
+        tuple[str, ...]
+    ] = ()  # names of models in the paper's results that no variant may have
 
 
 def at_most(limits: Sequence[Limit], file: str) -> None:
     """Raises UserError for the numbers that are greater than accepted, a line each."""
     exceeding = [each for each in limits if each.found > each.most]
     if exceeding:
-        lines = (f"{file}: {key}: found {found}, accepted: at most {most} ({why})" for key, found, most, why in exceeding)
+        lines = (
+            f"{file}: {key}: found {found}, accepted: at most {most} ({why})"
+            for key, found, most, why in exceeding
+        )
         raise UserError("\n".join(dict.fromkeys(lines)))

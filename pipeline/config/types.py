@@ -33,7 +33,9 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: ClassVar[str] = ""
-    merged: ClassVar[tuple[str, ...]] = ()  # mappings of which a preset changes single keys; it replaces others
+    merged: ClassVar[
+        tuple[str, ...]
+    ] = ()  # mappings of which a preset changes single keys; it replaces others
     within: ClassVar[dict[str, str]] = {}  # keys that are at most the number of images of a split
 
     def without_effect(self) -> set[str]:
@@ -42,9 +44,17 @@ class Section(BaseModel):
 
     def effective(self, defaults: bool = True) -> dict[str, Any]:
         """The values that can change a result, as JSON has them; without `defaults`, only those that are no field's default."""
-        shown = {name: field for name, field in type(self).model_fields.items() if name not in self.without_effect()}
+        shown = {
+            name: field
+            for name, field in type(self).model_fields.items()
+            if name not in self.without_effect()
+        }
         if not defaults:
-            shown = {n: f for n, f in shown.items() if f.is_required() or getattr(self, n) != f.get_default(call_default_factory=True)}
+            shown = {
+                n: f
+                for n, f in shown.items()
+                if f.is_required() or getattr(self, n) != f.get_default(call_default_factory=True)
+            }
         return {name: _plain(getattr(self, name), defaults) for name in shown}
 
 

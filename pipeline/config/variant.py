@@ -4,9 +4,24 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from pipeline.config.types import NUMBER, Count, Depths, Fraction, NonNegative, Per, Positive, Sampler, Section, Share
+from pipeline.config.types import (
+    NUMBER,
+    Count,
+    Depths,
+    Fraction,
+    NonNegative,
+    Per,
+    Positive,
+    Sampler,
+    Section,
+    Share,
+)
 
-BASELINE, PRETRAINED, UNTRAINED = "baseline", "pretrained", "untrained"  # names of models in results/ that no variant may have
+BASELINE, PRETRAINED, UNTRAINED = (
+    "baseline",
+    "pretrained",
+    "untrained",
+)  # names of models in results/ that no variant may have
 
 
 BranchName = Literal["mlp", "cnn_ignore", "cnn_add", "cnn_project", "vit", "mixer", "resmlp"]
@@ -111,7 +126,10 @@ class Losses(Section):
     def __str__(self) -> str:
         names = [name for name in type(self).model_fields if getattr(self, name)]
         dot = self.contrastive and not self.contrastive.normalize
-        return "+".join(f"{name}_dot" if dot and name == "contrastive" else name for name in names) or "none"
+        return (
+            "+".join(f"{name}_dot" if dot and name == "contrastive" else name for name in names)
+            or "none"
+        )
 
 
 class Recipe(Section):

@@ -42,18 +42,34 @@ def stages(params: Params) -> list[Stage]:
     """
     preset, data, seeds = params.model_preset, params.dataset_preset, len(params.seeds)
     if (sizes := params.sizes) is None:
-        raise UserError(f"datasets.{params.dataset}: its folder tells how many images there are; accepted here: "
-                        "datasets.NAME.train and datasets.NAME.validation")  # fmt: skip
+        raise UserError(
+            f"datasets.{params.dataset}: its folder tells how many images there are; accepted here: "
+            "datasets.NAME.train and datasets.NAME.validation"
+        )
     whole = count(preset, data.num_classes)
     check_layers(params, whole.num_layers)
 
     found: list[Stage] = []
     if preset.weights == "scratch":
         first = params.resolve(Pretrain)
-        found.append(Stage("pretrain", "", [training_job(whole, PLAIN, first, *sizes)] * len(params.starts), first.threads))
+        found.append(
+            Stage(
+                "pretrain",
+                "",
+                [training_job(whole, PLAIN, first, *sizes)] * len(params.starts),
+                first.threads,
+            )
+        )
     for name, variant in params.all_variants.items():
         routed, tuning = count(preset, data.num_classes, variant), params.resolve(Finetune, name)
-        found.append(Stage("finetune", name, [training_job(routed, variant, tuning, *sizes, per=tuning.per)] * seeds, tuning.threads))
+        found.append(
+            Stage(
+                "finetune",
+                name,
+                [training_job(routed, variant, tuning, *sizes, per=tuning.per)] * seeds,
+                tuning.threads,
+            )
+        )
     for cost in rooms("cost"):
         found += cost.stages(params, sizes)
     return found
@@ -69,16 +85,27 @@ def estimate(params: Params, known: dict[str, Hardware]) -> dict[str, Any]:
     own = [stage for cost in _published() for stage in cost.published(params)]
     ours, paper = ([stage.row(known) for stage in found] for found in (stages(params), own))
     return {
-        "dataset": params.dataset, "model": params.model, "seeds": len(params.seeds), "stages": [*ours, total(ours)],
-        "paper": [*paper, total(paper)], "hardware": {name: hardware.source for name, hardware in known.items()},
+        "dataset": params.dataset,
+        "model": params.model,
+        "seeds": len(params.seeds),
+        "stages": [*ours, total(ours)],
+        "paper": [*paper, total(paper)],
+        "hardware": {name: hardware.source for name, hardware in known.items()},
         "notes": [*notes(), *(f"paper: {cost.PAPER}" for cost in _published())],
-    }  # fmt: skip
+    }
 
 
 def total(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The sum of rows; stages run one after another, so their walls add up too."""
-    sums = {key: sum(row[key] for row in rows) for key, value in rows[0].items() if isinstance(value, int | float)}
-    seconds = {name: {key: sum(row["seconds"][name][key] for row in rows) for key in times} for name, times in rows[0]["seconds"].items()}
+    sums = {
+        key: sum(row[key] for row in rows)
+        for key, value in rows[0].items()
+        if isinstance(value, int | float)
+    }
+    seconds = {
+        name: {key: sum(row["seconds"][name][key] for row in rows) for key in times}
+        for name, times in rows[0]["seconds"].items()
+    }
     return {"part": "total", "name": "", **sums, "seconds": seconds}
 
 
@@ -89,20 +116,40 @@ def show(estimated: dict[str, Any]) -> None:
 
     out = console(180)
     ours = "params.yaml: {dataset}, {model}, {seeds} seeds".format(**estimated)
-    times = [f"({i}) {what}" for i in range(1, len(estimated["hardware"]) + 1) for what in ("sum", "wall")]
+    times = [
+        f"({i}) {what}"
+        for i in range(1, len(estimated["hardware"]) + 1)
+        for what in ("sum", "wall")
+    ]
     counts = ["trainings", "training_images", "validation_images", "evaluation_images"]
-    for key, title in (("stages", ours), ("paper", f"The paper's four cells: {'; '.join(cost.PAPER for cost in _published())}")):
+    for key, title in (
+        ("stages", ours),
+        ("paper", f"The paper's four cells: {'; '.join(cost.PAPER for cost in _published())}"),
+    ):
         table = Table("", "", title=title, box=SIMPLE_HEAD, title_justify="left")
         for column in (*counts, "FLOPs", *times):
             table.add_column(column.replace("_", " "), justify="right")
         for row in estimated[key]:
             if row["part"] == "total":
                 table.add_section()
-            shown = [f"{row[count]:,}" if row[count] else "" for count in counts] + [format_flops(row["flops"])]
-            shown += [format_seconds(seconds) for of_hardware in row["seconds"].values() for seconds in of_hardware.values()]
+            shown = [f"{row[count]:,}" if row[count] else "" for count in counts] + [
+                format_flops(row["flops"])
+            ]
+            shown += [
+                format_seconds(seconds)
+                for of_hardware in row["seconds"].values()
+                for seconds in of_hardware.values()
+            ]
             table.add_row(row["part"], row["name"], *shown)
         out.print(table)
-    out.print(*(f"({i}) {name}: {source}" for i, (name, source) in enumerate(estimated["hardware"].items(), 1)), *notes(), sep="\n")
+    out.print(
+        *(
+            f"({i}) {name}: {source}"
+            for i, (name, source) in enumerate(estimated["hardware"].items(), 1)
+        ),
+        *notes(),
+        sep="\n",
+    )
 
 
 def format_flops(flops: float) -> str:

@@ -33,7 +33,9 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.count, self.elements = 0, 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = function(*args, **(kwargs or {}))
         if not function.is_view:
             self.count += 1
@@ -82,7 +84,9 @@ def _countable(module: Any) -> Any:
     for part in module.modules():
         if hasattr(part, "fused_attn"):
             part.fused_attn = False
-    return module.eval().requires_grad_(False)  # FlopCounterMode expects gradients of what requires them
+    return module.eval().requires_grad_(
+        False
+    )  # FlopCounterMode expects gradients of what requires them
 
 
 def _count(run: Callable[..., Tensor], *inputs: Any) -> np.ndarray:
@@ -92,7 +96,9 @@ def _count(run: Callable[..., Tensor], *inputs: Any) -> np.ndarray:
     return np.array([operations.count, operations.elements, flops.get_total_flops()], dtype=float)
 
 
-def _routed(backbone: Any, preset: ModelPreset, position: Position = NO_PARTS) -> tuple[RoutedModel, Tensor]:
+def _routed(
+    backbone: Any, preset: ModelPreset, position: Position = NO_PARTS
+) -> tuple[RoutedModel, Tensor]:
     """The model of a :func:`meta_backbone`, and an image (1, C, H, W) for it."""
     with torch.device("meta"):
         model = RoutedModel(backbone, position).eval()
@@ -100,7 +106,12 @@ def _routed(backbone: Any, preset: ModelPreset, position: Position = NO_PARTS) -
         return model, torch.empty(1, in_chans, size, size)
 
 
-def count_forward(backbone: Any, preset: ModelPreset, position: Position = NO_PARTS, exits: ExitHeads | None = None) -> Forward:
+def count_forward(
+    backbone: Any,
+    preset: ModelPreset,
+    position: Position = NO_PARTS,
+    exits: ExitHeads | None = None,
+) -> Forward:
     """Counts of a :func:`meta_backbone` with position parts and early exits, as torch runs it; all blocks of a model take the same.
 
     Raises:
@@ -110,8 +121,15 @@ def count_forward(backbone: Any, preset: ModelPreset, position: Position = NO_PA
     counts = []
     for route in ((), (0,)):
         taps = [PositionLogits(model)] if "predict" in model.position else []
-        counts.append(_count(model, image, route, taps) + sum(_count(getattr, tap, "logits") for tap in taps))  # heads run when asked
-    branches = len(exits.depths) * count_branch(exits.branch, token_shape(backbone), backbone.num_classes, exits) if exits else 0
+        counts.append(
+            _count(model, image, route, taps) + sum(_count(getattr, tap, "logits") for tap in taps)
+        )  # heads run when asked
+    branches = (
+        len(exits.depths)
+        * count_branch(exits.branch, token_shape(backbone), backbone.num_classes, exits)
+        if exits
+        else 0
+    )
     return Forward(model.num_layers, counts[0] + branches, counts[1] - counts[0])
 
 
@@ -126,16 +144,25 @@ def count_variant(backbone: Any, preset: ModelPreset, variant: Variant) -> Forwa
     return replace(model, num_layers=variant.layers or model.num_layers)
 
 
-def count_branch(kind: BranchName, shape: TokenShape, outputs: int, sizes: BranchSizes) -> np.ndarray:
+def count_branch(
+    kind: BranchName, shape: TokenShape, outputs: int, sizes: BranchSizes
+) -> np.ndarray:
     """Operations, elements, FLOPs (3,) of a branch on one image's tokens (1, N, D). Raises UserError as `make_branch` does."""
     with torch.device("meta"):
-        branch, tokens = make_branch(kind, shape, outputs, sizes), torch.empty(1, shape.length, shape.width)
+        branch, tokens = (
+            make_branch(kind, shape, outputs, sizes),
+            torch.empty(1, shape.length, shape.width),
+        )
     return _count(_countable(branch), tokens)
 
 
 def count_exits(
-    preset: ModelPreset, num_classes: int, branches: Sequence[BranchName], sizes: BranchSizes, variant: Variant = PLAIN
-) -> ExitFlops:  # fmt: skip
+    preset: ModelPreset,
+    num_classes: int,
+    branches: Sequence[BranchName],
+    sizes: BranchSizes,
+    variant: Variant = PLAIN,
+) -> ExitFlops:
     """FLOPs of one image in a variant of the preset's model for `num_classes` classes, and in each of these branches, of as many outputs.
 
     What the paper's Table I lists as FLOPS up to an exit are multiply-adds: half of these.
@@ -148,6 +175,11 @@ def count_exits(
     model, image = _routed(backbone, preset)
     embed = int(_count(model.embed, image)[FLOPS])
     return ExitFlops(
-        embed, int(forward.block[FLOPS]), int(forward.outside[FLOPS]) - embed,
-        {kind: int(count_branch(kind, shape, backbone.num_classes, sizes)[FLOPS]) for kind in branches},
-    )  # fmt: skip
+        embed,
+        int(forward.block[FLOPS]),
+        int(forward.outside[FLOPS]) - embed,
+        {
+            kind: int(count_branch(kind, shape, backbone.num_classes, sizes)[FLOPS])
+            for kind in branches
+        },
+    )

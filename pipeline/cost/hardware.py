@@ -38,9 +38,13 @@ def known_hardware(path: Path = KNOWN_HARDWARE) -> dict[str, Hardware]:
     try:
         return TypeAdapter(dict[str, Hardware]).validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise UserError(f"{path}: not found; `python benchmarks/cost.py` makes it, or run in the repository's root") from None
+        raise UserError(
+            f"{path}: not found; `python benchmarks/cost.py` makes it, or run in the repository's root"
+        ) from None
     except ValidationError:
-        raise UserError(f"{path}: not as `python benchmarks/cost.py` writes it; remove it and make it anew") from None
+        raise UserError(
+            f"{path}: not as `python benchmarks/cost.py` writes it; remove it and make it anew"
+        ) from None
 
 
 class Work(NamedTuple):
@@ -57,4 +61,9 @@ class Work(NamedTuple):
     def seconds(self, hardware: Hardware) -> float:
         """Time on this hardware."""
         speed = hardware.training if self.training or self.to_input else hardware.evaluation
-        return self.batches * speed.batch + self.operations * speed.operation + self.elements * speed.element + self.flops / speed.rate
+        return (
+            self.batches * speed.batch
+            + self.operations * speed.operation
+            + self.elements * speed.element
+            + self.flops / speed.rate
+        )

@@ -49,7 +49,11 @@ class Shards(NamedTuple):
 
 def key(splits: dict[str, Items], resize: Resize) -> str:
     """Identity of decoded images: the listing with sizes and times, and how they are resized."""
-    digest = hashlib.sha256(json.dumps([FORMAT, resize, {split: len(items.table) for split, items in splits.items()}]).encode())
+    digest = hashlib.sha256(
+        json.dumps(
+            [FORMAT, resize, {split: len(items.table) for split, items in splits.items()}]
+        ).encode()
+    )
     for items in splits.values():
         digest.update(items.table.tobytes())
     return digest.hexdigest()[:20]
@@ -79,7 +83,9 @@ def decode(content: bytes, resize: Resize) -> np.ndarray:
     side = max(resize.size) if isinstance(resize.size, tuple) else resize.size
     if side**2 * max(image.size) / min(image.size) > (Image.MAX_IMAGE_PIXELS or math.inf):
         raise ValueError(f"{image.width} x {image.height} pixels are too narrow to resize")
-    image = transforms.Resize(resize.size, InterpolationMode(resize.interpolation), antialias=True)(image)
+    image = transforms.Resize(resize.size, InterpolationMode(resize.interpolation), antialias=True)(
+        image
+    )
     return np.asarray(transforms.CenterCrop(resize.crop)(image))
 
 
@@ -107,7 +113,11 @@ def make_shard(path: Path, items: Items, resize: Resize) -> dict[str, Any]:
                 try:
                     images[i] = decode(part.read(i), resize)
                 except Exception as error:  # damaged files raise almost anything; all are collected
-                    reason = re.sub(r" <_io[^>]*>", "", " ".join(str(getattr(error, "strerror", None) or error).split()))  # no addresses
+                    reason = re.sub(
+                        r" <_io[^>]*>",
+                        "",
+                        " ".join(str(getattr(error, "strerror", None) or error).split()),
+                    )  # no addresses
                     unreadable.append(f"{part.path(i)}: {type(error).__name__}: {reason[:120]}")
             total += moments(images)
             yield Arrays(images, part.labels)
@@ -123,7 +133,9 @@ def make_shard(path: Path, items: Items, resize: Resize) -> dict[str, Any]:
     return record
 
 
-def decode_splits(title: str, splits: dict[str, Items], resize: Resize, folder: Path) -> dict[str, list[dict[str, Any]]]:
+def decode_splits(
+    title: str, splits: dict[str, Items], resize: Resize, folder: Path
+) -> dict[str, list[dict[str, Any]]]:
     """Decode all images to shards in `folder`, a process a core; finished shards of an earlier run are kept.
 
     Returns:
@@ -135,29 +147,47 @@ def decode_splits(title: str, splits: dict[str, Items], resize: Resize, folder: 
     """
     folder.mkdir(parents=True, exist_ok=True)
     images = sum(len(items.table) for items in splits.values())
-    needed = images * 3 * resize.crop**2 - sum(path.stat().st_size for path in folder.glob("*.arrow"))
+    needed = images * 3 * resize.crop**2 - sum(
+        path.stat().st_size for path in folder.glob("*.arrow")
+    )
     if needed > (free := shutil.disk_usage(folder).free):
-        raise UserError(f"{folder}: found {free / 1e9:.1f} GB free, accepted: at least {needed / 1e9:.1f} GB for {images:,} decoded images")
+        raise UserError(
+            f"{folder}: found {free / 1e9:.1f} GB free, accepted: at least {needed / 1e9:.1f} GB for {images:,} decoded images"
+        )
     jobs: list[tuple[Path, Items]] = []
     for split, items in splits.items():
         count = len(items.table)
-        size = min(LARGEST, -(-count // (64 * BATCH)) * BATCH)  # small sets too are shared among up to 64 cores
-        jobs += [(folder / f"{split}-{i // size:05d}.arrow", items.at(slice(i, i + size))) for i in range(0, count, size)]
+        size = min(
+            LARGEST, -(-count // (64 * BATCH)) * BATCH
+        )  # small sets too are shared among up to 64 cores
+        jobs += [
+            (folder / f"{split}-{i // size:05d}.arrow", items.at(slice(i, i + size)))
+            for i in range(0, count, size)
+        ]
     records = _run(title, jobs, resize, folder)
     unreadable = [line for record in records for line in record.get("unreadable", ())]
     if unreadable:
         listing = folder / UNREADABLE
         listing.write_text("".join(f"{line}\n" for line in unreadable))
-        raise UserError(f"{title}: {len(unreadable):,} of {images:,} images cannot be read, all in {listing}: {'; '.join(unreadable[:3])}")
+        raise UserError(
+            f"{title}: {len(unreadable):,} of {images:,} images cannot be read, all in {listing}: {'; '.join(unreadable[:3])}"
+        )
     named = [{"file": path.name} | record for (path, _), record in zip(jobs, records, strict=True)]
-    return {split: [record for record in named if record["file"].startswith(f"{split}-")] for split in splits}
+    return {
+        split: [record for record in named if record["file"].startswith(f"{split}-")]
+        for split in splits
+    }
 
 
-def _run(title: str, jobs: list[tuple[Path, Items]], resize: Resize, folder: Path) -> list[dict[str, Any]]:
+def _run(
+    title: str, jobs: list[tuple[Path, Items]], resize: Resize, folder: Path
+) -> list[dict[str, Any]]:
     """The records of all shards, made in parallel, with progress shown."""
     total, done = sum(len(items.table) for _, items in jobs), 0
     start = shown = time.monotonic()
-    context = multiprocessing.get_context("forkserver")  # threads of this process do not survive a plain fork
+    context = multiprocessing.get_context(
+        "forkserver"
+    )  # threads of this process do not survive a plain fork
     context.set_forkserver_preload(["torchvision.transforms"])
     workers = min(len(os.sched_getaffinity(0)), len(jobs))
     pool = ProcessPoolExecutor(workers, context, initializer=die_with_parent)
@@ -168,10 +198,17 @@ def _run(title: str, jobs: list[tuple[Path, Items]], resize: Resize, folder: Pat
                 done += future.result()["images"]
                 now = time.monotonic()
                 if display.bars or done == total or now - shown > REPORT_SECONDS:
-                    display.show(0, {"cell": f"{done:,} of {total:,} images, {done / (now - start):.0f} images/s"})
+                    display.show(
+                        0,
+                        {
+                            "cell": f"{done:,} of {total:,} images, {done / (now - start):.0f} images/s"
+                        },
+                    )
                     shown = now
             return [future.result() for future in futures]
     except BrokenProcessPool:
-        raise UserError(f"{title}: a process that decodes images died (killed, or out of memory); finished shards are kept") from None
+        raise UserError(
+            f"{title}: a process that decodes images died (killed, or out of memory); finished shards are kept"
+        ) from None
     finally:
         pool.shutdown(cancel_futures=True)

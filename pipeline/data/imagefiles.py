@@ -15,7 +15,10 @@ from pipeline.config.datasets import CLASSES, SIZES
 from pipeline.errors import UserError
 
 LARGEST = 2**28  # bytes of an uncompressed file: a small one may decompress to any size
-IMAGENET_CLASSES, IMAGENET_IMAGES = CLASSES["imagenet"], dict(zip(("train", "validation"), SIZES["imagenet"], strict=True))
+IMAGENET_CLASSES, IMAGENET_IMAGES = (
+    CLASSES["imagenet"],
+    dict(zip(("train", "validation"), SIZES["imagenet"], strict=True)),
+)
 IMAGENET_TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
 DEVKIT = "ILSVRC2012_devkit_t12"
 EXTENSIONS = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"}
@@ -58,7 +61,10 @@ class Items(NamedTuple):
 def table(rows: list[Row]) -> np.ndarray:
     """Rows as records; names as wide as the longest."""
     width = max((len(row[0]) for row in rows), default=1)
-    return np.array(rows, [("name", f"S{width}"), ("offset", "i8"), ("size", "i8"), ("mtime", "i8"), ("label", "i4")])
+    return np.array(
+        rows,
+        [("name", f"S{width}"), ("offset", "i8"), ("size", "i8"), ("mtime", "i8"), ("label", "i4")],
+    )
 
 
 def files_below(folder: Path) -> Iterator[str]:
@@ -78,15 +84,23 @@ def list_split(folder: Path, classes: list[str] | None = None) -> tuple[Items, l
     Raises:
         UserError: there are no classes, one holds no image, or one is not among those given.
     """
-    found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    found = sorted(
+        entry.name
+        for entry in os.scandir(folder)
+        if entry.is_dir() and not entry.name.startswith(".")
+    )
     if not found:
-        raise UserError(f"{folder}: found no folders in it, accepted: a folder a class, {folder}/<class>/<image>")
+        raise UserError(
+            f"{folder}: found no folders in it, accepted: a folder a class, {folder}/<class>/<image>"
+        )
     classes = classes or found
     label_of = {name: label for label, name in enumerate(classes)}
     parts, ignored = [], []
     for name in found:
         if name not in label_of:
-            raise UserError(f"{folder / name}: a class that the training images do not have; they have {len(classes)}")
+            raise UserError(
+                f"{folder / name}: a class that the training images do not have; they have {len(classes)}"
+            )
         rows: list[Row] = []
         for path in files_below(folder / name):
             if os.path.splitext(path)[1].lower() not in EXTENSIONS:  # noqa: PTH122
@@ -97,12 +111,19 @@ def list_split(folder: Path, classes: list[str] | None = None) -> tuple[Items, l
                 size, mtime = stat.st_size, stat.st_mtime_ns
             except OSError:  # a broken link: reported with the other unreadable images
                 size, mtime = 0, 0
-            rows.append((os.fsencode(os.path.relpath(path, folder)), 0, size, mtime, label_of[name]))
+            rows.append(
+                (os.fsencode(os.path.relpath(path, folder)), 0, size, mtime, label_of[name])
+            )
         if not rows:
-            raise UserError(f"{folder / name}: found no images in it, accepted: {', '.join(sorted(EXTENSIONS))}")
+            raise UserError(
+                f"{folder / name}: found no images in it, accepted: {', '.join(sorted(EXTENSIONS))}"
+            )
         parts.append(table(rows))
     if ignored:
-        print(f"{folder}: {len(ignored)} other files ignored: {', '.join(ignored[:3])}{', ...' if len(ignored) > 3 else ''}", flush=True)
+        print(
+            f"{folder}: {len(ignored)} other files ignored: {', '.join(ignored[:3])}{', ...' if len(ignored) > 3 else ''}",
+            flush=True,
+        )
     return Items(folder, np.concatenate(parts)), classes
 
 
@@ -111,7 +132,9 @@ def list_image_folder(folder: Path) -> tuple[dict[str, Items], list[str]]:
     accepted = f"accepted: {folder}/train/<class>/<image> and {folder}/val/<class>/<image> (or validation, or test)"
     if not (folder / "train").is_dir():
         raise UserError(f"{folder / 'train'}: no such folder, {accepted}")
-    validation = next((folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()), None)
+    validation = next(
+        (folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()), None
+    )
     if validation is None:
         raise UserError(f"{folder / 'val'}: no such folder, {accepted}")
     train, classes = list_split(folder / "train")
@@ -125,7 +148,9 @@ def check_md5(path: Path, md5: str) -> None:
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, "md5").hexdigest()
     if found != md5:
-        raise UserError(f"{path}: its md5 is {found}, the official file's is {md5}: damaged, or another file")
+        raise UserError(
+            f"{path}: its md5 is {found}, the official file's is {md5}: damaged, or another file"
+        )
 
 
 def read_members(archive: Path, names: list[str]) -> list[bytes]:
@@ -165,10 +190,14 @@ def list_imagenet(folder: Path) -> tuple[dict[str, Items], list[str]]:
             f"{folder.resolve()}: found no ImageNet there (datasets.*.folder), accepted: train/<synset>/ and val/<synset>/, or {names}"
         )
     if len(synsets) != IMAGENET_CLASSES:
-        raise UserError(f"{splits['train'].root}: found {len(synsets)} classes, accepted: {IMAGENET_CLASSES:,}")
+        raise UserError(
+            f"{splits['train'].root}: found {len(synsets)} classes, accepted: {IMAGENET_CLASSES:,}"
+        )
     for split, items in splits.items():
         if len(items.table) != IMAGENET_IMAGES[split]:
-            raise UserError(f"{items.root}: found {len(items.table):,} images, accepted: {IMAGENET_IMAGES[split]:,}")
+            raise UserError(
+                f"{items.root}: found {len(items.table):,} images, accepted: {IMAGENET_IMAGES[split]:,}"
+            )
     return splits, synsets
 
 
@@ -184,8 +213,17 @@ def list_tars(folder: Path) -> tuple[dict[str, Items], list[str]]:
             for member in (m for m in tar if m.isfile()):
                 synset = member.name.removesuffix(".tar")
                 with tarfile.open(fileobj=tar.extractfile(member), mode="r:") as inner:
-                    rows = [(f"{synset}/{m.name}".encode(), member.offset_data + m.offset_data, m.size, mtime, 0)
-                            for m in inner if m.isfile()]  # fmt: skip
+                    rows = [
+                        (
+                            f"{synset}/{m.name}".encode(),
+                            member.offset_data + m.offset_data,
+                            m.size,
+                            mtime,
+                            0,
+                        )
+                        for m in inner
+                        if m.isfile()
+                    ]
                 parts[synset] = table(rows)
         synsets = sorted(parts)
         for label, synset in enumerate(synsets):
@@ -197,15 +235,23 @@ def list_tars(folder: Path) -> tuple[dict[str, Items], list[str]]:
     except (OSError, EOFError, tarfile.TarError) as error:
         raise UserError(f"{path}: missing, truncated or not a tar file ({error})") from None
     if len(members) != len(truth):
-        raise UserError(f"{path}: found {len(members):,} images, the devkit has classes for {len(truth):,}")
+        raise UserError(
+            f"{path}: found {len(members):,} images, the devkit has classes for {len(truth):,}"
+        )
     unknown = {synset_of.get(index, str(index)) for index in truth} - set(synsets)
     if unknown:
-        raise UserError(f"{archives['train']}: the validation images' class {min(unknown)} is missing in it")
+        raise UserError(
+            f"{archives['train']}: the validation images' class {min(unknown)} is missing in it"
+        )
     rows = [
-        (m.name.encode(), m.offset_data, m.size, mtime, synsets.index(synset_of[index])) for m, index in zip(members, truth, strict=True)
+        (m.name.encode(), m.offset_data, m.size, mtime, synsets.index(synset_of[index]))
+        for m, index in zip(members, truth, strict=True)
     ]
     train = np.concatenate([parts[synset] for synset in synsets])
-    return {"train": Items(archives["train"], train), "validation": Items(path, table(rows))}, synsets
+    return {
+        "train": Items(archives["train"], train),
+        "validation": Items(path, table(rows)),
+    }, synsets
 
 
 def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
@@ -222,4 +268,6 @@ def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
     meta, truth = read_members(path, names)
     synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
     leaves = synsets[synsets["num_children"] == 0]
-    return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in leaves}, [int(line) for line in truth.split()]
+    return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in leaves}, [
+        int(line) for line in truth.split()
+    ]

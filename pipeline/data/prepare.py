@@ -22,7 +22,9 @@ from pipeline.jobs.files import HELDOUT
 from pipeline.jobs.processes import root
 
 
-def choose(name: str, preset: DatasetPreset, splits: Mapping[str, Arrays | Items]) -> dict[str, Arrays | Items]:
+def choose(
+    name: str, preset: DatasetPreset, splits: Mapping[str, Arrays | Items]
+) -> dict[str, Arrays | Items]:
     """The images that the preset uses: train, validation and, if some of the training images are held out, heldout.
 
     Of decoded arrays a limit takes the first images. Image files lie in the order of their classes: a limit takes random
@@ -40,13 +42,17 @@ def choose(name: str, preset: DatasetPreset, splits: Mapping[str, Arrays | Items
         index: slice | np.ndarray = slice(wanted)
         if isinstance(images, Items):
             index = generator("subset", "prepared", split).permutation(count)[:wanted]
-            index = np.sort(index) if split == "train" else index  # shuffled when it is used: read from the disk in its order
+            index = (
+                np.sort(index) if split == "train" else index
+            )  # shuffled when it is used: read from the disk in its order
         chosen[split] = images.at(index)
     if preset.heldout:
         train = chosen["train"]
         count = len(train.labels)
         if preset.heldout >= count:
-            raise UserError(f"datasets.{name}.heldout: found {preset.heldout}, accepted: fewer than the {count} training images")
+            raise UserError(
+                f"datasets.{name}.heldout: found {preset.heldout}, accepted: fewer than the {count} training images"
+            )
         aside = np.zeros(count, dtype=bool)
         aside[generator("heldout", "training").permutation(count)[: preset.heldout]] = True
         chosen |= {"train": train.at(~aside), HELDOUT: train.at(aside)}
@@ -82,7 +88,10 @@ def _decode(name: str, splits: dict[str, Items], resize: Resize) -> Decoded:
     records = decode_splits(name, splits, resize, root() / folder)
     digest, shards = hashlib.sha256(), {}
     for split in splits:
-        shards[split] = [{"file": str(folder / r["file"]), "images": r["images"], "sha256": r["sha256"]} for r in records[split]]
+        shards[split] = [
+            {"file": str(folder / r["file"]), "images": r["images"], "sha256": r["sha256"]}
+            for r in records[split]
+        ]
         for record in shards[split]:
             digest.update(record["sha256"].encode())
     total = np.sum([record["moments"] for record in records["train"]], axis=0)
@@ -90,9 +99,13 @@ def _decode(name: str, splits: dict[str, Items], resize: Resize) -> Decoded:
 
 
 def prepare(
-    name: str, preset: DatasetPreset, embedded: Path, out: Path,
-    model: ModelPreset | None = None, check: Callable[[int, int, int], None] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    name: str,
+    preset: DatasetPreset,
+    embedded: Path,
+    out: Path,
+    model: ModelPreset | None = None,
+    check: Callable[[int, int, int], None] | None = None,
+) -> dict[str, Any]:
     """Verify a data set, decode it once, and write `meta.json` and, of small sets, `{split}.arrow` to `out`.
 
     Image files are decoded, at the size of `model` (needed for them), to shards below the root's `.lsvit/data/`, which the
@@ -115,7 +128,9 @@ def prepare(
     items = {split: images for split, images in splits.items() if isinstance(images, Items)}
     channels = model.kwargs.get("in_chans", 3) if model else 3
     if channels != 3 and (items or arrays["train"].images.ndim == 4):
-        raise UserError(f"models.*.kwargs.in_chans: found {channels}, accepted: 3 (the images of {name!r} are in colour)")
+        raise UserError(
+            f"models.*.kwargs.in_chans: found {channels}, accepted: 3 (the images of {name!r} are in colour)"
+        )
     if items:
         assert model is not None
         decoded = _decode(name, items, resizing(model, preset.resize))

@@ -29,7 +29,9 @@ class Arrays(NamedTuple):
 
 def identity(images: str, meta: dict[str, Any]) -> str:
     """The sha256 of prepared data: of that of its images and labels, and of what goes with them but for their name."""
-    content = json.dumps({key: value for key, value in meta.items() if key != "name"}, sort_keys=True)
+    content = json.dumps(
+        {key: value for key, value in meta.items() if key != "name"}, sort_keys=True
+    )
     return hashlib.sha256((images + content).encode()).hexdigest()
 
 
@@ -42,7 +44,9 @@ def write_arrow(path: Path, shape: tuple[int, ...], batches: Iterable[Arrays]) -
     with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for images, labels in batches:
             tensor = pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(images))
-            writer.write_batch(pa.record_batch([tensor, pa.array(labels.astype(np.int64))], schema=schema))
+            writer.write_batch(
+                pa.record_batch([tensor, pa.array(labels.astype(np.int64))], schema=schema)
+            )
     partial.replace(path)
 
 
@@ -53,12 +57,17 @@ def open_arrow(path: Path) -> list[Arrays]:
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
         batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        return [Arrays(batch.column("image").to_numpy_ndarray(), batch.column("label").to_numpy()) for batch in batches]
+        return [
+            Arrays(batch.column("image").to_numpy_ndarray(), batch.column("label").to_numpy())
+            for batch in batches
+        ]
     except FileNotFoundError:
         raise UserError(f"{path}: missing; `dvc repro -f prepare-data` makes it again") from None
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:120]
-        raise UserError(f"{path}: damaged ({reason}); `dvc repro -f prepare-data` makes it again") from None
+        raise UserError(
+            f"{path}: damaged ({reason}); `dvc repro -f prepare-data` makes it again"
+        ) from None
 
 
 class Maps:
@@ -77,7 +86,9 @@ class Maps:
         if len(self.batches) == 1:
             return self.batches[0].images[index], self.labels[index]
         places = zip(*np.divmod(index, self.rows), strict=True)
-        return np.stack([self.batches[batch].images[row] for batch, row in places]), self.labels[index]
+        return np.stack([self.batches[batch].images[row] for batch, row in places]), self.labels[
+            index
+        ]
 
 
 def moments(images: np.ndarray) -> np.ndarray:
@@ -85,5 +96,8 @@ def moments(images: np.ndarray) -> np.ndarray:
     total = np.zeros((2, images.shape[3] if images.ndim == 4 else 1), np.int64)
     for start in range(0, len(images), BATCH):  # the squares take four times the memory
         pixels = images[start : start + BATCH].reshape(-1, total.shape[1])
-        total += pixels.sum(0, dtype=np.int64), np.square(pixels, dtype=np.uint32).sum(0, dtype=np.int64)
+        total += (
+            pixels.sum(0, dtype=np.int64),
+            np.square(pixels, dtype=np.uint32).sum(0, dtype=np.int64),
+        )
     return total

@@ -15,13 +15,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.data.imagefiles import LARGEST, Items, check_md5, list_image_folder, list_imagenet, read_members
+from pipeline.data.imagefiles import (
+    LARGEST,
+    Items,
+    check_md5,
+    list_image_folder,
+    list_imagenet,
+    read_members,
+)
 from pipeline.data.shards import Arrays
 from pipeline.errors import UserError
 from pipeline.jobs.processes import root
 
 SPLITS = ("train", "validation")
-CLASSES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
+CLASSES = [
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+]
 IDX_PREFIX = {"train": "train", "validation": "t10k"}  # split -> prefix of the original file names
 IDX_KIND = {"images": "idx3", "labels": "idx1"}
 # Of the uncompressed content: distributors compress the original files anew.
@@ -57,7 +75,11 @@ def find(source: str, folder: str | None, embedded: Path) -> Found:
     if source in ("imagenet", "image_folder"):
         assert where is not None  # DatasetPreset insists
         return Found(*(list_imagenet if source == "imagenet" else list_image_folder)(where))
-    files, checksums = (embedded, read_checksums(embedded)) if source == "embedded" else (locate_fashion_mnist(where), FASHION_MNIST_SHA256)
+    files, checksums = (
+        (embedded, read_checksums(embedded))
+        if source == "embedded"
+        else (locate_fashion_mnist(where), FASHION_MNIST_SHA256)
+    )
     return Found({split: read_split(files, split, checksums) for split in SPLITS}, CLASSES)
 
 
@@ -67,7 +89,9 @@ def download(fetch: Callable[[], object], source: str, missing: str) -> None:
         fetch()
     except (OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:120]
-        raise UserError(f"{source}: {missing}, and the download failed ({reason}); or give a folder: datasets.{source}.folder") from None
+        raise UserError(
+            f"{source}: {missing}, and the download failed ({reason}); or give a folder: datasets.{source}.folder"
+        ) from None
 
 
 # ---- Fashion-MNIST and its embedded subset ------------------------------------------------------------------------------
@@ -100,23 +124,35 @@ def read_idx(path: Path, sha256: str | None = None) -> np.ndarray:
     header = 4 + 4 * ndim
     if len(content) < header or struct.unpack(">I", content[:4])[0] != magic:
         found = content[:4].hex() or "nothing"
-        raise UserError(f"{path}: mislabelled: its header is {found}, an IDX file of {'images' if ndim == 3 else 'labels'} has {magic:08x}")
+        raise UserError(
+            f"{path}: mislabelled: its header is {found}, an IDX file of {'images' if ndim == 3 else 'labels'} has {magic:08x}"
+        )
     shape = struct.unpack(f">{ndim}I", content[4:header])
     if len(content) - header != int(np.prod(shape)):
-        raise UserError(f"{path}: truncated: {len(content) - header} bytes of data, its header promises {int(np.prod(shape))}")
+        raise UserError(
+            f"{path}: truncated: {len(content) - header} bytes of data, its header promises {int(np.prod(shape))}"
+        )
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
-        raise UserError(f"{path}: its content's sha256 is {hashlib.sha256(content).hexdigest()}, expected {sha256}")
+        raise UserError(
+            f"{path}: its content's sha256 is {hashlib.sha256(content).hexdigest()}, expected {sha256}"
+        )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 def read_split(folder: Path, split: str, checksums: dict[str, str]) -> Arrays:
     """Read one split in the original format. Raises UserError naming the file, as :func:`read_idx` does."""
     names = {part: idx_name(split, part) for part in IDX_KIND}
-    images, labels = (read_idx(folder / names[part], checksums.get(names[part])) for part in ("images", "labels"))
+    images, labels = (
+        read_idx(folder / names[part], checksums.get(names[part])) for part in ("images", "labels")
+    )
     if len(images) != len(labels):
-        raise UserError(f"{folder / names['labels']}: {len(labels)} labels for the {len(images)} images of {names['images']}")
+        raise UserError(
+            f"{folder / names['labels']}: {len(labels)} labels for the {len(images)} images of {names['images']}"
+        )
     if labels.max(initial=0) >= len(CLASSES):
-        raise UserError(f"{folder / names['labels']}: mislabelled: class {labels.max()}, accepted: 0 to {len(CLASSES) - 1}")
+        raise UserError(
+            f"{folder / names['labels']}: mislabelled: class {labels.max()}, accepted: 0 to {len(CLASSES) - 1}"
+        )
     return Arrays(images, labels)
 
 
@@ -124,7 +160,9 @@ def read_checksums(folder: Path) -> dict[str, str]:
     """The checksum file beside the embedded images: file name -> sha256. Raises UserError if it is missing or incomplete."""
     path = folder / CHECKSUMS
     if not path.is_file():
-        raise UserError(f"{path}: missing; `dvc pull` or `dvc repro --pull` fetches the embedded data")
+        raise UserError(
+            f"{path}: missing; `dvc pull` or `dvc repro --pull` fetches the embedded data"
+        )
     lines = [line.split() for line in path.read_text().splitlines()]
     sums = {line[1]: line[0] for line in lines if len(line) == 2}
     for name in FASHION_MNIST_SHA256:
@@ -154,20 +192,33 @@ def write_subset(source: Path, out: Path, counts: dict[str, int], seed: int) -> 
     contents: dict[str, bytes] = {}
     for number, (split, count) in enumerate(counts.items()):
         if count % len(CLASSES):
-            raise UserError(f"{split}: found {count}, accepted: a multiple of {len(CLASSES)} classes")
+            raise UserError(
+                f"{split}: found {count}, accepted: a multiple of {len(CLASSES)} classes"
+            )
         arrays = read_split(source, split, FASHION_MNIST_SHA256)
-        rng = np.random.default_rng([5, 2, seed, number])  # that the embedded images were drawn with
-        of_class = [rng.permutation(np.flatnonzero(arrays.labels == c))[: count // len(CLASSES)] for c in range(len(CLASSES))]
+        rng = np.random.default_rng(
+            [5, 2, seed, number]
+        )  # that the embedded images were drawn with
+        of_class = [
+            rng.permutation(np.flatnonzero(arrays.labels == c))[: count // len(CLASSES)]
+            for c in range(len(CLASSES))
+        ]
         chosen = rng.permutation(np.concatenate(of_class))
         if len(chosen) < count:
-            raise UserError(f"{split}: found {count}, accepted: at most {len(CLASSES) * np.bincount(arrays.labels).min()}")
+            raise UserError(
+                f"{split}: found {count}, accepted: at most {len(CLASSES) * np.bincount(arrays.labels).min()}"
+            )
         for part, array in arrays._asdict().items():
             header = struct.pack(f">I{array.ndim}I", 0x0800 + array.ndim, count, *array.shape[1:])
             contents[idx_name(split, part)] = header + array[chosen].tobytes()
     out.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         (out / name).write_bytes(gzip.compress(content, mtime=0))
-    (out / CHECKSUMS).write_text("".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in contents.items()))
+    (out / CHECKSUMS).write_text(
+        "".join(
+            f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in contents.items()
+        )
+    )
 
 
 # ---- digits and CIFAR ---------------------------------------------------------------------------------------------------
@@ -180,7 +231,13 @@ def read_digits() -> dict[str, Arrays]:
 
     digits = load_digits()
     images = (digits.images * (255 / 16)).round().astype(np.uint8)  # 17 levels of grey
-    parts = train_test_split(images, digits.target.astype(np.uint8), test_size=360, random_state=0, stratify=digits.target)
+    parts = train_test_split(
+        images,
+        digits.target.astype(np.uint8),
+        test_size=360,
+        random_state=0,
+        stratify=digits.target,
+    )
     return {"train": Arrays(parts[0], parts[2]), "validation": Arrays(parts[1], parts[3])}
 
 
@@ -193,7 +250,9 @@ class ArraysOnly(pickle.Unpickler):
             return np._core.multiarray._reconstruct  # type: ignore[attr-defined]
         if module == "numpy" and name in ("ndarray", "dtype"):
             return getattr(np, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, accepted: numpy arrays, lists, text and numbers")
+        raise pickle.UnpicklingError(
+            f"it names {module}.{name}, accepted: numpy arrays, lists, text and numbers"
+        )
 
 
 def unpickle(content: bytes, where: str) -> dict[bytes, Any]:
@@ -201,9 +260,13 @@ def unpickle(content: bytes, where: str) -> dict[bytes, Any]:
     try:
         found = ArraysOnly(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a damaged pickle raises almost anything
-        raise UserError(f"{where}: not a file of CIFAR ({' '.join(str(error).split())[:160]})") from None
+        raise UserError(
+            f"{where}: not a file of CIFAR ({' '.join(str(error).split())[:160]})"
+        ) from None
     if not isinstance(found, dict):
-        raise UserError(f"{where}: not a file of CIFAR (found {type(found).__name__}, accepted: a mapping)")
+        raise UserError(
+            f"{where}: not a file of CIFAR (found {type(found).__name__}, accepted: a mapping)"
+        )
     return found
 
 
@@ -216,13 +279,23 @@ def read_cifar(source: str, folder: Path | None) -> Found:
     from torchvision import datasets
 
     official: Any = getattr(datasets, source.upper())
-    md5s = dict([*official.train_list, *official.test_list, (official.meta["filename"], official.meta["md5"])])
+    md5s = dict(
+        [
+            *official.train_list,
+            *official.test_list,
+            (official.meta["filename"], official.meta["md5"]),
+        ]
+    )
     paths = {name: f"{official.base_folder}/{name}" for name in md5s}
     if folder is None:
         folder = DOWNLOADS
         # takes the archive that is there, if its md5 is right
         fetch = datasets.utils.download_url
-        download(lambda: fetch(official.url, str(DOWNLOADS), md5=official.tgz_md5), source, f"no {official.filename} in {DOWNLOADS}")
+        download(
+            lambda: fetch(official.url, str(DOWNLOADS), md5=official.tgz_md5),
+            source,
+            f"no {official.filename} in {DOWNLOADS}",
+        )
     archive = folder / official.filename
     if not archive.exists() and (folder / official.base_folder).is_dir():
         archive = folder
@@ -232,13 +305,20 @@ def read_cifar(source: str, folder: Path | None) -> Found:
     else:
         check_md5(archive, official.tgz_md5)
         contents = read_members(archive, list(paths.values()))
-    batches = {name: unpickle(content, f"{archive}/{paths[name]}") for name, content in zip(paths, contents, strict=True)}
+    batches = {
+        name: unpickle(content, f"{archive}/{paths[name]}")
+        for name, content in zip(paths, contents, strict=True)
+    }
     names = batches[official.meta["filename"]].get(official.meta["key"].encode())
     if not isinstance(names, list):
-        raise UserError(f"{archive}/{paths[official.meta['filename']]}: no list {official.meta['key']}")
+        raise UserError(
+            f"{archive}/{paths[official.meta['filename']]}: no list {official.meta['key']}"
+        )
     splits = {}
     for split, files in (("train", official.train_list), ("validation", official.test_list)):
-        parts = [cifar_batch(batches[name], len(names), f"{archive}/{paths[name]}") for name, _ in files]
+        parts = [
+            cifar_batch(batches[name], len(names), f"{archive}/{paths[name]}") for name, _ in files
+        ]
         splits[split] = Arrays(*(np.concatenate(part) for part in zip(*parts, strict=True)))
     return Found(splits, [name.decode() for name in names])
 
@@ -246,8 +326,16 @@ def read_cifar(source: str, folder: Path | None) -> Found:
 def cifar_batch(batch: dict[bytes, Any], num_classes: int, where: str) -> Arrays:
     """Images (n, 32, 32, 3) and labels (n,) of one file. Raises UserError: of another shape, or with unknown classes."""
     pixels, labels = batch.get(b"data"), batch.get(b"fine_labels", batch.get(b"labels"))
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
-        found = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
+    if (
+        not isinstance(pixels, np.ndarray)
+        or pixels.dtype != np.uint8
+        or pixels.shape[1:] != (3072,)
+    ):
+        found = (
+            f"{pixels.dtype} {pixels.shape}"
+            if isinstance(pixels, np.ndarray)
+            else type(pixels).__name__
+        )
         raise UserError(f"{where}: data: found {found}, accepted: uint8 (n, 3072)")
     if not isinstance(labels, list) or len(labels) != len(pixels):
         raise UserError(f"{where}: labels: accepted: a list of {len(pixels)}, as many as images")

@@ -43,14 +43,20 @@ def resizing(model: ModelPreset, reading: str) -> Resize:
     """
     import timm
 
-    cfg: Any = timm.get_pretrained_cfg(model.timm)  # check-params has seen that timm knows the model
+    cfg: Any = timm.get_pretrained_cfg(
+        model.timm
+    )  # check-params has seen that timm knows the model
     size = model.kwargs.get("img_size") or cfg.input_size[-1]
     if reading == "published":
         return Resize(size, "bilinear", size)
     if cfg is None or cfg.crop_mode not in ("center", "squash"):
-        raise UserError(f"datasets.*.resize: found 'timm', accepted: published (timm's crop of {model.timm} is {cfg and cfg.crop_mode!r})")
+        raise UserError(
+            f"datasets.*.resize: found 'timm', accepted: published (timm's crop of {model.timm} is {cfg and cfg.crop_mode!r})"
+        )
     scaled = math.floor(size / cfg.crop_pct)
-    return Resize((scaled, scaled) if cfg.crop_mode == "squash" else scaled, cfg.interpolation, size)
+    return Resize(
+        (scaled, scaled) if cfg.crop_mode == "squash" else scaled, cfg.interpolation, size
+    )
 
 
 class Split:
@@ -72,20 +78,41 @@ class Split:
     """
 
     def __init__(
-        self, folder: Path, split: str, device: "torch.device", in_chans: int, img_size: int,
-        mean: tuple[float, ...], std: tuple[float, ...], limit: int | None = None,
-        resize: Resize | None = None, workers: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        split: str,
+        device: "torch.device",
+        in_chans: int,
+        img_size: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        limit: int | None = None,
+        resize: Resize | None = None,
+        workers: int | None = None,
+    ) -> None:
         import torch
 
         shards = read_meta(folder).get("shards")
-        files = [root() / shard["file"] for shard in shards[split]] if shards else [folder / f"{split}.arrow"]
+        files = (
+            [root() / shard["file"] for shard in shards[split]]
+            if shards
+            else [folder / f"{split}.arrow"]
+        )
         self.maps = Maps(files, limit)
-        self.device, self.in_chans, self.resize = device, in_chans, resize or Resize(img_size, "bilinear", img_size)
+        self.device, self.in_chans, self.resize = (
+            device,
+            in_chans,
+            resize or Resize(img_size, "bilinear", img_size),
+        )
         # The operands of one multiplication and one addition. Images lie with their channels last: repeated over a row of
         # pixels, both are read in the same order as the images.
-        std_, mean_ = (torch.tensor(values, device=device).expand(in_chans) for values in (std, mean))
-        self.scale, self.shift = (v.repeat(self.resize.crop, 1).T[None, :, None] for v in (1 / (255 * std_), -mean_ / std_))
+        std_, mean_ = (
+            torch.tensor(values, device=device).expand(in_chans) for values in (std, mean)
+        )
+        self.scale, self.shift = (
+            v.repeat(self.resize.crop, 1).T[None, :, None]
+            for v in (1 / (255 * std_), -mean_ / std_)
+        )
         self.resident: tuple[Tensor, Tensor] | None = None
         if device.type == "cuda" and workers is None:
             if len(self) * math.prod(self.maps.shape) <= torch.cuda.mem_get_info(device)[0] / SHARE:
@@ -112,17 +139,25 @@ class Split:
         from torch.nn.functional import interpolate
 
         # numpy asks Linux for huge pages, torch does not: several times fewer page faults for a batch of large images
-        floats = torch.from_numpy(np.empty(images.shape, np.float32)).copy_(images) if images.is_cpu else images.float()
+        floats = (
+            torch.from_numpy(np.empty(images.shape, np.float32)).copy_(images)
+            if images.is_cpu
+            else images.float()
+        )
         floats = floats.unsqueeze(1) if images.ndim == 3 else floats.permute(0, 3, 1, 2)
         size, interpolation, crop = self.resize
         side = size if isinstance(size, int) else size[0]
         if floats.shape[-1] != side:
-            floats = interpolate(floats, (side, side), mode=interpolation, antialias=True).clamp_(0, 255)  # bicubic oversteps
+            floats = interpolate(floats, (side, side), mode=interpolation, antialias=True).clamp_(
+                0, 255
+            )  # bicubic oversteps
         if side != crop:
             margin = round((side - crop) / 2)
             floats = floats[:, :, margin : margin + crop, margin : margin + crop]
         out = floats if floats.shape[1] == self.in_chans else None
-        return torch.addcmul(self.shift, floats.expand(-1, self.in_chans, -1, -1), self.scale, out=out)
+        return torch.addcmul(
+            self.shift, floats.expand(-1, self.in_chans, -1, -1), self.scale, out=out
+        )
 
     def take(self, index: "Tensor | slice") -> "tuple[Tensor, Tensor]":
         """images (B, in_chans, img_size, img_size) float, labels (B,) long."""
@@ -131,7 +166,9 @@ class Split:
         if self.resident:
             images, labels = (part[index] for part in self.resident)
         else:
-            places = np.arange(len(self))[index] if isinstance(index, slice) else index.cpu().numpy()
+            places = (
+                np.arange(len(self))[index] if isinstance(index, slice) else index.cpu().numpy()
+            )
             images, labels = map(torch.from_numpy, self.maps[places])
         return self._normalised(images.to(self.device)), labels.to(self.device)
 
@@ -143,17 +180,26 @@ class Split:
         if self.workers and order:
             loader: DataLoader = DataLoader(
                 self.maps,  # type: ignore[arg-type]
-                batch_size=None, sampler=order, num_workers=self.workers, prefetch_factor=4, pin_memory=self.device.type == "cuda",
+                batch_size=None,
+                sampler=order,
+                num_workers=self.workers,
+                prefetch_factor=4,
+                pin_memory=self.device.type == "cuda",
                 generator=torch.Generator(),  # else the loader draws from the global one, as dropout does
-            )  # fmt: skip
+            )
             for images, labels in loader:
-                yield self._normalised(images.to(self.device, non_blocking=True)), labels.to(self.device, non_blocking=True)
+                yield (
+                    self._normalised(images.to(self.device, non_blocking=True)),
+                    labels.to(self.device, non_blocking=True),
+                )
         elif order:
             lengths = [len(part) for part in order]
             for index in torch.from_numpy(np.concatenate(order)).to(self.device).split(lengths):
                 yield self.take(index)
 
-    def in_order(self, batch_size: int, rank: int = 0, world: int = 1) -> "Iterator[tuple[int, Tensor, Tensor]]":
+    def in_order(
+        self, batch_size: int, rank: int = 0, world: int = 1
+    ) -> "Iterator[tuple[int, Tensor, Tensor]]":
         """(i, images, labels) of every `world`-th batch from the `rank`-th on, images in their order; the last may be short."""
         starts = range(0, len(self), batch_size)[rank::world]
         order = [np.arange(start, min(start + batch_size, len(self))) for start in starts]
@@ -165,8 +211,15 @@ class Split:
         return np.sort(generator("subset", "training").permutation(len(self))[:images])
 
     def shuffled(
-        self, batch_size: int, seed: int, epoch: int, rank: int = 0, world: int = 1, images: int | None = None, repeats: int = 1
-    ) -> "Iterator[tuple[Tensor, Tensor]]":  # fmt: skip
+        self,
+        batch_size: int,
+        seed: int,
+        epoch: int,
+        rank: int = 0,
+        world: int = 1,
+        images: int | None = None,
+        repeats: int = 1,
+    ) -> "Iterator[tuple[Tensor, Tensor]]":
         """All images once, or those of a :meth:`subset`, in an order that depends on (seed, epoch) alone; no last incomplete batch.
 
         Of each batch the `rank`-th of `world` nearly equal parts. With repeated augmentation as many batches show fewer images,
@@ -174,6 +227,16 @@ class Split:
         each other within a batch.
         """
         chosen = self.subset(images)
-        order = chosen[generator("batches", seed, epoch).permutation(len(chosen))].repeat(repeats)[: len(chosen)]
-        starts, apart = range(0, len(order) - batch_size + 1, batch_size), np.argsort(np.arange(batch_size) % repeats, kind="stable")
-        yield from self._batches([np.array_split(order[start : start + batch_size][apart], world)[rank] for start in starts])
+        order = chosen[generator("batches", seed, epoch).permutation(len(chosen))].repeat(repeats)[
+            : len(chosen)
+        ]
+        starts, apart = (
+            range(0, len(order) - batch_size + 1, batch_size),
+            np.argsort(np.arange(batch_size) % repeats, kind="stable"),
+        )
+        yield from self._batches(
+            [
+                np.array_split(order[start : start + batch_size][apart], world)[rank]
+                for start in starts
+            ]
+        )

@@ -15,27 +15,55 @@ from pipeline.config.variant import BASELINE
 from pipeline.deploy.predict import EXITS, MODEL, PARTS, SPEC, Opened, open_weights
 from pipeline.errors import UserError, accepted, plain
 from pipeline.jobs.configs import TrainConfig
-from pipeline.jobs.files import CONFIG, EXECUTION, FINETUNED, JUDGES, ORIGIN, PRETRAINED, RESULTS, finetuned, sha256, weights_file
+from pipeline.jobs.files import (
+    CONFIG,
+    EXECUTION,
+    FINETUNED,
+    JUDGES,
+    ORIGIN,
+    PRETRAINED,
+    RESULTS,
+    finetuned,
+    sha256,
+    weights_file,
+)
 from pipeline.reading import read_json
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ABOUT = {"tag", "license", "description", "origin_url", "paper_name", "paper_ids", "notes"}  # what timm says of the published weights
-SCALED = Path("outs/params/model.json")  # what the stages ran with: the model's name, the scale, the preset
+ABOUT = {
+    "tag",
+    "license",
+    "description",
+    "origin_url",
+    "paper_name",
+    "paper_ids",
+    "notes",
+}  # what timm says of the published weights
+SCALED = Path(
+    "outs/params/model.json"
+)  # what the stages ran with: the model's name, the scale, the preset
 
 
 def find_training(variant: str, seed: int) -> Path:
     """The folder of a finished training. Raises UserError saying which there are."""
-    trainings = [*finetuned(BASELINE, 0).parents[1].glob(f"seed_*/{CONFIG}"), *FINETUNED.glob(f"*/seed_*/{CONFIG}")]
+    trainings = [
+        *finetuned(BASELINE, 0).parents[1].glob(f"seed_*/{CONFIG}"),
+        *FINETUNED.glob(f"*/seed_*/{CONFIG}"),
+    ]
     variants = sorted({path.parents[1].name for path in trainings})
     if not variants and variant in (declared := load().all_variants):
-        raise UserError(f"{FINETUNED}: not found, no training has finished; `dvc repro` makes them, or run in the repository's root")
+        raise UserError(
+            f"{FINETUNED}: not found, no training has finished; `dvc repro` makes them, or run in the repository's root"
+        )
     if variant not in variants:
         raise UserError(f"variant: found {variant!r}, {accepted(variant, variants or declared)}")
     folder = finetuned(variant, seed).parent
     if not folder.is_dir():
-        seeds = sorted(int(path.name.removeprefix("seed_")) for path in folder.parent.glob("seed_*"))
+        seeds = sorted(
+            int(path.name.removeprefix("seed_")) for path in folder.parent.glob("seed_*")
+        )
         raise UserError(f"seed of {variant}: found {seed}, accepted: {', '.join(map(str, seeds))}")
     return folder
 
@@ -52,17 +80,31 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
     folder, protocol = find_training(variant, seed), load().protocol
     weights = folder / weights_file(JUDGES[protocol])
     opened, record = open_weights(str(weights)), read_json(folder / CONFIG)
-    own = TrainConfig.model_validate({key: value for key, value in record.items() if key in TrainConfig.model_fields})
+    own = TrainConfig.model_validate(
+        {key: value for key, value in record.items() if key in TrainConfig.model_fields}
+    )
     config = record | own.model_dump(mode="json", exclude={"options"})
     if (ran := folder / EXECUTION).is_file():  # older trainings have none
         config["options"]["ran on"] = ran.read_text().strip()
-    origin: dict[str, Any] = next((read_json(path) for path in PRETRAINED.glob(f"seed_*/{ORIGIN}")), {})
+    origin: dict[str, Any] = next(
+        (read_json(path) for path in PRETRAINED.glob(f"seed_*/{ORIGIN}")), {}
+    )
     scaled = read_json(SCALED, list)
-    out = out or Path("exports") / f"{config['dataset']}_{config['model_name']}_{variant}_seed_{seed}"
+    out = (
+        out or Path("exports") / f"{config['dataset']}_{config['model_name']}_{variant}_seed_{seed}"
+    )
     config["variant"]["per"] = own.per  # resolved; a job's variant has none of its own
-    spec = {"name": variant, "variant": config["variant"], "head": config["model"]["head"], "dataset": config["dataset"],
-            "model": config["model_name"], "scale": scaled[1], "seed": seed, "protocol": protocol,
-            "weights_sha256": sha256(weights)}  # fmt: skip
+    spec = {
+        "name": variant,
+        "variant": config["variant"],
+        "head": config["model"]["head"],
+        "dataset": config["dataset"],
+        "model": config["model_name"],
+        "scale": scaled[1],
+        "seed": seed,
+        "protocol": protocol,
+        "weights_sha256": sha256(weights),
+    }
     notes = stock_notes(opened.model, spec)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -76,28 +118,48 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
 
 def runs_in_timm(model: RoutedModel, spec: dict[str, Any]) -> bool:
     """Whether stock timm makes the model from a config.json and gives its logits in the original order."""
-    cut_mixer = spec["variant"]["layers"] is not None and hasattr(model.backbone, "stem")  # timm fixes the depth of those
-    return "encode" not in model.position and not cut_mixer and not spec["variant"].get("talking_heads")
+    cut_mixer = spec["variant"]["layers"] is not None and hasattr(
+        model.backbone, "stem"
+    )  # timm fixes the depth of those
+    return (
+        "encode" not in model.position
+        and not cut_mixer
+        and not spec["variant"].get("talking_heads")
+    )
 
 
 def stock_notes(model: RoutedModel, spec: dict[str, Any]) -> list[str]:
     """What a user of the weights in stock timm must know: one sentence each."""
     notes = []
     if spec["variant"].get("talking_heads"):
-        notes.append(f"stock timm's {type(model.backbone).__name__} has no talking heads and refuses the weights; lsvit runs it")
+        notes.append(
+            f"stock timm's {type(model.backbone).__name__} has no talking heads and refuses the weights; lsvit runs it"
+        )
     elif "encode" in model.position:
-        notes.append(f"stock timm runs it without its position embedding ({PARTS}) and answers wrongly; lsvit runs it right")
+        notes.append(
+            f"stock timm runs it without its position embedding ({PARTS}) and answers wrongly; lsvit runs it right"
+        )
     elif not runs_in_timm(model, spec):
-        notes.append(f"stock timm cannot make a {type(model.backbone).__name__} of {model.num_layers} layers from a config; lsvit runs it")
+        notes.append(
+            f"stock timm cannot make a {type(model.backbone).__name__} of {model.num_layers} layers from a config; lsvit runs it"
+        )
     if "predict" in model.position:
-        notes.append(f"the heads that predict positions are apart, in {PARTS}; the answer does not need them")
+        notes.append(
+            f"the heads that predict positions are apart, in {PARTS}; the answer does not need them"
+        )
     if model.patch_head is not None:
-        notes.append("the head on every patch, which the patch mixing loss trained, is left out; the answer does not need it")
+        notes.append(
+            "the head on every patch, which the patch mixing loss trained, is left out; the answer does not need it"
+        )
     if len(model.exits):
-        notes.append(f"its early exits, after {', '.join(model.exits)} layers, are apart, in {EXITS}; the last answer does not need them")
+        notes.append(
+            f"its early exits, after {', '.join(model.exits)} layers, are apart, in {EXITS}; the last answer does not need them"
+        )
     if _lone_head(model):
-        notes.append("one head on the class token was trained; stock timm averages two, so it is written doubled, beside a second one of "
-                     "zeros: their average is the trained head, exactly, but neither of them alone is")  # fmt: skip
+        notes.append(
+            "one head on the class token was trained; stock timm averages two, so it is written doubled, beside a second one of "
+            "zeros: their average is the trained head, exactly, but neither of them alone is"
+        )
     return notes
 
 
@@ -114,15 +176,32 @@ def _save(opened: Opened, spec: dict[str, Any], license: str | None, out: Path) 
     if _lone_head(model):
         backbone.head_dist = nn.Linear(backbone.embed_dim, backbone.num_classes)
         with torch.no_grad():
-            for own, second in zip(backbone.head.parameters(), backbone.head_dist.parameters(), strict=True):
+            for own, second in zip(
+                backbone.head.parameters(), backbone.head_dist.parameters(), strict=True
+            ):
                 own.mul_(2)
                 second.zero_()
     about = {"license": license} if license else {}
-    backbone.pretrained_cfg = {key: value for key, value in backbone.pretrained_cfg.items() if key not in ABOUT} | about
-    depth = {"depth": model.num_layers} if spec["variant"]["layers"] and not hasattr(backbone, "stem") else {}
-    save_for_hf(backbone, str(out), {"label_names": opened.classes}, depth, safe_serialization=True, data_config=opened.data)
+    backbone.pretrained_cfg = {
+        key: value for key, value in backbone.pretrained_cfg.items() if key not in ABOUT
+    } | about
+    depth = (
+        {"depth": model.num_layers}
+        if spec["variant"]["layers"] and not hasattr(backbone, "stem")
+        else {}
+    )
+    save_for_hf(
+        backbone,
+        str(out),
+        {"label_names": opened.classes},
+        depth,
+        safe_serialization=True,
+        data_config=opened.data,
+    )
     config = read_json(out / CONFIG)
-    config["model_args"].pop("num_classes")  # stands beside them, and transformers gives it a second time
+    config["model_args"].pop(
+        "num_classes"
+    )  # stands beside them, and transformers gives it a second time
     (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     for part, file in ((model.position, PARTS), (model.exits, EXITS)):
         (out / file).unlink(missing_ok=True)  # of an earlier export
@@ -195,9 +274,14 @@ stock = timm.create_model("local-dir:.", pretrained=True).eval()  # this folder;
 
 
 def card(
-    opened: Opened, config: dict[str, Any], spec: dict[str, Any], origin: dict[str, Any], notes: list[str], digest: str,
+    opened: Opened,
+    config: dict[str, Any],
+    spec: dict[str, Any],
+    origin: dict[str, Any],
+    notes: list[str],
+    digest: str,
     cells: "pd.DataFrame | None",
-) -> str:  # fmt: skip
+) -> str:
     """The README.md of an export: front matter of the hub, and what was trained, measured and left open."""
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -205,34 +289,84 @@ def card(
 
     model, classes = opened.model, opened.classes
     full = [] if cells is None else [row for row in cells.itertuples() if row.full]
-    task = {"task_type": "image-classification", "dataset_type": config["dataset"], "dataset_name": config["dataset"]}
-    results = [EvalResult(**task, metric_type="accuracy", metric_name=f"top-1 accuracy (%), {row.order} order",
-                          metric_value=round(100 * row.own, 2)) for row in full]  # fmt: skip
+    task = {
+        "task_type": "image-classification",
+        "dataset_type": config["dataset"],
+        "dataset_name": config["dataset"],
+    }
+    results = [
+        EvalResult(
+            **task,
+            metric_type="accuracy",
+            metric_name=f"top-1 accuracy (%), {row.order} order",
+            metric_value=round(100 * row.own, 2),
+        )
+        for row in full
+    ]
     front = ModelCardData(
-        license=origin.get("license"), library_name="timm", pipeline_tag="image-classification", base_model=origin.get("hf_hub_id"),
-        tags=["timm", "image-classification", "layershuffle"], datasets=[config["dataset"]], metrics=["accuracy"],
-        model_name=f"{spec['model']}_{spec['name']}", eval_results=results or None,
-    )  # fmt: skip
+        license=origin.get("license"),
+        library_name="timm",
+        pipeline_tag="image-classification",
+        base_model=origin.get("hf_hub_id"),
+        tags=["timm", "image-classification", "layershuffle"],
+        datasets=[config["dataset"]],
+        metrics=["accuracy"],
+        model_name=f"{spec['model']}_{spec['name']}",
+        eval_results=results or None,
+    )
     layers = range(model.num_layers)
-    options = {**config["variant"], "position": config["variant"]["position"], **config["options"], "seed": config["seed"],
-               "head": spec["head"], "protocol": spec["protocol"]}  # fmt: skip
-    start = f"{origin['timm']} ({origin.get('hf_hub_id') or origin['file']}, sha256 `{origin['sha256']}`)" if origin else \
-        f"trained from scratch on the same data ({config['model']['timm']}, {json.dumps(_made(config['model']))})"  # fmt: skip
+    options = {
+        **config["variant"],
+        "position": config["variant"]["position"],
+        **config["options"],
+        "seed": config["seed"],
+        "head": spec["head"],
+        "protocol": spec["protocol"],
+    }
+    start = (
+        f"{origin['timm']} ({origin.get('hf_hub_id') or origin['file']}, sha256 `{origin['sha256']}`)"
+        if origin
+        else f"trained from scratch on the same data ({config['model']['timm']}, {json.dumps(_made(config['model']))})"
+    )
     return CARD.format(
-        front=f"{front.to_yaml()}\n", **{key: spec[key] for key in ("model", "dataset", "scale", "name", "seed")},
-        architecture=config["model"]["timm"].partition(".")[0], layers=len(layers), channels=opened.data["input_size"][0],
-        height=opened.data["input_size"][1], classes=len(classes), start=start, data_sha256=config["data_sha256"],
-        class_names=", ".join(html.escape(plain(name)) for name in classes[:20]) + (", ..." if len(classes) > 20 else ""),
-        options=markdown_table([{"key": key, "value": f"`{json.dumps(value)}`"} for key, value in options.items() if key != "finetune"]),
-        accuracy=_accuracy(config, cells), stock=STOCK if runs_in_timm(model, spec) else "", backwards=tuple(reversed(layers)),
-        half=tuple(layers[::2]), limits=_limits(config, spec, notes), MODEL=MODEL, digest=digest,
-        parts="".join(f", `{file}` beside it" for part, file in ((model.position, PARTS), (model.exits, EXITS)) if len(part)),
-    )  # fmt: skip
+        front=f"{front.to_yaml()}\n",
+        **{key: spec[key] for key in ("model", "dataset", "scale", "name", "seed")},
+        architecture=config["model"]["timm"].partition(".")[0],
+        layers=len(layers),
+        channels=opened.data["input_size"][0],
+        height=opened.data["input_size"][1],
+        classes=len(classes),
+        start=start,
+        data_sha256=config["data_sha256"],
+        class_names=", ".join(html.escape(plain(name)) for name in classes[:20])
+        + (", ..." if len(classes) > 20 else ""),
+        options=markdown_table(
+            [
+                {"key": key, "value": f"`{json.dumps(value)}`"}
+                for key, value in options.items()
+                if key != "finetune"
+            ]
+        ),
+        accuracy=_accuracy(config, cells),
+        stock=STOCK if runs_in_timm(model, spec) else "",
+        backwards=tuple(reversed(layers)),
+        half=tuple(layers[::2]),
+        limits=_limits(config, spec, notes),
+        MODEL=MODEL,
+        digest=digest,
+        parts="".join(
+            f", `{file}` beside it"
+            for part, file in ((model.position, PARTS), (model.exits, EXITS))
+            if len(part)
+        ),
+    )
 
 
 def _made(preset: dict[str, Any]) -> dict[str, Any]:
     """What a model from scratch is made with."""
-    return preset["kwargs"] | {key: preset[key] for key in ("init_std", "init_growth") if preset[key]}
+    return preset["kwargs"] | {
+        key: preset[key] for key in ("init_std", "init_growth") if preset[key]
+    }
 
 
 def measured(spec: dict[str, Any]) -> "pd.DataFrame | None":
@@ -253,7 +387,10 @@ def measured(spec: dict[str, Any]) -> "pd.DataFrame | None":
     own = rows[rows["seed"] == spec["seed"]]
     if own.empty:
         return None
-    return summarise(rows).merge(summarise(own)[["order", "keep", "mean"]].rename(columns={"mean": "own"}), on=["order", "keep"])
+    return summarise(rows).merge(
+        summarise(own)[["order", "keep", "mean"]].rename(columns={"mean": "own"}),
+        on=["order", "keep"],
+    )
 
 
 def _accuracy(config: dict[str, Any], cells: "pd.DataFrame | None") -> str:
@@ -263,19 +400,38 @@ def _accuracy(config: dict[str, Any], cells: "pd.DataFrame | None") -> str:
     if cells is None:
         return "Not evaluated: `results/` did not hold this data set, model, scale and seed when it was exported."
     rows = [
-        {"order": c.order, "layers kept": c.keep, "mean": f"{100 * c.mean:.2f}",
-         "interval": "–" if c.n < 2 else f"[{100 * c.low:.2f}, {100 * c.high:.2f}]", "seeds": c.n, "orders": f"{c.orders:.0f}",
-         "images": f"{c.images:.0f}", "this seed": f"{100 * c.own:.2f}"}
+        {
+            "order": c.order,
+            "layers kept": c.keep,
+            "mean": f"{100 * c.mean:.2f}",
+            "interval": "–" if c.n < 2 else f"[{100 * c.low:.2f}, {100 * c.high:.2f}]",
+            "seeds": c.n,
+            "orders": f"{c.orders:.0f}",
+            "images": f"{c.images:.0f}",
+            "this seed": f"{100 * c.own:.2f}",
+        }
         for c in cells.itertuples()
-    ]  # fmt: skip
-    return (f"Top-1 accuracy in % on the validation images of `{config['dataset']}`. *mean*: over the seeds, these weights are of one; "
-            f"*interval*: {METHOD}; *orders*: different ones behind a seed's mean.\n\n{markdown_table(rows)}")  # fmt: skip
+    ]
+    return (
+        f"Top-1 accuracy in % on the validation images of `{config['dataset']}`. *mean*: over the seeds, these weights are of one; "
+        f"*interval*: {METHOD}; *orders*: different ones behind a seed's mean.\n\n{markdown_table(rows)}"
+    )
 
 
 def _limits(config: dict[str, Any], spec: dict[str, Any], notes: list[str]) -> str:
-    chosen = "the reported validation images chose the epoch" if spec["protocol"] == "paper" else "held-out images chose the epoch"
-    latin = ["its layers ran along Latin orders in training (lsvit.latin), not one random order a batch as in the paper"]
+    chosen = (
+        "the reported validation images chose the epoch"
+        if spec["protocol"] == "paper"
+        else "held-out images chose the epoch"
+    )
+    latin = [
+        "its layers ran along Latin orders in training (lsvit.latin), not one random order a batch as in the paper"
+    ]
     notes = [*(latin if spec["variant"]["per"] == "latin" else []), *notes]
-    limits = [f"trained and measured on `{config['dataset']}` alone; other images were not tried", chosen,
-              "the intervals cover the seeds, not the finite number of images", *notes]  # fmt: skip
+    limits = [
+        f"trained and measured on `{config['dataset']}` alone; other images were not tried",
+        chosen,
+        "the intervals cover the seeds, not the finite number of images",
+        *notes,
+    ]
     return "\n".join(f"- {limit[0].upper()}{limit[1:]}." for limit in limits)

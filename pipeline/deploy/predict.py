@@ -99,9 +99,13 @@ def _snapshot(repository: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(repository, allow_patterns=[MODEL, CONFIG, PARTS, EXITS, SPEC]))
+        return Path(
+            snapshot_download(repository, allow_patterns=[MODEL, CONFIG, PARTS, EXITS, SPEC])
+        )
     except Exception as error:  # the hub client raises many kinds
-        raise UserError(f"hf-hub:{repository} cannot be had ({type(error).__name__}), accepted also: an exported folder") from None
+        raise UserError(
+            f"hf-hub:{repository} cannot be had ({type(error).__name__}), accepted also: an exported folder"
+        ) from None
 
 
 def open_training(file: Path) -> Opened:
@@ -112,21 +116,42 @@ def open_training(file: Path) -> Opened:
     """
     found = read_json(file.parent / CONFIG)
     try:
-        config = RunConfig.model_validate({key: found[key] for key in RunConfig.model_fields if key in found})
+        config = RunConfig.model_validate(
+            {key: found[key] for key in RunConfig.model_fields if key in found}
+        )
     except ValueError:
-        raise UserError(f"{file.parent / CONFIG}: neither of an export nor of a training of this version") from None
+        raise UserError(
+            f"{file.parent / CONFIG}: neither of an export nor of a training of this version"
+        ) from None
     meta = read_json(DATA / "meta.json") if (DATA / "meta.json").is_file() else {}
     if meta.get("sha256") != config.data_sha256:
-        raise UserError(f"{DATA}: not the images that {file} was trained on; `dvc repro` or `dvc checkout` brings them")
+        raise UserError(
+            f"{DATA}: not the images that {file} was trained on; `dvc repro` or `dvc checkout` brings them"
+        )
     if changed(file):
-        print(f"warning: {file}: not as its stage left it, by what DVC noted; `dvc checkout` brings that back", file=sys.stderr)
+        print(
+            f"warning: {file}: not as its stage left it, by what DVC noted; `dvc checkout` brings that back",
+            file=sys.stderr,
+        )
     model = build(config.model, len(meta["classes"]), config.variant, file).eval()
     in_chans, size = input_size(model, config.model)
-    mean, std = (values if len(values) == in_chans else values * in_chans for values in normalisation(config.model, meta))
-    data = {"input_size": (in_chans, size, size), "mean": mean, "std": std, "crop_mode": "center", "crop_pct": 1.0,
-            "interpolation": "bilinear"}  # fmt: skip
+    mean, std = (
+        values if len(values) == in_chans else values * in_chans
+        for values in normalisation(config.model, meta)
+    )
+    data = {
+        "input_size": (in_chans, size, size),
+        "mean": mean,
+        "std": std,
+        "crop_mode": "center",
+        "crop_pct": 1.0,
+        "interpolation": "bilinear",
+    }
     if meta.get("resize") == "timm":
-        data |= {key: model.backbone.pretrained_cfg[key] for key in ("crop_pct", "crop_mode", "interpolation")}
+        data |= {
+            key: model.backbone.pretrained_cfg[key]
+            for key in ("crop_pct", "crop_mode", "interpolation")
+        }
     return Opened(model, data, meta["classes"])
 
 
@@ -142,19 +167,33 @@ def open_export(file: Path) -> Opened:
     try:
         noted = read_json(spec) if spec.is_file() else {"variant": {"route": "sequential"}}
         variant = Variant.model_validate(noted["variant"])
-        damaged = [name for name, digest in noted.get("sha256", {}).items() if not has(file.parent / name, digest)]
+        damaged = [
+            name
+            for name, digest in noted.get("sha256", {}).items()
+            if not has(file.parent / name, digest)
+        ]
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(f"{spec}: found no variant or checksums that lsvit knows, accepted: the file that `lsvit export` writes") from None
+        raise UserError(
+            f"{spec}: found no variant or checksums that lsvit knows, accepted: the file that `lsvit export` writes"
+        ) from None
     if damaged:
-        raise UserError(f"{file.parent / damaged[0]}: not what was exported, by the sha256 in {SPEC}; accepted: the file as it was")
+        raise UserError(
+            f"{file.parent / damaged[0]}: not what was exported, by the sha256 in {SPEC}; accepted: the file as it was"
+        )
     _accept(Architecture, read_json(config).get("model_args") or {}, config, "model_args")
     with torch.device("meta"):  # nothing of it lies in memory
         planned = _make(file, variant)
-    for part, name in ((planned.backbone, file.name), (planned.position, PARTS), (planned.exits, EXITS)):
+    for part, name in (
+        (planned.backbone, file.name),
+        (planned.position, PARTS),
+        (planned.exits, EXITS),
+    ):
         needed = sum(map(Tensor.numel, part.parameters()))
         held = sum(map(Tensor.numel, read_tensors(file.parent / name).values())) if needed else 0
         if needed > held:
-            raise UserError(f"{file.parent / name}: does not fit its config.json: it holds {held:,} numbers, the model has {needed:,}")
+            raise UserError(
+                f"{file.parent / name}: does not fit its config.json: it holds {held:,} numbers, the model has {needed:,}"
+            )
     model = _make(file, variant)
     backbone: Any = model.backbone
     try:
@@ -163,19 +202,31 @@ def open_export(file: Path) -> Opened:
             if len(part):
                 part.load_state_dict(read_tensors(file.parent / name))
     except RuntimeError as error:
-        raise UserError(f"{file}: does not fit its config.json: {' '.join(str(error).split())[:200]}") from None
-    names, subset = backbone.pretrained_cfg.get("label_names") or [], infer_imagenet_subset(backbone)
+        raise UserError(
+            f"{file}: does not fit its config.json: {' '.join(str(error).split())[:200]}"
+        ) from None
+    names, subset = (
+        backbone.pretrained_cfg.get("label_names") or [],
+        infer_imagenet_subset(backbone),
+    )
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{config}: label_names: found {str(names)[:80]}, accepted: a list of words")
+        raise UserError(
+            f"{config}: label_names: found {str(names)[:80]}, accepted: a list of words"
+        )
     if not names and subset:
         names = ImageNetInfo(subset).label_descriptions()
     data = resolve_model_data_config(backbone)
     _accept(Preprocessing, data, config)
     embed = getattr(backbone, "stem", None) or backbone.patch_embed
     stem = next(part for part in backbone.modules() if isinstance(part, torch.nn.Conv2d))
-    takes = (stem.in_channels, *(embed.img_size if embed.strict_img_size else data["input_size"][1:]))
+    takes = (
+        stem.in_channels,
+        *(embed.img_size if embed.strict_img_size else data["input_size"][1:]),
+    )
     if data["input_size"] != takes:
-        raise UserError(f"{config}: input_size: found {data['input_size']}, accepted: {takes}, what its model takes")
+        raise UserError(
+            f"{config}: input_size: found {data['input_size']}, accepted: {takes}, what its model takes"
+        )
     return Opened(model.eval(), data, list(names))
 
 
@@ -188,7 +239,9 @@ def _make(file: Path, variant: Variant) -> RoutedModel:
     try:
         backbone: Any = timm.create_model(f"local-dir:{file.parent}", pretrained=False)
     except Exception as error:  # timm raises many kinds
-        raise UserError(f"{file.parent / CONFIG}: timm cannot make this model: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(
+            f"{file.parent / CONFIG}: timm cannot make this model: {' '.join(str(error).split())[:200]}"
+        ) from None
     if not getattr(backbone, "num_classes", 0):
         raise UserError(f"{file}: a model without a head, accepted: one with classes")
     if variant.talking_heads:
@@ -208,7 +261,9 @@ def _accept(section: type[BaseModel], values: object, file: Path, prefix: str = 
 # ---- predict ----------------------------------------------------------------------------------------------------------
 
 
-def choose_routes(model: RoutedModel, order: str, keep: int | None, orders: int, seed: int) -> list[Route]:
+def choose_routes(
+    model: RoutedModel, order: str, keep: int | None, orders: int, seed: int
+) -> list[Route]:
     """The routes of a prediction: the one that is meant, or at most `orders` random ones (all where fewer exist).
 
     Args:
@@ -231,8 +286,10 @@ def choose_routes(model: RoutedModel, order: str, keep: int | None, orders: int,
     known = all(part.isdecimal() and int(part) < layers for part in given)
     if not known or keep is not None or (len(model.position) and len(given) > layers):
         most = f", at most {layers} of them" if len(model.position) else ""
-        raise UserError(f"--order: found {order!r}, accepted: sequential, arbitrary, reversed, or, without --keep, "
-                        f"layers from 0 to {layers - 1}{most}, with commas between them")  # fmt: skip
+        raise UserError(
+            f"--order: found {order!r}, accepted: sequential, arbitrary, reversed, or, without --keep, "
+            f"layers from 0 to {layers - 1}{most}, with commas between them"
+        )
     return [tuple(map(int, given))]
 
 
@@ -248,7 +305,9 @@ def read_image(path: Path, data: dict[str, Any]) -> Tensor:
         with Image.open(path) as file:
             image = in_mode(file, "L" if data["input_size"][0] == 1 else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path}: not an image that can be read ({getattr(error, 'strerror', None) or type(error).__name__})") from None
+        raise UserError(
+            f"{path}: not an image that can be read ({getattr(error, 'strerror', None) or type(error).__name__})"
+        ) from None
     return transform(data)(image)
 
 
@@ -260,7 +319,9 @@ def transform(data: dict[str, Any]) -> "Callable[[Image], Tensor]":
 
 
 @torch.inference_mode()
-def predict(opened: Opened, image: Tensor, routes: list[Route], top: int, exit: int | None = None) -> dict[str, Any]:
+def predict(
+    opened: Opened, image: Tensor, routes: list[Route], top: int, exit: int | None = None
+) -> dict[str, Any]:
     """Run an image (C, H, W) along every route, all of one length, up to the early exit at this depth, if one is given.
 
     Returns:
@@ -268,12 +329,16 @@ def predict(opened: Opened, image: Tensor, routes: list[Route], top: int, exit: 
         (n - 1; None for a single one); `agree`, in how many orders the first of them is the answer.
     """
     tables = torch.tensor(routes).split(CHUNK)
-    each = torch.cat([opened.model(image.expand(len(table), -1, -1, -1), table, exit=exit) for table in tables]).softmax(-1)
+    each = torch.cat(
+        [opened.model(image.expand(len(table), -1, -1, -1), table, exit=exit) for table in tables]
+    ).softmax(-1)
     mean, best = each.mean(0).topk(min(top, each.shape[1]))
     spread = each.std(0)[best].tolist() if len(routes) > 1 else [None] * len(best)
     names = [opened.classes[i] if i < len(opened.classes) else f"output {i}" for i in best.tolist()]
-    rows = [{"class": name, "index": i, "probability": p, "std": std}
-            for name, i, p, std in zip(names, best.tolist(), mean.tolist(), spread, strict=True)]  # fmt: skip
+    rows = [
+        {"class": name, "index": i, "probability": p, "std": std}
+        for name, i, p, std in zip(names, best.tolist(), mean.tolist(), spread, strict=True)
+    ]
     return {"orders": len(routes), "agree": int((each.argmax(-1) == best[0]).sum()), "top": rows}
 
 
@@ -287,13 +352,20 @@ def show(found: dict[str, Any]) -> None:
 
     from pipeline.report.tables import console
 
-    image, names = escape(plain(found["image"])), [escape(plain(row["class"])) for row in found["top"]]
+    image, names = (
+        escape(plain(found["image"])),
+        [escape(plain(row["class"])) for row in found["top"]],
+    )
     title = f"{image}: {found['order']}, {found['keep']} layers"
     table = Table("class", "probability", "std over orders", title=title, title_justify="left")
     for name, row in zip(names, found["top"], strict=True):
-        table.add_row(name, f"{row['probability']:.4f}", "–" if row["std"] is None else f"{row['std']:.4f}")
+        table.add_row(
+            name, f"{row['probability']:.4f}", "–" if row["std"] is None else f"{row['std']:.4f}"
+        )
     if "exit" in found:
-        exit = "{branch} after {depth} of {keep} layers, {flops:.4g} FLOPs, {latency_ms:.3g} ms".format(keep=found["keep"], **found["exit"])
+        exit = "{branch} after {depth} of {keep} layers, {flops:.4g} FLOPs, {latency_ms:.3g} ms".format(
+            keep=found["keep"], **found["exit"]
+        )
         table.title = f"{image}: {found['order']}, {exit}"
     table.caption = f"{names[0]} is the answer in {found['agree']} of {found['orders']} orders"
     console(80).print(table)

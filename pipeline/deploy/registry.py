@@ -38,25 +38,45 @@ def register(folder: Path, name: str | None = None) -> str:
             f"{store}: not found, no MLflow store to register in; `lsvit track sync` makes it, MLFLOW_TRACKING_URI names another"
         )
     signature, example = inputs(folder)
-    tracker = Tracker(experiment_name("layershuffle", (spec["dataset"], spec["model"], spec["scale"])), Path(), retries=3)
-    os.environ |= {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false", "MLFLOW_UV_AUTO_DETECT": "false"}  # the requirements are given
+    tracker = Tracker(
+        experiment_name("layershuffle", (spec["dataset"], spec["model"], spec["scale"])),
+        Path(),
+        retries=3,
+    )
+    os.environ |= {
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_UV_AUTO_DETECT": "false",
+    }  # the requirements are given
     try:
         client = tracker.client()
         mlflow.set_tracking_uri(uri)
         mlflow.set_experiment(tracker.experiment)
         run = tracker.find(find_training(spec["name"], spec["seed"]))
         made = Model.log(  # `log_model` takes no finished run
-            None, mlflow.pyfunc, name=f"{spec['name']}_seed_{spec['seed']}", registered_model_name=name,
-            run_id=run.info.run_id if run else None, python_model=str(Path(__file__).with_name("served.py")),
-            artifacts={EXPORT: str(folder)}, signature=signature, input_example=example, code_paths=[str(Path(__file__).parents[2] / name) for name in ("lsvit", "pipeline", "papers")],
+            None,
+            mlflow.pyfunc,
+            name=f"{spec['name']}_seed_{spec['seed']}",
+            registered_model_name=name,
+            run_id=run.info.run_id if run else None,
+            python_model=str(Path(__file__).with_name("served.py")),
+            artifacts={EXPORT: str(folder)},
+            signature=signature,
+            input_example=example,
+            code_paths=[
+                str(Path(__file__).parents[2] / name) for name in ("lsvit", "pipeline", "papers")
+            ],
             pip_requirements=requires("lsvit"),
-        )  # fmt: skip
+        )
         version = str(made.registered_model_version)
         for key in ("name", "seed", "scale", "protocol", "weights_sha256"):
-            client.set_model_version_tag(name, version, "variant" if key == "name" else key, str(spec[key]))
+            client.set_model_version_tag(
+                name, version, "variant" if key == "name" else key, str(spec[key])
+            )
         client.set_registered_model_alias(name, spec["name"], version)
     except (MlflowException, OSError) as error:
-        raise UserError(f"MLflow at {uri} does not register {name!r}: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(
+            f"MLflow at {uri} does not register {name!r}: {' '.join(str(error).split())[:200]}"
+        ) from None
     return f"models:/{name}@{spec['name']}"
 
 
@@ -64,10 +84,15 @@ def inputs(folder: Path) -> tuple[ModelSignature, np.ndarray]:
     """What an export takes and answers, see :meth:`pipeline.deploy.served.Served.predict`, and a small grey image."""
     model, data, _ = open_weights(str(folder))
     channels = data["input_size"][0]
-    route = [ParamSpec("order", DataType.string, "sequential"), ParamSpec("keep", DataType.long, model.num_layers),
-             ParamSpec("seed", DataType.long, 0)]  # fmt: skip
+    route = [
+        ParamSpec("order", DataType.string, "sequential"),
+        ParamSpec("keep", DataType.long, model.num_layers),
+        ParamSpec("seed", DataType.long, 0),
+    ]
     pixels = Schema([TensorSpec(np.dtype(np.float32), (-1, -1, -1, channels))])
     names, numbers = Array(DataType.string), Array(Array(DataType.double))
     answer = {"class": names, "probabilities": numbers, "logits": numbers, "classes": names}
     outputs = Schema([ColSpec(kind, column) for column, kind in answer.items()])
-    return ModelSignature(pixels, outputs, ParamSchema(route)), np.full((1, 8, 8, channels), 128, np.float32)
+    return ModelSignature(pixels, outputs, ParamSchema(route)), np.full(
+        (1, 8, 8, channels), 128, np.float32
+    )

@@ -23,7 +23,12 @@ class Served(PythonModel):
         self.opened = open_weights(context.artifacts[EXPORT])
 
     @torch.inference_mode()
-    def predict(self, context: PythonModelContext, model_input: np.ndarray, params: dict[str, Any] | None = None) -> dict[str, Any]:
+    def predict(
+        self,
+        context: PythonModelContext,
+        model_input: np.ndarray,
+        params: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """Answer images along one route.
 
         Args:
@@ -44,17 +49,28 @@ class Served(PythonModel):
         odd = model_input[(model_input < 0) | (model_input > 255) | (model_input % 1 != 0)]
         try:
             if odd.size:
-                raise UserError(f"inputs: found {odd[0]:g}, accepted: pixels, whole numbers from 0 to 255")
+                raise UserError(
+                    f"inputs: found {odd[0]:g}, accepted: pixels, whole numbers from 0 to 255"
+                )
             if seed < 0:
                 raise UserError(f"seed: found {seed}, accepted: 0 or more")
-            (route,) = choose_routes(model, order, None if keep == model.num_layers else keep, 1, seed)
+            (route,) = choose_routes(
+                model, order, None if keep == model.num_layers else keep, 1, seed
+            )
         except UserError as error:
             raise MlflowException.invalid_parameter_value(str(error).replace("--", "")) from None
-        images = [Image.fromarray(each.squeeze(-1) if each.shape[-1] == 1 else each) for each in model_input.astype(np.uint8)]
+        images = [
+            Image.fromarray(each.squeeze(-1) if each.shape[-1] == 1 else each)
+            for each in model_input.astype(np.uint8)
+        ]
         logits = model(torch.stack([*map(transform(data), images)]), route)
         names = [*classes, *(f"output {i}" for i in range(len(classes), logits.shape[1]))]
-        return {"class": [names[i] for i in logits.argmax(1)], "probabilities": logits.softmax(1).tolist(), "logits": logits.tolist(),
-                "classes": names}  # fmt: skip
+        return {
+            "class": [names[i] for i in logits.argmax(1)],
+            "probabilities": logits.softmax(1).tolist(),
+            "logits": logits.tolist(),
+            "classes": names,
+        }
 
 
 set_model(Served())

@@ -24,5 +24,7 @@ def reach(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, ValueError, OverflowError) as error:
-        raise UserError(f"{ADDRESS}: found {address!r}, which does not answer ({error}); accepted: host:port as `ray start --head` "
-                        "prints it, or auto (the cluster of this machine)") from None  # fmt: skip
+        raise UserError(
+            f"{ADDRESS}: found {address!r}, which does not answer ({error}); accepted: host:port as `ray start --head` "
+            "prints it, or auto (the cluster of this machine)"
+        ) from None

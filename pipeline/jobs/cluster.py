@@ -30,7 +30,9 @@ GIB = 2**30
 PATIENCE = 5  # seconds without a report after which the nodes are counted
 
 
-def cluster(todo: Sequence[Job], device: str, threads: int, distributed: Distributed | None = None) -> Events:
+def cluster(
+    todo: Sequence[Job], device: str, threads: int, distributed: Distributed | None = None
+) -> Events:
     """The events, (job's index, event), of jobs on the nodes of the cluster at RAY_ADDRESS, all of them at once if there is room.
 
     A training in several processes has all of them on one node.
@@ -60,24 +62,38 @@ def connect(**alone: Any) -> None:
         UserError: Ray does not start, or there is no cluster of these versions.
     """
     address = os.environ.get(ADDRESS)
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}  # else `uv run` sends this folder to all nodes
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    }  # else `uv run` sends this folder to all nodes
     if address is None or address.startswith(("127.", "localhost:")):
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's name for: 127.0.0.1 is not to become the machine's own address
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
+            "0"  # Ray's name for: 127.0.0.1 is not to become the machine's own address
+        )
     import ray
 
     if ray.is_initialized():
         return
-    options: dict[str, Any] = {} if address else {"_node_ip_address": "127.0.0.1", "include_dashboard": False} | alone
+    options: dict[str, Any] = (
+        {} if address else {"_node_ip_address": "127.0.0.1", "include_dashboard": False} | alone
+    )
     terminated = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address or "local", **options, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError, SystemExit) as error:  # Python's and Ray's versions; that is no cluster, and Ray gives up
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        SystemExit,
+    ) as error:  # Python's and Ray's versions; that is no cluster, and Ray gives up
         said = " ".join(str(error).split())[:200]
         if not address:
             raise UserError(f"Ray does not start on this machine: {said}") from None
-        raise UserError(f"{ADDRESS}: found {address!r}, no cluster to join ({said}); "
-                        "accepted: host:port of a cluster that this machine is part of, or auto; with RAY_AUTH_MODE=token "
-                        "where the cluster has a token") from None  # fmt: skip
+        raise UserError(
+            f"{ADDRESS}: found {address!r}, no cluster to join ({said}); "
+            "accepted: host:port of a cluster that this machine is part of, or auto; with RAY_AUTH_MODE=token "
+            "where the cluster has a token"
+        ) from None
     finally:
         signal.signal(signal.SIGTERM, terminated)  # Ray puts its own in its place
 
@@ -92,7 +108,10 @@ def slots(device: str, threads: int, processes: int) -> int:
     nodes = _nodes()
     wanted = _needs(threads, processes, _gpus(device, nodes), processes)
     _check(nodes, wanted, "a training")
-    return sum(min(int(node.get(kind, 0) // amount) for kind, amount in wanted.items() if amount) for node in nodes)
+    return sum(
+        min(int(node.get(kind, 0) // amount) for kind, amount in wanted.items() if amount)
+        for node in nodes
+    )
 
 
 def _nodes() -> list[Resources]:
@@ -114,16 +133,22 @@ def _needs(threads: int, processes: int, gpus: bool, memory: int) -> Resources:
 
 def _check(nodes: Sequence[Resources], wanted: Resources, title: str) -> None:
     """Raises UserError: none of the nodes could ever run this."""
-    if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in nodes):
+    if not any(
+        all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in nodes
+    ):
         has = "; ".join(sorted(map(_amounts, nodes))) or "none"
-        raise UserError(f"{title}: no node of the cluster can run it: needs {_amounts(wanted)}, found nodes with {has}; finished epochs "
-                        "are kept")  # fmt: skip
+        raise UserError(
+            f"{title}: no node of the cluster can run it: needs {_amounts(wanted)}, found nodes with {has}; finished epochs "
+            "are kept"
+        )
 
 
 class _Driver:
     """Sends jobs to nodes, keeps what comes back, and sends again what is lost."""
 
-    def __init__(self, todo: Sequence[Job], device: str, threads: int, distributed: Distributed | None) -> None:
+    def __init__(
+        self, todo: Sequence[Job], device: str, threads: int, distributed: Distributed | None
+    ) -> None:
         self.todo, self.device, self.threads = todo, device, threads
         self.distributed = [distributed if is_spread(job, distributed) else None for job in todo]
         self.processes = [each.processes if each else 1 for each in self.distributed]
@@ -154,14 +179,20 @@ class _Driver:
                 except RayTaskError as error:
                     del self.running[stream]
                     if isinstance(error.cause, Missing):
-                        for path in set(error.cause.args[0]) - set(self.sent):  # into Ray's object store, from which all nodes take it
-                            self.sent[path] = ray.put({name: file.read_bytes() for name, file in content(path).items()})
+                        for path in set(error.cause.args[0]) - set(
+                            self.sent
+                        ):  # into Ray's object store, from which all nodes take it
+                            self.sent[path] = ray.put(
+                                {name: file.read_bytes() for name, file in content(path).items()}
+                            )
                         self.submit(i)
                     elif isinstance(error.cause, WorkerDied):
                         yield i, self.lost(i, error.cause)
                     else:
                         raise error.cause from error
-                except RayError as error:  # the node or Ray's own process there died, or has too little memory
+                except (
+                    RayError
+                ) as error:  # the node or Ray's own process there died, or has too little memory
                     del self.running[stream]
                     yield i, self.lost(i, error)
                 else:
@@ -177,13 +208,33 @@ class _Driver:
         job = self.todo[i]
         inputs = {name: self.input(path) if path else None for name, path in job.inputs.items()}
         images = [path for path in job.inputs.values() if path and (path / "meta.json").is_file()]
-        listed = [shards for path in images for shards in read_meta(path).get("shards", {}).values()]
-        shards = {Path(shard["file"]).parent: self.input((root() / shard["file"]).parent) for shard in chain(*listed)}
+        listed = [
+            shards for path in images for shards in read_meta(path).get("shards", {}).values()
+        ]
+        shards = {
+            Path(shard["file"]).parent: self.input((root() / shard["file"]).parent)
+            for shard in chain(*listed)
+        }
         self.check_nodes(i)
-        task = Task(job, job.key, inputs, shards, self.sent, changed(job.folder, {}), self.device, self.threads, self.distributed[i])
+        task = Task(
+            job,
+            job.key,
+            inputs,
+            shards,
+            self.sent,
+            changed(job.folder, {}),
+            self.device,
+            self.threads,
+            self.distributed[i],
+        )
         remote: Any = ray.remote(num_returns="streaming", max_retries=0)(work)
         needs = self.needs(i)
-        options = {"num_cpus": needs["CPU"], "num_gpus": needs["GPU"], "memory": needs["memory"], "name": job.title}
+        options = {
+            "num_cpus": needs["CPU"],
+            "num_gpus": needs["GPU"],
+            "memory": needs["memory"],
+            "name": job.title,
+        }
         self.running[remote.options(**options).remote(task)] = i
 
     def needs(self, i: int) -> Resources:
@@ -210,8 +261,10 @@ class _Driver:
         self.deaths[i] += 1
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
         if self.deaths[i] == DEATHS:
-            raise UserError(f"{self.todo[i].title}: its worker died {DEATHS} times without finishing an epoch, the last time: {reason}; "
-                            "finished epochs are kept, the next run goes on from there")  # fmt: skip
+            raise UserError(
+                f"{self.todo[i].title}: its worker died {DEATHS} times without finishing an epoch, the last time: {reason}; "
+                "finished epochs are kept, the next run goes on from there"
+            )
         if isinstance(error, OutOfMemoryError):
             self.memory[i] *= 2  # fewer beside it
         self.submit(i)

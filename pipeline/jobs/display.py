@@ -10,7 +10,9 @@ from pipeline.config.params import Params, Value
 from pipeline.config.variant import Variant
 from pipeline.jobs.configs import RunConfig, TrainConfig
 
-Event = dict[str, Any]  # what a job reports: an epoch's numbers by name, a part of an epoch, a finished `cell`, or a `text`
+Event = dict[
+    str, Any
+]  # what a job reports: an epoch's numbers by name, a part of an epoch, a finished `cell`, or a `text`
 ENDED: Event = {}  # the last event of a job
 
 
@@ -30,7 +32,13 @@ class Display:
     """Progress of several jobs: bars in a terminal, else a plain line per report."""
 
     def __init__(self, jobs: Sequence[Titled]) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
         self.jobs = jobs
         self.start = time.monotonic()
@@ -44,7 +52,10 @@ class Display:
                 TextColumn("{task.fields[last]}"),
             )
             self.bars = Progress(*columns)
-            self.tasks = [self.bars.add_task(job.title, total=job.total, last="", visible=False) for job in jobs]
+            self.tasks = [
+                self.bars.add_task(job.title, total=job.total, last="", visible=False)
+                for job in jobs
+            ]
 
     def __enter__(self) -> Self:
         if self.bars:
@@ -61,7 +72,11 @@ class Display:
         text = describe(event, job.total) if event else "done"
         if self.bars:
             done = self.bars.tasks[self.tasks[index]].completed
-            completed = event.get("epoch", event.get("progress", done + ("cell" in event))) if event else job.total
+            completed = (
+                event.get("epoch", event.get("progress", done + ("cell" in event)))
+                if event
+                else job.total
+            )
             self.bars.update(self.tasks[index], completed=completed, visible=True, last=text)
         else:
             print(f"[{time.monotonic() - self.start:6.1f} s] {job.title}: {text}", flush=True)
@@ -85,15 +100,28 @@ def describe(event: Event, total: int) -> str:
 
 def show_values(title: str, values: dict[str, Value]) -> None:
     """Print every effective value of a section and the place it comes from."""
-    _print(title, ("key", "value", "from"), [(key, str(value), source) for key, (value, source) in values.items()])
+    _print(
+        title,
+        ("key", "value", "from"),
+        [(key, str(value), source) for key, (value, source) in values.items()],
+    )
 
 
-def show_trainings(trainings: Mapping[str, tuple[RunConfig, dict[str, Value]]], seeds: Sequence[int], params: Params) -> None:
+def show_trainings(
+    trainings: Mapping[str, tuple[RunConfig, dict[str, Value]]],
+    seeds: Sequence[int],
+    params: Params,
+) -> None:
     """Print one table of every effective hyper-parameter of trainings, by name, and the place it comes from.
 
     A value that all of them share stands once; another for each of those that have it.
     """
-    rows = grouped({title: _training_rows(title, config, values, params) for title, (config, values) in trainings.items()})
+    rows = grouped(
+        {
+            title: _training_rows(title, config, values, params)
+            for title, (config, values) in trainings.items()
+        }
+    )
     count = f"{len(trainings) * len(seeds)} training{'s' if len(trainings) * len(seeds) > 1 else ''}, seeds {', '.join(map(str, seeds))}"
     _print(f"{', '.join(trainings)}: {count}", ("key", "value", "from", "of"), rows)
 
@@ -104,29 +132,57 @@ def grouped(rows: Mapping[str, Sequence[tuple[str, ...]]]) -> list[tuple[str, ..
     for name, own in rows.items():
         for row in own:
             names.setdefault(row, []).append(name)
-    found = [(*row, "" if len(having) == len(rows) else ", ".join(having)) for row, having in names.items()]
+    found = [
+        (*row, "" if len(having) == len(rows) else ", ".join(having))
+        for row, having in names.items()
+    ]
     return sorted(found, key=lambda row: row[-1] != "")
 
 
-def option_rows(title: str, variant: Variant, values: dict[str, Value], params: Params) -> list[tuple[str, str, str]]:
+def option_rows(
+    title: str, variant: Variant, values: dict[str, Value], params: Params
+) -> list[tuple[str, str, str]]:
     """(key, value, from) of a training's variant and options."""
     where = title if title == "pretrain" else params.place_of(title)
     own = variant.model_dump(exclude_none=True, exclude={"finetune"})
     rows = [(key, str(value), where) for key, value in own.items() if value != {}]
     hidden = {"baseline_epochs"} | (set() if variant.position.predict else {"position_weight"})
-    return rows + [(key, str(value), source) for key, (value, source) in values.items() if key not in hidden]
+    return rows + [
+        (key, str(value), source) for key, (value, source) in values.items() if key not in hidden
+    ]
 
 
-def _training_rows(title: str, config: RunConfig, values: dict[str, Value], params: Params) -> list[tuple[str, str, str]]:
+def _training_rows(
+    title: str, config: RunConfig, values: dict[str, Value], params: Params
+) -> list[tuple[str, str, str]]:
     """(key, value, from) of one training."""
-    model = {"dataset": config.dataset, "model": config.model_name, "device": config.device, "deterministic": config.deterministic}
-    preset = config.model.model_dump(include={"timm", "weights", "init_std", "init_growth", "num_classes", "head"}) | config.model.kwargs
+    model = {
+        "dataset": config.dataset,
+        "model": config.model_name,
+        "device": config.device,
+        "deterministic": config.deterministic,
+    }
+    preset = (
+        config.model.model_dump(
+            include={"timm", "weights", "init_std", "init_growth", "num_classes", "head"}
+        )
+        | config.model.kwargs
+    )
     rows = [(key, str(value), key) for key, value in model.items()]
     scale = params.scale_of(config.model_name)
-    rows.append(("scale", scale, f"models.{config.model_name}" if params.scale is None else "scale"))
+    rows.append(
+        ("scale", scale, f"models.{config.model_name}" if params.scale is None else "scale")
+    )
     changed = params.scales[scale].models.get(config.model_name, {})
     own = f"models.{config.model_name}"
-    rows += [(key, str(v), f"scales.{scale}.{own}" if key in changed | changed.get("kwargs", {}) else own) for key, v in preset.items()]
+    rows += [
+        (
+            key,
+            str(v),
+            f"scales.{scale}.{own}" if key in changed | changed.get("kwargs", {}) else own,
+        )
+        for key, v in preset.items()
+    ]
     if isinstance(config, TrainConfig) and config.world_size > 1:
         rows.append(("processes", f"{config.world_size}, routes {config.routes}", "distributed"))
     return rows + option_rows(title, config.variant, values, params)

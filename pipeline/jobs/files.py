@@ -10,15 +10,26 @@ from typing import Any
 from pipeline.config.variant import BASELINE
 from pipeline.errors import UserError
 
-DATA, PRETRAINED, FINETUNED, RESULTS = Path("outs/prepare_data"), Path("outs/pretrain"), Path("outs/finetune"), Path("results")
+DATA, PRETRAINED, FINETUNED, RESULTS = (
+    Path("outs/prepare_data"),
+    Path("outs/pretrain"),
+    Path("outs/finetune"),
+    Path("results"),
+)
 Row = dict[str, float]  # one epoch's metrics, names {suite}/{metric}
 WEIGHTS, HISTORY, FINAL, CONFIG = "weights.safetensors", "history.json", "final.json", "config.json"
-ROWS, ARRAYS = "rows.csv", "arrays.npz"  # of an evaluation: a row a thing measured, what is too large for rows
+ROWS, ARRAYS = (
+    "rows.csv",
+    "arrays.npz",
+)  # of an evaluation: a row a thing measured, what is too large for rows
 TABLE = "history.csv"  # every epoch of all seeds
 ORIGIN = "weights.json"  # what a file of starting weights was made from
 EXECUTION = "execution.txt"  # the processor, and what `auto` picked on it
 HELDOUT = "heldout"  # training images set aside: never trained on, they choose the epoch of protocol heldout
-JUDGES = {"paper": "validation", HELDOUT: HELDOUT}  # protocol -> the split whose loss chooses the epoch
+JUDGES = {
+    "paper": "validation",
+    HELDOUT: HELDOUT,
+}  # protocol -> the split whose loss chooses the epoch
 
 
 def weights_file(judge: str) -> str:
@@ -49,7 +60,9 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]
     with open(path, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows(["" if value is None or value != value else value for value in row] for row in rows)
+        writer.writerows(
+            ["" if value is None or value != value else value for value in row] for row in rows
+        )
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -62,5 +75,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 def finetuned(variant: str, seed: int, judge: str = "validation", folder: Path = FINETUNED) -> Path:
     """The weights of a refined variant, of the epoch that a split chose; the files of its training lie beside them."""
-    place = folder.with_name(BASELINE) if variant == BASELINE else folder / variant  # outputs of stages do not contain each other
+    place = (
+        folder.with_name(BASELINE) if variant == BASELINE else folder / variant
+    )  # outputs of stages do not contain each other
     return place / f"seed_{seed}" / weights_file(judge)

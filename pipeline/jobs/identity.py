@@ -53,8 +53,14 @@ def code_digest(module: str) -> str:
         sections |= more
     digest = hashlib.sha256(f"torch {version('torch')} timm {version('timm')}".encode())
     for name, tree in sorted(modules.items()):
-        imports = sorted(ast.dump(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
-        code = [node for node in _WithoutFields(sections).visit(tree).body if not isinstance(node, ast.Import | ast.ImportFrom)]
+        imports = sorted(
+            ast.dump(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)
+        )
+        code = [
+            node
+            for node in _WithoutFields(sections).visit(tree).body
+            if not isinstance(node, ast.Import | ast.ImportFrom)
+        ]
         digest.update("\n".join([name, *imports, *map(ast.dump, code)]).encode())
     return digest.hexdigest()
 
@@ -71,7 +77,11 @@ class _Executed(ast.NodeTransformer):
             node.names.sort(key=lambda alias: alias.name)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
                 node.body = node.body[1:]
         return node
 
@@ -93,7 +103,10 @@ class _WithoutFields(ast.NodeTransformer):
 def merged(recorded: Any, wanted: Any) -> Any:
     """Recorded options, as JSON, and those of the wanted ones that they lack."""
     if isinstance(recorded, dict) and isinstance(wanted, dict):
-        return recorded | {key: merged(recorded[key], value) if key in recorded else value for key, value in wanted.items()}
+        return recorded | {
+            key: merged(recorded[key], value) if key in recorded else value
+            for key, value in wanted.items()
+        }
     return recorded
 
 

@@ -44,21 +44,38 @@ class Job:
     config: RunConfig
     inputs: Mapping[str, Path | None] = field(default_factory=dict)
     total: int = 1  # reports expected
-    apart: tuple[str, ...] = ("seed",)  # what of the options differs between the trainings that are averaged, as "options.lr"
-    first: str | None = None  # sha256 of the first seed's starting weights, where each seed has its own: it tells averages apart
+    apart: tuple[str, ...] = (
+        "seed",
+    )  # what of the options differs between the trainings that are averaged, as "options.lr"
+    first: str | None = (
+        None  # sha256 of the first seed's starting weights, where each seed has its own: it tells averages apart
+    )
     here: bool = False  # runs on this machine, whatever the engine: it measures it, or fetches what others need not have
 
     @cached_property
     def key(self) -> str:
         """Identity of the job: options, code and library versions."""
-        return _hash(self.config.effective(defaults=False), self.function, code_digest(self.function.split(":")[0]))
+        return _hash(
+            self.config.effective(defaults=False),
+            self.function,
+            code_digest(self.function.split(":")[0]),
+        )
 
     @property
     def folder(self) -> Path:
         """Where the job keeps its state and its results: of folders with its key the first that no job under other defaults has."""
-        place, options = root() / ".lsvit" / "jobs" / self.function.split(":")[1], json.loads(json.dumps(self.config.effective()))
-        folders = (place / (f"{self.key}-{number}" if number else self.key) for number in itertools.count())
-        return next(each for each in folders if not (each / CONFIG).exists() or agree(read_json(each / CONFIG), options))
+        place, options = (
+            root() / ".lsvit" / "jobs" / self.function.split(":")[1],
+            json.loads(json.dumps(self.config.effective())),
+        )
+        folders = (
+            place / (f"{self.key}-{number}" if number else self.key) for number in itertools.count()
+        )
+        return next(
+            each
+            for each in folders
+            if not (each / CONFIG).exists() or agree(read_json(each / CONFIG), options)
+        )
 
     def begin(self, folder: Path) -> None:
         """Note every effective option in the job's `folder`, also of a finished job those that have come since."""
@@ -83,16 +100,24 @@ class Job:
 
     def finish(self, folder: Path) -> None:
         """Mark the job in its `folder` as finished, with the sha256 of what it left there."""
-        left = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name not in (CONFIG, LOCK)}
+        left = {
+            path.name: sha256(path)
+            for path in sorted(folder.iterdir())
+            if path.is_file() and path.name not in (CONFIG, LOCK)
+        }
         replace_text(folder / DONE, json.dumps(left, indent=1) + "\n")
 
     def damaged(self) -> list[str]:
         """Names of what a finished job left and is no longer what it was; then it is one no more. An older version noted no checksums."""
         names, _ = self._damage()
         if names:
-            with locked(self.folder, self.waits):  # another run may have found the same, and have made it anew
+            with locked(
+                self.folder, self.waits
+            ):  # another run may have found the same, and have made it anew
                 names, left = self._damage()
-                for name in (DONE, *left) if names else ():  # a training whose history is there has ended
+                for name in (
+                    (DONE, *left) if names else ()
+                ):  # a training whose history is there has ended
                     _remove(self.folder / name)
         return names
 
@@ -143,10 +168,14 @@ def call(job: Job, folder: Path, report: Callable[[Event], None]) -> None:
             report({"text": f"{file.name} is damaged: what it had is computed again"})
             _remove(file)
     try:
-        getattr(importlib.import_module(module), name)(job.config, **job.inputs, folder=folder, report=report)
+        getattr(importlib.import_module(module), name)(
+            job.config, **job.inputs, folder=folder, report=report
+        )
     except torch.OutOfMemoryError as error:
-        raise UserError(f"{job.title}: the device's memory is too small ({' '.join(str(error).split())[:120]}); accepted: a smaller "
-                        "batch_size, finetune.micro_batch_size, or finetune.checkpointing: true") from None  # fmt: skip
+        raise UserError(
+            f"{job.title}: the device's memory is too small ({' '.join(str(error).split())[:120]}); accepted: a smaller "
+            "batch_size, finetune.micro_batch_size, or finetune.checkpointing: true"
+        ) from None
 
 
 def has(path: Path, digest: str) -> bool:

@@ -42,8 +42,12 @@ class Task(NamedTuple):
     job: Job
     key: str
     inputs: Mapping[str, Input | None]  # by argument of the job's function
-    shards: Mapping[Path, Input]  # by the place below the repository's root that the metadata of prepared images name
-    sent: Mapping[Path, Any]  # of inputs that some node has missed: references to their content in Ray's object store
+    shards: Mapping[
+        Path, Input
+    ]  # by the place below the repository's root that the metadata of prepared images name
+    sent: Mapping[
+        Path, Any
+    ]  # of inputs that some node has missed: references to their content in Ray's object store
     state: Files
     device: str
     threads: int
@@ -65,15 +69,23 @@ def work(task: Task) -> Generator[tuple[Event, Files], None, None]:
     node = f"{socket.gethostname()} {ray.util.get_node_ip_address()}"
     job = replace(task.job)  # without what was cached
     if job.key != task.key:
-        raise UserError(f"{job.title}: node {node} has other code of lsvit, torch or timm than the machine that sends the jobs; "
-                        "accepted: the same commit and `uv sync` on all of them")  # fmt: skip
+        raise UserError(
+            f"{job.title}: node {node} has other code of lsvit, torch or timm than the machine that sends the jobs; "
+            "accepted: the same commit and `uv sync` on all of them"
+        )
     inputs = [each for each in (*task.inputs.values(), *task.shards.values()) if each]
     if absent := [each.path for each in inputs if each.path not in task.sent and not _here(each)]:
         raise Missing(absent)
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it, the local engine does not
     with tempfile.TemporaryDirectory(prefix="lsvit-", ignore_cleanup_errors=True) as place:
         os.environ["DVC_ROOT"] = place
-        job = replace(job, inputs={name: each and _fetch(each, task.sent, Path(place)) for name, each in task.inputs.items()})
+        job = replace(
+            job,
+            inputs={
+                name: each and _fetch(each, task.sent, Path(place))
+                for name, each in task.inputs.items()
+            },
+        )
         for name, each in task.shards.items():
             link = Path(place, name)
             link.parent.mkdir(parents=True)
@@ -99,7 +111,9 @@ def _events(job: Job, task: Task, node: str) -> Events:
     except WorkerDied:  # the log's folder goes with the job's
         for log in root().glob(f".lsvit/torchrun/*/{LOG}"):
             sys.stderr.write(log.read_text())
-        raise WorkerDied(f"a process of the training died (Ray's log of the worker on node {node} has torchrun's)") from None
+        raise WorkerDied(
+            f"a process of the training died (Ray's log of the worker on node {node} has torchrun's)"
+        ) from None
 
 
 def _here(wanted: Input) -> bool:
@@ -131,7 +145,10 @@ def digest(path: Path) -> str:
     """Identity of a file, or of a folder: names and sizes of its files, and what its JSON files hold (the sha256 of images)."""
     if path.is_file():
         return sha256(path)
-    parts = [f"{name} {file.stat().st_size} {sha256(file) if file.suffix == '.json' else ''}" for name, file in content(path).items()]
+    parts = [
+        f"{name} {file.stat().st_size} {sha256(file) if file.suffix == '.json' else ''}"
+        for name, file in content(path).items()
+    ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -143,7 +160,9 @@ def changed(folder: Path, known: State) -> Files:
     while True:
         found = _state(folder)
         names = [name for name in found if found[name] != known.get(name)]
-        names.sort(key=lambda name: (name == DONE, found[name][0]))  # clocks of file systems tick slowly
+        names.sort(
+            key=lambda name: (name == DONE, found[name][0])
+        )  # clocks of file systems tick slowly
         with suppress(FileNotFoundError):
             files: Files = {name: (folder / name).read_bytes() for name in names}
             if _state(folder) == found:

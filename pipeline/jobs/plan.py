@@ -13,25 +13,47 @@ from pipeline.config.types import Per, Section
 from pipeline.config.variant import PLAIN, Variant
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
-from pipeline.jobs.files import DATA, FINETUNED, JUDGES, PRETRAINED, finetuned, read_meta, sha256, starting_weights
+from pipeline.jobs.files import (
+    DATA,
+    FINETUNED,
+    JUDGES,
+    PRETRAINED,
+    finetuned,
+    read_meta,
+    sha256,
+    starting_weights,
+)
 from pipeline.jobs.job import TRAIN, Job
 from pipeline.jobs.processes import root
 
 
 def run_config(
-    params: Params, title: str, variant: Variant, data_sha256: str, weights_sha256: str | None, preset: ModelPreset | None = None
-) -> dict[str, Any]:  # fmt: skip
+    params: Params,
+    title: str,
+    variant: Variant,
+    data_sha256: str,
+    weights_sha256: str | None,
+    preset: ModelPreset | None = None,
+) -> dict[str, Any]:
     """The fields of a RunConfig for one variant of the chosen model and data set; `preset` stands in for the model's own.
 
     Left out is what must not change its key: the variant's `per` and overrides of `finetune`, whose effect the job's own options hold,
     the checksum that published weights should have, and the scale, as are its values.
     """
-    model = (preset or params.model_preset).model_copy(update={"sha256": None, "scale": "published"})
+    model = (preset or params.model_preset).model_copy(
+        update={"sha256": None, "scale": "published"}
+    )
     return {
-        "title": title, "dataset": params.dataset, "model_name": params.model, "model": model,
-        "variant": variant.model_copy(update={"finetune": {}, "per": None}), "device": params.device, "deterministic": params.deterministic,
-        "data_sha256": data_sha256, "weights_sha256": weights_sha256,
-    }  # fmt: skip
+        "title": title,
+        "dataset": params.dataset,
+        "model_name": params.model,
+        "model": model,
+        "variant": variant.model_copy(update={"finetune": {}, "per": None}),
+        "device": params.device,
+        "deterministic": params.deterministic,
+        "data_sha256": data_sha256,
+        "weights_sha256": weights_sha256,
+    }
 
 
 class Plan:
@@ -46,17 +68,31 @@ class Plan:
     """
 
     def __init__(
-        self, params: Params, section: type[Section], data: Path = DATA, folder: Path = FINETUNED, pretrained: Path = PRETRAINED
-    ) -> None:  # fmt: skip
+        self,
+        params: Params,
+        section: type[Section],
+        data: Path = DATA,
+        folder: Path = FINETUNED,
+        pretrained: Path = PRETRAINED,
+    ) -> None:
         self.params, self.data, self.folder, self.pretrained = params, data, folder, pretrained
         self.options: Any = params.resolve(section)
         self.seeds = params.seeds[: getattr(self.options, "seeds", None)]
         self.judge = JUDGES[params.protocol]
         self.digest = cache(sha256)
 
-    def fields(self, title: str, variant: Variant, weights: Path | None, preset: ModelPreset | None = None) -> dict[str, Any]:
+    def fields(
+        self, title: str, variant: Variant, weights: Path | None, preset: ModelPreset | None = None
+    ) -> dict[str, Any]:
         """The fields of a RunConfig for a model with the weights of a file."""
-        return run_config(self.params, title, variant, read_meta(self.data)["sha256"], self.digest_of(weights), preset)
+        return run_config(
+            self.params,
+            title,
+            variant,
+            read_meta(self.data)["sha256"],
+            self.digest_of(weights),
+            preset,
+        )
 
     def digest_of(self, file: Path | None) -> str | None:
         """The sha256 of a file, if there is one."""
@@ -65,9 +101,15 @@ class Plan:
         return self.digest(file) if file else None
 
     def training(
-        self, title: str, variant: Variant, options: Optimisation, seed: int, weights: Path | None = None,
-        preset: ModelPreset | None = None, per: Per = "batch",
-    ) -> Job:  # fmt: skip
+        self,
+        title: str,
+        variant: Variant,
+        options: Optimisation,
+        seed: int,
+        weights: Path | None = None,
+        preset: ModelPreset | None = None,
+        per: Per = "batch",
+    ) -> Job:
         """One training, from the weights of a file or from scratch; a random route is drawn for each batch, or `per` something else."""
         if not variant.position.predict:
             options = options.model_copy(update={"position_weight": 1.0})  # of nothing
@@ -81,21 +123,38 @@ class Plan:
         which get a head for the data. Of a plan for `pretrain`."""
         preset = self.params.model_preset
         if preset.weights == "scratch":
-            return {seed: self.training("pretrain", PLAIN, self.options, seed) for seed in self.params.starts}
+            return {
+                seed: self.training("pretrain", PLAIN, self.options, seed)
+                for seed in self.params.starts
+            }
         file = preset.local_file(root())
-        fields = self.fields("pretrain", PLAIN, file if file and file.is_file() else None) | {"model": preset}
+        fields = self.fields("pretrain", PLAIN, file if file and file.is_file() else None) | {
+            "model": preset
+        }
         inputs = {"data": self.data, "weights": root() / preset.weights if file else None}
-        configs = {seed: TrainConfig(**fields, options=self.options, seed=seed) for seed in self.params.starts}
-        return {seed: Job("pretrain", "pipeline.training.loop:fetch", config, inputs, here=True) for seed, config in configs.items()}
+        configs = {
+            seed: TrainConfig(**fields, options=self.options, seed=seed)
+            for seed in self.params.starts
+        }
+        return {
+            seed: Job("pretrain", "pipeline.training.loop:fetch", config, inputs, here=True)
+            for seed, config in configs.items()
+        }
 
     def refinements(self, variants: Iterable[str]) -> dict[str, dict[int, Job]]:
         """The trainings of variants from the starting weights of their seeds, by variant and seed."""
         found: dict[str, dict[int, Job]] = {}
         for name in variants:
             variant, own = self.params.all_variants[name], self.params.resolve(Finetune, name)
-            jobs = {seed: self.training(name, variant, own, seed, self.start(seed), per=own.per) for seed in self.params.seeds}
+            jobs = {
+                seed: self.training(name, variant, own, seed, self.start(seed), per=own.per)
+                for seed in self.params.seeds
+            }
             first = self.digest(self.start(self.seeds[0]))
-            found[name] = {seed: replace(job, apart=(*job.apart, "weights_sha256"), first=first) for seed, job in jobs.items()}
+            found[name] = {
+                seed: replace(job, apart=(*job.apart, "weights_sha256"), first=first)
+                for seed, job in jobs.items()
+            }
         return found
 
     def start(self, seed: int) -> Path:

@@ -54,21 +54,35 @@ def run(
     """
     for job in jobs:
         if job.done and (names := job.damaged()):
-            print(f"{job.title}: {', '.join(names)} in {job.folder.relative_to(root())} damaged since it finished, run again", flush=True)
-    todo = list({job.folder: job for job in jobs if not job.done}.values())  # jobs of several names may be the same
+            print(
+                f"{job.title}: {', '.join(names)} in {job.folder.relative_to(root())} damaged since it finished, run again",
+                flush=True,
+            )
+    todo = list(
+        {job.folder: job for job in jobs if not job.done}.values()
+    )  # jobs of several names may be the same
     for job in jobs:
         if job.done:
             job.begin(job.folder)
-            print(f"{job.title}: finished before, taken from {job.folder.relative_to(root())}", flush=True)
+            print(
+                f"{job.title}: finished before, taken from {job.folder.relative_to(root())}",
+                flush=True,
+            )
     elsewhere, together, apart = list[Job](), list[Job](), list[Job]()
     for job in todo:
         several = is_spread(job, distributed)
-        if engine == "ray" and not job.here and not (several and distributed and distributed.nodes > 1):
+        if (
+            engine == "ray"
+            and not job.here
+            and not (several and distributed and distributed.nodes > 1)
+        ):
             elsewhere.append(job)
         else:
             (apart if several else together).append(job)
     if elsewhere:
-        from pipeline.jobs.cluster import cluster  # which runs a job on a node as `pool` and `spread` do here
+        from pipeline.jobs.cluster import (
+            cluster,
+        )  # which runs a job on a node as `pool` and `spread` do here
 
         _show(elsewhere, cluster(elsewhere, device, threads, distributed), on_epoch)
     if together:
@@ -77,7 +91,9 @@ def run(
         _show(apart, spread(apart, distributed, threads), on_epoch)
 
 
-def _show(jobs: Sequence[Job], events: Events, on_epoch: Callable[[Job, Event], None] | None) -> None:
+def _show(
+    jobs: Sequence[Job], events: Events, on_epoch: Callable[[Job, Event], None] | None
+) -> None:
     with Display(jobs) as display, closing(events):
         for i, event in events:
             display.show(i, event)
@@ -87,7 +103,9 @@ def _show(jobs: Sequence[Job], events: Events, on_epoch: Callable[[Job, Event], 
 
 def workers_here(device: str, threads: int) -> int:
     """Jobs that run side by side on this machine: one a GPU, or one per `threads` cores; MPS is one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if device == "mps":
         return 1
     return (device != "cpu" and cuda_devices()) or max(1, cores // threads)
@@ -101,9 +119,16 @@ def pool(todo: Sequence[Job], device: str, threads: int) -> Events:
     slots, events = context.SimpleQueue(), context.Queue()
     for slot in range(workers):
         slots.put(slot if gpus else None)
-    executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(slots, events, root().resolve()))
+    executor = ProcessPoolExecutor(
+        workers,
+        mp_context=context,
+        initializer=_start_worker,
+        initargs=(slots, events, root().resolve()),
+    )
     try:
-        futures = [executor.submit(_work, job, job.folder.resolve(), i) for i, job in enumerate(todo)]
+        futures = [
+            executor.submit(_work, job, job.folder.resolve(), i) for i, job in enumerate(todo)
+        ]
         running = set(range(len(todo)))
         while running:
             finished, _ = wait_for(futures, timeout=0.2, return_when=FIRST_EXCEPTION)
@@ -113,7 +138,9 @@ def pool(todo: Sequence[Job], device: str, threads: int) -> Events:
                     running.remove(i)
             _raise_first_error(finished)
     except BaseException:
-        for process in list((executor._processes or {}).values()):  # no public way to stop running work
+        for process in list(
+            (executor._processes or {}).values()
+        ):  # no public way to stop running work
             process.terminate()
         raise
     finally:
@@ -132,7 +159,9 @@ def _raise_first_error(finished: set[Future]) -> None:
     for future in finished:
         error = future.exception()
         if isinstance(error, BrokenProcessPool):
-            raise WorkerDied("a worker process died (killed, or out of memory); finished epochs are kept, the next run goes on from there")
+            raise WorkerDied(
+                "a worker process died (killed, or out of memory); finished epochs are kept, the next run goes on from there"
+            )
         if error is not None:
             raise error
 
@@ -140,19 +169,25 @@ def _raise_first_error(finished: set[Future]) -> None:
 def _start_worker(slots: Any, events: Any, place: Path) -> None:
     """In a new worker: take a GPU, and die with the parent, whatever ends it."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork of a stage has what the stage does at it
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word: it reaches the stage, too, which says so
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # Ctrl-C ends it without a word: it reaches the stage, too, which says so
     os.environ["DVC_ROOT"] = str(place)  # a fork server that has served another root knows that one
     slot = slots.get()
     if slot is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(slot) if visible is None else visible.split(",")[slot]
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            str(slot) if visible is None else visible.split(",")[slot]
+        )
     global _events
     _events = events
     die_with_parent()
 
 
 def _work(job: Job, folder: Path, index: int) -> None:
-    with locked(folder, lambda: _events.put((index, {"text": "waits for another run of the same job"}))):
+    with locked(
+        folder, lambda: _events.put((index, {"text": "waits for another run of the same job"}))
+    ):
         if not (folder / DONE).exists():
             job.begin(folder)
             call(job, folder, lambda event: _events.put((index, event)))

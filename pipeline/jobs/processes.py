@@ -33,5 +33,7 @@ def cuda_devices() -> int:
         return len([name for name in visible.split(",") if name not in ("", "-1")])
     if shutil.which("nvidia-smi") is None:  # in some containers
         return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(
+        ["nvidia-smi", "-L"], capture_output=True, text=True, check=False
+    ).stdout
     return len(re.findall(r"^GPU \d+:", listed, re.M))

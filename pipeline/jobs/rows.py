@@ -10,7 +10,18 @@ import pandas as pd
 from pipeline.reading import reading
 
 KEYS = ["dataset", "model", "variant", "order", "keep"]
-NAMES = ("dataset", "model", "variant", "training", "family", "weights", "class", "judge_sees", "route", "placement")
+NAMES = (
+    "dataset",
+    "model",
+    "variant",
+    "training",
+    "family",
+    "weights",
+    "class",
+    "judge_sees",
+    "route",
+    "placement",
+)
 TEXTS = dict.fromkeys(NAMES, str)  # also where they look like numbers
 
 
@@ -39,7 +50,9 @@ def _rows(text: str) -> pd.DataFrame:
         raise ValueError(str(error)) from None
     if text and not text.endswith("\n"):
         raise ValueError("its last row is torn")
-    if torn := next((i for i, line in enumerate(lines, 1) if len(line) != len(lines[0])), None):  # pandas would fill it up
+    if torn := next(
+        (i for i, line in enumerate(lines, 1) if len(line) != len(lines[0])), None
+    ):  # pandas would fill it up
         raise ValueError(f"row {torn} has {len(lines[torn - 1])} cells, the first {len(lines[0])}")
     return pd.read_csv(io.StringIO(text), dtype=TEXTS, keep_default_na=False, na_values=[""])
 

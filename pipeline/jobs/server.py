@@ -34,9 +34,33 @@ from typing import Any, NoReturn
 IDLE_SECONDS = 30.0
 LAST_SECONDS = 6.0  # that a stage has to end in order when DVC is gone
 # Imported one after another while nobody asks, in small parts: who asks meanwhile waits for one.
-COMPUTE = ("pipeline.jobs.stage", "torch", "torchvision", "timm", "pipeline.training.loop", "papers.exits.compute.frozen")
-LATER = ("sqlalchemy", "mlflow", "mlflow.store.tracking.sqlalchemy_store", "matplotlib.pyplot", "sklearn.neighbors", "numba", "umap")
-ANY = ("DVC_", "PYTEST_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "_")  # beginnings of variables that may differ
+COMPUTE = (
+    "pipeline.jobs.stage",
+    "torch",
+    "torchvision",
+    "timm",
+    "pipeline.training.loop",
+    "papers.exits.compute.frozen",
+)
+LATER = (
+    "sqlalchemy",
+    "mlflow",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "matplotlib.pyplot",
+    "sklearn.neighbors",
+    "numba",
+    "umap",
+)
+ANY = (
+    "DVC_",
+    "PYTEST_",
+    "PWD",
+    "OLDPWD",
+    "SHLVL",
+    "COLUMNS",
+    "LINES",
+    "_",
+)  # beginnings of variables that may differ
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STARTED = b"+"
 PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -93,13 +117,19 @@ def end_with_dvc(thread: int) -> None:
     import psutil
 
     child = psutil.Process()
-    with suppress(psutil.NoSuchProcess, ProcessLookupError):  # also a shell between may be killed alone
+    with suppress(
+        psutil.NoSuchProcess, ProcessLookupError
+    ):  # also a shell between may be killed alone
         with suppress(psutil.AccessDenied):
-            while "DVC_STAGE" in (parent := psutil.Process(child.ppid())).environ():  # some shells stay between DVC and the command
+            while (
+                "DVC_STAGE" in (parent := psutil.Process(child.ppid())).environ()
+            ):  # some shells stay between DVC and the command
                 child = parent
         # Where DVC was killed before this process could look, that is who adopts orphans: of another session than DVC and its stages,
         # or a container's first process, which may be DVC itself, but then no shell or init.
-        adopted = os.getsid(parent.pid) != os.getsid(0) or (parent.pid == 1 and not parent.name().startswith(("dvc", "python")))
+        adopted = os.getsid(parent.pid) != os.getsid(0) or (
+            parent.pid == 1 and not parent.name().startswith(("dvc", "python"))
+        )
         while not adopted and child.ppid() == parent.pid:
             time.sleep(0.5)
     signal.pthread_kill(thread, signal.SIGTERM)
@@ -112,7 +142,11 @@ def connect() -> socket.socket:
     folder = Path(tempfile.gettempdir(), f"lsvit-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700 or not stat.S_ISDIR(found.st_mode):
+    if (
+        found.st_uid != os.getuid()
+        or stat.S_IMODE(found.st_mode) != 0o700
+        or not stat.S_ISDIR(found.st_mode)
+    ):
         raise PermissionError(f"{folder} is somebody else's")
     path = folder / identity()
     client = socket.socket(socket.AF_UNIX)
@@ -134,19 +168,39 @@ def start(path: Path) -> None:
         listener.listen()
         code = f"from pipeline.jobs.server import main; main({listener.fileno()})"
         nothing = subprocess.DEVNULL
-        subprocess.Popen([sys.executable, "-c", code], pass_fds=[listener.fileno()], stdin=nothing, stdout=nothing, stderr=nothing,
-                         start_new_session=True)  # fmt: skip
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=[listener.fileno()],
+            stdin=nothing,
+            stdout=nothing,
+            stderr=nothing,
+            start_new_session=True,
+        )
 
 
 def identity() -> str:
     """What a server stands for, as a hash: it is never asked from elsewhere."""
     os.umask(umask := os.umask(0o077))
-    environment = sorted((name, value) for name, value in os.environ.items() if not name.startswith(ANY))
+    environment = sorted(
+        (name, value) for name, value in os.environ.items() if not name.startswith(ANY)
+    )
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     installed = Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
-    about = [sys.executable, str(Path.cwd()), environment, cores, umask, os.getpriority(os.PRIO_PROCESS, 0), installed]
+    about = [
+        sys.executable,
+        str(Path.cwd()),
+        environment,
+        cores,
+        umask,
+        os.getpriority(os.PRIO_PROCESS, 0),
+        installed,
+    ]
     digest = hashlib.sha256(json.dumps(about).encode())
-    for file in sorted(file for room in ("lsvit", "pipeline", "papers", "stages") for file in Path(room).rglob("*.py")):
+    for file in sorted(
+        file
+        for room in ("lsvit", "pipeline", "papers", "stages")
+        for file in Path(room).rglob("*.py")
+    ):
         digest.update(f"{file}\0".encode() + file.read_bytes())
     return digest.hexdigest()[:20]
 
@@ -195,7 +249,10 @@ def serve(listener: socket.socket) -> dict[str, Any] | None:
         selector.register(listener, selectors.EVENT_READ)
         selector.register(wake, selectors.EVENT_READ)
         while True:
-            ready = [key for key, _ in selector.select(0 if missing else None if clients else IDLE_SECONDS)]
+            ready = [
+                key
+                for key, _ in selector.select(0 if missing else None if clients else IDLE_SECONDS)
+            ]
             if not ready and missing:  # nobody waits: get ready for what comes
                 with suppress(ImportError):
                     importlib.import_module(missing.pop(0))
@@ -230,7 +287,9 @@ def serve(listener: socket.socket) -> dict[str, Any] | None:
                             with suppress(OSError):
                                 client.send(str(os.waitstatus_to_exitcode(status)).encode())
                             client.close()
-                elif key.data in clients:  # the client is gone; a stage that is stopped does not hear of it
+                elif (
+                    key.data in clients
+                ):  # the client is gone; a stage that is stopped does not hear of it
                     selector.unregister(clients[key.data])
                     with suppress(ProcessLookupError):
                         os.killpg(key.data, signal.SIGKILL)
@@ -251,11 +310,15 @@ def become(request: dict[str, Any], files: list[int], is_warm: bool) -> None:
     global warm
     warm = is_warm
     os.setpgid(0, 0)
-    if sys.platform == "linux":  # where the server is killed alone, its stages would go on unseen beside those of the next run
+    if (
+        sys.platform == "linux"
+    ):  # where the server is killed alone, its stages would go on unseen beside those of the next run
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the server may have ignored some
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # who started the server may have ignored some
     for passed in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(passed, signal.SIG_DFL)
     os.environ.clear()

@@ -18,7 +18,11 @@ from pipeline.jobs.display import ENDED, Event
 from pipeline.jobs.job import Job, all_locked
 from pipeline.jobs.processes import root
 
-JOBS, EVENTS, LOG = "jobs.pickle", "events.jsonl", "log"  # in the folder that a stage and its torchrun share
+JOBS, EVENTS, LOG = (
+    "jobs.pickle",
+    "events.jsonl",
+    "log",
+)  # in the folder that a stage and its torchrun share
 STAGE_PID = "LSVIT_STAGE_PID"  # environment variable for torchrun's processes
 Events = Generator[tuple[int, Event], None, None]  # (job's index, event)
 
@@ -37,11 +41,27 @@ def spread(todo: Sequence[Job], distributed: Distributed, threads: int) -> Event
     nodes, processes = f"--nnodes={distributed.nodes}", f"--nproc-per-node={distributed.processes}"
     meeting = ["--standalone", "--local-addr=127.0.0.1"]
     if distributed.nodes > 1:
-        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={distributed.endpoint}", f"--rdzv-id={identity}"]
-    arguments = ["-m", "torch.distributed.run", nodes, processes, *meeting, "-m", "pipeline.training.torchrun", str(folder)]
+        meeting = [
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={distributed.endpoint}",
+            f"--rdzv-id={identity}",
+        ]
+    arguments = [
+        "-m",
+        "torch.distributed.run",
+        nodes,
+        processes,
+        *meeting,
+        "-m",
+        "pipeline.training.torchrun",
+        str(folder),
+    ]
     if distributed.nodes > 1:
-        print(f"on each other machine, with this folder at the same place: cd {Path.cwd()} && DVC_ROOT={root().resolve()} "
-              f"uv run python {' '.join(arguments)}", flush=True)  # fmt: skip
+        print(
+            f"on each other machine, with this folder at the same place: cd {Path.cwd()} && DVC_ROOT={root().resolve()} "
+            f"uv run python {' '.join(arguments)}",
+            flush=True,
+        )
     env = os.environ | {"OMP_NUM_THREADS": str(threads), STAGE_PID: str(os.getpid())}
     with all_locked(todo), open(folder / LOG, "w") as log:
         (folder / JOBS).write_bytes(pickle.dumps(list(todo)))
@@ -59,7 +79,9 @@ def _tail(path: Path, process: subprocess.Popen, running: int) -> Events:
     line = ""
     with open(path) as file:
         while running:
-            died = process.poll() is not None  # asked before reading: what it wrote last is still read
+            died = (
+                process.poll() is not None
+            )  # asked before reading: what it wrote last is still read
             while part := file.readline():
                 line += part
                 if not line.endswith("\n"):
@@ -71,8 +93,10 @@ def _tail(path: Path, process: subprocess.Popen, running: int) -> Events:
                 yield i, event
                 running -= event == ENDED
             if died and running:
-                raise WorkerDied(f"a process of the training died (torchrun's log: {path.with_name(LOG)}); finished epochs are kept, "
-                                 "the next run goes on from there")  # fmt: skip
+                raise WorkerDied(
+                    f"a process of the training died (torchrun's log: {path.with_name(LOG)}); finished epochs are kept, "
+                    "the next run goes on from there"
+                )
             time.sleep(0.1)
     with suppress(subprocess.TimeoutExpired):  # else it is ended
         process.wait(timeout=60)

@@ -56,7 +56,14 @@ class Stage:
 
         with terminated():
             try:
-                run(jobs, self.params.device, on_epoch, threads, self.params.distributed, self.params.engine)
+                run(
+                    jobs,
+                    self.params.device,
+                    on_epoch,
+                    threads,
+                    self.params.distributed,
+                    self.params.engine,
+                )
             except BaseException as error:
                 self.tracker.stopped(error)
                 raise

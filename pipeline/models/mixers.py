@@ -16,7 +16,9 @@ def mixer_custom(pretrained: bool = False, **kwargs: Any) -> Any:
 def resmlp_custom(pretrained: bool = False, **kwargs: Any) -> Any:
     """timm's MLP-Mixer with the blocks of a ResMLP (Touvron et al.), `kwargs` as its class takes them; there are no weights."""
     parts = {"mlp_ratio": 4, "block_layer": ResBlock, "norm_layer": Affine}
-    return build_model_with_cfg(MlpMixer, "resmlp_custom", pretrained, **_without_weights(parts | kwargs))
+    return build_model_with_cfg(
+        MlpMixer, "resmlp_custom", pretrained, **_without_weights(parts | kwargs)
+    )
 
 
 def _without_weights(kwargs: dict[str, Any]) -> dict[str, Any]:

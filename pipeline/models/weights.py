@@ -35,9 +35,13 @@ def create_backbone(preset: ModelPreset, num_classes: int) -> Any:
     name, _, tag = preset.timm.partition(".")
     if not timm.is_model(name):
         near = get_close_matches(name, timm.list_models(), n=5)
-        raise UserError(f"models.*.timm: found {name!r}, accepted: a model of timm {timm.__version__}, for example {', '.join(near)}")
+        raise UserError(
+            f"models.*.timm: found {name!r}, accepted: a model of timm {timm.__version__}, for example {', '.join(near)}"
+        )
     known_tags = [m.partition(".")[2] for m in timm.list_pretrained(f"{name}.*")]
-    if tag not in known_tags and (tag or preset.weights == "hub"):  # a bare name is whatever weights timm prefers today
+    if tag not in known_tags and (
+        tag or preset.weights == "hub"
+    ):  # a bare name is whatever weights timm prefers today
         found = f"has no weights tagged {tag!r}" if tag else "needs the tag of its weights"
         raise UserError(
             f"models.*.timm: {name} {found}, accepted: {', '.join(f'{name}.{known}' for known in known_tags) or 'scratch, a file'}"
@@ -50,10 +54,14 @@ def create_backbone(preset: ModelPreset, num_classes: int) -> Any:
     try:
         model: Any = timm.create_model(preset.timm, **(preset.kwargs | {"num_classes": outputs}))
     except Exception as error:  # timm raises many kinds
-        raise UserError(f"timm cannot make {preset.timm}: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(
+            f"timm cannot make {preset.timm}: {' '.join(str(error).split())[:200]}"
+        ) from None
     if preset.head == "class_token":
         if getattr(model, "global_pool", None) != "token":
-            raise UserError(f"models.*.head of {preset.timm}: found 'class_token', accepted: timm (its head reads no class token)")
+            raise UserError(
+                f"models.*.head of {preset.timm}: found 'class_token', accepted: timm (its head reads no class token)"
+            )
         if hasattr(model, "head_dist"):
             del model.head_dist
     if preset.init_std is not None and preset.weights == "scratch":
@@ -88,7 +96,9 @@ def load_start(model: Any, preset: ModelPreset) -> dict[str, str | None]:
     if path.parent == Path(preset.weights):
         check_folder(path.parent, preset.timm.partition(".")[0])
     if not path.is_file():
-        raise UserError(f"weights: found {str(path)!r}, which does not exist, accepted: a .safetensors file or its folder, hub, scratch")
+        raise UserError(
+            f"weights: found {str(path)!r}, which does not exist, accepted: a .safetensors file or its folder, hub, scratch"
+        )
     digest = sha256(path)
     if preset.sha256 and digest != preset.sha256:
         raise UserError(f"{path}: its sha256 is {digest}, params.yaml expects {preset.sha256}")
@@ -96,7 +106,12 @@ def load_start(model: Any, preset: ModelPreset) -> dict[str, str | None]:
     name, _, tag = preset.timm.partition(".")
     if preset.weights == "hub":
         cfg: Any = timm.get_pretrained_cfg(preset.timm)
-        origin = {"timm": preset.timm, "tag": tag, "hf_hub_id": cfg.hf_hub_id, "license": cfg.license}
+        origin = {
+            "timm": preset.timm,
+            "tag": tag,
+            "hf_hub_id": cfg.hf_hub_id,
+            "license": cfg.license,
+        }
     else:  # whatever a local file holds, the tag's licence is not known to be its
         origin = {"timm": name, "tag": None, "file": Path(preset.weights).name, "license": None}
     return origin | {"sha256": digest, "head": head}
@@ -127,7 +142,9 @@ def check_folder(folder: Path, architecture: str) -> None:
             f"{folder}: no config.json naming an architecture, accepted: timm's layout (config.json, model.safetensors)"
         ) from None
     if found != architecture:
-        raise UserError(f"{folder / 'config.json'}: architecture: found {found!r}, accepted: {architecture!r}, that of the preset's timm")
+        raise UserError(
+            f"{folder / 'config.json'}: architecture: found {found!r}, accepted: {architecture!r}, that of the preset's timm"
+        )
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -152,18 +169,32 @@ def _fit(model: Any, path: Path) -> str:
     wanted = {k: t.shape for k, t in model.state_dict().items()}
     try:
         mixer = isinstance(model, MlpMixer)
-        tensors = convert_mixer(tensors, model) if mixer else convert_vit(tensors, model, adapt_layer_scale=True)
+        tensors = (
+            convert_mixer(tensors, model)
+            if mixer
+            else convert_vit(tensors, model, adapt_layer_scale=True)
+        )
         conv = f"{model.pretrained_cfg['first_conv']}.weight"
         if conv in tensors:
-            tensors[conv] = adapt_input_conv(wanted[conv][1], tensors[conv], base_chans=tensors[conv].shape[1])
+            tensors[conv] = adapt_input_conv(
+                wanted[conv][1], tensors[conv], base_chans=tensors[conv].shape[1]
+            )
     except Exception as error:  # whatever a foreign file makes of timm's conversion
-        raise UserError(f"{path}: does not fit {type(model).__name__}: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(
+            f"{path}: does not fit {type(model).__name__}: {' '.join(str(error).split())[:200]}"
+        ) from None
     heads = {k for k in {*wanted, *tensors} if k.startswith(("head.", "head_dist."))}
-    one_of_two = "head_dist.weight" in tensors and "head_dist.weight" not in wanted and "dist_token" in wanted
+    one_of_two = (
+        "head_dist.weight" in tensors
+        and "head_dist.weight" not in wanted
+        and "dist_token" in wanted
+    )
     fresh = one_of_two or not any(k in tensors and tensors[k].shape == wanted.get(k) for k in heads)
     exempt = heads if fresh else set()
     tensors = {k: t for k, t in tensors.items() if k not in exempt}
-    unfit = {k for k, t in tensors.items() if t.shape != wanted.get(k)} | (wanted.keys() - exempt - tensors.keys())
+    unfit = {k for k, t in tensors.items() if t.shape != wanted.get(k)} | (
+        wanted.keys() - exempt - tensors.keys()
+    )
     if unfit:
         raise UserError(
             f"{path}: does not fit {type(model).__name__}: {len(unfit)} tensors missing, unknown or of another shape, first {min(unfit)!r}"
@@ -172,7 +203,12 @@ def _fit(model: Any, path: Path) -> str:
     return "fresh" if fresh else "loaded"
 
 
-def build(preset: ModelPreset, num_classes: int, variant: Variant | None = None, weights: Path | None = None) -> RoutedModel:
+def build(
+    preset: ModelPreset,
+    num_classes: int,
+    variant: Variant | None = None,
+    weights: Path | None = None,
+) -> RoutedModel:
     """A routed model of the preset's architecture, with the layers and parts of a variant, and weights from a file.
 
     The file holds timm's names (of all layers or of those kept) and, below ``position.``, ``exits.`` and ``patch_head.``, the
@@ -183,7 +219,9 @@ def build(preset: ModelPreset, num_classes: int, variant: Variant | None = None,
     """
     variant = variant or Variant(route="sequential")
     if variant.recipe.drop_path:
-        preset = preset.model_copy(update={"kwargs": preset.kwargs | {"drop_path_rate": variant.recipe.drop_path}})
+        preset = preset.model_copy(
+            update={"kwargs": preset.kwargs | {"drop_path_rate": variant.recipe.drop_path}}
+        )
     backbone = create_backbone(preset, num_classes)
     if variant.talking_heads:
         from papers.smoothing.talking_heads import talk
@@ -204,14 +242,18 @@ def attach(backbone: Any, variant: Variant) -> RoutedModel:
     """
     if variant.losses != Losses():
         check_pairs(backbone, "losses")
-    return RoutedModel(backbone, variant.position, variant.exits, patch_head=variant.losses.mixing is not None)
+    return RoutedModel(
+        backbone, variant.position, variant.exits, patch_head=variant.losses.mixing is not None
+    )
 
 
 def check_pairs(backbone: Any, key: str) -> None:
     """Raises UserError, naming the key, if images have fewer than two patches: the similarity of patches is one of pairs."""
     count = math.prod(token_shape(backbone).grid)
     if count < 2:
-        raise UserError(f"{key}: found a model with {count} patch, accepted: 2 or more, for pairs of patches")
+        raise UserError(
+            f"{key}: found a model with {count} patch, accepted: 2 or more, for pairs of patches"
+        )
 
 
 def save_weights(model: RoutedModel, path: Path) -> None:
@@ -219,16 +261,29 @@ def save_weights(model: RoutedModel, path: Path) -> None:
     not of talking heads, which it does not have)."""
     from safetensors.torch import save_file
 
-    tensors = {name.removeprefix("backbone."): t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    tensors = {
+        name.removeprefix("backbone."): t.detach().cpu().contiguous()
+        for name, t in model.state_dict().items()
+    }
     save_file(tensors, path)
 
 
 def load_weights(model: RoutedModel, path: Path) -> None:
     """Load a file written by :func:`save_weights`, or a timm state_dict. Raises RuntimeError on names that do not fit."""
     tensors = {k: t for k, t in read_tensors(path).items() if not _beyond(k, model.num_layers)}
-    heads = {k: t for k, t in model.backbone.state_dict().items() if ".attn.proj_l." in k or ".attn.proj_w." in k}
-    model.backbone.load_state_dict(heads | {k: t for k, t in tensors.items() if not k.startswith(PARTS)})
-    for part, prefix in ((model.position, POSITION_PREFIX), (model.exits, EXITS_PREFIX), (model.patch_head, PATCH_HEAD_PREFIX)):
+    heads = {
+        k: t
+        for k, t in model.backbone.state_dict().items()
+        if ".attn.proj_l." in k or ".attn.proj_w." in k
+    }
+    model.backbone.load_state_dict(
+        heads | {k: t for k, t in tensors.items() if not k.startswith(PARTS)}
+    )
+    for part, prefix in (
+        (model.position, POSITION_PREFIX),
+        (model.exits, EXITS_PREFIX),
+        (model.patch_head, PATCH_HEAD_PREFIX),
+    ):
         own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
         if own and part is not None:
             part.load_state_dict(own)
@@ -246,11 +301,17 @@ def input_size(model: RoutedModel, preset: ModelPreset) -> tuple[int, int]:
     return preset.kwargs.get("in_chans", 3), height
 
 
-def normalisation(preset: ModelPreset, meta: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def normalisation(
+    preset: ModelPreset, meta: dict[str, Any]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of the pixels: the published weights' own, else the data set's."""
     import timm
 
     cfg: Any = timm.get_pretrained_cfg(preset.timm)
-    if preset.weights == "scratch" or cfg is None or len(cfg.mean) != preset.kwargs.get("in_chans", 3):
+    if (
+        preset.weights == "scratch"
+        or cfg is None
+        or len(cfg.mean) != preset.kwargs.get("in_chans", 3)
+    ):
         return tuple(meta["mean"]), tuple(meta["std"])
     return tuple(cfg.mean), tuple(cfg.std)

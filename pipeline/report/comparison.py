@@ -27,11 +27,17 @@ class Pooled(Evidence):
         self.others, self.pooled = [Evidence(other) for other in others], dict[str, pd.DataFrame]()
         about = {key: self.cell[key] for key in self.cell.keys() - {"seeds", "hardware"}}
         for run in (Evidence(folder), *self.others):
-            if different := sorted(key for key, value in about.items() if run.cell.get(key) != value):
-                raise UserError(f"{run.folder}: found {different[0]} {run.cell.get(different[0])!r}, accepted: {about[different[0]]!r}")
+            if different := sorted(
+                key for key, value in about.items() if run.cell.get(key) != value
+            ):
+                raise UserError(
+                    f"{run.folder}: found {different[0]} {run.cell.get(different[0])!r}, accepted: {about[different[0]]!r}"
+                )
             starts = run.table("pretrain")
             if starts.empty or {*starts["seed"]} != {*run.cell["seeds"]}:
-                raise UserError(f"{run.folder}: found seeds with the same starting weights, accepted: starting weights of each seed's own")
+                raise UserError(
+                    f"{run.folder}: found seeds with the same starting weights, accepted: starting weights of each seed's own"
+                )
             self.cell["seeds"] = [*dict.fromkeys(self.cell["seeds"] + run.cell["seeds"])]
 
     def table(self, name: str) -> pd.DataFrame:
@@ -41,7 +47,9 @@ class Pooled(Evidence):
             for run in self.others:
                 other = run.table(name)
                 if "seed" in rows and "seed" in other:
-                    rows = pd.concat([rows, other[~other["seed"].isin(rows["seed"])]], ignore_index=True)
+                    rows = pd.concat(
+                        [rows, other[~other["seed"].isin(rows["seed"])]], ignore_index=True
+                    )
             self.pooled[name] = rows
         return self.pooled[name]
 
@@ -52,7 +60,11 @@ class Pooled(Evidence):
 
 def _joined(mine: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Two dictionaries at every depth: mine, then what only the other has."""
-    both = {key: _joined(mine[key], value) for key, value in other.items() if isinstance(mine.get(key), dict) and isinstance(value, dict)}
+    both = {
+        key: _joined(mine[key], value)
+        for key, value in other.items()
+        if isinstance(mine.get(key), dict) and isinstance(value, dict)
+    }
     return mine | {key: value for key, value in other.items() if key not in mine} | both
 
 
@@ -73,9 +85,14 @@ def moved(found: dict[str, Any], other: dict[str, Any]) -> tuple[list[str], list
     contradicting: list[str] = []
     marginal: list[str] = []
     for name in ours | theirs:
-        mine, yours = ours.get(name, {"verdict": "no such claim"}), theirs.get(name, {"verdict": "no such claim"})
+        mine, yours = (
+            ours.get(name, {"verdict": "no such claim"}),
+            theirs.get(name, {"verdict": "no such claim"}),
+        )
         if mine["verdict"] != yours["verdict"]:
-            decided = {mine["verdict"], yours["verdict"]} <= {HOLDS, FAILS, WEAKER} and mine["rule"] == yours["rule"]
+            decided = {mine["verdict"], yours["verdict"]} <= {HOLDS, FAILS, WEAKER} and mine[
+                "rule"
+            ] == yours["rule"]
             line = f"{name}: {mine['verdict']}, in the other ledger: {yours['verdict']}"
             (contradicting if decided else marginal).append(line)
     return contradicting, marginal
@@ -84,7 +101,9 @@ def moved(found: dict[str, Any], other: dict[str, Any]) -> tuple[list[str], list
 def other_ledger(file: Path, against: Path | None) -> dict[str, Any] | None:
     """The ledger to compare with: of a file, or else that of the last commit, if there is one. Raises UserError if it is no ledger."""
     if against is None:
-        shown = subprocess.run(["git", "show", f"HEAD:./{file}"], capture_output=True, text=True, check=False)
+        shown = subprocess.run(
+            ["git", "show", f"HEAD:./{file}"], capture_output=True, text=True, check=False
+        )
         return None if shown.returncode else json.loads(shown.stdout)
     found = read_json(against)
     if not {"claims", "dataset", "model"} <= found.keys():
@@ -102,6 +121,20 @@ def edited() -> list[str]:
             status = repo.status()
     except DvcException as error:
         raise UserError(f"DVC cannot tell what has changed: {error}") from None
-    outs = [change["changed outs"] for stage in status.values() for change in stage if "changed outs" in change]
-    found = {path: state for changed in outs for path, state in changed.items() if state != "not in cache"}
-    return [f"{path}: {state} since its stage wrote it" for path, state in found.items() if path.startswith("results/")]
+    outs = [
+        change["changed outs"]
+        for stage in status.values()
+        for change in stage
+        if "changed outs" in change
+    ]
+    found = {
+        path: state
+        for changed in outs
+        for path, state in changed.items()
+        if state != "not in cache"
+    }
+    return [
+        f"{path}: {state} since its stage wrote it"
+        for path, state in found.items()
+        if path.startswith("results/")
+    ]

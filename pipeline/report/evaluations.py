@@ -8,9 +8,18 @@ from pipeline.config.variant import BASELINE
 from pipeline.jobs.rows import KEYS, mean_rows, single_rows
 from pipeline.report.statistics import estimate
 
-LABELS = {BASELINE: "baseline", "ls": "LS", "ls_pos": "LS-pos", "ls_pred": "LS-pred", "layerdrop": "LayerDrop",
-          "ls_contrastive": "LS-contrastive", "ls_batch": "LS, one order a batch", "ls_sample": "LS, an order a sample",
-          "ls_pred_batch": "LS-pred, one order a batch", "ls_pred_sum": "LS-pred, summed loss"}  # fmt: skip
+LABELS = {
+    BASELINE: "baseline",
+    "ls": "LS",
+    "ls_pos": "LS-pos",
+    "ls_pred": "LS-pred",
+    "layerdrop": "LayerDrop",
+    "ls_contrastive": "LS-contrastive",
+    "ls_batch": "LS, one order a batch",
+    "ls_sample": "LS, an order a sample",
+    "ls_pred_batch": "LS-pred, one order a batch",
+    "ls_pred_sum": "LS-pred, summed loss",
+}
 # Variants that differ from another in what an order is drawn for, or in a weight alone: the figures of variants do without them.
 CONTROLS = ("ls_batch", "ls_sample", "ls_pred_batch", "ls_pred_sum")
 
@@ -37,13 +46,22 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     counts = singles["routes"].sum().groupby(KEYS, sort=False).first().rename("spread_orders")
     std_images = singles["std_images"].first().groupby(KEYS, sort=False).mean().rename("std_images")
     by_cell = seeds.groupby(KEYS, sort=False)
-    cells = by_cell["mean"].apply(lambda values: pd.Series(estimate(values.to_numpy())._asdict())).unstack(sort=False)
+    cells = (
+        by_cell["mean"]
+        .apply(lambda values: pd.Series(estimate(values.to_numpy())._asdict()))
+        .unstack(sort=False)
+    )
     cells = cells.join([spread, counts, std_images, by_cell.agg(orders=("routes", "first"))])
-    cells = cells.join(means.groupby(KEYS, sort=False)[["position_accuracy", "images"]].mean()).reset_index()
+    cells = cells.join(
+        means.groupby(KEYS, sort=False)[["position_accuracy", "images"]].mean()
+    ).reset_index()
     cells["n"] = cells["n"].astype(int)
     cells["se_images"] = cells.pop("std_images") / np.sqrt(cells["images"])
     most = cells.groupby("variant")["keep"].transform("max")
-    existing = [count_routes(layers, c.keep, c.order) for layers, c in zip(most, cells.itertuples(), strict=True)]
+    existing = [
+        count_routes(layers, c.keep, c.order)
+        for layers, c in zip(most, cells.itertuples(), strict=True)
+    ]
     cells["orders"] = np.minimum(cells["orders"], existing)
     cells["full"] = cells["keep"] == most
     return cells

@@ -35,7 +35,10 @@ Range = tuple[float, float]
 INF = math.inf
 ABOVE_ZERO: Range = (0, INF)
 SHARE: Range = (0, 100)
-COLLAPSE: tuple[Range, Range] = (-INF, 5), (-INF, 50)  # what is left, in %, where a paper says next to nothing; contradicted above
+COLLAPSE: tuple[Range, Range] = (
+    (-INF, 5),
+    (-INF, 50),
+)  # what is left, in %, where a paper says next to nothing; contradicted above
 HOURS = "-S scale=hours"  # a claim's `run`
 # (data-set preset, model preset) -> the paper's name of that cell
 CELLS = {
@@ -97,7 +100,9 @@ class Evidence(Results):
         rows = mean_rows(rows[rows["keep"] == (depth if keep is None else keep)])
         if len(rows):
             drawn = int(rows.groupby("seed")["routes"].sum().iloc[0])
-            self.orders.append(min(drawn, count_routes(depth, depth if keep is None else keep, order)))
+            self.orders.append(
+                min(drawn, count_routes(depth, depth if keep is None else keep, order))
+            )
         return rows
 
     def accuracy(self, variant: str, order: Order, keep: int | None = None) -> np.ndarray:
@@ -112,7 +117,9 @@ class Evidence(Results):
     @property
     def is_published(self) -> bool:
         """Whether this is one of the paper's cells, at the paper's scale."""
-        return (self.cell["dataset"], self.cell["model"]) in CELLS and self.cell["scale"] == "published"
+        return (self.cell["dataset"], self.cell["model"]) in CELLS and self.cell[
+            "scale"
+        ] == "published"
 
     @property
     def is_full_size(self) -> bool:
@@ -124,7 +131,9 @@ class Evidence(Results):
         key = (self.cell["dataset"], self.cell["model"])
         if not self.is_published:
             what = f"{' with '.join(key)} at scale {self.cell['scale']}"
-            raise NotComparable(f"{what} is none of the paper's cells; the figure is shown for comparison")
+            raise NotComparable(
+                f"{what} is none of the paper's cells; the figure is shown for comparison"
+            )
         return CELLS[key]
 
 
@@ -137,15 +146,21 @@ class Claim:
     text: str
     published: str
     quantity: str  # what is measured, in words
-    measure: Callable[[Evidence], np.ndarray | Estimate]  # one value a seed, or the mean of one model over images
+    measure: Callable[
+        [Evidence], np.ndarray | Estimate
+    ]  # one value a seed, or the mean of one model over images
     holds: Range
     plausible: Range | None = None  # outside: contradicted; default: as `holds`
     unit: str = "points"
-    centre: Callable[[Evidence], float] | None = None  # what the ranges are relative to, for claims about one cell alone
+    centre: Callable[[Evidence], float] | None = (
+        None  # what the ranges are relative to, for claims about one cell alone
+    )
     middle: float = 0  # the centre, where it is no published figure
     scale: str = ""  # why a small model may not show it
     possible: Range = (-INF, INF)  # of the quantity; no interval leaves it
-    step: Callable[[Evidence], float] | None = None  # of a count of few things: the next value is so far away
+    step: Callable[[Evidence], float] | None = (
+        None  # of a count of few things: the next value is so far away
+    )
     run: str = ""  # what `dvc exp run` takes to make the results, where the default run does not
     quote: str = ""  # the sentence of the source, word for word; none for what is beyond it
 
@@ -153,7 +168,10 @@ class Claim:
     def rule(self) -> str:
         """The rule in words."""
         around = " around the published figure" if self.centre and not self.middle else ""
-        holds, plausible = ((low + self.middle, high + self.middle) for low, high in (self.holds, self.plausible or self.holds))
+        holds, plausible = (
+            (low + self.middle, high + self.middle)
+            for low, high in (self.holds, self.plausible or self.holds)
+        )
         text = f"holds if the interval of {self.quantity} lies {_within(holds, self.unit)}{around}, does not hold if "
         return text + f"it lies wholly {_outside(plausible, self.unit)}{around}"
 
@@ -161,20 +179,33 @@ class Claim:
         """The ledger entry: the claim, what was measured, the verdict and its reason."""
         evidence.orders, evidence.variants = [], set()
         evidence.asked[self.id] = evidence.variants
-        entry: dict[str, Any] = {"id": self.id, "source": self.source, "claim": self.text, "published": self.published,
-                                 "quantity": self.quantity, "rule": self.rule}  # fmt: skip
+        entry: dict[str, Any] = {
+            "id": self.id,
+            "source": self.source,
+            "claim": self.text,
+            "published": self.published,
+            "quantity": self.quantity,
+            "rule": self.rule,
+        }
         run, p = "", None
         value: dict[str, Any] | None = None
         try:
             with np.errstate(divide="ignore", invalid="ignore"):
                 values = self.measure(evidence)
             step = self.step(evidence) if self.step else 0
-            found, over = (values, "images") if isinstance(values, Estimate) else (estimate(values, step), "seeds")
+            found, over = (
+                (values, "images")
+                if isinstance(values, Estimate)
+                else (estimate(values, step), "seeds")
+            )
             if not math.isfinite(found.mean):
                 raise CannotTell("the quantity is a quotient by zero")
             low, high = np.clip((found.low, found.high), *self.possible)
             found = found._replace(low=low, high=high)
-            value = {name: _rounded(number) for name, number in found._asdict().items()} | {"unit": self.unit, "over": over}
+            value = {name: _rounded(number) for name, number in found._asdict().items()} | {
+                "unit": self.unit,
+                "over": over,
+            }
             if over == "seeds":
                 value["values"] = [_rounded(float(each)) for each in values]
             centre = self.centre(evidence) if self.centre else 0.0
@@ -186,14 +217,32 @@ class Claim:
             if self.scale and verdict in (FAILS, WEAKER) and not evidence.is_full_size:
                 reason += f"; possible reason: {self.scale}"
         except NotRun as missing:
-            verdict, reason = NOT_COMPARABLE if isinstance(missing, NotComparable) else NOT_RUN, str(missing)
-            run = f"uv run dvc exp run {self.run}" if self.run and not isinstance(missing, CannotTell) else ""
-        orders = {"min": min(evidence.orders), "max": max(evidence.orders)} if evidence.orders else None
-        return entry | {"measured": value, "orders": orders, "verdict": verdict, "reason": reason, "run": run, "p": p}
+            verdict, reason = (
+                NOT_COMPARABLE if isinstance(missing, NotComparable) else NOT_RUN,
+                str(missing),
+            )
+            run = (
+                f"uv run dvc exp run {self.run}"
+                if self.run and not isinstance(missing, CannotTell)
+                else ""
+            )
+        orders = (
+            {"min": min(evidence.orders), "max": max(evidence.orders)} if evidence.orders else None
+        )
+        return entry | {
+            "measured": value,
+            "orders": orders,
+            "verdict": verdict,
+            "reason": reason,
+            "run": run,
+            "p": p,
+        }
 
     def _nearest(self, mean: float) -> float:
         """The border nearest to a mean, but for those that nothing can lie beyond."""
-        borders = {*self.holds, *(self.plausible or ())} - ({*self.possible} if self.centre is None else set())
+        borders = {*self.holds, *(self.plausible or ())} - (
+            {*self.possible} if self.centre is None else set()
+        )
         return min(borders, key=lambda border: abs(border - mean))
 
     def _verdict(self, found: Estimate, over: str) -> tuple[str, str]:
@@ -213,7 +262,9 @@ class Claim:
 def _inside(low: float, high: float, bounds: Range) -> bool:
     """Whether an interval lies in a range, whose border counts unless it is the only one: zero is not "above zero"."""
     least, most = bounds
-    return (low > least if math.isinf(most) else low >= least) and (high < most if math.isinf(least) else high <= most)
+    return (low > least if math.isinf(most) else low >= least) and (
+        high < most if math.isinf(least) else high <= most
+    )
 
 
 def _rounded(number: float) -> float | None:
@@ -224,31 +275,46 @@ def _within(bounds: Range, unit: str) -> str:
     low, high = bounds
     if math.isinf(high):
         return f"above {low:g} {unit}".strip()
-    return (f"below {high:g} {unit}" if math.isinf(low) else f"between {low:g} and {high:g} {unit}").strip()
+    return (
+        f"below {high:g} {unit}" if math.isinf(low) else f"between {low:g} and {high:g} {unit}"
+    ).strip()
 
 
 def _outside(bounds: Range, unit: str) -> str:
     low, high = bounds
     if math.isinf(high):
         return f"below {low:g} {unit}".strip()
-    return (f"above {high:g} {unit}" if math.isinf(low) else f"outside {low:g} to {high:g} {unit}").strip()
+    return (
+        f"above {high:g} {unit}" if math.isinf(low) else f"outside {low:g} to {high:g} {unit}"
+    ).strip()
 
 
 def judge(evidence: Evidence) -> dict[str, Any]:
     """The ledger: every claim of the papers with rows among the evidence, judged on it."""
     head = {key: evidence.cell[key] for key in ("dataset", "model", "scale", "protocol", "seeds")}
-    entries = [claim.judge(evidence) for module in evidence.readers("claims") for claim in module.CLAIMS]
+    entries = [
+        claim.judge(evidence) for module in evidence.readers("claims") for claim in module.CLAIMS
+    ]
     corrected = iter(holm([entry["p"] for entry in entries if entry["p"] is not None]))
     for entry in entries:
         sure = entry["p"] is None or next(corrected) <= 1 - LEVEL
         entry["corrected"] = entry["verdict"] if sure else UNDECIDED
-    return head | {"latin": evidence.cell["latin"], "interval": METHOD, "rules": RULES, "claims": entries}
+    return head | {
+        "latin": evidence.cell["latin"],
+        "interval": METHOD,
+        "rules": RULES,
+        "claims": entries,
+    }
 
 
 def headline(found: dict[str, Any], shown: Collection[str]) -> dict[str, Any]:
     """Few numbers for `dvc metrics` and MLflow: claims by verdict, and what was measured for some of them."""
     verdicts = [entry["verdict"] for entry in found["claims"]]
-    measured = {entry["id"]: entry["measured"]["mean"] for entry in found["claims"] if entry["id"] in shown and entry["measured"]}
+    measured = {
+        entry["id"]: entry["measured"]["mean"]
+        for entry in found["claims"]
+        if entry["id"] in shown and entry["measured"]
+    }
     return {"claims": {verdict: verdicts.count(verdict) for verdict in VERDICTS}} | measured
 
 
@@ -258,9 +324,16 @@ def show_value(entry: dict[str, Any]) -> str:
     if value is None:
         return "–"
     digits = 2 if value["unit"] else 3
-    interval = f" [{value['low']:.{digits}f}, {value['high']:.{digits}f}]" if value["low"] is not None else ""
+    interval = (
+        f" [{value['low']:.{digits}f}, {value['high']:.{digits}f}]"
+        if value["low"] is not None
+        else ""
+    )
     over = "" if value["over"] == "seeds" else f" {value['over']}"
-    return f"{value['mean']:.{digits}f}{interval} {value['unit']}".strip() + f", n = {value['n']}{over}"
+    return (
+        f"{value['mean']:.{digits}f}{interval} {value['unit']}".strip()
+        + f", n = {value['n']}{over}"
+    )
 
 
 def show_orders(entry: dict[str, Any]) -> str:
@@ -272,19 +345,34 @@ def show_orders(entry: dict[str, Any]) -> str:
 def markdown(found: dict[str, Any]) -> str:
     """The ledger as a page."""
     lines = [
-        "# Claims", "",
+        "# Claims",
+        "",
         f"Data set {found['dataset']}, model {found['model']}, scale {found['scale']}, protocol {found['protocol']}, "
         f"{len(found['seeds'])} seeds. "
         f"Measured: mean and {found['interval']} (or over images, where n says so). {_count(found)}. {found['rules']} In brackets: where "
-        f"correcting all lines for their number (Holm) leaves a verdict undecided. {_forms(found)}", "",
-        "| id | claim | published | what is measured | value | orders | verdict |", "|:--|:--|:--|:--|:--|:--|:--|",
-    ]  # fmt: skip
+        f"correcting all lines for their number (Holm) leaves a verdict undecided. {_forms(found)}",
+        "",
+        "| id | claim | published | what is measured | value | orders | verdict |",
+        "|:--|:--|:--|:--|:--|:--|:--|",
+    ]
     for entry in found["claims"]:
-        verdict = f"**{entry['verdict']}**{_holm(entry)}" + (f": {entry['reason']}" if entry["reason"] else "")
+        verdict = f"**{entry['verdict']}**{_holm(entry)}" + (
+            f": {entry['reason']}" if entry["reason"] else ""
+        )
         verdict += f"; `{entry['run']}` runs it" if entry["run"] else ""
-        cells = (entry["id"], entry["claim"], entry["published"], entry["quantity"], show_value(entry), show_orders(entry), verdict)
+        cells = (
+            entry["id"],
+            entry["claim"],
+            entry["published"],
+            entry["quantity"],
+            show_value(entry),
+            show_orders(entry),
+            verdict,
+        )
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## Rules", ""] + [f"- `{entry['id']}` ({entry['source']}): {entry['rule']}." for entry in found["claims"]]
+    lines += ["", "## Rules", ""] + [
+        f"- `{entry['id']}` ({entry['source']}): {entry['rule']}." for entry in found["claims"]
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -293,20 +381,46 @@ def show(found: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    colours = {HOLDS: "green", FAILS: "red", WEAKER: "yellow", UNDECIDED: "cyan", NOT_COMPARABLE: "dim", NOT_RUN: "dim"}
+    colours = {
+        HOLDS: "green",
+        FAILS: "red",
+        WEAKER: "yellow",
+        UNDECIDED: "cyan",
+        NOT_COMPARABLE: "dim",
+        NOT_RUN: "dim",
+    }
     title = f"{found['dataset']}, {found['model']}, {found['scale']}, protocol {found['protocol']}; measured: mean and {found['interval']}"
-    table = Table("claim", "published", "measured", "orders", "verdict", title=title, title_justify="left", show_lines=True)
+    table = Table(
+        "claim",
+        "published",
+        "measured",
+        "orders",
+        "verdict",
+        title=title,
+        title_justify="left",
+        show_lines=True,
+    )
     for entry in found["claims"]:
         reason = f"\n[dim]{entry['reason']}[/]" if entry["reason"] else ""
         verdict = f"[{colours[entry['verdict']]}]{entry['verdict']}[/]{_holm(entry)}{reason}"
         claim = f"{entry['claim']}\n[dim]{entry['id']}: {entry['source']}[/]"
-        table.add_row(claim, entry["published"], f"{escape(show_value(entry))}\n[dim]{entry['quantity']}[/]", show_orders(entry), verdict)
+        table.add_row(
+            claim,
+            entry["published"],
+            f"{escape(show_value(entry))}\n[dim]{entry['quantity']}[/]",
+            show_orders(entry),
+            verdict,
+        )
     console(140).print(table, _count(found))
 
 
 def _forms(found: dict[str, Any]) -> str:
     names = ", ".join(label(variant) for variant in found["latin"])
-    return f"Trained with Latin orders, other than published: {names}." if names else "Trained with one order a batch, as published."
+    return (
+        f"Trained with Latin orders, other than published: {names}."
+        if names
+        else "Trained with one order a batch, as published."
+    )
 
 
 def _holm(entry: dict[str, Any]) -> str:
@@ -314,6 +428,10 @@ def _holm(entry: dict[str, Any]) -> str:
 
 
 def _count(found: dict[str, Any]) -> str:
-    plain, corrected = ([entry[key] for entry in found["claims"]] for key in ("verdict", "corrected"))
-    counts = ", ".join(f"{plain.count(verdict)} {PLURAL.get(verdict, verdict)}" for verdict in VERDICTS)
+    plain, corrected = (
+        [entry[key] for entry in found["claims"]] for key in ("verdict", "corrected")
+    )
+    counts = ", ".join(
+        f"{plain.count(verdict)} {PLURAL.get(verdict, verdict)}" for verdict in VERDICTS
+    )
     return f"{len(plain)} claims: {counts}; after Holm's correction {corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not"

@@ -57,23 +57,52 @@ class Report:
     def html(self) -> str:
         """The page."""
         here = Path(__file__).parent
-        environment = Environment(loader=FileSystemLoader(here), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment = Environment(
+            loader=FileSystemLoader(here), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        )
         environment.filters |= {"label": label}
         papers, trained = self.papers(), trainings(self.results)
-        claims = [(paper, *each) for verdict in VERDICTS for paper in papers for each in paper.claims if each[1]["verdict"] == verdict]
+        claims = [
+            (paper, *each)
+            for verdict in VERDICTS
+            for paper in papers
+            for each in paper.claims
+            if each[1]["verdict"] == verdict
+        ]
         return environment.get_template("report.html.j2").render(
-            cell=self.results.cell, ledger=self.ledger, papers=papers, claims=claims, verdicts=VERDICTS, stages=self.stages(),
-            data=self.data, table=self.table, spec=spec, pictures=self.pictures, dots=dots, checklists=checklists(), trainings=trained,
-            curves=curves(trained), options=options(self.params, self.results.cell, [each.name for each in trained]), last_epoch=LAST,
+            cell=self.results.cell,
+            ledger=self.ledger,
+            papers=papers,
+            claims=claims,
+            verdicts=VERDICTS,
+            stages=self.stages(),
+            data=self.data,
+            table=self.table,
+            spec=spec,
+            pictures=self.pictures,
+            dots=dots,
+            checklists=checklists(),
+            trainings=trained,
+            curves=curves(trained),
+            options=options(self.params, self.results.cell, [each.name for each in trained]),
+            last_epoch=LAST,
             script=Markup(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")),  # noqa: S704 (a package's own)
-        )  # fmt: skip
+        )
 
     def papers(self) -> list[Paper]:
         """The papers with rows in the folder."""
         entries = {entry["id"]: entry for entry in self.ledger["claims"]}
-        shown = {paper_of(module): module.charts(self.results) for module in self.results.readers("charts")}
+        shown = {
+            paper_of(module): module.charts(self.results)
+            for module in self.results.readers("charts")
+        }
         return [
-            Paper(name, module.TITLE, shown.get(name, Charts()), [(claim, entries[claim.id]) for claim in module.CLAIMS])
+            Paper(
+                name,
+                module.TITLE,
+                shown.get(name, Charts()),
+                [(claim, entries[claim.id]) for claim in module.CLAIMS],
+            )
             for module in self.results.readers("claims")
             if (name := paper_of(module))
         ]
@@ -81,7 +110,9 @@ class Report:
     def data(self, file: str, *words: str) -> Markup:
         """A number that says where it comes from, see :func:`pipeline.report.why.number`."""
         text = number((file, *words), self._read)
-        return Markup('<data value="{}" data-from="{}" tabindex="0" role="button">{}</data>').format(text, shlex.join((file, *words)), text)
+        return Markup(
+            '<data value="{}" data-from="{}" tabindex="0" role="button">{}</data>'
+        ).format(text, shlex.join((file, *words)), text)
 
     def _read(self, file: str) -> str:
         if file not in self.texts:
@@ -92,15 +123,27 @@ class Report:
         """The cells of a table: rows and columns in the file's order."""
         rows = rows_of(f"results/{grid.file}", grid.where, self._read)
         rows = rows[rows[grid.rows].isin(grid.only)] if grid.only else rows
-        names, columns = (list(dict.fromkeys(rows[key].astype(str))) for key in (grid.rows, grid.columns))
+        names, columns = (
+            list(dict.fromkeys(rows[key].astype(str))) for key in (grid.rows, grid.columns)
+        )
         there = set(zip(rows[grid.rows].astype(str), rows[grid.columns].astype(str), strict=True))
 
         def cell(row: str, column: str) -> Markup:
-            where = (f"results/{grid.file}", *grid.where, f"{grid.rows}={row}", f"{grid.columns}={column}")
-            mean, std = (self.data(*where, f"{grid.factor}*{what}", ".2f") for what in ("mean", "std"))
+            where = (
+                f"results/{grid.file}",
+                *grid.where,
+                f"{grid.rows}={row}",
+                f"{grid.columns}={column}",
+            )
+            mean, std = (
+                self.data(*where, f"{grid.factor}*{what}", ".2f") for what in ("mean", "std")
+            )
             return mean if ">nan<" in std else Markup("{} ± {}").format(mean, std)
 
-        cells = [[cell(row, column) if (row, column) in there else "–" for column in columns] for row in names]
+        cells = [
+            [cell(row, column) if (row, column) in there else "–" for column in columns]
+            for row in names
+        ]
         return {"columns": columns, "rows": list(zip(map(grid.called, names), cells, strict=True))}
 
     def pictures(self, shown: Sequence[Picture]) -> list[dict[str, Any]]:
@@ -111,7 +154,15 @@ class Report:
                 with Image.open(file) as image:
                     grid = image.info.get(GRID)
                 source = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
-                found.append({"title": title, "name": name, "caption": self.captions[caption], "source": source, "grid": grid})
+                found.append(
+                    {
+                        "title": title,
+                        "name": name,
+                        "caption": self.captions[caption],
+                        "source": source,
+                        "grid": grid,
+                    }
+                )
         return found
 
     @cached_property
@@ -128,8 +179,20 @@ class Report:
         found = []
         for name, declared in declared_stages().items():
             written = stage_results(name)[0] if name != "report" else []
-            sums = {path: md5 for path, md5 in checksums(name).items() if name != "report" and path != "outs/params"}
-            found.append({"name": name, "desc": declared["desc"], "cmd": declared["cmd"], "files": written, "sums": sums})
+            sums = {
+                path: md5
+                for path, md5 in checksums(name).items()
+                if name != "report" and path != "outs/params"
+            }
+            found.append(
+                {
+                    "name": name,
+                    "desc": declared["desc"],
+                    "cmd": declared["cmd"],
+                    "files": written,
+                    "sums": sums,
+                }
+            )
         return found
 
 
@@ -148,7 +211,11 @@ def dots(claim: Claim, entry: dict[str, Any]) -> Markup:
     value = entry["measured"]
     if not value or value["low"] is None:
         return Markup("")
-    borders = [border for border in {*claim.holds, *(claim.plausible or ())} if np.isfinite(border)] if claim.centre is None else []
+    borders = (
+        [border for border in {*claim.holds, *(claim.plausible or ())} if np.isfinite(border)]
+        if claim.centre is None
+        else []
+    )
     seeds = [each for each in value.get("values", ()) if each is not None]
     span = [*seeds, value["low"], value["high"], *borders]
     low, high = min(span), max(span)
@@ -158,12 +225,19 @@ def dots(claim: Claim, entry: dict[str, Any]) -> Markup:
         return f"{8 + (width - 16) * (number - low) / ((high - low) or 1):.1f}"
 
     middle = height // 2 - 4
-    parts = [f'<line x1="{x(b)}" x2="{x(b)}" y1="2" y2="{height - 12}" class="border"/>'
-             f'<text x="{x(b)}" y="{height - 1}" text-anchor="middle">{b:g}</text>' for b in borders]  # fmt: skip
-    parts += [f'<line x1="{x(value["low"])}" x2="{x(value["high"])}" y1="{middle}" y2="{middle}" class="interval"/>']
+    parts = [
+        f'<line x1="{x(b)}" x2="{x(b)}" y1="2" y2="{height - 12}" class="border"/>'
+        f'<text x="{x(b)}" y="{height - 1}" text-anchor="middle">{b:g}</text>'
+        for b in borders
+    ]
+    parts += [
+        f'<line x1="{x(value["low"])}" x2="{x(value["high"])}" y1="{middle}" y2="{middle}" class="interval"/>'
+    ]
     parts += [f'<circle cx="{x(each)}" cy="{middle}" r="3"/>' for each in seeds]
     about = escape(f"{value['n']} {value['over']}, interval {value['low']:g} to {value['high']:g}")
-    return Markup(f'<svg class="dots" viewBox="0 0 {width} {height}" role="img" aria-label="{about}">{"".join(parts)}</svg>')  # noqa: S704
+    return Markup(
+        f'<svg class="dots" viewBox="0 0 {width} {height}" role="img" aria-label="{about}">{"".join(parts)}</svg>'
+    )
 
 
 def checklists() -> Markup:

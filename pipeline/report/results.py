@@ -52,7 +52,13 @@ class Results:
         for module in rooms(room):
             paper = module.__name__.split(".")[-2]
             rows = self.table(name := ROWS.get(paper, paper))
-            own = rows.empty or ((rows["dataset"] == self.cell["dataset"]) & (rows["model"] == self.cell["model"])).any()
+            own = (
+                rows.empty
+                or (
+                    (rows["dataset"] == self.cell["dataset"])
+                    & (rows["model"] == self.cell["model"])
+                ).any()
+            )
             if own and (self.folder / f"{name}.csv").is_file():
                 found.append(module)
         return found
@@ -71,4 +77,6 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
                 return dict(arrays)
     except ValueError:  # numpy's word for pickled objects
         pass
-    raise UserError(f"{path}: missing or damaged, accepted: an .npz file of numbers; `dvc checkout` or `dvc repro` brings it back")
+    raise UserError(
+        f"{path}: missing or damaged, accepted: an .npz file of numbers; `dvc checkout` or `dvc repro` brings it back"
+    )

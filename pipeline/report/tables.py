@@ -24,12 +24,25 @@ def value_range(values: pd.Series) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def write_table(numbers: pd.DataFrame, paper: pd.DataFrame, caption: str, folder: Path, name: str, label: str = "") -> None:
+def write_table(
+    numbers: pd.DataFrame,
+    paper: pd.DataFrame,
+    caption: str,
+    folder: Path,
+    name: str,
+    label: str = "",
+) -> None:
     """Write a table as `<name>.csv` (numbers), `<name>.md` and `<name>.tex` (texts in the paper's form, with caption and label)."""
     numbers.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
-    (folder / f"{name}.md").write_text(f"{paper.to_markdown(index=False, disable_numparse=True)}\n\n{caption}\n")
+    (folder / f"{name}.md").write_text(
+        f"{paper.to_markdown(index=False, disable_numparse=True)}\n\n{caption}\n"
+    )
     latex = paper.rename(columns=_latex).map(_latex)
-    text = latex.to_latex(index=False, caption=_latex(caption).replace("%", "\\%"), label=f"tab:{label or name.replace('_', '-')}")
+    text = latex.to_latex(
+        index=False,
+        caption=_latex(caption).replace("%", "\\%"),
+        label=f"tab:{label or name.replace('_', '-')}",
+    )
     (folder / f"{name}.tex").write_text(text)
 
 

@@ -12,7 +12,10 @@ from pipeline.report.evaluations import label
 from pipeline.report.results import Results
 
 PRETRAIN = "starting weights"
-LAST = {"train/accuracy": "training images", **{f"validation/{order}/accuracy": f"validation, {words}" for order, words in ORDERS.items()}}
+LAST = {
+    "train/accuracy": "training images",
+    **{f"validation/{order}/accuracy": f"validation, {words}" for order, words in ORDERS.items()},
+}
 
 
 class Training(NamedTuple):
@@ -37,7 +40,11 @@ def trainings(results: Results) -> list[Training]:
     """Those with epochs: the starting weights have none where they were fetched."""
     names = dict.fromkeys(results.table("protocols").get("variant", ()))
     files = {PRETRAIN: "pretrain"} | {name: f"finetune/{name}" for name in names}
-    return [Training(name, f"results/{file}.csv", rows) for name, file in files.items() if len(rows := results.table(file))]
+    return [
+        Training(name, f"results/{file}.csv", rows)
+        for name, file in files.items()
+        if len(rows := results.table(file))
+    ]
 
 
 def curves(found: list[Training]) -> list[Chart]:
@@ -56,11 +63,18 @@ def curves(found: list[Training]) -> list[Chart]:
 
 
 def _curve(training: Training, order: str, name: str) -> pd.DataFrame:
-    return spread(training.rows.assign(variant=name), ["variant", "epoch"], f"validation/{order}/accuracy")
+    return spread(
+        training.rows.assign(variant=name), ["variant", "epoch"], f"validation/{order}/accuracy"
+    )
 
 
 def _chart(title: str, file: str, own: list[pd.DataFrame]) -> Chart:
-    return Chart(title, SPREAD, file, lines(pd.concat(own), "epoch", "variant", "epoch", "accuracy (%)", (0, 100)))
+    return Chart(
+        title,
+        SPREAD,
+        file,
+        lines(pd.concat(own), "epoch", "variant", "epoch", "accuracy (%)", (0, 100)),
+    )
 
 
 def options(params: Params | None, cell: dict[str, Any], names: list[str]) -> list[tuple[str, ...]]:
@@ -69,5 +83,10 @@ def options(params: Params | None, cell: dict[str, Any], names: list[str]) -> li
         return []
     counts = cell["images"]
     own = params.with_sizes(counts["train"], counts["validation"], counts.get("heldout", 0))
-    return grouped({label(name): option_rows(name, own.all_variants[name], own.values(Finetune, name), own)
-                    for name in names if name in own.all_variants})  # fmt: skip
+    return grouped(
+        {
+            label(name): option_rows(name, own.all_variants[name], own.values(Finetune, name), own)
+            for name in names
+            if name in own.all_variants
+        }
+    )

@@ -24,7 +24,9 @@ from pipeline.jobs.rows import parse_rows, read_rows
 from pipeline.reading import read_json, reading
 from pipeline.report.ledger import Evidence, show_orders, show_value
 
-NUMBER = re.compile(r"<!--= (.*?) -->(.*?)<!--/-->", re.S)  # of a page: where it comes from, what is shown
+NUMBER = re.compile(
+    r"<!--= (.*?) -->(.*?)<!--/-->", re.S
+)  # of a page: where it comes from, what is shown
 CONDITION = re.compile(r"\w+=.*")
 CELL = "cell.json"  # which every claim may ask for
 READERS = ("paper-figures", "report")  # stages that compute nothing
@@ -41,7 +43,9 @@ def rows_of(file: str, conditions: Sequence[str], read: Read) -> pd.DataFrame:
     for condition in conditions:
         column, _, value = condition.partition("=")
         if column not in rows:
-            raise UserError(f"{file}: found no column {column!r}, accepted: {', '.join(rows.columns)}")
+            raise UserError(
+                f"{file}: found no column {column!r}, accepted: {', '.join(rows.columns)}"
+            )
         rows = rows[rows[column].astype(str) == value]
         if rows.empty:
             raise UserError(f"{file}: found no row with {condition}")
@@ -62,8 +66,10 @@ def number(words: Sequence[str], read: Read) -> str:
         return f"{np.mean(rows.eval(expression)):z{form}}"
     except Exception as error:  # whatever an expression may raise
         reason = " ".join(str(error).split())[:120]
-        raise UserError(f"{file}: found {expression!r} with format {form!r} ({reason}), accepted: an expression of "
-                        f"{', '.join(rows.columns)}, and a format as .2f") from None  # fmt: skip
+        raise UserError(
+            f"{file}: found {expression!r} with format {form!r} ({reason}), accepted: an expression of "
+            f"{', '.join(rows.columns)}, and a format as .2f"
+        ) from None
 
 
 @lru_cache(maxsize=16)  # a page asks for many numbers of few files
@@ -74,12 +80,31 @@ def _parsed(file: str, text: str) -> pd.DataFrame:
 
 def _records(text: str) -> pd.DataFrame:
     """The records of a JSON file: of each part's first list, with the part's numbers; else the parts. Those of a ledger have a `paper`."""
-    lists = [[value for value in part.values() if isinstance(value, list) and value and isinstance(value[0], dict)] for part in parts(text)]
-    whole = [{key: value for key, value in part.items() if isinstance(value, int | float)} for part in parts(text)]  # its numbers
-    records = [own | record for own, found in zip(whole, lists, strict=True) if found for record in found[0]] or parts(text)
+    lists = [
+        [
+            value
+            for value in part.values()
+            if isinstance(value, list) and value and isinstance(value[0], dict)
+        ]
+        for part in parts(text)
+    ]
+    whole = [
+        {key: value for key, value in part.items() if isinstance(value, int | float)}
+        for part in parts(text)
+    ]  # its numbers
+    records = [
+        own | record
+        for own, found in zip(whole, lists, strict=True)
+        if found
+        for record in found[0]
+    ] or parts(text)
     rows = pd.json_normalize(records).rename(columns=lambda name: name.removeprefix("measured."))
     if {"id", "verdict"} <= {*rows.columns}:
-        papers = {claim.id: module.__name__.split(".")[-2] for module in rooms("claims") for claim in module.CLAIMS}
+        papers = {
+            claim.id: module.__name__.split(".")[-2]
+            for module in rooms("claims")
+            for claim in module.CLAIMS
+        }
         rows["paper"] = rows["id"].map(papers)
     return rows
 
@@ -107,24 +132,47 @@ def why(target: str, conditions: Sequence[str] = ()) -> list[str]:
             entries = {entry["id"]: entry for entry in read_json(ledger)["claims"]}
     if target in entries:
         if conditions:
-            raise UserError(f"{target}: found {' '.join(conditions)!r} behind a claim, accepted: behind a .csv or .json file")
+            raise UserError(
+                f"{target}: found {' '.join(conditions)!r} behind a claim, accepted: behind a .csv or .json file"
+            )
         return _why_claim(entries[target])
-    own = (f"results/{target}.csv", f"results/{target}.json") if conditions else (f"results/{target}.md", f"results/figures/{target}.png")
+    own = (
+        (f"results/{target}.csv", f"results/{target}.json")
+        if conditions
+        else (f"results/{target}.md", f"results/figures/{target}.png")
+    )
     names = (target, f"results/{target}", f"results/figures/{target}", *own)
     found = next((Path(name) for name in names if Path(name).is_file()), None)
     file = found and Path(os.path.relpath(found))
     if file is None:
-        raise UserError(f"{target}: found no such file, figure or claim, accepted: a file of results/, a figure's name, an id of {ledger}")
+        raise UserError(
+            f"{target}: found no such file, figure or claim, accepted: a file of results/, a figure's name, an id of {ledger}"
+        )
     if not conditions:
-        return _numbers(file) if file.suffix == ".md" and NUMBER.search(file.read_text()) else way(file)
+        return (
+            _numbers(file)
+            if file.suffix == ".md" and NUMBER.search(file.read_text())
+            else way(file)
+        )
     if file.suffix not in (".csv", ".json"):
         raise UserError(f"{file}: found conditions on it, accepted: on a .csv or .json file")
     rest = [word for word in conditions if not CONDITION.fullmatch(word)]
     if len(rest) not in (0, 2) or [*conditions][len(conditions) - len(rest) :] != rest:
-        raise UserError(f"{file}: found {' '.join(rest)!r}, accepted: column=value ..., and behind them an expression with a format")
+        raise UserError(
+            f"{file}: found {' '.join(rest)!r}, accepted: column=value ..., and behind them an expression with a format"
+        )
     rows = rows_of(str(file), conditions[: len(conditions) - len(rest)], _text)
-    value = [f"{number((str(file), *conditions), _text)}: mean over the rows of {rest[0]}"] if rest else []
-    return [*value, f"{file}: {len(rows)} rows", *rows.to_string(index=False).splitlines(), *way(file, {*rows.get("variant", ())})]
+    value = (
+        [f"{number((str(file), *conditions), _text)}: mean over the rows of {rest[0]}"]
+        if rest
+        else []
+    )
+    return [
+        *value,
+        f"{file}: {len(rows)} rows",
+        *rows.to_string(index=False).splitlines(),
+        *way(file, {*rows.get("variant", ())}),
+    ]
 
 
 def _text(file: str) -> str:
@@ -134,7 +182,9 @@ def _text(file: str) -> str:
 def _why_claim(entry: dict[str, Any]) -> list[str]:
     """The claim, its rule, what was measured, and the files that its measure reads."""
     evidence = Evidence(RESULTS)
-    for claim in (claim for module in rooms("claims") for claim in module.CLAIMS if claim.id == entry["id"]):
+    for claim in (
+        claim for module in rooms("claims") for claim in module.CLAIMS if claim.id == entry["id"]
+    ):
         claim.judge(evidence)
     read = [file for name in evidence.files if name != CELL and (file := RESULTS / name).is_file()]
     return [
@@ -142,8 +192,14 @@ def _why_claim(entry: dict[str, Any]) -> list[str]:
         f"source: {entry['source']}; published: {entry['published']}",
         f"rule: {entry['rule']}",
         f"measured: {entry['quantity']}: {show_value(entry)}; orders: {show_orders(entry)}",
-        *([f"by seed: {', '.join(map(str, values))}"] if (values := (entry["measured"] or {}).get("values")) else []),
-        f"verdict: {entry['verdict']}" + (f" ({entry['reason']})" if entry["reason"] else "") + f"; after Holm: {entry['corrected']}",
+        *(
+            [f"by seed: {', '.join(map(str, values))}"]
+            if (values := (entry["measured"] or {}).get("values"))
+            else []
+        ),
+        f"verdict: {entry['verdict']}"
+        + (f" ({entry['reason']})" if entry["reason"] else "")
+        + f"; after Holm: {entry['corrected']}",
         *([f"to run it: {entry['run']}"] if entry["run"] else []),
         *(line for file in read or [RESULTS / CELL] for line in origin(file)),
     ]
@@ -164,10 +220,15 @@ def way(file: Path, variants: Collection[str] = ()) -> list[str]:
     `variants`: of those alone the parameters are shown.
     """
     folder = _folder(file)
-    drawn = {start: names for module in rooms("charts") for start, names in module.DRAWN_FROM.items()}
+    drawn = {
+        start: names for module in rooms("charts") for start, names in module.DRAWN_FROM.items()
+    }
     start = max((start for start in drawn if file.name.startswith(start)), key=len, default="")
     from_those = [folder / name for name in drawn.get(start, ()) if (folder / name).is_file()]
-    return [*origin(file, variants), *(line for each in from_those if each != file for line in origin(each, variants))]
+    return [
+        *origin(file, variants),
+        *(line for each in from_those if each != file for line in origin(each, variants)),
+    ]
 
 
 def _folder(file: Path) -> Path:
@@ -189,11 +250,16 @@ def origin(file: Path, variants: Collection[str] = ()) -> list[str]:
     declared, cell = stages[stage], read_json(folder / CELL)
     inputs = [Path(path) for path in declared["deps"]]
     sections = [path for path in inputs if path.parent.name == "params"]
-    read = [path for path in inputs if path.parts[0] in ("outs", "results") and path not in sections]
+    read = [
+        path for path in inputs if path.parts[0] in ("outs", "results") and path not in sections
+    ]
     makers = {path: name for name, each in stages.items() for path in paths(each["outs"])}
     rows = read_rows(file) if file.suffix == ".csv" else pd.DataFrame()
     seeds = rows["seed"].unique().tolist() if "seed" in rows else cell["seeds"]
-    changes = [*(f"-S {key}={cell[key]}" for key in ("dataset", "model", "scale")), f"-S 'seeds={json.dumps(cell['seeds'])}'"]
+    changes = [
+        *(f"-S {key}={cell[key]}" for key in ("dataset", "model", "scale")),
+        f"-S 'seeds={json.dumps(cell['seeds'])}'",
+    ]
     how = "repro --pull" if folder == RESULTS else " ".join(["exp run --pull", *changes])
     lines = [
         f"{file}: stage {stage}: {declared['desc']}",
@@ -210,12 +276,18 @@ def origin(file: Path, variants: Collection[str] = ()) -> list[str]:
         lines += _ran(read, [*paths(declared["outs"]), *read], cell)
     return [
         *lines,
-        *(f"  checksum    {md5} (md5, dvc.lock)" for path, md5 in checksums(stage).items() if Path(path) == file),
+        *(
+            f"  checksum    {md5} (md5, dvc.lock)"
+            for path, md5 in checksums(stage).items()
+            if Path(path) == file
+        ),
         *_commit(file),
     ]
 
 
-def _parameters(cell: dict[str, Any], names: Sequence[str], stage: str, variants: Collection[str]) -> list[str]:
+def _parameters(
+    cell: dict[str, Any], names: Sequence[str], stage: str, variants: Collection[str]
+) -> list[str]:
     """The values that a stage depends on, a line a section; where outs/params/ is not there, those that params.yaml comes to."""
     ran = Path("outs/params")
     if ran.is_dir():
@@ -226,22 +298,39 @@ def _parameters(cell: dict[str, Any], names: Sequence[str], stage: str, variants
             return [f"  parameters  not known: params.yaml is of {', '.join(params.cell)}"]
         texts, source = files(params), "params.yaml"
     locked = checksums(stage, "deps")
-    same = all(hashlib.md5(texts[name].encode(), usedforsecurity=False).hexdigest() == locked.get(f"outs/params/{name}") for name in names)
-    lines = [f"  parameters  from {source}, {'the same as' if same else 'others than'} in dvc.lock:"]
+    same = all(
+        hashlib.md5(texts[name].encode(), usedforsecurity=False).hexdigest()
+        == locked.get(f"outs/params/{name}")
+        for name in names
+    )
+    lines = [
+        f"  parameters  from {source}, {'the same as' if same else 'others than'} in dvc.lock:"
+    ]
     for name in names:
         value = json.loads(texts[name])
         if name == "variants.json":
             value = {key: each for key, each in value.items() if not variants or key in variants}
-        lines.append(f"    {Path(name).stem}: {json.dumps(value) if name != 'variants.json' or variants else ', '.join(value)}")
+        lines.append(
+            f"    {Path(name).stem}: {json.dumps(value) if name != 'variants.json' or variants else ', '.join(value)}"
+        )
     return lines
 
 
 def _ran(read: Sequence[Path], places: Sequence[Path], cell: dict[str, Any]) -> list[str]:
     """The finished jobs behind the trainings that a stage read, and the hardware they ran on, as far as this clone knows."""
     epochs = {history.read_bytes() for path in read for history in path.glob(f"**/{HISTORY}")}
-    jobs = [job.parent for job in sorted(Path(".lsvit/jobs").glob(f"*/*/{HISTORY}")) if epochs and job.read_bytes() in epochs]
-    marks = {mark.read_text().strip() for path in places for mark in path.glob(f"**/{EXECUTION}")} or {*cell.get("hardware", ())}
-    ran_on = "; ".join(sorted(marks)) or f"not noted in {RESULTS / 'cell.json'}, and no training lies here"
+    jobs = [
+        job.parent
+        for job in sorted(Path(".lsvit/jobs").glob(f"*/*/{HISTORY}"))
+        if epochs and job.read_bytes() in epochs
+    ]
+    marks = {
+        mark.read_text().strip() for path in places for mark in path.glob(f"**/{EXECUTION}")
+    } or {*cell.get("hardware", ())}
+    ran_on = (
+        "; ".join(sorted(marks))
+        or f"not noted in {RESULTS / 'cell.json'}, and no training lies here"
+    )
     found = (
         f"{len(jobs)} of its trainings: {', '.join(map(str, jobs))}"
         if jobs
@@ -254,11 +343,19 @@ def _commit(file: Path) -> list[str]:
     """The commit that a file is of, with the versions it pins."""
 
     def git(*args: str) -> str:
-        return subprocess.run(["git", *args], capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(
+            ["git", *args], capture_output=True, text=True, check=False
+        ).stdout.strip()
 
     commit = git("log", "-1", "--format=%h", "--", str(file))
     if not commit or git("status", "--porcelain", "--", str(file)):
         return ["  last change is not committed"]
-    pins = tomllib.loads(git("show", f"{commit}:./pyproject.toml")).get("project", {}).get("dependencies", [])
+    pins = (
+        tomllib.loads(git("show", f"{commit}:./pyproject.toml"))
+        .get("project", {})
+        .get("dependencies", [])
+    )
     versions = [pin.replace("==", " ") for pin in pins if pin.startswith(("torch==", "timm=="))]
-    return [f"  last change {commit} ({git('log', '-1', '--format=%cs', commit)}), {', '.join(versions)}"]
+    return [
+        f"  last change {commit} ({git('log', '-1', '--format=%cs', commit)}), {', '.join(versions)}"
+    ]

@@ -10,14 +10,27 @@ def context_tags() -> dict[str, str]:
     from mlflow.tracking.context.registry import resolve_tags
 
     def git(*args: str) -> str:
-        return subprocess.run(["git", *args], capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(
+            ["git", *args], capture_output=True, text=True, check=False
+        ).stdout.strip()
 
-    dirty = git("status", "--porcelain", "-uno", "--", ".", *(f":!{path}" for path in ("results", "dvc.lock", "params.yaml")))
+    dirty = git(
+        "status",
+        "--porcelain",
+        "-uno",
+        "--",
+        ".",
+        *(f":!{path}" for path in ("results", "dvc.lock", "params.yaml")),
+    )
     named = {"stage": "DVC_STAGE", "dvc.exp": "DVC_EXP_NAME", "dvc.rev": "DVC_EXP_BASELINE_REV"}
-    return resolve_tags({
-        "mlflow.source.git.commit": git("rev-parse", "HEAD"), "mlflow.source.git.branch": git("branch", "--show-current"),
-        "git.dirty": str(bool(dirty)).lower(), **{tag: os.environ[name] for tag, name in named.items() if os.environ.get(name)},
-    })  # fmt: skip
+    return resolve_tags(
+        {
+            "mlflow.source.git.commit": git("rev-parse", "HEAD"),
+            "mlflow.source.git.branch": git("branch", "--show-current"),
+            "git.dirty": str(bool(dirty)).lower(),
+            **{tag: os.environ[name] for tag, name in named.items() if os.environ.get(name)},
+        }
+    )
 
 
 def watch(run_id: str, uri: str) -> Callable[[], None]:

@@ -13,7 +13,12 @@ def note_claims(tracker: Tracker, ledger: dict[str, Any], asked: Mapping[str, se
     lines: dict[str, list[str]] = {}
     for entry in ledger["claims"]:
         for variant in asked[entry["id"]] if entry["verdict"] != NOT_RUN else ():
-            lines.setdefault(variant, []).append(f"- {entry['verdict']}: {entry['claim']} (`{entry['id']}`)")
+            lines.setdefault(variant, []).append(
+                f"- {entry['verdict']}: {entry['claim']} (`{entry['id']}`)"
+            )
     for variant, own in lines.items():
-        text = "Claims that rest on it, as of the last `paper-figures`; `uv run lsvit why ID` says more:\n\n" + "\n".join(own)
+        text = (
+            "Claims that rest on it, as of the last `paper-figures`; `uv run lsvit why ID` says more:\n\n"
+            + "\n".join(own)
+        )
         tracker.note(finetuned(variant, 0).parents[1], text)

@@ -74,19 +74,27 @@ class Tracker:
         retries: of a request to a server. Few, so that an outage does not hold up a training.
     """
 
-    _lock = threading.Lock()  # of all trackers of a process: two threads that import mlflow at once find halves of it
+    _lock = (
+        threading.Lock()
+    )  # of all trackers of a process: two threads that import mlflow at once find halves of it
 
     def __init__(self, experiment: str, root: Path, retries: int = 1) -> None:
         self.experiment, self.root, self.uri = experiment, root, store_uri(root)
         self.failed = False
         self.retries = retries
-        self._alone = FileLock(root / ".mlflow.lock", timeout=LOCKED)  # what one stage looks for, another may be about to make
+        self._alone = FileLock(
+            root / ".mlflow.lock", timeout=LOCKED
+        )  # what one stage looks for, another may be about to make
         self.recorded = 0  # runs finished by this tracker
         self._client: MlflowClient | None = None
         self._experiment_id = ""
         self._runs: dict[str, str] = {}  # key -> run id
-        self._running: dict[str, Callable[[], None]] = {}  # run ids of trainings under way -> what ends watching the machine
-        if "mlflow" not in sys.modules:  # importing it and opening the store take seconds, which the trainings' own start hides
+        self._running: dict[
+            str, Callable[[], None]
+        ] = {}  # run ids of trainings under way -> what ends watching the machine
+        if (
+            "mlflow" not in sys.modules
+        ):  # importing it and opening the store take seconds, which the trainings' own start hides
             threading.Thread(target=self._guarded, args=(self.client,), daemon=True).start()
 
     # ---- what stages call ----
@@ -94,7 +102,10 @@ class Tracker:
     def epoch(self, title: str, record: dict[str, Any], row: Row) -> None:
         """Log one epoch of a running training: its name, what it is made with (:meth:`pipeline.jobs.job.Job.record`), its metrics."""
         epoch, ended = int(row["epoch"]), time.time()
-        with self._lock, suppress(OSError):  # also where the store is away: a replay can then tell when it was; mlflow is imported once
+        with (
+            self._lock,
+            suppress(OSError),
+        ):  # also where the store is away: a replay can then tell when it was; mlflow is imported once
             times = {str(epoch - 1): ended - row.get("seconds", 0.0), str(epoch): ended}
             self._context(_key(title, _options(record)), **times)
         self._guard(lambda: self._epoch(title, record, row))
@@ -125,13 +136,17 @@ class Tracker:
             seed = next((path.parent for path in sorted(folder.glob("seed_*/config.json"))), None)
             if seed and (run := self.find(seed)):
                 parent = run.data.tags["mlflow.parentRunId"]
-                self.client().set_tag(parent, NOTE, f"{_about_variant(folder.name, stage_of(folder))}\n\n{text}")
+                self.client().set_tag(
+                    parent, NOTE, f"{_about_variant(folder.name, stage_of(folder))}\n\n{text}"
+                )
 
         self._guard(add)
 
     def find(self, folder: Path) -> "Run | None":
         """The run of a training that lies in this folder, `<variant>/seed_<n>`, if it is tracked. Raises what MLflow raises."""
-        return self._search(_key(folder.parent.name, _options(json.loads((folder / "config.json").read_text()))))
+        return self._search(
+            _key(folder.parent.name, _options(json.loads((folder / "config.json").read_text())))
+        )
 
     # ---- how ----
 
@@ -151,8 +166,12 @@ class Tracker:
             except Exception as error:  # whatever a store may raise, the work goes on
                 self.failed = True
                 reason = " ".join(str(error).split())[:160]
-                print(f"warning: MLflow at {self.uri} is not logging ({type(error).__name__}: {reason}); the work goes on, "
-                      f"`lsvit track sync` fills the store later", file=sys.stderr, flush=True)  # fmt: skip
+                print(
+                    f"warning: MLflow at {self.uri} is not logging ({type(error).__name__}: {reason}); the work goes on, "
+                    f"`lsvit track sync` fills the store later",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def client(self) -> "MlflowClient":
         """The connected client; creates the experiment on first use. Raises what MLflow raises."""
@@ -171,8 +190,18 @@ class Tracker:
                     _create_store(self.root / DATABASE)
                 client = mlflow.MlflowClient(self.uri)
                 found = client.get_experiment_by_name(self.experiment)
-                location = (self.root.resolve() / "mlartifacts" / self.experiment.replace("/", "-")).as_uri() if local else None
-                self._experiment_id = found.experiment_id if found else client.create_experiment(self.experiment, location)
+                location = (
+                    (
+                        self.root.resolve() / "mlartifacts" / self.experiment.replace("/", "-")
+                    ).as_uri()
+                    if local
+                    else None
+                )
+                self._experiment_id = (
+                    found.experiment_id
+                    if found
+                    else client.create_experiment(self.experiment, location)
+                )
                 client.set_experiment_tag(self._experiment_id, NOTE, _about(self.experiment))
             self._client = client
         return self._client
@@ -186,9 +215,14 @@ class Tracker:
         path = self.root / ".lsvit" / "context" / f"{key}.json"
         try:
             noted = json.loads(path.read_text())
-        except (FileNotFoundError, ValueError):  # not noted yet, or half written by a version that did not write it at once
+        except (
+            FileNotFoundError,
+            ValueError,
+        ):  # not noted yet, or half written by a version that did not write it at once
             noted = {}
-        full = noted if "tags" in noted else {"tags": noted or self._tags}  # an older version noted the tags alone
+        full = (
+            noted if "tags" in noted else {"tags": noted or self._tags}
+        )  # an older version noted the tags alone
         full = full | {"ended": ended | full.get("ended", {})}
         if full != noted:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,19 +230,42 @@ class Tracker:
         return full
 
     def _search(self, key: str) -> "Run | None":
-        return next(iter(self.client().search_runs([self._experiment_id], f"tags.`{KEY}` = '{key}'", max_results=1)), None)
+        return next(
+            iter(
+                self.client().search_runs(
+                    [self._experiment_id], f"tags.`{KEY}` = '{key}'", max_results=1
+                )
+            ),
+            None,
+        )
 
-    def _run(self, key: str, name: str, tags: dict[str, str], params: dict[str, Any], start: float | None = None) -> str:
+    def _run(
+        self,
+        key: str,
+        name: str,
+        tags: dict[str, str],
+        params: dict[str, Any],
+        start: float | None = None,
+    ) -> str:
         """The run with this key, created with its tags, parameters and time of start if there is none."""
         if key not in self._runs:
             client, run = self.client(), self._search(key)
             if not run:
                 tags = {KEY: key, **self._context(key)["tags"], **tags}
-                run = client.create_run(self._experiment_id, None if start is None else int(1000 * start), tags=tags, run_name=name)
-            if params and not run.data.params:  # also where an outage came between the run and its parameters
+                run = client.create_run(
+                    self._experiment_id,
+                    None if start is None else int(1000 * start),
+                    tags=tags,
+                    run_name=name,
+                )
+            if (
+                params and not run.data.params
+            ):  # also where an outage came between the run and its parameters
                 from mlflow.entities import Param
 
-                client.log_batch(run.info.run_id, params=[Param(k, str(v)) for k, v in _flat(params).items()])
+                client.log_batch(
+                    run.info.run_id, params=[Param(k, str(v)) for k, v in _flat(params).items()]
+                )
             self._runs[key] = run.info.run_id
         return self._runs[key]
 
@@ -217,7 +274,9 @@ class Tracker:
         if run_id not in self._running and self.client().get_run(run_id).info.status != "FINISHED":
             self.client().update_run(run_id, "RUNNING")  # it may have been killed
             self._running[run_id] = watch(run_id, self.uri)
-        self._rows(run_id, [{name: value for name, value in row.items() if name != "seconds"}], known)
+        self._rows(
+            run_id, [{name: value for name, value in row.items() if name != "seconds"}], known
+        )
         if run_id in self._running and row["epoch"] == record["options"].get("epochs"):
             self._running.pop(run_id)()
 
@@ -225,10 +284,19 @@ class Tracker:
         """The run of a training, and the times of its epochs as far as they are known."""
         options = _options(record)
         shared = {key: value for key, value in options.items() if key not in record["apart"]}
-        tags, seed = {"variant": title, "paper": self.experiment.partition("/")[0]}, str(record["seed"])
+        tags, seed = (
+            {"variant": title, "paper": self.experiment.partition("/")[0]},
+            str(record["seed"]),
+        )
         known = self._context(_key(title, options))["ended"]
         start = min(known.values(), default=None)
-        parent = self._run(_key(title, shared), title, tags | {"kind": "variant", NOTE: _about_variant(title)}, shared, start)
+        parent = self._run(
+            _key(title, shared),
+            title,
+            tags | {"kind": "variant", NOTE: _about_variant(title)},
+            shared,
+            start,
+        )
         tags |= {"seed": seed, "mlflow.parentRunId": parent, "kind": "training"}
         key = _key(title, options)
         if fresh := key not in self._runs:
@@ -237,8 +305,15 @@ class Tracker:
         if inputs and not inputs.dataset_inputs:
             from mlflow.entities import Dataset, DatasetInput, InputTag
 
-            read = Dataset(record["dataset"], record["data_sha256"][:32], "local", json.dumps({"uri": "outs/prepare_data"}))
-            self.client().log_inputs(self._runs[key], [DatasetInput(read, [InputTag("mlflow.data.context", "training")])])
+            read = Dataset(
+                record["dataset"],
+                record["data_sha256"][:32],
+                "local",
+                json.dumps({"uri": "outs/prepare_data"}),
+            )
+            self.client().log_inputs(
+                self._runs[key], [DatasetInput(read, [InputTag("mlflow.data.context", "training")])]
+            )
         return self._runs[key], known
 
     def _rows(self, run_id: str, rows: list[Row], ended: dict[str, float]) -> None:
@@ -248,12 +323,22 @@ class Tracker:
         known = {metric.step for metric in self.client().get_metric_history(run_id, "epoch")}
         fresh = [row for row in rows if int(row["epoch"]) not in known]
         times = {row["epoch"]: ended.get(str(int(row["epoch"])), time.time()) for row in fresh}
-        metrics = [Metric(name, value, int(1000 * times[row["epoch"]]), int(row["epoch"])) for row in fresh for name, value in row.items()]
+        metrics = [
+            Metric(name, value, int(1000 * times[row["epoch"]]), int(row["epoch"]))
+            for row in fresh
+            for name, value in row.items()
+        ]
         for start in range(0, len(metrics), 1000):  # the most one request takes
             self.client().log_batch(run_id, metrics=metrics[start : start + 1000])
 
     def _finish(
-        self, run_id: str, files: list[Path], metrics: Row, ended: float | None = None, model: str | None = None, images: Iterable[Any] = ()
+        self,
+        run_id: str,
+        files: list[Path],
+        metrics: Row,
+        ended: float | None = None,
+        model: str | None = None,
+        images: Iterable[Any] = (),
     ) -> None:
         """Upload files and images, log final metrics, as those of a `model` too, and mark the run finished, once; `ended`: if not now."""
         from mlflow.entities import LoggedModelStatus, Metric
@@ -266,9 +351,20 @@ class Tracker:
         end = int(1000 * (ended or time.time()))
         made = None
         if model:  # an interruption may have left one
-            known = client.search_logged_models([self._experiment_id], f"source_run_id = '{run_id}'", max_results=1)
-            made = (known[0] if known else client.create_logged_model(self._experiment_id, model, run_id, model_type="external")).model_id
-        client.log_batch(run_id, metrics=[Metric(name, value, end, 0, model_id=made) for name, value in metrics.items()])
+            known = client.search_logged_models(
+                [self._experiment_id], f"source_run_id = '{run_id}'", max_results=1
+            )
+            made = (
+                known[0]
+                if known
+                else client.create_logged_model(
+                    self._experiment_id, model, run_id, model_type="external"
+                )
+            ).model_id
+        client.log_batch(
+            run_id,
+            metrics=[Metric(name, value, end, 0, model_id=made) for name, value in metrics.items()],
+        )
         if made:
             client.finalize_logged_model(made, LoggedModelStatus.READY)
         for key, step, picture in images:
@@ -278,7 +374,10 @@ class Tracker:
         self.recorded += 1
 
     def _training(self, folder: Path) -> None:
-        seeds = sorted(folder.glob("seed_*/config.json"), key=lambda path: int(path.parent.name.removeprefix("seed_")))
+        seeds = sorted(
+            folder.glob("seed_*/config.json"),
+            key=lambda path: int(path.parent.name.removeprefix("seed_")),
+        )
         finals, ends, stage = [], [], stage_of(folder)
         for path in seeds:
             record, history = read_json(path), read_json(path.parent / "history.json", list)
@@ -291,7 +390,13 @@ class Tracker:
                 self.client().set_tag(run_id, "execution", text.read_text().strip())
             finals.append(read_json(path.parent / "final.json"))
             final = {f"final/{name}": value for name, value in finals[-1].items()}
-            self._finish(run_id, sorted(path.parent.iterdir()), final, ends[-1], f"{folder.name}_seed_{record['seed']}")
+            self._finish(
+                run_id,
+                sorted(path.parent.iterdir()),
+                final,
+                ends[-1],
+                f"{folder.name}_seed_{record['seed']}",
+            )
         self.client().set_tag(parent, "stage", stage)
         self.client().set_tag(parent, NOTE, _about_variant(folder.name, stage))
         self._summary(parent, finals, max(ends))
@@ -304,7 +409,10 @@ class Tracker:
         summary = {"n": float(len(finals))}
         for name in finals[0]:
             values = [final[name] for final in finals]
-            summary |= {f"mean/{name}": statistics.fmean(values), f"std/{name}": statistics.stdev(values) if len(values) > 1 else 0.0}
+            summary |= {
+                f"mean/{name}": statistics.fmean(values),
+                f"std/{name}": statistics.stdev(values) if len(values) > 1 else 0.0,
+            }
         self.client().log_batch(parent, metrics=[Metric(k, v, end, 0) for k, v in summary.items()])
         self.client().set_terminated(parent, end_time=end)
 
@@ -312,23 +420,43 @@ class Tracker:
         files, metrics = stage_results(stage)
         if not files:  # a stage that has not run
             return
-        numbers = {k: float(v) for file in metrics for k, v in _flat(read_json(file), separator="/").items() if isinstance(v, int | float)}
-        key = _key(stage, {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
+        numbers = {
+            k: float(v)
+            for file in metrics
+            for k, v in _flat(read_json(file), separator="/").items()
+            if isinstance(v, int | float)
+        }
+        key = _key(
+            stage, {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+        )
         tracked = Path("papers") / stage / "tracked.py"
         images = import_module(f"papers.{stage}.tracked").images() if tracked.is_file() else ()
-        self._finish(self._run(key, stage, {"variant": stage, "kind": "stage", "stage": stage}, {}), files, numbers, images=images)
+        self._finish(
+            self._run(key, stage, {"variant": stage, "kind": "stage", "stage": stage}, {}),
+            files,
+            numbers,
+            images=images,
+        )
 
 
 def _about(experiment: str) -> str:
     """What an experiment's page says of it."""
     of, _, cell = experiment.partition("/")
-    what = "What the stages left in `results/`, a run a stage" if of == STAGES else f"Trainings of `{of}`, a run a variant, its seeds below"
+    what = (
+        "What the stages left in `results/`, a run a stage"
+        if of == STAGES
+        else f"Trainings of `{of}`, a run a variant, its seeds below"
+    )
     return f"{what}: {cell} (data set, model, scale). Made by `uv run dvc repro --pull`; verdicts: `uv run lsvit claims`."
 
 
 def _about_variant(title: str, stage: str = "") -> str:
     """What a variant's page says of it; which `stage` made it is known when its trainings have finished."""
-    made = f" Made by `uv run dvc repro --pull {stage}`; verdicts: `uv run lsvit claims`." if stage else ""
+    made = (
+        f" Made by `uv run dvc repro --pull {stage}`; verdicts: `uv run lsvit claims`."
+        if stage
+        else ""
+    )
     return f"`{title}`: its seeds lie below; mean and standard deviation over them are the metrics `mean/...`, `std/...`.{made}"
 
 
@@ -346,5 +474,9 @@ def _flat(values: dict[str, Any], prefix: str = "", separator: str = ".") -> dic
     flat: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
-        flat |= _flat(value, f"{name}{separator}", separator) if isinstance(value, dict) else {name: value}
+        flat |= (
+            _flat(value, f"{name}{separator}", separator)
+            if isinstance(value, dict)
+            else {name: value}
+        )
     return flat

@@ -7,7 +7,10 @@ from pipeline.errors import UserError
 from pipeline.reading import read_json, reading
 from pipeline.tracking.runs import STAGES, Tracker, experiment_name, store_uri
 
-OF = {"baseline": "layershuffle", "finetune": "layershuffle"}  # folder of outs/ -> whose trainings, where that is not its name
+OF = {
+    "baseline": "layershuffle",
+    "finetune": "layershuffle",
+}  # folder of outs/ -> whose trainings, where that is not its name
 
 
 def sync(root: Path = Path()) -> int:
@@ -17,9 +20,13 @@ def sync(root: Path = Path()) -> int:
         UserError: there is nothing to log, or the store cannot be reached.
     """
     trainings = sorted({path.parent.parent for path in Path("outs").glob("**/seed_*/config.json")})
-    preset = Path("outs/params/model.json")  # what the stages ran with: the model's name, the scale, the preset
+    preset = Path(
+        "outs/params/model.json"
+    )  # what the stages ran with: the model's name, the scale, the preset
     if not trainings or not preset.is_file():
-        raise UserError("outs/: no finished training found, or no outs/params/; `dvc repro` or `dvc checkout` brings them")
+        raise UserError(
+            "outs/: no finished training found, or no outs/params/; `dvc repro` or `dvc checkout` brings them"
+        )
     with reading(preset):
         scale = read_json(preset, list)[1]
     logged: dict[str, list[Path]] = {}  # experiment -> folders of trainings
@@ -27,7 +34,9 @@ def sync(root: Path = Path()) -> int:
         of = OF.get(folder.parts[1], folder.parts[1])
         with reading(file := next(folder.glob("seed_*/config.json"))):
             config = read_json(file)
-            logged.setdefault(experiment_name(of, (config["dataset"], config["model_name"], scale)), []).append(folder)
+            logged.setdefault(
+                experiment_name(of, (config["dataset"], config["model_name"], scale)), []
+            ).append(folder)
     trackers = {experiment: Tracker(experiment, root, retries=3) for experiment in logged}
     for experiment, folders in logged.items():
         for folder in folders:

@@ -18,16 +18,22 @@ class Batch(NamedTuple):
 
     images: Tensor  # (B, C, H, W)
     labels: Tensor  # (B,) classes, or (B, C) shares of the classes in each image
-    patches: Tensor | None = None  # (B, N) class of each patch, of images that were mixed patch by patch
+    patches: Tensor | None = (
+        None  # (B, N) class of each patch, of images that were mixed patch by patch
+    )
 
     def split(self, parts: int) -> "list[Batch]":
         """Nearly equal parts of the batch, in order."""
         patches = self.patches.tensor_split(parts) if self.patches is not None else [None] * parts
-        each = zip(self.images.tensor_split(parts), self.labels.tensor_split(parts), patches, strict=True)
+        each = zip(
+            self.images.tensor_split(parts), self.labels.tensor_split(parts), patches, strict=True
+        )
         return [Batch(*part) for part in each]
 
 
-def mix_patches(images: Tensor, labels: Tensor, num_classes: int, grid: tuple[int, int], alpha: float) -> Batch:
+def mix_patches(
+    images: Tensor, labels: Tensor, num_classes: int, grid: tuple[int, int], alpha: float
+) -> Batch:
     """CutMix with a label for every patch (over-smoothing, patch mixing loss): a box of patches comes from another image.
 
     torchvision draws the box, the same for the whole batch, and the partners; it is snapped to the grid, each patch going where its
@@ -42,11 +48,20 @@ def mix_patches(images: Tensor, labels: Tensor, num_classes: int, grid: tuple[in
     from torchvision.transforms.v2 import CutMix
 
     size, (h, w) = len(images), grid
-    own = torch.arange(size, dtype=torch.float32).view(-1, 1, 1, 1).expand(-1, 1, *images.shape[-2:])
+    own = (
+        torch.arange(size, dtype=torch.float32).view(-1, 1, 1, 1).expand(-1, 1, *images.shape[-2:])
+    )
     drawn, _ = CutMix(alpha=alpha, num_classes=num_classes)(own, labels.cpu())
-    source = interpolate(drawn, grid, mode="nearest-exact").long()[:, 0].to(images.device)  # (B, h, w)
-    tiles = images.unflatten(2, (h, -1)).unflatten(4, (w, -1)).permute(0, 2, 4, 1, 3, 5)  # (B, h, w, C, H / h, W / w)
-    rows, columns = torch.arange(h, device=images.device).view(-1, 1), torch.arange(w, device=images.device)
+    source = (
+        interpolate(drawn, grid, mode="nearest-exact").long()[:, 0].to(images.device)
+    )  # (B, h, w)
+    tiles = (
+        images.unflatten(2, (h, -1)).unflatten(4, (w, -1)).permute(0, 2, 4, 1, 3, 5)
+    )  # (B, h, w, C, H / h, W / w)
+    rows, columns = (
+        torch.arange(h, device=images.device).view(-1, 1),
+        torch.arange(w, device=images.device),
+    )
     mixed = tiles[source, rows, columns].permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
     patches = labels[source.flatten(1)]
     shares = one_hot(patches, num_classes).float().mean(1)
@@ -63,10 +78,20 @@ class Augmentation:
         from timm.data.random_erasing import RandomErasing
         from torchvision.transforms.v2 import MixUp
 
-        self.mixing, self.num_classes, recipe = variant.losses.mixing, backbone.num_classes, variant.recipe
+        self.mixing, self.num_classes, recipe = (
+            variant.losses.mixing,
+            backbone.num_classes,
+            variant.recipe,
+        )
         self.grid = token_shape(backbone).grid if self.mixing else (1, 1)
-        self.erase = RandomErasing(recipe.erasing, mode="pixel", device=str(device)) if recipe.erasing else None
-        self.mixup = MixUp(alpha=recipe.mixup, num_classes=self.num_classes) if recipe.mixup else None
+        self.erase = (
+            RandomErasing(recipe.erasing, mode="pixel", device=str(device))
+            if recipe.erasing
+            else None
+        )
+        self.mixup = (
+            MixUp(alpha=recipe.mixup, num_classes=self.num_classes) if recipe.mixup else None
+        )
 
     def __call__(self, images: Tensor, labels: Tensor) -> Batch:
         """images (B, C, H, W), labels (B,); erasing changes the images in place."""

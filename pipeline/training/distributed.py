@@ -34,7 +34,11 @@ def parallel(step: nn.Module) -> nn.Module:
     Layers that a route leaves out, and heads that a reading does not use, have no gradient: DDP looks for them at every step.
     Inputs are on the right device already (`device_ids` would move a table of routes to it and wait).
     """
-    return DistributedDataParallel(step, find_unused_parameters=True) if dist.is_initialized() else step
+    return (
+        DistributedDataParallel(step, find_unused_parameters=True)
+        if dist.is_initialized()
+        else step
+    )
 
 
 def without_averaging(step: nn.Module, skip: bool) -> AbstractContextManager:

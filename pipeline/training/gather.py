@@ -23,15 +23,29 @@ def gather_trainings(jobs: Mapping[int, Job], out: Path, judge: str = "validatio
     for seed, job in jobs.items():
         target, record = out / f"seed_{seed}", job.record()
         target.mkdir(parents=True, exist_ok=True)
-        for path in [*job.folder.glob("weights*"), job.folder / HISTORY, *job.folder.glob(EXECUTION)]:
+        for path in [
+            *job.folder.glob("weights*"),
+            job.folder / HISTORY,
+            *job.folder.glob(EXECUTION),
+        ]:
             shutil.copyfile(path, target / path.name)
         (target / CONFIG).write_text(json.dumps(record, indent=1) + "\n")
         history = json.loads((job.folder / HISTORY).read_text())
-        kept = kept_epoch(history, Variant.model_validate(record["variant"]), judge) if history else {}
-        final = {key.replace("validation/", ""): value for key, value in kept.items() if key.startswith(("validation/", "epoch"))}
+        kept = (
+            kept_epoch(history, Variant.model_validate(record["variant"]), judge) if history else {}
+        )
+        final = {
+            key.replace("validation/", ""): value
+            for key, value in kept.items()
+            if key.startswith(("validation/", "epoch"))
+        }
         (target / FINAL).write_text(json.dumps(final, indent=1) + "\n")
         rows += [{"seed": seed, **row} for row in history]
     with open(out / TABLE, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else ["seed", "epoch"], lineterminator="\n")
+        writer = csv.DictWriter(
+            file, list(rows[0]) if rows else ["seed", "epoch"], lineterminator="\n"
+        )
         writer.writeheader()
-        writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+        writer.writerows(
+            {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows
+        )

@@ -50,7 +50,10 @@ def position_loss(logits: Sequence[Tensor]) -> Tensor:
         A scalar, mean over the batch.
     """
     batch = len(logits[0])
-    losses = [cross_entropy(u, torch.full(u.shape[:1], depth, device=u.device), reduction="sum") / batch for depth, u in enumerate(logits)]
+    losses = [
+        cross_entropy(u, torch.full(u.shape[:1], depth, device=u.device), reduction="sum") / batch
+        for depth, u in enumerate(logits)
+    ]
     return torch.stack(losses).sum()
 
 

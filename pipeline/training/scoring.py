@@ -20,24 +20,47 @@ from pipeline.training.distributed import rank_and_world, sum_over_processes
 from pipeline.training.losses import exit_objective, is_right, position_hits, task_loss
 
 
-def open_model(config: TrainConfig | MeasureConfig, data: Path, weights: Path | None) -> tuple[RoutedModel, Execution]:
+def open_model(
+    config: TrainConfig | MeasureConfig, data: Path, weights: Path | None
+) -> tuple[RoutedModel, Execution]:
     """The configured model, with the variant's position parts and layers and the given weights, on the device; how it is run."""
     num_classes = len(read_meta(data)["classes"])
     model = build(config.model, num_classes, config.variant, weights)
     compile = config.options.compile if isinstance(config, TrainConfig) else "none"
-    execution = settle(pick_device(config.device), model.backbone.embed_dim, config.precision, compile, config.deterministic)
+    execution = settle(
+        pick_device(config.device),
+        model.backbone.embed_dim,
+        config.precision,
+        compile,
+        config.deterministic,
+    )
     return model.to(execution.device), execution
 
 
-def open_split(config: RunConfig, data: Path, split: str, model: RoutedModel, limit: int | None = None) -> Split:
+def open_split(
+    config: RunConfig, data: Path, split: str, model: RoutedModel, limit: int | None = None
+) -> Split:
     """A prepared split as the model wants it: channels, size, normalisation, device."""
     meta = read_meta(data)
     mean, std = normalisation(config.model, meta)
-    resize = None if "shards" in meta else resizing(config.model, meta["resize"])  # shards were resized when they were decoded
-    return Split(data, split, next(model.parameters()).device, *input_size(model, config.model), mean, std, limit, resize)
+    resize = (
+        None if "shards" in meta else resizing(config.model, meta["resize"])
+    )  # shards were resized when they were decoded
+    return Split(
+        data,
+        split,
+        next(model.parameters()).device,
+        *input_size(model, config.model),
+        mean,
+        std,
+        limit,
+        resize,
+    )
 
 
-def batches_along(split: Split, rows: Tensor, routes: Tensor, batch_size: int) -> Iterator[tuple[slice, Tensor, Tensor, Route | Tensor]]:
+def batches_along(
+    split: Split, rows: Tensor, routes: Tensor, batch_size: int
+) -> Iterator[tuple[slice, Tensor, Tensor, Route | Tensor]]:
     """The images at `rows` (n,) of a split, each with its own row of `routes` (n, L), batch by batch.
 
     Yields:
@@ -46,7 +69,11 @@ def batches_along(split: Split, rows: Tensor, routes: Tensor, batch_size: int) -
     for start in range(0, len(rows), batch_size):
         place = slice(start, min(start + batch_size, len(rows)))
         table = routes[place]
-        yield place, *split.take(rows[place]), tuple(table[0].tolist()) if (table == table[0]).all() else table
+        yield (
+            place,
+            *split.take(rows[place]),
+            tuple(table[0].tolist()) if (table == table[0]).all() else table,
+        )
 
 
 class Score(NamedTuple):
@@ -59,8 +86,12 @@ class Score(NamedTuple):
     accuracy: float
     position_accuracy: float | None
     correct: Tensor  # (n,) bool, on the CPU: which images are answered correctly
-    exits: dict[int, tuple[float, float]]  # by depth: loss and accuracy of an early exit, over the images that reach it
-    objective: float | None  # of models with early exits, see :func:`pipeline.training.losses.exit_objective`
+    exits: dict[
+        int, tuple[float, float]
+    ]  # by depth: loss and accuracy of an early exit, over the images that reach it
+    objective: (
+        float | None
+    )  # of models with early exits, see :func:`pipeline.training.losses.exit_objective`
 
     def numbers(self) -> dict[str, float]:
         """The means there are, by name."""
@@ -72,7 +103,13 @@ class Score(NamedTuple):
 
 
 @torch.inference_mode()
-def score(model: RoutedModel, split: Split, routes: Sequence[Route | Latin] | Tensor, batch_size: int, execution: Execution) -> Score:
+def score(
+    model: RoutedModel,
+    split: Split,
+    routes: Sequence[Route | Latin] | Tensor,
+    batch_size: int,
+    execution: Execution,
+) -> Score:
     """Run every image once; where several processes train, each runs some of the batches and all get the result.
 
     Batch i takes the i-th of `routes`, cyclically (one route: every image under it); or, if it is an integer tensor
@@ -83,12 +120,18 @@ def score(model: RoutedModel, split: Split, routes: Sequence[Route | Latin] | Te
     loss, positions = torch.zeros(2, dtype=dtype, device=device)
     correct = torch.zeros(len(split), dtype=torch.uint8, device=device)
     predicts = "predict" in model.position
-    early = {int(depth): torch.zeros(3, dtype=dtype, device=device) for depth in model.exits}  # loss, right, images
+    early = {
+        int(depth): torch.zeros(3, dtype=dtype, device=device) for depth in model.exits
+    }  # loss, right, images
     for i, images, labels in split.in_order(batch_size, *rank_and_world()):
         part = slice(i * batch_size, i * batch_size + len(labels))
         tap, exits = ([PositionLogits(model)] if predicts else []), ExitLogits(model)
         with execution.context():
-            logits = model(images, routes[part] if isinstance(routes, Tensor) else routes[i % len(routes)], [*tap, exits]).float()
+            logits = model(
+                images,
+                routes[part] if isinstance(routes, Tensor) else routes[i % len(routes)],
+                [*tap, exits],
+            ).float()
             if tap:
                 positions += position_hits(tap[0].logits) * len(labels)
         loss += task_loss(logits, labels, "sum")
@@ -96,9 +139,32 @@ def score(model: RoutedModel, split: Split, routes: Sequence[Route | Latin] | Te
         for depth, (samples, answers) in exits.logits.items():
             asked = labels[samples]
             right = is_right(answers, asked).sum()
-            early[depth] += torch.stack([task_loss(answers.float(), asked, "sum"), right, torch.full_like(right, len(asked))])
+            early[depth] += torch.stack(
+                [
+                    task_loss(answers.float(), asked, "sum"),
+                    right,
+                    torch.full_like(right, len(asked)),
+                ]
+            )
     sum_over_processes((loss, positions, correct, *early.values()))
     n, hits = len(split), correct.bool().cpu()
-    found = {depth: (total / count, right / count) for depth, (total, right, count) in ((d, t.tolist()) for d, t in early.items()) if count}
-    objective = exit_objective(model.exit_heads, loss.item() / n, {d: each for d, (each, _) in found.items()}) if model.exit_heads else None
-    return Score(loss.item() / n, hits.double().mean().item(), positions.item() / n if predicts else None, hits, found, objective)
+    found = {
+        depth: (total / count, right / count)
+        for depth, (total, right, count) in ((d, t.tolist()) for d, t in early.items())
+        if count
+    }
+    objective = (
+        exit_objective(
+            model.exit_heads, loss.item() / n, {d: each for d, (each, _) in found.items()}
+        )
+        if model.exit_heads
+        else None
+    )
+    return Score(
+        loss.item() / n,
+        hits.double().mean().item(),
+        positions.item() / n if predicts else None,
+        hits,
+        found,
+        objective,
+    )

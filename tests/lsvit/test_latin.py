@@ -21,8 +21,13 @@ from .test_routed import FAMILIES, SMALL, images_for
 
 PARTS = Position(encode=Encode(dim=5), predict=Predict())
 SQUARE, SHORT = latin(generator("test"), 4), latin(generator("test", 1), 4, keep=2)
-FORMS = {"square": SQUARE, "pruned": SHORT, "first in place": latin(generator("test", 2), 4, first=1),
-         "last in place": latin(generator("test", 3), 4, last=2), "all in place": latin(generator("test", 4), 4, first=4)}  # fmt: skip
+FORMS = {
+    "square": SQUARE,
+    "pruned": SHORT,
+    "first in place": latin(generator("test", 2), 4, first=1),
+    "last in place": latin(generator("test", 3), 4, last=2),
+    "all in place": latin(generator("test", 4), 4, first=4),
+}
 
 
 def double(name: str, position: Position = PARTS, **kwargs: Any) -> RoutedModel:
@@ -37,17 +42,24 @@ def double(name: str, position: Position = PARTS, **kwargs: Any) -> RoutedModel:
     return model
 
 
-def everything(model: RoutedModel, images: Tensor, route: Tensor | Latin, exit: int | None = None) -> dict[str, Tensor]:
+def everything(
+    model: RoutedModel, images: Tensor, route: Tensor | Latin, exit: int | None = None
+) -> dict[str, Tensor]:
     """What a forward pass and its taps give, in the batch's order, and every gradient."""
     model.zero_grad()
     exits, first, positions = ExitLogits(model), FirstTokens(), PositionLogits(model)
     found = {"logits": model(images, route, [exits, first, positions], exit), "first": first.tokens}
     for depth, (samples, answers) in exits.logits.items():
         assert isinstance(samples, Tensor) or samples == slice(None)
-        found[f"exit {depth}"] = answers[samples.argsort()] if isinstance(samples, Tensor) else answers
+        found[f"exit {depth}"] = (
+            answers[samples.argsort()] if isinstance(samples, Tensor) else answers
+        )
     found |= {f"position {depth}": u.sum(0) for depth, u in enumerate(positions.logits)}
     sum(value.square().sum() for value in found.values()).backward()  # type: ignore[union-attr]
-    return found | {name: torch.zeros(()) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    return found | {
+        name: torch.zeros(()) if p.grad is None else p.grad.clone()
+        for name, p in model.named_parameters()
+    }
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -71,7 +83,10 @@ def test_equals_a_route_a_sample(name: str) -> None:
     model = double(name)
     images = images_for(model.backbone, 10).double()
     for form in (SQUARE, FORMS["first in place"]):
-        assert_same(everything(model, images, form), everything(model, images, torch.from_numpy(form.rows(10))))
+        assert_same(
+            everything(model, images, form),
+            everything(model, images, torch.from_numpy(form.rows(10))),
+        )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -83,7 +98,10 @@ def test_any_batch_and_form(form: str, batch: int) -> None:
     assert model._stacks
     exit = 1 if form == "square" else None
     routes = FORMS[form]
-    assert_same(everything(model, images, routes, exit), everything(model, images, torch.from_numpy(routes.rows(batch)), exit))
+    assert_same(
+        everything(model, images, routes, exit),
+        everything(model, images, torch.from_numpy(routes.rows(batch)), exit),
+    )
 
 
 def test_talking_heads() -> None:
@@ -92,7 +110,10 @@ def test_talking_heads() -> None:
     model.double()
     images = images_for(model.backbone, 6).double()
     assert model._stacks
-    assert_same(everything(model, images, SQUARE), everything(model, images, torch.from_numpy(SQUARE.rows(6))))
+    assert_same(
+        everything(model, images, SQUARE),
+        everything(model, images, torch.from_numpy(SQUARE.rows(6))),
+    )
 
 
 def test_wide_models_run_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +121,10 @@ def test_wide_models_run_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     model = double("vit_tiny_patch16_224")
     images = images_for(model.backbone, 6).double()
     assert model._stacks is None
-    assert_same(everything(model, images, SQUARE), everything(model, images, torch.from_numpy(SQUARE.rows(6))))
+    assert_same(
+        everything(model, images, SQUARE),
+        everything(model, images, torch.from_numpy(SQUARE.rows(6))),
+    )
 
 
 def test_what_can_be_stacked() -> None:
@@ -126,7 +150,12 @@ def test_present_parameters_count() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
-        assert torch.allclose(model(images, SQUARE), model(images, torch.from_numpy(SQUARE.rows(8))), rtol=0, atol=1e-12)
+        assert torch.allclose(
+            model(images, SQUARE),
+            model(images, torch.from_numpy(SQUARE.rows(8))),
+            rtol=0,
+            atol=1e-12,
+        )
         assert not torch.equal(model.train()(images, SQUARE), model(images, SQUARE))
     assert "stack" not in " ".join(model.state_dict())
 
@@ -147,14 +176,18 @@ def test_a_layer_that_does_not_exist() -> None:
         model(images_for(model.backbone, 4).double(), latin(generator("test"), 4, keep=1), exit=2)
 
 
-@pytest.mark.parametrize("routes", [((0, 1), (0, 1), (1, 0)), ((0, 1), (1,)), (), ((),), ((0, 1, 2), (1, 2, 3), (2, 0, 1))])
+@pytest.mark.parametrize(
+    "routes",
+    [((0, 1), (0, 1), (1, 0)), ((0, 1), (1,)), (), ((),), ((0, 1, 2), (1, 2, 3), (2, 0, 1))],
+)
 def test_what_is_no_latin_table(routes: Any) -> None:
     with pytest.raises(ValueError, match="Latin routes: found"):
         Latin(routes)
 
 
 @pytest.mark.parametrize(
-    ("num_layers", "first", "last", "keep"), [(12, 0, 0, None), (12, 3, 0, None), (12, 0, 4, None), (5, 1, 1, None), (7, 0, 0, 3)]
+    ("num_layers", "first", "last", "keep"),
+    [(12, 0, 0, None), (12, 3, 0, None), (12, 0, 4, None), (5, 1, 1, None), (7, 0, 0, 3)],
 )
 def test_form(num_layers: int, first: int, last: int, keep: int | None) -> None:
     drawn = latin(generator("test"), num_layers, first, last, keep)
@@ -180,7 +213,17 @@ def test_each_route_alone_is_a_random_permutation() -> None:
 
 
 def test_routes_that_have_a_table() -> None:
-    found = [latin_ends(spec) for spec in ("arbitrary", {"fix_first": 0}, {"fix_first": 2}, {"fix_last": 3})]
+    found = [
+        latin_ends(spec)
+        for spec in ("arbitrary", {"fix_first": 0}, {"fix_first": 2}, {"fix_last": 3})
+    ]
     assert found == [(0, 0), (0, 0), (2, 0), (0, 3)]
-    none: list[Any] = ["sequential", "reversed", {"drop": 0.2}, {"swap": 1}, {"order": [0]}, {"skip": [0]}]
+    none: list[Any] = [
+        "sequential",
+        "reversed",
+        {"drop": 0.2},
+        {"swap": 1},
+        {"order": [0]},
+        {"skip": [0]},
+    ]
     assert not any(latin_ends(spec) for spec in none)

@@ -21,7 +21,14 @@ from pipeline.errors import UserError
 from pipeline.models.weights import build, create_backbone, load_weights, save_weights
 from pipeline.training.losses import position_hits, position_loss
 
-SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 7}
+SMALL = {
+    "img_size": 32,
+    "patch_size": 8,
+    "embed_dim": 32,
+    "depth": 4,
+    "num_heads": 2,
+    "num_classes": 7,
+}
 SMALL_DEIT = {key: value for key, value in SMALL.items() if key != "num_classes"}
 FAMILIES: dict[str, dict[str, Any]] = {
     "vit_tiny_patch16_224": SMALL,
@@ -32,7 +39,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "vit_small_patch16_224.augreg_in21k": SMALL | {"global_pool": "avg"},
     "vit_base_patch16_clip_224": SMALL,  # a norm before the blocks
     "vit_base_patch16_siglip_224": SMALL,  # no class token, attention pooling
-    "vit_tiny_r_s16_p8_224": {"img_size": 32, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 7},  # a convolutional stem
+    "vit_tiny_r_s16_p8_224": {
+        "img_size": 32,
+        "embed_dim": 32,
+        "depth": 4,
+        "num_heads": 2,
+        "num_classes": 7,
+    },  # a convolutional stem
     "mixer_s16_224": {"img_size": 32, "num_classes": 7},
     "resmlp_12_224": {"img_size": 32, "num_classes": 7},
     "gmixer_12_224": {"img_size": 32, "num_classes": 7},
@@ -49,7 +62,9 @@ def backbone(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(0)
     model: Any = timm.create_model(request.param, **FAMILIES[request.param]).eval()
     model.blocks = model.blocks[:4]
-    with torch.no_grad():  # some families start with a head of zeros, whose outputs would all be equal
+    with (
+        torch.no_grad()
+    ):  # some families start with a head of zeros, whose outputs would all be equal
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
@@ -99,7 +114,9 @@ def test_route_is_executed_in_order(backbone: Any) -> None:
 
 
 @pytest.mark.slow
-def test_trained_weights_load_into_stock_timm_and_back(backbone: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_trained_weights_load_into_stock_timm_and_back(
+    backbone: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     name = request.node.callspec.params["backbone"]
     save_weights(RoutedModel(backbone), tmp_path / "w.safetensors")
     stock: Any = timm.create_model(name, **FAMILIES[name]).eval()
@@ -121,13 +138,29 @@ def test_layer_out_of_range(pico: ModelPreset, route: tuple[int, ...]) -> None:
         build(pico, 10)(torch.zeros(1, 1, 28, 28), route)
 
 
-OTHERS = ["test_resnet", "test_byobnet", "test_convnext", "test_mambaout", "test_vit_relpos", "test_efficientnet", "test_maxvit",
-          "eva02_tiny_patch14_224", "beit_base_patch16_224", "swin_tiny_patch4_window7_224", "samvit_base_patch16_224"]  # fmt: skip
+OTHERS = [
+    "test_resnet",
+    "test_byobnet",
+    "test_convnext",
+    "test_mambaout",
+    "test_vit_relpos",
+    "test_efficientnet",
+    "test_maxvit",
+    "eva02_tiny_patch14_224",
+    "beit_base_patch16_224",
+    "swin_tiny_patch4_window7_224",
+    "samvit_base_patch16_224",
+]
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_are_refused(name: str) -> None:
-    with torch.device("meta"), pytest.raises(UserError, match="not routable, accepted: timm's VisionTransformer and MlpMixer") as error:
+    with (
+        torch.device("meta"),
+        pytest.raises(
+            UserError, match="not routable, accepted: timm's VisionTransformer and MlpMixer"
+        ) as error,
+    ):
         RoutedModel(timm.create_model(name))
     assert "\n" not in str(error.value)
 
@@ -139,7 +172,12 @@ def subclasses(kind: type) -> set[type]:
 
 def test_timms_subclasses_are_those_tested() -> None:
     """A class that timm adds to a family must be tested above before it is said to be routable."""
-    found = {kind.__name__ for family in (VisionTransformer, MlpMixer) for kind in subclasses(family) if kind.__module__.startswith("timm")}
+    found = {
+        kind.__name__
+        for family in (VisionTransformer, MlpMixer)
+        for kind in subclasses(family)
+        if kind.__module__.startswith("timm")
+    }
     assert found == {"VisionTransformer", "VisionTransformerDistilled", "MlpMixer"}
 
 
@@ -154,7 +192,9 @@ def test_a_subclass_with_a_forward_of_its_own_is_refused() -> None:
 
 def test_class_token_head_is_one_head_on_the_class_token() -> None:
     """Published code: a distilled DeiT read at its class token alone; timm averages it with the distillation token's."""
-    preset = ModelPreset(timm="deit_tiny_distilled_patch16_224", kwargs=SMALL_DEIT, weights="scratch")
+    preset = ModelPreset(
+        timm="deit_tiny_distilled_patch16_224", kwargs=SMALL_DEIT, weights="scratch"
+    )
     torch.manual_seed(0)
     two = RoutedModel(create_backbone(preset, 7)).eval()
     torch.manual_seed(0)
@@ -166,15 +206,25 @@ def test_class_token_head_is_one_head_on_the_class_token() -> None:
         assert torch.equal(logits, one.backbone.head(tokens[-1][:, 0]))
         both = (two.backbone.head(tokens[-1][:, 0]) + two.backbone.head_dist(tokens[-1][:, 1])) / 2
         assert torch.equal(two(images, (1, 0)), both)
-    assert two.state_dict().keys() - one.state_dict().keys() == {"backbone.head_dist.weight", "backbone.head_dist.bias"}
+    assert two.state_dict().keys() - one.state_dict().keys() == {
+        "backbone.head_dist.weight",
+        "backbone.head_dist.bias",
+    }
     one.train()(images).sum().backward()
     assert all(p.grad is not None for p in one.parameters())
 
 
-@pytest.mark.parametrize(("name", "kwargs"), [("mixer_s16_224", {}), ("vit_small_patch16_224", {"global_pool": "avg"})])
+@pytest.mark.parametrize(
+    ("name", "kwargs"), [("mixer_s16_224", {}), ("vit_small_patch16_224", {"global_pool": "avg"})]
+)
 def test_class_token_head_needs_a_class_token(name: str, kwargs: dict[str, Any]) -> None:
-    with torch.device("meta"), pytest.raises(UserError, match=r"head of \w+: found 'class_token', accepted: timm"):
-        create_backbone(ModelPreset(timm=name, kwargs=kwargs, weights="scratch", head="class_token"), 10)
+    with (
+        torch.device("meta"),
+        pytest.raises(UserError, match=r"head of \w+: found 'class_token', accepted: timm"),
+    ):
+        create_backbone(
+            ModelPreset(timm=name, kwargs=kwargs, weights="scratch", head="class_token"), 10
+        )
 
 
 def test_class_token_head_of_one_head_is_timms(pico: ModelPreset) -> None:
@@ -188,7 +238,9 @@ def test_class_token_head_of_one_head_is_timms(pico: ModelPreset) -> None:
 
 def test_position_encoding_knows_the_position(pico: ModelPreset) -> None:
     torch.manual_seed(0)
-    model = build(pico, 10, Variant(route="sequential", position=Position(encode=Encode(dim=8)))).eval()
+    model = build(
+        pico, 10, Variant(route="sequential", position=Position(encode=Encode(dim=8)))
+    ).eval()
     encode = model.position["encode"]
     state = torch.randn(2, 5, 16)
     embedding = encode.embeddings[1].weight[2].expand(2, 5, -1)
@@ -212,7 +264,9 @@ def rows(routes: Tensor) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", [arbitrary, drop(0.5)], ids=["permutations", "of different lengths"])
+@pytest.mark.parametrize(
+    "sampler", [arbitrary, drop(0.5)], ids=["permutations", "of different lengths"]
+)
 def test_per_sample_routes_equal_running_each_sample_alone(backbone: Any, sampler: Any) -> None:
     """All families, with both position parts: outputs, position predictions, taps and gradients, in double precision."""
     backbone.blocks = backbone.blocks[:3]
@@ -222,7 +276,9 @@ def test_per_sample_routes_equal_running_each_sample_alone(backbone: Any, sample
     labels = torch.arange(7) % 7
 
     def gradients() -> list[Tensor]:
-        found = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+        found = [
+            torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()
+        ]
         model.zero_grad()
         return found
 
@@ -243,8 +299,17 @@ def test_per_sample_routes_equal_running_each_sample_alone(backbone: Any, sample
         last: list[Tensor] = []
         expected = model(images[i : i + 1], route, [alone, lambda *a, last=last: last.append(a[3])])
         assert torch.allclose(logits[i], expected[0], atol=1e-11, rtol=1e-9)
-        assert all(torch.allclose(states[i, depth], state[0], atol=1e-11, rtol=1e-9) for depth, state in enumerate(last))
-        ((torch.nn.functional.cross_entropy(expected, labels[i : i + 1]) + position_loss(alone.logits)) / 7).backward()
+        assert all(
+            torch.allclose(states[i, depth], state[0], atol=1e-11, rtol=1e-9)
+            for depth, state in enumerate(last)
+        )
+        (
+            (
+                torch.nn.functional.cross_entropy(expected, labels[i : i + 1])
+                + position_loss(alone.logits)
+            )
+            / 7
+        ).backward()
         hits, count = hits + float(position_hits(alone.logits)) * len(route), count + len(route)
     assert len(states) == count  # a layer not in a sample's route is not executed for it
     for a, b in zip(found, gradients(), strict=True):
@@ -256,13 +321,20 @@ def test_per_sample_routes_that_all_agree_are_one_route(pico: ModelPreset) -> No
     model = build(pico, 10).eval()
     images = torch.randn(5, 1, 28, 28)
     for route in ((2, 0, 3), (1, 1), ()):
-        assert torch.equal(model(images, torch.tensor([route] * 5, dtype=torch.int32).reshape(5, -1)), model(images, route))
+        assert torch.equal(
+            model(images, torch.tensor([route] * 5, dtype=torch.int32).reshape(5, -1)),
+            model(images, route),
+        )
 
 
 @pytest.mark.parametrize(
     ("routes", "error", "said"),
     [
-        ([[0, 4]], IndexError, r"route \(0, 4\): layer 4 does not exist, the model has layers 0 to 3"),
+        (
+            [[0, 4]],
+            IndexError,
+            r"route \(0, 4\): layer 4 does not exist, the model has layers 0 to 3",
+        ),
         ([[0, -2]], IndexError, "layer -2 does not exist"),
         ([[0.0, 1.0]], ValueError, "accepted: integers"),
         ([[0, 1], [1, 0]], ValueError, r"accepted: integers \(1, length\)"),
@@ -270,16 +342,24 @@ def test_per_sample_routes_that_all_agree_are_one_route(pico: ModelPreset) -> No
         ([[-1, -1]], ValueError, "or an empty route"),
     ],
 )
-def test_wrong_per_sample_routes(pico: ModelPreset, routes: list, error: type[Exception], said: str) -> None:
+def test_wrong_per_sample_routes(
+    pico: ModelPreset, routes: list, error: type[Exception], said: str
+) -> None:
     with pytest.raises(error, match=said):
         build(pico, 10)(torch.zeros(1, 1, 28, 28), torch.tensor(routes))
 
 
 @pytest.mark.parametrize("token", ["mean", "class_token"])
 def test_position_prediction(pico: ModelPreset, token: Any) -> None:
-    model = build(pico, 10, Variant(route="sequential", position=Position(predict=Predict(token=token))))
+    model = build(
+        pico, 10, Variant(route="sequential", position=Position(predict=Predict(token=token)))
+    )
     tap, states = PositionLogits(model), []
-    model(torch.randn(2, 1, 28, 28), (2, 0, 3), [tap, lambda depth, layer, before, after, samples: states.append((layer, after))])
+    model(
+        torch.randn(2, 1, 28, 28),
+        (2, 0, 3),
+        [tap, lambda depth, layer, before, after, samples: states.append((layer, after))],
+    )
     assert [logits.shape for logits in tap.logits] == [(2, 4)] * 3
     for logits, (layer, state) in zip(tap.logits, states, strict=True):
         read = state.mean(1) if token == "mean" else state[:, 0]
@@ -302,7 +382,9 @@ def test_position_parts_travel_with_the_weights(pico: ModelPreset, tmp_path: Pat
     position = Position(encode=Encode(), predict=Predict())
     model = build(pico, 10, Variant(route="sequential", position=position)).eval()
     save_weights(model, tmp_path / "w.safetensors")
-    again = build(pico, 10, Variant(route="sequential", position=position), weights=tmp_path / "w.safetensors").eval()
+    again = build(
+        pico, 10, Variant(route="sequential", position=position), weights=tmp_path / "w.safetensors"
+    ).eval()
     images = torch.randn(2, 1, 28, 28)
     assert torch.equal(again(images, (3, 1)), model(images, (3, 1)))
     plain = build(pico, 10)
@@ -310,7 +392,10 @@ def test_position_parts_travel_with_the_weights(pico: ModelPreset, tmp_path: Pat
         load_weights(build(pico, 5), tmp_path / "w.safetensors")  # another head
     save_weights(plain, tmp_path / "plain.safetensors")
     build(
-        pico, 10, Variant(route="sequential", position=position), weights=tmp_path / "plain.safetensors"
+        pico,
+        10,
+        Variant(route="sequential", position=position),
+        weights=tmp_path / "plain.safetensors",
     )  # new parts keep their initialisation
 
 
@@ -318,13 +403,18 @@ def test_first_layers_alone(pico: ModelPreset, tmp_path: Path) -> None:
     """A refit-k model is the first k layers of the starting weights."""
     full = build(pico, 10).eval()
     save_weights(full, tmp_path / "w.safetensors")
-    cut = build(pico, 10, Variant(route="sequential", layers=2), weights=tmp_path / "w.safetensors").eval()
+    cut = build(
+        pico, 10, Variant(route="sequential", layers=2), weights=tmp_path / "w.safetensors"
+    ).eval()
     images = torch.randn(2, 1, 28, 28)
     assert cut.num_layers == 2
     assert torch.equal(cut(images), full(images, (0, 1)))
     save_weights(cut, tmp_path / "cut.safetensors")
     assert torch.equal(
-        build(pico, 10, Variant(route="sequential", layers=2), weights=tmp_path / "cut.safetensors").eval()(images), cut(images)
+        build(
+            pico, 10, Variant(route="sequential", layers=2), weights=tmp_path / "cut.safetensors"
+        ).eval()(images),
+        cut(images),
     )
 
 
@@ -343,7 +433,11 @@ def test_layers_depend_on_their_order(pico: ModelPreset) -> None:
         outputs: list[Tensor] = []
         for route in ((0, 1, 2, 3), (3, 2, 1, 0)):
             states: list[Tensor] = []
-            model(torch.randn(8, 1, 28, 28, generator=torch.Generator().manual_seed(0)), route, [lambda *a, s=states: s.append(a[3])])
+            model(
+                torch.randn(8, 1, 28, 28, generator=torch.Generator().manual_seed(0)),
+                route,
+                [lambda *a, s=states: s.append(a[3])],
+            )
             outputs.append(states[-1])
         return float((outputs[0] - outputs[1]).norm() / outputs[0].norm())
 

@@ -32,7 +32,10 @@ def test_a_route_depends_on_its_key_alone() -> None:
     first = arbitrary(generator("train", 3, 7), 12)
     np.random.default_rng(0).random(100)
     assert arbitrary(generator("train", 3, 7), 12) == first
-    others = {arbitrary(generator("train", seed, step), 12) for seed, step in itertools.product(range(5), range(20))}
+    others = {
+        arbitrary(generator("train", seed, step), 12)
+        for seed, step in itertools.product(range(5), range(20))
+    }
     assert len(others) == 100
     assert arbitrary(generator("validation", 3, 7), 12) != first
 
@@ -61,22 +64,40 @@ def test_sampler_names() -> None:
     rng = generator("train", 0)
     assert make_sampler("sequential")(rng, 4) == sequential(rng, 4) == (0, 1, 2, 3)
     assert make_sampler({"drop": 0.0})(rng, 4) == (0, 1, 2, 3)
-    assert [training_order(spec) for spec in ("sequential", "arbitrary", {"drop": 0.2})] == ["sequential", "arbitrary", "sequential"]
+    assert [training_order(spec) for spec in ("sequential", "arbitrary", {"drop": 0.2})] == [
+        "sequential",
+        "arbitrary",
+        "sequential",
+    ]
     assert make_sampler("reversed")(rng, 4) == (3, 2, 1, 0)
     assert make_sampler({"order": [2, 2, 0]})(rng, 4) == (2, 2, 0)
     assert make_sampler({"skip": [0, 2]})(rng, 4) == (1, 3)
     assert training_order("reversed") == training_order({"swap": 3}) == "trained"
-    assert [sampler_name(spec) for spec in ("reversed", {"swap": 3}, {"skip": [0, 2]})] == ["reversed", "swap 3", "skip 0-2"]
+    assert [sampler_name(spec) for spec in ("reversed", {"swap": 3}, {"skip": [0, 2]})] == [
+        "reversed",
+        "swap 3",
+        "skip 0-2",
+    ]
 
 
 def test_wrong_samplers_say_what_is_accepted() -> None:
     for wrong, said in (
-        ("random", "arbitrary, reversed"), (None, "arbitrary"), (3, "arbitrary"), ({}, "arbitrary"),
-        ("arbitary", "did you mean 'arbitrary'?"), ({"fixfirst": 1}, "did you mean 'fix_first'?"),
-        ({"drop": 1}, "0 <= p < 1"), ({"drop": True}, "0 <= p"), ({"swap": -1}, "{swap: k}"),
-        ({"drop": 0.1, "x": 1}, "schedule"), ({"drop": 0.1, "schedule": "cubic"}, "constant or linear"), ({"swap": 1.5}, "{swap: k}"),
-        ({"order": []}, "{order: [layers]}"), ({"skip": "12"}, "{skip: [layers]}"), ({"fix_first": 1, "fix_last": 1}, "{fix_first: k}"),
-    ):  # fmt: skip
+        ("random", "arbitrary, reversed"),
+        (None, "arbitrary"),
+        (3, "arbitrary"),
+        ({}, "arbitrary"),
+        ("arbitary", "did you mean 'arbitrary'?"),
+        ({"fixfirst": 1}, "did you mean 'fix_first'?"),
+        ({"drop": 1}, "0 <= p < 1"),
+        ({"drop": True}, "0 <= p"),
+        ({"swap": -1}, "{swap: k}"),
+        ({"drop": 0.1, "x": 1}, "schedule"),
+        ({"drop": 0.1, "schedule": "cubic"}, "constant or linear"),
+        ({"swap": 1.5}, "{swap: k}"),
+        ({"order": []}, "{order: [layers]}"),
+        ({"skip": "12"}, "{skip: [layers]}"),
+        ({"fix_first": 1, "fix_last": 1}, "{fix_first: k}"),
+    ):
         with pytest.raises(ValueError, match=re.escape(said)):
             check_sampler(wrong)
     assert check_sampler({"drop": "1e-1"}) == {"drop": 0.1}  # PyYAML reads 1e-1 as text
@@ -97,7 +118,9 @@ def test_samplers_know_the_models_they_fit() -> None:
 def test_swaps_are_uniform_at_their_distance() -> None:
     """All 6 orders of 4 layers with 3 inversions, equally often: 6,000 draws, standard deviation of a count 29."""
     counts = Counter(swap(3)(generator("samples", step), 4) for step in range(6000))
-    assert set(counts) == {route for route in itertools.permutations(range(4)) if kendall_distance(route) == 3}
+    assert set(counts) == {
+        route for route in itertools.permutations(range(4)) if kendall_distance(route) == 3
+    }
     assert all(abs(count - 1000) < 5 * 29 for count in counts.values())
     assert swap(0)(generator("samples", 0), 12) == tuple(range(12))
     assert kendall_distance((0, 0, 1, 1)) == 0  # a layer that runs twice
@@ -107,12 +130,19 @@ def test_swaps_are_uniform_at_their_distance() -> None:
 
 def test_fixed_ends() -> None:
     """The layers at one end stay; the others are shuffled over all their places."""
-    for sampler, kept, free in ((fix_first(3), slice(0, 3), slice(3, 8)), (fix_last(3), slice(5, 8), slice(0, 5))):
+    for sampler, kept, free in (
+        (fix_first(3), slice(0, 3), slice(3, 8)),
+        (fix_last(3), slice(5, 8), slice(0, 5)),
+    ):
         routes = np.array([sampler(generator("samples", step), 8) for step in range(500)])
         assert (routes[:, kept] == np.arange(8)[kept]).all()
         assert (np.sort(routes, axis=1) == np.arange(8)).all()
         assert all(len(set(column)) == 5 for column in routes[:, free].T)
-    assert fix_first(8)(generator("samples", 0), 8) == fix_last(8)(generator("samples", 0), 8) == tuple(range(8))
+    assert (
+        fix_first(8)(generator("samples", 0), 8)
+        == fix_last(8)(generator("samples", 0), 8)
+        == tuple(range(8))
+    )
 
 
 def test_layer_drop_with_a_linear_schedule() -> None:
@@ -132,7 +162,10 @@ def test_per_sample_routes() -> None:
         route = row[row >= 0]
         assert list(route) == sorted(set(route.tolist()))
         assert (row[len(route) :] == -1).all()
-    assert (per_sample(arbitrary, generator("samples", 0), 6, 50) == per_sample(arbitrary, generator("samples", 0), 6, 50)).all()
+    assert (
+        per_sample(arbitrary, generator("samples", 0), 6, 50)
+        == per_sample(arbitrary, generator("samples", 0), 6, 50)
+    ).all()
     assert len({tuple(row) for row in per_sample(arbitrary, generator("samples", 0), 12, 50)}) == 50
 
 
@@ -144,7 +177,9 @@ def test_evaluation_routes(num_layers: int, keep: int) -> None:
     assert len(arbitrary_routes) == min(20, math.perm(num_layers, keep))
     for routes in (sequential_routes, arbitrary_routes):
         assert len(set(routes)) == len(routes)
-        assert all(len(set(route)) == keep and set(route) <= set(range(num_layers)) for route in routes)
+        assert all(
+            len(set(route)) == keep and set(route) <= set(range(num_layers)) for route in routes
+        )
         assert all(isinstance(layer, int) for route in routes for layer in route)
     assert all(list(route) == sorted(route) for route in sequential_routes)
     assert evaluation_routes(num_layers, keep, "arbitrary", 20, 0) == arbitrary_routes
@@ -152,12 +187,17 @@ def test_evaluation_routes(num_layers: int, keep: int) -> None:
 
 def test_few_orders_are_all_taken() -> None:
     """The paper's 3-layer artefact: of 6 orders, all are evaluated, the trained one counts once."""
-    assert sorted(evaluation_routes(3, 3, "arbitrary", 20, 0)) == sorted(itertools.permutations(range(3)))
+    assert sorted(evaluation_routes(3, 3, "arbitrary", 20, 0)) == sorted(
+        itertools.permutations(range(3))
+    )
 
 
 def test_what_a_training_step_runs_along() -> None:
     """One route for all of its samples, one for each, or Latin ones."""
-    one, each, square = (draw_routes("arbitrary", per, generator("train", 0), 4, 6) for per in ("batch", "sample", "latin"))
+    one, each, square = (
+        draw_routes("arbitrary", per, generator("train", 0), 4, 6)
+        for per in ("batch", "sample", "latin")
+    )
     assert isinstance(one, tuple)
     assert isinstance(each, np.ndarray)
     assert each.shape == (6, 4)
@@ -166,4 +206,7 @@ def test_what_a_training_step_runs_along() -> None:
 
 def test_a_schedule_of_dropping_is_accepted() -> None:
     for schedule in ("linear", "constant"):
-        assert check_sampler({"drop": 0.2, "schedule": schedule}) == {"drop": 0.2, "schedule": schedule}
+        assert check_sampler({"drop": 0.2, "schedule": schedule}) == {
+            "drop": 0.2,
+            "schedule": schedule,
+        }

@@ -26,7 +26,11 @@ def _open(source: Path, split: str) -> Maps:
     """The images of a prepared split; training images where none are held out."""
     meta = read_meta(source)
     split = split if split in meta["counts"] else "train"
-    files = [root() / shard["file"] for shard in meta["shards"][split]] if "shards" in meta else [source / f"{split}.arrow"]
+    files = (
+        [root() / shard["file"] for shard in meta["shards"][split]]
+        if "shards" in meta
+        else [source / f"{split}.arrow"]
+    )
     return Maps(files)
 
 
@@ -72,9 +76,14 @@ def write_canvases(source: Path, options: Counting, out: Path) -> dict[str, Any]
     for split in SPLITS:
         images = _open(source, split)
         shape = (options.canvas, options.canvas, *images.shape[2:])
-        pixels, labels = np.zeros((counts[split], *shape), np.uint8), np.zeros(counts[split], np.int64)
+        pixels, labels = (
+            np.zeros((counts[split], *shape), np.uint8),
+            np.zeros(counts[split], np.int64),
+        )
         for i, canvas in enumerate(pixels):
-            labels[i] = _fill(canvas, images, options.most, generator("counting", options.seed, split, i))
+            labels[i] = _fill(
+                canvas, images, options.most, generator("counting", options.seed, split, i)
+            )
         digest.update(pixels.data)
         digest.update(labels.data)
         write_arrow(out / f"{split}.arrow", shape, [Arrays(pixels, labels)])

@@ -26,7 +26,9 @@ from pipeline.training.scoring import open_model
 ROUNDS = 10  # timed calls of every exit, one after another in each round
 
 
-def attach(model: RoutedModel, file: Path, chosen: Mapping[int, BranchName], sizes: BranchSizes) -> None:
+def attach(
+    model: RoutedModel, file: Path, chosen: Mapping[int, BranchName], sizes: BranchSizes
+) -> None:
     """Give a model the exits that stage `exits` trained on it: one branch at each chosen depth, of any architecture.
 
     Raises:
@@ -35,15 +37,21 @@ def attach(model: RoutedModel, file: Path, chosen: Mapping[int, BranchName], siz
     tensors = read_tensors(file)
     for depth, kind in chosen.items():
         prefix = f"{kind}.{depth}."
-        own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+        own = {
+            name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)
+        }
         if not own:
             known = sorted({".".join(name.split(".")[:2]) for name in tensors})
-            raise UserError(f"{file}: has no branch {kind!r} after {depth} layers, accepted: {', '.join(known)}")
+            raise UserError(
+                f"{file}: has no branch {kind!r} after {depth} layers, accepted: {', '.join(known)}"
+            )
         branch = make_branch(kind, token_shape(model.backbone), model.backbone.num_classes, sizes)
         try:
             branch.load_state_dict(own)
         except RuntimeError as error:
-            raise UserError(f"{file}: does not fit the model: {' '.join(str(error).split())[:200]}") from None
+            raise UserError(
+                f"{file}: does not fit the model: {' '.join(str(error).split())[:200]}"
+            ) from None
         model.exits[str(depth)] = branch.to(next(model.parameters()).device).eval()
 
 
@@ -54,20 +62,35 @@ class Deployed(NamedTuple):
     branches: list[str]
     depths: list[int]
     flops: np.ndarray  # (E,), of one image up to and including the exit
-    spent: np.ndarray  # (E,), with the branches of all exits before it, as where each is tried on the way
+    spent: (
+        np.ndarray
+    )  # (E,), with the branches of all exits before it, as where each is tried on the way
     latency: np.ndarray  # (E,), ms, where the stage ran
     accuracy: np.ndarray  # (E,), on the images that chose them
     confidence: np.ndarray  # (E, n), of those images
 
     def describe(self, i: int, tried: bool) -> dict[str, Any]:
         """An exit's branch, depth, costs (FLOPs, if `tried`, with the exits before it), and accuracy on the images that chose it."""
-        flops, latency, accuracy = (float(values[i]) for values in (self.spent if tried else self.flops, self.latency, self.accuracy))
-        numbers = {"flops": int(flops), "latency_ms": round(latency, 4), "accuracy": round(accuracy, 4)}
+        flops, latency, accuracy = (
+            float(values[i])
+            for values in (self.spent if tried else self.flops, self.latency, self.accuracy)
+        )
+        numbers = {
+            "flops": int(flops),
+            "latency_ms": round(latency, 4),
+            "accuracy": round(accuracy, 4),
+        }
         return {"branch": self.branches[i], "depth": self.depths[i], **numbers}
 
     def thresholds(self, budget: float) -> dict[int, float]:
         """By depth, for :func:`leave_early`: images then cost at most so many FLOPs on average, if they are like those that chose."""
-        return dict(zip(self.depths, exit_thresholds(self.confidence, self.spent, budget).tolist(), strict=True))
+        return dict(
+            zip(
+                self.depths,
+                exit_thresholds(self.confidence, self.spent, budget).tolist(),
+                strict=True,
+            )
+        )
 
 
 def deploy(model: RoutedModel, folder: Path, weights_sha256: str) -> Deployed:
@@ -80,22 +103,38 @@ def deploy(model: RoutedModel, folder: Path, weights_sha256: str) -> Deployed:
     try:
         found = json.loads(file.read_text())
         with np.load(folder / ARRAYS) as arrays:
-            names = [f"{branch}.{depth}" for branch, depth in zip(arrays["branch"], arrays["depth"], strict=True)]
-            used = [names.index(f"{branch}.{depth}") for branch, depth in zip(found["branches"], found["depths"], strict=True)]
+            names = [
+                f"{branch}.{depth}"
+                for branch, depth in zip(arrays["branch"], arrays["depth"], strict=True)
+            ]
+            used = [
+                names.index(f"{branch}.{depth}")
+                for branch, depth in zip(found["branches"], found["depths"], strict=True)
+            ]
             confidence = arrays["confidence_judge"][used]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"{file}: cannot be read ({type(error).__name__}), accepted: outs/exits/classifier_wise/<variant>/seed_<n>"
         ) from None
     if found["weights_sha256"] != weights_sha256:
-        raise UserError(f"{folder}: exits of other weights, accepted: those of {folder.parent.name}, {folder.name}")
-    chosen = {depth: kind for depth, kind in zip(found["depths"], found["branches"], strict=True) if kind != LAST_EXIT}
+        raise UserError(
+            f"{folder}: exits of other weights, accepted: those of {folder.parent.name}, {folder.name}"
+        )
+    chosen = {
+        depth: kind
+        for depth, kind in zip(found["depths"], found["branches"], strict=True)
+        if kind != LAST_EXIT
+    }
     attach(model, folder / EXIT_WEIGHTS, chosen, BranchSizes.model_validate(found["sizes"]))
     columns = {name: np.array(found[name]) for name in ("flops", "spent", "latency", "accuracy")}
-    return Deployed(found["order"], found["branches"], found["depths"], **columns, confidence=confidence)
+    return Deployed(
+        found["order"], found["branches"], found["depths"], **columns, confidence=confidence
+    )
 
 
-def anytime(model: RoutedModel, images: Tensor, route: Route | None = None) -> Iterator[tuple[int, Tensor]]:
+def anytime(
+    model: RoutedModel, images: Tensor, route: Route | None = None
+) -> Iterator[tuple[int, Tensor]]:
     """Anytime prediction: (depth, logits (B, C)) of every exit in turn, at last of the model's own head.
 
     Nothing beyond the answer asked for is executed: whoever is interrupted has the latest one.
@@ -107,7 +146,9 @@ def anytime(model: RoutedModel, images: Tensor, route: Route | None = None) -> I
     yield depth, model.answer(state)
 
 
-def leave_early(model: RoutedModel, images: Tensor, thresholds: Mapping[int, float], route: Route | None = None) -> tuple[Tensor, Tensor]:
+def leave_early(
+    model: RoutedModel, images: Tensor, thresholds: Mapping[int, float], route: Route | None = None
+) -> tuple[Tensor, Tensor]:
     """Every image leaves at the first exit whose confidence (largest probability) reaches its threshold; the others go on without it.
 
     Args:
@@ -154,10 +195,15 @@ def measure(config: ExitConfig, data: Path, folder: Path, report: Callable[[dict
     model, execution = open_model(config, data, None)
     model.eval()
     outputs, options = model.backbone.num_classes, config.options
-    counted = count_exits(config.model, len(read_meta(data)["classes"]), options.branches, options, config.variant)
+    counted = count_exits(
+        config.model, len(read_meta(data)["classes"]), options.branches, options, config.variant
+    )
     depths = options.exits_of(model.num_layers)
     shape = token_shape(model.backbone)
-    branches = {kind: make_branch(kind, shape, outputs, options).to(execution.device).eval() for kind in options.branches}
+    branches = {
+        kind: make_branch(kind, shape, outputs, options).to(execution.device).eval()
+        for kind in options.branches
+    }
     in_chans, size = input_size(model, config.model)
     image = torch.randn(1, in_chans, size, size, device=execution.device)
     times: dict[str, list[float]] = {}
@@ -165,17 +211,25 @@ def measure(config: ExitConfig, data: Path, folder: Path, report: Callable[[dict
         for kind, branch in branches.items():
             model.exits = nn.ModuleDict({str(depth): branch for depth in depths})
             for depth in depths:
-                times.setdefault(f"{kind}.{depth}", []).append(_seconds(model, image, depth, execution.context))
-        times.setdefault(f"final.{model.num_layers}", []).append(_seconds(model, image, None, execution.context))
+                times.setdefault(f"{kind}.{depth}", []).append(
+                    _seconds(model, image, depth, execution.context)
+                )
+        times.setdefault(f"final.{model.num_layers}", []).append(
+            _seconds(model, image, None, execution.context)
+        )
     report({"cell": f"{len(times)} exits timed"})
     flops = {f"{kind}.{depth}": counted.at(kind, depth) for kind in branches for depth in depths}
-    flops |= {f"final.{depth}": counted.final(depth) for depth in range(1, model.num_layers + 1)}  # of pruned routes too
+    flops |= {
+        f"final.{depth}": counted.final(depth) for depth in range(1, model.num_layers + 1)
+    }  # of pruned routes too
     found = {
         "hardware": f"{execution}{', one thread' if execution.device.type == 'cpu' else ''}",
         "num_layers": model.num_layers,
         "flops": flops,
         "branch_flops": {str(kind): count for kind, count in counted.branches.items()},
-        "latency_ms": {name: round(1000 * statistics.median(seconds[1:]), 4) for name, seconds in times.items()},  # the first one warms up
+        "latency_ms": {
+            name: round(1000 * statistics.median(seconds[1:]), 4) for name, seconds in times.items()
+        },  # the first one warms up
     }
     (folder / EXIT_COSTS).write_text(json.dumps(found, indent=1) + "\n")
 

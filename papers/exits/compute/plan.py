@@ -8,9 +8,26 @@ from typing import NamedTuple
 from papers.exits.section import COUNTING, ExitConfig, Exits, Strategy
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, Optimisation
-from pipeline.config.variant import BASELINE, PLAIN, BranchName, BranchSizes, ExitHeads, Position, Variant
+from pipeline.config.variant import (
+    BASELINE,
+    PLAIN,
+    BranchName,
+    BranchSizes,
+    ExitHeads,
+    Position,
+    Variant,
+)
 from pipeline.jobs.configs import TrainConfig
-from pipeline.jobs.files import DATA, FINETUNED, HELDOUT, HISTORY, PRETRAINED, Row, read_meta, weights_file
+from pipeline.jobs.files import (
+    DATA,
+    FINETUNED,
+    HELDOUT,
+    HISTORY,
+    PRETRAINED,
+    Row,
+    read_meta,
+    weights_file,
+)
 from pipeline.jobs.job import TRAIN, Job
 from pipeline.jobs.plan import Plan as BasePlan
 from pipeline.jobs.plan import run_config
@@ -49,12 +66,22 @@ class Trained(NamedTuple):
     def title(self) -> str:
         """Its name among the runs and in outs/: "end_to_end_vit_3_6_9"."""
         task = [COUNTING] if self.task.name == COUNTING else []
-        return "_".join([*task, self.strategy, *([self.branch] if self.branch else ["none"]), *map(str, self.placement)])
+        return "_".join(
+            [
+                *task,
+                self.strategy,
+                *([self.branch] if self.branch else ["none"]),
+                *map(str, self.placement),
+            ]
+        )
 
     def best(self) -> tuple[Job, Row]:
         """The job whose best epoch has the lowest loss on the judging images, and that epoch."""
         judge = self.task.judge
-        kept = [kept_epoch(json.loads((job.folder / HISTORY).read_text()), self.variant, judge) for job in self.jobs]
+        kept = [
+            kept_epoch(json.loads((job.folder / HISTORY).read_text()), self.variant, judge)
+            for job in self.jobs
+        ]
         losses = [row[judging_loss(judge, self.variant)] for row in kept]
         best = losses.index(min(losses))
         return self.jobs[best], kept[best]
@@ -77,44 +104,107 @@ class Frozen(NamedTuple):
 class Plan(BasePlan):
     """Makes the jobs from params.yaml; those that start from the result of others are made when these have ended."""
 
-    def __init__(self, params: Params, data: Path = DATA, folder: Path = FINETUNED, pretrained: Path = PRETRAINED) -> None:
+    def __init__(
+        self,
+        params: Params,
+        data: Path = DATA,
+        folder: Path = FINETUNED,
+        pretrained: Path = PRETRAINED,
+    ) -> None:
         super().__init__(params, Exits, data, folder, pretrained)
-        self.sizes = BranchSizes.model_validate(self.options.model_dump(include=set(BranchSizes.model_fields))).model_dump()
+        self.sizes = BranchSizes.model_validate(
+            self.options.model_dump(include=set(BranchSizes.model_fields))
+        ).model_dump()
 
     def tuning(self, epochs: int, lr: float) -> Optimisation:
         """Adam as published (section IV): reduce-on-plateau, early stopping; what the paper leaves open as torch and `finetune` have it."""
-        options, own = self.options, self.params.resolve(Finetune).model_dump(include=set(Optimisation.model_fields))
-        published = {"optimizer": "adam", "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "schedule": "plateau"}
-        shared = {key: getattr(options, key) for key in ("plateau_factor", "plateau_patience", "stop_patience", "batch_size", "images")}
-        return Optimisation.model_validate(own | published | shared | {"validation_orders": "trained", "epochs": epochs, "lr": lr})
+        options, own = (
+            self.options,
+            self.params.resolve(Finetune).model_dump(include=set(Optimisation.model_fields)),
+        )
+        published = {
+            "optimizer": "adam",
+            "betas": (0.9, 0.999),
+            "eps": 1e-8,
+            "weight_decay": 0.0,
+            "schedule": "plateau",
+        }
+        shared = {
+            key: getattr(options, key)
+            for key in (
+                "plateau_factor",
+                "plateau_patience",
+                "stop_patience",
+                "batch_size",
+                "images",
+            )
+        }
+        return Optimisation.model_validate(
+            own | published | shared | {"validation_orders": "trained", "epochs": epochs, "lr": lr}
+        )
 
     def trained(
-        self, task: Task, strategy: Strategy, branch: BranchName | None, placement: list[int], seed: int,
-        start: Path | None = None, step: int | None = None,
-    ) -> Trained:  # fmt: skip
+        self,
+        task: Task,
+        strategy: Strategy,
+        branch: BranchName | None,
+        placement: list[int],
+        seed: int,
+        start: Path | None = None,
+        step: int | None = None,
+    ) -> Trained:
         """One model trained with exits (none: the control, trained the same way), or a step of the layer-wise strategy."""
         weights = {"weight": self.options.weight, "final_weight": self.options.final_weight}
-        heads = ExitHeads(branch=branch, depths=placement, step=step, **weights, **self.sizes) if branch else None
+        heads = (
+            ExitHeads(branch=branch, depths=placement, step=step, **weights, **self.sizes)
+            if branch
+            else None
+        )
         variant = PLAIN.model_copy(update={"exits": heads})
-        found = Trained(task, strategy, branch, tuple(placement), seed, variant, self.costs(task, PLAIN), [])
+        found = Trained(
+            task, strategy, branch, tuple(placement), seed, variant, self.costs(task, PLAIN), []
+        )
         start = start or task.starts[seed]
         run = self._run(found.title, task, variant, self.digest(start))
         epochs, lrs = self.options.backbone_epochs, self.options.backbone_lrs
         if task.name == COUNTING:
             epochs, lrs = self.options.counting.epochs, self.options.counting.lrs or lrs
         for lr in lrs:
-            config = TrainConfig(**run, options=self.tuning(epochs, lr), seed=seed, **self.params.distributed.identity)
+            config = TrainConfig(
+                **run,
+                options=self.tuning(epochs, lr),
+                seed=seed,
+                **self.params.distributed.identity,
+            )
             title = f"{found.title}{'' if step is None else f' step {step + 1}'} seed {seed}"
             title += f" lr {lr:g}" if len(lrs) > 1 else ""
             inputs = {"data": task.data, "weights": start}
-            found.jobs.append(Job(title, TRAIN, config, inputs, epochs, APART, self.digest(task.starts[self.seeds[0]])))
+            found.jobs.append(
+                Job(
+                    title,
+                    TRAIN,
+                    config,
+                    inputs,
+                    epochs,
+                    APART,
+                    self.digest(task.starts[self.seeds[0]]),
+                )
+            )
         return found
 
     def end_to_end(self, task: Task) -> list[Trained]:
         """Every architecture at every placement, and the control without exits."""
         chosen: list[tuple[BranchName | None, list[int]]] = [(None, [])]
-        chosen += [(branch, placement) for placement in self.options.placements for branch in self.options.branches]
-        return [self.trained(task, "end_to_end", branch, placement, seed) for branch, placement in chosen for seed in self.seeds]
+        chosen += [
+            (branch, placement)
+            for placement in self.options.placements
+            for branch in self.options.branches
+        ]
+        return [
+            self.trained(task, "end_to_end", branch, placement, seed)
+            for branch, placement in chosen
+            for seed in self.seeds
+        ]
 
     def control(self, task: Task) -> list[Trained]:
         """The model without exits, trained as those with exits."""
@@ -122,8 +212,16 @@ class Plan(BasePlan):
 
     def first_steps(self, task: Task) -> list[Trained]:
         """The layer-wise strategy up to the first exit."""
-        chosen = [(branch, placement) for placement in self.options.placements for branch in self.options.layer_wise_branches]
-        return [self.trained(task, "layer_wise", branch, placement, seed, step=0) for branch, placement in chosen for seed in self.seeds]
+        chosen = [
+            (branch, placement)
+            for placement in self.options.placements
+            for branch in self.options.layer_wise_branches
+        ]
+        return [
+            self.trained(task, "layer_wise", branch, placement, seed, step=0)
+            for branch, placement in chosen
+            for seed in self.seeds
+        ]
 
     def next_step(self, found: Trained) -> Trained | None:
         """The step of the layer-wise strategy after a finished one; None after the last."""
@@ -132,14 +230,30 @@ class Plan(BasePlan):
         step = (found.variant.exits.step or 0) + 1
         if step > len(found.placement):
             return None
-        return self.trained(found.task, "layer_wise", found.branch, list(found.placement), found.seed, found.weights(), step)
+        return self.trained(
+            found.task,
+            "layer_wise",
+            found.branch,
+            list(found.placement),
+            found.seed,
+            found.weights(),
+            step,
+        )
 
     def frozen(
-        self, task: Task, name: str, variant: Variant, weights: Path, seed: int, branches: list[BranchName] | None = None
-    ) -> Frozen:  # fmt: skip
+        self,
+        task: Task,
+        name: str,
+        variant: Variant,
+        weights: Path,
+        seed: int,
+        branches: list[BranchName] | None = None,
+    ) -> Frozen:
         """The given branches, or all, on one backbone."""
         branches = branches or self.options.branches
-        config = self._frozen_config(name, task, variant, self.digest(weights), seed, {"branches": branches})
+        config = self._frozen_config(
+            name, task, variant, self.digest(weights), seed, {"branches": branches}
+        )
         job = Job(
             f"exits of {name} seed {seed}",
             "papers.exits.compute.frozen:train_branches",
@@ -153,41 +267,77 @@ class Plan(BasePlan):
         found = []
         for name, branches in self.options.variants.items():
             for seed in self.seeds:
-                found.append(self.frozen(task, name, self.params.all_variants[name], self.weights_of(name, seed), seed, branches))
+                found.append(
+                    self.frozen(
+                        task,
+                        name,
+                        self.params.all_variants[name],
+                        self.weights_of(name, seed),
+                        seed,
+                        branches,
+                    )
+                )
         return found
 
     def backbones(self, trained: list[Trained]) -> list[Frozen]:
         """All branches on models that were trained without exits."""
-        return [self.frozen(each.task, each.task.name, PLAIN, each.weights(), each.seed) for each in trained]
+        return [
+            self.frozen(each.task, each.task.name, PLAIN, each.weights(), each.seed)
+            for each in trained
+        ]
 
     def head_for(self, task: Task, seed: int) -> Job:
         """Gives the starting weights of a seed a head for the task."""
         start = task.starts[seed]
         run = self._run(task.name, task, PLAIN, self.digest(start))
-        run["model"] = run["model"].model_copy(update={"sha256": None})  # that of the published file
+        run["model"] = run["model"].model_copy(
+            update={"sha256": None}
+        )  # that of the published file
         config = TrainConfig(**run, options=self.tuning(1, self.options.lrs[0]), seed=0)
         return Job(
-            f"{task.name}: starting weights seed {seed}", "pipeline.training.loop:fetch", config, {"data": task.data, "weights": start}
+            f"{task.name}: starting weights seed {seed}",
+            "pipeline.training.loop:fetch",
+            config,
+            {"data": task.data, "weights": start},
         )
 
     def costs(self, task: Task, variant: Variant) -> Job:
         """FLOPs and latency of every exit that any strategy uses, on a model like the variant's; runs alone."""
         options = self.options
-        depths = options.depths and sorted({*options.depths, *(depth for placement in options.placements for depth in placement)})
+        depths = options.depths and sorted(
+            {*options.depths, *(depth for placement in options.placements for depth in placement)}
+        )
         position = Position(encode=variant.position.encode)
-        executed = Variant(route="sequential", layers=variant.layers, position=position, talking_heads=variant.talking_heads)
+        executed = Variant(
+            route="sequential",
+            layers=variant.layers,
+            position=position,
+            talking_heads=variant.talking_heads,
+        )
         every = {"branches": options.every_branch, "depths": depths}
         config = self._frozen_config(BASELINE, task, executed, None, 0, every)
-        return Job(f"{task.name}: costs of the exits", "papers.exits.compute.dynamic:measure", config, {"data": task.data}, here=True)
+        return Job(
+            f"{task.name}: costs of the exits",
+            "papers.exits.compute.dynamic:measure",
+            config,
+            {"data": task.data},
+            here=True,
+        )
 
-    def _frozen_config(self, name: str, task: Task, variant: Variant, digest: str | None, seed: int, update: dict) -> ExitConfig:
+    def _frozen_config(
+        self, name: str, task: Task, variant: Variant, digest: str | None, seed: int, update: dict
+    ) -> ExitConfig:
         options, run = self.options, self._run(name, task, variant, digest)
         training = options.branch_training.model_copy(update=update)
         tuning = self.tuning(options.epochs, options.lrs[0])
-        return ExitConfig(**run, options=training, tuning=tuning, precision=self.precision(), seed=seed)
+        return ExitConfig(
+            **run, options=training, tuning=tuning, precision=self.precision(), seed=seed
+        )
 
     def _run(self, title: str, task: Task, variant: Variant, digest: str | None) -> dict:
-        run = run_config(self.params, title, variant, read_meta(task.data)["sha256"], digest) | {"dataset": task.name}
+        run = run_config(self.params, title, variant, read_meta(task.data)["sha256"], digest) | {
+            "dataset": task.name
+        }
         if task.name == COUNTING:  # one output, whatever the preset gives its classes
             run["model"] = run["model"].model_copy(update={"num_classes": None})
         return run
@@ -196,4 +346,6 @@ class Plan(BasePlan):
 def advance(plan: Plan, steps: list[Trained]) -> tuple[list[Trained], list[Trained]]:
     """The layer-wise trainings that have ended with these finished steps, and the next steps of the others."""
     following = [(step, plan.next_step(step)) for step in steps]
-    return [step for step, after in following if after is None], [after for _, after in following if after is not None]
+    return [step for step, after in following if after is None], [
+        after for _, after in following if after is not None
+    ]

@@ -27,7 +27,13 @@ def train(plan: Plan, out: Path) -> Exits:
     params = plan.params
 
     def run_all(jobs: Sequence[Job]) -> None:
-        run(jobs, params.device, threads=params.resolve(Finetune).threads, distributed=params.distributed, engine=params.engine)
+        run(
+            jobs,
+            params.device,
+            threads=params.resolve(Finetune).threads,
+            distributed=params.distributed,
+            engine=params.engine,
+        )
 
     waiting = rounds(plan, out)
     while True:
@@ -36,8 +42,13 @@ def train(plan: Plan, out: Path) -> Exits:
         except StopIteration as end:
             found: Exits = end.value
             break
-    costs = [*(each.costs for each in found.frozen + found.counted), *(each.costs for each in found.trained)]
-    for job in {job.key: job for job in costs}.values():  # one after another, alone: they measure time
+    costs = [
+        *(each.costs for each in found.frozen + found.counted),
+        *(each.costs for each in found.trained),
+    ]
+    for job in {
+        job.key: job for job in costs
+    }.values():  # one after another, alone: they measure time
         run_all([job])
     return found
 
@@ -49,7 +60,10 @@ def rounds(plan: Plan, out: Path) -> Generator[list[Job], None, Exits]:
     """
     options, params = plan.options, plan.params
     starts = {seed: plan.start(seed) for seed in plan.seeds}
-    classes, counting = Task(params.dataset, plan.data, starts), Task(COUNTING, out / COUNTING, starts)
+    classes, counting = (
+        Task(params.dataset, plan.data, starts),
+        Task(COUNTING, out / COUNTING, starts),
+    )
     trained = plan.end_to_end(classes) if "end_to_end" in options.strategies else []
     steps = plan.first_steps(classes) if "layer_wise" in options.strategies else []
     backbones: list[Trained] = []
@@ -57,10 +71,14 @@ def rounds(plan: Plan, out: Path) -> Generator[list[Job], None, Exits]:
         write_canvases(plan.data, options.counting, counting.data)
         heads = {seed: plan.head_for(counting, seed) for seed in starts}
         run(list({head.key: head for head in heads.values()}.values()), params.device)
-        counting = counting._replace(starts={seed: head.folder / WEIGHTS for seed, head in heads.items()})
+        counting = counting._replace(
+            starts={seed: head.folder / WEIGHTS for seed, head in heads.items()}
+        )
         steps += plan.first_steps(counting) if "layer_wise" in options.counting_strategies else []
         backbones = plan.control(counting)
-        trained += plan.end_to_end(counting) if "end_to_end" in options.counting_strategies else backbones
+        trained += (
+            plan.end_to_end(counting) if "end_to_end" in options.counting_strategies else backbones
+        )
     yield [job for each in trained + steps for job in each.jobs]
     frozen = plan.variants(classes) if "classifier_wise" in options.strategies else []
     counted = plan.backbones(backbones) if "classifier_wise" in options.counting_strategies else []
@@ -73,6 +91,8 @@ def rounds(plan: Plan, out: Path) -> Generator[list[Job], None, Exits]:
     return Exits(frozen, counted, trained + done)
 
 
-def ahead(params: Params, data: Path, folder: Path, pretrained: Path, out: Path) -> Iterator[list[Job]]:
+def ahead(
+    params: Params, data: Path, folder: Path, pretrained: Path, out: Path
+) -> Iterator[list[Job]]:
     """The same for `lsvit fill`, with the folders of the images, of the refined models and of the starting weights."""
     return rounds(Plan(params, data, folder, pretrained), out)

@@ -20,10 +20,37 @@ from pipeline.training.gather import gather_trainings
 
 OUT = Path("outs/exits")
 COLUMNS = [
-    "dataset", "model", "variant", "strategy", "placement", "architecture", "seed", "order", "branch", "depth", "lr", "epochs",
-    "accuracy", "mae", "ece", "flops", "latency_ms", "practical",
-]  # fmt: skip
-DYNAMIC_COLUMNS = ["dataset", "model", "variant", "seed", "exits", "policy", "budget", "flops", "latency_ms", "accuracy"]
+    "dataset",
+    "model",
+    "variant",
+    "strategy",
+    "placement",
+    "architecture",
+    "seed",
+    "order",
+    "branch",
+    "depth",
+    "lr",
+    "epochs",
+    "accuracy",
+    "mae",
+    "ece",
+    "flops",
+    "latency_ms",
+    "practical",
+]
+DYNAMIC_COLUMNS = [
+    "dataset",
+    "model",
+    "variant",
+    "seed",
+    "exits",
+    "policy",
+    "budget",
+    "flops",
+    "latency_ms",
+    "accuracy",
+]
 BUDGETS = 16  # budgets between the cheapest and the dearest exit
 NONE, EVERY = "none", "all"
 
@@ -38,7 +65,12 @@ def frozen_rows(model: str, found: Iterable[Frozen]) -> pd.DataFrame:
     frames = []
     for each in found:
         rows = read_rows(each.job.folder / ROWS)
-        where = {"dataset": each.task.name, "model": model, "variant": each.variant, "seed": each.seed}
+        where = {
+            "dataset": each.task.name,
+            "model": model,
+            "variant": each.variant,
+            "seed": each.seed,
+        }
         rows = rows.assign(**where, strategy="classifier_wise", placement=EVERY, architecture=EVERY)
         frames.append(_with_costs(rows, read_costs(each)))
     return pd.concat(frames) if frames else pd.DataFrame(columns=COLUMNS)
@@ -52,16 +84,27 @@ def trained_rows(model: str, found: Iterable[Trained]) -> pd.DataFrame:
         costs = read_costs(each)
         own = each.strategy != "layer_wise"  # there every exit is of a step of its own
         where = {
-            "dataset": each.task.name, "model": model, "variant": NONE, "strategy": each.strategy, "seed": each.seed,
-            "placement": "-".join(map(str, each.placement)) or NONE, "architecture": each.branch or NONE, "order": "sequential",
-            "lr": job.config.model_dump()["options"]["lr"] if own else None, "epochs": int(kept["epoch"]) if own else None,
-        }  # fmt: skip
+            "dataset": each.task.name,
+            "model": model,
+            "variant": NONE,
+            "strategy": each.strategy,
+            "seed": each.seed,
+            "placement": "-".join(map(str, each.placement)) or NONE,
+            "architecture": each.branch or NONE,
+            "order": "sequential",
+            "lr": job.config.model_dump()["options"]["lr"] if own else None,
+            "epochs": int(kept["epoch"]) if own else None,
+        }
         rows = []
         early = [(f"exit_{depth}_", each.branch, depth) for depth in each.placement]
         for name, branch, depth in [*early, ("", LAST_EXIT, costs["num_layers"])]:
-            error = kept[f"validation/sequential/{name}loss"] if each.task.name == COUNTING else None
+            error = (
+                kept[f"validation/sequential/{name}loss"] if each.task.name == COUNTING else None
+            )
             accuracy = kept[f"validation/sequential/{name}accuracy"]
-            rows.append(where | {"branch": branch, "depth": depth, "accuracy": accuracy, "mae": error})
+            rows.append(
+                where | {"branch": branch, "depth": depth, "accuracy": accuracy, "mae": error}
+            )
         frames.append(_with_costs(pd.DataFrame(rows), costs))
     return pd.concat(frames) if frames else pd.DataFrame(columns=COLUMNS)
 
@@ -69,11 +112,17 @@ def trained_rows(model: str, found: Iterable[Trained]) -> pd.DataFrame:
 def _with_costs(rows: pd.DataFrame, costs: dict[str, Any]) -> pd.DataFrame:
     """Adds FLOPs, latency, and whether an exit is practical among those of its model."""
     names = rows["branch"] + "." + rows["depth"].astype(str)
-    rows = rows.assign(flops=names.map(costs["flops"]), latency_ms=names.map(costs["latency_ms"]), practical=False)
+    rows = rows.assign(
+        flops=names.map(costs["flops"]), latency_ms=names.map(costs["latency_ms"]), practical=False
+    )
     rows["mae"] = pd.to_numeric(rows["mae"])  # all None where nothing is counted
-    rows = rows.assign(score=rows["accuracy"].where(rows["mae"].isna(), -rows["mae"])).reset_index(drop=True)
+    rows = rows.assign(score=rows["accuracy"].where(rows["mae"].isna(), -rows["mae"])).reset_index(
+        drop=True
+    )
     for _, group in rows.groupby("order"):
-        rows.loc[group.index, "practical"] = practical(group["flops"].to_numpy(), group["score"].to_numpy())
+        rows.loc[group.index, "practical"] = practical(
+            group["flops"].to_numpy(), group["score"].to_numpy()
+        )
     return rows.reindex(columns=COLUMNS).round({"accuracy": 6, "mae": 6, "ece": 6})
 
 
@@ -94,14 +143,32 @@ class Used(NamedTuple):
         """Those that are practical on the judging images, the best one at each depth (section IV-A), and the model's own head."""
         cost = read_costs(each)
         with np.load(each.job.folder / ARRAYS) as arrays:
-            names = [f"{branch}.{depth}" for branch, depth in zip(arrays["branch"], arrays["depth"], strict=True)]
-            flops, latency = (np.array([cost[key][name] for name in names]) for key in ("flops", "latency_ms"))
+            names = [
+                f"{branch}.{depth}"
+                for branch, depth in zip(arrays["branch"], arrays["depth"], strict=True)
+            ]
+            flops, latency = (
+                np.array([cost[key][name] for name in names]) for key in ("flops", "latency_ms")
+            )
             accuracy = arrays["correct_judge"].mean(axis=1)
             use = choose(flops, accuracy, arrays["depth"])
-            own = np.array([cost["branch_flops"].get(branch, 0) for branch in arrays["branch"][use]])
-            answers = [{part: arrays[f"{name}_{part}"][use] for part in ("judge", "report")} for name in ("confidence", "correct")]
+            own = np.array(
+                [cost["branch_flops"].get(branch, 0) for branch in arrays["branch"][use]]
+            )
+            answers = [
+                {part: arrays[f"{name}_{part}"][use] for part in ("judge", "report")}
+                for name in ("confidence", "correct")
+            ]
             branches, depths = arrays["branch"][use].tolist(), arrays["depth"][use].tolist()
-        return cls(branches, depths, flops[use], cumulative_cost(flops[use], own), latency[use], accuracy[use], *answers)
+        return cls(
+            branches,
+            depths,
+            flops[use],
+            cumulative_cost(flops[use], own),
+            latency[use],
+            accuracy[use],
+            *answers,
+        )
 
     def record(self) -> dict[str, Any]:
         """What :func:`papers.exits.compute.dynamic.deploy` reads."""
@@ -119,20 +186,35 @@ def dynamic_rows(model: str, found: Iterable[Frozen]) -> pd.DataFrame:
     rows = []
     for each in found:
         used = Used.of(each)
-        where = {"dataset": each.task.name, "model": model, "variant": each.variant, "seed": each.seed, "exits": len(used.depths)}
+        where = {
+            "dataset": each.task.name,
+            "model": model,
+            "variant": each.variant,
+            "seed": each.seed,
+            "exits": len(used.depths),
+        }
         images = np.arange(used.correct["report"].shape[1])
         for budget in np.linspace(used.flops[0], used.spent[-1], BUDGETS):
             best = pick(used.flops, used.accuracy, budget)
             latest = int((used.spent <= budget).sum()) - 1
-            exits = leave(used.confidence["report"], exit_thresholds(used.confidence["judge"], used.spent, budget))
-            answers = {"budget": np.full(len(images), best), "anytime": np.full(len(images), latest), "confidence": exits}
+            exits = leave(
+                used.confidence["report"],
+                exit_thresholds(used.confidence["judge"], used.spent, budget),
+            )
+            answers = {
+                "budget": np.full(len(images), best),
+                "anytime": np.full(len(images), latest),
+                "confidence": exits,
+            }
             for policy, taken in answers.items():
                 paid = used.flops if policy == "budget" else used.spent
                 row = {
-                    "policy": policy, "budget": round(float(budget)), "flops": round(float(paid[taken].mean())),
+                    "policy": policy,
+                    "budget": round(float(budget)),
+                    "flops": round(float(paid[taken].mean())),
                     "latency_ms": round(float(used.latency[taken].mean()), 4),
                     "accuracy": round(float(used.correct["report"][taken, images].mean()), 6),
-                }  # fmt: skip
+                }
                 rows.append(where | row)
     return pd.DataFrame(rows, columns=DYNAMIC_COLUMNS)
 
@@ -143,7 +225,12 @@ def choose(flops: np.ndarray, score: np.ndarray, depths: np.ndarray) -> np.ndarr
     The model's own head is there anyway, and the early exits, chosen as the best of many, look better than they are on these images.
     """
     index = np.flatnonzero(practical(flops, score) | (depths == depths.max()))
-    return np.array([index[depths[index] == depth][score[index[depths[index] == depth]].argmax()] for depth in np.unique(depths[index])])
+    return np.array(
+        [
+            index[depths[index] == depth][score[index[depths[index] == depth]].argmax()]
+            for depth in np.unique(depths[index])
+        ]
+    )
 
 
 def keep(plan: Plan, found: Exits) -> dict[Path, str]:
@@ -156,10 +243,24 @@ def keep(plan: Plan, found: Exits) -> dict[Path, str]:
     frozen = [*found.frozen, *found.counted]
     rows = pd.concat([frozen_rows(model, frozen), trained_rows(model, found.trained)])
     rows.to_csv(RESULTS / "exits.csv", index=False, lineterminator="\n")
-    dynamic_rows(model, found.frozen).to_csv(RESULTS / "exits_dynamic.csv", index=False, lineterminator="\n")
-    hardware = sorted({*(read_costs(each)["hardware"] for each in frozen), *(read_costs(each)["hardware"] for each in found.trained)})
-    about = {"hardware": ", ".join(hardware), "batch_size": 1, "keep": options.keep, "images": options.images}
-    (RESULTS / "exits.json").write_text(json.dumps(about | {"counting": options.counting.model_dump()}) + "\n")
+    dynamic_rows(model, found.frozen).to_csv(
+        RESULTS / "exits_dynamic.csv", index=False, lineterminator="\n"
+    )
+    hardware = sorted(
+        {
+            *(read_costs(each)["hardware"] for each in frozen),
+            *(read_costs(each)["hardware"] for each in found.trained),
+        }
+    )
+    about = {
+        "hardware": ", ".join(hardware),
+        "batch_size": 1,
+        "keep": options.keep,
+        "images": options.images,
+    }
+    (RESULTS / "exits.json").write_text(
+        json.dumps(about | {"counting": options.counting.model_dump()}) + "\n"
+    )
     for each in frozen:
         _keep_branches(plan, each)
     folders = {}
@@ -179,5 +280,10 @@ def _keep_branches(plan: Plan, each: Frozen) -> None:
     if each.task.name != COUNTING:  # a count has no confidence to go by
         shutil.copyfile(done / ARRAYS, folder / ARRAYS)
         order = own_order(plan.params.all_variants[each.variant].route)
-        used = {"weights_sha256": each.job.config.weights_sha256, "order": order, "sizes": plan.sizes, **Used.of(each).record()}
+        used = {
+            "weights_sha256": each.job.config.weights_sha256,
+            "order": order,
+            "sizes": plan.sizes,
+            **Used.of(each).record(),
+        }
         (folder / EXITS_IN_USE).write_text(json.dumps(used, indent=1) + "\n")

@@ -31,7 +31,9 @@ class Ablated(nn.Module):
     def __init__(self, block: nn.Module, without: Collection[str]) -> None:
         super().__init__()
         if type(block) not in (Block, MixerBlock, ResBlock):
-            raise UserError(f"ablations: found blocks of {type(block).__name__}, accepted: those of timm's ViT, MLP-Mixer and ResMLP")
+            raise UserError(
+                f"ablations: found blocks of {type(block).__name__}, accepted: those of timm's ViT, MLP-Mixer and ResMLP"
+            )
         self.block, self.without = block, frozenset(without)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,5 +94,7 @@ def _part(backbone: Any, part: str) -> Any:
         return patch_embedding(backbone)
     found = getattr(backbone.blocks[0] if part == "norm1" else backbone, part, None)
     if found is None:
-        raise UserError(f"transplants: found {part!r}, accepted: parts that {type(backbone).__name__} has; it has none of that name")
+        raise UserError(
+            f"transplants: found {part!r}, accepted: parts that {type(backbone).__name__} has; it has none of that name"
+        )
     return found

@@ -17,8 +17,13 @@ from pipeline.models.weights import build, input_size
 
 
 def maximise(
-    model: RoutedModel, normalise: Normalise, shape: tuple[int, int, int], classes: int, options: ClassImages, seed: int
-) -> Tensor:  # fmt: skip
+    model: RoutedModel,
+    normalise: Normalise,
+    shape: tuple[int, int, int],
+    classes: int,
+    options: ClassImages,
+    seed: int,
+) -> Tensor:
     """An image a class, all at once: a_(n+1) = blur(a_n - lr * grad |C - O(a_n)_i|) from a_0 ~ N(0.7, 1/20).
 
     The 3x3 Gaussian blur is annealed, sigma from `options.blur` down to 0. The images are wider than the model takes by
@@ -47,7 +52,9 @@ def maximise(
         top, left = jittered if step >= options.jitter_after else middle
         window = canvas[:, :, top : top + height, left : left + width]
         gradients = []
-        for part, targets in zip(window.split(options.batch_size), own.split(options.batch_size), strict=True):
+        for part, targets in zip(
+            window.split(options.batch_size), own.split(options.batch_size), strict=True
+        ):
             seen = part.clone().requires_grad_()
             gap = (options.target - model(normalise(seen)).gather(1, targets[:, None])).abs().sum()
             gradients += torch.autograd.grad(gap, seen)
@@ -58,13 +65,22 @@ def maximise(
 
 
 @torch.no_grad()
-def rate(model: RoutedModel, normalise: Normalise, images: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def rate(
+    model: RoutedModel, normalise: Normalise, images: Tensor, classes: int
+) -> tuple[Tensor, Tensor]:
     """What a model takes class images for: the probability of each one's own class, and the likeliest class; (classes,) each."""
     probabilities = model(normalise(images))[:, :classes].softmax(1)
     return probabilities.diagonal(), probabilities.argmax(1)
 
 
-def measure(config: ClassImagesConfig, data: Path, weights: Path, judge: Path | None, folder: Path, report: Callable[[dict], None]) -> None:
+def measure(
+    config: ClassImagesConfig,
+    data: Path,
+    weights: Path,
+    judge: Path | None,
+    folder: Path,
+    report: Callable[[dict], None],
+) -> None:
     """Class-maximising inputs of one model, shown to another training of it. Writes `rows.csv`, a row a class, and `arrays.npz` with
     `images` (classes, C, H, W).
 
@@ -73,14 +89,23 @@ def measure(config: ClassImagesConfig, data: Path, weights: Path, judge: Path | 
     """
     model, normalise = open_frozen(config, data, weights)
     names, (channels, side) = read_meta(data)["classes"], input_size(model, config.model)
-    images = maximise(model, normalise, (channels, side, side), len(names), config.options, config.seed)
-    rows = pd.DataFrame({"class": names, "probability": rate(model, normalise, images, len(names))[0].cpu().numpy()})
+    images = maximise(
+        model, normalise, (channels, side, side), len(names), config.options, config.seed
+    )
+    rows = pd.DataFrame(
+        {"class": names, "probability": rate(model, normalise, images, len(names))[0].cpu().numpy()}
+    )
     if judge is not None:
         other = build(config.model, len(names), config.variant, judge).to(images.device).eval()
         probability, seen = rate(other, normalise, images, len(names))
-        rows = rows.assign(judge_probability=probability.cpu().numpy(), judge_sees=[names[i] for i in seen.tolist()])
+        rows = rows.assign(
+            judge_probability=probability.cpu().numpy(),
+            judge_sees=[names[i] for i in seen.tolist()],
+        )
     else:
         rows = rows.assign(judge_probability=np.nan, judge_sees="")
     rows.to_csv(folder / ROWS, index=False, float_format="%.6g", lineterminator="\n")
-    np.savez_compressed(folder / ARRAYS, images=images.cpu().numpy().astype(np.float16), classes=np.array(names))
+    np.savez_compressed(
+        folder / ARRAYS, images=images.cpu().numpy().astype(np.float16), classes=np.array(names)
+    )
     report({"text": f"{len(names)} class images"})

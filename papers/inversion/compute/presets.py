@@ -11,6 +11,12 @@ def family_preset(params: Params, name: str) -> ModelPreset:
     own = params.resolve(Inversion).families[name].model_dump() | {"weights": "scratch"}
     if own["timm"] is None:
         return params.model_preset
-    kept = {key: params.model_preset.kwargs[key] for key in ("img_size", "in_chans") if key in params.model_preset.kwargs}
+    kept = {
+        key: params.model_preset.kwargs[key]
+        for key in ("img_size", "in_chans")
+        if key in params.model_preset.kwargs
+    }
     own["kwargs"] = kept | own["kwargs"]
-    return resolved(ModelPreset, {key: Value(value, f"{source}.families.{name}") for key, value in own.items()})
+    return resolved(
+        ModelPreset, {key: Value(value, f"{source}.families.{name}") for key, value in own.items()}
+    )

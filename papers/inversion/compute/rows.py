@@ -18,8 +18,23 @@ from pipeline.training.gather import gather_trainings
 
 OUT = Path("outs/inversion")
 KEYS = ["dataset", "model", "family", "weights", "edit", "order", "optimiser", "seed"]
-COLUMNS = [*KEYS, "point", "depth", "image", "lr", "embedding_distance", "yardstick", "input_distance", "input_yardstick",
-           "token_distance", "token_yardstick", "pixel_correlation", "num_layers", "overcomplete", "verdict"]  # fmt: skip
+COLUMNS = [
+    *KEYS,
+    "point",
+    "depth",
+    "image",
+    "lr",
+    "embedding_distance",
+    "yardstick",
+    "input_distance",
+    "input_yardstick",
+    "token_distance",
+    "token_yardstick",
+    "pixel_correlation",
+    "num_layers",
+    "overcomplete",
+    "verdict",
+]
 CLASS_KEYS = ["dataset", "model", "family", "weights", "seed"]
 CLASS_COLUMNS = [*CLASS_KEYS, "class", "probability", "judge_probability", "judge_sees"]
 
@@ -59,15 +74,26 @@ def about(params: Params) -> dict[str, Any]:
     """What inversion.csv does not say, for captions."""
     options, training = params.resolve(Inversion), params.scratch_training(Inversion)
     return {
-        "sigma": options.sigma, "shifts": options.shifts, "met": options.met, "epochs": training.epochs, "training_images": training.images,
+        "sigma": options.sigma,
+        "shifts": options.shifts,
+        "met": options.met,
+        "epochs": training.epochs,
+        "training_images": training.images,
         "optimisers": {name: descent.model_dump() for name, descent in options.optimisers.items()},
         "class_images": options.class_images.model_dump(),
         "families": list(options.families),
-        "trained_here": [name for name, family in options.families.items() if family.timm is not None],
-    }  # fmt: skip
+        "trained_here": [
+            name for name, family in options.families.items() if family.timm is not None
+        ],
+    }
 
 
-def keep(plan: Plan, trainings: dict[tuple[str, int], Job], inversions: Sequence[Task], class_images: Sequence[Task]) -> list[Path]:
+def keep(
+    plan: Plan,
+    trainings: dict[tuple[str, int], Job],
+    inversions: Sequence[Task],
+    class_images: Sequence[Task],
+) -> list[Path]:
     """Write results/inversion.csv, class_images.csv and inversion.json, arrays and trainings to outs/inversion/.
 
     Returns:

@@ -32,7 +32,9 @@ class Contributions:
         self.class_token = model.has_class_token
         self.norms = torch.zeros(batch, model.num_layers)  # by sample and layer
 
-    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+    def __call__(
+        self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
+    ) -> None:
         """Called after each block; states (n, N, D)."""
         change = (after - before)[:, 0] if self.class_token else (after - before).mean(dim=1)
         self.norms[samples, layer] = change.float().norm(dim=-1).cpu()
@@ -45,7 +47,9 @@ class Output:
         self.layer = layer
         self.vectors = torch.empty(batch, 0)  # (B, N * D) once the layer has run
 
-    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+    def __call__(
+        self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
+    ) -> None:
         """Called after each block; states (n, N, D)."""
         if layer == self.layer:
             vectors = after.float().flatten(1).cpu()
@@ -56,7 +60,12 @@ class Output:
 
 @torch.inference_mode()
 def record(
-    model: RoutedModel, split: Split, chosen: np.ndarray, routes: np.ndarray, layer: int, execution: Execution
+    model: RoutedModel,
+    split: Split,
+    chosen: np.ndarray,
+    routes: np.ndarray,
+    layer: int,
+    execution: Execution,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run the `chosen` images (n,) of a split, each under its own row of `routes` (n, L), as the paper does one by one.
 
@@ -65,7 +74,9 @@ def record(
     """
     model.eval()
     outputs, norms = [], []
-    for _, images, _, route in batches_along(split, torch.from_numpy(chosen), torch.from_numpy(routes), BATCH_SIZE):
+    for _, images, _, route in batches_along(
+        split, torch.from_numpy(chosen), torch.from_numpy(routes), BATCH_SIZE
+    ):
         output, contributions = Output(layer, len(images)), Contributions(model, len(images))
         with execution.context():
             model(images, route, [output, contributions])
@@ -81,15 +92,27 @@ def project(vectors: np.ndarray, options: Analysis) -> np.ndarray:
     from sklearn.neighbors import NearestNeighbors
     from umap import UMAP, umap_
 
-    for compiled in (umap_.smooth_knn_dist, umap_.compute_membership_strengths):  # numba compiles them anew in every process, for 6 s
+    for compiled in (
+        umap_.smooth_knn_dist,
+        umap_.compute_membership_strengths,
+    ):  # numba compiles them anew in every process, for 6 s
         with suppress(RuntimeError):  # no folder to keep them in
             compiled.enable_caching()
     # Exact neighbours from scikit-learn: as umap's own for few points, without 8 s of compilation.
-    distances, neighbours = NearestNeighbors(n_neighbors=options.neighbors).fit(vectors).kneighbors(vectors)
+    distances, neighbours = (
+        NearestNeighbors(n_neighbors=options.neighbors).fit(vectors).kneighbors(vectors)
+    )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="precomputed_knn")  # new points could not be added later; none are
-        reducer = UMAP(n_neighbors=options.neighbors, min_dist=options.min_dist, random_state=options.seed, n_jobs=1,
-                       precomputed_knn=(neighbours, distances.astype(np.float32)))  # fmt: skip
+        warnings.filterwarnings(
+            "ignore", message="precomputed_knn"
+        )  # new points could not be added later; none are
+        reducer = UMAP(
+            n_neighbors=options.neighbors,
+            min_dist=options.min_dist,
+            random_state=options.seed,
+            n_jobs=1,
+            precomputed_knn=(neighbours, distances.astype(np.float32)),
+        )
         return np.asarray(reducer.fit_transform(vectors), dtype=np.float32)
 
 
@@ -98,10 +121,14 @@ def told_positions(plane: np.ndarray, positions: np.ndarray) -> np.ndarray:
     from sklearn.model_selection import KFold, cross_val_predict
     from sklearn.neighbors import KNeighborsRegressor
 
-    return cross_val_predict(KNeighborsRegressor(10), plane, positions, cv=KFold(5, shuffle=True, random_state=0))
+    return cross_val_predict(
+        KNeighborsRegressor(10), plane, positions, cv=KFold(5, shuffle=True, random_state=0)
+    )
 
 
-def analysis_numbers(plane: np.ndarray, positions: np.ndarray, norms: np.ndarray, layer: int) -> dict[str, dict[str, float]]:
+def analysis_numbers(
+    plane: np.ndarray, positions: np.ndarray, norms: np.ndarray, layer: int
+) -> dict[str, dict[str, float]]:
     """Each number with its standard error over the images, each with an order of its own: a bootstrap of 200 resamples.
 
     `position_r2`: how well the plane tells where `layer` ran, R^2 of :func:`told_positions`; others: :func:`contribution_numbers`.
@@ -117,7 +144,10 @@ def analysis_numbers(plane: np.ndarray, positions: np.ndarray, norms: np.ndarray
     rng, n = generator("analysis bootstrap"), len(plane)
     resampled = [numbers(rng.integers(n, size=n)) for _ in range(RESAMPLES)]
     return {
-        name: {"value": round(value, 6), "error": round(float(np.std([each[name] for each in resampled], ddof=1)), 6)}
+        name: {
+            "value": round(value, 6),
+            "error": round(float(np.std([each[name] for each in resampled], ddof=1)), 6),
+        }
         for name, value in numbers(np.arange(n)).items()
     }
 
@@ -137,7 +167,9 @@ def contribution_numbers(positions: np.ndarray, norms: np.ndarray) -> dict[str, 
     relative = norms / norms.mean(axis=0)
     return {
         "distance_spearman": float(np.mean(falls)),
-        "near_far_ratio": float(relative[distance <= 1].mean() / relative[distance >= num_layers // 2].mean()),
+        "near_far_ratio": float(
+            relative[distance <= 1].mean() / relative[distance >= num_layers // 2].mean()
+        ),
         "slope_late_minus_early": float(slopes[-quarter:].mean() - slopes[:quarter].mean()),
     }
 
@@ -149,7 +181,9 @@ def _spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (zscore(rankdata(a, axis=0)) * zscore(rankdata(b, axis=0))).mean(axis=0)
 
 
-def analyse(config: AnalysisConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]) -> None:
+def analyse(
+    config: AnalysisConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]
+) -> None:
     """Analyse one model: images and orders are drawn from the section's seed, the same for every model.
 
     Writes `arrays.npz` (plane (n, 2), positions (n, L), norms (n, L)) and `numbers.json`.
@@ -160,9 +194,16 @@ def analyse(config: AnalysisConfig, data: Path, weights: Path, folder: Path, rep
     report({"text": f"runs on {execution}"})
     split = open_split(config, data, "validation", model)
     if options.images > len(split):
-        raise UserError(f"analysis.images: found {options.images}, accepted: at most the {len(split)} validation images")
+        raise UserError(
+            f"analysis.images: found {options.images}, accepted: at most the {len(split)} validation images"
+        )
     chosen = generator("analysis", options.seed).permutation(len(split))[: options.images]
-    routes = np.array([arbitrary(generator("analysis", options.seed, i), model.num_layers) for i in range(len(chosen))])
+    routes = np.array(
+        [
+            arbitrary(generator("analysis", options.seed, i), model.num_layers)
+            for i in range(len(chosen))
+        ]
+    )
     vectors, norms = record(model, split, chosen, routes, options.layer, execution)
     report({"cell": f"{len(chosen)} images recorded"})
     positions = np.argsort(routes, axis=1)  # positions[i, layer]: where the layer ran for image i

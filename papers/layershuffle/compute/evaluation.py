@@ -31,7 +31,17 @@ from pipeline.jobs.files import ROWS, write_rows
 from pipeline.training.devices import Execution
 from pipeline.training.scoring import Score, open_model, open_split, score
 
-COLUMNS = ("keep", "order", "route", "routes", "images", "accuracy", "loss", "position_accuracy", "std_images")
+COLUMNS = (
+    "keep",
+    "order",
+    "route",
+    "routes",
+    "images",
+    "accuracy",
+    "loss",
+    "position_accuracy",
+    "std_images",
+)
 SAMPLER_COLUMNS = ("sampler", "distance", "length", "images", "accuracy", "loss")
 
 
@@ -46,7 +56,13 @@ def _generator(config: EvalConfig, model: RoutedModel) -> np.random.Generator:
 
 
 def evaluate_cell(
-    model: RoutedModel, whole: Split, part: Split, keep: int, order: Order, config: EvalConfig, execution: Execution
+    model: RoutedModel,
+    whole: Split,
+    part: Split,
+    keep: int,
+    order: Order,
+    config: EvalConfig,
+    execution: Execution,
 ) -> list[tuple]:
     """Rows of one cell: accuracy along single routes (one row each) and along many in one pass (one row).
 
@@ -65,37 +81,75 @@ def evaluate_cell(
     if options.per == "batch" and not exhaustive:
         used = routes[: math.ceil(len(split) / options.batch_size)]
         name = f"{len(used)} routes, one a batch" if len(used) > 1 else _name(used[0])
-        passes.append((name, len(used), split, score(model, split, used, options.batch_size, execution)))
+        passes.append(
+            (name, len(used), split, score(model, split, used, options.batch_size, execution))
+        )
     else:
-        passes += [(_name(route), 1, split, score(model, split, [route], options.batch_size, execution)) for route in routes]
+        passes += [
+            (_name(route), 1, split, score(model, split, [route], options.batch_size, execution))
+            for route in routes
+        ]
     # How much the images differ: of each image's share of correct answers over the routes
-    std_images = torch.stack([result.correct for *_, result in passes]).double().mean(0).std().item()
-    rows = [(keep, order, name, count, len(images), *_numbers(result), std_images) for name, count, images, result in passes]
+    std_images = (
+        torch.stack([result.correct for *_, result in passes]).double().mean(0).std().item()
+    )
+    rows = [
+        (keep, order, name, count, len(images), *_numbers(result), std_images)
+        for name, count, images, result in passes
+    ]
     if mixed and not exhaustive:
         ends = (0, 0) if order == "arbitrary" else None
-        drawn, count = _mixed_routes(model, len(whole), kept_layers(keep, order), ends, keep, config)
+        drawn, count = _mixed_routes(
+            model, len(whole), kept_layers(keep, order), ends, keep, config
+        )
         result = score(model, whole, drawn, options.batch_size, execution)
-        name = f"{count} routes, one a sample" if isinstance(drawn, torch.Tensor) else f"{count} routes, Latin"
-        rows.append((keep, order, name, count, len(whole), *_numbers(result), result.correct.double().std().item()))
+        name = (
+            f"{count} routes, one a sample"
+            if isinstance(drawn, torch.Tensor)
+            else f"{count} routes, Latin"
+        )
+        rows.append(
+            (
+                keep,
+                order,
+                name,
+                count,
+                len(whole),
+                *_numbers(result),
+                result.correct.double().std().item(),
+            )
+        )
     return [tuple(round(v, 6) if isinstance(v, float) else v for v in row) for row in rows]
 
 
 def _mixed_routes(
-    model: RoutedModel, images: int, sampler: Sampler, ends: tuple[int, int] | None, keep: int | None, config: EvalConfig
-) -> tuple[torch.Tensor | list[Latin], int]:  # fmt: skip
+    model: RoutedModel,
+    images: int,
+    sampler: Sampler,
+    ends: tuple[int, int] | None,
+    keep: int | None,
+    config: EvalConfig,
+) -> tuple[torch.Tensor | list[Latin], int]:
     """Routes for the images of a split, and how many: a route of its own for each or, under ``per: latin`` and for samplers that
     leave so many layers in place at either end, Latin routes for each batch."""
     rng, options = _generator(config, model), config.options
     if options.per == "latin" and ends:
-        sizes = [min(options.batch_size, images - start) for start in range(0, images, options.batch_size)]
+        sizes = [
+            min(options.batch_size, images - start)
+            for start in range(0, images, options.batch_size)
+        ]
         batches = [latin(rng, model.num_layers, *ends, keep) for _ in sizes]
-        return batches, sum(min(len(each.routes), size) for each, size in zip(batches, sizes, strict=True))
+        return batches, sum(
+            min(len(each.routes), size) for each, size in zip(batches, sizes, strict=True)
+        )
     return torch.from_numpy(per_sample(sampler, rng, model.num_layers, images)), images
 
 
 def _rows(batches: list[Latin], images: int, batch_size: int) -> np.ndarray:
     """Every image's route, (images, L), of Latin routes for each batch."""
-    return np.concatenate([each.rows(min(batch_size, images - i * batch_size)) for i, each in enumerate(batches)])
+    return np.concatenate(
+        [each.rows(min(batch_size, images - i * batch_size)) for i, each in enumerate(batches)]
+    )
 
 
 def _name(route: Route) -> str:
@@ -106,10 +160,16 @@ def _numbers(result: Score) -> tuple[float, float, float | None]:
     return result.accuracy, result.loss, result.position_accuracy
 
 
-def evaluate_sampler(model: RoutedModel, split: Split, spec: Spec, config: EvalConfig, execution: Execution) -> tuple:
+def evaluate_sampler(
+    model: RoutedModel, split: Split, spec: Spec, config: EvalConfig, execution: Execution
+) -> tuple:
     """One row: a pass in which every image runs along a route of its own, or that of its group."""
     routes, _ = _mixed_routes(model, len(split), make_sampler(spec), latin_ends(spec), None, config)
-    table = routes.numpy() if isinstance(routes, torch.Tensor) else _rows(routes, len(split), config.options.batch_size)
+    table = (
+        routes.numpy()
+        if isinstance(routes, torch.Tensor)
+        else _rows(routes, len(split), config.options.batch_size)
+    )
     layers = [tuple(route[route >= 0].tolist()) for route in table]
     result = score(model, split, routes, config.options.batch_size, execution)
     distance, length = (np.mean(list(map(f, layers))).item() for f in (kendall_distance, len))
@@ -117,7 +177,9 @@ def evaluate_sampler(model: RoutedModel, split: Split, spec: Spec, config: EvalC
     return (sampler_name(spec), round(distance, 3), round(length, 3), len(split), *numbers)
 
 
-def evaluate(config: EvalConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]) -> None:
+def evaluate(
+    config: EvalConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]
+) -> None:
     """Evaluate one trained model in every cell and under every sampler that fits its depth.
 
     Writes `rows.csv`, a row a route and cell, and `samplers.csv`, a row a sampler.

@@ -13,19 +13,35 @@ class Evaluations(Plan):
 
     def __init__(self, params: Params) -> None:
         super().__init__(params, PruneEval)
-        self.protocols = [protocol for protocol, judge in JUDGES.items() if judge in read_meta(self.data)["counts"]]
+        self.protocols = [
+            protocol
+            for protocol, judge in JUDGES.items()
+            if judge in read_meta(self.data)["counts"]
+        ]
 
     def jobs(self) -> dict[tuple[str, str, int], Job]:
         """By protocol, variant and seed."""
         names = [(name, seed) for name in self.params.all_variants for seed in self.seeds]
-        return {(protocol, name, seed): self._job(protocol, name, seed) for name, seed in names for protocol in self.protocols}
+        return {
+            (protocol, name, seed): self._job(protocol, name, seed)
+            for name, seed in names
+            for protocol in self.protocols
+        }
 
     def _job(self, protocol: str, name: str, seed: int) -> Job:
         weights = self.weights_of(name, seed, JUDGES[protocol])
         fields = self.fields(name, self.params.all_variants[name], weights)
-        config = EvalConfig(**fields, options=self.options.of(name), precision=self.precision(name), seed=seed)
+        config = EvalConfig(
+            **fields, options=self.options.of(name), precision=self.precision(name), seed=seed
+        )
         inputs, total = {"data": self.data, "weights": weights}, len(self.options.keep) + 1
-        return Job(f"{name} seed {seed}", "papers.layershuffle.compute.evaluation:evaluate", config, inputs, total=total)
+        return Job(
+            f"{name} seed {seed}",
+            "papers.layershuffle.compute.evaluation:evaluate",
+            config,
+            inputs,
+            total=total,
+        )
 
 
 class Analyses(Plan):
@@ -38,10 +54,22 @@ class Analyses(Plan):
         """By variant and seed."""
         found = {(PRETRAINED, seed): (self.start(seed), PLAIN) for seed in self.params.starts}
         for name in self.options.variants:
-            found |= {(name, seed): (self.weights_of(name, seed), self.params.all_variants[name]) for seed in self.seeds}
+            found |= {
+                (name, seed): (self.weights_of(name, seed), self.params.all_variants[name])
+                for seed in self.seeds
+            }
         jobs = {}
         for (name, seed), (weights, variant) in found.items():
-            config = AnalysisConfig(**self.fields(name, variant, weights), options=self.options, precision=self.precision())
+            config = AnalysisConfig(
+                **self.fields(name, variant, weights),
+                options=self.options,
+                precision=self.precision(),
+            )
             inputs = {"data": self.data, "weights": weights}
-            jobs[name, seed] = Job(f"{name} seed {seed}", "papers.layershuffle.compute.analysis:analyse", config, inputs)
+            jobs[name, seed] = Job(
+                f"{name} seed {seed}",
+                "papers.layershuffle.compute.analysis:analyse",
+                config,
+                inputs,
+            )
         return jobs

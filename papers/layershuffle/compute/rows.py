@@ -20,14 +20,19 @@ from pipeline.training.judging import kept_epoch
 OUT = Path("outs/analysis")
 
 
-def protocol_rows(rows: dict[str, pd.DataFrame], epochs: dict[tuple[str, str, int], int]) -> pd.DataFrame:
+def protocol_rows(
+    rows: dict[str, pd.DataFrame], epochs: dict[tuple[str, str, int], int]
+) -> pd.DataFrame:
     """What each protocol keeps and how it scores: a row a (protocol, variant, seed), accuracy with all layers in both orders.
 
     Args:
         rows: protocol -> evaluation rows.
         epochs: (protocol, variant, seed) -> epoch kept.
     """
-    frames = [seed_means(frame).reset_index().assign(protocol=protocol) for protocol, frame in rows.items()]
+    frames = [
+        seed_means(frame).reset_index().assign(protocol=protocol)
+        for protocol, frame in rows.items()
+    ]
     table = pd.concat(frames, ignore_index=True)
     table["epoch"] = [epochs[c.protocol, c.variant, c.seed] for c in table.itertuples()]
     return table[["protocol", "variant", "seed", "epoch", *ORDERS]].round(6)
@@ -42,13 +47,17 @@ def table_metrics(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
     metrics: dict[str, dict[str, float]] = {}
     for (variant, order), group in full.groupby(["variant", "order"], sort=False):
         values = metrics.setdefault(str(variant), {})
-        values[str(order)] = round(float(group.groupby("seed", sort=False)["accuracy"].mean().mean()), 6)
+        values[str(order)] = round(
+            float(group.groupby("seed", sort=False)["accuracy"].mean().mean()), 6
+        )
         if order == "arbitrary" and group["position_accuracy"].notna().any():
             values["position_accuracy"] = round(float(group["position_accuracy"].mean()), 6)
     return metrics
 
 
-def summarise_analysis(numbers: dict[tuple[str, int], dict[str, dict[str, float]]], options: Analysis) -> dict[str, Any]:
+def summarise_analysis(
+    numbers: dict[tuple[str, int], dict[str, dict[str, float]]], options: Analysis
+) -> dict[str, Any]:
     """Mean and standard deviation over the seeds of every number of the analysis, by model, and each seed's value with its
     standard error over the images."""
     rows = [
@@ -59,9 +68,12 @@ def summarise_analysis(numbers: dict[tuple[str, int], dict[str, dict[str, float]
     models: dict[str, Any] = {}
     for (name, number), group in pd.DataFrame(rows).groupby(["name", "number"], sort=False):
         models.setdefault(str(name), {})[str(number)] = {
-            "mean": round(float(group["value"].mean()), 6), "std": _number(group["value"].std()), "n": len(group),
-            "seeds": dict(zip(group["seed"], group["value"], strict=True)), "errors": dict(zip(group["seed"], group["error"], strict=True)),
-        }  # fmt: skip
+            "mean": round(float(group["value"].mean()), 6),
+            "std": _number(group["value"].std()),
+            "n": len(group),
+            "seeds": dict(zip(group["seed"], group["value"], strict=True)),
+            "errors": dict(zip(group["seed"], group["error"], strict=True)),
+        }
     return {"layer": options.layer, "images": options.images, "models": models}
 
 
@@ -79,22 +91,37 @@ def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -
 
     rows = {protocol: gather(protocol, ROWS) for protocol in plan.protocols}
     rows[params.protocol].to_csv(RESULTS / "prune_eval.csv", index=False, lineterminator="\n")
-    gather(params.protocol, SAMPLER_ROWS).to_csv(RESULTS / "samplers.csv", index=False, lineterminator="\n")
+    gather(params.protocol, SAMPLER_ROWS).to_csv(
+        RESULTS / "samplers.csv", index=False, lineterminator="\n"
+    )
     epochs = {}
     for protocol, name, seed in jobs:
         history = json.loads((plan.weights_of(name, seed).parent / HISTORY).read_text())
-        epochs[protocol, name, seed] = int(kept_epoch(history, params.all_variants[name], JUDGES[protocol])["epoch"])
+        epochs[protocol, name, seed] = int(
+            kept_epoch(history, params.all_variants[name], JUDGES[protocol])["epoch"]
+        )
     protocol_rows(rows, epochs).to_csv(RESULTS / "protocols.csv", index=False, lineterminator="\n")
     own = rows[params.protocol]
     shown = own[own["variant"].isin([BASELINE, *params.variants])]  # a scale adds controls
     (RESULTS / "metrics.json").write_text(json.dumps(table_metrics(shown), indent=1) + "\n")
     ran_on = {
-        mark.read_text().strip() for weights in {plan.weights_of(*key[1:]) for key in jobs} for mark in weights.parent.glob(EXECUTION)
+        mark.read_text().strip()
+        for weights in {plan.weights_of(*key[1:]) for key in jobs}
+        for mark in weights.parent.glob(EXECUTION)
     }
-    cell = {"dataset": params.dataset, "model": params.model, "scale": params.cell.scale,
-            "protocol": params.protocol, "seeds": params.seeds, "classes": len(meta["classes"]), "images": meta["counts"],
-            "latin": [name for name in params.all_variants if params.resolve(Finetune, name).per == "latin"],
-            "hardware": sorted(ran_on)}  # fmt: skip
+    cell = {
+        "dataset": params.dataset,
+        "model": params.model,
+        "scale": params.cell.scale,
+        "protocol": params.protocol,
+        "seeds": params.seeds,
+        "classes": len(meta["classes"]),
+        "images": meta["counts"],
+        "latin": [
+            name for name in params.all_variants if params.resolve(Finetune, name).per == "latin"
+        ],
+        "hardware": sorted(ran_on),
+    }
     (RESULTS / "cell.json").write_text(json.dumps(cell) + "\n")
 
 
@@ -103,5 +130,9 @@ def keep_analyses(plan: Analyses, jobs: dict[tuple[str, int], Job]) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     for (name, seed), job in jobs.items():
         shutil.copyfile(job.folder / ARRAYS, OUT / f"{name}_seed_{seed}.npz")
-    numbers = {key: json.loads((job.folder / ANALYSIS_NUMBERS).read_text()) for key, job in jobs.items()}
-    (RESULTS / "analysis.json").write_text(json.dumps(summarise_analysis(numbers, plan.options), indent=1) + "\n")
+    numbers = {
+        key: json.loads((job.folder / ANALYSIS_NUMBERS).read_text()) for key, job in jobs.items()
+    }
+    (RESULTS / "analysis.json").write_text(
+        json.dumps(summarise_analysis(numbers, plan.options), indent=1) + "\n"
+    )

@@ -40,30 +40,57 @@ class Cluster:
         if self.alive.pop(node, None):
             self.ray.kill(self.actors[node])
 
-    def hold(self, weights: Weights, holders: Sequence[Sequence[int]], options: Service) -> dict[int, int]:
+    def hold(
+        self, weights: Weights, holders: Sequence[Sequence[int]], options: Service
+    ) -> dict[int, int]:
         """Spread a model: layer -> the nodes that hold it. Returns the processes of the nodes that live."""
-        pids = self._all([actor.hold.remote(weights, holders, options) for actor in self.alive.values()])
+        pids = self._all(
+            [actor.hold.remote(weights, holders, options) for actor in self.alive.values()]
+        )
         return dict(zip(self.alive, pids, strict=True))
 
-    def pace(self, service: float, slow: int | None = None, times: float = 1.0, lost: float = 0.0, *key: int | str) -> float:
+    def pace(
+        self,
+        service: float,
+        slow: int | None = None,
+        times: float = 1.0,
+        lost: float = 0.0,
+        *key: int | str,
+    ) -> float:
         """Take so many seconds for a layer from now on, one node so many times longer; returns those computed for since the last time.
 
         Of the messages of nodes that share is lost; the key is of the draws.
         """
         own = {node: service * (times if node == slow else 1) for node in self.alive}
-        return sum(self._all([self.alive[node].pace.remote(each, lost, *key) for node, each in own.items()]))
+        return sum(
+            self._all(
+                [self.alive[node].pace.remote(each, lost, *key) for node, each in own.items()]
+            )
+        )
 
     def _all(self, asked: Sequence[Any]) -> list[Any]:
         """What the nodes answer. Raises UserError: one of them does not, as on a cluster whose processors are taken, or cannot."""
         try:
             return self.ray.get(asked, timeout=READY)
         except self.ray.exceptions.GetTimeoutError:
-            raise UserError(f"nodes: found nodes that did not answer within {READY:.0f} s, accepted: a free processor each") from None
-        except self.ray.exceptions.RayError as error:  # no such weights there, say, or a process that is no more
-            raise UserError(f"nodes: found a node that fails: {str(error).strip().splitlines()[-1]}") from None
+            raise UserError(
+                f"nodes: found nodes that did not answer within {READY:.0f} s, accepted: a free processor each"
+            ) from None
+        except (
+            self.ray.exceptions.RayError
+        ) as error:  # no such weights there, say, or a process that is no more
+            raise UserError(
+                f"nodes: found a node that fails: {str(error).strip().splitlines()[-1]}"
+            ) from None
 
     async def serve(
-        self, client: Client, policy: Policy, messages: Sequence[bytes], in_flight: int, lost: float = 0.0, *key: int | str
+        self,
+        client: Client,
+        policy: Policy,
+        messages: Sequence[bytes],
+        in_flight: int,
+        lost: float = 0.0,
+        *key: int | str,
     ) -> list[tuple[Answer, bytes]]:
         """All micro-batches, `in_flight` of them under way at a time: how each ended, and its state then.
 
@@ -83,7 +110,9 @@ class Cluster:
             for position, packed in left:
                 number = next(self.numbers)
                 inboxes[number] = asyncio.Queue()
-                answers[position] = await self._travel(client, policy, number, packed, inboxes[number], lambda: rng.random() < lost)
+                answers[position] = await self._travel(
+                    client, policy, number, packed, inboxes[number], lambda: rng.random() < lost
+                )
                 del inboxes[number]
 
         async def listen() -> None:
@@ -101,7 +130,13 @@ class Cluster:
         return [answers[position] for position in range(len(messages))]
 
     async def _travel(
-        self, client: Client, policy: Policy, number: int, packed: bytes, inbox: asyncio.Queue[Any], lost: Callable[[], bool]
+        self,
+        client: Client,
+        policy: Policy,
+        number: int,
+        packed: bytes,
+        inbox: asyncio.Queue[Any],
+        lost: Callable[[], bool],
     ) -> tuple[Answer, bytes]:
         """One micro-batch's journey."""
         steps, asked = client.journey(policy), set[asyncio.Task[None]]()
@@ -110,21 +145,40 @@ class Cluster:
             step = next(steps)
             while True:
                 if step.send and not lost():
-                    asked.add(asyncio.create_task(self._ask(client, number, packed, step.journey, step.send, inbox)))
+                    asked.add(
+                        asyncio.create_task(
+                            self._ask(client, number, packed, step.journey, step.send, inbox)
+                        )
+                    )
                 packed, heard = await self._heard(client, step, packed, shape, inbox)
                 step = steps.send(heard)
         except StopIteration as end:
             return end.value, packed
 
-    async def _ask(self, client: Client, number: int, packed: bytes, journey: Journey, send: Send, inbox: asyncio.Queue[Any]) -> None:
+    async def _ask(
+        self,
+        client: Client,
+        number: int,
+        packed: bytes,
+        journey: Journey,
+        send: Send,
+        inbox: asyncio.Queue[Any],
+    ) -> None:
         """Send to a node, and tell where it is no more or does not take it."""
         try:
-            await self.actors[send.node].relay.remote(number, packed, journey, client.table(), client.now(), send)
+            await self.actors[send.node].relay.remote(
+                number, packed, journey, client.table(), client.now(), send
+            )
         except self.ray.exceptions.RayError:
             inbox.put_nowait((b"", send))
 
     async def _heard(
-        self, client: Client, step: Step, packed: bytes, shape: Sequence[int], inbox: asyncio.Queue[Any]
+        self,
+        client: Client,
+        step: Step,
+        packed: bytes,
+        shape: Sequence[int],
+        inbox: asyncio.Queue[Any],
     ) -> tuple[bytes, News | Send | None]:
         """What the client hears first of what it accepts, if that comes in time, and the newest state.
 
@@ -145,7 +199,9 @@ class Cluster:
                             return state, heard
         return packed, None
 
-    def follow(self, ticks: Sequence[Sequence[tuple[int, int]]], messages: Sequence[bytes]) -> list[bytes]:
+    def follow(
+        self, ticks: Sequence[Sequence[tuple[int, int]]], messages: Sequence[bytes]
+    ) -> list[bytes]:
         """Send micro-batches along a schedule, node l holding layer l. Ray takes small states to the next node by way of this process."""
         states: list[Any] = list(messages)
         for tick in ticks:
@@ -168,10 +224,16 @@ def cluster(nodes: int, service: float) -> Iterator[Cluster]:
     try:
         there = int(ray.cluster_resources().get("CPU", 0))
         if there < nodes:
-            raise UserError(f"nodes: found a cluster of {there} processors, accepted: at least {nodes}, one a node")
+            raise UserError(
+                f"nodes: found a cluster of {there} processors, accepted: at least {nodes}, one a node"
+            )
         from ray.util.queue import Queue
 
         remote: Any = ray.remote(num_cpus=1)(LayerServer)
-        yield Cluster(ray, [remote.remote(number, service) for number in range(nodes)], Queue(actor_options={"num_cpus": 0}))
+        yield Cluster(
+            ray,
+            [remote.remote(number, service) for number in range(nodes)],
+            Queue(actor_options={"num_cpus": 0}),
+        )
     finally:
         ray.shutdown()

@@ -16,16 +16,29 @@ class Plan(BasePlan):
         """By variant, policy and seed."""
         return {
             (name, policy, seed): self._job(name, policy, seed)
-            for name, policies in self.options.variants.items() for policy in policies for seed in self.seeds
-        }  # fmt: skip
+            for name, policies in self.options.variants.items()
+            for policy in policies
+            for seed in self.seeds
+        }
 
     def _job(self, name: str, policy: Policy, seed: int) -> Job:
         weights = self.weights_of(name, seed)
         # Without the names of variants: another one in the section evaluates no model again.
-        options = Journeys.model_validate(self.options.model_dump(include=set(Journeys.model_fields)))
+        options = Journeys.model_validate(
+            self.options.model_dump(include=set(Journeys.model_fields))
+        )
         config = NodesConfig(
-            **self.fields(name, self.params.all_variants[name], weights), options=options, precision=self.precision(name), policy=policy,
+            **self.fields(name, self.params.all_variants[name], weights),
+            options=options,
+            precision=self.precision(name),
+            policy=policy,
             draw=seed,
-        )  # fmt: skip
+        )
         inputs, total = {"data": self.data, "weights": weights}, len(options.nodes)
-        return Job(f"{name} {policy} seed {seed}", "papers.nodes.compute.evaluation:evaluate", config, inputs, total)
+        return Job(
+            f"{name} {policy} seed {seed}",
+            "papers.nodes.compute.evaluation:evaluate",
+            config,
+            inputs,
+            total,
+        )

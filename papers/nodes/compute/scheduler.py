@@ -74,7 +74,10 @@ class Answer(NamedTuple):
 
 def place(nodes: int, replication: int, num_layers: int) -> list[list[int]]:
     """The nodes that hold each layer, evenly: layer -> its nodes. With `replication` equal to `nodes` every node holds all."""
-    return [sorted({(layer + copy * nodes // replication) % nodes for copy in range(replication)}) for layer in range(num_layers)]
+    return [
+        sorted({(layer + copy * nodes // replication) % nodes for copy in range(replication)})
+        for layer in range(num_layers)
+    ]
 
 
 def latin_ticks(batches: int, num_layers: int) -> list[list[tuple[int, int]]]:
@@ -84,7 +87,10 @@ def latin_ticks(batches: int, num_layers: int) -> list[list[tuple[int, int]]]:
     ticks as the larger of the two numbers. With as many batches as layers, or more, every node is busy at every tick: no fill, no drain.
     """
     ticks = max(batches, num_layers)
-    return [[(b, layer) for b in range(batches) if (layer := (t - b) % ticks) < num_layers] for t in range(ticks)]
+    return [
+        [(b, layer) for b in range(batches) if (layer := (t - b) % ticks) < num_layers]
+        for t in range(ticks)
+    ]
 
 
 def pipeline_ticks(batches: int, num_layers: int) -> list[list[tuple[int, int]]]:
@@ -102,12 +108,16 @@ class Known:
         now: seconds by the clock, which all have in common.
     """
 
-    def __init__(self, holders: Sequence[Sequence[int]], options: Service, now: Callable[[], float]) -> None:
+    def __init__(
+        self, holders: Sequence[Sequence[int]], options: Service, now: Callable[[], float]
+    ) -> None:
         self.holders, self.options, self.now = holders, options, now
         self.at = -math.inf  # when all this was so
         known = sorted({node for nodes in holders for node in nodes})
         self.ring = {node: place for place, node in enumerate(known)}
-        self.takes = dict.fromkeys(known, options.service + options.hop)  # seconds for one micro-batch
+        self.takes = dict.fromkeys(
+            known, options.service + options.hop
+        )  # seconds for one micro-batch
         self.due = dict.fromkeys(known, 0.0)  # when it should have done all it has
         self.silent = dict.fromkeys(known, 0.0)  # times in a row
         self.until = dict.fromkeys(known, 0.0)  # when a node that was silent is asked again
@@ -124,7 +134,9 @@ class Known:
     def read(self, table: Sequence[Sequence[float]], at: float) -> None:
         """Replace all that is known, as it was when that was sent; unless something newer is known."""
         if at > self.at:
-            for column, values in zip((self.takes, self.due, self.silent, self.until), table, strict=True):
+            for column, values in zip(
+                (self.takes, self.due, self.silent, self.until), table, strict=True
+            ):
                 column.update(zip(column, values, strict=True))
             self.at = at
 
@@ -150,18 +162,29 @@ class Known:
         found = self._soonest(self._allowed(journey), journey, trusted=True)
         if not found or self.expected(found[0][0]) > journey.end - self.now():
             return None
-        return self._send(*min(found, key=lambda each: (self.ring[each[0]] - self.ring[here]) % len(self.ring)), journey)
+        return self._send(
+            *min(found, key=lambda each: (self.ring[each[0]] - self.ring[here]) % len(self.ring)),
+            journey,
+        )
 
     def _open(self, journey: Journey) -> list[int]:
         """The layers that a micro-batch has before it, in their original order."""
-        return [layer for layer in range(self.num_layers) if layer not in journey.route and layer not in journey.left_out]
+        return [
+            layer
+            for layer in range(self.num_layers)
+            if layer not in journey.route and layer not in journey.left_out
+        ]
 
     def _allowed(self, journey: Journey) -> list[int]:
         """Those of them that may be next: under `partial` two, unless one has been overtaken already."""
         layers, route = self._open(journey), journey.route
         if journey.policy == "any":
             return layers
-        return layers[: 1 if journey.policy == "strict" or (route and route[-1] > min(layers, default=0)) else 2]
+        return layers[
+            : 1
+            if journey.policy == "strict" or (route and route[-1] > min(layers, default=0))
+            else 2
+        ]
 
     def _patience(self, node: int) -> float:
         """Seconds to wait for a node: twice as long, up to a limit, each time that it was silent, or nobody would learn that it is slow."""
@@ -173,7 +196,9 @@ class Known:
         patience = self._patience(node) if self.silent[node] else 0.0
         return patience if 0.0 < patience <= self.limit else self.expected(node)
 
-    def _soonest(self, layers: Sequence[int], journey: Journey, trusted: bool = False) -> list[tuple[int, int]]:
+    def _soonest(
+        self, layers: Sequence[int], journey: Journey, trusted: bool = False
+    ) -> list[tuple[int, int]]:
         """The nodes that are expected to answer first for one of the layers, with that layer. None where nobody is asked now.
 
         Of those as good, if they are within the time that is left, the next layer in a circle after the last one: where all is well that
@@ -182,15 +207,21 @@ class Known:
         now = self.now()
         choices = [
             (self._promise(node), node, layer)
-            for layer in layers for node in self.holders[layer] if self.until[node] <= now and not (trusted and self.silent[node])
-        ]  # fmt: skip
+            for layer in layers
+            for node in self.holders[layer]
+            if self.until[node] <= now and not (trusted and self.silent[node])
+        ]
         least = min(choices, default=(0.0, 0, 0))[0]
         good = max(least, min(EQUAL * least, journey.end - now))
         equal = [(node, layer) for wait, node, layer in choices if wait <= good]
         if equal and (journey.route or journey.policy != "any"):
             following = journey.route[-1] + 1 if journey.route else 0
             first = min((layer - following) % self.num_layers for _, layer in equal)
-            equal = [(node, layer) for node, layer in equal if (layer - following) % self.num_layers == first]
+            equal = [
+                (node, layer)
+                for node, layer in equal
+                if (layer - following) % self.num_layers == first
+            ]
         return equal
 
     def _send(self, node: int, layer: int, journey: Journey) -> Send:
@@ -207,7 +238,13 @@ class Client(Known):
         rng: chooses among equals.
     """
 
-    def __init__(self, holders: Sequence[Sequence[int]], options: Service, now: Callable[[], float], rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        holders: Sequence[Sequence[int]],
+        options: Service,
+        now: Callable[[], float],
+        rng: np.random.Generator,
+    ) -> None:
         super().__init__(holders, options, now)
         self.rng = rng
         self.waiting = dict.fromkeys(self.takes, 0)  # own micro-batches at the node
@@ -242,7 +279,10 @@ class Client(Known):
             onward = None
             if isinstance(heard, News):
                 left_out = tuple(layer for layer in journey.left_out if layer not in heard.route)
-                journey, onward = journey._replace(route=heard.route, left_out=left_out), heard.onward
+                journey, onward = (
+                    journey._replace(route=heard.route, left_out=left_out),
+                    heard.onward,
+                )
         lost = not journey.route or (policy != "any" and bool(self._open(journey)))
         return Answer(journey.route, lost, begun, self.now())
 
@@ -263,12 +303,19 @@ class Client(Known):
             if not found or self._promise(found[0][0]) > left:
                 if journey.policy == "any" and journey.route:
                     break
-                if journey.policy == "partial" and len(journey.left_out) < int(self.options.leave_out * self.num_layers):
+                if journey.policy == "partial" and len(journey.left_out) < int(
+                    self.options.leave_out * self.num_layers
+                ):
                     journey = journey._replace(left_out=(*journey.left_out, layers[0]))
                     continue
             if found and (journey.policy == "any" or self.expected(found[0][0]) <= left):
                 return journey, self._send(*found[self.rng.integers(len(found))], journey)
-            resting = [self.until[node] for layer in layers for node in self.holders[layer] if self.until[node] > self.now()]
+            resting = [
+                self.until[node]
+                for layer in layers
+                for node in self.holders[layer]
+                if self.until[node] > self.now()
+            ]
             in_time = [until for until in resting if until + self.options.service < journey.end]
             return journey, Wait(min(in_time)) if in_time else None
         return journey, None
@@ -290,8 +337,14 @@ class Client(Known):
             if heard.node == node:
                 self.takes[node] += MEMORY * (now - max(asked, self.last[node]) - self.takes[node])
                 self.last[node] = now
-            for alive in {heard.node} | ({node} if step.layer in heard.route else set()):  # its own news may be lost
+            for alive in {heard.node} | (
+                {node} if step.layer in heard.route else set()
+            ):  # its own news may be lost
                 self.silent[alive], self.until[alive] = 0.0, min(self.until[alive], now)
-        elif (whole or heard) and now >= self.until[node]:  # several that wait for the same node are one silence
-            self.until[node] = now + 2 ** self.silent[node] * self.options.suspicion * self.options.service
+        elif (whole or heard) and now >= self.until[
+            node
+        ]:  # several that wait for the same node are one silence
+            self.until[node] = (
+                now + 2 ** self.silent[node] * self.options.suspicion * self.options.service
+            )
             self.silent[node] = min(self.silent[node] + 1, 6)

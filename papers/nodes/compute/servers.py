@@ -47,7 +47,9 @@ class Message(NamedTuple):
 
     def pack(self) -> bytes:
         """As it travels."""
-        return save({"tokens": self.tokens.contiguous(), "done": torch.tensor(self.done, dtype=torch.int64)})
+        return save(
+            {"tokens": self.tokens.contiguous(), "done": torch.tensor(self.done, dtype=torch.int64)}
+        )
 
     @classmethod
     def unpack(cls, packed: bytes, tokens: int, width: int, num_layers: int) -> "Message":
@@ -64,17 +66,32 @@ class Message(NamedTuple):
         """
         try:
             found = load(packed)
-        except (SafetensorError, KeyError, TypeError) as error:  # no such file, of numbers that torch does not have, no bytes at all
+        except (
+            SafetensorError,
+            KeyError,
+            TypeError,
+        ) as error:  # no such file, of numbers that torch does not have, no bytes at all
             raise ValueError(f"message: not in safetensors form ({error})") from None
         if found.keys() != {"tokens", "done"}:
-            raise ValueError(f"message: found {', '.join(sorted(found)) or 'nothing'}, accepted: tokens and done")
+            raise ValueError(
+                f"message: found {', '.join(sorted(found)) or 'nothing'}, accepted: tokens and done"
+            )
         state, done = found["tokens"], found["done"]
-        if state.dtype != torch.float32 or state.ndim != 3 or state.shape[1:] != (tokens, width) or not 0 < len(state) <= LARGEST:
+        if (
+            state.dtype != torch.float32
+            or state.ndim != 3
+            or state.shape[1:] != (tokens, width)
+            or not 0 < len(state) <= LARGEST
+        ):
             wanted = f"torch.float32 (1 to {LARGEST}, {tokens}, {width})"
-            raise ValueError(f"message: tokens: found {state.dtype} {tuple(state.shape)}, accepted: {wanted}")
+            raise ValueError(
+                f"message: tokens: found {state.dtype} {tuple(state.shape)}, accepted: {wanted}"
+            )
         layers = done.tolist() if done.dtype == torch.int64 and done.ndim == 1 else None
         if layers is None or len({*layers}) != len(layers) or not {*layers} <= {*range(num_layers)}:
-            raise ValueError(f"message: done: found {done.tolist()}, accepted: different layers from 0 to {num_layers - 1}")
+            raise ValueError(
+                f"message: done: found {done.tolist()}, accepted: different layers from 0 to {num_layers - 1}"
+            )
         return cls(state, tuple(layers))
 
 
@@ -96,14 +113,19 @@ class LayerServer:
 
     def hold(self, weights: Weights, holders: Sequence[Sequence[int]], options: Service) -> int:
         """Open a model, of which each layer is held by some nodes, and keep this node's. Returns the process's id."""
-        self.model, self.layers = weights.open(), tuple(layer for layer, nodes in enumerate(holders) if self.number in nodes)
+        self.model, self.layers = (
+            weights.open(),
+            tuple(layer for layer, nodes in enumerate(holders) if self.number in nodes),
+        )
         self.known = Known(holders, options, time.time)
         self.known.at = time.time()  # what arrives late is of other models
         backbone = self.model.backbone
         for layer in {*range(self.model.num_layers)} - {*self.layers}:
             backbone.blocks[layer] = torch.nn.Identity()
         with torch.inference_mode():
-            self.tokens, self.width = self.model.embed(torch.zeros(1, *_image_shape(backbone))).shape[1:]
+            self.tokens, self.width = self.model.embed(
+                torch.zeros(1, *_image_shape(backbone))
+            ).shape[1:]
         return os.getpid()
 
     def pace(self, service: float, lost: float = 0.0, *key: int | str) -> float:
@@ -118,7 +140,15 @@ class LayerServer:
         spent, self.service, self.spent = self.spent, service, 0.0
         return spent
 
-    def relay(self, number: int, packed: bytes, journey: Journey, table: Sequence[Sequence[float]], at: float, send: Send) -> None:
+    def relay(
+        self,
+        number: int,
+        packed: bytes,
+        journey: Journey,
+        table: Sequence[Sequence[float]],
+        at: float,
+        send: Send,
+    ) -> None:
         """Run a layer, send what it gives to whichever node is next, and tell the client. Nothing, where it comes too late.
 
         Args:
@@ -136,7 +166,9 @@ class LayerServer:
             return
         begun, message = time.perf_counter(), self._read(packed)
         if message.done != journey.route:
-            raise ValueError(f"message: done: found {message.done}, accepted: {journey.route}, as its journey says")
+            raise ValueError(
+                f"message: done: found {message.done}, accepted: {journey.route}, as its journey says"
+            )
         packed = self._run(message, send.layer, begun)
         if time.time() > send.until:
             return
@@ -145,7 +177,15 @@ class LayerServer:
         onward = self.known.onward(journey, self.number)
         self._post(self.home.put, (number, packed, News(self.number, journey.route, onward)))
         if onward:
-            self._post(self.peers[onward.node].relay, number, packed, journey, self.known.table(), self.known.at, onward)
+            self._post(
+                self.peers[onward.node].relay,
+                number,
+                packed,
+                journey,
+                self.known.table(),
+                self.known.at,
+                onward,
+            )
 
     def _post(self, method: Any, *message: Any) -> None:
         """Send, and wait for nothing: the client notices what gets lost."""
@@ -163,7 +203,9 @@ class LayerServer:
     @torch.inference_mode()
     def _run(self, message: Message, layer: int, begun: float) -> bytes:
         if layer not in self.layers or layer in message.done:
-            raise ValueError(f"layer: found {layer}, accepted: {', '.join(map(str, self.layers))}, each once on a way")
+            raise ValueError(
+                f"layer: found {layer}, accepted: {', '.join(map(str, self.layers))}, each once on a way"
+            )
         # One step of the model's own loop: the state comes from elsewhere, and no state does after it.
         state = self.model._step(message.tokens, layer, len(message.done), (), slice(None))
         answer = Message(state, (*message.done, layer)).pack()

@@ -30,7 +30,9 @@ def absences(fault: Fault, service: float, rng: np.random.Generator) -> Iterator
     """When one node is away: presence and absence take turns, each Weibull, in equilibrium from the start."""
     if not fault.away:
         return
-    scale = fault.absence * service / gamma(1 + 1 / fault.shape)  # of the Weibull distribution with that mean
+    scale = (
+        fault.absence * service / gamma(1 + 1 / fault.shape)
+    )  # of the Weibull distribution with that mean
     longer = (1 - fault.away) / fault.away  # presence than absence
 
     def rest(factor: float) -> float:
@@ -60,8 +62,14 @@ class Troubles(NamedTuple):
     def draw(cls, fault: Fault, nodes: int, service: float, *key: int | str) -> "Troubles":
         """Those of so many nodes. The key alone decides; of more nodes gone, the fewer are part."""
         order = generator("nodes gone", *key).permutation(nodes).tolist()
-        away = [absences(fault, service, generator("nodes away", *key, node)) for node in range(nodes)]
-        return cls(frozenset(order[: round(fault.gone * nodes)]), order[-1] if fault.slow > 1 else None, away)
+        away = [
+            absences(fault, service, generator("nodes away", *key, node)) for node in range(nodes)
+        ]
+        return cls(
+            frozenset(order[: round(fault.gone * nodes)]),
+            order[-1] if fault.slow > 1 else None,
+            away,
+        )
 
 
 class Node:
@@ -120,7 +128,12 @@ class World:
         self.troubles = Troubles.draw(fault, nodes, options.service, *key)
         self.rng = generator("nodes network", *key)
         self.nodes = [
-            Node(self.env, options.service * (fault.slow if node == self.troubles.slow else 1) + options.handling, away)
+            Node(
+                self.env,
+                options.service * (fault.slow if node == self.troubles.slow else 1)
+                + options.handling,
+                away,
+            )
             for node, away in enumerate(self.troubles.away)
         ]
 
@@ -140,11 +153,15 @@ class World:
         except StopIteration as end:
             return end.value
 
-    def _relay(self, client: Client, journey: Journey, send: Send, inbox: simpy.Store) -> Generator[simpy.Event, Any, None]:
+    def _relay(
+        self, client: Client, journey: Journey, send: Send, inbox: simpy.Store
+    ) -> Generator[simpy.Event, Any, None]:
         """A micro-batch goes from node to node, as far as it comes."""
         known = Known(client.holders, self.options, client.now)
         known.read(client.table(), self.env.now)
-        if send.node in self.troubles.gone:  # a process that is no more, which its machine says at once
+        if (
+            send.node in self.troubles.gone
+        ):  # a process that is no more, which its machine says at once
             yield self.env.timeout(self._way() + self._way())
             inbox.put(send)
             return
@@ -166,7 +183,9 @@ class World:
         yield self.env.timeout(self._way())
         inbox.put(news)
 
-    def _heard(self, client: Client, step: Step, inbox: simpy.Store) -> Generator[simpy.Event, Any, News | Send | None]:
+    def _heard(
+        self, client: Client, step: Step, inbox: simpy.Store
+    ) -> Generator[simpy.Event, Any, News | Send | None]:
         """What the client hears first of what it accepts, if that comes in time."""
         late = self.env.timeout(max(step.until - self.env.now, 0.0))
         while True:
@@ -183,7 +202,11 @@ class World:
         """Seconds that a message takes: never, if it is lost."""
         if self.fault.lost and self.rng.random() < self.fault.lost:
             return FOREVER
-        return self.options.hop / 2 * (self.rng.lognormal(0.0, self.options.spread) if self.options.spread else 1.0)
+        return (
+            self.options.hop
+            / 2
+            * (self.rng.lognormal(0.0, self.options.spread) if self.options.spread else 1.0)
+        )
 
 
 class Run(NamedTuple):
@@ -200,14 +223,25 @@ class Run(NamedTuple):
         """
         ended = sorted(range(len(self.answers)), key=lambda number: self.answers[number].ended)
         counted = ended[in_flight : (len(ended) // in_flight - 1) * in_flight]
-        seconds = self.answers[counted[-1]].ended - self.answers[ended[in_flight - 1]].ended if counted else 0.0
+        seconds = (
+            self.answers[counted[-1]].ended - self.answers[ended[in_flight - 1]].ended
+            if counted
+            else 0.0
+        )
         return counted, seconds
 
 
 def simulate(
-    nodes: int, replication: int, num_layers: int, batches: int, in_flight: int, policy: Policy, options: Service, fault: Fault,
+    nodes: int,
+    replication: int,
+    num_layers: int,
+    batches: int,
+    in_flight: int,
+    policy: Policy,
+    options: Service,
+    fault: Fault,
     *key: int | str,
-) -> Run:  # fmt: skip
+) -> Run:
     """One client with so many micro-batches, `in_flight` of them under way at a time, over `nodes` nodes that hold all layers."""
     world = World(nodes, options, fault, *key)
     client = world.client(place(nodes, replication, num_layers), *key)
@@ -221,13 +255,24 @@ def simulate(
     streams = [world.env.process(stream()) for _ in range(in_flight)]
     world.env.run(world.env.all_of(streams))
     present = [node.busy for i, node in enumerate(world.nodes) if i not in world.troubles.gone]
-    return Run([answers[batch] for batch in range(batches)], sum(present) / max(world.env.now * len(present), 1e-9))
+    return Run(
+        [answers[batch] for batch in range(batches)],
+        sum(present) / max(world.env.now * len(present), 1e-9),
+    )
 
 
 def swarm(
-    nodes: int, replication: int, num_layers: int, clients: int, journeys: int, rest: float, policy: Policy, options: Service,
-    fault: Fault, *key: int | str,
-) -> Run:  # fmt: skip
+    nodes: int,
+    replication: int,
+    num_layers: int,
+    clients: int,
+    journeys: int,
+    rest: float,
+    policy: Policy,
+    options: Service,
+    fault: Fault,
+    *key: int | str,
+) -> Run:
     """Many clients at once, each with journeys one after another over nodes of its own choice.
 
     Node n holds layer n modulo the number of layers; a client knows `replication` of each layer's nodes, drawn at random. It makes as many
@@ -250,16 +295,23 @@ def swarm(
 
     def stream(number: int) -> Generator[simpy.Event, Any, None]:
         rng = generator("nodes known", *key, number)
-        known = [rng.choice(np.arange(layer, nodes, num_layers), replication, replace=False).tolist() for layer in range(num_layers)]
+        known = [
+            rng.choice(np.arange(layer, nodes, num_layers), replication, replace=False).tolist()
+            for layer in range(num_layers)
+        ]
         client = world.client(known, *key, number)
-        yield world.env.timeout(rng.random() * max(rest, num_layers * options.service))  # not all at once
+        yield world.env.timeout(
+            rng.random() * max(rest, num_layers * options.service)
+        )  # not all at once
         for count in itertools.count():
             answer = yield world.env.process(world.travel(client, policy))
             if journeys <= count < 2 * journeys:
                 answers.append(answer)
             if count == 2 * journeys - 1:
                 counted[number].succeed()
-            yield world.env.timeout(max(rng.exponential(rest), options.service if answer.lost else 0.0))
+            yield world.env.timeout(
+                max(rng.exponential(rest), options.service if answer.lost else 0.0)
+            )
 
     counted = [world.env.event() for _ in range(clients)]
     for number in range(clients):

@@ -14,7 +14,9 @@ from pipeline.training.scoring import open_model, open_split, score
 COLUMNS = ("kind", "treated", "orders", "images", "accuracy", "loss")
 
 
-def evaluate(config: PaintersConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]) -> None:
+def evaluate(
+    config: PaintersConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]
+) -> None:
     """Evaluate one model as it is and under every strategy, the mean over its routes. Writes `rows.csv`, a row a strategy.
 
     Raises:
@@ -27,8 +29,16 @@ def evaluate(config: PaintersConfig, data: Path, weights: Path, folder: Path, re
     rows = []
     for treated, strategies in cells(model.num_layers, config.options).items():
         for kind, routes in strategies.items():
-            scores = [score(model, split, [route], config.options.batch_size, execution) for route in routes]
-            accuracy, loss = (fmean(values) for values in zip(*((each.accuracy, each.loss) for each in scores), strict=True))
-            rows.append((kind, treated, len(routes), len(split), round(accuracy, 6), round(loss, 6)))
+            scores = [
+                score(model, split, [route], config.options.batch_size, execution)
+                for route in routes
+            ]
+            accuracy, loss = (
+                fmean(values)
+                for values in zip(*((each.accuracy, each.loss) for each in scores), strict=True)
+            )
+            rows.append(
+                (kind, treated, len(routes), len(split), round(accuracy, 6), round(loss, 6))
+            )
         report({"cell": f"{treated} layers treated"})
     write_rows(folder / ROWS, COLUMNS, rows)

@@ -14,14 +14,28 @@ class Plan(BasePlan):
 
     def jobs(self) -> dict[tuple[str, int], Job]:
         """By variant and seed."""
-        return {(name, seed): self._job(name, seed) for name in self.options.variants for seed in self.seeds}
+        return {
+            (name, seed): self._job(name, seed)
+            for name in self.options.variants
+            for seed in self.seeds
+        }
 
     def _job(self, name: str, seed: int) -> Job:
         weights = self.weights_of(name, seed)
         # Without the names of variants: another one in the section evaluates no model again.
-        options = Strategies.model_validate(self.options.model_dump(include=set(Strategies.model_fields)))
+        options = Strategies.model_validate(
+            self.options.model_dump(include=set(Strategies.model_fields))
+        )
         config = PaintersConfig(
-            **self.fields(name, self.params.all_variants[name], weights), options=options, precision=self.precision(name)
+            **self.fields(name, self.params.all_variants[name], weights),
+            options=options,
+            precision=self.precision(name),
         )
         inputs, total = {"data": self.data, "weights": weights}, 1 + len(set(options.treated))
-        return Job(f"{name} seed {seed}", "papers.painters.compute.evaluation:evaluate", config, inputs, total)
+        return Job(
+            f"{name} seed {seed}",
+            "papers.painters.compute.evaluation:evaluate",
+            config,
+            inputs,
+            total,
+        )

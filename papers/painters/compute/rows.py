@@ -10,5 +10,9 @@ from pipeline.jobs.rows import gather_rows
 
 def keep(plan: Plan, jobs: Mapping[tuple[str, int], Job]) -> None:
     """Write results/painters.csv (a row a strategy and number of layers treated)."""
-    rows = gather_rows(plan.params.dataset, plan.params.model, {key: job.folder / ROWS for key, job in jobs.items()})
+    rows = gather_rows(
+        plan.params.dataset,
+        plan.params.model,
+        {key: job.folder / ROWS for key, job in jobs.items()},
+    )
     rows.to_csv(RESULTS / "painters.csv", index=False, lineterminator="\n")

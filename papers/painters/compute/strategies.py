@@ -37,5 +37,7 @@ def cells(num_layers: int, options: Strategies) -> dict[int, dict[str, list[Rout
     """What a model is evaluated on: number of layers treated -> kind -> the routes that are averaged; first the model as it is."""
     found: dict[int, dict[str, list[Route]]] = {0: {UNTOUCHED: [tuple(range(num_layers))]}}
     for treated in sorted(set(options.treated)):
-        found[treated] = {kind: make_routes(kind, num_layers, treated, options) for kind in options.kinds}
+        found[treated] = {
+            kind: make_routes(kind, num_layers, treated, options) for kind in options.kinds
+        }
     return found

@@ -38,7 +38,9 @@ def attention_scores(attention: Any, tokens: Tensor) -> Tensor:
     qkv = attention.qkv(tokens).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
     q, k = qkv[0], qkv[1]
     if isinstance(attention, TalkingHeadAttn):
-        logits = attention.proj_l((q * attention.scale @ k.transpose(-2, -1)).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        logits = attention.proj_l(
+            (q * attention.scale @ k.transpose(-2, -1)).permute(0, 2, 3, 1)
+        ).permute(0, 3, 1, 2)
     else:
         logits = (attention.q_norm(q) * attention.scale) @ attention.k_norm(k).transpose(-2, -1)
     return logits.float().softmax(-1)
@@ -55,13 +57,20 @@ class Smoothness(AbstractContextManager):
 
     def __init__(self, model: RoutedModel) -> None:
         self.model = model
-        self.cosine: dict[int, tuple[Tensor, int]] = {}  # after so many layers: sum over the images, images
+        self.cosine: dict[
+            int, tuple[Tensor, int]
+        ] = {}  # after so many layers: sum over the images, images
         self.attention: dict[int, tuple[Tensor, int]] = {}  # of the layer run first, second, ...
         self._deviations: dict[Any, Tensor] = {}  # (n,) of the attention modules that ran last
         self._handles: list[RemovableHandle] | None = None  # within the context
 
     def __enter__(self) -> "Smoothness":
-        modules = [module for block in self.model.backbone.blocks for module in block.modules() if isinstance(module, ATTENTION)]
+        modules = [
+            module
+            for block in self.model.backbone.blocks
+            for module in block.modules()
+            if isinstance(module, ATTENTION)
+        ]
         self._handles = [module.register_forward_pre_hook(self._listen) for module in modules]
         return self
 
@@ -75,10 +84,14 @@ class Smoothness(AbstractContextManager):
         scores = attention_scores(module, inputs[0])[..., prefix:, prefix:]
         self._deviations[module] = scores.std(-1, correction=0).mean((1, 2))
 
-    def __call__(self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples) -> None:
+    def __call__(
+        self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
+    ) -> None:
         """Called after each block; states (n, N, D). Raises RuntimeError outside of its context, where it hears of no attention."""
         if self._handles is None:
-            raise RuntimeError("Smoothness listens within its context alone: `with Smoothness(model) as found:`")
+            raise RuntimeError(
+                "Smoothness listens within its context alone: `with Smoothness(model) as found:`"
+            )
         if depth == 0:
             _add(self.cosine, 0, patch_cosine(self.model.patches(before)))
         _add(self.cosine, depth + 1, patch_cosine(self.model.patches(after)))
@@ -94,8 +107,13 @@ class Smoothness(AbstractContextManager):
             ValueError: no image was seen; it must be among the taps of a forward pass.
         """
         if not self.cosine:
-            raise ValueError("Smoothness saw no image: pass it among the taps, model(images, route, [found])")
-        cosine, attention = ({at: (total / count).item() for at, (total, count) in sums.items()} for sums in (self.cosine, self.attention))
+            raise ValueError(
+                "Smoothness saw no image: pass it among the taps, model(images, route, [found])"
+            )
+        cosine, attention = (
+            {at: (total / count).item() for at, (total, count) in sums.items()}
+            for sums in (self.cosine, self.attention)
+        )
         return {
             "patch_cosine": [cosine[at] for at in sorted(cosine)],
             "attention_std": [attention.get(at - 1) for at in sorted(cosine)[1:]],
@@ -110,20 +128,34 @@ def _add(sums: dict[int, tuple[Tensor, int]], at: int, values: Tensor) -> None:
 
 @torch.inference_mode()
 def profile(
-    model: RoutedModel, split: Split, images: int, batch_size: int, order: Order, seed: int, execution: Execution
-) -> dict[str, list[float | None]]:  # fmt: skip
+    model: RoutedModel,
+    split: Split,
+    images: int,
+    batch_size: int,
+    order: Order,
+    seed: int,
+    execution: Execution,
+) -> dict[str, list[float | None]]:
     """The :class:`Smoothness` of so many random images of a split, always the same; in `arbitrary` order each has one of its own."""
     model.eval()
     chosen = torch.from_numpy(split.subset(images))
     sampler = arbitrary if order == "arbitrary" else sequential
-    routes = torch.from_numpy(per_sample(sampler, generator("profiles", seed), model.num_layers, len(chosen)))
+    routes = torch.from_numpy(
+        per_sample(sampler, generator("profiles", seed), model.num_layers, len(chosen))
+    )
     with Smoothness(model) as found, execution.context():
         for _, batch, _, route in batches_along(split, chosen, routes, batch_size):
             model.tokens(batch, route, [found])
     return found.profile()
 
 
-def measure(config: ProfileConfig, data: Path, weights: Path | None, folder: Path, report: Callable[[dict], None]) -> None:
+def measure(
+    config: ProfileConfig,
+    data: Path,
+    weights: Path | None,
+    folder: Path,
+    report: Callable[[dict], None],
+) -> None:
     """The profile of one model over training images; without weights, of its random initialisation. Writes `profile.json`.
 
     Raises:
@@ -134,6 +166,8 @@ def measure(config: ProfileConfig, data: Path, weights: Path | None, folder: Pat
     model, execution = open_model(config, data, weights)
     check_pairs(model.backbone, "smoothing")
     split, options = open_split(config, data, "train", model), config.options
-    found = profile(model, split, options.images, options.batch_size, config.order, options.seed, execution)
+    found = profile(
+        model, split, options.images, options.batch_size, config.order, options.seed, execution
+    )
     (folder / PROFILE).write_text(json.dumps(found, indent=1) + "\n")
     report({"text": f"runs on {execution}"})

@@ -33,7 +33,11 @@ class Model(NamedTuple):
         """Its name among the runs and in outs/: "scratch_12_cosine_mixing_without_mixup"; of a variant its own."""
         if self.training not in (SCRATCH, UNTRAINED):
             return self.training
-        parts = [self.training, str(self.preset.kwargs["depth"]), *str(self.variant.losses).split("+")]
+        parts = [
+            self.training,
+            str(self.preset.kwargs["depth"]),
+            *str(self.variant.losses).split("+"),
+        ]
         parts += ["without", self.removed] if self.removed != WHOLE else []
         return "_".join([*parts, *(["talking_heads"] if self.variant.talking_heads else [])])
 
@@ -50,7 +54,13 @@ class Profiled(NamedTuple):
 class Plan(BasePlan):
     """Makes the jobs from params.yaml: first the trainings, then the profiles of what they left."""
 
-    def __init__(self, params: Params, data: Path = DATA, folder: Path = FINETUNED, evaluated: Path = RESULTS / "prune_eval.csv") -> None:
+    def __init__(
+        self,
+        params: Params,
+        data: Path = DATA,
+        folder: Path = FINETUNED,
+        evaluated: Path = RESULTS / "prune_eval.csv",
+    ) -> None:
         super().__init__(params, Smoothing, data, folder)
         self.evaluated = evaluated
 
@@ -62,29 +72,49 @@ class Plan(BasePlan):
             chosen += [(depth, losses, WHOLE, False) for losses in options.losses]
         for depth in sorted(options.depths)[:1] if options.removed else ():
             chosen += [(depth, losses, WHOLE, False) for losses in (Losses(), options.best)]
-            chosen += [(depth, losses, part, False) for part in options.removed for losses in (Losses(), options.best)]
+            chosen += [
+                (depth, losses, part, False)
+                for part in options.removed
+                for losses in (Losses(), options.best)
+            ]
         chosen += [(depth, options.best, WHOLE, True) for depth in options.talking_heads]
         return [self._model(*each, seed) for each in dict.fromkeys(chosen) for seed in self.seeds]
 
-    def _model(self, depth: int, losses: Losses, removed: str, talking_heads: bool, seed: int) -> Model:
-        recipe: Recipe = self.options.recipe if removed == WHOLE else self.options.recipe.without(removed)
-        variant = Variant(route="sequential", losses=losses, recipe=recipe, talking_heads=talking_heads)
+    def _model(
+        self, depth: int, losses: Losses, removed: str, talking_heads: bool, seed: int
+    ) -> Model:
+        recipe: Recipe = (
+            self.options.recipe if removed == WHOLE else self.options.recipe.without(removed)
+        )
+        variant = Variant(
+            route="sequential", losses=losses, recipe=recipe, talking_heads=talking_heads
+        )
         return Model(SCRATCH, variant, preset(self.params, depth), seed, removed)
 
     def trained(self, model: Model) -> Model:
         """A model to train from scratch with its job."""
         options = self.params.scratch_training(Smoothing)
-        return model._replace(job=self.training(model.title, model.variant, options, model.seed, preset=model.preset))
+        return model._replace(
+            job=self.training(model.title, model.variant, options, model.seed, preset=model.preset)
+        )
 
     def references(self) -> list[Model]:
         """Random initialisations, one a depth and seed."""
         depths = sorted(set(self.options.depths), reverse=True)
-        return [Model(UNTRAINED, PLAIN, preset(self.params, depth), seed) for depth in depths for seed in self.seeds]
+        return [
+            Model(UNTRAINED, PLAIN, preset(self.params, depth), seed)
+            for depth in depths
+            for seed in self.seeds
+        ]
 
     def refined(self) -> list[Model]:
         """The variants of params.yaml whose weights are profiled, one a seed."""
         names, chosen = self.options.variants, self.params.model_preset
-        return [Model(name, self.params.all_variants[name], chosen, seed) for name in names for seed in self.seeds]
+        return [
+            Model(name, self.params.all_variants[name], chosen, seed)
+            for name in names
+            for seed in self.seeds
+        ]
 
     def profiles(self, models: Sequence[Model]) -> list[Profiled]:
         """The profiles of models whose trainings have ended: in sequential order, of variants also in arbitrary order."""
@@ -92,9 +122,17 @@ class Plan(BasePlan):
         for model in models:
             weights, accuracies = self._result(model)
             for order in ORDERS if model.training not in (SCRATCH, UNTRAINED) else ORDERS[:1]:
-                profiles = SmoothingProfiles.model_validate(self.options.model_dump(include=set(SmoothingProfiles.model_fields)))
+                profiles = SmoothingProfiles.model_validate(
+                    self.options.model_dump(include=set(SmoothingProfiles.model_fields))
+                )
                 fields = self.fields(model.title, model.variant, weights, model.preset)
-                config = ProfileConfig(**fields, options=profiles, precision=self.precision(), order=order, seed=model.seed)
+                config = ProfileConfig(
+                    **fields,
+                    options=profiles,
+                    precision=self.precision(),
+                    order=order,
+                    seed=model.seed,
+                )
                 inputs = {"data": self.data, "weights": weights}
                 job = Job(
                     f"profile of {model.title} seed {model.seed}, {order}",
@@ -110,12 +148,14 @@ class Plan(BasePlan):
         if model.job:
             history = json.loads((model.job.folder / HISTORY).read_text())
             kept = kept_epoch(history, model.variant, self.judge)
-            return model.job.folder / weights_file(self.judge), {ORDERS[0]: kept["validation/sequential/accuracy"]}
+            return model.job.folder / weights_file(self.judge), {
+                ORDERS[0]: kept["validation/sequential/accuracy"]
+            }
         if model.training == UNTRAINED:
             return None, {}
-        return self.weights_of(model.training, model.seed), seed_means(read_rows(self.evaluated)).loc[
-            (model.training, model.seed)
-        ].to_dict()
+        return self.weights_of(model.training, model.seed), seed_means(
+            read_rows(self.evaluated)
+        ).loc[(model.training, model.seed)].to_dict()
 
 
 def from_scratch(params: Params, data: Path) -> list[Job]:

@@ -14,8 +14,21 @@ from pipeline.jobs.files import RESULTS
 from pipeline.training.gather import gather_trainings
 
 OUT = Path("outs/smoothing")
-COLUMNS = ["dataset", "model", "training", "losses", "removed", "talking_heads", "num_layers", "order", "seed", "layer", "patch_cosine",
-           "attention_std", "accuracy"]  # fmt: skip
+COLUMNS = [
+    "dataset",
+    "model",
+    "training",
+    "losses",
+    "removed",
+    "talking_heads",
+    "num_layers",
+    "order",
+    "seed",
+    "layer",
+    "patch_cosine",
+    "attention_std",
+    "accuracy",
+]
 
 
 def profile_rows(profiles: Sequence[Profiled]) -> pd.DataFrame:
@@ -25,19 +38,34 @@ def profile_rows(profiles: Sequence[Profiled]) -> pd.DataFrame:
         profile = json.loads((job.folder / PROFILE).read_text())
         config, losses = job.config, str(model.variant.losses)
         cosine, attention = profile["patch_cosine"], [None, *profile["attention_std"]]
-        head = (config.dataset, config.model_name, model.training, losses, model.removed, model.variant.talking_heads, len(cosine) - 1)
+        head = (
+            config.dataset,
+            config.model_name,
+            model.training,
+            losses,
+            model.removed,
+            model.variant.talking_heads,
+            len(cosine) - 1,
+        )
         rows += [
             (*head, order, model.seed, layer, similarity, deviation, accuracy)
             for layer, (similarity, deviation) in enumerate(zip(cosine, attention, strict=True))
         ]
-    return pd.DataFrame(rows, columns=COLUMNS).round({"patch_cosine": 6, "attention_std": 6, "accuracy": 6})
+    return pd.DataFrame(rows, columns=COLUMNS).round(
+        {"patch_cosine": 6, "attention_std": 6, "accuracy": 6}
+    )
 
 
 def about(params: Params) -> dict[str, Any]:
     """What smoothing.csv does not say of the models trained from scratch and of the profiles, for captions."""
     options, training = params.resolve(Smoothing), params.scratch_training(Smoothing)
-    return {"images": options.images, "epochs": training.epochs, "training_images": training.images, "kwargs": options.kwargs,
-            "recipe": options.recipe.model_dump()}  # fmt: skip
+    return {
+        "images": options.images,
+        "epochs": training.epochs,
+        "training_images": training.images,
+        "kwargs": options.kwargs,
+        "recipe": options.recipe.model_dump(),
+    }
 
 
 def keep(plan: Plan, models: Sequence[Model], profiles: Sequence[Profiled]) -> list[Path]:

@@ -37,7 +37,13 @@ def small(kind: type = VisionTransformer, **changes: Any) -> Any:
     """A 4-layer backbone of width 16 on a grid of 2 x 3."""
     own = {"num_blocks": 4} if kind is MlpMixer else {"depth": 4, "num_heads": 2}
     torch.manual_seed(0)
-    model: Any = kind(**({"img_size": (16, 24), "patch_size": 8, "embed_dim": 16, "num_classes": 7} | own | changes))
+    model: Any = kind(
+        **(
+            {"img_size": (16, 24), "patch_size": 8, "embed_dim": 16, "num_classes": 7}
+            | own
+            | changes
+        )
+    )
     with torch.no_grad():  # so that layers, and tokens, differ enough
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -60,9 +66,13 @@ def images(n: int = 6) -> Tensor:
 def count_calls(model: RoutedModel) -> list[tuple[str, int]]:
     """Blocks and exits as they are executed, with the number of samples: ("2", 6), ("exit 1", 6)."""
     calls: list[tuple[str, int]] = []
-    parts = [(str(i), block) for i, block in enumerate(model.backbone.blocks)] + [(f"exit {d}", e) for d, e in model.exits.items()]
+    parts = [(str(i), block) for i, block in enumerate(model.backbone.blocks)] + [
+        (f"exit {d}", e) for d, e in model.exits.items()
+    ]
     for name, part in parts:
-        part.register_forward_hook(lambda module, args, out, name=name: calls.append((name, len(args[0]))))
+        part.register_forward_hook(
+            lambda module, args, out, name=name: calls.append((name, len(args[0])))
+        )
     return calls
 
 
@@ -71,10 +81,17 @@ def count_calls(model: RoutedModel) -> list[tuple[str, int]]:
 
 def all_but_refused(classless: Any, *others: Any) -> list[tuple[Any, str]]:
     """Every case with every branch that can be on it."""
-    return [(each, kind) for each in (classless, *others) for kind in BRANCHES if each is not classless or kind not in READS_CLASS]
+    return [
+        (each, kind)
+        for each in (classless, *others)
+        for kind in BRANCHES
+        if each is not classless or kind not in READS_CLASS
+    ]
 
 
-@pytest.mark.parametrize(("layout", "kind"), all_but_refused((0, (3, 3)), (1, (2, 2)), (2, (3, 5)), (1, (1, 1))), ids=str)
+@pytest.mark.parametrize(
+    ("layout", "kind"), all_but_refused((0, (3, 3)), (1, (2, 2)), (2, (3, 5)), (1, (1, 1))), ids=str
+)
 def test_what_each_branch_reads(layout: tuple[int, tuple[int, int]], kind: Any) -> None:
     """Answers (B, C) depend on exactly these tokens, those at the rim of an odd grid among them, and train every parameter."""
     torch.manual_seed(0)
@@ -121,10 +138,16 @@ def test_convolution_sees_neighbours_on_the_grid(kind: Any) -> None:
         grid = torch.empty(3, 8 if kind == "cnn_project" else 4, 2, 3)
         for cell, patch in enumerate(order):
             value, class_token = tokens[:, 2 + patch], tokens[:, 0]
-            read = {"cnn_ignore": value, "cnn_add": value + class_token, "cnn_project": torch.cat([value, class_token], 1)}[kind]
+            read = {
+                "cnn_ignore": value,
+                "cnn_add": value + class_token,
+                "cnn_project": torch.cat([value, class_token], 1),
+            }[kind]
             grid[:, :, cell // 3, cell % 3] = read
         answers.append(branch[1:](grid))
-        assert torch.allclose(branch(tokens[:, [0, 1, *(2 + patch for patch in order)]]), answers[-1], atol=1e-6)
+        assert torch.allclose(
+            branch(tokens[:, [0, 1, *(2 + patch for patch in order)]]), answers[-1], atol=1e-6
+        )
     assert not torch.allclose(answers[0], answers[1], atol=1e-3)
 
 
@@ -139,19 +162,31 @@ def test_cells_are_convolved_by_threes_and_pooled_by_twos(kind: Any) -> None:
 def test_every_branch_ends_in_three_dense_layers_with_two_dropouts(kind: Any) -> None:
     branch: Any = make_branch(kind, TokenShape(16, 1, (2, 2), 2), 10, SIZES)
     layers = [layer for layer in branch[-1] if not isinstance(layer, nn.GELU)]
-    assert [type(layer) for layer in layers] == [nn.Linear, nn.Dropout, nn.Linear, nn.Dropout, nn.Linear]
+    assert [type(layer) for layer in layers] == [
+        nn.Linear,
+        nn.Dropout,
+        nn.Linear,
+        nn.Dropout,
+        nn.Linear,
+    ]
     assert [layer.p for layer in layers[1:4:2]] == [0.3, 0.3]
     assert [layer.out_features for layer in layers[::2]] == [12, 12, 10]
 
 
 def test_mlp_normalises_what_it_reads() -> None:
-    branch, tokens = make_branch("mlp", TokenShape(16, 1, (2, 2), 2), 10, SIZES).eval(), torch.randn(3, 5, 16)
+    branch, tokens = (
+        make_branch("mlp", TokenShape(16, 1, (2, 2), 2), 10, SIZES).eval(),
+        torch.randn(3, 5, 16),
+    )
     assert torch.allclose(branch(tokens), branch(7 * tokens + 2), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", READS_CLASS)
 def test_a_class_token_is_needed_to_add_or_project_it(kind: Any) -> None:
-    with pytest.raises(UserError, match=f"found branch '{kind}' on a model without a class token, accepted: mlp, .*resmlp") as error:
+    with pytest.raises(
+        UserError,
+        match=f"found branch '{kind}' on a model without a class token, accepted: mlp, .*resmlp",
+    ) as error:
         RoutedModel(small(MlpMixer), exits=heads(kind))
     assert "\n" not in str(error.value)
 
@@ -170,7 +205,9 @@ def test_register_tokens_are_no_class_token() -> None:
 @pytest.mark.parametrize("width", [16, 384, 512])
 def test_heads_of_a_vit_branch_where_the_model_has_no_attention(width: int) -> None:
     """64 channels a head, as all ViTs have; at least one."""
-    assert token_shape(MlpMixer(img_size=16, patch_size=8, num_blocks=1, embed_dim=width)).heads == max(1, width // 64)
+    assert token_shape(
+        MlpMixer(img_size=16, patch_size=8, num_blocks=1, embed_dim=width)
+    ).heads == max(1, width // 64)
 
 
 def test_patch_dropout_is_refused() -> None:
@@ -185,7 +222,9 @@ def test_patch_dropout_is_refused() -> None:
 # ---- models with exits ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "branch"), all_but_refused(MlpMixer, VisionTransformer, VisionTransformerDistilled))
+@pytest.mark.parametrize(
+    ("kind", "branch"), all_but_refused(MlpMixer, VisionTransformer, VisionTransformerDistilled)
+)
 def test_all_branches_on_all_families(kind: type, branch: Any) -> None:
     """With exits attached the model's own answer is still timm's, bit for bit; an exit's is its branch's on the tokens there."""
     backbone = small(kind)
@@ -202,10 +241,16 @@ def test_all_branches_on_all_families(kind: type, branch: Any) -> None:
         assert torch.equal(answer, model.exits["3"](state))
 
 
-@pytest.mark.parametrize(("kind", "block"), [("mixer", MixerBlock), ("resmlp", ResBlock), ("vit", Block)])
+@pytest.mark.parametrize(
+    ("kind", "block"), [("mixer", MixerBlock), ("resmlp", ResBlock), ("vit", Block)]
+)
 def test_a_branch_has_the_block_of_its_name(kind: Any, block: type) -> None:
     branch = make_branch(kind, TokenShape(16, 1, (2, 3), 2), 7, SIZES)
-    assert [each for each in (MixerBlock, ResBlock, Block) if any(isinstance(part, each) for part in branch.modules())] == [block]
+    assert [
+        each
+        for each in (MixerBlock, ResBlock, Block)
+        if any(isinstance(part, each) for part in branch.modules())
+    ] == [block]
 
 
 def test_an_exit_executes_no_later_layer(model: RoutedModel) -> None:
@@ -232,17 +277,24 @@ def test_a_pruned_route_and_an_early_exit_answer_differently(model: RoutedModel)
     assert torch.equal(early, model(images(), (0, 1, 2, 3), exit=3))
 
 
-@pytest.mark.parametrize("sampler", [arbitrary, drop(0.4)], ids=["permutations", "of different lengths"])
+@pytest.mark.parametrize(
+    "sampler", [arbitrary, drop(0.4)], ids=["permutations", "of different lengths"]
+)
 def test_per_sample_routes_equal_each_sample_alone(model: RoutedModel, sampler: Any) -> None:
     model.double()
-    batch, routes = images(9).double(), torch.from_numpy(per_sample(sampler, generator("samples", 5), 4, 9))
+    batch, routes = (
+        images(9).double(),
+        torch.from_numpy(per_sample(sampler, generator("samples", 5), 4, 9)),
+    )
     alone = [tuple(layer for layer in route if layer >= 0) for route in routes.tolist()]
     tap = ExitLogits(model)
     model(batch, routes, [tap])
     first = model(batch, routes, exit=1)
     for depth, (samples, logits) in tap.logits.items():
         assert isinstance(samples, Tensor)
-        assert sorted(samples.tolist()) == [i for i, route in enumerate(alone) if len(route) >= depth]
+        assert sorted(samples.tolist()) == [
+            i for i, route in enumerate(alone) if len(route) >= depth
+        ]
         for i, found in zip(samples.tolist(), logits, strict=True):
             expected = model(batch[i : i + 1], alone[i], exit=depth)[0]
             assert torch.allclose(found, expected, atol=1e-10)
@@ -253,9 +305,17 @@ def test_per_sample_routes_equal_each_sample_alone(model: RoutedModel, sampler: 
 @pytest.mark.parametrize(
     ("route", "exit", "said"),
     [
-        (None, 2, r"exit 2 does not exist, the model has exits after these numbers of layers: 1, 3"),
+        (
+            None,
+            2,
+            r"exit 2 does not exist, the model has exits after these numbers of layers: 1, 3",
+        ),
         ((0, 1), 3, "route of 2 layers: it ends before the exit after 3"),
-        (torch.tensor([[0, 1, 2], [0, 1, -1]]), 3, "route of 2 layers: it ends before the exit after 3"),
+        (
+            torch.tensor([[0, 1, 2], [0, 1, -1]]),
+            3,
+            "route of 2 layers: it ends before the exit after 3",
+        ),
         (torch.tensor([[0, 1], [1, 0]]), 2, "exit 2 does not exist"),
     ],
 )
@@ -264,7 +324,10 @@ def test_wrong_exits(model: RoutedModel, route: Any, exit: int, said: str) -> No
     with pytest.raises(IndexError, match=said):
         model(images(2), route, exit=exit)
     assert not calls
-    with pytest.raises(IndexError, match="exit 1 does not exist, the model has exits after these numbers of layers: none"):
+    with pytest.raises(
+        IndexError,
+        match="exit 1 does not exist, the model has exits after these numbers of layers: none",
+    ):
         RoutedModel(small())(images(2), exit=1)
 
 
@@ -316,7 +379,9 @@ def test_an_interrupted_anytime_prediction_executes_nothing_more(model: RoutedMo
         ({}, 4, ["0", "1", "2", "3"]),
     ],
 )
-def test_all_leave_at_one_exit(model: RoutedModel, thresholds: dict[int, float], depth: int, executed: list[str]) -> None:
+def test_all_leave_at_one_exit(
+    model: RoutedModel, thresholds: dict[int, float], depth: int, executed: list[str]
+) -> None:
     batch, calls = images(), count_calls(model)
     logits, left = leave_early(model, batch, thresholds)
     assert calls == [(name, 6) for name in executed]
@@ -328,7 +393,9 @@ def test_a_regression_has_no_confidence_to_leave_by() -> None:
     for outputs in (1, 2):
         model = RoutedModel(small(num_classes=outputs)).eval()
         if outputs == 1:
-            with pytest.raises(ValueError, match="found a model with one output, accepted: a classifier"):
+            with pytest.raises(
+                ValueError, match="found a model with one output, accepted: a classifier"
+            ):
                 leave_early(model, images(), {})
         else:
             assert leave_early(model, images(), {})[0].shape == (6, 2)
@@ -339,12 +406,16 @@ def test_every_image_has_the_answer_of_the_exit_it_left_at(model: RoutedModel, r
     """Half leave at each exit; later layers run for the others alone."""
     with torch.no_grad():
         batch = images(20)
-        answers = {depth: model(batch, route, exit=depth) for depth in (1, 3)} | {4: model(batch, route)}
+        answers = {depth: model(batch, route, exit=depth) for depth in (1, 3)} | {
+            4: model(batch, route)
+        }
         sure = {depth: answers[depth].softmax(-1).amax(-1) for depth in (1, 3)}
         first, third = (float(sure[depth].sort()[0][9:11].mean()) for depth in (1, 3))
         calls = count_calls(model)
         logits, left = leave_early(model, batch, {1: first, 3: third}, route)
-    expected = [1 if a >= first else 3 if b >= third else 4 for a, b in zip(sure[1], sure[3], strict=True)]
+    expected = [
+        1 if a >= first else 3 if b >= third else 4 for a, b in zip(sure[1], sure[3], strict=True)
+    ]
     assert left.tolist() == expected
     assert set(expected) == {1, 3, 4}
     for i, depth in enumerate(expected):
@@ -357,8 +428,14 @@ def test_objective() -> None:
     """l_t = 2 l + the sum of the others' (sections II-A, IV-B); layer-wise the step's alone."""
     assert exit_objective(heads(), 3.0, {1: 1.0, 3: 2.0}) == 2 * 3 + 1 + 2
     assert exit_objective(heads(weight=0.5, final_weight=1.0), 3.0, {1: 1.0, 3: 2.0}) == 3 + 0.5 * 3
-    assert exit_objective(heads(), 3.0, {1: 1.0}) == 2 * 3 + 1  # a route that ends before the second
-    assert [exit_objective(heads(step=step), 3.0, {1: 1.0, 3: 2.0}) for step in range(3)] == [1.0, 2.0, 3.0]
+    assert (
+        exit_objective(heads(), 3.0, {1: 1.0}) == 2 * 3 + 1
+    )  # a route that ends before the second
+    assert [exit_objective(heads(step=step), 3.0, {1: 1.0, 3: 2.0}) for step in range(3)] == [
+        1.0,
+        2.0,
+        3.0,
+    ]
 
 
 def test_one_output_is_a_regression() -> None:

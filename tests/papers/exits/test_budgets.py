@@ -3,14 +3,23 @@
 import numpy as np
 import pytest
 
-from papers.exits.compute.budgets import calibration_error, cumulative_cost, exit_thresholds, leave, pick, practical
+from papers.exits.compute.budgets import (
+    calibration_error,
+    cumulative_cost,
+    exit_thresholds,
+    leave,
+    pick,
+    practical,
+)
 from papers.exits.compute.dynamic import Deployed
 
 CONFIDENCE = np.array([[0.9, 0.8, 0.3, 0.2], [0.5, 0.6, 0.7, 0.4], [0.1, 0.1, 0.1, 0.1]])
 COST = np.array([1.0, 2.0, 4.0])
 
 
-def draw(seed: int, exits: int = 4, images: int = 50, digits: int = 9) -> tuple[np.ndarray, np.ndarray]:
+def draw(
+    seed: int, exits: int = 4, images: int = 50, digits: int = 9
+) -> tuple[np.ndarray, np.ndarray]:
     """Random confidences (E, n), with ties if they have few digits, and ascending costs (E,)."""
     rng = np.random.default_rng(seed)
     return rng.random((exits, images)).round(digits), np.sort(rng.random(exits))
@@ -26,13 +35,28 @@ def test_practical() -> None:
     score = np.array([0.5, 0.4, 0.6, 0.7, 0.7, 0.7, 0.8])
     # worse than a cheaper one; worse than one of the same cost; equal to one of the same cost; equal to a cheaper one
     assert practical(cost, score).tolist() == [True, False, False, True, True, False, True]
-    assert practical(cost[::-1], score[::-1]).tolist() == [True, False, True, True, False, False, True]  # in any order
+    assert practical(cost[::-1], score[::-1]).tolist() == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]  # in any order
     assert practical(np.array([3]), np.array([0.1])).tolist() == [True]
 
 
 def test_pick() -> None:
     cost, score = np.array([4, 1, 2, 3]), np.array([0.9, 0.5, 0.7, 0.7])
-    assert [pick(cost, score, budget) for budget in (0.9, 1, 2.5, 3, 4, np.inf)] == [None, 1, 2, 2, 0, 0]
+    assert [pick(cost, score, budget) for budget in (0.9, 1, 2.5, 3, 4, np.inf)] == [
+        None,
+        1,
+        2,
+        2,
+        0,
+        0,
+    ]
     assert pick(np.array([3, 2]), np.array([0.7, 0.7]), 3) == 1  # the cheaper one of equals
     assert pick(np.array([2, 3]), np.array([-11.5, -11.0]), 3) == 1  # scores may be negative errors
     assert isinstance(pick(cost, score, 1), int)
@@ -45,7 +69,12 @@ def test_cumulative_cost() -> None:
 
 def test_leave() -> None:
     assert leave(CONFIDENCE, np.array([0.8, 0.6, 0.0])).tolist() == [0, 0, 1, 2]
-    assert leave(CONFIDENCE, np.array([np.inf, np.inf, 0.5])).tolist() == [2, 2, 2, 2]  # the last takes all that are left
+    assert leave(CONFIDENCE, np.array([np.inf, np.inf, 0.5])).tolist() == [
+        2,
+        2,
+        2,
+        2,
+    ]  # the last takes all that are left
     assert leave(CONFIDENCE[:1], np.array([1.0])).tolist() == [0, 0, 0, 0]
 
 
@@ -75,8 +104,12 @@ def test_thresholds_known_by_hand(budget: float, thresholds: list[float], exits:
 def test_two_exits_spend_all_of_the_budget_that_whole_images_can() -> None:
     confidence = draw(0, exits=2, images=10)[0]
     for late in range(11):  # costs 0 and 1: the budget is the share of images that may go on
-        exits = leave(confidence, exit_thresholds(confidence, np.array([0.0, 1.0]), late / 10 + 0.05))
-        assert set(np.flatnonzero(exits)) == set(np.argsort(confidence[0])[:late])  # the least confident
+        exits = leave(
+            confidence, exit_thresholds(confidence, np.array([0.0, 1.0]), late / 10 + 0.05)
+        )
+        assert set(np.flatnonzero(exits)) == set(
+            np.argsort(confidence[0])[:late]
+        )  # the least confident
 
 
 def test_shares_are_geometric() -> None:
@@ -104,7 +137,9 @@ def test_the_budget_holds_on_the_calibration_images(digits: int) -> None:
         assert costs[-1] == pytest.approx(cost[-1])  # whatever the sum of equal costs is rounded to
         if digits == 9:  # without ties more budget is never spent on less
             assert costs == sorted(costs)
-            assert max(np.subtract(budgets, costs)) < 2 * cost[-1] / confidence.shape[1]  # what one or two images cost
+            assert (
+                max(np.subtract(budgets, costs)) < 2 * cost[-1] / confidence.shape[1]
+            )  # what one or two images cost
 
 
 def test_an_infinite_budget_gives_the_accuracy_of_the_last_exit() -> None:
@@ -118,16 +153,24 @@ def test_calibration_error() -> None:
     # (0, 1/2]: confidence 0.3, accuracy 0.5, of two; (1/2, 1]: confidence 0.9, accuracy 2/3, of three
     confidence = np.array([0.1, 0.5, 0.8, 0.9, 1.0])
     correct = np.array([True, False, True, True, False])
-    assert calibration_error(confidence, correct, bins=2) == pytest.approx((2 * 0.2 + 3 * (0.9 - 2 / 3)) / 5)
-    assert calibration_error(np.array([0.61, 0.69]), np.array([True, False])) == pytest.approx((0.39 + 0.69) / 2)  # 2 of 15 bins
+    assert calibration_error(confidence, correct, bins=2) == pytest.approx(
+        (2 * 0.2 + 3 * (0.9 - 2 / 3)) / 5
+    )
+    assert calibration_error(np.array([0.61, 0.69]), np.array([True, False])) == pytest.approx(
+        (0.39 + 0.69) / 2
+    )  # 2 of 15 bins
     assert calibration_error(np.array([0.0, 1.0]), np.array([False, True])) == 0
     assert calibration_error(np.ones(4), np.array([True, True, True, False])) == pytest.approx(0.25)
 
 
 def test_what_an_exit_is_said_to_cost() -> None:
     """Alone, or with the branches of those before it, where each was tried on the way."""
-    flops, spent, latency, accuracy = np.array([[10.0, 20.0], [10.0, 23.0], [0.5, 0.75], [0.25, 0.875]])
-    deployed = Deployed("sequential", ["mlp", "own"], [1, 4], flops, spent, latency, accuracy, np.zeros((2, 3)))
+    flops, spent, latency, accuracy = np.array(
+        [[10.0, 20.0], [10.0, 23.0], [0.5, 0.75], [0.25, 0.875]]
+    )
+    deployed = Deployed(
+        "sequential", ["mlp", "own"], [1, 4], flops, spent, latency, accuracy, np.zeros((2, 3))
+    )
     about = {"branch": "own", "depth": 4, "latency_ms": 0.75, "accuracy": 0.875}
     assert deployed.describe(1, tried=False) == about | {"flops": 20}
     assert deployed.describe(1, tried=True) == about | {"flops": 23}

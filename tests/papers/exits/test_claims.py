@@ -10,7 +10,15 @@ import pytest
 
 from papers.exits.claims import BRANCHES, CLAIMS, CNNS
 from papers.exits.tables import TABLE1, TABLE2, WITHOUT
-from pipeline.report.ledger import FAILS, HOLDS, NOT_COMPARABLE, NOT_RUN, UNDECIDED, WEAKER, Evidence
+from pipeline.report.ledger import (
+    FAILS,
+    HOLDS,
+    NOT_COMPARABLE,
+    NOT_RUN,
+    UNDECIDED,
+    WEAKER,
+    Evidence,
+)
 from tests.conftest import ALL_CLAIMS, ROOT
 
 RESULTS = ROOT / "results"
@@ -22,21 +30,51 @@ Row = dict[str, Any]
 Frames = tuple[pd.DataFrame, pd.DataFrame]
 
 
-def frozen(variant: str, order: str, score: Callable[[str, int], float], names: tuple[str, ...] = BRANCHES) -> list[Row]:
+def frozen(
+    variant: str, order: str, score: Callable[[str, int], float], names: tuple[str, ...] = BRANCHES
+) -> list[Row]:
     """Exits after every layer, and the last; the score is an accuracy in %, when counting an error."""
-    where = {"variant": variant, "strategy": "classifier_wise", "placement": "all", "architecture": "all", "order": order}
-    dataset, depths = "counting" if variant == "counting" else DATASET, range(1, KEEP + 1 if order == "pruned" else LAYERS)
-    rows = [{"branch": name, "depth": depth, "score": score(name, depth)} for name in names for depth in depths]
+    where = {
+        "variant": variant,
+        "strategy": "classifier_wise",
+        "placement": "all",
+        "architecture": "all",
+        "order": order,
+    }
+    dataset, depths = (
+        "counting" if variant == "counting" else DATASET,
+        range(1, KEEP + 1 if order == "pruned" else LAYERS),
+    )
+    rows = [
+        {"branch": name, "depth": depth, "score": score(name, depth)}
+        for name in names
+        for depth in depths
+    ]
     rows.append({"branch": "final", "depth": LAYERS, "score": score("final", LAYERS)})
     return [where | row | {"dataset": dataset} for row in rows]
 
 
-def trained(name: str, placement: tuple[int, ...], scores: list[float], strategy: str = "end_to_end", data: str = DATASET) -> list[Row]:
+def trained(
+    name: str,
+    placement: tuple[int, ...],
+    scores: list[float],
+    strategy: str = "end_to_end",
+    data: str = DATASET,
+) -> list[Row]:
     """Exits of one model and its last."""
-    where = {"variant": "none", "strategy": strategy, "architecture": name, "order": "sequential", "dataset": data}
+    where = {
+        "variant": "none",
+        "strategy": strategy,
+        "architecture": name,
+        "order": "sequential",
+        "dataset": data,
+    }
     where["placement"] = "-".join(map(str, placement)) or "none"
     places = [*((name, depth) for depth in placement), ("final", LAYERS)]
-    return [where | {"branch": branch, "depth": depth, "score": score} for (branch, depth), score in zip(places, scores, strict=True)]
+    return [
+        where | {"branch": branch, "depth": depth, "score": score}
+        for (branch, depth), score in zip(places, scores, strict=True)
+    ]
 
 
 def finish(rows: list[Row]) -> pd.DataFrame:
@@ -45,35 +83,61 @@ def finish(rows: list[Row]) -> pd.DataFrame:
     counts, score = found["dataset"] == "counting", found.pop("score")
     names = [*BRANCHES, "final"]
     flops = 100 * found["depth"] + [names.index(branch) for branch in found["branch"]]
-    found = found.assign(accuracy=(score / 100).where(~counts, 0.1), mae=(score + 0.01 * found["seed"]).where(counts))
+    found = found.assign(
+        accuracy=(score / 100).where(~counts, 0.1), mae=(score + 0.01 * found["seed"]).where(counts)
+    )
     return found.assign(flops=flops, practical=found["depth"] == 1)
 
 
 def baseline(name: str, depth: int) -> float:
-    early = {"mlp": -5, "cnn_ignore": 3, "cnn_add": 1, "cnn_project": 2}.get(name, 0) if depth <= 3 else 0
+    early = (
+        {"mlp": -5, "cnn_ignore": 3, "cnn_add": 1, "cnn_project": 2}.get(name, 0)
+        if depth <= 3
+        else 0
+    )
     return 60 + depth + early + (2 if name == "resmlp" and 4 <= depth <= 6 else 0)
 
 
 def counting(name: str, depth: int) -> float:
-    return 3.9 if name == "final" else 5 - 0.1 * depth - (0.2 if name == MIXER else 0.5 if name == VIT and depth >= 4 else 0)
+    return (
+        3.9
+        if name == "final"
+        else 5 - 0.1 * depth - (0.2 if name == MIXER else 0.5 if name == VIT and depth >= 4 else 0)
+    )
 
 
 def together(name: str, placement: tuple[int, ...]) -> list[float]:
     off = 1 if name == VIT else -1 if name in CNNS else 0
-    return [85 + off, 89] if placement == (6,) else [80 + off, 85 + off, 88 + off, 88.5 + max(off, 0)]
+    return (
+        [85 + off, 89] if placement == (6,) else [80 + off, 85 + off, 88 + off, 88.5 + max(off, 0)]
+    )
 
 
 def exits() -> pd.DataFrame:
     rows = [
-        *frozen("baseline", "sequential", baseline), *frozen("baseline", "arbitrary", lambda name, depth: 12),
-        *frozen("ls", "sequential", lambda name, depth: 60, LS_BRANCHES), *frozen("ls", "arbitrary", lambda name, depth: 57, LS_BRANCHES),
-        *frozen("ls", "pruned", lambda name, depth: 56, LS_BRANCHES), *frozen("counting", "sequential", counting),
-        *trained("none", (), [90]), *trained("none", (), [4], data="counting"),
-        *trained("cnn_ignore", (6,), [84.5, 70], "layer_wise"), *trained("cnn_ignore", (3, 6, 9), [79, 70, 65, 60], "layer_wise"),
-    ]  # fmt: skip
-    rows += [row for name in BRANCHES for placement in ((6,), (3, 6, 9)) for row in trained(name, placement, together(name, placement))]
+        *frozen("baseline", "sequential", baseline),
+        *frozen("baseline", "arbitrary", lambda name, depth: 12),
+        *frozen("ls", "sequential", lambda name, depth: 60, LS_BRANCHES),
+        *frozen("ls", "arbitrary", lambda name, depth: 57, LS_BRANCHES),
+        *frozen("ls", "pruned", lambda name, depth: 56, LS_BRANCHES),
+        *frozen("counting", "sequential", counting),
+        *trained("none", (), [90]),
+        *trained("none", (), [4], data="counting"),
+        *trained("cnn_ignore", (6,), [84.5, 70], "layer_wise"),
+        *trained("cnn_ignore", (3, 6, 9), [79, 70, 65, 60], "layer_wise"),
+    ]
+    rows += [
+        row
+        for name in BRANCHES
+        for placement in ((6,), (3, 6, 9))
+        for row in trained(name, placement, together(name, placement))
+    ]
     errors = {"mlp": 3.7, "vit": 3.9, "mixer": 3.8}
-    rows += [row for name in BRANCHES for row in trained(name, (6,), [6, errors.get(name, 5)], data="counting")]
+    rows += [
+        row
+        for name in BRANCHES
+        for row in trained(name, (6,), [6, errors.get(name, 5)], data="counting")
+    ]
     return finish(rows)
 
 
@@ -81,10 +145,19 @@ def dynamic() -> pd.DataFrame:
     """Half of the largest budget is 150: the nearest is 160."""
     columns = ["policy", "budget", "flops", "accuracy"]
     rows = [
-        ("confidence", 100, 100, 0.5), ("confidence", 160, 165, 0.85), ("confidence", 300, 290, 0.9),
-        ("budget", 100, 100, 0.5), ("budget", 160, 150, 0.8), ("budget", 300, 300, 0.95), ("anytime", 160, 400, 0.99),
-    ]  # fmt: skip
-    frames = [pd.DataFrame(rows, columns=columns).assign(seed=seed, variant=variant) for seed in SEEDS for variant in ("baseline", "ls")]
+        ("confidence", 100, 100, 0.5),
+        ("confidence", 160, 165, 0.85),
+        ("confidence", 300, 290, 0.9),
+        ("budget", 100, 100, 0.5),
+        ("budget", 160, 150, 0.8),
+        ("budget", 300, 300, 0.95),
+        ("anytime", 160, 400, 0.99),
+    ]
+    frames = [
+        pd.DataFrame(rows, columns=columns).assign(seed=seed, variant=variant)
+        for seed in SEEDS
+        for variant in ("baseline", "ls")
+    ]
     found = pd.concat(frames, ignore_index=True).assign(dataset=DATASET)
     return found.assign(accuracy=found["accuracy"].where(found["variant"] == "baseline", 0.1))
 
@@ -95,9 +168,13 @@ def made() -> Frames:
     return exits(), dynamic()
 
 
-def evidence(frames: Frames, dataset: str = DATASET, model: str = "vit_micro", scale: str = "published") -> Evidence:
+def evidence(
+    frames: Frames, dataset: str = DATASET, model: str = "vit_micro", scale: str = "published"
+) -> Evidence:
     found = Evidence(RESULTS)
-    found.tables |= {name: frame.copy() for name, frame in zip(("exits", "exits_dynamic"), frames, strict=True)}
+    found.tables |= {
+        name: frame.copy() for name, frame in zip(("exits", "exits_dynamic"), frames, strict=True)
+    }
     found.cell = found.cell | {"dataset": dataset, "model": model, "scale": scale}
     return found
 
@@ -108,12 +185,28 @@ def entry(claim_id: str, e: Evidence) -> dict[str, Any]:
 
 # Each holds
 KNOWN = {
-    "practical-each": 7, "mlp-poor-early": 6, "cnn-early": 3, "cnn-ignore-early": 1, "resmlp-middle": 2,
-    "small-differences": 2 / 6, "late-beats-final": 0.5, "vit-counting": 0.3, "mixer-counting": 100,
-    "e2e-final-cost.6": 1, "e2e-final-cost.3-6-9": 90 - (88.5 * 6 + 89.5) / 7, "e2e-counting": 0.2, "e2e-vit-best": 100,
-    "e2e-cnn-worst": 1.25, "layer-wise-first": 0.25, "layer-wise-later": (19 + 28.5) / 2, "any-order": 3,
-    "any-order-baseline": 100 * 2 / (66 - 6 / 33 - 10), "pruned": 4, "confidence": 5, "budget-held": 3.125,
-}  # fmt: skip
+    "practical-each": 7,
+    "mlp-poor-early": 6,
+    "cnn-early": 3,
+    "cnn-ignore-early": 1,
+    "resmlp-middle": 2,
+    "small-differences": 2 / 6,
+    "late-beats-final": 0.5,
+    "vit-counting": 0.3,
+    "mixer-counting": 100,
+    "e2e-final-cost.6": 1,
+    "e2e-final-cost.3-6-9": 90 - (88.5 * 6 + 89.5) / 7,
+    "e2e-counting": 0.2,
+    "e2e-vit-best": 100,
+    "e2e-cnn-worst": 1.25,
+    "layer-wise-first": 0.25,
+    "layer-wise-later": (19 + 28.5) / 2,
+    "any-order": 3,
+    "any-order-baseline": 100 * 2 / (66 - 6 / 33 - 10),
+    "pruned": 4,
+    "confidence": 5,
+    "budget-held": 3.125,
+}
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -128,7 +221,9 @@ Change = Callable[[Evidence], None]
 
 
 def chosen(rows: pd.DataFrame, where: dict[str, Any]) -> np.ndarray:
-    return np.logical_and.reduce([rows[column].isin(v if isinstance(v, tuple) else (v,)) for column, v in where.items()])
+    return np.logical_and.reduce(
+        [rows[column].isin(v if isinstance(v, tuple) else (v,)) for column, v in where.items()]
+    )
 
 
 def put(column: str, value: Any, **where: Any) -> Change:
@@ -143,7 +238,9 @@ def put(column: str, value: Any, **where: Any) -> Change:
 
 def add(points: float, **where: Any) -> Change:
     """Adds points to accuracies, when counting objects to errors."""
-    column, amount = ("mae", points) if where["dataset"] == "counting" else ("accuracy", points / 100)
+    column, amount = (
+        ("mae", points) if where["dataset"] == "counting" else ("accuracy", points / 100)
+    )
 
     def change(e: Evidence) -> None:
         rows = e.table("exits")
@@ -165,12 +262,27 @@ THREE = {"placement": "3-6-9"}
     [
         ("practical-each", put("practical", False, **IN_ORDER, branch=VIT), 6, WEAKER),
         ("practical-each", put("practical", False, **IN_ORDER, branch=(VIT, MLP, *CNNS)), 2, FAILS),
-        ("practical-each", put("practical", False, **IN_ORDER, branch=VIT, seed=0), 34 / 5, UNDECIDED),
+        (
+            "practical-each",
+            put("practical", False, **IN_ORDER, branch=VIT, seed=0),
+            34 / 5,
+            UNDECIDED,
+        ),
         ("practical-each", put("practical", False, dataset=DATASET, variant="ls"), 7, HOLDS),
         ("mlp-poor-early", add(14, **IN_ORDER, branch=MLP, depth=(1, 2, 3)), -8, FAILS),
         ("cnn-early", add(4, **IN_ORDER, branch=MIXER, depth=(1, 2, 3)), -1, FAILS),
-        ("cnn-early", add(12, **IN_ORDER, branch=MIXER, depth=1), -1, FAILS),  # -9, 3, 3: the mean decides
-        ("cnn-early", add(8, **IN_ORDER, branch=MIXER, seed=0), (-5 + 4 * 3) / 5, UNDECIDED),  # seeds that disagree decide nothing
+        (
+            "cnn-early",
+            add(12, **IN_ORDER, branch=MIXER, depth=1),
+            -1,
+            FAILS,
+        ),  # -9, 3, 3: the mean decides
+        (
+            "cnn-early",
+            add(8, **IN_ORDER, branch=MIXER, seed=0),
+            (-5 + 4 * 3) / 5,
+            UNDECIDED,
+        ),  # seeds that disagree decide nothing
         ("cnn-ignore-early", add(2, **IN_ORDER, branch="cnn_add", depth=1), 1 - 1 / 3, HOLDS),
         ("cnn-ignore-early", add(4, **IN_ORDER, branch="cnn_add", depth=(1, 2, 3)), -2, FAILS),
         ("resmlp-middle", add(-3, **IN_ORDER, branch="resmlp", depth=(4, 5, 6)), -1, FAILS),
@@ -184,10 +296,25 @@ THREE = {"placement": "3-6-9"}
         ("vit-counting", add(-1, **COUNTED, branch=MLP, depth=(1, 2, 3)), 0.3, HOLDS),
         ("vit-counting", add(1, **COUNTED, branch=VIT), -0.7, FAILS),
         ("mixer-counting", add(1, **COUNTED, branch=MIXER, depth=(1, 2, 3, 4)), 700 / 11, HOLDS),
-        ("mixer-counting", add(1, **COUNTED, branch=MIXER, depth=(1, 2, 3, 4, 5, 6)), 500 / 11, FAILS),
+        (
+            "mixer-counting",
+            add(1, **COUNTED, branch=MIXER, depth=(1, 2, 3, 4, 5, 6)),
+            500 / 11,
+            FAILS,
+        ),
         ("e2e-final-cost.6", add(-2, **TOGETHER, placement="none"), -1, FAILS),
-        ("e2e-final-cost.6", add(14, **TOGETHER, placement="6", architecture=MLP, branch="final"), -1, FAILS),
-        ("e2e-final-cost.6", add(14, **TOGETHER, placement="6", branch=MLP), 1, HOLDS),  # an early exit
+        (
+            "e2e-final-cost.6",
+            add(14, **TOGETHER, placement="6", architecture=MLP, branch="final"),
+            -1,
+            FAILS,
+        ),
+        (
+            "e2e-final-cost.6",
+            add(14, **TOGETHER, placement="6", branch=MLP),
+            1,
+            HOLDS,
+        ),  # an early exit
         ("e2e-counting", add(-1, dataset="counting", architecture="none"), -0.8, FAILS),
         ("e2e-counting", add(9, dataset="counting", architecture="resmlp"), 0.2, HOLDS),
         ("e2e-vit-best", add(2, **TOGETHER, **THREE, architecture="resmlp"), 100 * 20 / 24, HOLDS),
@@ -200,12 +327,42 @@ THREE = {"placement": "3-6-9"}
         ("layer-wise-later", add(30, **LAYER_WISE, branch="final"), 23.75 - 30, FAILS),
         ("any-order", add(-7, dataset=DATASET, variant="ls", order="arbitrary"), 10, WEAKER),
         ("any-order", add(-20, dataset=DATASET, variant="ls", order="arbitrary"), 23, FAILS),
-        ("any-order", add(-20, dataset=DATASET, variant="ls", order="arbitrary", branch="final"), 3, HOLDS),
-        ("any-order-baseline", add(-10, dataset=DATASET, variant="baseline", order="arbitrary", branch=LS_BRANCHES), -14.332, HOLDS),
-        ("any-order-baseline", add(45, dataset=DATASET, variant="baseline", order="arbitrary", branch=LS_BRANCHES), 84.202, FAILS),
-        ("any-order-baseline", add(8, dataset=DATASET, variant="baseline", order="arbitrary", branch=LS_BRANCHES), 17.9153, WEAKER),
-        ("any-order-baseline", add(45, dataset=DATASET, variant="baseline", order="arbitrary", branch=MIXER), 3.58306, HOLDS),
-        ("pruned", add(20, dataset=DATASET, variant="ls", order="sequential", depth=(10, 11)), 4, HOLDS),  # not reached when pruned
+        (
+            "any-order",
+            add(-20, dataset=DATASET, variant="ls", order="arbitrary", branch="final"),
+            3,
+            HOLDS,
+        ),
+        (
+            "any-order-baseline",
+            add(-10, dataset=DATASET, variant="baseline", order="arbitrary", branch=LS_BRANCHES),
+            -14.332,
+            HOLDS,
+        ),
+        (
+            "any-order-baseline",
+            add(45, dataset=DATASET, variant="baseline", order="arbitrary", branch=LS_BRANCHES),
+            84.202,
+            FAILS,
+        ),
+        (
+            "any-order-baseline",
+            add(8, dataset=DATASET, variant="baseline", order="arbitrary", branch=LS_BRANCHES),
+            17.9153,
+            WEAKER,
+        ),
+        (
+            "any-order-baseline",
+            add(45, dataset=DATASET, variant="baseline", order="arbitrary", branch=MIXER),
+            3.58306,
+            HOLDS,
+        ),
+        (
+            "pruned",
+            add(20, dataset=DATASET, variant="ls", order="sequential", depth=(10, 11)),
+            4,
+            HOLDS,
+        ),  # not reached when pruned
         ("pruned", add(20, dataset=DATASET, variant="ls", order="sequential"), 24, FAILS),
         ("confidence", put("accuracy", 0.795, policy="confidence", budget=160), -0.5, WEAKER),
         ("confidence", put("accuracy", 0.7, policy="confidence", budget=160), -10, FAILS),
@@ -215,7 +372,9 @@ THREE = {"placement": "3-6-9"}
         ("budget-held", put("flops", 390, policy="budget", budget=300), 3.125, HOLDS),
     ],
 )
-def test_a_verdict_follows_its_rows(name: str, change: Change, value: float, verdict: str, made: Frames) -> None:
+def test_a_verdict_follows_its_rows(
+    name: str, change: Change, value: float, verdict: str, made: Frames
+) -> None:
     e = evidence(made)
     change(e)
     found = entry(name, e)
@@ -226,18 +385,58 @@ def test_a_verdict_follows_its_rows(name: str, change: Change, value: float, ver
 @pytest.mark.parametrize(
     ("name", "gone", "said"),
     [
-        ("cnn-early", {"branch": VIT, "depth": 2}, "classifier-wise training on the baseline: ViT-EE after layer 2"),
-        ("cnn-early", {"branch": VIT, "depth": 2, "seed": 1}, "is not among the results of every seed"),
+        (
+            "cnn-early",
+            {"branch": VIT, "depth": 2},
+            "classifier-wise training on the baseline: ViT-EE after layer 2",
+        ),
+        (
+            "cnn-early",
+            {"branch": VIT, "depth": 2, "seed": 1},
+            "is not among the results of every seed",
+        ),
         ("practical-each", {"depth": 7}, "MLP-EE after layer 7"),
-        ("late-beats-final", {"variant": "counting"}, "classifier-wise training on the counting task is not among"),
+        (
+            "late-beats-final",
+            {"variant": "counting"},
+            "classifier-wise training on the counting task is not among",
+        ),
         ("late-beats-final", {"branch": "final"}, "the last exit is not among the results"),
-        ("e2e-final-cost.6", {"architecture": "none"}, "end-to-end training, without early exits, is not among"),
-        ("e2e-vit-best", {"placement": "3-6-9"}, "end-to-end training, exits after layers 3-6-9, is not among"),
-        ("e2e-counting", {"placement": "6", "dataset": "counting"}, "end-to-end training for counting, exits after layers 6, is not among"),
-        ("layer-wise-first", {"strategy": "layer_wise"}, "layer-wise training is not among the results"),
-        ("any-order", {"variant": "ls"}, "exits on a LayerShuffle backbone, arbitrary, are not among the results"),
-        ("any-order-baseline", {"variant": "baseline", "order": "arbitrary"}, "exits on baseline, arbitrary is not among"),
-        ("pruned", {"order": "pruned"}, "exits on a LayerShuffle backbone, pruned, are not among the results"),
+        (
+            "e2e-final-cost.6",
+            {"architecture": "none"},
+            "end-to-end training, without early exits, is not among",
+        ),
+        (
+            "e2e-vit-best",
+            {"placement": "3-6-9"},
+            "end-to-end training, exits after layers 3-6-9, is not among",
+        ),
+        (
+            "e2e-counting",
+            {"placement": "6", "dataset": "counting"},
+            "end-to-end training for counting, exits after layers 6, is not among",
+        ),
+        (
+            "layer-wise-first",
+            {"strategy": "layer_wise"},
+            "layer-wise training is not among the results",
+        ),
+        (
+            "any-order",
+            {"variant": "ls"},
+            "exits on a LayerShuffle backbone, arbitrary, are not among the results",
+        ),
+        (
+            "any-order-baseline",
+            {"variant": "baseline", "order": "arbitrary"},
+            "exits on baseline, arbitrary is not among",
+        ),
+        (
+            "pruned",
+            {"order": "pruned"},
+            "exits on a LayerShuffle backbone, pruned, are not among the results",
+        ),
     ],
 )
 def test_what_is_missing_is_said(name: str, gone: dict[str, Any], said: str, made: Frames) -> None:
@@ -250,7 +449,11 @@ def test_what_is_missing_is_said(name: str, gone: dict[str, Any], said: str, mad
 def test_a_small_model_is_no_reason_in_the_papers_own_cell(made: Frames) -> None:
     e = evidence(made)
     add(4, **IN_ORDER, branch=MIXER, depth=(1, 2, 3))(e)
-    for model, scale, said in (("vit_b16_384", "published", False), ("vit_b16_384", "minutes", True), ("vit_micro", "published", True)):
+    for model, scale, said in (
+        ("vit_b16_384", "published", False),
+        ("vit_b16_384", "minutes", True),
+        ("vit_micro", "published", True),
+    ):
         found = entry("cnn-early", evidence((e.table("exits"), made[1]), model=model, scale=scale))
         assert (found["verdict"], "possible reason" in found["reason"]) == (FAILS, said)
 
@@ -258,24 +461,45 @@ def test_a_small_model_is_no_reason_in_the_papers_own_cell(made: Frames) -> None
 def test_without_a_policy_its_claims_are_not_run(made: Frames) -> None:
     rows, budgets = made
     found = entry("confidence", evidence((rows, budgets[budgets["policy"] != "budget"])))
-    assert (found["verdict"], found["reason"]) == (NOT_RUN, "dynamic inference with the baseline, policy budget, is not among the results")
-    assert entry("budget-held", evidence((rows, budgets[budgets["policy"] != "budget"])))["verdict"] == HOLDS
-    assert entry("budget-held", evidence((rows, budgets[budgets["variant"] == "ls"])))["verdict"] == NOT_RUN
+    assert (found["verdict"], found["reason"]) == (
+        NOT_RUN,
+        "dynamic inference with the baseline, policy budget, is not among the results",
+    )
+    assert (
+        entry("budget-held", evidence((rows, budgets[budgets["policy"] != "budget"])))["verdict"]
+        == HOLDS
+    )
+    assert (
+        entry("budget-held", evidence((rows, budgets[budgets["variant"] == "ls"])))["verdict"]
+        == NOT_RUN
+    )
 
 
 def test_a_claim_about_two_data_sets_is_not_run_on_others(made: Frames) -> None:
     rows, budgets = made
-    for dataset, verdict in (("cifar10", HOLDS), ("cifar100", NOT_RUN), ("fashion_mnist", HOLDS), ("digits", NOT_RUN)):
+    for dataset, verdict in (
+        ("cifar10", HOLDS),
+        ("cifar100", NOT_RUN),
+        ("fashion_mnist", HOLDS),
+        ("digits", NOT_RUN),
+    ):
         moved = rows.assign(dataset=rows["dataset"].replace(DATASET, dataset))
         assert entry("small-differences", evidence((moved, budgets), dataset))["verdict"] == verdict
 
 
 def published(dataset: str) -> pd.DataFrame:
     """Tables I and II as if they had been measured here."""
-    rows = [*trained("none", (), [WITHOUT[dataset]], data=dataset), *trained("none", (), [WITHOUT["counting"]], data="counting")]
+    rows = [
+        *trained("none", (), [WITHOUT[dataset]], data=dataset),
+        *trained("none", (), [WITHOUT["counting"]], data="counting"),
+    ]
     for table, placement in ((TABLE1, (6,)), (TABLE2, (3, 6, 9))):
         for name in {dataset, "counting"} & set(table):
-            rows += [row for branch in BRANCHES for row in trained(branch, placement, list(table[name][branch]), data=name)]
+            rows += [
+                row
+                for branch in BRANCHES
+                for row in trained(branch, placement, list(table[name][branch]), data=name)
+            ]
     return finish(rows)
 
 
@@ -293,23 +517,51 @@ def test_tables_are_compared_in_the_papers_cells(made: Frames) -> None:
             said = f"cifar10 with {model} at scale {scale} is none of the paper's cells"
             assert (found["verdict"], found["reason"]) == (NOT_COMPARABLE, said)
     rows = e.table("exits").replace({"dataset": {"cifar10": "fashion_mnist"}})
-    assert entry("table2", evidence((rows, made[1]), "fashion_mnist", "vit_b16"))["verdict"] == NOT_COMPARABLE
-    assert entry("table1", evidence((e.table("exits"), made[1]), "cifar100", "vit_b16"))["verdict"] == NOT_RUN
+    assert (
+        entry("table2", evidence((rows, made[1]), "fashion_mnist", "vit_b16"))["verdict"]
+        == NOT_COMPARABLE
+    )
+    assert (
+        entry("table1", evidence((e.table("exits"), made[1]), "cifar100", "vit_b16"))["verdict"]
+        == NOT_RUN
+    )
 
 
 def test_the_papers_own_figures_give_the_published_column(made: Frames) -> None:
     """All hold on them but one: with MLP-EE among the others, CIFAR-10 does not show that CNN-based branches perform much worse."""
     for dataset, given in (
-        ("cifar10", {"e2e-final-cost.6": "+1.32", "e2e-final-cost.3-6-9": "+1.47", "e2e-vit-best": "96", "e2e-cnn-worst": "-0.00"}),
-        ("cifar100", {"e2e-final-cost.6": "+3.85", "e2e-final-cost.3-6-9": "+4.24", "e2e-vit-best": "100", "e2e-cnn-worst": "+3.60"}),
+        (
+            "cifar10",
+            {
+                "e2e-final-cost.6": "+1.32",
+                "e2e-final-cost.3-6-9": "+1.47",
+                "e2e-vit-best": "96",
+                "e2e-cnn-worst": "-0.00",
+            },
+        ),
+        (
+            "cifar100",
+            {
+                "e2e-final-cost.6": "+3.85",
+                "e2e-final-cost.3-6-9": "+4.24",
+                "e2e-vit-best": "100",
+                "e2e-cnn-worst": "+3.60",
+            },
+        ),
     ):
         e = evidence((published(dataset), made[1]), dataset, "vit_b16")
         for name, figure in given.items():
             found = entry(name, e)
             assert f"{figure} (CIFAR-{dataset[5:]})" in found["published"]
-            assert float(figure) == pytest.approx(found["measured"]["mean"], abs=0.5 if name == "e2e-vit-best" else 0.005)
-            assert found["verdict"] == (FAILS if (dataset, name) == ("cifar10", "e2e-cnn-worst") else HOLDS)
-    assert entry("e2e-counting", e)["measured"]["mean"] == pytest.approx(11.07 - (10.72 + 11.01 + 10.93) / 3, abs=1e-4)
+            assert float(figure) == pytest.approx(
+                found["measured"]["mean"], abs=0.5 if name == "e2e-vit-best" else 0.005
+            )
+            assert found["verdict"] == (
+                FAILS if (dataset, name) == ("cifar10", "e2e-cnn-worst") else HOLDS
+            )
+    assert entry("e2e-counting", e)["measured"]["mean"] == pytest.approx(
+        11.07 - (10.72 + 11.01 + 10.93) / 3, abs=1e-4
+    )
 
 
 def test_orders_behind_an_exit_are_counted(made: Frames) -> None:
@@ -337,20 +589,28 @@ def test_result_files_are_read_where_they_are(tmp_path: Path, made: Frames) -> N
     e = Evidence(tmp_path)
     assert e.table("exits").empty
     assert e.table("exits_dynamic").empty
-    (tmp_path / "exits_dynamic.csv").write_text("\n")  # what pandas writes of no rows and no columns
-    only_one = made[0][made[0]["placement"].isin(["6", "none"])]  # a column of numbers and words, or of numbers alone, stays text
+    (tmp_path / "exits_dynamic.csv").write_text(
+        "\n"
+    )  # what pandas writes of no rows and no columns
+    only_one = made[0][
+        made[0]["placement"].isin(["6", "none"])
+    ]  # a column of numbers and words, or of numbers alone, stays text
     only_one[only_one["placement"] == "6"].to_csv(tmp_path / "exits.csv", index=False)
     e = Evidence(tmp_path)
     assert set(e.table("exits")["placement"]) == {"6"}
     assert e.table("exits_dynamic").empty
     only_one.to_csv(tmp_path / "exits.csv", index=False)
-    assert entry("e2e-final-cost.6", Evidence(tmp_path))["verdict"] == HOLDS  # "none" is no missing value
+    assert (
+        entry("e2e-final-cost.6", Evidence(tmp_path))["verdict"] == HOLDS
+    )  # "none" is no missing value
 
 
 def test_claims_are_told_apart_and_readable() -> None:
     assert len({claim.id for claim in ALL_CLAIMS}) == len(ALL_CLAIMS)
     assert [claim for claim in ALL_CLAIMS if claim in CLAIMS] == CLAIMS
-    assert {claim.id for claim in CLAIMS} == {f"exits.{name}" for name in (*KNOWN, "table1", "table2")}
+    assert {claim.id for claim in CLAIMS} == {
+        f"exits.{name}" for name in (*KNOWN, "table1", "table2")
+    }
     for claim in CLAIMS:
         assert claim.source.startswith(("Multi-exit ViT, ", "beyond the paper"))
         assert (claim.published == "not studied") == (claim.source == "beyond the paper")

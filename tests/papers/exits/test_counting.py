@@ -17,13 +17,19 @@ OPTIONS = Counting(canvas=32, most=5, train=300, validation=60, heldout=30, epoc
 GREYS = {"train": 100, "validation": 200, "heldout": 50}
 
 
-def write_source(folder: Path, splits: tuple[str, ...] = tuple(GREYS), colour: tuple[int, ...] = ()) -> Path:
+def write_source(
+    folder: Path, splits: tuple[str, ...] = tuple(GREYS), colour: tuple[int, ...] = ()
+) -> Path:
     """A prepared data set of 10 images of 28 x 28 a split, all of one value; in colour its share by channel is `colour` / 100."""
     folder.mkdir()
     shape = (28, 28, 3) if colour else (28, 28)
     for split in splits:
         value = np.uint8(np.array(colour) * GREYS[split] // 100 if colour else GREYS[split])
-        write_arrow(folder / f"{split}.arrow", shape, [Arrays(np.full((10, *shape), value, np.uint8), np.arange(10))])
+        write_arrow(
+            folder / f"{split}.arrow",
+            shape,
+            [Arrays(np.full((10, *shape), value, np.uint8), np.arange(10))],
+        )
     (folder / "meta.json").write_text(json.dumps({"counts": dict.fromkeys(splits, 10)}))
     return folder
 
@@ -55,7 +61,9 @@ def test_the_same_input_gives_the_same_bytes(source: Path, canvases: Path, tmp_p
     assert not np.array_equal(read(tmp_path / "other", "train")[1], read(canvases, "train")[1])
 
 
-def test_a_canvas_depends_on_its_index_not_on_how_many_there_are(source: Path, canvases: Path, tmp_path: Path) -> None:
+def test_a_canvas_depends_on_its_index_not_on_how_many_there_are(
+    source: Path, canvases: Path, tmp_path: Path
+) -> None:
     write_canvases(source, OPTIONS.model_copy(update={"train": 20}), tmp_path)
     for few, many in zip(read(tmp_path, "train"), read(canvases, "train"), strict=True):
         assert np.array_equal(few, many[:20])
@@ -129,20 +137,33 @@ def test_colour_and_moments(tmp_path: Path) -> None:
 def test_shards_of_image_files_are_read(source: Path, canvases: Path, tmp_path: Path) -> None:
     """As :func:`pipeline.data.prepare.prepare` lists them: here one split in two files."""
     shards = {split: [{"file": str(source / f"{split}.arrow")}] * 2 for split in GREYS}
-    (tmp_path / "meta.json").write_text(json.dumps({"counts": dict.fromkeys(GREYS, 20), "shards": shards}))
+    (tmp_path / "meta.json").write_text(
+        json.dumps({"counts": dict.fromkeys(GREYS, 20), "shards": shards})
+    )
     write_canvases(tmp_path, OPTIONS, tmp_path / "out")
     pixels, labels = read(tmp_path / "out", "validation")
     assert set(np.unique(pixels)) == {0, GREYS["validation"]}
-    assert np.array_equal(labels, read(canvases, "validation")[1])  # drawn before anything depends on the source
+    assert np.array_equal(
+        labels, read(canvases, "validation")[1]
+    )  # drawn before anything depends on the source
 
 
 def test_a_split_reads_it(canvases: Path) -> None:
     meta = read_meta(canvases)
-    assert (meta["name"], meta["classes"], meta["image_shape"], meta["largest"]) == ("counting", ["count"], [32, 32], 5)
-    split = Split(canvases, "validation", torch.device("cpu"), 1, 32, tuple(meta["mean"]), tuple(meta["std"]))
+    assert (meta["name"], meta["classes"], meta["image_shape"], meta["largest"]) == (
+        "counting",
+        ["count"],
+        [32, 32],
+        5,
+    )
+    split = Split(
+        canvases, "validation", torch.device("cpu"), 1, 32, tuple(meta["mean"]), tuple(meta["std"])
+    )
     images, labels = split.take(slice(None))
     assert images.shape == (60, 1, 32, 32)
     assert torch.equal(labels, torch.from_numpy(read(canvases, "validation")[1]))
-    train, _ = Split(canvases, "train", torch.device("cpu"), 1, 32, tuple(meta["mean"]), tuple(meta["std"])).take(slice(None))
+    train, _ = Split(
+        canvases, "train", torch.device("cpu"), 1, 32, tuple(meta["mean"]), tuple(meta["std"])
+    ).take(slice(None))
     assert abs(float(train.mean())) < 1e-3
     assert float(train.std()) == pytest.approx(1, abs=1e-3)

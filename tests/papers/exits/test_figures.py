@@ -9,7 +9,18 @@ import pandas as pd
 import pytest
 
 from papers.exits.figures import ACCURACY, ERROR, ExitFigures, over_seeds
-from papers.exits.tables import FLOPS, FORMS, LABELS, LAYER_WISE, TABLE1, TABLE2, WITHOUT, exit_numbers, exit_table, write_exit_tables
+from papers.exits.tables import (
+    FLOPS,
+    FORMS,
+    LABELS,
+    LAYER_WISE,
+    TABLE1,
+    TABLE2,
+    WITHOUT,
+    exit_numbers,
+    exit_table,
+    write_exit_tables,
+)
 from pipeline.config.params import Params
 from pipeline.jobs.files import sha256
 
@@ -18,17 +29,34 @@ FIGURES = {"exits_tradeoff", "exits_counting", "exits_orders", "exits_dynamic"}
 LAST = 4  # layers
 
 
-def exit_row(strategy: str, seed: int, branch: str, depth: int, dataset: str = "d", **more: Any) -> dict[str, Any]:
+def exit_row(
+    strategy: str, seed: int, branch: str, depth: int, dataset: str = "d", **more: Any
+) -> dict[str, Any]:
     """A row of exits.csv: deeper exits are better, and the seeds are 0.02 (counting: 0.2) apart."""
     value = {"accuracy": 0.5 + 0.05 * depth + 0.02 * seed, "ece": 0.01 * depth}
     if dataset == "counting":
         value = {"accuracy": 0.2, "mae": 3 - 0.1 * depth + 0.2 * seed}
     cost = 1_000_000 * depth + (50_000 * list(LABELS).index(branch) if branch in LABELS else 0)
     row = {
-        "dataset": dataset, "model": "m", "variant": "none", "strategy": strategy, "placement": "none", "architecture": "none",
-        "seed": seed, "order": "sequential", "branch": branch, "depth": depth, "lr": 0.1, "epochs": 2.0, "accuracy": None, "mae": None,
-        "ece": None, "flops": 2 * cost, "latency_ms": depth + 0.1, "practical": branch == "mlp",
-    }  # fmt: skip
+        "dataset": dataset,
+        "model": "m",
+        "variant": "none",
+        "strategy": strategy,
+        "placement": "none",
+        "architecture": "none",
+        "seed": seed,
+        "order": "sequential",
+        "branch": branch,
+        "depth": depth,
+        "lr": 0.1,
+        "epochs": 2.0,
+        "accuracy": None,
+        "mae": None,
+        "ece": None,
+        "flops": 2 * cost,
+        "latency_ms": depth + 0.1,
+        "practical": branch == "mlp",
+    }
     return row | value | more
 
 
@@ -36,17 +64,33 @@ def exit_row(strategy: str, seed: int, branch: str, depth: int, dataset: str = "
 def exits() -> pd.DataFrame:
     """All strategies: two seeds, four layers, exits after 1 to 3 (frozen) and after 6 or 3, 6, 9 (trained)."""
     rows = []
-    frozen = (("baseline", "d", list(LABELS)), ("ls", "d", ["mlp", "vit"]), ("counting", "counting", ["mlp", "resmlp"]))
-    for (variant, dataset, branches), seed, order in itertools.product(frozen, (0, 1), ("sequential", "arbitrary", "pruned")):
+    frozen = (
+        ("baseline", "d", list(LABELS)),
+        ("ls", "d", ["mlp", "vit"]),
+        ("counting", "counting", ["mlp", "resmlp"]),
+    )
+    for (variant, dataset, branches), seed, order in itertools.product(
+        frozen, (0, 1), ("sequential", "arbitrary", "pruned")
+    ):
         where = {"variant": variant, "order": order, "placement": "all", "architecture": "all"}
         exits = [*itertools.product(branches, range(1, LAST)), ("final", LAST)]
-        rows += [exit_row("classifier_wise", seed, branch, depth, dataset, **where) for branch, depth in exits]
+        rows += [
+            exit_row("classifier_wise", seed, branch, depth, dataset, **where)
+            for branch, depth in exits
+        ]
     for strategy, branches in (("end_to_end", ["mlp", "vit"]), ("layer_wise", ["cnn_ignore"])):
         for branch, placement, seed in itertools.product(branches, ("6", "3-6-9"), (0, 1)):
             where = {"placement": placement, "architecture": branch}
-            rows += [exit_row(strategy, seed, branch, int(depth), **where) for depth in placement.split("-")]
+            rows += [
+                exit_row(strategy, seed, branch, int(depth), **where)
+                for depth in placement.split("-")
+            ]
             rows.append(exit_row(strategy, seed, "final", 12, **where))
-    rows += [exit_row("end_to_end", seed, "final", 12, dataset) for seed in (0, 1) for dataset in ("d", "counting")]
+    rows += [
+        exit_row("end_to_end", seed, "final", 12, dataset)
+        for seed in (0, 1)
+        for dataset in ("d", "counting")
+    ]
     return pd.DataFrame(rows)
 
 
@@ -55,30 +99,84 @@ def dynamic() -> pd.DataFrame:
     """Two budgets; the confidence policy exceeds its budget by 2 %."""
     budgets, seeds, policies = (2_000_000, 8_000_000), (0, 1), ("budget", "anytime", "confidence")
     rows = [
-        ("d", "m", variant, seed, 2 + seed, policy, budget, budget * (1.02 if policy == "confidence" else 1), 1.5, 0.6 + 0.01 * seed)
-        for variant, seed, budget, policy in itertools.product(("baseline", "ls"), seeds, budgets, policies)
+        (
+            "d",
+            "m",
+            variant,
+            seed,
+            2 + seed,
+            policy,
+            budget,
+            budget * (1.02 if policy == "confidence" else 1),
+            1.5,
+            0.6 + 0.01 * seed,
+        )
+        for variant, seed, budget, policy in itertools.product(
+            ("baseline", "ls"), seeds, budgets, policies
+        )
     ]
     return pd.DataFrame(
-        rows, columns=["dataset", "model", "variant", "seed", "exits", "policy", "budget", "flops", "latency_ms", "accuracy"]
+        rows,
+        columns=[
+            "dataset",
+            "model",
+            "variant",
+            "seed",
+            "exits",
+            "policy",
+            "budget",
+            "flops",
+            "latency_ms",
+            "accuracy",
+        ],
     )
 
 
 def test_published_figures_are_those_of_the_paper() -> None:
     """Read by hand in the paper's text: the first and last rows of both tables, and some between."""
-    assert [TABLE1[data]["mlp"] for data in TABLE1] == [(94.90, 96.73), (81.12, 87.45), (94.47, 94.85), (11.04, 10.72)]
-    assert [TABLE1[data]["cnn_add"] for data in TABLE1] == [(94.94, 96.87), (75.75, 86.96), (94.22, 94.77), (18.46, 11.24)]
-    assert [TABLE1[data]["vit"] for data in TABLE1] == [(95.89, 96.99), (85.23, 89.44), (94.39, 94.84), (11.06, 11.01)]
-    assert [TABLE1[data]["resmlp"] for data in TABLE1] == [(95.44, 97.35), (82.41, 87.57), (94.38, 94.95), (16.99, 11.36)]
+    assert [TABLE1[data]["mlp"] for data in TABLE1] == [
+        (94.90, 96.73),
+        (81.12, 87.45),
+        (94.47, 94.85),
+        (11.04, 10.72),
+    ]
+    assert [TABLE1[data]["cnn_add"] for data in TABLE1] == [
+        (94.94, 96.87),
+        (75.75, 86.96),
+        (94.22, 94.77),
+        (18.46, 11.24),
+    ]
+    assert [TABLE1[data]["vit"] for data in TABLE1] == [
+        (95.89, 96.99),
+        (85.23, 89.44),
+        (94.39, 94.84),
+        (11.06, 11.01),
+    ]
+    assert [TABLE1[data]["resmlp"] for data in TABLE1] == [
+        (95.44, 97.35),
+        (82.41, 87.57),
+        (94.38, 94.95),
+        (16.99, 11.36),
+    ]
     assert TABLE2["cifar10"]["mlp"] == (87.21, 94.48, 95.64, 96.19)
     assert TABLE2["cifar100"]["cnn_project"] == (64.26, 78.63, 84.47, 86.19)
     assert TABLE2["counting"]["mixer"] == (12.24, 13.95, 15.29, 11.46)
     assert [TABLE2[data]["resmlp"][-1] for data in TABLE2] == [96.86, 87.85, 11.09]
-    assert WITHOUT == {"cifar10": 98.31, "cifar100": 91.24, "fashion_mnist": 95.00, "counting": 11.07}
+    assert WITHOUT == {
+        "cifar10": 98.31,
+        "cifar100": 91.24,
+        "fashion_mnist": 95.00,
+        "counting": 11.07,
+    }
     assert list(FLOPS.values()) == [28.04, 28.10, 28.10, 28.16, 32.65, 31.11, 31.02]
     assert LAYER_WISE == {"cifar10": {"cnn_ignore": 95.97}}
     for form in FORMS:
         assert all(list(figures) == list(LABELS) for figures in form.published.values())
-        assert all(len(row) == len(form.exits) for figures in form.published.values() for row in figures.values())
+        assert all(
+            len(row) == len(form.exits)
+            for figures in form.published.values()
+            for row in figures.values()
+        )
 
 
 def test_numbers_are_means_over_the_seeds(exits: pd.DataFrame) -> None:
@@ -88,12 +186,17 @@ def test_numbers_are_means_over_the_seeds(exits: pd.DataFrame) -> None:
     assert cell["std"] == pytest.approx(np.std([0, 0.02], ddof=1), abs=1e-6)
     assert (cell["n"], cell["metric"]) == (2, "accuracy")
     assert one.loc["counting", "end_to_end", "none", "Final"]["mean"] == pytest.approx(1.9)
-    assert set(one.index.get_level_values("exit")) == {"Early@6", "Final"}  # of the other placement nothing
+    assert set(one.index.get_level_values("exit")) == {
+        "Early@6",
+        "Final",
+    }  # of the other placement nothing
     assert set(exit_numbers(exits, FORMS[1])["exit"]) == {"Early@3", "Early@6", "Early@9", "Final"}
 
 
 def table(exits: pd.DataFrame, number: int = 0) -> pd.DataFrame:
-    return exit_table(exit_numbers(exits, FORMS[number]), FORMS[number]).set_index(["source", "strategy", "branch"])
+    return exit_table(exit_numbers(exits, FORMS[number]), FORMS[number]).set_index(
+        ["source", "strategy", "branch"]
+    )
 
 
 def test_cells_of_a_table(exits: pd.DataFrame) -> None:
@@ -104,13 +207,20 @@ def test_cells_of_a_table(exits: pd.DataFrame) -> None:
     assert found.loc["ours, m", "end-to-end", "ResMLP-EE"]["d Final"] == "not run"
     assert found.loc["ours, m", "layer-wise", "CNN-Ignore-EE"]["d Early@6"] == "81.00 ± 1.41"
     without = found.loc["ours, m", "–", "without exits"]
-    assert list(without[["d Early@6", "d Final", "counting MAE Final"]]) == ["–", "111.00 ± 1.41", "1.90 ± 0.14"]
+    assert list(without[["d Early@6", "d Final", "counting MAE Final"]]) == [
+        "–",
+        "111.00 ± 1.41",
+        "1.90 ± 0.14",
+    ]
     published = found.loc["published, ViT-B/16"]
     assert published.loc["end-to-end", "ViT-EE"]["CIFAR-100 Early@6"] == "85.23"
     assert published.loc["end-to-end", "ViT-EE"]["d Final"] == "–"
     assert published.loc["–", "without exits"]["counting MAE Final"] == "11.07"
     assert published.loc["layer-wise", "CNN-Ignore-EE"]["CIFAR-10 Early@6"] == "95.97"
-    assert table(exits, 1).loc["ours, m", "end-to-end", "MLP-EE"]["multiply-adds (G)"] == "0.003 / 0.006 / 0.009"
+    assert (
+        table(exits, 1).loc["ours, m", "end-to-end", "MLP-EE"]["multiply-adds (G)"]
+        == "0.003 / 0.006 / 0.009"
+    )
     assert ("published, ViT-B/16", "layer-wise", "CNN-Ignore-EE") not in table(exits, 1).index
 
 
@@ -141,26 +251,47 @@ def test_what_was_not_run_is_said(exits: pd.DataFrame, tmp_path: Path) -> None:
     stepless = exits[exits["strategy"] != "layer_wise"]
     assert "layer-wise: not run" in write_exit_tables(stepless, tmp_path)["Exits, Table I"]
     assert ("ours, m", "layer-wise", "CNN-Ignore-EE") not in table(stepless).index
-    alone = exits[(exits["strategy"] == "end_to_end") & exits["placement"].isin(["6"])].assign(placement=6)  # as pandas reads such a file
+    alone = exits[(exits["strategy"] == "end_to_end") & exits["placement"].isin(["6"])].assign(
+        placement=6
+    )  # as pandas reads such a file
     assert table(alone).loc["ours, m", "end-to-end", "MLP-EE"]["d Early@6"] == "81.00 ± 1.41"
-    assert table(alone[alone["seed"] == 0]).loc["ours, m", "end-to-end", "MLP-EE"]["d Early@6"] == "80.00"  # one seed has no spread
+    assert (
+        table(alone[alone["seed"] == 0]).loc["ours, m", "end-to-end", "MLP-EE"]["d Early@6"]
+        == "80.00"
+    )  # one seed has no spread
 
 
 def test_practical_exits_are_judged_on_the_means(exits: pd.DataFrame) -> None:
     """The later, the better: every depth's cheapest exit is practical, for a count too; the dearer ones, as good, are not."""
     frozen = exits[(exits["strategy"] == "classifier_wise") & (exits["order"] == "sequential")]
-    for rows, metric in ((frozen[frozen["variant"] == "baseline"], ACCURACY), (frozen[frozen["variant"] == "counting"], ERROR)):
+    for rows, metric in (
+        (frozen[frozen["variant"] == "baseline"], ACCURACY),
+        (frozen[frozen["variant"] == "counting"], ERROR),
+    ):
         circled = over_seeds(rows, metric).query("circled")
-        assert list(zip(circled["branch"], circled["depth"], strict=True)) == [("mlp", 1), ("mlp", 2), ("mlp", 3), ("final", 4)]
-    assert over_seeds(frozen[frozen["variant"] == "ls"], ACCURACY)["mean"].max() == pytest.approx(71)
+        assert list(zip(circled["branch"], circled["depth"], strict=True)) == [
+            ("mlp", 1),
+            ("mlp", 2),
+            ("mlp", 3),
+            ("final", 4),
+        ]
+    assert over_seeds(frozen[frozen["variant"] == "ls"], ACCURACY)["mean"].max() == pytest.approx(
+        71
+    )
     assert over_seeds(frozen[frozen["seed"] == 0], ACCURACY)["std"].notna().all()
 
 
 @pytest.mark.slow
-def test_figures_are_the_same_bytes_again(exits: pd.DataFrame, dynamic: pd.DataFrame, params: Params, tmp_path: Path) -> None:
+def test_figures_are_the_same_bytes_again(
+    exits: pd.DataFrame, dynamic: pd.DataFrame, params: Params, tmp_path: Path
+) -> None:
     digests, captions = [], []
     for folder in (tmp_path / "a", tmp_path / "b"):
-        captions.append(ExitFigures(folder, params.paper_figures, ["baseline"]).draw_exits(exits, dynamic, ABOUT))
+        captions.append(
+            ExitFigures(folder, params.paper_figures, ["baseline"]).draw_exits(
+                exits, dynamic, ABOUT
+            )
+        )
         digests.append({path.name: sha256(path) for path in folder.iterdir()})
     assert set(digests[0]) == {f"{name}.png" for name in FIGURES}
     assert digests[0] == digests[1]
@@ -174,20 +305,36 @@ def test_figures_are_the_same_bytes_again(exits: pd.DataFrame, dynamic: pd.DataF
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("left_out", "drawn"), [
-    ({"variant": ["baseline", "ls", "counting"]}, set()),
-    ({"variant": ["baseline", "ls"]}, {"exits_counting"}),
-    ({"dataset": ["counting"], "strategy": ["end_to_end", "layer_wise"]}, FIGURES - {"exits_counting"}),
-    ({"variant": ["baseline", "counting"], "seed": [1], "branch": ["mlp"]}, FIGURES - {"exits_counting"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("left_out", "drawn"),
+    [
+        ({"variant": ["baseline", "ls", "counting"]}, set()),
+        ({"variant": ["baseline", "ls"]}, {"exits_counting"}),
+        (
+            {"dataset": ["counting"], "strategy": ["end_to_end", "layer_wise"]},
+            FIGURES - {"exits_counting"},
+        ),
+        (
+            {"variant": ["baseline", "counting"], "seed": [1], "branch": ["mlp"]},
+            FIGURES - {"exits_counting"},
+        ),
+    ],
+)
 def test_figures_without_rows_are_left_out(
-    left_out: dict[str, list], drawn: set[str], exits: pd.DataFrame, dynamic: pd.DataFrame, params: Params, tmp_path: Path
-) -> None:  # fmt: skip
+    left_out: dict[str, list],
+    drawn: set[str],
+    exits: pd.DataFrame,
+    dynamic: pd.DataFrame,
+    params: Params,
+    tmp_path: Path,
+) -> None:
     for column, values in left_out.items():
         exits = exits[~exits[column].isin(values)]
         dynamic = dynamic[~dynamic[column].isin(values)] if column in dynamic else dynamic
     small = params.paper_figures.model_copy(update={"dpi": 30})
-    captions = ExitFigures(tmp_path / "figures", small, ["baseline"]).draw_exits(exits, dynamic, ABOUT)
+    captions = ExitFigures(tmp_path / "figures", small, ["baseline"]).draw_exits(
+        exits, dynamic, ABOUT
+    )
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == drawn
     assert len(captions) == len(drawn)
     write_exit_tables(exits, tmp_path)

@@ -10,7 +10,12 @@ import torch
 from timm.layers import GatedMlp
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
-from timm.models.vision_transformer import Block, ParallelScalingBlock, ResPostBlock, VisionTransformer
+from timm.models.vision_transformer import (
+    Block,
+    ParallelScalingBlock,
+    ResPostBlock,
+    VisionTransformer,
+)
 from torch import Tensor, nn
 
 import pipeline.models.mixers  # noqa: F401 (registers names)
@@ -21,11 +26,19 @@ from pipeline.errors import UserError
 from pipeline.models.weights import build
 from tests.papers.exits.test_branches import images, small
 
-RESMLP: dict[str, Any] = {"kind": MlpMixer, "block_layer": ResBlock, "norm_layer": Affine, "mlp_ratio": 4}
+RESMLP: dict[str, Any] = {
+    "kind": MlpMixer,
+    "block_layer": ResBlock,
+    "norm_layer": Affine,
+    "mlp_ratio": 4,
+}
 KINDS: dict[str, dict[str, Any]] = {
-    "vit": {}, "layer scale": {"init_values": 0.5}, "distilled": {"kind": VisionTransformerDistilled}, "mixer": {"kind": MlpMixer},
+    "vit": {},
+    "layer scale": {"init_values": 0.5},
+    "distilled": {"kind": VisionTransformerDistilled},
+    "mixer": {"kind": MlpMixer},
     "resmlp": RESMLP,
-}  # fmt: skip
+}
 DROPPING: dict[str, Any] = {"drop_path_rate": 0.5, "proj_drop_rate": 0.3}
 Branch = Callable[[Tensor], Tensor]
 
@@ -46,11 +59,16 @@ def branches(block: Any) -> tuple[Branch, Branch]:
         return lambda x: scales[0] * block.attn(x), lambda x: scales[1] * block.mlp(x)
     if isinstance(block, ResBlock):
         weight, bias = block.linear_tokens.weight, block.linear_tokens.bias
-        return lambda x: block.ls1 * (torch.einsum("nm,bmd->bnd", weight, x) + bias[:, None]), lambda x: block.ls2 * block.mlp_channels(x)
+        return (
+            lambda x: block.ls1 * (torch.einsum("nm,bmd->bnd", weight, x) + bias[:, None]),
+            lambda x: block.ls2 * block.mlp_channels(x),
+        )
     return lambda x: torch.stack([block.mlp_tokens(one.T).T for one in x]), block.mlp_channels
 
 
-Formula = Callable[[Tensor, Branch, Branch, Branch, Branch], Tensor]  # of x, attention a, MLP m, and their norms n and k
+Formula = Callable[
+    [Tensor, Branch, Branch, Branch, Branch], Tensor
+]  # of x, attention a, MLP m, and their norms n and k
 FORMULAS: dict[str, Formula] = {
     "": lambda x, a, m, n, k: (y := x + a(n(x))) + m(k(y)),
     "residuals": lambda x, a, m, n, k: m(k(a(n(x)))),
@@ -112,12 +130,21 @@ def test_removals_are_these_formulas(kind: str) -> None:
     ],
     ids=["ResPostBlock", "ParallelScalingBlock", "SpatialGatingBlock", "Own"],
 )
-def test_other_blocks_are_refused(kind: type, changes: dict[str, Any], request: pytest.FixtureRequest) -> None:
+def test_other_blocks_are_refused(
+    kind: type, changes: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
     """In one line that names them, and the model stays as it was."""
     with torch.device("meta"):
-        backbone: Any = kind(**({"depth": 2} if kind is VisionTransformer else {"num_blocks": 2}), embed_dim=12, **changes)
+        backbone: Any = kind(
+            **({"depth": 2} if kind is VisionTransformer else {"num_blocks": 2}),
+            embed_dim=12,
+            **changes,
+        )
     blocks = list(backbone.blocks)
-    with pytest.raises(UserError, match=f"^ablations: found blocks of {request.node.callspec.id}, accepted: .*ViT, MLP-Mixer") as error:
+    with pytest.raises(
+        UserError,
+        match=f"^ablations: found blocks of {request.node.callspec.id}, accepted: .*ViT, MLP-Mixer",
+    ) as error:
         ablate(backbone, ["mlp"])
     assert "\n" not in str(error.value)
     assert all(a is b for a, b in zip(backbone.blocks, blocks, strict=True))
@@ -137,7 +164,9 @@ def test_ablated_models_keep_their_weights(kind: str) -> None:
     assert all(torch.equal(state[name], t) for name, t in values.items())
 
 
-@pytest.mark.parametrize("without", [["residuals"], ["norms", "attention"], ["residuals", "mlp"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "without", [["residuals"], ["norms", "attention"], ["residuals", "mlp"]], ids=" ".join
+)
 @pytest.mark.parametrize("kind", ["vit", "mixer", "resmlp"])
 @torch.no_grad()
 def test_ablated_models_run_along_routes(kind: str, without: list[str]) -> None:
@@ -155,9 +184,15 @@ def test_ablated_models_run_along_routes(kind: str, without: list[str]) -> None:
             state = FORMULAS[" ".join(without)](state, *branches(block), block.norm1, block.norm2)
         expected.append(state)
         assert torch.allclose(model.tokens(images(3), route), state, atol=1e-4)
-        assert torch.allclose(model(images(3), route), backbone.forward_head(backbone.norm(state)), atol=1e-4)
+        assert torch.allclose(
+            model(images(3), route), backbone.forward_head(backbone.norm(state)), atol=1e-4
+        )
     table = torch.tensor([[2, 0, 2, -1], [3, -1, -1, -1], [0, 1, 2, 3]])
-    assert torch.allclose(model.tokens(images(3), table), torch.stack([s[i] for i, s in enumerate(expected)]), atol=1e-4)
+    assert torch.allclose(
+        model.tokens(images(3), table),
+        torch.stack([s[i] for i, s in enumerate(expected)]),
+        atol=1e-4,
+    )
 
 
 # ---- transplants ------------------------------------------------------------------------------------------------------
@@ -179,7 +214,12 @@ COMBINATIONS = [["patch_embed"], ["pos_embed"], ["norm1"], ["norm1", "patch_embe
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "parts"),
-    [(kind, parts) for kind in KINDS for parts in COMBINATIONS if "pos_embed" not in parts or kind not in ("mixer", "resmlp")],
+    [
+        (kind, parts)
+        for kind in KINDS
+        for parts in COMBINATIONS
+        if "pos_embed" not in parts or kind not in ("mixer", "resmlp")
+    ],
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
 def test_transplants_copy_these_parts_alone(kind: str, parts: list[str]) -> None:
@@ -196,7 +236,9 @@ def test_transplants_copy_these_parts_alone(kind: str, parts: list[str]) -> None
     for name, value in target.state_dict().items():
         assert torch.equal(value, (given if name in moved else before)[name]), name
     assert all(torch.equal(value, given[name]) for name, value in source.state_dict().items())
-    assert all(p is parameters[name] and not p.requires_grad for name, p in target.named_parameters())
+    assert all(
+        p is parameters[name] and not p.requires_grad for name, p in target.named_parameters()
+    )
     with torch.no_grad():
         for parameter in source.parameters():
             parameter.zero_()
@@ -213,7 +255,13 @@ def test_mixers_have_no_position_embedding(kind: str) -> None:
 def test_blocks_without_a_first_norm_are_refused() -> None:
     """gMLP's blocks have one norm, of another name."""
     with torch.device("meta"):
-        gmlp = MlpMixer(num_blocks=1, embed_dim=12, block_layer=SpatialGatingBlock, mlp_layer=GatedMlp, mlp_ratio=4)
+        gmlp = MlpMixer(
+            num_blocks=1,
+            embed_dim=12,
+            block_layer=SpatialGatingBlock,
+            mlp_layer=GatedMlp,
+            mlp_ratio=4,
+        )
     with pytest.raises(UserError, match=r"^transplants: found 'norm1', accepted: ") as error:
         transplant(gmlp, gmlp, ["norm1"])
     assert "\n" not in str(error.value)
@@ -232,12 +280,22 @@ def test_patch_embedding(kind: str) -> None:
 
 # ---- mixers of any size -----------------------------------------------------------------------------------------------
 
-SIZES: dict[str, Any] = {"img_size": 16, "patch_size": 8, "in_chans": 1, "embed_dim": 12, "num_blocks": 2, "num_classes": 5}
+SIZES: dict[str, Any] = {
+    "img_size": 16,
+    "patch_size": 8,
+    "in_chans": 1,
+    "embed_dim": 12,
+    "num_blocks": 2,
+    "num_classes": 5,
+}
 CUSTOM: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mixer_custom": ("mixer_s16_224", {"num_blocks": 8, "embed_dim": 512}, {}),
-    "resmlp_custom": ("resmlp_12_224", {"num_blocks": 12, "embed_dim": 384},
-                      {"mlp_ratio": 4, "block_layer": ResBlock, "norm_layer": Affine}),
-}  # fmt: skip
+    "resmlp_custom": (
+        "resmlp_12_224",
+        {"num_blocks": 12, "embed_dim": 384},
+        {"mlp_ratio": 4, "block_layer": ResBlock, "norm_layer": Affine},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CUSTOM)
@@ -245,9 +303,14 @@ def test_custom_mixers_are_timms(name: str) -> None:
     """In timm's sizes they have its modules (as printed: kinds, sizes, epsilons), and weights of the same names and shapes."""
     published, sizes, _ = CUSTOM[name]
     with torch.device("meta"):
-        own, expected = timm.create_model(name, patch_size=16, **sizes), timm.create_model(published)
+        own, expected = (
+            timm.create_model(name, patch_size=16, **sizes),
+            timm.create_model(published),
+        )
     assert str(own) == str(expected)
-    assert {k: t.shape for k, t in own.state_dict().items()} == {k: t.shape for k, t in expected.state_dict().items()}
+    assert {k: t.shape for k, t in own.state_dict().items()} == {
+        k: t.shape for k, t in expected.state_dict().items()
+    }
 
 
 @pytest.mark.parametrize("name", CUSTOM)
@@ -270,9 +333,13 @@ def test_custom_mixers_take_any_size(name: str) -> None:
 @pytest.mark.parametrize("name", CUSTOM)
 def test_custom_mixers_as_presets(name: str) -> None:
     """With the deviation that the preset gives; the routed model answers as timm's."""
-    kwargs = {key: value for key, value in SIZES.items() if key != "num_classes"} | {"embed_dim": 32}
+    kwargs = {key: value for key, value in SIZES.items() if key != "num_classes"} | {
+        "embed_dim": 32
+    }
     torch.manual_seed(0)
     model = build(ModelPreset(timm=name, kwargs=kwargs, weights="scratch", init_std=0.2), 5).eval()
-    assert float(model.backbone.blocks[1].mlp_channels.fc1.weight.detach().std()) == pytest.approx(0.2, rel=0.1)
+    assert float(model.backbone.blocks[1].mlp_channels.fc1.weight.detach().std()) == pytest.approx(
+        0.2, rel=0.1
+    )
     x = torch.randn(2, 1, 16, 16)
     assert torch.equal(model(x), model.backbone(x))

@@ -36,7 +36,13 @@ from papers.inversion.compute.descent import (
     verdict,
     yardstick,
 )
-from papers.inversion.section import ClassImages, ClassImagesConfig, Descent, InversionConfig, InversionMeasure
+from papers.inversion.section import (
+    ClassImages,
+    ClassImagesConfig,
+    Descent,
+    InversionConfig,
+    InversionMeasure,
+)
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import Encode, Position, Variant
 from pipeline.data.shards import Maps
@@ -62,7 +68,9 @@ def square(n: int = 2, seed: int = 1) -> Tensor:
 def isometric(depth: int = 3) -> RoutedModel:
     """Patches of 2 x 4 x 4 pixels in a width of 40: distances of embeddings are those of pixels, divided by STD."""
     torch.manual_seed(0)
-    backbone: Any = VisionTransformer(img_size=8, patch_size=4, in_chans=2, embed_dim=40, depth=depth, num_heads=2, num_classes=5)
+    backbone: Any = VisionTransformer(
+        img_size=8, patch_size=4, in_chans=2, embed_dim=40, depth=depth, num_heads=2, num_classes=5
+    )
     with torch.no_grad():
         for parameter in backbone.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -76,7 +84,9 @@ def routes_of(*routes: Sequence[int], length: int = 3) -> Tensor:
     return torch.tensor([[*route, *[-1] * (length - len(route))] for route in routes])
 
 
-def descent(method: Any = "gd", lrs: Sequence[float] = (0.1,), steps: int = 4, **changes: Any) -> Descent:
+def descent(
+    method: Any = "gd", lrs: Sequence[float] = (0.1,), steps: int = 4, **changes: Any
+) -> Descent:
     return Descent(method=method, lrs=list(lrs), steps=steps, **changes)
 
 
@@ -84,7 +94,9 @@ def by_hand(model: RoutedModel, image: Tensor, route: Sequence[int]) -> Tensor:
     """The state of one image: (C, H, W) -> (N, D)."""
     state = model.embed(image[None])
     for depth, layer in enumerate(route):
-        encoded = model.position["encode"](state, layer, depth) if "encode" in model.position else state
+        encoded = (
+            model.position["encode"](state, layer, depth) if "encode" in model.position else state
+        )
         state = model.backbone.blocks[layer](encoded)
     return state[0]
 
@@ -95,7 +107,11 @@ def blurred(image: Tensor, sigma: float) -> Tensor:
     weights = [side / (1 + 2 * side), 1 / (1 + 2 * side), side / (1 + 2 * side)]
     height, width = image.shape[-2:]
     wide = pad(image, (1, 1, 1, 1), mode="reflect")
-    parts = [weights[i] * weights[j] * wide[..., i : i + height, j : j + width] for i in range(3) for j in range(3)]
+    parts = [
+        weights[i] * weights[j] * wide[..., i : i + height, j : j + width]
+        for i in range(3)
+        for j in range(3)
+    ]
     return torch.stack(parts).sum(0)
 
 
@@ -111,10 +127,19 @@ TABLES = {
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("kind", ["vit", "mixer", "position"])
-def test_states_at_the_end_of_routes(kind: str, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_at_the_end_of_routes(
+    kind: str, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of every image by itself, and what they give back to its pixels. Every image is embedded once."""
-    position = Position(encode=Encode(dim=4, dropout=0.1, shared=False)) if kind == "position" else Position()
-    model, routes = RoutedModel(small(MlpMixer if kind == "mixer" else VisionTransformer), position).eval(), TABLES[table]
+    position = (
+        Position(encode=Encode(dim=4, dropout=0.1, shared=False))
+        if kind == "position"
+        else Position()
+    )
+    model, routes = (
+        RoutedModel(small(MlpMixer if kind == "mixer" else VisionTransformer), position).eval(),
+        TABLES[table],
+    )
     pixels, embedded, embed = images(6).requires_grad_(), [], RoutedModel.embed
 
     def counted(model: RoutedModel, own: Tensor) -> Tensor:
@@ -133,7 +158,10 @@ def test_states_at_the_end_of_routes(kind: str, table: str, monkeypatch: pytest.
     if table == "none empty":
         assert torch.equal(states, model.tokens(pixels, routes))
     weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(2))
-    found, reference = (torch.autograd.grad((weights * each).sum(), pixels)[0] for each in (states, torch.stack(expected)))
+    found, reference = (
+        torch.autograd.grad((weights * each).sum(), pixels)[0]
+        for each in (states, torch.stack(expected))
+    )
     assert torch.allclose(found, reference, rtol=1e-3, atol=1e-4)
     assert (reference.abs().flatten(1).amax(1) > 0.01).all()
 
@@ -150,7 +178,10 @@ def test_distance() -> None:
 
 def test_correlation() -> None:
     a, b = square(3, 1), square(3, 2)
-    expected = [np.corrcoef(x.flatten(), y.flatten())[0, 1] for x, y in zip(a.numpy(), b.numpy(), strict=True)]
+    expected = [
+        np.corrcoef(x.flatten(), y.flatten())[0, 1]
+        for x, y in zip(a.numpy(), b.numpy(), strict=True)
+    ]
     assert correlation(a, b).tolist() == pytest.approx(expected, abs=1e-5)
     assert correlation(a, 0.3 * a + 2).tolist() == pytest.approx([1, 1, 1], abs=1e-5)
     assert correlation(1 - a, a).tolist() == pytest.approx([-1, -1, -1], abs=1e-5)
@@ -161,7 +192,12 @@ def test_correlation() -> None:
 def test_a_constant_image_correlates_with_none(level: float) -> None:
     """Not even with another constant one."""
     constant = torch.full((1, 1, 28, 28), level)
-    others = [torch.rand(1, 1, 28, 28), torch.full((1, 1, 28, 28), 0.3), torch.full((1, 1, 28, 28), 0.9), constant]
+    others = [
+        torch.rand(1, 1, 28, 28),
+        torch.full((1, 1, 28, 28), 0.3),
+        torch.full((1, 1, 28, 28), 0.9),
+        constant,
+    ]
     for other in others:
         assert float(correlation(constant, other)) == 0
         assert float(correlation(other, constant)) == 0
@@ -171,11 +207,25 @@ def test_total_variation() -> None:
     """A ramp's slopes, a chessboard's edges in both directions, a constant's none; else neighbour by neighbour."""
     rows, columns = torch.arange(4.0)[:, None], torch.arange(6.0)
     ramp, board = (2 * rows - 3 * columns).expand(2, 4, 6), ((rows + columns) % 2).expand(2, 4, 6)
-    assert total_variation(torch.stack([ramp, board, torch.ones(2, 4, 6)])).tolist() == pytest.approx([5, 2, 0])
+    assert total_variation(
+        torch.stack([ramp, board, torch.ones(2, 4, 6)])
+    ).tolist() == pytest.approx([5, 2, 0])
     image = torch.rand(1, 2, 4, 6)
-    down = [abs(float(image[0, c, i + 1, j] - image[0, c, i, j])) for c in range(2) for i in range(3) for j in range(6)]
-    right = [abs(float(image[0, c, i, j + 1] - image[0, c, i, j])) for c in range(2) for i in range(4) for j in range(5)]
-    assert float(total_variation(image)) == pytest.approx(sum(down) / len(down) + sum(right) / len(right), rel=1e-5)
+    down = [
+        abs(float(image[0, c, i + 1, j] - image[0, c, i, j]))
+        for c in range(2)
+        for i in range(3)
+        for j in range(6)
+    ]
+    right = [
+        abs(float(image[0, c, i, j + 1] - image[0, c, i, j]))
+        for c in range(2)
+        for i in range(4)
+        for j in range(5)
+    ]
+    assert float(total_variation(image)) == pytest.approx(
+        sum(down) / len(down) + sum(right) / len(right), rel=1e-5
+    )
 
 
 def test_normaliser() -> None:
@@ -195,28 +245,58 @@ def test_noise() -> None:
 def test_yardsticks_expectations() -> None:
     """Pixels: sigma times the mean of a chi distribution; embeddings: by their model's isometry."""
     model, n = isometric(), math.prod(SIZE)
-    found = yardstick(model, normalise, square(4), routes_of(*[()] * 4), 0.05, 200, torch.Generator().manual_seed(0))
+    found = yardstick(
+        model,
+        normalise,
+        square(4),
+        routes_of(*[()] * 4),
+        0.05,
+        200,
+        torch.Generator().manual_seed(0),
+    )
     chi = math.sqrt(2) * math.exp(math.lgamma((n + 1) / 2) - math.lgamma(n / 2))
     assert found.pixels.tolist() == pytest.approx([0.05 * chi] * 4, rel=0.02)
     assert float(found.pixels.mean()) == pytest.approx(0.05 * math.sqrt(n), rel=0.01)
     assert found.tokens.tolist() == pytest.approx((found.pixels / STD).tolist(), rel=1e-4)
     assert torch.equal(found.embedding, found.tokens)
-    wider = yardstick(model, normalise, square(4), routes_of(*[()] * 4), 0.1, 200, torch.Generator().manual_seed(0))
+    wider = yardstick(
+        model,
+        normalise,
+        square(4),
+        routes_of(*[()] * 4),
+        0.1,
+        200,
+        torch.Generator().manual_seed(0),
+    )
     assert torch.allclose(wider.pixels, 2 * found.pixels, rtol=1e-3)
 
 
 @torch.no_grad()
 def test_yardsticks_are_means_over_the_draws() -> None:
     model, a, routes = isometric(), square(3), [(), (2, 0), (1,)]
-    found = yardstick(model, normalise, a, routes_of(*routes), 0.07, 4, torch.Generator().manual_seed(5))
+    found = yardstick(
+        model, normalise, a, routes_of(*routes), 0.07, 4, torch.Generator().manual_seed(5)
+    )
     draws = torch.Generator().manual_seed(5)
     shifted = [a + 0.07 * torch.randn(a.shape, generator=draws) for _ in range(4)]
     for i, route in enumerate(routes):
-        for name, state in {"embedding": by_hand, "tokens": lambda m, x, _: m.embed(x[None])[0], "pixels": lambda m, x, _: x}.items():
+        for name, state in {
+            "embedding": by_hand,
+            "tokens": lambda m, x, _: m.embed(x[None])[0],
+            "pixels": lambda m, x, _: x,
+        }.items():
             reading = (lambda x: x) if name == "pixels" else normalise
             target = state(model, reading(a[i : i + 1])[0], route)
-            each = [float((state(model, reading(b[i : i + 1])[0], route) - target).square().sum().sqrt()) for b in shifted]
-            assert float(getattr(found, name)[i]) == pytest.approx(sum(each) / 4, rel=1e-4), (route, name)
+            each = [
+                float(
+                    (state(model, reading(b[i : i + 1])[0], route) - target).square().sum().sqrt()
+                )
+                for b in shifted
+            ]
+            assert float(getattr(found, name)[i]) == pytest.approx(sum(each) / 4, rel=1e-4), (
+                route,
+                name,
+            )
 
 
 # ---- descents ---------------------------------------------------------------------------------------------------------
@@ -229,7 +309,15 @@ def start_of(a: Tensor, seed: int = 0) -> Tensor:
 def test_an_invertible_map_is_inverted() -> None:
     """The embedding, in which nothing is lost; the distances fall together."""
     model, a = isometric(), square(3)
-    found = invert(model, normalise, a, routes_of((), (), ()), start_of(a), descent("adam", steps=150, schedule="cosine"), 3)
+    found = invert(
+        model,
+        normalise,
+        a,
+        routes_of((), (), ()),
+        start_of(a),
+        descent("adam", steps=150, schedule="cosine"),
+        3,
+    )
     assert torch.allclose(found.images, a, atol=2e-3)
     assert (found.embedding[:, -1] < 0.01 * found.embedding[:, 0]).all()
     assert torch.allclose(found.embedding, found.pixels / STD, rtol=1e-3, atol=1e-5)
@@ -244,14 +332,22 @@ def test_curves(method: str) -> None:
     found = invert(model, normalise, a, table, start, descent(method, steps=12), 5)
     assert found.steps.tolist() == [0, 2, 5, 7, 10, 12]
     assert found.embedding.shape == found.pixels.shape == (3, 6)
-    assert invert(model, normalise, a, table, start, descent(method, steps=3), 10).steps.tolist() == [0, 1, 2, 3]
+    assert invert(
+        model, normalise, a, table, start, descent(method, steps=3), 10
+    ).steps.tolist() == [0, 1, 2, 3]
     short = invert(model, normalise, a, table, start, descent(method, steps=5), 1)
     assert short.steps.tolist() == [0, 5]
     for at, x in ((0, start), (-1, found.images), (2, short.images)):
         for i, route in enumerate(routes):
-            state, target = (by_hand(model, normalise(each[i : i + 1])[0], route) for each in (x, a))
-            assert float(found.embedding[i, at]) == pytest.approx(float((state - target).norm()), rel=1e-3)
-            assert float(found.pixels[i, at]) == pytest.approx(float((x[i] - a[i]).norm()), rel=1e-4)
+            state, target = (
+                by_hand(model, normalise(each[i : i + 1])[0], route) for each in (x, a)
+            )
+            assert float(found.embedding[i, at]) == pytest.approx(
+                float((state - target).norm()), rel=1e-3
+            )
+            assert float(found.pixels[i, at]) == pytest.approx(
+                float((x[i] - a[i]).norm()), rel=1e-4
+            )
     assert (found.embedding[:, -1] < found.embedding[:, 0]).all()
     assert not found.images.requires_grad
 
@@ -260,23 +356,34 @@ def test_curves(method: str) -> None:
 def test_images_and_points_are_found_each_on_its_own(method: str) -> None:
     """Whatever is found beside them, and under several rates."""
     model, a, routes = isometric(), square(4), routes_of((), (2, 0), (2, 0), (0, 1, 2))
-    start, how = start_of(a), descent(method, (0.05, 0.02), 8, schedule="cosine", blur=0.3, total_variation=0.1)
+    start, how = (
+        start_of(a),
+        descent(method, (0.05, 0.02), 8, schedule="cosine", blur=0.3, total_variation=0.1),
+    )
     together = invert(model, normalise, a, routes, start, how, 4)
     for i in range(4):
         own = slice(i, i + 1)
         alone = invert(model, normalise, a[own], routes[own], start[own], how, 4)
         assert torch.equal(alone.lr, together.lr[own])
         for name in ("images", "embedding", "pixels"):
-            assert torch.allclose(getattr(alone, name), getattr(together, name)[own], atol=1e-5), name
+            assert torch.allclose(getattr(alone, name), getattr(together, name)[own], atol=1e-5), (
+                name
+            )
 
 
 def test_the_best_of_several_rates_is_kept() -> None:
     """Of every image and point its own; a diverging one never, wherever it stands."""
-    model, a, routes = isometric(), square(6), routes_of((), (0,), (0, 1, 2), (2,), (2, 1), (1, 0, 2))
+    model, a, routes = (
+        isometric(),
+        square(6),
+        routes_of((), (0,), (0, 1, 2), (2,), (2, 1), (1, 0, 2)),
+    )
     away = torch.tensor([0.001, 1, 0.001, 1, 0.05, 0.05]).view(-1, 1, 1, 1)
     start, rates = a + away * (start_of(a) - a), (1e30, 0.001, 0.02, 0.3, 1e25)
     found = invert(model, normalise, a, routes, start, descent("gd", rates, 10), 2)
-    each = {lr: invert(model, normalise, a, routes, start, descent("gd", [lr], 10), 2) for lr in rates}
+    each = {
+        lr: invert(model, normalise, a, routes, start, descent("gd", [lr], 10), 2) for lr in rates
+    }
     final = torch.stack([each[lr].embedding[:, -1] for lr in rates])
     assert not final[[0, 4]].isfinite().any()  # else nothing diverged
     best = final.nan_to_num(torch.inf).argmin(0)
@@ -284,14 +391,20 @@ def test_the_best_of_several_rates_is_kept() -> None:
     assert len(set(best.tolist())) > 1  # else it may be one for all
     for i, which in enumerate(best.tolist()):
         for name in ("images", "embedding", "pixels"):
-            assert torch.allclose(getattr(found, name)[i], getattr(each[rates[which]], name)[i], atol=1e-4), name
+            assert torch.allclose(
+                getattr(found, name)[i], getattr(each[rates[which]], name)[i], atol=1e-4
+            ), name
 
 
-def gradient_at(model: RoutedModel, a: Tensor, route: Sequence[int], x: Tensor, weight: float = 0) -> Tensor:
+def gradient_at(
+    model: RoutedModel, a: Tensor, route: Sequence[int], x: Tensor, weight: float = 0
+) -> Tensor:
     """Of the distance of states and of the prior, for one image."""
     x = x.clone().requires_grad_()
     state, target = (by_hand(model, normalise(each[None])[0], route) for each in (x, a))
-    loss = (state - target).square().sum().sqrt() + weight * sum(x.diff(dim=d).abs().mean() for d in (1, 2))
+    loss = (state - target).square().sum().sqrt() + weight * sum(
+        x.diff(dim=d).abs().mean() for d in (1, 2)
+    )
     return torch.autograd.grad(loss, x)[0]
 
 
@@ -300,7 +413,15 @@ def test_a_step_of_plain_descent(weight: float) -> None:
     """Start - lr * gradient of the norm and the prior; of the embedding the norm's is known in closed form."""
     model, a, routes = isometric(), square(3), [(), (2, 0), (1,)]
     start = start_of(a)
-    found = invert(model, normalise, a, routes_of(*routes), start, descent(lrs=[0.2], steps=1, total_variation=weight), 1)
+    found = invert(
+        model,
+        normalise,
+        a,
+        routes_of(*routes),
+        start,
+        descent(lrs=[0.2], steps=1, total_variation=weight),
+        1,
+    )
     for i, route in enumerate(routes):
         moved = start[i] - 0.2 * gradient_at(model, a[i], route, start[i], weight)
         assert torch.allclose(found.images[i], moved, atol=1e-5)
@@ -317,7 +438,9 @@ def test_schedules(schedule: Any) -> None:
     for step in range(4):
         lr = 0.2 * (0.5 * (1 + math.cos(math.pi * step / 4)) if schedule == "cosine" else 1)
         x = x - lr * (x - a) / (STD * (x - a).norm())
-    found = invert(model, normalise, a, routes_of(()), start, descent(lrs=[0.2], schedule=schedule), 1)
+    found = invert(
+        model, normalise, a, routes_of(()), start, descent(lrs=[0.2], schedule=schedule), 1
+    )
     assert torch.allclose(found.images, x, atol=1e-5)
 
 
@@ -325,7 +448,12 @@ def test_adam_moves_every_pixel_by_the_rate_at_first() -> None:
     model, a = isometric(), square(2)
     start = start_of(a)
     found = invert(model, normalise, a, routes_of((), (1,)), start, descent("adam", [0.05], 1), 1)
-    expected = torch.stack([-0.05 * gradient_at(model, a[i], route, start[i]).sign() for i, route in enumerate([(), (1,)])])
+    expected = torch.stack(
+        [
+            -0.05 * gradient_at(model, a[i], route, start[i]).sign()
+            for i, route in enumerate([(), (1,)])
+        ]
+    )
     assert torch.allclose(found.images - start, expected, atol=1e-4)
 
 
@@ -333,12 +461,19 @@ def test_blur_follows_a_step() -> None:
     """And is part of the image that is returned, whose distances the curves end in."""
     model, a, routes = isometric(), square(2), routes_of((), (2, 0))
     start = start_of(a)
-    plain, found = (invert(model, normalise, a, routes, start, descent(lrs=[0.2], steps=1, blur=blur), 1) for blur in (0, 0.6))
+    plain, found = (
+        invert(model, normalise, a, routes, start, descent(lrs=[0.2], steps=1, blur=blur), 1)
+        for blur in (0, 0.6)
+    )
     expected = blurred(plain.images, 0.6)
     assert torch.allclose(found.images, expected, atol=1e-5)
     assert (total_variation(found.images) < 0.8 * total_variation(plain.images)).all()
-    assert found.pixels[:, -1].tolist() == pytest.approx((expected - a).flatten(1).norm(dim=1).tolist(), rel=1e-4)
-    assert found.pixels[:, 0].tolist() == pytest.approx((start - a).flatten(1).norm(dim=1).tolist(), rel=1e-4)
+    assert found.pixels[:, -1].tolist() == pytest.approx(
+        (expected - a).flatten(1).norm(dim=1).tolist(), rel=1e-4
+    )
+    assert found.pixels[:, 0].tolist() == pytest.approx(
+        (start - a).flatten(1).norm(dim=1).tolist(), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("method", ["gd", "adam"])
@@ -346,7 +481,18 @@ def test_the_prior_makes_images_smoother(method: str) -> None:
     """The more the heavier it is."""
     model, a, routes = isometric(), square(2), routes_of((), (2, 0))
     weights = (0.0, 1.0, 30.0)
-    found = [invert(model, normalise, a, routes, start_of(a), descent(method, [0.03], 20, total_variation=w), 1) for w in weights]
+    found = [
+        invert(
+            model,
+            normalise,
+            a,
+            routes,
+            start_of(a),
+            descent(method, [0.03], 20, total_variation=w),
+            1,
+        )
+        for w in weights
+    ]
     none, light, heavy = (total_variation(each.images) for each in found)
     assert (heavy < light).all()
     assert (light < none).all()
@@ -383,7 +529,9 @@ def test_verdicts(ratios: tuple[float, float], expected: str) -> None:
     assert len({INVERTIBLE, NON_UNIQUE, APPROXIMATE}) == 3
 
 
-@pytest.mark.parametrize(("met", "expected"), [(0.5, NON_UNIQUE), (0.3, APPROXIMATE), (0.2, APPROXIMATE)])
+@pytest.mark.parametrize(
+    ("met", "expected"), [(0.5, NON_UNIQUE), (0.3, APPROXIMATE), (0.2, APPROXIMATE)]
+)
 def test_what_counts_as_met_decides(met: float, expected: str) -> None:
     """Between outputs met by a far input; whether a near one is found does not depend on it."""
     assert verdict(0.3, 2.0, met) == expected
@@ -395,7 +543,15 @@ def test_what_counts_as_met_decides(met: float, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_layers", "expected"), [(24, [1, 8, 16, 24]), (12, [1, 4, 8, 12]), (6, [1, 2, 4, 6]), (3, [1, 2, 3]), (2, [1, 2]), (1, [1])]
+    ("num_layers", "expected"),
+    [
+        (24, [1, 8, 16, 24]),
+        (12, [1, 4, 8, 12]),
+        (6, [1, 2, 4, 6]),
+        (3, [1, 2, 3]),
+        (2, [1, 2]),
+        (1, [1]),
+    ],
 )
 def test_default_depths(num_layers: int, expected: list[int]) -> None:
     """Each once, although thirds of few layers coincide."""
@@ -410,36 +566,73 @@ def test_points_with_layers_alone() -> None:
     assert points.names == ["patch_embed", "first 2", "first 4", "layer 1", "layer 3"]
     assert points.depths == [0, 2, 4, 1, 1]
     each = [(), (0, 1), (0, 1, 2, 3), (1,), (3,)]
-    assert points.routes.tolist() == routes_of(*(route for route in each for _ in range(2)), length=6).tolist()
+    assert (
+        points.routes.tolist()
+        == routes_of(*(route for route in each for _ in range(2)), length=6).tolist()
+    )
 
 
 def test_points_in_arbitrary_order() -> None:
     """Every image runs the first layers of an order of its own, the same at every depth; layers alone are none's."""
     points = make_points(6, [1, 3, 6], True, "arbitrary", 4, (5, 1))
-    assert points.names == ["patch_embed", "first 1", "first 3", "first 6", "layer 0", "layer 2", "layer 5"]
+    assert points.names == [
+        "patch_embed",
+        "first 1",
+        "first 3",
+        "first 6",
+        "layer 0",
+        "layer 2",
+        "layer 5",
+    ]
     table = points.routes.unflatten(0, (7, 4))
     orders = table[3].tolist()
     assert all(sorted(order) == list(range(6)) for order in orders)
     assert len({tuple(order) for order in orders}) == 4
     for at, depth in enumerate(points.depths[:4]):
-        assert table[at].tolist() == routes_of(*(order[:depth] for order in orders), length=6).tolist()
+        assert (
+            table[at].tolist() == routes_of(*(order[:depth] for order in orders), length=6).tolist()
+        )
     for at, layer in zip((4, 5, 6), (0, 2, 5), strict=True):
         assert table[at].tolist() == routes_of(*[(layer,)] * 4, length=6).tolist()
-    assert torch.equal(make_points(6, [1, 3, 6], True, "arbitrary", 4, (5, 1)).routes, points.routes)
+    assert torch.equal(
+        make_points(6, [1, 3, 6], True, "arbitrary", 4, (5, 1)).routes, points.routes
+    )
     assert torch.equal(make_points(6, [1, 6], False, "arbitrary", 4, (5, 1)).routes[-4:], table[3])
     for seeds in ((6, 1), (5, 2), (1, 5)):
-        assert not torch.equal(make_points(6, [1, 3, 6], True, "arbitrary", 4, seeds).routes, points.routes)
+        assert not torch.equal(
+            make_points(6, [1, 3, 6], True, "arbitrary", 4, seeds).routes, points.routes
+        )
 
 
 # ---- the job of an inversion ------------------------------------------------------------------------------------------
 
-TINY = ModelPreset(timm="vit_tiny_patch16_224", kwargs=PICO | {"depth": 3}, weights="scratch", init_std=0.14)
-MIXER = ModelPreset(
-    timm="mixer_custom", kwargs={"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "num_blocks": 2}, weights="scratch"
+TINY = ModelPreset(
+    timm="vit_tiny_patch16_224", kwargs=PICO | {"depth": 3}, weights="scratch", init_std=0.14
 )
-OPTIONS = InversionMeasure(images=2, depths=None, sigma=0.05, shifts=2, met=0.01, batch_size=200, records=3, seed=7)
-COLUMNS = ["point", "depth", "image", "lr", "embedding_distance", "yardstick", "input_distance", "input_yardstick",
-           "token_distance", "token_yardstick", "pixel_correlation", "num_layers", "overcomplete", "verdict"]  # fmt: skip
+MIXER = ModelPreset(
+    timm="mixer_custom",
+    kwargs={"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "num_blocks": 2},
+    weights="scratch",
+)
+OPTIONS = InversionMeasure(
+    images=2, depths=None, sigma=0.05, shifts=2, met=0.01, batch_size=200, records=3, seed=7
+)
+COLUMNS = [
+    "point",
+    "depth",
+    "image",
+    "lr",
+    "embedding_distance",
+    "yardstick",
+    "input_distance",
+    "input_yardstick",
+    "token_distance",
+    "token_yardstick",
+    "pixel_correlation",
+    "num_layers",
+    "overcomplete",
+    "verdict",
+]
 
 
 class Outcome:
@@ -452,7 +645,11 @@ class Outcome:
             self.arrays = dict(file)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Outcome) or self.text != other.text or self.arrays.keys() != other.arrays.keys():
+        if (
+            not isinstance(other, Outcome)
+            or self.text != other.text
+            or self.arrays.keys() != other.arrays.keys()
+        ):
             return False
         return all(np.array_equal(array, other.arrays[name]) for name, array in self.arrays.items())
 
@@ -463,12 +660,26 @@ def inverted(prepared: Path, tmp_path: Path) -> Callable[..., Outcome]:
 
     def run(weights: Path | None = None, donor: Path | None = None, **changes: Any) -> Outcome:
         how = descent("adam", [0.01, 0.1], 4, schedule="cosine")
-        defaults = {"model": TINY, "options": OPTIONS, "descent": how, "alone": False, "order": "sequential", "ablation": [],
-                    "transplant": [], "seed": 0}  # fmt: skip
+        defaults = {
+            "model": TINY,
+            "options": OPTIONS,
+            "descent": how,
+            "alone": False,
+            "order": "sequential",
+            "ablation": [],
+            "transplant": [],
+            "seed": 0,
+        }
         config = InversionConfig(
-            title="test", dataset="bars", model_name="pico", variant=Variant(route="sequential"), device="cpu",
-            data_sha256=read_meta(prepared)["sha256"], weights_sha256=weights and sha256(weights), **(defaults | changes),
-        )  # fmt: skip
+            title="test",
+            dataset="bars",
+            model_name="pico",
+            variant=Variant(route="sequential"),
+            device="cpu",
+            data_sha256=read_meta(prepared)["sha256"],
+            weights_sha256=weights and sha256(weights),
+            **(defaults | changes),
+        )
         folder = tmp_path / f"run_{len(list(tmp_path.glob('run_*')))}"
         folder.mkdir()
         events: list[dict] = []
@@ -496,19 +707,28 @@ def validation_pixels(prepared: Path) -> Tensor:
     return torch.from_numpy(maps[index][0]).float()[:, None] / 255
 
 
-def test_pixels_of_a_model_with_a_normalisation_of_its_own(pico: ModelPreset, prepared: Path) -> None:
+def test_pixels_of_a_model_with_a_normalisation_of_its_own(
+    pico: ModelPreset, prepared: Path
+) -> None:
     """Published weights have a mean and a deviation a channel."""
-    preset = pico.model_copy(update={"kwargs": pico.kwargs | {"in_chans": 3}, "weights": "published"})
+    preset = pico.model_copy(
+        update={"kwargs": pico.kwargs | {"in_chans": 3}, "weights": "published"}
+    )
     mean, std = normalisation(preset, read_meta(prepared))
     assert len(mean) == len(std) == 3
     split = Split(prepared, "validation", torch.device("cpu"), 3, 28, mean, std)
     found = inversion.pixels(split, torch.arange(2), Mock(model=preset), prepared)
-    expected = torch.from_numpy(Maps([prepared / "validation.arrow"])[np.arange(2)][0]).float()[:, None] / 255
+    expected = (
+        torch.from_numpy(Maps([prepared / "validation.arrow"])[np.arange(2)][0]).float()[:, None]
+        / 255
+    )
     assert torch.allclose(found, expected.expand(2, 3, 28, 28), atol=1e-5)
 
 
 @torch.no_grad()
-def check_final_distances(outcome: Outcome, model: RoutedModel, prepared: Path, routes: Sequence[Sequence[int]]) -> None:
+def check_final_distances(
+    outcome: Outcome, model: RoutedModel, prepared: Path, routes: Sequence[Sequence[int]]
+) -> None:
     """That the rows hold the yardsticks, and the distances of the found images from the originals, under this model.
 
     A route a point and image.
@@ -519,25 +739,48 @@ def check_final_distances(outcome: Outcome, model: RoutedModel, prepared: Path, 
     originals = validation_pixels(prepared).repeat(len(found) // 2, 1, 1, 1)
     model.eval()
     table = routes_of(*routes, length=model.num_layers)
-    gauge = yardstick(model, own, originals, table, OPTIONS.sigma, OPTIONS.shifts, torch.Generator().manual_seed(OPTIONS.seed))
-    for name, column in {"embedding": "yardstick", "tokens": "token_yardstick", "pixels": "input_yardstick"}.items():
-        assert outcome.rows[column].tolist() == pytest.approx(getattr(gauge, name).tolist(), rel=1e-4)
+    gauge = yardstick(
+        model,
+        own,
+        originals,
+        table,
+        OPTIONS.sigma,
+        OPTIONS.shifts,
+        torch.Generator().manual_seed(OPTIONS.seed),
+    )
+    for name, column in {
+        "embedding": "yardstick",
+        "tokens": "token_yardstick",
+        "pixels": "input_yardstick",
+    }.items():
+        assert outcome.rows[column].tolist() == pytest.approx(
+            getattr(gauge, name).tolist(), rel=1e-4
+        )
     for i, (row, route) in enumerate(zip(outcome.rows.itertuples(), routes, strict=True)):
         states = [by_hand(model, own(x[i : i + 1])[0], route) for x in (found, originals)]
-        assert row.embedding_distance == pytest.approx(float((states[0] - states[1]).norm()), rel=0.005)
+        assert row.embedding_distance == pytest.approx(
+            float((states[0] - states[1]).norm()), rel=0.005
+        )
         tokens = [by_hand(model, own(x[i : i + 1])[0], ()) for x in (found, originals)]
         assert row.token_distance == pytest.approx(float((tokens[0] - tokens[1]).norm()), rel=0.005)
-        assert row.input_distance == pytest.approx(float((found[i] - originals[i]).norm()), rel=0.01)
+        assert row.input_distance == pytest.approx(
+            float((found[i] - originals[i]).norm()), rel=0.01
+        )
         pixels = np.corrcoef(found[i].flatten(), originals[i].flatten())[0, 1]
         assert row.pixel_correlation == pytest.approx(pixels, abs=2e-3)
 
 
 def verdicts(rows: pd.DataFrame, met: float) -> list[str]:
-    embedding, pixels = rows["embedding_distance"] / rows["yardstick"], rows["input_distance"] / rows["input_yardstick"]
+    embedding, pixels = (
+        rows["embedding_distance"] / rows["yardstick"],
+        rows["input_distance"] / rows["input_yardstick"],
+    )
     return [verdict(*ratios, met) for ratios in zip(embedding, pixels, strict=True)]
 
 
-def test_measure_writes_rows_and_arrays(inverted: Callable[..., Outcome], prepared: Path, tmp_path: Path) -> None:
+def test_measure_writes_rows_and_arrays(
+    inverted: Callable[..., Outcome], prepared: Path, tmp_path: Path
+) -> None:
     """A row a point and image; curves relative to the yardsticks end in the distances of the rows. Twice the same."""
     weights = saved(tmp_path / "w.safetensors", 1)
     found = inverted(weights, alone=True)
@@ -548,17 +791,29 @@ def test_measure_writes_rows_and_arrays(inverted: Callable[..., Outcome], prepar
     assert rows["depth"].tolist() == [depth for depth in (0, 1, 2, 3, 1, 1, 1) for _ in range(2)]
     assert rows["image"].tolist() == [0, 1] * 7
     assert set(rows["lr"]) <= {0.01, 0.1}
-    shapes = {"originals": (2, 1, 28, 28), "found": (7, 2, 1, 28, 28), "steps": (4,), "embedding": (7, 2, 4), "input": (7, 2, 4),
-              "points": (7,), "filters": (16, 1, 14, 14)}  # fmt: skip
+    shapes = {
+        "originals": (2, 1, 28, 28),
+        "found": (7, 2, 1, 28, 28),
+        "steps": (4,),
+        "embedding": (7, 2, 4),
+        "input": (7, 2, 4),
+        "points": (7,),
+        "filters": (16, 1, 14, 14),
+    }
     assert {name: array.shape for name, array in arrays.items()} == shapes
     assert arrays["points"].tolist() == names
     assert arrays["steps"].tolist() == [0, 1, 3, 4]
     assert np.allclose(arrays["originals"], validation_pixels(prepared), atol=1e-5)
     model = build(TINY, 10, weights=weights)
-    assert np.array_equal(arrays["filters"], model.backbone.patch_embed.proj.weight.detach().numpy())
+    assert np.array_equal(
+        arrays["filters"], model.backbone.patch_embed.proj.weight.detach().numpy()
+    )
     each: list[tuple[int, ...]] = [(), (0,), (0, 1), (0, 1, 2), (0,), (1,), (2,)]
     check_final_distances(found, model, prepared, [route for route in each for _ in range(2)])
-    final = arrays["embedding"][..., -1].flatten() * rows["yardstick"], arrays["input"][..., -1].flatten() * rows["input_yardstick"]
+    final = (
+        arrays["embedding"][..., -1].flatten() * rows["yardstick"],
+        arrays["input"][..., -1].flatten() * rows["input_yardstick"],
+    )
     assert final[0].tolist() == pytest.approx(rows["embedding_distance"].tolist(), rel=1e-4)
     assert final[1].tolist() == pytest.approx(rows["input_distance"].tolist(), rel=1e-4)
     start = noise((2, 1, 28, 28), 7) - validation_pixels(prepared)
@@ -567,7 +822,9 @@ def test_measure_writes_rows_and_arrays(inverted: Callable[..., Outcome], prepar
     assert (rows["input_yardstick"] / (0.05 * 28)).tolist() == pytest.approx([1] * 14, abs=0.1)
     assert rows["verdict"].tolist() == verdicts(rows, 0.01)
     met = float((rows["embedding_distance"] / rows["yardstick"]).median())
-    other = inverted(weights, alone=True, options=OPTIONS.model_copy(update={"met": met})).rows["verdict"]
+    other = inverted(weights, alone=True, options=OPTIONS.model_copy(update={"met": met})).rows[
+        "verdict"
+    ]
     assert other.nunique() > 1
     assert other.tolist() == verdicts(rows, met)
     assert (rows["num_layers"] == 3).all()
@@ -577,14 +834,21 @@ def test_measure_writes_rows_and_arrays(inverted: Callable[..., Outcome], prepar
     assert np.allclose(embedded["yardstick"], embedded["token_yardstick"], rtol=1e-4)
     assert found.texts == ["14 inputs found"]
     assert inverted(weights, alone=True) == found
-    assert inverted(weights, alone=True, seed=3) == found  # with weights and in sequential order nothing is drawn from it
+    assert (
+        inverted(weights, alone=True, seed=3) == found
+    )  # with weights and in sequential order nothing is drawn from it
     assert inverted(weights, alone=True, options=OPTIONS.model_copy(update={"seed": 8})) != found
 
 
-def test_verdicts_of_rows_are_relative_and_follow_met(inverted: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_verdicts_of_rows_are_relative_and_follow_met(
+    inverted: Callable[..., Outcome], tmp_path: Path
+) -> None:
     """Nothing but the verdicts depends on what counts as met; here no far input meets an output, until everything counts."""
     weights = saved(tmp_path / "w.safetensors", 1)
-    found = {met: inverted(weights, options=OPTIONS.model_copy(update={"met": met})) for met in (0.01, 1e9)}
+    found = {
+        met: inverted(weights, options=OPTIONS.model_copy(update={"met": met}))
+        for met in (0.01, 1e9)
+    }
     assert APPROXIMATE in set(found[0.01].rows["verdict"])
     assert NON_UNIQUE not in set(found[0.01].rows["verdict"])
     assert NON_UNIQUE in set(found[1e9].rows["verdict"])
@@ -596,12 +860,20 @@ def test_verdicts_of_rows_are_relative_and_follow_met(inverted: Callable[..., Ou
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch_size", "order"), [(1, "sequential"), (3, "sequential"), (3, "arbitrary"), (14, "sequential")])
-def test_measure_in_parts(inverted: Callable[..., Outcome], tmp_path: Path, batch_size: int, order: str) -> None:
+@pytest.mark.parametrize(
+    ("batch_size", "order"),
+    [(1, "sequential"), (3, "sequential"), (3, "arbitrary"), (14, "sequential")],
+)
+def test_measure_in_parts(
+    inverted: Callable[..., Outcome], tmp_path: Path, batch_size: int, order: str
+) -> None:
     """How many inputs are found at once changes nothing, also where parts end within a point and the last is smaller."""
     weights = saved(tmp_path / "w.safetensors", 1)
     options = OPTIONS.model_copy(update={"batch_size": batch_size})
-    whole, parts = (inverted(weights, alone=order == "sequential", order=order, options=each) for each in (OPTIONS, options))
+    whole, parts = (
+        inverted(weights, alone=order == "sequential", order=order, options=each)
+        for each in (OPTIONS, options)
+    )
     assert len(whole.rows) == (14 if order == "sequential" else 8)
     pd.testing.assert_frame_equal(parts.rows, whole.rows, rtol=1e-5, atol=1e-5)
     assert parts.arrays.keys() == whole.arrays.keys()
@@ -614,7 +886,7 @@ def test_measure_in_parts(inverted: Callable[..., Outcome], tmp_path: Path, batc
 
 def test_parts_are_no_larger_than_asked(
     inverted: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     seen, real = [], inversion.invert
 
     def spied(model: RoutedModel, own: Any, originals: Tensor, *others: Any) -> Any:
@@ -622,15 +894,23 @@ def test_parts_are_no_larger_than_asked(
         return real(model, own, originals, *others)
 
     monkeypatch.setattr(inversion, "invert", spied)
-    inverted(saved(tmp_path / "w.safetensors", 1), options=OPTIONS.model_copy(update={"batch_size": 3}))
+    inverted(
+        saved(tmp_path / "w.safetensors", 1), options=OPTIONS.model_copy(update={"batch_size": 3})
+    )
     assert seen == [3, 3, 2]
 
 
 @pytest.mark.parametrize(("width", "overcomplete"), [(192, False), (196, True), (200, True)])
-def test_measure_tells_wide_patch_embeddings(inverted: Callable[..., Outcome], width: int, overcomplete: bool) -> None:
+def test_measure_tells_wide_patch_embeddings(
+    inverted: Callable[..., Outcome], width: int, overcomplete: bool
+) -> None:
     """As many numbers a patch as it has values, 14 x 14, are enough."""
     preset = TINY.model_copy(update={"kwargs": TINY.kwargs | {"embed_dim": width, "depth": 1}})
-    found = inverted(model=preset, options=OPTIONS.model_copy(update={"depths": [1], "images": 1}), descent=descent(steps=1))
+    found = inverted(
+        model=preset,
+        options=OPTIONS.model_copy(update={"depths": [1], "images": 1}),
+        descent=descent(steps=1),
+    )
     assert found.rows["overcomplete"].tolist() == [overcomplete] * 2
     assert found.rows["num_layers"].tolist() == [1] * 2
 
@@ -640,25 +920,36 @@ def test_measure_of_untrained_models(inverted: Callable[..., Outcome], prepared:
     found = inverted(seed=4)
     torch.manual_seed(4)
     model = build(TINY, 10)
-    assert np.array_equal(found.arrays["filters"], model.backbone.patch_embed.proj.weight.detach().numpy())
+    assert np.array_equal(
+        found.arrays["filters"], model.backbone.patch_embed.proj.weight.detach().numpy()
+    )
     each: list[tuple[int, ...]] = [(), (0,), (0, 1), (0, 1, 2)]
     check_final_distances(found, model, prepared, [route for route in each for _ in range(2)])
     assert inverted(seed=4) == found
     assert inverted(seed=5) != found
 
 
-def test_measure_in_arbitrary_order(inverted: Callable[..., Outcome], prepared: Path, tmp_path: Path) -> None:
+def test_measure_in_arbitrary_order(
+    inverted: Callable[..., Outcome], prepared: Path, tmp_path: Path
+) -> None:
     """Along the orders of the points, which depend on both seeds."""
     weights = saved(tmp_path / "w.safetensors", 1)
     found = inverted(weights, order="arbitrary", seed=7)
     routes = make_points(3, None, False, "arbitrary", 2, (OPTIONS.seed, 7)).routes.tolist()
     assert routes[-1] != routes[-2]
-    check_final_distances(found, build(TINY, 10, weights=weights), prepared, [[x for x in route if x >= 0] for route in routes])
+    check_final_distances(
+        found,
+        build(TINY, 10, weights=weights),
+        prepared,
+        [[x for x in route if x >= 0] for route in routes],
+    )
     assert inverted(weights, order="arbitrary", seed=7) == found
 
 
 @pytest.mark.parametrize("preset", [TINY, MIXER], ids=["vit", "mixer"])
-def test_measure_of_edited_models(inverted: Callable[..., Outcome], prepared: Path, tmp_path: Path, preset: ModelPreset) -> None:
+def test_measure_of_edited_models(
+    inverted: Callable[..., Outcome], prepared: Path, tmp_path: Path, preset: ModelPreset
+) -> None:
     """Parts taken out of the trained model, or put into the untrained one."""
     weights = saved(tmp_path / "w.safetensors", 1, preset)
     options = OPTIONS.model_copy(update={"depths": [2]})
@@ -672,10 +963,14 @@ def test_measure_of_edited_models(inverted: Callable[..., Outcome], prepared: Pa
     torch.manual_seed(6)
     mixed = build(preset, 10)
     transplant(mixed.backbone, whole.backbone, ["patch_embed", "norm1"])
-    found = inverted(None, weights, model=preset, transplant=["patch_embed", "norm1"], seed=6, options=options)
+    found = inverted(
+        None, weights, model=preset, transplant=["patch_embed", "norm1"], seed=6, options=options
+    )
     check_final_distances(found, mixed, prepared, routes)
     stem = "stem" if preset is MIXER else "patch_embed"
-    assert np.array_equal(found.arrays["filters"], getattr(whole.backbone, stem).proj.weight.detach().numpy())
+    assert np.array_equal(
+        found.arrays["filters"], getattr(whole.backbone, stem).proj.weight.detach().numpy()
+    )
     assert found != inverted(None, model=preset, seed=6, options=options)
 
 
@@ -686,7 +981,20 @@ wide = normaliser((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), torch.device("cpu"))
 
 
 def schedule(**changes: Any) -> ClassImages:
-    return ClassImages(**({"steps": 6, "lr": 0.05, "target": 30.0, "blur": 0.8, "jitter": 3, "jitter_after": 3, "batch_size": 9} | changes))
+    return ClassImages(
+        **(
+            {
+                "steps": 6,
+                "lr": 0.05,
+                "target": 30.0,
+                "blur": 0.8,
+                "jitter": 3,
+                "jitter_after": 3,
+                "batch_size": 9,
+            }
+            | changes
+        )
+    )
 
 
 @pytest.fixture
@@ -700,15 +1008,26 @@ def maximised(model: RoutedModel, classes: int, options: ClassImages, seed: int)
     jitter, (_, height, width) = options.jitter, SHAPE
     canvases = noise((classes, 3, height + jitter, width + jitter), seed)
     crops = torch.Generator().manual_seed(seed)
-    offsets = [torch.randint(jitter + 1, (2,), generator=crops).tolist() for _ in range(options.steps)]
+    offsets = [
+        torch.randint(jitter + 1, (2,), generator=crops).tolist() for _ in range(options.steps)
+    ]
     offsets[: options.jitter_after] = [[jitter // 2] * 2] * min(options.jitter_after, options.steps)
     for i in range(classes):
         for step, (top, left) in enumerate(offsets):
-            seen = canvases[i : i + 1, :, top : top + height, left : left + width].clone().requires_grad_()
+            seen = (
+                canvases[i : i + 1, :, top : top + height, left : left + width]
+                .clone()
+                .requires_grad_()
+            )
             output = model.backbone(wide(seen))[0, i]
             (gradient,) = torch.autograd.grad((options.target - output).abs(), seen)
-            moved, sigma = seen.detach() - options.lr * gradient, options.blur * (1 - step / options.steps)
-            canvases[i, :, top : top + height, left : left + width] = (blurred(moved, sigma) if sigma else moved)[0]
+            moved, sigma = (
+                seen.detach() - options.lr * gradient,
+                options.blur * (1 - step / options.steps),
+            )
+            canvases[i, :, top : top + height, left : left + width] = (
+                blurred(moved, sigma) if sigma else moved
+            )[0]
     rim = jitter // 2
     return canvases[:, :, rim : rim + height, rim : rim + width]
 
@@ -717,12 +1036,19 @@ def maximised(model: RoutedModel, classes: int, options: ClassImages, seed: int)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"jitter_after": 6}, {}, {"jitter": 4, "jitter_after": 0}, {"jitter": 0}, {"blur": 0.0}, {"jitter": 0, "blur": 0.0},
-        {"batch_size": 1}, {"batch_size": 2},
-        {"target": -30.0}, {"steps": 2},
+        {"jitter_after": 6},
+        {},
+        {"jitter": 4, "jitter_after": 0},
+        {"jitter": 0},
+        {"blur": 0.0},
+        {"jitter": 0, "blur": 0.0},
+        {"batch_size": 1},
+        {"batch_size": 2},
+        {"target": -30.0},
+        {"steps": 2},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_class_images_by_hand(pictured: RoutedModel, changes: dict[str, Any]) -> None:
     """Before the crops move, with them, and without a blur; of the first classes alone."""
     options = schedule(**changes)
@@ -742,7 +1068,9 @@ def test_class_images_depend_on_the_seed_alone(pictured: RoutedModel) -> None:
 @pytest.mark.parametrize("target", [30.0, -30.0])
 @pytest.mark.parametrize("blur", [0.0, 0.3])
 @torch.no_grad()
-def test_outputs_are_drawn_to_the_constant(pictured: RoutedModel, blur: float, target: float) -> None:
+def test_outputs_are_drawn_to_the_constant(
+    pictured: RoutedModel, blur: float, target: float
+) -> None:
     """That of every image's own class."""
     options = schedule(steps=40, lr=0.1, blur=blur, target=target, jitter=0)
     with torch.enable_grad():
@@ -751,17 +1079,28 @@ def test_outputs_are_drawn_to_the_constant(pictured: RoutedModel, blur: float, t
     gain = (after - before) * math.copysign(1, target)
     assert (gain > 0.2).all()
     if target > 0 and not blur:
-        assert (rate(pictured, wide, found, 7)[0] > rate(pictured, wide, noise((7, *SHAPE), 0), 7)[0]).all()
+        assert (
+            rate(pictured, wide, found, 7)[0] > rate(pictured, wide, noise((7, *SHAPE), 0), 7)[0]
+        ).all()
 
 
 def test_crops_of_the_canvas(pictured: RoutedModel) -> None:
     """Of one that a vanishing rate leaves as it was: its middle at first, then all over it, one crop for all classes."""
     canvas, seen = noise((2, 3, 16 + 3, 24 + 3), 9), []
-    pictured.backbone.patch_embed.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    found = maximise(pictured, wide, SHAPE, 2, schedule(steps=60, lr=1e-12, blur=0.0, jitter_after=10), 9)
+    pictured.backbone.patch_embed.register_forward_pre_hook(
+        lambda _, args: seen.append(args[0].detach())
+    )
+    found = maximise(
+        pictured, wide, SHAPE, 2, schedule(steps=60, lr=1e-12, blur=0.0, jitter_after=10), 9
+    )
     places = [(top, left) for top in range(4) for left in range(4)]
-    crops = {(top, left): wide(canvas[:, :, top : top + 16, left : left + 24]) for top, left in places}
-    shown = [[place for place, crop in crops.items() if torch.allclose(crop, each, atol=1e-5)] for each in seen]
+    crops = {
+        (top, left): wide(canvas[:, :, top : top + 16, left : left + 24]) for top, left in places
+    }
+    shown = [
+        [place for place, crop in crops.items() if torch.allclose(crop, each, atol=1e-5)]
+        for each in seen
+    ]
     assert [len(each) for each in shown] == [1] * 60
     assert shown[:10] == [[(1, 1)]] * 10
     later = {each[0] for each in shown[10:]}
@@ -775,7 +1114,9 @@ def test_what_a_model_takes_images_for() -> None:
     outputs = torch.tensor([[2.0, 0.0, 1.0, 9.0], [0.0, 1.0, 3.0, 9.0], [1.0, 1.0, 1.0, 9.0]])
     model: Any = lambda x: outputs + x  # noqa: E731
     probability, seen = rate(model, lambda x: x - 1, torch.ones(3, 4), 3)
-    shares = [math.exp(row[i]) / sum(map(math.exp, row[:3])) for i, row in enumerate(outputs.tolist())]
+    shares = [
+        math.exp(row[i]) / sum(map(math.exp, row[:3])) for i, row in enumerate(outputs.tolist())
+    ]
     assert probability.tolist() == pytest.approx(shares)
     assert seen.tolist() == [0, 2, 0]
 
@@ -784,15 +1125,27 @@ def test_what_a_model_takes_images_for() -> None:
 def test_measure_writes_class_images(prepared: Path, tmp_path: Path, outputs: int | None) -> None:
     """With and without another training that judges them; twice the same. Also of a model with more outputs than classes."""
     preset = TINY.model_copy(update={"num_classes": outputs})
-    weights, judge = saved(tmp_path / "w.safetensors", 1, preset), saved(tmp_path / "judge.safetensors", 2, preset)
+    weights, judge = (
+        saved(tmp_path / "w.safetensors", 1, preset),
+        saved(tmp_path / "judge.safetensors", 2, preset),
+    )
     meta = read_meta(prepared)
     options = schedule(steps=5, lr=0.3, jitter_after=2)
 
     def run(name: str, judge: Path | None, seed: int = 0) -> Outcome:
         config = ClassImagesConfig(
-            title="test", dataset="bars", model_name="pico", model=preset, variant=Variant(route="sequential"), device="cpu",
-            data_sha256=meta["sha256"], weights_sha256=sha256(weights), options=options, judge_sha256=judge and sha256(judge), seed=seed,
-        )  # fmt: skip
+            title="test",
+            dataset="bars",
+            model_name="pico",
+            model=preset,
+            variant=Variant(route="sequential"),
+            device="cpu",
+            data_sha256=meta["sha256"],
+            weights_sha256=sha256(weights),
+            options=options,
+            judge_sha256=judge and sha256(judge),
+            seed=seed,
+        )
         (tmp_path / name).mkdir()
         events: list[dict] = []
         class_images.measure(config, prepared, weights, judge, tmp_path / name, events.append)
@@ -800,10 +1153,17 @@ def test_measure_writes_class_images(prepared: Path, tmp_path: Path, outputs: in
 
     judged, alone = run("judged", judge), run("alone", None)
     own = normaliser(meta["mean"], meta["std"], torch.device("cpu"))
-    model, other = (build(preset, 10, weights=file).eval().requires_grad_(False) for file in (weights, judge))
+    model, other = (
+        build(preset, 10, weights=file).eval().requires_grad_(False) for file in (weights, judge)
+    )
     expected = maximise(model, own, (1, 28, 28), 10, options, 0)
     for outcome in (judged, alone):
-        assert list(outcome.rows.columns) == ["class", "probability", "judge_probability", "judge_sees"]
+        assert list(outcome.rows.columns) == [
+            "class",
+            "probability",
+            "judge_probability",
+            "judge_sees",
+        ]
         assert outcome.rows["class"].astype(str).tolist() == [str(name) for name in meta["classes"]]
         assert outcome.texts == ["10 class images"]
         assert outcome.arrays.keys() == {"images", "classes"}
@@ -813,8 +1173,12 @@ def test_measure_writes_class_images(prepared: Path, tmp_path: Path, outputs: in
         shares = model(own(expected))[:, :10].softmax(1).diagonal()
         assert outcome.rows["probability"].tolist() == pytest.approx(shares.tolist(), rel=1e-3)
     answers = other(own(expected))[:, :10].softmax(1)
-    assert judged.rows["judge_probability"].tolist() == pytest.approx(answers.diagonal().tolist(), rel=1e-3)
-    assert judged.rows["judge_sees"].astype(str).tolist() == [str(meta["classes"][i]) for i in answers.argmax(1).tolist()]
+    assert judged.rows["judge_probability"].tolist() == pytest.approx(
+        answers.diagonal().tolist(), rel=1e-3
+    )
+    assert judged.rows["judge_sees"].astype(str).tolist() == [
+        str(meta["classes"][i]) for i in answers.argmax(1).tolist()
+    ]
     assert alone.rows[["judge_probability", "judge_sees"]].isna().all(axis=None)
     assert run("again", judge) == judged
     assert run("other", judge, seed=1) != judged

@@ -18,7 +18,13 @@ from papers.inversion.compute.ratios import with_ratios
 from papers.inversion.compute.rows import CLASS_COLUMNS, CLASS_KEYS, COLUMNS, KEYS
 from papers.inversion.figures import InversionFigures, _short, filter_grid
 from papers.inversion.gallery import Gallery, neighbours
-from papers.inversion.tables import inversion_numbers, name_model, name_point, verdict_table, write_inversion_table
+from papers.inversion.tables import (
+    inversion_numbers,
+    name_model,
+    name_point,
+    verdict_table,
+    write_inversion_table,
+)
 from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
 from pipeline.errors import UserError
@@ -26,14 +32,26 @@ from pipeline.jobs.files import sha256
 from pipeline.report.charts import GRID
 
 MODEL = "vit_micro"
-POINTS = {"patch_embed": 0, "first 1": 1, "first 3": 3, "layer 0": 1, "layer 2": 1}  # with the layers executed
+POINTS = {
+    "patch_embed": 0,
+    "first 1": 1,
+    "first 3": 3,
+    "layer 0": 1,
+    "layer 2": 1,
+}  # with the layers executed
 STEPS, SIDE, CLASSES = np.array([0, 5, 10]), 6, ["bag", "coat", "t-shirt/top"]
 PAGES = {"inversion_depth", "inversion_curves", "class_images", "patch_filters"}
 ABOUT: dict[str, Any] = {
-    "sigma": 0.0625, "shifts": 8, "met": 0.015, "epochs": 2, "training_images": 900, "families": ["vit", "mixer"],
+    "sigma": 0.0625,
+    "shifts": 8,
+    "met": 0.015,
+    "epochs": 2,
+    "training_images": 900,
+    "families": ["vit", "mixer"],
     "trained_here": ["vit", "mixer"],
-    "optimisers": {"adam": {"steps": 10}, "gd": {"steps": 20}}, "class_images": {"steps": 30, "blur": 2.5, "jitter_after": 7},
-}  # fmt: skip
+    "optimisers": {"adam": {"steps": 10}, "gd": {"steps": 20}},
+    "class_images": {"steps": 30, "blur": 2.5, "jitter_after": 7},
+}
 
 # ---- numbers and tables -----------------------------------------------------------------------------------------------
 
@@ -41,15 +59,35 @@ ABOUT: dict[str, Any] = {
 def row(**own: Any) -> dict[str, Any]:
     """A row of inversion.csv: of the first layer, met exactly as nearly as the yardstick."""
     return {
-        "dataset": "d_10k", "model": MODEL, "family": "vit", "weights": "trained", "edit": "none", "order": "sequential",
-        "optimiser": "adam", "seed": 0, "point": "first 1", "depth": 1, "image": 0, "lr": 0.1, "embedding_distance": 2.0, "yardstick": 2.0,
-        "input_distance": 4.0, "input_yardstick": 4.0, "token_distance": 5.0, "token_yardstick": 5.0, "pixel_correlation": 0.5,
-        "num_layers": 3, "overcomplete": False, "verdict": "non-unique",
-    } | own  # fmt: skip
+        "dataset": "d_10k",
+        "model": MODEL,
+        "family": "vit",
+        "weights": "trained",
+        "edit": "none",
+        "order": "sequential",
+        "optimiser": "adam",
+        "seed": 0,
+        "point": "first 1",
+        "depth": 1,
+        "image": 0,
+        "lr": 0.1,
+        "embedding_distance": 2.0,
+        "yardstick": 2.0,
+        "input_distance": 4.0,
+        "input_yardstick": 4.0,
+        "token_distance": 5.0,
+        "token_yardstick": 5.0,
+        "pixel_correlation": 0.5,
+        "num_layers": 3,
+        "overcomplete": False,
+        "verdict": "non-unique",
+    } | own
 
 
 def test_ratios_are_relative_to_each_ones_yardstick() -> None:
-    rows = pd.DataFrame([row(embedding_distance=1.0), row(yardstick=8.0, input_distance=1.0, token_distance=15.0)])
+    rows = pd.DataFrame(
+        [row(embedding_distance=1.0), row(yardstick=8.0, input_distance=1.0, token_distance=15.0)]
+    )
     found = with_ratios(rows)
     assert found["embedding_ratio"].tolist() == [0.5, 0.25]
     assert found["input_ratio"].tolist() == [1, 0.25]
@@ -85,7 +123,10 @@ def test_numbers_are_means_of_the_seeds_means() -> None:
     assert first["embedding_ratio"] == 2.0
     assert first["embedding_ratio_std"] == round(math.sqrt(2), 6)
     assert [first["input_ratio"], first["input_ratio_std"]] == [2.0, round(math.sqrt(2), 6)]
-    assert [first["pixel_correlation"], first["pixel_correlation_std"]] == [0.7, round(0.4 / math.sqrt(2), 6)]
+    assert [first["pixel_correlation"], first["pixel_correlation_std"]] == [
+        0.7,
+        round(0.4 / math.sqrt(2), 6),
+    ]
     assert first[["verdict", "count", "n", "seeds"]].tolist() == ["non-unique", 2, 3, 2]
     alone = found.iloc[1]
     assert alone[["verdict", "count", "n", "seeds"]].tolist() == ["invertible here", 1, 1, 1]
@@ -116,8 +157,14 @@ def test_names_of_points(point: str, expected: str) -> None:
         (("ls", "none", "arbitrary"), "LS, arbitrary order"),
         (("my_variant", "none", "arbitrary"), "my-variant, arbitrary order"),
         (("trained", "without attention", "sequential"), "trained, without attention"),
-        (("untrained", "without residuals+mlp", "sequential"), "untrained, without residuals and mlp"),
-        (("untrained", "with patch_embed", "sequential"), "untrained, with trained patch embedding"),
+        (
+            ("untrained", "without residuals+mlp", "sequential"),
+            "untrained, without residuals and mlp",
+        ),
+        (
+            ("untrained", "with patch_embed", "sequential"),
+            "untrained, with trained patch embedding",
+        ),
         (
             ("untrained", "with patch_embed+pos_embed+norm1", "sequential"),
             "untrained, with trained patch embedding and position embedding and first norm",
@@ -130,7 +177,13 @@ def test_names_of_models(model: tuple[str, str, str], expected: str) -> None:
 
 TABLE = [
     row(embedding_distance=0.1234, input_distance=5.0, pixel_correlation=0.98765),
-    row(embedding_distance=0.1234, input_distance=5.0, pixel_correlation=0.98765, seed=1, verdict="invertible here"),
+    row(
+        embedding_distance=0.1234,
+        input_distance=5.0,
+        pixel_correlation=0.98765,
+        seed=1,
+        verdict="invertible here",
+    ),
     row(embedding_distance=0.1234, input_distance=5.0, pixel_correlation=0.98765, seed=1, image=1),
     row(edit="without mlp"),
     row(family=MODEL, weights="ls", order="arbitrary", optimiser="gd", point="patch_embed"),
@@ -141,24 +194,78 @@ TABLE = [
 def test_the_table_of_verdicts() -> None:
     """Of every model, in words."""
     table = verdict_table(inversion_numbers(pd.DataFrame(TABLE)))
-    assert list(table.columns) == ["model", "weights", "point", "optimiser", "embedding / yardstick", "input / yardstick",
-                                   "tokens / yardstick", "pixel correlation", "verdict"]  # fmt: skip
+    assert list(table.columns) == [
+        "model",
+        "weights",
+        "point",
+        "optimiser",
+        "embedding / yardstick",
+        "input / yardstick",
+        "tokens / yardstick",
+        "pixel correlation",
+        "verdict",
+    ]
     assert table.to_numpy().tolist() == [
-        ["vit", "trained", "first layer", "Adam", "0.062", "1.25", "1.00", "0.988", "non-unique (2/3)"],
-        ["vit", "trained, without mlp", "first layer", "Adam", "1.000", "1.00", "1.00", "0.500", "non-unique (1/1)"],
-        [MODEL, "LS, arbitrary order", "patch embedding", "gradient descent", "1.000", "1.00", "1.00", "0.500", "non-unique (1/1)"],
-        ["mixer", "trained", "layer 3 alone", "my_own", "1.000", "1.00", "1.00", "0.500", "non-unique (1/1)"],
+        [
+            "vit",
+            "trained",
+            "first layer",
+            "Adam",
+            "0.062",
+            "1.25",
+            "1.00",
+            "0.988",
+            "non-unique (2/3)",
+        ],
+        [
+            "vit",
+            "trained, without mlp",
+            "first layer",
+            "Adam",
+            "1.000",
+            "1.00",
+            "1.00",
+            "0.500",
+            "non-unique (1/1)",
+        ],
+        [
+            MODEL,
+            "LS, arbitrary order",
+            "patch embedding",
+            "gradient descent",
+            "1.000",
+            "1.00",
+            "1.00",
+            "0.500",
+            "non-unique (1/1)",
+        ],
+        [
+            "mixer",
+            "trained",
+            "layer 3 alone",
+            "my_own",
+            "1.000",
+            "1.00",
+            "1.00",
+            "0.500",
+            "non-unique (1/1)",
+        ],
     ]
 
 
 def test_the_table_is_written(tmp_path: Path) -> None:
     captions = write_inversion_table(pd.DataFrame(TABLE), tmp_path, ABOUT)
-    assert {path.name for path in tmp_path.iterdir()} == {f"inversion_table.{kind}" for kind in ("csv", "md", "tex")}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"inversion_table.{kind}" for kind in ("csv", "md", "tex")
+    }
     assert list(captions) == ["Inversion, table"]
     caption = captions["Inversion, table"]
     assert "noise of standard deviation 0.0625, 8 draws" in caption
     assert "2 validation images and 1 or 2 seeds" in caption
-    assert "non-unique: exactly (below 0.015 of the yardstick), by an input farther than that" in caption
+    assert (
+        "non-unique: exactly (below 0.015 of the yardstick), by an input farther than that"
+        in caption
+    )
     assert "approximately non-invertible: neither" in caption
     assert caption.endswith("Data d_10k.")
     text = (tmp_path / "inversion_table.md").read_text()
@@ -183,7 +290,10 @@ def test_latex_has_no_bare_underscore(tmp_path: Path) -> None:
     assert latex.count("_") == latex.count("\\_")
 
 
-@pytest.mark.parametrize(("seeds", "text"), [((0,), "1 validation images and 1 seed."), ((0, 1), "1 validation images and 2 seeds.")])
+@pytest.mark.parametrize(
+    ("seeds", "text"),
+    [((0,), "1 validation images and 1 seed."), ((0, 1), "1 validation images and 2 seeds.")],
+)
 def test_the_caption_counts_seeds(seeds: Sequence[int], text: str, tmp_path: Path) -> None:
     rows = pd.DataFrame([row(seed=seed) for seed in seeds])
     assert text in write_inversion_table(rows, tmp_path, ABOUT)["Inversion, table"]
@@ -203,7 +313,11 @@ def test_nan_is_no_edit(tmp_path: Path) -> None:
 def test_filters_are_tiles(channels: int) -> None:
     """Three channels are colours; of others every channel is a tile. Each from 0 to 1, white lines between, white where none is left."""
     filters = np.random.default_rng(channels).normal(3, 5, (7, channels, 4, 5)).astype(np.float32)
-    tiles = [filters[i] for i in range(7)] if channels == 3 else [filters[i, c : c + 1] for i in range(7) for c in range(channels)]
+    tiles = (
+        [filters[i] for i in range(7)]
+        if channels == 3
+        else [filters[i, c : c + 1] for i in range(7) for c in range(channels)]
+    )
     across = {1: 3, 3: 3, 4: 6}[channels]
     down = {1: 3, 3: 3, 4: 5}[channels]
     grid = filter_grid(filters)
@@ -215,30 +329,40 @@ def test_filters_are_tiles(channels: int) -> None:
             for y in range(4):
                 for x in range(5):
                     value = (tile[channel, y, x] - least) / (most - least)
-                    expected[channel, 1 + 5 * (place // across) + y, 1 + 6 * (place % across) + x] = value
+                    expected[
+                        channel, 1 + 5 * (place // across) + y, 1 + 6 * (place % across) + x
+                    ] = value
     np.testing.assert_allclose(grid, expected, atol=1e-6)
     assert (grid[:, ::5] == 1).all()
     assert (grid[:, :, ::6] == 1).all()
 
 
 def test_a_filter_of_one_value_is_drawn() -> None:
-    assert filter_grid(np.full((1, 1, 2, 2), 3.0)).tolist() == [[[1, 1, 1, 1], [1, 0, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1]]]
+    assert filter_grid(np.full((1, 1, 2, 2), 3.0)).tolist() == [
+        [[1, 1, 1, 1], [1, 0, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1]]
+    ]
 
 
 def test_neighbouring_weights() -> None:
     """A gradient of 8 along x: 1 along y, and along x the mean of i (i + 1) over that of i², i from -3.5: 3.75 / 5.25."""
     gradient = np.broadcast_to(np.arange(8.0), (3, 1, 8, 8))
     assert neighbours(gradient) == pytest.approx((1 + 3.75 / 5.25) / 2)
-    assert neighbours(gradient.swapaxes(2, 3) * -0.01 + 4) == pytest.approx((1 + 3.75 / 5.25) / 2)  # direction and scale do not count
+    assert neighbours(gradient.swapaxes(2, 3) * -0.01 + 4) == pytest.approx(
+        (1 + 3.75 / 5.25) / 2
+    )  # direction and scale do not count
     levels = np.array([10.0, -20.0, 3.0])[:, None, None, None]
-    assert neighbours(gradient + levels) == pytest.approx((1 + 3.75 / 5.25) / 2)  # each filter less its own mean
+    assert neighbours(gradient + levels) == pytest.approx(
+        (1 + 3.75 / 5.25) / 2
+    )  # each filter less its own mean
     board = (-1.0) ** np.add.outer(np.arange(8), np.arange(8))
     assert neighbours(board[None, None] + 7) == pytest.approx(-1)
     stripes = np.broadcast_to((-1.0) ** np.arange(8), (2, 3, 8, 8))
     assert neighbours(stripes) == pytest.approx(0)  # 1 along y, -1 along x
     noise = np.random.default_rng(0).standard_normal((400, 3, 8, 8))
     assert abs(neighbours(noise)) < 0.03
-    assert neighbours(np.concatenate([100 * gradient, noise[:, :1]])) > 0.8  # over all filters, the strong ones most
+    assert (
+        neighbours(np.concatenate([100 * gradient, noise[:, :1]])) > 0.8
+    )  # over all filters, the strong ones most
 
 
 # ---- figures ----------------------------------------------------------------------------------------------------------
@@ -263,79 +387,164 @@ def value(number: int, point: str, image: int) -> float:
 
 def numbers(correlation: float) -> str:
     """What stands below a found input of this correlation: also both ratios, which depend on it."""
-    ratios = [f"{ratio:.2f}".lstrip("0") if ratio >= 0.01 else "<.01" for ratio in (0.5 + correlation, 3 * correlation)]
+    ratios = [
+        f"{ratio:.2f}".lstrip("0") if ratio >= 0.01 else "<.01"
+        for ratio in (0.5 + correlation, 3 * correlation)
+    ]
     return f"{correlation:.2f}\n{' | '.join(ratios)}"
 
 
 @pytest.mark.parametrize(
     ("ratio", "text"),
-    [(0, "<.01"), (0.0099, "<.01"), (0.01, ".01"), (0.994, ".99"), (0.996, "1.0"), (9.94, "9.9"), (9.96, "10"), (25.3, "25")],
+    [
+        (0, "<.01"),
+        (0.0099, "<.01"),
+        (0.01, ".01"),
+        (0.994, ".99"),
+        (0.996, "1.0"),
+        (9.94, "9.9"),
+        (9.96, "10"),
+        (25.3, "25"),
+    ],
 )
 def test_ratios_in_few_characters(ratio: float, text: str) -> None:
     assert _short(ratio) == text
 
 
-def specified(families: Sequence[str], variants: Sequence[str], edits: bool, optimisers: Sequence[str]) -> list[Specified]:
+def specified(
+    families: Sequence[str], variants: Sequence[str], edits: bool, optimisers: Sequence[str]
+) -> list[Specified]:
     """The models of a stage, in its order."""
     plain = [(family, weights) for family in families for weights in ("trained", "untrained")]
     found = [(*each, "none", "sequential", name) for name in optimisers[1:] for each in plain[:2]]
     found += [(*each, "none", "sequential", optimisers[0]) for each in plain]
     refined = ["untrained", *variants] if variants else []
-    found += [(MODEL, name, "none", order, optimisers[0]) for name in refined for order in ("sequential", "arbitrary")]
+    found += [
+        (MODEL, name, "none", order, optimisers[0])
+        for name in refined
+        for order in ("sequential", "arbitrary")
+    ]
     if edits:
         found += [(*each, "without norms", "sequential", optimisers[0]) for each in plain]
         found += [("vit", "trained", "without residuals+mlp", "sequential", optimisers[0])]
-        found += [("vit", "untrained", f"with {parts}", "sequential", optimisers[0]) for parts in ("patch_embed", "patch_embed+norm1")]
+        found += [
+            ("vit", "untrained", f"with {parts}", "sequential", optimisers[0])
+            for parts in ("patch_embed", "patch_embed+norm1")
+        ]
     return found
 
 
 def make(
-    folder: Path, families: Sequence[str] = ("vit", "mixer"), variants: Sequence[str] = ("baseline", "ls"), edits: bool = True,
-    seeds: int = 2, channels: int = 1, judged: Callable[[str], bool] = lambda family: True, own: Sequence[str] = (),
-    optimisers: Sequence[str] = ("adam", "gd"), images: int = 2, filters: int | None = None, kept: Sequence[str] = tuple(POINTS),
-) -> Made:  # fmt: skip
+    folder: Path,
+    families: Sequence[str] = ("vit", "mixer"),
+    variants: Sequence[str] = ("baseline", "ls"),
+    edits: bool = True,
+    seeds: int = 2,
+    channels: int = 1,
+    judged: Callable[[str], bool] = lambda family: True,
+    own: Sequence[str] = (),
+    optimisers: Sequence[str] = ("adam", "gd"),
+    images: int = 2,
+    filters: int | None = None,
+    kept: Sequence[str] = tuple(POINTS),
+) -> Made:
     """Rows, arrays and class images in the stage's form; of `own` families there is one seed."""
     rows, classes = [], []
     index: list[dict[str, Any]] = []
     draw = np.random.default_rng(0)
     folder.mkdir()
-    for number, (family, weights, edit, order, optimiser) in enumerate(specified(families, variants, edits, optimisers)):
-        points = [point for point in kept if not (point.startswith("layer") and (edit != "none" or order == "arbitrary"))]
+    for number, (family, weights, edit, order, optimiser) in enumerate(
+        specified(families, variants, edits, optimisers)
+    ):
+        points = [
+            point
+            for point in kept
+            if not (point.startswith("layer") and (edit != "none" or order == "arbitrary"))
+        ]
         for seed in range(1 if family in own else seeds):
-            keys = dict(zip(KEYS, ("d_10k", MODEL, family, weights, edit, order, optimiser, seed), strict=True))
+            keys = dict(
+                zip(
+                    KEYS,
+                    ("d_10k", MODEL, family, weights, edit, order, optimiser, seed),
+                    strict=True,
+                )
+            )
             found = np.zeros((len(points), images, channels, SIDE, SIDE), np.float16)
             for p, point in enumerate(points):
                 for image in range(images):
                     found[p, image] = value(number, point, image)
-                    token, own_value = (1 + number) * (1 + POINTS[point]) * (1 + seed), value(number, point, image)
-                    rows.append(row(**keys, point=point, depth=POINTS[point], image=image, pixel_correlation=own_value,
-                                    embedding_distance=2 * (0.5 + own_value), input_distance=4 * (3 * own_value),
-                                    token_distance=5.0 * token))  # fmt: skip
-            curve = np.stack([np.full((images, 3), p + 1.0) + np.arange(images)[:, None] for p in range(len(points))])
+                    token, own_value = (
+                        (1 + number) * (1 + POINTS[point]) * (1 + seed),
+                        value(number, point, image),
+                    )
+                    rows.append(
+                        row(
+                            **keys,
+                            point=point,
+                            depth=POINTS[point],
+                            image=image,
+                            pixel_correlation=own_value,
+                            embedding_distance=2 * (0.5 + own_value),
+                            input_distance=4 * (3 * own_value),
+                            token_distance=5.0 * token,
+                        )
+                    )
+            curve = np.stack(
+                [
+                    np.full((images, 3), p + 1.0) + np.arange(images)[:, None]
+                    for p in range(len(points))
+                ]
+            )
             np.savez(
-                folder / f"{len(index)}.npz", originals=draw.random((images, channels, SIDE, SIDE)), points=np.array(points), steps=STEPS,
-                found=found, embedding=curve, input=10 * curve,
-                filters=np.random.default_rng([len(family), len(weights), seed]).normal(size=(5, filters or channels, 3, 3)),
-            )  # fmt: skip
+                folder / f"{len(index)}.npz",
+                originals=draw.random((images, channels, SIDE, SIDE)),
+                points=np.array(points),
+                steps=STEPS,
+                found=found,
+                embedding=curve,
+                input=10 * curve,
+                filters=np.random.default_rng([len(family), len(weights), seed]).normal(
+                    size=(5, filters or channels, 3, 3)
+                ),
+            )
             index.append({"file": f"{len(index)}.npz", "kind": "inversion"} | keys)
     trained = [(family, "trained") for family in families] + [(MODEL, name) for name in variants]
     for family, weights in trained:
         for seed in range(1 if family in own else seeds):
-            keys = dict(zip(KEYS, ("d_10k", MODEL, family, weights, "none", "sequential", "", seed), strict=True))
+            keys = dict(
+                zip(
+                    KEYS,
+                    ("d_10k", MODEL, family, weights, "none", "sequential", "", seed),
+                    strict=True,
+                )
+            )
             for c, name in enumerate(CLASSES):
-                judge = {"judge_probability": 0.1 * c + 0.01, "judge_sees": "bag"} if judged(family) else {}
-                classes.append({key: keys[key] for key in CLASS_KEYS} | {"class": name, "probability": 0.9 - 0.1 * c} | judge)
+                judge = (
+                    {"judge_probability": 0.1 * c + 0.01, "judge_sees": "bag"}
+                    if judged(family)
+                    else {}
+                )
+                classes.append(
+                    {key: keys[key] for key in CLASS_KEYS}
+                    | {"class": name, "probability": 0.9 - 0.1 * c}
+                    | judge
+                )
             pictures = draw.normal(size=(len(CLASSES), channels, SIDE, SIDE)).astype(np.float16)
             np.savez(folder / f"{len(index)}.npz", images=pictures, classes=np.array(CLASSES))
             index.append({"file": f"{len(index)}.npz", "kind": "class_images"} | keys)
     (folder / "index.json").write_text(json.dumps(index))
-    about = ABOUT | {"families": list(families), "trained_here": [name for name in families if name not in own],
-                     "optimisers": {name: ABOUT["optimisers"][name] for name in optimisers}}  # fmt: skip
+    about = ABOUT | {
+        "families": list(families),
+        "trained_here": [name for name in families if name not in own],
+        "optimisers": {name: ABOUT["optimisers"][name] for name in optimisers},
+    }
     table = pd.DataFrame(rows)[COLUMNS]
     return Made(Gallery(folder), table, pd.DataFrame(classes, columns=CLASS_COLUMNS), about)
 
 
-Page = tuple[list[tuple[str, list[tuple[np.ndarray | None, str]]]], list[str]]  # rows of pictures with their titles; heads
+Page = tuple[
+    list[tuple[str, list[tuple[np.ndarray | None, str]]]], list[str]
+]  # rows of pictures with their titles; heads
 
 
 class Kept(InversionFigures):
@@ -367,7 +576,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture
 def keep(small: PaperFigures, tmp_path: Path) -> Callable[[Made], Kept]:
-    return lambda made: Kept(tmp_path / "figures", small, ["baseline", "ls"], made.gallery, made.about, ["vit", MODEL])
+    return lambda made: Kept(
+        tmp_path / "figures", small, ["baseline", "ls"], made.gallery, made.about, ["vit", MODEL]
+    )
 
 
 def told(page: Page, line: int) -> list[str]:
@@ -377,7 +588,11 @@ def told(page: Page, line: int) -> list[str]:
 
 def levels(page: Page, line: int) -> list[float | None]:
     """The grey of the found inputs in a row, which are of one value; None where there is no picture. Without originals."""
-    return [None if picture is None else round(float(picture.mean()), 3) for picture, text in page[0][line][1] if text != "original"]
+    return [
+        None if picture is None else round(float(picture.mean()), 3)
+        for picture, text in page[0][line][1]
+        if text != "original"
+    ]
 
 
 HEADS = ["patch\nembedding", "first\nlayer", "first 3\nlayers", "layer 1\nalone", "layer 3\nalone"]
@@ -396,11 +611,18 @@ def test_pictures_by_depth(full: Made, keep: Callable[[Made], Kept]) -> None:
         expected = [value(number, point, 0) for point in POINTS]
         assert told(page, line) == ["original", *map(numbers, expected)]
         assert levels(page, line) == pytest.approx(expected, abs=1e-3)
-    trained = full.gallery.find(family="mixer", weights="trained", edit="none", optimiser="adam")[0][1]
+    trained = full.gallery.find(family="mixer", weights="trained", edit="none", optimiser="adam")[
+        0
+    ][1]
     np.testing.assert_array_equal(lines[2][1][0][0], trained["originals"][0])
     assert "Adam, 10 steps from noise" in caption
-    assert "pixel correlation with the original; distance of the outputs | of the inputs, relative to those of a slightly" in caption
-    assert caption.endswith("Seed 0; d_10k (model vit_micro); vit, mixer: trained by the stage, 2 epochs of 900 images.")
+    assert (
+        "pixel correlation with the original; distance of the outputs | of the inputs, relative to those of a slightly"
+        in caption
+    )
+    assert caption.endswith(
+        "Seed 0; d_10k (model vit_micro); vit, mixer: trained by the stage, 2 epochs of 900 images."
+    )
 
 
 def test_arrays_without_their_list_are_one_line(tmp_path: Path) -> None:
@@ -411,7 +633,9 @@ def test_arrays_without_their_list_are_one_line(tmp_path: Path) -> None:
 def test_every_models_first_seed(full: Made) -> None:
     """In the order of the index, whatever others have; a seed that is asked for is that one."""
     gallery = Gallery(full.gallery.folder)
-    gallery.index = gallery.index[~((gallery.index["family"] == "mixer") & (gallery.index["seed"] == 0))]
+    gallery.index = gallery.index[
+        ~((gallery.index["family"] == "mixer") & (gallery.index["seed"] == 0))
+    ]
     for kind in ("inversion", "class_images"):
         first = {(keys["family"], keys["seed"]) for keys, _ in gallery.find(kind)}
         assert first == {("vit", 0), ("mixer", 1), (MODEL, 0)}
@@ -437,22 +661,47 @@ def test_pictures_of_ablations(full: Made, keep: Callable[[Made], Kept]) -> None
     page = figures.pages["inversion_ablation"]
     lines, heads = page
     assert [title for title, _ in lines] == [
-        "vit\nas it is", "vit\nwithout norms", "vit\nwithout residuals,\nmlp", "mixer\nas it is", "mixer\nwithout norms"
-    ]  # fmt: skip
-    assert heads == ["", *(f"{weights}\n{head}" for weights in ("trained", "untrained") for head in HEADS[1:3])]
-    names = [each[:3] for each in specified(("vit", "mixer"), ("baseline", "ls"), True, ("adam", "gd"))]
-    models = [("vit", "none"), ("vit", "without norms"), ("vit", "without residuals+mlp"), ("mixer", "none"), ("mixer", "without norms")]
+        "vit\nas it is",
+        "vit\nwithout norms",
+        "vit\nwithout residuals,\nmlp",
+        "mixer\nas it is",
+        "mixer\nwithout norms",
+    ]
+    assert heads == [
+        "",
+        *(f"{weights}\n{head}" for weights in ("trained", "untrained") for head in HEADS[1:3]),
+    ]
+    names = [
+        each[:3] for each in specified(("vit", "mixer"), ("baseline", "ls"), True, ("adam", "gd"))
+    ]
+    models = [
+        ("vit", "none"),
+        ("vit", "without norms"),
+        ("vit", "without residuals+mlp"),
+        ("mixer", "none"),
+        ("mixer", "without norms"),
+    ]
     for line, (family, edit) in enumerate(models):
         expected: list[float | None] = []
         for weights in ("trained", "untrained"):
             key = (family, weights, edit)
-            number = max(i for i, name in enumerate(names) if name == key) if key in names else None  # the first ones are of plain descent
-            expected += [None if number is None else value(number, point, 0) for point in ("first 1", "first 3")]
+            number = (
+                max(i for i, name in enumerate(names) if name == key) if key in names else None
+            )  # the first ones are of plain descent
+            expected += [
+                None if number is None else value(number, point, 0)
+                for point in ("first 1", "first 3")
+            ]
         assert levels(page, line) == pytest.approx(expected, abs=1e-3)
-        assert told(page, line) == ["original", *("" if v is None else numbers(v) for v in expected)]
+        assert told(page, line) == [
+            "original",
+            *("" if v is None else numbers(v) for v in expected),
+        ]
     assert levels(page, 2)[2:] == [None, None]
     assert "Adam, 10 steps from noise" in caption
-    assert caption.endswith("Seed 0; d_10k (model vit_micro); vit, mixer: trained by the stage, 2 epochs of 900 images.")
+    assert caption.endswith(
+        "Seed 0; d_10k (model vit_micro); vit, mixer: trained by the stage, 2 epochs of 900 images."
+    )
 
 
 def test_pictures_of_transplants(full: Made, keep: Callable[[Made], Kept]) -> None:
@@ -470,13 +719,25 @@ def test_pictures_of_transplants(full: Made, keep: Callable[[Made], Kept]) -> No
     assert heads == ["", *HEADS[:3]] * 2
     names = specified(("vit", "mixer"), ("baseline", "ls"), True, ("adam", "gd"))
     for line, (weights, edit) in enumerate(
-        [("untrained", "none"), ("untrained", "with patch_embed"), ("untrained", "with patch_embed+norm1"), ("trained", "none")]
+        [
+            ("untrained", "none"),
+            ("untrained", "with patch_embed"),
+            ("untrained", "with patch_embed+norm1"),
+            ("trained", "none"),
+        ]
     ):
         number = names.index(("vit", weights, edit, "sequential", "adam"))
         expected = [value(number, point, image) for image in range(2) for point in list(POINTS)[:3]]
         assert levels(page, line) == pytest.approx(expected, abs=1e-3)
-        assert told(page, line) == ["original", *map(numbers, expected[:3]), "original", *map(numbers, expected[3:])]
-    assert caption.endswith("Seed 0; d_10k (model vit_micro); vit: trained by the stage, 2 epochs of 900 images.")
+        assert told(page, line) == [
+            "original",
+            *map(numbers, expected[:3]),
+            "original",
+            *map(numbers, expected[3:]),
+        ]
+    assert caption.endswith(
+        "Seed 0; d_10k (model vit_micro); vit: trained by the stage, 2 epochs of 900 images."
+    )
 
 
 def test_pages_whose_families_differ_in_depth(full: Made, keep: Callable[[Made], Kept]) -> None:
@@ -487,17 +748,31 @@ def test_pages_whose_families_differ_in_depth(full: Made, keep: Callable[[Made],
     figures = keep(full)
     find = full.gallery.find
 
-    def found(kind: str = "inversion", **keys: Any) -> list[tuple[dict[str, Any], dict[str, np.ndarray]]]:
+    def found(
+        kind: str = "inversion", **keys: Any
+    ) -> list[tuple[dict[str, Any], dict[str, np.ndarray]]]:
         own = find(kind, **keys)
-        return [(k, a | {"points": np.array([points.get(str(p), str(p)) for p in a["points"]])} if k["family"] == "mixer" else a)
-                for k, a in own]  # fmt: skip
+        return [
+            (
+                k,
+                a | {"points": np.array([points.get(str(p), str(p)) for p in a["points"]])}
+                if k["family"] == "mixer"
+                else a,
+            )
+            for k, a in own
+        ]
 
     figures.gallery = Gallery(full.gallery.folder)
     figures.gallery.find = found  # type: ignore[method-assign]
     figures.ablation(other)
     lines, heads = figures.pages["inversion_ablation"]
     texts = [
-        {head: text for head, (_, text) in zip(heads, pictures, strict=False) if text not in ("", "original")} for _, pictures in lines
+        {
+            head: text
+            for head, (_, text) in zip(heads, pictures, strict=False)
+            if text not in ("", "original")
+        }
+        for _, pictures in lines
     ]
     vit, mixers = texts[0], texts[3]
     assert vit["trained\nfirst 3\nlayers"] == numbers(value(2, "first 3", 0))
@@ -510,8 +785,11 @@ def test_curves_of_the_first_family(full: Made, keep: Callable[[Made], Kept]) ->
     caption = figures.curves()
     axes = np.array(figures.drawn["inversion_curves"].axes).reshape(2, -1)
     assert [axis.get_title() for axis in axes[0]] == [
-        "vit, trained\nAdam", "vit, untrained\nAdam", "vit, trained\ngradient descent", "vit, untrained\ngradient descent"
-    ]  # fmt: skip
+        "vit, trained\nAdam",
+        "vit, untrained\nAdam",
+        "vit, trained\ngradient descent",
+        "vit, untrained\ngradient descent",
+    ]
     for level, factor in enumerate((1, 10)):
         for axis in axes[level]:
             lines = axis.get_lines()
@@ -527,7 +805,11 @@ def test_curves_of_the_first_family(full: Made, keep: Callable[[Made], Kept]) ->
             assert set(lines[-1].get_ydata()) == {1}
             assert axis.get_yscale() == "log"
     legend = figures.drawn["inversion_curves"].legends[0]
-    assert [text.get_text() for text in legend.get_texts()] == ["patch embedding", "first layer", "first 3 layers"]
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "patch embedding",
+        "first layer",
+        "first 3 layers",
+    ]
     assert "sigma 0.0625, mean of 8" in caption
     assert "Seed 0; d_10k (model vit_micro); vit: trained by the stage" in caption
 
@@ -538,7 +820,12 @@ def test_class_images_page(full: Made, keep: Callable[[Made], Kept]) -> None:
     caption = figures.class_images(full.classes)
     page = figures.pages["class_images"]
     lines, heads = page
-    assert [title for title, _ in lines] == ["vit\ntrained", "mixer\ntrained", f"{MODEL}\nbaseline", f"{MODEL}\nLS"]
+    assert [title for title, _ in lines] == [
+        "vit\ntrained",
+        "mixer\ntrained",
+        f"{MODEL}\nbaseline",
+        f"{MODEL}\nLS",
+    ]
     assert heads == ["bag", "coat", "t-shirt/\ntop"]
     for line in range(4):
         assert told(page, line) == ["0.01", "0.11", "0.21"]
@@ -549,20 +836,28 @@ def test_class_images_page(full: Made, keep: Callable[[Made], Kept]) -> None:
     assert "30 steps from noise" in caption
     assert "from sigma 2.5, random crops after 7 steps" in caption
     assert "the probability that another training of the same model gives the class" in caption
-    assert caption.endswith("Seed 0; d_10k (model vit_micro); vit, mixer: trained by the stage, 2 epochs of 900 images.")
+    assert caption.endswith(
+        "Seed 0; d_10k (model vit_micro); vit, mixer: trained by the stage, 2 epochs of 900 images."
+    )
 
 
 def test_class_images_without_a_judge(keep: Callable[[Made], Kept], tmp_path: Path) -> None:
     made = make(tmp_path / "arrays", seeds=1, judged=lambda family: False)
     figures = keep(made)
     caption = figures.class_images(made.classes)
-    assert [told(figures.pages["class_images"], line) for line in range(4)] == [["(0.90)", "(0.80)", "(0.70)"]] * 4
+    assert [told(figures.pages["class_images"], line) for line in range(4)] == [
+        ["(0.90)", "(0.80)", "(0.70)"]
+    ] * 4
     assert "in brackets, where there is no other, that the model itself gives" in caption
 
 
-def test_class_images_of_which_some_have_a_judge(keep: Callable[[Made], Kept], tmp_path: Path) -> None:
+def test_class_images_of_which_some_have_a_judge(
+    keep: Callable[[Made], Kept], tmp_path: Path
+) -> None:
     """The chosen model's starting weights are there once, its variants once a seed: no number is missing."""
-    made = make(tmp_path / "arrays", families=("vit",), own=("vit",), judged=lambda family: family == MODEL)
+    made = make(
+        tmp_path / "arrays", families=("vit",), own=("vit",), judged=lambda family: family == MODEL
+    )
     figures = keep(made)
     figures.class_images(made.classes)
     texts = [told(figures.pages["class_images"], line) for line in range(3)]
@@ -574,8 +869,17 @@ def test_many_classes_are_cut(full: Made, keep: Callable[[Made], Kept], tmp_path
     made = make(tmp_path / "arrays", families=("vit",), variants=(), edits=False, seeds=1)
     names = [f"class {c}" for c in range(12)]
     entry = made.gallery.index[made.gallery.index["kind"] == "class_images"].iloc[0]
-    np.savez(made.gallery.folder / entry["file"], images=np.random.default_rng(0).random((12, 1, 4, 4)), classes=np.array(names))
-    classes = pd.DataFrame([made.classes.iloc[0].to_dict() | {"class": n, "judge_probability": c / 100} for c, n in enumerate(names)])
+    np.savez(
+        made.gallery.folder / entry["file"],
+        images=np.random.default_rng(0).random((12, 1, 4, 4)),
+        classes=np.array(names),
+    )
+    classes = pd.DataFrame(
+        [
+            made.classes.iloc[0].to_dict() | {"class": n, "judge_probability": c / 100}
+            for c, n in enumerate(names)
+        ]
+    )
     figures = keep(made)
     figures.class_images(classes)
     page = figures.pages["class_images"]
@@ -588,20 +892,34 @@ def test_filters_untrained_beside_trained(full: Made, keep: Callable[[Made], Kep
     figures = keep(full)
     caption = figures.filters()
     axes = figures.drawn["patch_filters"].axes
-    pairs = [(family, weights) for family, trained in (("vit", "trained"), ("mixer", "trained"), (MODEL, "baseline"))
-             for weights in ("untrained", trained)]  # fmt: skip
+    pairs = [
+        (family, weights)
+        for family, trained in (("vit", "trained"), ("mixer", "trained"), (MODEL, "baseline"))
+        for weights in ("untrained", trained)
+    ]
     assert len(axes) == 9
     assert [bool(axis.images) for axis in axes[6:]] == [True, False, True]
-    vit = {w: full.gallery.find(family="vit", weights=w, edit="none", optimiser="adam")[0][1]["filters"] for w in ("untrained", "trained")}
+    vit = {
+        w: full.gallery.find(family="vit", weights=w, edit="none", optimiser="adam")[0][1][
+            "filters"
+        ]
+        for w in ("untrained", "trained")
+    }
     change = vit["trained"] - vit["untrained"]
     assert axes[6].get_title() == f"vit, change: {neighbours(change):.2f}"
-    np.testing.assert_allclose(np.asarray(axes[6].images[0].get_array()), filter_grid(change)[0], atol=1e-6)
+    np.testing.assert_allclose(
+        np.asarray(axes[6].images[0].get_array()), filter_grid(change)[0], atol=1e-6
+    )
     for i, (family, weights) in enumerate(pairs):
         axis = axes[3 * (i % 2) + i // 2]  # untrained above
-        filters = full.gallery.find(family=family, weights=weights, edit="none", optimiser="adam")[0][1]["filters"]
+        filters = full.gallery.find(family=family, weights=weights, edit="none", optimiser="adam")[
+            0
+        ][1]["filters"]
         number = neighbours(filters)
         assert axis.get_title() == f"{family}, {weights}: {number:.2f}"
-        np.testing.assert_allclose(np.asarray(axis.images[0].get_array()), filter_grid(filters)[0], atol=1e-6)
+        np.testing.assert_allclose(
+            np.asarray(axis.images[0].get_array()), filter_grid(filters)[0], atol=1e-6
+        )
     assert "correlation of weights one pixel apart" in caption
     assert "d_10k (model vit_micro)" in caption
 
@@ -609,7 +927,10 @@ def test_filters_untrained_beside_trained(full: Made, keep: Callable[[Made], Kep
 def test_many_filters_are_cut(keep: Callable[[Made], Kept], tmp_path: Path) -> None:
     """64 are shown; the number below is one of all."""
     made = make(tmp_path / "arrays", families=("vit",), variants=(), edits=False, seeds=1)
-    smooth, rough = np.broadcast_to(np.arange(3.0), (64, 1, 3, 3)), 100 * np.random.default_rng(0).normal(size=(6, 1, 3, 3))
+    smooth, rough = (
+        np.broadcast_to(np.arange(3.0), (64, 1, 3, 3)),
+        100 * np.random.default_rng(0).normal(size=(6, 1, 3, 3)),
+    )
     filters = np.concatenate([smooth, rough])
     for file in made.gallery.index.loc[made.gallery.index["kind"] == "inversion", "file"]:
         with np.load(made.gallery.folder / file) as arrays:
@@ -619,7 +940,9 @@ def test_many_filters_are_cut(keep: Callable[[Made], Kept], tmp_path: Path) -> N
     figures.scratch = []  # nothing changed
     caption = figures.filters()
     axis = figures.drawn["patch_filters"].axes[0]
-    np.testing.assert_allclose(np.asarray(axis.images[0].get_array()), filter_grid(filters[:64])[0], atol=1e-6)
+    np.testing.assert_allclose(
+        np.asarray(axis.images[0].get_array()), filter_grid(filters[:64])[0], atol=1e-6
+    )
     assert axis.get_title() == f"vit, untrained: {neighbours(filters):.2f}"
     assert f"{neighbours(filters):.2f}" != f"{neighbours(smooth):.2f}"
     assert "(the first 64)" in caption
@@ -630,8 +953,12 @@ def test_filters_caption_names_the_seed(full: Made, keep: Callable[[Made], Kept]
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_filters_of_any_number_of_channels(channels: int, keep: Callable[[Made], Kept], tmp_path: Path) -> None:
-    made = make(tmp_path / "arrays", families=("vit",), variants=(), edits=False, seeds=1, filters=channels)
+def test_filters_of_any_number_of_channels(
+    channels: int, keep: Callable[[Made], Kept], tmp_path: Path
+) -> None:
+    made = make(
+        tmp_path / "arrays", families=("vit",), variants=(), edits=False, seeds=1, filters=channels
+    )
     figures = keep(made)
     figures.filters()
     shown = figures.drawn["patch_filters"].axes[0].images[0].get_array()
@@ -645,12 +972,20 @@ def test_orders_are_means_over_the_seeds(full: Made, keep: Callable[[Made], Kept
     own = full.rows[full.rows["family"] == MODEL]
     caption = figures.orders(own)
     left, right = figures.drawn["inversion_orders"].axes
-    models = [(name, order) for name in ("untrained", "baseline", "ls") for order in ("sequential", "arbitrary")]
+    models = [
+        (name, order)
+        for name in ("untrained", "baseline", "ls")
+        for order in ("sequential", "arbitrary")
+    ]
     names = specified(("vit", "mixer"), ("baseline", "ls"), True, ("adam", "gd"))
     assert len(left.containers) == len(models)
     assert len(right.containers) == 3  # layers alone: in original order
     for container, (name, order) in zip(left.containers, models, strict=True):
-        middle = math.sqrt(2) * (1 + names.index((MODEL, name, "none", order, "adam"))) * np.array([1, 2, 4])
+        middle = (
+            math.sqrt(2)
+            * (1 + names.index((MODEL, name, "none", order, "adam")))
+            * np.array([1, 2, 4])
+        )
         line, _, bars = container  # type: ignore[misc]
         assert line.get_xdata().tolist() == [0, 1, 3]
         assert line.get_ydata().astype(float) == pytest.approx(middle)
@@ -664,7 +999,9 @@ def test_orders_are_means_over_the_seeds(full: Made, keep: Callable[[Made], Kept
         line = container[0]  # type: ignore[index]
         assert line.get_xdata().tolist() == [1, 3]  # counted from 1
         number = names.index((MODEL, name, "none", "sequential", "adam"))
-        assert line.get_ydata().astype(float) == pytest.approx([2 * math.sqrt(2) * (1 + number)] * 2)
+        assert line.get_ydata().astype(float) == pytest.approx(
+            [2 * math.sqrt(2) * (1 + number)] * 2
+        )
     assert left.get_yscale() == right.get_yscale() == "log"
     assert sorted(left.get_xticks().tolist()) == [0, 1, 3]  # where there are points
     assert sorted(right.get_xticks().tolist()) == [1, 3]
@@ -677,7 +1014,11 @@ def test_the_legend_of_orders(full: Made, keep: Callable[[Made], Kept]) -> None:
     figures = keep(full)
     figures.orders(full.rows[full.rows["family"] == MODEL])
     texts = [text.get_text() for text in figures.drawn["inversion_orders"].legends[0].get_texts()]
-    assert texts == [f"{name}, {order}" for name in ("untrained", "baseline", "LS") for order in ("sequential", "arbitrary")]
+    assert texts == [
+        f"{name}, {order}"
+        for name in ("untrained", "baseline", "LS")
+        for order in ("sequential", "arbitrary")
+    ]
 
 
 def test_orders_are_of_models_as_they_are(keep: Callable[[Made], Kept], tmp_path: Path) -> None:
@@ -687,20 +1028,34 @@ def test_orders_are_of_models_as_they_are(keep: Callable[[Made], Kept], tmp_path
     expected, found = keep(made), keep(made)
     expected.orders(as_family[(as_family["family"] == MODEL) & (as_family["edit"] == "none")])
     found.orders(as_family[as_family["family"] == MODEL])
-    for a, b in zip(found.drawn["inversion_orders"].axes, expected.drawn["inversion_orders"].axes, strict=True):
+    for a, b in zip(
+        found.drawn["inversion_orders"].axes, expected.drawn["inversion_orders"].axes, strict=True
+    ):
         for line, same in zip(a.get_lines(), b.get_lines(), strict=True):
             assert np.asarray(line.get_ydata()) == pytest.approx(np.asarray(same.get_ydata()))
 
 
 ALL = PAGES | {"inversion_ablation", "inversion_transplant", "inversion_orders"}
-TITLES = ["Inversion, depth", "Inversion, curves", "Inversion, ablation", "Inversion, transplant", "Class images",
-          "Patch-embedding filters", "Inversion, orders"]  # fmt: skip
+TITLES = [
+    "Inversion, depth",
+    "Inversion, curves",
+    "Inversion, ablation",
+    "Inversion, transplant",
+    "Class images",
+    "Patch-embedding filters",
+    "Inversion, orders",
+]
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """One family, one image in colours, few points: quickly drawn."""
-    few: Any = {"families": ("vit",), "variants": ("ls",), "optimisers": ("adam",), "kept": ("first 1", "layer 0")}
+    few: Any = {
+        "families": ("vit",),
+        "variants": ("ls",),
+        "optimisers": ("adam",),
+        "kept": ("first 1", "layer 0"),
+    }
     return make(tmp_path_factory.mktemp("few") / "arrays", images=1, channels=3, **few)
 
 
@@ -708,7 +1063,9 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def test_figures_are_the_same_bytes_again(few: Made, small: PaperFigures, tmp_path: Path) -> None:
     digests, captions = [], []
     for folder in (tmp_path / "a", tmp_path / "b"):
-        figures = InversionFigures(folder, small, ["baseline", "ls"], Gallery(few.gallery.folder), few.about, ["vit"])
+        figures = InversionFigures(
+            folder, small, ["baseline", "ls"], Gallery(few.gallery.folder), few.about, ["vit"]
+        )
         captions.append(figures.draw_inversion(few.rows, few.classes))
         digests.append({path.name: sha256(path) for path in folder.iterdir()})
     assert set(digests[0]) == {f"{name}.png" for name in ALL}
@@ -727,21 +1084,39 @@ def test_a_page_of_pictures(few: Made, small: PaperFigures, tmp_path: Path) -> N
             plt.close(figure)
 
     figures = Drawn(tmp_path / "figures", small, ["ls"], few.gallery, few.about, [])
-    grey, colour = np.full((1, 2, 2), 0.25, np.float16), np.random.default_rng(0).random((3, 2, 2)).astype(np.float16)
+    grey, colour = (
+        np.full((1, 2, 2), 0.25, np.float16),
+        np.random.default_rng(0).random((3, 2, 2)).astype(np.float16),
+    )
     four = np.array([-1.0, 0.5, 1, 3])[:, None, None] * np.ones((4, 2, 2))
     table: list[tuple[str, list[tuple[np.ndarray | None, str]]]]
-    table = [("one\nfirst", [(grey, "original"), (colour, "0.50")]), ("two", [(None, ""), (four, "0.75")]), ("three", [(grey, "alone")])]
+    table = [
+        ("one\nfirst", [(grey, "original"), (colour, "0.50")]),
+        ("two", [(None, ""), (four, "0.75")]),
+        ("three", [(grey, "alone")]),
+    ]
     figures._pictures("page", table, ["", "head"])
     axes = np.array(figures.kept.axes).reshape(3, 2)
     assert [[len(axis.images) for axis in line] for line in axes] == [[1, 1], [0, 1], [1, 0]]
     assert not any(axis.axison for axis in axes.flat)
     assert [axis.get_title() for axis in axes[0]] == ["", "head"]
     texts = [[text.get_text() for text in axis.texts] for axis in axes.flat]
-    assert texts == [["one\nfirst", "original"], ["0.50"], ["two", ""], ["0.75"], ["three", "alone"], []]
+    assert texts == [
+        ["one\nfirst", "original"],
+        ["0.50"],
+        ["two", ""],
+        ["0.75"],
+        ["three", "alone"],
+        [],
+    ]
     shown = {place: axes[place].images[0] for place in ((0, 0), (0, 1), (1, 1))}
-    assert {(image.norm.vmin, image.norm.vmax, image.get_cmap().name) for image in shown.values()} == {(0, 1, "gray")}
+    assert {
+        (image.norm.vmin, image.norm.vmax, image.get_cmap().name) for image in shown.values()
+    } == {(0, 1, "gray")}
     assert np.asarray(shown[0, 0].get_array()).tolist() == [[0.25] * 2] * 2
-    np.testing.assert_array_equal(np.asarray(shown[0, 1].get_array()), colour.transpose(1, 2, 0).astype(np.float32))
+    np.testing.assert_array_equal(
+        np.asarray(shown[0, 1].get_array()), colour.transpose(1, 2, 0).astype(np.float32)
+    )
     assert np.asarray(shown[1, 1].get_array()).tolist() == [[(0 + 0.5 + 1 + 1) / 4] * 2] * 2
 
 
@@ -754,11 +1129,22 @@ def test_a_page_of_pictures(few: Made, small: PaperFigures, tmp_path: Path) -> N
         ({"channels": 3}, ALL),
         ({"variants": ()}, ALL - {"inversion_orders"}),
         ({"edits": False}, PAGES | {"inversion_orders"}),
-        ({"edits": False, "variants": (), "families": ("vit",), "own": ("vit",), "optimisers": ("gd",)}, PAGES),
+        (
+            {
+                "edits": False,
+                "variants": (),
+                "families": ("vit",),
+                "own": ("vit",),
+                "optimisers": ("gd",),
+            },
+            PAGES,
+        ),
     ],
     ids=["two seeds", "no judge", "colours", "no variants", "no edits", "the chosen model alone"],
 )
-def test_figures_of_what_there_is(options: dict[str, Any], drawn: set[str], keep: Callable[[Made], Kept], tmp_path: Path) -> None:
+def test_figures_of_what_there_is(
+    options: dict[str, Any], drawn: set[str], keep: Callable[[Made], Kept], tmp_path: Path
+) -> None:
     made = make(tmp_path / "arrays", **{"seeds": 1, "images": 1} | options)
     figures = keep(made)
     captions = figures.draw_inversion(made.rows, made.classes)
@@ -769,14 +1155,26 @@ def test_figures_of_what_there_is(options: dict[str, Any], drawn: set[str], keep
     for title in set(captions) - {"Inversion, orders", "Patch-embedding filters", "Class images"}:
         assert "Seed 0; d_10k (model vit_micro)" in captions[title]
     for title in set(captions) - {"Inversion, curves", "Patch-embedding filters", "Class images"}:
-        assert ("gradient descent, 20 steps" if "gd" in options.get("optimisers", ()) else "Adam, 10 steps") in captions[title]
+        assert (
+            "gradient descent, 20 steps"
+            if "gd" in options.get("optimisers", ())
+            else "Adam, 10 steps"
+        ) in captions[title]
     if "Inversion, orders" in captions:
-        assert f"mean over {'2 seeds' if options.get('seeds') == 2 else '1 seed'}; bars" in captions["Inversion, orders"]
+        assert (
+            f"mean over {'2 seeds' if options.get('seeds') == 2 else '1 seed'}; bars"
+            in captions["Inversion, orders"]
+        )
 
 
 def test_captions_say_what_trained_the_models(full: Made, keep: Callable[[Made], Kept]) -> None:
     """One epoch, all images; gradient descent, if that comes first."""
-    about = full.about | {"epochs": 1, "training_images": None, "optimisers": {"gd": {"steps": 20}}, "trained_here": ["vit"]}
+    about = full.about | {
+        "epochs": 1,
+        "training_images": None,
+        "optimisers": {"gd": {"steps": 20}},
+        "trained_here": ["vit"],
+    }
     rows = full.rows.assign(optimiser="gd")
     caption = keep(full._replace(about=about)).depths(rows[full.rows["optimiser"] == "gd"])
     assert "gradient descent, 20 steps from noise" in caption
@@ -788,7 +1186,13 @@ def test_a_page_says_where_its_pictures_stand(few: Made, params: Params, tmp_pat
     size = params.paper_figures.model_copy(update={"dpi": 200})
     figures = InversionFigures(tmp_path / "figures", size, ["ls"], few.gallery, few.about, [])
     table: list[tuple[str, list[tuple[np.ndarray | None, str]]]]
-    table = [(f"row {i}", [(np.full((1, 2, 2), (40 + 60 * i + 20 * j) / 255), "text\n| below") for j in range(3)]) for i in range(3)]
+    table = [
+        (
+            f"row {i}",
+            [(np.full((1, 2, 2), (40 + 60 * i + 20 * j) / 255), "text\n| below") for j in range(3)],
+        )
+        for i in range(3)
+    ]
     table[1][1][1] = (None, "")
     figures._pictures("page", table, ["", "first\nlayer", "first 2\nlayers"])
     with Image.open(tmp_path / "figures/page.png") as image:
@@ -797,7 +1201,14 @@ def test_a_page_says_where_its_pictures_stand(few: Made, params: Params, tmp_pat
     assert grid["heads"] == ["", "first layer", "first 2 layers"]
     for i, (top, bottom) in enumerate(pairwise(grid["rows"])):
         for j, (left, right) in enumerate(pairwise(grid["columns"])):
-            part = pixels[round(top * height) : round(bottom * height), round(left * width) : round(right * width)]
+            part = pixels[
+                round(top * height) : round(bottom * height),
+                round(left * width) : round(right * width),
+            ]
             greys, counts = np.unique(part, return_counts=True)
-            found = {round(int(grey), -1) for grey, count in zip(greys, counts, strict=True) if count > 90 and grey < 255}
+            found = {
+                round(int(grey), -1)
+                for grey, count in zip(greys, counts, strict=True)
+                if count > 90 and grey < 255
+            }
             assert found == (set() if (i, j) == (1, 1) else {40 + 60 * i + 20 * j})

@@ -22,7 +22,13 @@ from papers.inversion.compute.rows import (
     inversion_rows,
 )
 from papers.inversion.gallery import Gallery
-from papers.inversion.section import ClassImages, ClassImagesConfig, Descent, Inversion, InversionConfig
+from papers.inversion.section import (
+    ClassImages,
+    ClassImagesConfig,
+    Descent,
+    Inversion,
+    InversionConfig,
+)
 from pipeline.config.params import Params, whole
 from pipeline.config.sections import Pretrain
 from pipeline.jobs.configs import TrainConfig
@@ -34,7 +40,11 @@ from tests.test_stages import path_of
 SEEDS = (0, 1, 2)
 DIGEST = cache(code_digest)
 SIZES: dict[str, Any] = {"img_size": 28, "in_chans": 1}  # of the chosen model
-VIT: dict[str, Any] = {"timm": "vit_tiny_patch16_224", "kwargs": {"embed_dim": 16}, "init_std": 0.14}
+VIT: dict[str, Any] = {
+    "timm": "vit_tiny_patch16_224",
+    "kwargs": {"embed_dim": 16},
+    "init_std": 0.14,
+}
 MIXER: dict[str, Any] = {"timm": "mixer_custom", "kwargs": {"embed_dim": 8}}
 DESCENT = {"method": "adam", "lrs": [0.1], "steps": 7}
 VALUES: dict[str, Any] = {
@@ -54,7 +64,9 @@ VALUES: dict[str, Any] = {
 
 def changed(params: Params, inversion: dict[str, Any], **others: Any) -> Params:
     """params.yaml with other values of VALUES, and of what the chosen model's preset or the top level have."""
-    values = params.model_dump() | {key: value for key, value in others.items() if not isinstance(value, dict)}
+    values = params.model_dump() | {
+        key: value for key, value in others.items() if not isinstance(value, dict)
+    }
     preset = values["models"][values["model"]]
     preset |= {"inversion": VALUES | inversion, "pretrain": {"seeds": 1}}
     for name, section in others.items():
@@ -74,14 +86,23 @@ def make(params: Params, prepared: Path, tmp_path: Path, monkeypatch: pytest.Mon
     """
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     monkeypatch.setattr("pipeline.jobs.job.code_digest", DIGEST)
-    for number, folder in enumerate([tmp_path / "pretrain", tmp_path / "finetune" / "ls", tmp_path / "baseline"]):
+    for number, folder in enumerate(
+        [tmp_path / "pretrain", tmp_path / "finetune" / "ls", tmp_path / "baseline"]
+    ):
         for seed in (*SEEDS, 3, 4):
             (folder / f"seed_{seed}").mkdir(parents=True)
             for judge in ("validation", "heldout"):
-                (folder / f"seed_{seed}" / weights_file(judge)).write_text(f"{number} {seed} {judge}")
+                (folder / f"seed_{seed}" / weights_file(judge)).write_text(
+                    f"{number} {seed} {judge}"
+                )
 
     def made(inversion: dict[str, Any] | None = None, **others: Any) -> Plan:
-        plan = Plan(changed(params, inversion or {}, **others), prepared, tmp_path / "finetune", tmp_path / "pretrain")
+        plan = Plan(
+            changed(params, inversion or {}, **others),
+            prepared,
+            tmp_path / "finetune",
+            tmp_path / "pretrain",
+        )
         for job in plan.trainings().values():
             job.folder.mkdir(parents=True, exist_ok=True)
             for judge in ("validation", "heldout"):
@@ -99,7 +120,10 @@ def names(subjects: list[Subject]) -> list[str]:
     return [str(subject) for subject in subjects]
 
 
-@pytest.mark.parametrize("module", ["compute.plan", "compute.rows", "compute.presets", "tables", "figures", "claims", "section"])
+@pytest.mark.parametrize(
+    "module",
+    ["compute.plan", "compute.rows", "compute.presets", "tables", "figures", "claims", "section"],
+)
 def test_nothing_here_loads_torch(module: str) -> None:
     """As every stage imports these, and its own process must stay small."""
     found = imported_modules(f"papers.inversion.{module}")
@@ -114,28 +138,47 @@ def test_a_training_a_family_and_seed(make: Make) -> None:
     plan = make()
     found = plan.trainings()
     assert list(found) == [(family, seed) for family in ("vit", "mixer") for seed in SEEDS]
-    assert len({job.key for job in found.values()}) == len({job.title for job in found.values()}) == 6
+    assert (
+        len({job.key for job in found.values()}) == len({job.title for job in found.values()}) == 6
+    )
     pretrain = plan.params.resolve(Pretrain)
     for (family, seed), job in found.items():
         config = job.config
         assert isinstance(config, TrainConfig)
-        assert (job.title, config.title, config.seed) == (f"inversion_{family} seed {seed}", f"inversion_{family}", seed)
-        assert (job.function, job.total, dict(job.inputs)) == ("pipeline.training.loop:train", 2, {"data": plan.data, "weights": None})
+        assert (job.title, config.title, config.seed) == (
+            f"inversion_{family} seed {seed}",
+            f"inversion_{family}",
+            seed,
+        )
+        assert (job.function, job.total, dict(job.inputs)) == (
+            "pipeline.training.loop:train",
+            2,
+            {"data": plan.data, "weights": None},
+        )
         assert config.options == plan.params.scratch_training(Inversion)
         assert (config.options.lr, config.options.epochs, config.options.images) == (0.25, 2, 60)
         assert config.options.weight_decay == pretrain.weight_decay
         own = {"vit": VIT, "mixer": MIXER}[family]
         assert (config.model.timm, config.model.kwargs) == (own["timm"], SIZES | own["kwargs"])
         assert (config.model.weights, config.model.init_std) == ("scratch", own.get("init_std"))
-        assert (config.variant.route, config.weights_sha256, config.world_size) == ("sequential", None, 1)
-    assert all((shared(job) == shared(found["vit", 0])) == (family == "vit") for (family, _), job in found.items())
+        assert (config.variant.route, config.weights_sha256, config.world_size) == (
+            "sequential",
+            None,
+            1,
+        )
+    assert all(
+        (shared(job) == shared(found["vit", 0])) == (family == "vit")
+        for (family, _), job in found.items()
+    )
 
 
 @pytest.mark.parametrize(("seeds", "expected"), [(1, [0]), (2, [0, 1]), (None, [0, 1, 2, 3, 4])])
 def test_seeds_are_the_first_ones(make: Make, seeds: int | None, expected: list[int]) -> None:
     plan = make({"seeds": seeds, "families": {"vit": VIT}, "ablations": {}, "transplants": {}})
     assert [seed for _, seed in plan.trainings()] == expected
-    assert [seed for _, seed in plan.trainings()] == [model.seed for model in models(plan) if model.weights == "trained"]
+    assert [seed for _, seed in plan.trainings()] == [
+        model.seed for model in models(plan) if model.weights == "trained"
+    ]
     assert [model.seed for model in plan.refined() if model.weights == "ls"] == expected
 
 
@@ -144,9 +187,13 @@ def test_the_chosen_model_is_looked_into_with_all_its_starting_weights(
     make: Make, tmp_path: Path, starts: int | None, seeds: tuple[int, ...]
 ) -> None:
     """Once a set of them, each from its own file."""
-    plan = make({"families": {"own": {}}, "ablations": {}, "transplants": {}}, pretrain={"seeds": starts})
+    plan = make(
+        {"families": {"own": {}}, "ablations": {}, "transplants": {}}, pretrain={"seeds": starts}
+    )
     trained = [model for model in models(plan) if model.weights == "trained"]
-    files = [tmp_path / "pretrain" / f"seed_{seed}" / "weights_heldout.safetensors" for seed in seeds]
+    files = [
+        tmp_path / "pretrain" / f"seed_{seed}" / "weights_heldout.safetensors" for seed in seeds
+    ]
     assert [(model.seed, model.file) for model in trained] == list(zip(seeds, files, strict=True))
 
 
@@ -156,7 +203,10 @@ def test_nothing_is_trained_for_the_chosen_model(make: Make) -> None:
     assert names(models(plan)) == ["own trained seed 0", "own untrained seed 0"]
 
 
-@pytest.mark.parametrize(("protocol", "kept"), [("paper", "weights.safetensors"), ("heldout", "weights_heldout.safetensors")])
+@pytest.mark.parametrize(
+    ("protocol", "kept"),
+    [("paper", "weights.safetensors"), ("heldout", "weights_heldout.safetensors")],
+)
 def test_models_and_their_weights(make: Make, tmp_path: Path, protocol: str, kept: str) -> None:
     """Trained and untrained; the chosen model once, with its starting weights, of held-out images if some are held out."""
     plan = make(protocol=protocol)
@@ -167,14 +217,25 @@ def test_models_and_their_weights(make: Make, tmp_path: Path, protocol: str, kep
         for seed in seeds:
             own = family == "own"
             expected[f"{family} trained seed {seed}"] = (
-                tmp_path / "pretrain" / "seed_0" / "weights_heldout.safetensors" if own else trainings[family, seed].folder / kept
+                tmp_path / "pretrain" / "seed_0" / "weights_heldout.safetensors"
+                if own
+                else trainings[family, seed].folder / kept
             )
             expected[f"{family} untrained seed {seed}"] = None
     assert names(found) == list(expected)
     assert [model.file for model in found] == list(expected.values())
     for model in found:
-        assert (model.edit, model.donor, model.variant.route, model.variant.layers) == ("none", None, "sequential", None)
-        assert model.preset == (plan.params.model_preset if model.family == "own" else family_preset(plan.params, model.family))
+        assert (model.edit, model.donor, model.variant.route, model.variant.layers) == (
+            "none",
+            None,
+            "sequential",
+            None,
+        )
+        assert model.preset == (
+            plan.params.model_preset
+            if model.family == "own"
+            else family_preset(plan.params, model.family)
+        )
     assert found[0].preset.kwargs == SIZES | VIT["kwargs"]
     assert [subject._replace(file=None) for subject in found] == plan.subjects()
 
@@ -186,9 +247,14 @@ def test_variants_have_the_untrained_model_beside_them(make: Make, tmp_path: Pat
         (chosen, weights, seed) for weights in ("untrained", "baseline", "ls") for seed in (0, 1)
     ]
     assert [model.file for model in found] == [
-        None, None, *(tmp_path / folder / f"seed_{seed}" / "weights.safetensors" for folder in ("baseline", "finetune/ls")
-                      for seed in (0, 1))
-    ]  # fmt: skip
+        None,
+        None,
+        *(
+            tmp_path / folder / f"seed_{seed}" / "weights.safetensors"
+            for folder in ("baseline", "finetune/ls")
+            for seed in (0, 1)
+        ),
+    ]
     assert [model.variant.route for model in found] == ["sequential"] * 4 + ["arbitrary"] * 2
     assert all(model.preset == plan.params.model_preset and model.edit == "none" for model in found)
     assert make({"variants": []}).refined() == []
@@ -199,15 +265,25 @@ def test_edited_models(make: Make) -> None:
     plan = make({"seeds": 2})
     own = models(plan)
     found = plan.edited(own)
-    vit = [f"vit {weights} without {parts} seed {seed}" for seed in (0, 1) for weights in ("trained", "untrained")
-           for parts in ("attention", "residuals+mlp")]  # fmt: skip
+    vit = [
+        f"vit {weights} without {parts} seed {seed}"
+        for seed in (0, 1)
+        for weights in ("trained", "untrained")
+        for parts in ("attention", "residuals+mlp")
+    ]
     norms = [f"own {weights} without norms seed 0" for weights in ("trained", "untrained")]
-    put = [f"vit untrained with {parts} seed {seed}" for seed in (0, 1) for parts in ("patch_embed", "patch_embed+norm1")]
+    put = [
+        f"vit untrained with {parts} seed {seed}"
+        for seed in (0, 1)
+        for parts in ("patch_embed", "patch_embed+norm1")
+    ]
     assert names(found) == [*vit, *norms, *put]
     files = {str(model): model.file for model in own}
     for model in found:
         assert model.file == files[f"{model.family} {model.weights} seed {model.seed}"]
-        assert model.donor == (files[f"vit trained seed {model.seed}"] if model.transplant else None)
+        assert model.donor == (
+            files[f"vit trained seed {model.seed}"] if model.transplant else None
+        )
         assert bool(model.ablation) != bool(model.transplant)
     assert found[1].ablation == ("residuals", "mlp")
     assert found[-1].transplant == ("patch_embed", "norm1")
@@ -222,24 +298,49 @@ def first_places(tasks: list[Task]) -> list[int]:
 
 def test_what_is_inverted(make: Make) -> None:
     """By hand: the first family's models under the second optimiser, models as they are, variants in both orders, edited models."""
-    plan = make({"seeds": 2, "families": {"vit": VIT, "own": {}}, "ablations": {"vit": [["mlp"]]}, "transplants": {"vit": [["norm1"]]}})
+    plan = make(
+        {
+            "seeds": 2,
+            "families": {"vit": VIT, "own": {}},
+            "ablations": {"vit": [["mlp"]]},
+            "transplants": {"vit": [["norm1"]]},
+        }
+    )
     tasks, chosen = plan.inversions(models(plan)), plan.params.model
     dataset = [plan.params.dataset, chosen]
-    vit = [["vit", weights, "none", "sequential", seed] for seed in (0, 1) for weights in ("trained", "untrained")]
+    vit = [
+        ["vit", weights, "none", "sequential", seed]
+        for seed in (0, 1)
+        for weights in ("trained", "untrained")
+    ]
     own = [["own", weights, "none", "sequential", 0] for weights in ("trained", "untrained")]
-    variants = [[chosen, weights, "none", order, seed] for weights in ("untrained", "ls") for seed in (0, 1)
-                for order in ("sequential", "arbitrary")]  # fmt: skip
-    edited = [["vit", weights, "without mlp", "sequential", seed] for seed in (0, 1) for weights in ("trained", "untrained")]
+    variants = [
+        [chosen, weights, "none", order, seed]
+        for weights in ("untrained", "ls")
+        for seed in (0, 1)
+        for order in ("sequential", "arbitrary")
+    ]
+    edited = [
+        ["vit", weights, "without mlp", "sequential", seed]
+        for seed in (0, 1)
+        for weights in ("trained", "untrained")
+    ]
     edited += [["vit", "untrained", "with norm1", "sequential", seed] for seed in (0, 1)]
-    expected = [("gd", row) for row in vit] + [("adam", row) for row in (*vit, *own, *variants, *edited)]
-    assert [task.keys for task in tasks] == [[*dataset, *row[:4], optimiser, row[4]] for optimiser, row in expected]
+    expected = [("gd", row) for row in vit] + [
+        ("adam", row) for row in (*vit, *own, *variants, *edited)
+    ]
+    assert [task.keys for task in tasks] == [
+        [*dataset, *row[:4], optimiser, row[4]] for optimiser, row in expected
+    ]
     assert len(tasks) == 4 + 4 + 2 + 8 + 6
     for task in tasks:
         assert task.job.config.title == f"{task.subject.family}_{task.subject.weights}"
     titles = [task.job.title for task in tasks]
     assert len(set(titles)) == len(tasks)
     again = [titles[number] for number, place in enumerate(first_places(tasks)) if place != number]
-    assert again == [f"{chosen} untrained seed 0, adam"]  # the same work as that of the family which is the chosen model
+    assert again == [
+        f"{chosen} untrained seed 0, adam"
+    ]  # the same work as that of the family which is the chosen model
     assert titles[0] == "vit trained seed 0, gd"
     assert f"{chosen} ls seed 1, adam, arbitrary" in titles
     assert titles[-1] == "vit untrained with norm1 seed 1, adam"
@@ -247,10 +348,25 @@ def test_what_is_inverted(make: Make) -> None:
 
 def test_layers_are_inverted_alone_in_plain_models_in_original_order(make: Make) -> None:
     plan = make()
-    alone = {(task.subject.edit, task.order): task.job.config.model_dump()["alone"] for task in plan.inversions(models(plan))}
+    alone = {
+        (task.subject.edit, task.order): task.job.config.model_dump()["alone"]
+        for task in plan.inversions(models(plan))
+    }
     assert {key for key, value in alone.items() if value} == {("none", "sequential")}
-    assert set(alone) == {("none", "sequential"), ("none", "arbitrary"), *((edit, "sequential") for edit in (
-        "without attention", "without residuals+mlp", "without norms", "with patch_embed", "with patch_embed+norm1"))}  # fmt: skip
+    assert set(alone) == {
+        ("none", "sequential"),
+        ("none", "arbitrary"),
+        *(
+            (edit, "sequential")
+            for edit in (
+                "without attention",
+                "without residuals+mlp",
+                "without norms",
+                "with patch_embed",
+                "with patch_embed+norm1",
+            )
+        ),
+    }
 
 
 def test_configurations_of_inversions(make: Make, prepared: Path) -> None:
@@ -261,15 +377,26 @@ def test_configurations_of_inversions(make: Make, prepared: Path) -> None:
         assert isinstance(config, InversionConfig)
         options = config.options
         assert (options.images, options.depths, options.seed) == (2, [1, 2], 11)
-        assert (options.sigma, options.shifts, options.records) == (plan.options.sigma, plan.options.shifts, plan.options.records)
+        assert (options.sigma, options.shifts, options.records) == (
+            plan.options.sigma,
+            plan.options.shifts,
+            plan.options.records,
+        )
         assert config.descent == plan.options.optimisers[task.optimiser]
         assert (config.seed, config.order) == (subject.seed, task.order)
         assert tuple(config.ablation) == subject.ablation
         assert tuple(config.transplant) == subject.transplant
         assert config.weights_sha256 == (sha256(subject.file) if subject.file else None)
         assert config.donor_sha256 == (sha256(subject.donor) if subject.donor else None)
-        assert dict(task.job.inputs) == {"data": prepared, "weights": subject.file, "donor": subject.donor}
-        assert (task.job.function, config.precision) == ("papers.inversion.compute.descent:measure", "fp32")
+        assert dict(task.job.inputs) == {
+            "data": prepared,
+            "weights": subject.file,
+            "donor": subject.donor,
+        }
+        assert (task.job.function, config.precision) == (
+            "papers.inversion.compute.descent:measure",
+            "fp32",
+        )
         assert (config.weights_sha256 is None) == (subject.weights == "untrained")
         assert (config.donor_sha256 is None) == (not subject.edit.startswith("with "))
         assert config.variant.route == ("arbitrary" if subject.weights == "ls" else "sequential")
@@ -278,11 +405,28 @@ def test_configurations_of_inversions(make: Make, prepared: Path) -> None:
 def test_the_chosen_model_as_a_family_is_inverted_once(make: Make, params: Params) -> None:
     """A family with the chosen model's own name: its untrained model is the one beside the variants."""
     chosen = params.model
-    plan = make({"families": {chosen: {}, "vit": VIT}, "ablations": {}, "transplants": {}, "optimisers": {"adam": DESCENT}})
+    plan = make(
+        {
+            "families": {chosen: {}, "vit": VIT},
+            "ablations": {},
+            "transplants": {},
+            "optimisers": {"adam": DESCENT},
+        }
+    )
     tasks = plan.inversions(models(plan))
-    assert len({task.job.title for task in tasks}) == len({task.job.key for task in tasks}) == len(tasks)
-    own = [(task.subject.weights, task.order, task.subject.seed) for task in tasks if task.subject.family == chosen]
-    assert len(own) == len(set(own)) == 1 + 2 * 3 + 2 * 3  # trained, untrained and ls in both orders
+    assert (
+        len({task.job.title for task in tasks})
+        == len({task.job.key for task in tasks})
+        == len(tasks)
+    )
+    own = [
+        (task.subject.weights, task.order, task.subject.seed)
+        for task in tasks
+        if task.subject.family == chosen
+    ]
+    assert (
+        len(own) == len(set(own)) == 1 + 2 * 3 + 2 * 3
+    )  # trained, untrained and ls in both orders
     assert {seed for weights, _, seed in own if weights == "trained"} == {0}
 
 
@@ -291,13 +435,19 @@ def keys(plan: Plan) -> dict[str, dict[str, str]]:
     trainings = plan.trainings()
     own = plan.models(trainings)
     tasks = {"inversions": plan.inversions(own), "class images": plan.class_images(own)}
-    found = {kind: {task.job.title: task.job.key for task in group} for kind, group in tasks.items()}
+    found = {
+        kind: {task.job.title: task.job.key for task in group} for kind, group in tasks.items()
+    }
     return {"trainings": {job.title: job.key for job in trainings.values()}} | found
 
 
 OTHERS: dict[str, Any] = {
-    "finetune": {"lr": 0.7}, "smoothing": {"images": 10}, "exits": {"hidden": 3}, "prune_eval": {"images": 7}, "analysis": {"images": 90},
-}  # fmt: skip
+    "finetune": {"lr": 0.7},
+    "smoothing": {"images": 10},
+    "exits": {"hidden": 3},
+    "prune_eval": {"images": 7},
+    "analysis": {"images": 90},
+}
 
 
 @pytest.mark.slow
@@ -323,7 +473,9 @@ OTHERS: dict[str, Any] = {
         ({}, {"device": "cuda"}, {"trainings", "inversions", "class images"}),
     ],
 )
-def test_what_changes_the_keys(make: Make, inversion: dict[str, Any], others: dict[str, Any], kinds: set[str]) -> None:
+def test_what_changes_the_keys(
+    make: Make, inversion: dict[str, Any], others: dict[str, Any], kinds: set[str]
+) -> None:
     """All keys of a kind, or none; a job is the same whatever else is done, but for the judge of the class images.
 
     A new training is also a new trained model.
@@ -332,9 +484,15 @@ def test_what_changes_the_keys(make: Make, inversion: dict[str, Any], others: di
     for kind in first:
         shared = set(first[kind]) & set(again[kind])
         if "trainings" in kinds and kind != "trainings" and "device" not in others:
-            shared = {title for title in shared if "ls seed" in title or "untrained seed" in title or "own" in title}
+            shared = {
+                title
+                for title in shared
+                if "ls seed" in title or "untrained seed" in title or "own" in title
+            }
         if "seeds" in inversion and kind == "class images":
-            shared = {title for title in shared if "seed 0" in title}  # who judges the last seed is another
+            shared = {
+                title for title in shared if "seed 0" in title
+            }  # who judges the last seed is another
         assert len(shared) > 1
         different = {title for title in shared if first[kind][title] != again[kind][title]}
         assert different == (shared if kind in kinds else set())
@@ -343,12 +501,24 @@ def test_what_changes_the_keys(make: Make, inversion: dict[str, Any], others: di
 def test_a_new_training_is_a_new_model_to_look_into(make: Make) -> None:
     """Of the trained models, and of those that parts of them were put into; in class images also as the judge."""
     first, again = keys(make()), keys(make({"training": {**VALUES["training"], "lr": 0.5}}))
-    different = {title for title in first["inversions"] if first["inversions"][title] != again["inversions"][title]}
-    assert different == {
-        title for title in first["inversions"] if title.startswith(("vit trained", "mixer trained", "vit untrained with "))
+    different = {
+        title
+        for title in first["inversions"]
+        if first["inversions"][title] != again["inversions"][title]
     }
-    assert {title for title in first["class images"] if first["class images"][title] != again["class images"][title]} == {
-        f"class images of {family} trained seed {seed}" for family in ("vit", "mixer") for seed in SEEDS
+    assert different == {
+        title
+        for title in first["inversions"]
+        if title.startswith(("vit trained", "mixer trained", "vit untrained with "))
+    }
+    assert {
+        title
+        for title in first["class images"]
+        if first["class images"][title] != again["class images"][title]
+    } == {
+        f"class images of {family} trained seed {seed}"
+        for family in ("vit", "mixer")
+        for seed in SEEDS
     }
 
 
@@ -357,9 +527,15 @@ def test_an_optimiser_changes_its_own_inversions(make: Make) -> None:
     for name in ("adam", "gd"):
         other = VALUES["optimisers"] | {name: VALUES["optimisers"][name] | {"steps": 8}}
         again = keys(make({"optimisers": other}))
-        different = {title for title in first["inversions"] if first["inversions"][title] != again["inversions"][title]}
+        different = {
+            title
+            for title in first["inversions"]
+            if first["inversions"][title] != again["inversions"][title]
+        }
         assert different == {title for title in first["inversions"] if f", {name}" in title}
-        assert {kind: again[kind] for kind in ("trainings", "class images")} == {k: first[k] for k in ("trainings", "class images")}
+        assert {kind: again[kind] for kind in ("trainings", "class images")} == {
+            k: first[k] for k in ("trainings", "class images")
+        }
 
 
 def test_judges_of_class_images(make: Make, prepared: Path) -> None:
@@ -368,8 +544,12 @@ def test_judges_of_class_images(make: Make, prepared: Path) -> None:
     own = models(plan)
     tasks, chosen = plan.class_images(own), plan.params.model
     files = {str(model): model.file for model in (*own, *plan.refined())}
-    trained = [*(f"vit trained seed {seed}" for seed in SEEDS), "own trained seed 0", *(f"mixer trained seed {seed}" for seed in SEEDS),
-               *(f"{chosen} ls seed {seed}" for seed in SEEDS)]  # fmt: skip
+    trained = [
+        *(f"vit trained seed {seed}" for seed in SEEDS),
+        "own trained seed 0",
+        *(f"mixer trained seed {seed}" for seed in SEEDS),
+        *(f"{chosen} ls seed {seed}" for seed in SEEDS),
+    ]
     assert [task.job.title for task in tasks] == [f"class images of {name}" for name in trained]
     for name, task in zip(trained, tasks, strict=True):
         config, seed = task.job.config, int(name[-1])
@@ -380,24 +560,37 @@ def test_judges_of_class_images(make: Make, prepared: Path) -> None:
         assert config.judge_sha256 == (sha256(judge) if judge else None)
         assert config.weights_sha256 == sha256(files[name])  # type: ignore[arg-type]
         assert dict(task.job.inputs) == {"data": prepared, "weights": files[name], "judge": judge}
-        assert (config.seed, task.keys[-1], task.optimiser, task.order) == (seed, seed, "", "sequential")
+        assert (config.seed, task.keys[-1], task.optimiser, task.order) == (
+            seed,
+            seed,
+            "",
+            "sequential",
+        )
         assert task.job.function == "papers.inversion.compute.class_images:measure"
     assert len({task.job.key for task in tasks}) == len(tasks)
 
 
 @pytest.mark.parametrize(("head", "shown"), [("fresh", False), ("loaded", True), (None, True)])
-def test_models_whose_head_knows_no_classes_are_not_shown(make: Make, tmp_path: Path, head: str | None, shown: bool) -> None:
+def test_models_whose_head_knows_no_classes_are_not_shown(
+    make: Make, tmp_path: Path, head: str | None, shown: bool
+) -> None:
     """Starting weights say in weights.json that their head is as initialised; what is trained on them here knows the classes."""
     if head:
-        (tmp_path / "pretrain" / "seed_0" / "weights.json").write_text(json.dumps({"timm": "vit", "head": head}))
+        (tmp_path / "pretrain" / "seed_0" / "weights.json").write_text(
+            json.dumps({"timm": "vit", "head": head})
+        )
     for seed in SEEDS:  # beside other weights it says nothing about these
-        (tmp_path / "finetune" / "ls" / f"seed_{seed}" / "weights.json").write_text('{"head": "fresh"}')
+        (tmp_path / "finetune" / "ls" / f"seed_{seed}" / "weights.json").write_text(
+            '{"head": "fresh"}'
+        )
     plan = make()
     own = models(plan)
     by_name = {str(model): model for model in (*own, *plan.refined())}
     fresh = [name for name, model in by_name.items() if plan.has_fresh_head(model)]
     assert fresh == ([] if shown else ["own trained seed 0"])
-    assert not plan.has_fresh_head(by_name["own trained seed 0"]._replace(file=None))  # counted without files
+    assert not plan.has_fresh_head(
+        by_name["own trained seed 0"]._replace(file=None)
+    )  # counted without files
     titles = [task.job.title for task in plan.class_images(own)]
     assert ("class images of own trained seed 0" in titles) == shown
     assert len(titles) == 3 * 3 + shown
@@ -415,21 +608,44 @@ def test_nobody_judges_a_single_seed(make: Make) -> None:
 def write_inversion(task: Task, shift: float) -> None:
     """As the job does, of two points and two images; numbers say whose they are."""
     count = 4
-    values = {name: shift + number + np.arange(count) / 10 for number, name in enumerate(COLUMNS[11:19])}
-    values |= {"num_layers": np.full(count, 4), "overcomplete": np.full(count, task.subject.family == "mixer")}
-    rows = pd.DataFrame({"point": ["patch_embed"] * 2 + ["first 1"] * 2, "depth": [0, 0, 1, 1], "image": [0, 1, 0, 1], **values})
+    values = {
+        name: shift + number + np.arange(count) / 10 for number, name in enumerate(COLUMNS[11:19])
+    }
+    values |= {
+        "num_layers": np.full(count, 4),
+        "overcomplete": np.full(count, task.subject.family == "mixer"),
+    }
+    rows = pd.DataFrame(
+        {
+            "point": ["patch_embed"] * 2 + ["first 1"] * 2,
+            "depth": [0, 0, 1, 1],
+            "image": [0, 1, 0, 1],
+            **values,
+        }
+    )
     task.job.folder.mkdir(parents=True)
     rows.assign(verdict="non-unique").to_csv(task.job.folder / ROWS, index=False)
-    np.savez_compressed(task.job.folder / ARRAYS, found=np.full((2, 2, 1, 3, 3), shift), points=np.array(["patch_embed", "first 1"]))
+    np.savez_compressed(
+        task.job.folder / ARRAYS,
+        found=np.full((2, 2, 1, 3, 3), shift),
+        points=np.array(["patch_embed", "first 1"]),
+    )
 
 
 def write_class_images(task: Task, shift: float) -> None:
     judged = task.job.inputs["judge"] is not None
     rows = pd.DataFrame({"class": ["bag", "coat"], "probability": [shift, shift + 0.5]})
-    rows = rows.assign(judge_probability=[0.1, 0.2] if judged else np.nan, judge_sees=["coat", "coat"] if judged else "")
+    rows = rows.assign(
+        judge_probability=[0.1, 0.2] if judged else np.nan,
+        judge_sees=["coat", "coat"] if judged else "",
+    )
     task.job.folder.mkdir(parents=True)
     rows.to_csv(task.job.folder / ROWS, index=False)
-    np.savez_compressed(task.job.folder / ARRAYS, images=np.full((2, 1, 3, 3), shift), classes=np.array(["bag", "coat"]))
+    np.savez_compressed(
+        task.job.folder / ARRAYS,
+        images=np.full((2, 1, 3, 3), shift),
+        classes=np.array(["bag", "coat"]),
+    )
 
 
 @pytest.fixture
@@ -454,15 +670,47 @@ def test_rows_of_inversions(finished: tuple[list[Task], list[Task]]) -> None:
     for place, (number, task) in enumerate(zip(first_places(tasks), tasks, strict=True)):
         own = rows.iloc[4 * place : 4 * place + 4]
         subject = task.subject
-        expected = [task.job.config.dataset, task.job.config.model_name, subject.family, subject.weights, subject.edit, task.order,
-                    task.optimiser, subject.seed]  # fmt: skip
+        expected = [
+            task.job.config.dataset,
+            task.job.config.model_name,
+            subject.family,
+            subject.weights,
+            subject.edit,
+            task.order,
+            task.optimiser,
+            subject.seed,
+        ]
         assert own.iloc[3, :8].tolist() == expected
-        assert own["lr"].tolist() == pytest.approx([number, number + 0.1, number + 0.2, number + 0.3])
+        assert own["lr"].tolist() == pytest.approx(
+            [number, number + 0.1, number + 0.2, number + 0.3]
+        )
         assert own["pixel_correlation"].iloc[0] == number + 7
-        assert own[["point", "depth", "image", "verdict"]].iloc[2].tolist() == ["first 1", 1, 0, "non-unique"]
-        assert own[["num_layers", "overcomplete"]].iloc[1].tolist() == [4, subject.family == "mixer"]
-    assert COLUMNS[8:] == ["point", "depth", "image", "lr", "embedding_distance", "yardstick", "input_distance", "input_yardstick",
-                           "token_distance", "token_yardstick", "pixel_correlation", "num_layers", "overcomplete", "verdict"]  # fmt: skip
+        assert own[["point", "depth", "image", "verdict"]].iloc[2].tolist() == [
+            "first 1",
+            1,
+            0,
+            "non-unique",
+        ]
+        assert own[["num_layers", "overcomplete"]].iloc[1].tolist() == [
+            4,
+            subject.family == "mixer",
+        ]
+    assert COLUMNS[8:] == [
+        "point",
+        "depth",
+        "image",
+        "lr",
+        "embedding_distance",
+        "yardstick",
+        "input_distance",
+        "input_yardstick",
+        "token_distance",
+        "token_yardstick",
+        "pixel_correlation",
+        "num_layers",
+        "overcomplete",
+        "verdict",
+    ]
 
 
 def test_rows_of_class_images(finished: tuple[list[Task], list[Task]]) -> None:
@@ -470,7 +718,17 @@ def test_rows_of_class_images(finished: tuple[list[Task], list[Task]]) -> None:
     _, tasks = finished
     rows = class_rows(tasks)
     assert list(rows.columns) == CLASS_COLUMNS
-    assert CLASS_COLUMNS == ["dataset", "model", "family", "weights", "seed", "class", "probability", "judge_probability", "judge_sees"]
+    assert CLASS_COLUMNS == [
+        "dataset",
+        "model",
+        "family",
+        "weights",
+        "seed",
+        "class",
+        "probability",
+        "judge_probability",
+        "judge_sees",
+    ]
     assert rows["family"].tolist()[::2] == [task.subject.family for task in tasks]
     assert rows["seed"].tolist()[1::2] == [task.subject.seed for task in tasks]
     assert rows["probability"].tolist()[:4] == [100, 100.5, 101, 101.5]
@@ -487,7 +745,14 @@ def test_classes_of_any_name(make: Make) -> None:
     plan = make({"seeds": 2})
     task = plan.class_images(models(plan))[0]
     names = ["nan", "None", "NA", "null"]
-    rows = pd.DataFrame({"class": names, "probability": 0.5, "judge_probability": [0.1, 0.2, 0.3, np.nan], "judge_sees": names[::-1]})
+    rows = pd.DataFrame(
+        {
+            "class": names,
+            "probability": 0.5,
+            "judge_probability": [0.1, 0.2, 0.3, np.nan],
+            "judge_sees": names[::-1],
+        }
+    )
     task.job.folder.mkdir(parents=True)
     rows.to_csv(task.job.folder / ROWS, index=False)
     found = class_rows([task])
@@ -502,26 +767,53 @@ def test_arrays_are_found_again(finished: tuple[list[Task], list[Task]], tmp_pat
     inversions, class_images = finished
     gather_arrays(inversions, class_images, tmp_path / "out" / "arrays")
     gallery = Gallery(tmp_path / "out" / "arrays")
-    assert len(list(gallery.folder.glob("*.npz"))) == len(inversions) + len(class_images) == len(gallery.index)
+    assert (
+        len(list(gallery.folder.glob("*.npz")))
+        == len(inversions) + len(class_images)
+        == len(gallery.index)
+    )
     assert gallery.families == ["vit", "own", "mixer", inversions[0].keys[1]]
     for number, task in zip(first_places(inversions), inversions, strict=True):
         subject = task.subject
-        keys, arrays = next(iter(gallery.find(
-            family=subject.family, weights=subject.weights, edit=subject.edit, order=task.order, optimiser=task.optimiser, seed=subject.seed
-        )))  # fmt: skip
+        keys, arrays = next(
+            iter(
+                gallery.find(
+                    family=subject.family,
+                    weights=subject.weights,
+                    edit=subject.edit,
+                    order=task.order,
+                    optimiser=task.optimiser,
+                    seed=subject.seed,
+                )
+            )
+        )
         assert arrays["found"].tolist() == np.full((2, 2, 1, 3, 3), number).tolist()
         assert arrays["points"].tolist() == ["patch_embed", "first 1"]
-        assert [keys[name] for name in ("dataset", "model", "family", "seed", "kind")] == [*task.keys[:3], subject.seed, "inversion"]
+        assert [keys[name] for name in ("dataset", "model", "family", "seed", "kind")] == [
+            *task.keys[:3],
+            subject.seed,
+            "inversion",
+        ]
     vit = gallery.find(family="vit", edit="none", optimiser="adam")
-    assert [(keys["weights"], keys["seed"]) for keys, _ in vit] == [("trained", 0), ("untrained", 0)]
-    assert [(keys["weights"], keys["seed"]) for keys, _ in gallery.find(family="vit", edit="none", optimiser="adam", seed=1)] == [
-        ("trained", 1), ("untrained", 1)
-    ]  # fmt: skip
+    assert [(keys["weights"], keys["seed"]) for keys, _ in vit] == [
+        ("trained", 0),
+        ("untrained", 0),
+    ]
+    assert [
+        (keys["weights"], keys["seed"])
+        for keys, _ in gallery.find(family="vit", edit="none", optimiser="adam", seed=1)
+    ] == [("trained", 1), ("untrained", 1)]
     assert len(gallery.find()) == sum(task.subject.seed == 0 for task in inversions)
     shown = gallery.find("class_images")
-    assert [keys["family"] for keys, _ in shown] == [task.subject.family for task in class_images if task.subject.seed == 0]
+    assert [keys["family"] for keys, _ in shown] == [
+        task.subject.family for task in class_images if task.subject.seed == 0
+    ]
     assert shown[1][1]["images"].tolist() == np.full((2, 1, 3, 3), 102).tolist()
-    assert gallery.find(family="other") == gallery.find("class_images", family="own", weights="untrained") == []
+    assert (
+        gallery.find(family="other")
+        == gallery.find("class_images", family="own", weights="untrained")
+        == []
+    )
 
 
 def test_about(make: Make) -> None:
@@ -529,7 +821,11 @@ def test_about(make: Make) -> None:
     plan = make()
     found = about(plan.params)
     assert json.loads(json.dumps(found)) == found
-    assert (found["sigma"], found["shifts"], found["met"]) == (plan.options.sigma, plan.options.shifts, plan.options.met)
+    assert (found["sigma"], found["shifts"], found["met"]) == (
+        plan.options.sigma,
+        plan.options.shifts,
+        plan.options.met,
+    )
     assert (found["epochs"], found["training_images"]) == (2, 60)
     assert (found["families"], found["trained_here"]) == (["vit", "own", "mixer"], ["vit", "mixer"])
     assert list(found["optimisers"]) == ["adam", "gd"]

@@ -25,7 +25,13 @@ CONTROLS = {"Distance": ("swap", "reversed"), "First layers": ("fix_first",)}
 def few(params: Params) -> Params:
     """One variant beside the baseline, two seeds."""
     size = params.paper_figures.model_copy(update={"dpi": 30})
-    return params.model_copy(update={"variants": {"ls": params.variants["ls"]}, "seeds": list(SEEDS), "paper_figures": size})
+    return params.model_copy(
+        update={
+            "variants": {"ls": params.variants["ls"]},
+            "seeds": list(SEEDS),
+            "paper_figures": size,
+        }
+    )
 
 
 @pytest.fixture
@@ -41,18 +47,25 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
     for variant in ("baseline", "ls"):
         epochs = [(seed, epoch, 0.5, 0.25) for seed in SEEDS for epoch in (1, 2)]
         names = ["seed", "epoch", "validation/sequential/accuracy", "validation/arbitrary/accuracy"]
-        pd.DataFrame(epochs, columns=names).to_csv(folder / "finetune" / f"{variant}.csv", index=False)
+        pd.DataFrame(epochs, columns=names).to_csv(
+            folder / "finetune" / f"{variant}.csv", index=False
+        )
         for seed in SEEDS:
             for keep in (2, LAYERS):
                 rows += [
-                    (variant, seed, keep, order, route, 0.5 + 0.1 * route) for order in ("sequential", "arbitrary") for route in (0, 1)
+                    (variant, seed, keep, order, route, 0.5 + 0.1 * route)
+                    for order in ("sequential", "arbitrary")
+                    for route in (0, 1)
                 ]
     found = pd.DataFrame(rows, columns=["variant", "seed", "keep", "order", "route", "accuracy"])
-    found.assign(dataset="d", model="m", routes=1, images=50, position_accuracy=None, std_images=0.4).to_csv(
-        folder / "prune_eval.csv", index=False
-    )
-    arrays: dict[str, Any] = {"positions": np.array([rng.permutation(LAYERS) for _ in range(30)]), "norms": rng.random((30, LAYERS)) + 0.1,
-              "plane": rng.random((30, 2))}  # fmt: skip
+    found.assign(
+        dataset="d", model="m", routes=1, images=50, position_accuracy=None, std_images=0.4
+    ).to_csv(folder / "prune_eval.csv", index=False)
+    arrays: dict[str, Any] = {
+        "positions": np.array([rng.permutation(LAYERS) for _ in range(30)]),
+        "norms": rng.random((30, LAYERS)) + 0.1,
+        "plane": rng.random((30, 2)),
+    }
     (tmp_path / "outs" / "analysis").mkdir(parents=True)
     for name in ("pretrained", "ls"):
         np.savez(tmp_path / "outs" / "analysis" / f"{name}_seed_0.npz", **arrays)
@@ -68,9 +81,19 @@ def save(figures: Figures, figure: Figure, name: str) -> None:
 def write_samplers(folder: Path, names: list[str]) -> None:
     """What stage prune-eval leaves: a row a variant, seed and sampler; without samplers an empty table or no file."""
     rows: list[dict[str, Any]] = [
-        {"variant": variant, "seed": seed, "sampler": name, "distance": DISTANCES[name], "length": LAYERS, "images": 40, "accuracy": 0.5}
-        for variant in ("baseline", "ls") for seed in SEEDS for name in names
-    ]  # fmt: skip
+        {
+            "variant": variant,
+            "seed": seed,
+            "sampler": name,
+            "distance": DISTANCES[name],
+            "length": LAYERS,
+            "images": 40,
+            "accuracy": 0.5,
+        }
+        for variant in ("baseline", "ls")
+        for seed in SEEDS
+        for name in names
+    ]
     pd.DataFrame(rows).to_csv(folder / "samplers.csv", index=False)
 
 
@@ -89,11 +112,17 @@ def write_samplers(folder: Path, names: list[str]) -> None:
     ],
     ids=lambda names: "no file" if names is None else ", ".join(names) or "none",
 )
-def test_a_figure_is_drawn_where_its_samplers_were_run(names: list[str] | None, results: Results, few: Params) -> None:
+def test_a_figure_is_drawn_where_its_samplers_were_run(
+    names: list[str] | None, results: Results, few: Params
+) -> None:
     if names is not None:
         write_samplers(results.folder, names)
     captions = draw(results, few)
-    drawn = {title for title, kinds in CONTROLS.items() if any(name.startswith(kinds) for name in names or ())}
+    drawn = {
+        title
+        for title, kinds in CONTROLS.items()
+        if any(name.startswith(kinds) for name in names or ())
+    }
     assert captions.keys() & CONTROLS.keys() == drawn
     assert captions.keys() - CONTROLS.keys() == {
         "Figure 1b",
@@ -109,4 +138,6 @@ def test_a_figure_is_drawn_where_its_samplers_were_run(names: list[str] | None, 
     for title in drawn:
         assert "2 seeds, 40 images" in captions[title]
     files = {path.stem for path in (results.folder / "figures").iterdir()}
-    assert ("distance" in files, "first_layers" in files) == tuple(title in drawn for title in CONTROLS)
+    assert ("distance" in files, "first_layers" in files) == tuple(
+        title in drawn for title in CONTROLS
+    )

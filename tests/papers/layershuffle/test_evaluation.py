@@ -38,22 +38,39 @@ def weights(pico: ModelPreset, tmp_path: Path) -> Path:
     return tmp_path / "w.safetensors"
 
 
-def config(params: Params, pico: ModelPreset, layers: int | None = None, **options: object) -> EvalConfig:
-    values = params.prune_eval.model_dump() | {"keep": [2], "orders": 5, "batch_size": 16, "samplers": ["reversed"]} | options
+def config(
+    params: Params, pico: ModelPreset, layers: int | None = None, **options: object
+) -> EvalConfig:
+    values = (
+        params.prune_eval.model_dump()
+        | {"keep": [2], "orders": 5, "batch_size": 16, "samplers": ["reversed"]}
+        | options
+    )
     return EvalConfig(
-        title="test", dataset="bars", model_name="pico", model=pico, variant=Variant(route="arbitrary", layers=layers), device="cpu",
-        data_sha256="", weights_sha256=None, seed=0, options=PruneEval(**values), precision="fp32",
-    )  # fmt: skip
+        title="test",
+        dataset="bars",
+        model_name="pico",
+        model=pico,
+        variant=Variant(route="arbitrary", layers=layers),
+        device="cpu",
+        data_sha256="",
+        weights_sha256=None,
+        seed=0,
+        options=PruneEval(**values),
+        precision="fp32",
+    )
 
 
-def rows(config: EvalConfig, data: Path, weights: Path, tmp_path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+def rows(
+    config: EvalConfig, data: Path, weights: Path, tmp_path: Path
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     evaluate(config, data, weights, tmp_path, lambda event: None)
     return pd.read_csv(tmp_path / ROWS, dtype={"route": str}), pd.read_csv(tmp_path / SAMPLER_ROWS)
 
 
 def test_mean_and_spread_have_rows_of_their_own(
     params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
-) -> None:  # fmt: skip
+) -> None:
     """40 images: one pass with an order each gives the mean; 5 single orders on 10 images give the spread."""
     found, _ = rows(config(params, pico, images=10), prepared, weights, tmp_path)
     cell = found[(found["keep"] == 4) & (found["order"] == "arbitrary")]
@@ -61,21 +78,32 @@ def test_mean_and_spread_have_rows_of_their_own(
     assert list(cell["images"]) == [10] * 5 + [40]
     assert cell["route"].nunique() == 6
     complete = found[(found["keep"] == 4) & (found["order"] == "sequential")]
-    assert complete[["route", "routes", "images"]].values.tolist() == [["0-1-2-3", 1, 40]]  # the only route, on all images
+    assert complete[["route", "routes", "images"]].values.tolist() == [
+        ["0-1-2-3", 1, 40]
+    ]  # the only route, on all images
     pruned = found[(found["keep"] == 2) & (found["order"] == "sequential")]
     assert len(pruned) == 5 + 1  # 5 of the 6 there are; with orders: 6 all of them, and no pass
     all_six, _ = rows(config(params, pico, images=10, orders=6), prepared, weights, tmp_path)
-    assert list(all_six[(all_six["keep"] == 2) & (all_six["order"] == "sequential")]["images"]) == [40] * 6
+    assert (
+        list(all_six[(all_six["keep"] == 2) & (all_six["order"] == "sequential")]["images"])
+        == [40] * 6
+    )
 
 
-def test_other_readings(params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path) -> None:
+def test_other_readings(
+    params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
+) -> None:
     """per: pass runs every image under every order; per: batch, as published, one order a batch."""
     every, _ = rows(config(params, pico, per="pass"), prepared, weights, tmp_path)
     assert list(every[(every["keep"] == 4) & (every["order"] == "arbitrary")]["images"]) == [40] * 5
     batch, _ = rows(config(params, pico, per="batch"), prepared, weights, tmp_path)
-    assert list(batch[(batch["keep"] == 4) & (batch["order"] == "arbitrary")]["route"]) == ["3 routes, one a batch"]
+    assert list(batch[(batch["keep"] == 4) & (batch["order"] == "arbitrary")]["route"]) == [
+        "3 routes, one a batch"
+    ]
     two, _ = rows(config(params, pico, per="batch", batch_size=20), prepared, weights, tmp_path)
-    assert list(two[(two["keep"] == 4) & (two["order"] == "arbitrary")]["route"]) == ["2 routes, one a batch"]
+    assert list(two[(two["keep"] == 4) & (two["order"] == "arbitrary")]["route"]) == [
+        "2 routes, one a batch"
+    ]
     whole, _ = rows(config(params, pico, per="batch", batch_size=40), prepared, weights, tmp_path)
     (route,) = whole[(whole["keep"] == 4) & (whole["order"] == "arbitrary")]["route"]
     assert sorted(route.split("-")) == ["0", "1", "2", "3"]
@@ -86,10 +114,14 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Score]]:
     """Which routes were scored, and what that gave."""
     found: list[tuple[Any, Score]] = []
 
-    def spy(model: RoutedModel, split: Split, routes: Any, batch_size: int, execution: Execution) -> Score:
+    def spy(
+        model: RoutedModel, split: Split, routes: Any, batch_size: int, execution: Execution
+    ) -> Score:
         result = score(model, split, routes, batch_size, execution)
         if isinstance(routes, list) and isinstance(routes[0], Latin):
-            table = torch.from_numpy(np.concatenate([each.rows(batch_size) for each in routes])[: len(split)])
+            table = torch.from_numpy(
+                np.concatenate([each.rows(batch_size) for each in routes])[: len(split)]
+            )
             alone = score(model, split, table, batch_size, execution)
             assert alone.loss == pytest.approx(result.loss, rel=1e-6)
             assert torch.equal(alone.correct, result.correct)
@@ -101,38 +133,69 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Score]]:
 
 
 def test_latin_routes(
-    params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path, scored: list[tuple[Any, Score]]
-) -> None:  # fmt: skip
+    params: Params,
+    pico: ModelPreset,
+    prepared: Path,
+    weights: Path,
+    tmp_path: Path,
+    scored: list[tuple[Any, Score]],
+) -> None:
     """40 images in batches of 16 and 8: three Latin squares of 4 routes, which give what their rows give sample by sample; all other
     rows are as under `per: sample`."""
     latin, _ = rows(config(params, pico, images=10, per="latin"), prepared, weights, tmp_path)
-    squares = [(routes, result) for routes, result in scored if isinstance(routes, list) and isinstance(routes[0], Latin)]
+    squares = [
+        (routes, result)
+        for routes, result in scored
+        if isinstance(routes, list) and isinstance(routes[0], Latin)
+    ]
     sample, _ = rows(config(params, pico, images=10, per="sample"), prepared, weights, tmp_path)
     is_latin = latin["route"] == "12 routes, Latin"
-    assert latin[is_latin][["keep", "order", "routes", "images"]].values.tolist() == [[2, "arbitrary", 12, 40], [4, "arbitrary", 12, 40]]
-    for (routes, result), (_, row), length in zip(squares, latin[is_latin].iterrows(), (2, 4), strict=True):
+    assert latin[is_latin][["keep", "order", "routes", "images"]].values.tolist() == [
+        [2, "arbitrary", 12, 40],
+        [4, "arbitrary", 12, 40],
+    ]
+    for (routes, result), (_, row), length in zip(
+        squares, latin[is_latin].iterrows(), (2, 4), strict=True
+    ):
         assert [np.shape(each.routes) for each in routes] == [(4, length)] * 3
         assert len(set(routes)) == 3
-        assert (row["accuracy"], row["loss"]) == (pytest.approx(result.accuracy, abs=1e-6), pytest.approx(result.loss, abs=1e-6))
-    rest, _ = rows(config(params, pico, images=10, per="latin", batch_size=19), prepared, weights, tmp_path)
-    assert rest[rest["keep"] == 4]["route"].tolist()[-1] == "10 routes, Latin"  # the last two images have one each
+        assert (row["accuracy"], row["loss"]) == (
+            pytest.approx(result.accuracy, abs=1e-6),
+            pytest.approx(result.loss, abs=1e-6),
+        )
+    rest, _ = rows(
+        config(params, pico, images=10, per="latin", batch_size=19), prepared, weights, tmp_path
+    )
+    assert (
+        rest[rest["keep"] == 4]["route"].tolist()[-1] == "10 routes, Latin"
+    )  # the last two images have one each
     one_a_sample = sample["route"] == "40 routes, one a sample"
     assert one_a_sample.sum() == 3  # the third is pruned and sequential, which no Latin square is
     pd.testing.assert_frame_equal(latin[~is_latin], sample[~is_latin])
     assert sample[is_latin]["route"].tolist() == ["40 routes, one a sample"] * 2
 
 
-def test_cells_with_few_routes_have_no_latin_ones(params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path) -> None:
+def test_cells_with_few_routes_have_no_latin_ones(
+    params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
+) -> None:
     """All 24 orders of 4 layers, and all ways to keep 2 of them, are rows of their own under either reading."""
-    found = [rows(config(params, pico, orders=24, per=per), prepared, weights, tmp_path)[0] for per in ("latin", "sample")]
+    found = [
+        rows(config(params, pico, orders=24, per=per), prepared, weights, tmp_path)[0]
+        for per in ("latin", "sample")
+    ]
     pd.testing.assert_frame_equal(*found)
     assert (found[0]["routes"] == 1).all()
     assert len(found[0]) == 6 + 12 + 1 + 24
 
 
 def test_samplers_with_latin_routes(
-    params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path, scored: list[tuple[Any, Score]]
-) -> None:  # fmt: skip
+    params: Params,
+    pico: ModelPreset,
+    prepared: Path,
+    weights: Path,
+    tmp_path: Path,
+    scored: list[tuple[Any, Score]],
+) -> None:
     """Those that shuffle what they do not leave in place; all others run an order a sample, as under `per: sample`."""
     shuffling = ["arbitrary", {"fix_first": 0}, {"fix_first": 2}, {"fix_last": 1}, {"fix_first": 4}]
     specs = [*shuffling, "reversed", {"swap": 3}, {"drop": 0.5}]
@@ -142,22 +205,51 @@ def test_samplers_with_latin_routes(
     assert [isinstance(routes, list) for routes in drawn] == [True] * 5 + [False] * 3
     ends = [{(each.first, each.last) for each in routes} for routes in drawn[:4]]
     assert ends == [{(0, 0)}, {(0, 0)}, {(2, 0)}, {(0, 1)}]
-    assert [[len(each.routes) for each in routes] for routes in drawn[:5]] == [[4] * 3, [4] * 3, [2] * 3, [3] * 3, [1] * 3]
+    assert [[len(each.routes) for each in routes] for routes in drawn[:5]] == [
+        [4] * 3,
+        [4] * 3,
+        [2] * 3,
+        [3] * 3,
+        [1] * 3,
+    ]
     assert {route for each in drawn[4] for route in each.routes} == {(0, 1, 2, 3)}
-    _, sample = rows(config(params, pico, samplers=specs, images=10, per="sample"), prepared, weights, tmp_path)
-    pd.testing.assert_frame_equal(latin[4:], sample[4:], check_exact=False, atol=2e-6, rtol=0)  # the layers in place, all of them, too
+    _, sample = rows(
+        config(params, pico, samplers=specs, images=10, per="sample"), prepared, weights, tmp_path
+    )
+    pd.testing.assert_frame_equal(
+        latin[4:], sample[4:], check_exact=False, atol=2e-6, rtol=0
+    )  # the layers in place, all of them, too
     table = latin.set_index("sampler")
     assert table.loc["fix_first 4", "distance"] == 0
     assert (table["length"][:5] == 4).all()
     assert 0 < table.loc["fix_first 2", "distance"] <= 1  # of the two last layers
 
 
-def test_samplers_that_fit(params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path) -> None:
+def test_samplers_that_fit(
+    params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
+) -> None:
     """Every sampler that the model is deep enough for, the distance beside it; a sampler of one order equals that order."""
-    specs = ["sequential", "reversed", "arbitrary", {"swap": 3}, {"swap": 7}, {"drop": 0.5}, {"skip": [1]}, {"fix_first": 2}]
+    specs = [
+        "sequential",
+        "reversed",
+        "arbitrary",
+        {"swap": 3},
+        {"swap": 7},
+        {"drop": 0.5},
+        {"skip": [1]},
+        {"fix_first": 2},
+    ]
     found, sampled = rows(config(params, pico, samplers=specs), prepared, weights, tmp_path)
     table = sampled.set_index("sampler")
-    assert list(table.index) == ["sequential", "reversed", "arbitrary", "swap 3", "drop 0.5", "skip 1", "fix_first 2"]
+    assert list(table.index) == [
+        "sequential",
+        "reversed",
+        "arbitrary",
+        "swap 3",
+        "drop 0.5",
+        "skip 1",
+        "fix_first 2",
+    ]
     assert table.loc[["sequential", "reversed", "swap 3"], "distance"].tolist() == [0, 6, 3]
     assert table.loc[["sequential", "skip 1"], "length"].tolist() == [4, 3]
     assert 1 < table.loc["drop 0.5", "length"] < 3
@@ -175,7 +267,7 @@ def test_samplers_are_of_the_variants_asked_for(params: Params) -> None:
 @pytest.mark.slow
 def test_an_order_a_sample_estimates_better_than_an_order_a_batch(
     train_config: Callable[..., TrainConfig], prepared: Path, tmp_path: Path
-) -> None:  # fmt: skip
+) -> None:
     """A model that depends on its order, same images, 30 draws of orders: the estimate spreads less, around the same mean."""
     setting = train_config(route="sequential", epochs=24)
     train(setting, prepared, None, tmp_path, lambda row: None)
@@ -186,17 +278,34 @@ def test_an_order_a_sample_estimates_better_than_an_order_a_batch(
         rng = generator("samples", draw)
         batches = [arbitrary(rng, 4) for _ in range(2)]
         losses["batch"].append(score(model, split, batches, 20, execution).loss)
-        losses["sample"].append(score(model, split, torch.from_numpy(per_sample(arbitrary, rng, 4, len(split))), 20, execution).loss)
+        losses["sample"].append(
+            score(
+                model,
+                split,
+                torch.from_numpy(per_sample(arbitrary, rng, 4, len(split))),
+                20,
+                execution,
+            ).loss
+        )
     assert np.std(losses["sample"]) < 0.6 * np.std(losses["batch"])
-    assert abs(np.mean(losses["sample"]) - np.mean(losses["batch"])) < 3 * np.std(losses["batch"]) / np.sqrt(30)
+    assert abs(np.mean(losses["sample"]) - np.mean(losses["batch"])) < 3 * np.std(
+        losses["batch"]
+    ) / np.sqrt(30)
 
 
 @torch.no_grad()
-def test_a_score_has_the_means_of_every_exit(params: Params, pico: ModelPreset, prepared: Path, weights: Path) -> None:
+def test_a_score_has_the_means_of_every_exit(
+    params: Params, pico: ModelPreset, prepared: Path, weights: Path
+) -> None:
     opened, execution = open_model(asked := config(params, pico), prepared, weights)
     split = open_split(asked, prepared, "validation", opened)
     model = build(
-        pico, 10, Variant(route="sequential", exits=ExitHeads(branch="mlp", depths=[1, 3], channels=4, hidden=4, dropout=0.0))
+        pico,
+        10,
+        Variant(
+            route="sequential",
+            exits=ExitHeads(branch="mlp", depths=[1, 3], channels=4, hidden=4, dropout=0.0),
+        ),
     ).eval()
     result, route = score(model, split, [(2, 0, 3)], 16, execution), (2, 0, 3)
     found = result.exits
@@ -225,10 +334,14 @@ def test_a_contribution_is_that_to_what_is_classified(family: str) -> None:
     assert torch.allclose(contributions.norms, expected, atol=1e-6)
 
 
-def test_recording_drops_nothing(params: Params, pico: ModelPreset, prepared: Path, weights: Path) -> None:
+def test_recording_drops_nothing(
+    params: Params, pico: ModelPreset, prepared: Path, weights: Path
+) -> None:
     """Also of a model that was being trained."""
     asked = config(params, pico)
-    asked = asked.model_copy(update={"variant": Variant(route="arbitrary", recipe=Recipe(drop_path=0.9))})
+    asked = asked.model_copy(
+        update={"variant": Variant(route="arbitrary", recipe=Recipe(drop_path=0.9))}
+    )
     model, execution = open_model(asked, prepared, weights)
     split = open_split(asked, prepared, "validation", model)
     chosen, routes = np.arange(20), np.tile(np.arange(4), (20, 1))
@@ -241,11 +354,19 @@ def test_recording_drops_nothing(params: Params, pico: ModelPreset, prepared: Pa
 
 
 def test_an_analysis_keeps_what_its_figures_are_drawn_from(
-    params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    params: Params,
+    pico: ModelPreset,
+    prepared: Path,
+    weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of the images drawn: their plane, where each layer ran in each one's order, and how much it added."""
     monkeypatch.setattr(analysis, "project", lambda vectors, options: vectors[:, :2])
-    options, asked = params.analysis.model_copy(update={"images": 40, "layer": 1}), config(params, pico)
+    options, asked = (
+        params.analysis.model_copy(update={"images": 40, "layer": 1}),
+        config(params, pico),
+    )
     of = AnalysisConfig(**asked.model_dump(exclude={"seed", "options"}), options=options)
     analysis.analyse(of, prepared, weights, tmp_path, lambda event: None)
     with np.load(tmp_path / ARRAYS) as kept:
@@ -253,15 +374,24 @@ def test_an_analysis_keeps_what_its_figures_are_drawn_from(
     routes = np.array([arbitrary(generator("analysis", options.seed, i), 4) for i in range(40)])
     model, execution = open_model(asked, prepared, weights)
     chosen = generator("analysis", options.seed).permutation(40)
-    vectors, norms = record(model, open_split(asked, prepared, "validation", model), chosen, routes, 1, execution)
+    vectors, norms = record(
+        model, open_split(asked, prepared, "validation", model), chosen, routes, 1, execution
+    )
     assert np.array_equal(arrays["plane"], vectors[:, :2])
     assert np.array_equal(arrays["norms"], norms)
-    assert np.array_equal(np.take_along_axis(routes, arrays["positions"].astype(int), 1), np.tile(np.arange(4), (40, 1)))
+    assert np.array_equal(
+        np.take_along_axis(routes, arrays["positions"].astype(int), 1),
+        np.tile(np.arange(4), (40, 1)),
+    )
 
 
 def test_shards_are_not_resized_again(
-    params: Params, pico: ModelPreset, prepared: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    params: Params,
+    pico: ModelPreset,
+    prepared: Path,
+    weights: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They were when they were decoded; other images are as their data set asks."""
     asked, meta = config(params, pico), read_meta(prepared) | {"resize": "timm"}
     model, _ = open_model(asked, prepared, weights)

@@ -21,13 +21,40 @@ METHODS = {  # -> images answered rightly, in %, by fault, with one node a layer
     ("baseline", "strict"): ({"healthy": 90}, {"gone_1": 60, "gone_3": 30, "away": 40}),
     ("baseline", "partial"): ({"healthy": 80, "gone_1": 40, "gone_3": 30}, {}),
     ("layerdrop", "partial"): ({"healthy": 80, "gone_1": 50, "gone_3": 50}, {}),
-    ("ls", "any"): ({"healthy": 74, "gone_1": 74, "gone_3": 74, "gone_6": 74, "gone_9": 54, "away": 70, "lost": 74}, {}),
-}  # fmt: skip
-GONE = {"healthy": 0.0, "gone_1": 0.0833, "gone_3": 0.25, "gone_6": 0.5, "gone_9": 0.75, "away": 0.0, "lost": 0.0}
+    ("ls", "any"): (
+        {
+            "healthy": 74,
+            "gone_1": 74,
+            "gone_3": 74,
+            "gone_6": 74,
+            "gone_9": 54,
+            "away": 70,
+            "lost": 74,
+        },
+        {},
+    ),
+}
+GONE = {
+    "healthy": 0.0,
+    "gone_1": 0.0833,
+    "gone_3": 0.25,
+    "gone_6": 0.5,
+    "gone_9": 0.75,
+    "away": 0.0,
+    "lost": 0.0,
+}
 KNOWN = {
-    "none-lost": 0, "half-away": 80, "strict": (74 - 30 + 74 + 54) / 3, "few-away": 14, "partial": 74, "partial-few": 24, "healthy": 16,
-    "coming-going": 30, "throughput": 25, "tail": -50,
-}  # fmt: skip
+    "none-lost": 0,
+    "half-away": 80,
+    "strict": (74 - 30 + 74 + 54) / 3,
+    "few-away": 14,
+    "partial": 74,
+    "partial-few": 24,
+    "healthy": 16,
+    "coming-going": 30,
+    "throughput": 25,
+    "tail": -50,
+}
 
 
 @pytest.fixture
@@ -39,12 +66,50 @@ def made() -> pd.DataFrame:
             for copies, own in ((1, one), (2, one | two)):
                 for fault, gone in GONE.items():
                     right, free = own.get(fault, 0) / 100, policy == "any"
-                    rows.append(("d", "m", variant, policy, seed, 12, copies, fault, gone, 100, 0 if free else 5, 500, right, right, 9.0,
-                                 50.0 if free else 40.0, 1.0, 1.5 if free else 3.0, 0.8))  # fmt: skip
+                    rows.append(
+                        (
+                            "d",
+                            "m",
+                            variant,
+                            policy,
+                            seed,
+                            12,
+                            copies,
+                            fault,
+                            gone,
+                            100,
+                            0 if free else 5,
+                            500,
+                            right,
+                            right,
+                            9.0,
+                            50.0 if free else 40.0,
+                            1.0,
+                            1.5 if free else 3.0,
+                            0.8,
+                        )
+                    )
     columns = [
-        "dataset", "model", "variant", "policy", "seed", "nodes", "replication", "fault", "gone", "micro_batches", "lost", "images",
-        "accuracy", "right", "layers", "images_per_s", "p50_s", "p99_s", "busy",
-    ]  # fmt: skip
+        "dataset",
+        "model",
+        "variant",
+        "policy",
+        "seed",
+        "nodes",
+        "replication",
+        "fault",
+        "gone",
+        "micro_batches",
+        "lost",
+        "images",
+        "accuracy",
+        "right",
+        "layers",
+        "images_per_s",
+        "p50_s",
+        "p99_s",
+        "busy",
+    ]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -81,7 +146,11 @@ def of(variant: str, amount: float, column: str = "right", **where: Any) -> Chan
         ("none-lost", of("ls", 1, "lost", fault="lost", seed=0), UNDECIDED),
         ("none-lost", of("ls", 20, "lost", fault="lost"), FAILS),
         ("none-lost", of("baseline", 20, "lost"), HOLDS),
-        ("half-away", of("ls", -0.1, fault="gone_6"), WEAKER),  # 67.5 % of what the baseline has above chance
+        (
+            "half-away",
+            of("ls", -0.1, fault="gone_6"),
+            WEAKER,
+        ),  # 67.5 % of what the baseline has above chance
         ("half-away", of("ls", -0.3, fault="gone_6"), FAILS),
         ("half-away", of("ls", -0.3, fault="gone_6", replication=2), HOLDS),
         ("strict", of("baseline", 0.9, policy="strict", replication=2), FAILS),
@@ -89,15 +158,23 @@ def of(variant: str, amount: float, column: str = "right", **where: Any) -> Chan
         ("few-away", of("ls", -0.2, fault="gone_1", replication=2), FAILS),
         ("partial", of("layerdrop", 0.8, fault="gone_6"), FAILS),
         ("partial-few", of("layerdrop", 0.3, fault="gone_3"), HOLDS),
-        ("partial-few", of("baseline", 0.6, policy="partial"), FAILS),  # the better of the two counts
+        (
+            "partial-few",
+            of("baseline", 0.6, policy="partial"),
+            FAILS,
+        ),  # the better of the two counts
         ("healthy", of("ls", 0.2, fault="healthy"), FAILS),
         ("coming-going", of("ls", -0.5, fault="away", replication=2), FAILS),
         ("coming-going", of("ls", -0.5, fault="away", replication=1), HOLDS),
         ("throughput", of("ls", -20, "images_per_s", fault="lost", replication=2), FAILS),
-        ("throughput", of("ls", -20, "images_per_s", fault="lost", replication=2, seed=0), UNDECIDED),
+        (
+            "throughput",
+            of("ls", -20, "images_per_s", fault="lost", replication=2, seed=0),
+            UNDECIDED,
+        ),
         ("tail", of("ls", 2, "p99_s", fault="healthy"), FAILS),
     ],
-)  # fmt: skip
+)
 def test_a_change_that_decides(name: str, change: Change, verdict: str, made: pd.DataFrame) -> None:
     change(made)
     assert entry(name, made)["verdict"] == verdict
@@ -113,7 +190,9 @@ def test_a_change_that_decides(name: str, change: Change, verdict: str, made: pd
         ({"nodes": 12}, {*KNOWN}),
     ],
 )
-def test_what_is_missing_is_not_run(missing: dict[str, Any], names: set[str], made: pd.DataFrame) -> None:
+def test_what_is_missing_is_not_run(
+    missing: dict[str, Any], names: set[str], made: pd.DataFrame
+) -> None:
     key, value = next(iter(missing.items()))
     found = {name: entry(name, made[made[key] != value]) for name in KNOWN}
     assert {name for name, each in found.items() if each["verdict"] == NOT_RUN} == names
@@ -125,10 +204,14 @@ def test_without_the_stage_nothing_was_run() -> None:
 
 
 @pytest.mark.slow
-def test_the_figure_is_the_same_bytes_again(made: pd.DataFrame, params: Params, tmp_path: Path) -> None:
+def test_the_figure_is_the_same_bytes_again(
+    made: pd.DataFrame, params: Params, tmp_path: Path
+) -> None:
     digests = []
     for folder in (tmp_path / "a", tmp_path / "b"):
-        caption = NodesFigures(folder, params.paper_figures, ["baseline", "ls"]).away(made, 10, "nodes")
+        caption = NodesFigures(folder, params.paper_figures, ["baseline", "ls"]).away(
+            made, 10, "nodes"
+        )
         digests.append({path.name: sha256(path) for path in folder.iterdir()})
         assert "Mean over 3 seeds" in caption
         assert "500 validation images" in caption
@@ -144,4 +227,7 @@ def test_the_chart_has_the_lines_of_the_figure(made: pd.DataFrame, tmp_path: Pat
     results = Results(tmp_path)
     results.tables["nodes"] = made
     first, second = charts(results).charts
-    assert (first.title, second.title) == ("Nodes away, 1 node a layer", "Nodes away, 2 nodes a layer")
+    assert (first.title, second.title) == (
+        "Nodes away, 1 node a layer",
+        "Nodes away, 2 nodes a layer",
+    )

@@ -25,9 +25,16 @@ from pipeline.training.scoring import open_model, open_split
 from tests.conftest import ROOT
 
 OPTIONS = Journeys(
-    nodes=[4], replication=[1, 2], faults={"healthy": Fault(), "gone": Fault(gone=0.5)}, micro_batch=8, in_flight=1, images=36,
-    batch_size=7, seed=0, service=Service(service=0.1, hop=0.01, deadline=4, patience=3, suspicion=5, leave_out=0.25),
-)  # fmt: skip
+    nodes=[4],
+    replication=[1, 2],
+    faults={"healthy": Fault(), "gone": Fault(gone=0.5)},
+    micro_batch=8,
+    in_flight=1,
+    images=36,
+    batch_size=7,
+    seed=0,
+    service=Service(service=0.1, hop=0.01, deadline=4, patience=3, suspicion=5, leave_out=0.25),
+)
 
 
 @pytest.fixture
@@ -43,9 +50,19 @@ def test_a_row_says_what_the_model_answers_along_the_journeys(
 ) -> None:
     """36 images travel in 5 micro-batches, the last of 4; each is run alone along its route."""
     config = NodesConfig(
-        title="test", dataset="bars", model_name="pico", model=pico, variant=PLAIN, device="cpu", data_sha256="", weights_sha256=None,
-        options=OPTIONS, precision="fp32", policy=policy, draw=3,
-    )  # fmt: skip
+        title="test",
+        dataset="bars",
+        model_name="pico",
+        model=pico,
+        variant=PLAIN,
+        device="cpu",
+        data_sha256="",
+        weights_sha256=None,
+        options=OPTIONS,
+        precision="fp32",
+        policy=policy,
+        draw=3,
+    )
     evaluate(config, prepared, weights, tmp_path, lambda event: None)
     rows = read_rows(tmp_path / ROWS).set_index(["replication", "fault"])
     assert list(rows.index) == list(itertools.product(OPTIONS.replication, OPTIONS.faults))
@@ -64,7 +81,9 @@ def test_a_row_says_what_the_model_answers_along_the_journeys(
         assert row.right == pytest.approx(np.mean(right), abs=1e-6)
         if whole:
             assert row.accuracy == pytest.approx(sum(right) / answered, abs=1e-6)
-            assert row.layers == pytest.approx(np.mean([len(answer.route) for answer in whole]), abs=1e-6)
+            assert row.layers == pytest.approx(
+                np.mean([len(answer.route) for answer in whole]), abs=1e-6
+            )
             counted, seconds = run.steady(1)
             assert counted == [1, 2, 3]
             times = [run.answers[i].seconds for i in counted if not run.answers[i].lost]
@@ -87,32 +106,57 @@ def plan(params: Params, outs: Path) -> Plan:
 
 def test_one_job_a_variant_policy_and_seed_and_what_evaluates_again(plan: Plan) -> None:
     def keys(**options: Any) -> set[str]:
-        params = plan.params.model_copy(update={"nodes": plan.params.nodes.model_copy(update=options)})
+        params = plan.params.model_copy(
+            update={"nodes": plan.params.nodes.model_copy(update=options)}
+        )
         return {job.key for job in Plan(params).jobs().values()}
 
     variants, known = plan.params.nodes.variants, keys()
     assert len(known) == len(plan.params.seeds) * sum(map(len, variants.values()))
     assert keys(batch_size=7) == known
     assert keys(variants={"ls": ["any"]}) < known
-    for options in ({"seed": 1}, {"replication": [1]}, {"micro_batch": 7}, {"faults": {"healthy": Fault()}}):
+    for options in (
+        {"seed": 1},
+        {"replication": [1]},
+        {"micro_batch": 7},
+        {"faults": {"healthy": Fault()}},
+    ):
         assert not keys(**options) & known
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"nodes": [13]}, ["nodes.nodes: found 13, accepted: at most 12", "1 copies of each of 12 layers"]),
-        ({"nodes": [2, 4], "replication": [3]}, ["nodes.replication: found 3, accepted: at most 2, the smallest of nodes.nodes"]),
+        (
+            {"nodes": [13]},
+            ["nodes.nodes: found 13, accepted: at most 12", "1 copies of each of 12 layers"],
+        ),
+        (
+            {"nodes": [2, 4], "replication": [3]},
+            ["nodes.replication: found 3, accepted: at most 2, the smallest of nodes.nodes"],
+        ),
         ({"variants": {"lss": ["any"]}}, ["nodes.variants: found 'lss', did you mean 'ls'?"]),
-        ({"variants": {"ls": ["anny"]}}, ["nodes.variants.ls.0: found 'anny', did you mean 'any'?"]),
-        ({"faults": {"x": {"gone": 1.5}}}, ["nodes.faults.x.gone: found 1.5", "less than or equal to 1"]),
+        (
+            {"variants": {"ls": ["anny"]}},
+            ["nodes.variants.ls.0: found 'anny', did you mean 'any'?"],
+        ),
+        (
+            {"faults": {"x": {"gone": 1.5}}},
+            ["nodes.faults.x.gone: found 1.5", "less than or equal to 1"],
+        ),
         ({"faults": {}}, ["nodes.faults: found {}", "at least 1"]),
         ({"service": {"service": 0}}, ["nodes.service.service: found 0", "greater than 0"]),
     ],
 )
-def test_a_wrong_value_is_one_line(changes: dict[str, Any], said: list[str], tmp_path: Path) -> None:
+def test_a_wrong_value_is_one_line(
+    changes: dict[str, Any], said: list[str], tmp_path: Path
+) -> None:
     content = yaml.safe_load((ROOT / "params.yaml").read_text())
-    content["nodes"] |= changes | ({"service": content["nodes"]["service"] | changes["service"]} if "service" in changes else {})
+    content["nodes"] |= changes | (
+        {"service": content["nodes"]["service"] | changes["service"]}
+        if "service" in changes
+        else {}
+    )
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(UserError) as error:
         check_layers(load(tmp_path / "params.yaml"), 12)

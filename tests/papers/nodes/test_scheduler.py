@@ -10,7 +10,19 @@ import pytest
 import simpy
 
 from lsvit.routes import generator
-from papers.nodes.compute.scheduler import Answer, Client, Journey, Known, News, Send, Step, Wait, latin_ticks, pipeline_ticks, place
+from papers.nodes.compute.scheduler import (
+    Answer,
+    Client,
+    Journey,
+    Known,
+    News,
+    Send,
+    Step,
+    Wait,
+    latin_ticks,
+    pipeline_ticks,
+    place,
+)
 from papers.nodes.compute.simulation import FOREVER, Node, Run, Troubles, absences, simulate, swarm
 from papers.nodes.section import Fault, Policy, Service
 
@@ -19,14 +31,22 @@ LAYERS = 8
 
 
 def walk(
-    policy: Policy, answers: Callable[[Send], float | None], copies: int = 1, options: Service = SERVICE, **known: dict[int, float]
+    policy: Policy,
+    answers: Callable[[Send], float | None],
+    copies: int = 1,
+    options: Service = SERVICE,
+    **known: dict[int, float],
 ) -> tuple[Answer, list[Send]]:
     """One journey over 8 nodes; `answers` says after how many seconds a node has run its layer; `known`: what a client knows of nodes."""
     return next(walks(policy, answers, copies, options, **known))
 
 
 def walks(
-    policy: Policy, answers: Callable[[Send], float | None], copies: int = 1, options: Service = SERVICE, **known: dict[int, float]
+    policy: Policy,
+    answers: Callable[[Send], float | None],
+    copies: int = 1,
+    options: Service = SERVICE,
+    **known: dict[int, float],
 ) -> Iterator[tuple[Answer, list[Send]]]:
     """The same of one journey after another by the same client, which rests as long as a pass takes. Ways take no time.
 
@@ -54,24 +74,46 @@ def walks(
                 arrived = seconds is not None and now + seconds <= asked.until
                 now = now + seconds if arrived and seconds is not None else step.until
                 route = (*step.journey.route, asked.layer)
-                news = News(asked.node, route, node.onward(step.journey._replace(route=route), asked.node)) if arrived else None
+                news = (
+                    News(
+                        asked.node,
+                        route,
+                        node.onward(step.journey._replace(route=route), asked.node),
+                    )
+                    if arrived
+                    else None
+                )
                 step = steps.send(news)
         except StopIteration as end:
             yield end.value, sent
             now += LAYERS
 
 
-@pytest.mark.parametrize(("batches", "layers"), [(1, 12), (5, 12), (12, 12), (13, 12), (64, 12), (3, 1), (1, 1)])
+@pytest.mark.parametrize(
+    ("batches", "layers"), [(1, 12), (5, 12), (12, 12), (13, 12), (64, 12), (3, 1), (1, 1)]
+)
 def test_the_latin_schedule_has_neither_fill_nor_drain(batches: int, layers: int) -> None:
-    for schedule, ticks in ((latin_ticks, max(batches, layers)), (pipeline_ticks, batches + layers - 1)):
+    for schedule, ticks in (
+        (latin_ticks, max(batches, layers)),
+        (pipeline_ticks, batches + layers - 1),
+    ):
         found = schedule(batches, layers)
         assert len(found) == ticks
-        assert sorted(itertools.chain(*found)) == list(itertools.product(range(batches), range(layers)))
+        assert sorted(itertools.chain(*found)) == list(
+            itertools.product(range(batches), range(layers))
+        )
         for tick in found:
-            assert len({batch for batch, _ in tick}) == len({layer for _, layer in tick}) == len(tick)
+            assert (
+                len({batch for batch, _ in tick}) == len({layer for _, layer in tick}) == len(tick)
+            )
     if batches >= layers:
-        assert all(len(tick) == layers for tick in latin_ticks(batches, layers))  # every node busy at every tick
-    orders = [[layer for tick in pipeline_ticks(batches, layers) for b, layer in tick if b == batch] for batch in range(batches)]
+        assert all(
+            len(tick) == layers for tick in latin_ticks(batches, layers)
+        )  # every node busy at every tick
+    orders = [
+        [layer for tick in pipeline_ticks(batches, layers) for b, layer in tick if b == batch]
+        for batch in range(batches)
+    ]
     assert orders == [[*range(layers)]] * batches
 
 
@@ -104,7 +146,9 @@ def test_a_strict_journey_takes_the_copy_or_fails() -> None:
 def test_a_partial_journey_leaves_few_layers_out_and_swaps_neighbours_alone() -> None:
     answer, _ = walk("partial", lambda step: None if step.node in (3, 6) else 1.0)
     assert ({*answer.route}, answer.lost) == ({0, 1, 2, 4, 5, 7}, False)
-    answer, _ = walk("partial", lambda step: None if step.node in (3, 4, 6) else 1.0)  # more than a quarter
+    answer, _ = walk(
+        "partial", lambda step: None if step.node in (3, 4, 6) else 1.0
+    )  # more than a quarter
     assert answer.lost
     slow, _ = walk("partial", lambda step: 2.5 if step.node == 2 else 1.0)
     assert all(abs(depth - layer) <= 1 for depth, layer in enumerate(slow.route))
@@ -147,7 +191,10 @@ def test_a_slow_node_becomes_known() -> None:
     slow = SERVICE.model_copy(update={"deadline": 8})
     answer, sent = walk("strict", lambda step: 5.0 if step.node == 3 else 1.0, options=slow)
     assert (answer.route, answer.lost) == ((*range(LAYERS),), False)
-    assert [step.until for step in sent if step.node == 3] == [3 + 3, 3 + 3 + 5 + 6]  # the second time after a rest of 5
+    assert [step.until for step in sent if step.node == 3] == [
+        3 + 3,
+        3 + 3 + 5 + 6,
+    ]  # the second time after a rest of 5
 
 
 @pytest.mark.parametrize(("seconds", "silences"), [(4.0, 0), (3.0, 0), (0.5, 1)])
@@ -177,7 +224,9 @@ def test_a_node_that_comes_back_is_used_again(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("policy", ["partial", "any"])
-def test_nobody_waits_for_a_node_that_was_silent_when_there_is_no_time_for_it(policy: Policy) -> None:
+def test_nobody_waits_for_a_node_that_was_silent_when_there_is_no_time_for_it(
+    policy: Policy,
+) -> None:
     """A quarter of the time, which it may cost, is more than is left after seven layers."""
     soon = SERVICE.model_copy(update={"deadline": 0.9})
     answer, sent = walk(policy, lambda step: 1.0, options=soon, silent={7: 3})
@@ -186,7 +235,12 @@ def test_nobody_waits_for_a_node_that_was_silent_when_there_is_no_time_for_it(po
 
 
 def test_strict_order_ends_when_it_can_no_longer_arrive() -> None:
-    answer, _ = walk("strict", lambda step: 1.0, options=SERVICE.model_copy(update={"deadline": 1}), takes={5: 5.0})
+    answer, _ = walk(
+        "strict",
+        lambda step: 1.0,
+        options=SERVICE.model_copy(update={"deadline": 1}),
+        takes={5: 5.0},
+    )
     assert (answer.route, answer.lost, answer.seconds) == ((0, 1, 2, 3, 4), True, 5.0)
 
 
@@ -225,7 +279,9 @@ def test_of_a_layers_nodes_as_good_the_next_one_around_is_asked() -> None:
 
 def test_around_means_by_rank_not_by_number() -> None:
     """Four layers, two of many nodes each."""
-    client = Client([[17, 65], [40, 90], [18, 41], [20, 42]], SERVICE, lambda: 0.0, np.random.default_rng(0))
+    client = Client(
+        [[17, 65], [40, 90], [18, 41], [20, 42]], SERVICE, lambda: 0.0, np.random.default_rng(0)
+    )
     for here, layer, onward in ((17, 1, 40), (65, 1, 90), (90, 2, 18), (41, 3, 42), (18, 3, 20)):
         send = client.onward(Journey("strict", 32.0, (*range(layer),)), here)
         assert send == Send(onward, layer, 3.0)
@@ -263,7 +319,9 @@ def test_who_answers_is_asked_again_at_once() -> None:
     for heard, alive in ((News(5, (5,), None), {5}), (News(5, (2, 5), None), {2, 5})):
         client._count(step)
         client._learn(step, 0.0, heard, whole=True)
-        assert {node for node in (2, 5) if not client.silent[node] and not client.until[node]} == alive
+        assert {
+            node for node in (2, 5) if not client.silent[node] and not client.until[node]
+        } == alive
 
 
 def test_strict_order_waits_for_a_node_that_rests_where_the_other_one_is_too_late() -> None:
@@ -324,7 +382,9 @@ def test_equal_draws_give_equal_journeys() -> None:
 @pytest.mark.parametrize("policy", ["strict", "partial", "any"])
 def test_images_go_from_node_to_node(policy: Policy) -> None:
     """From one to the next it takes half a way there and back, not a whole one to the client and on."""
-    found = simulate(LAYERS, 1, LAYERS, 1, 1, policy, SERVICE.model_copy(update={"hop": 0.5}), Fault(), 0)
+    found = simulate(
+        LAYERS, 1, LAYERS, 1, 1, policy, SERVICE.model_copy(update={"hop": 0.5}), Fault(), 0
+    )
     assert found.answers[0].seconds == pytest.approx(LAYERS * 1.25 + 0.25)
 
 
@@ -392,7 +452,14 @@ def test_more_nodes_gone_are_the_fewer_and_others() -> None:
 def test_nodes_are_away_their_share_of_the_time(away: float, shape: float) -> None:
     """Over 2,000 nodes, at the start and later: the standard error is 0.01."""
     fault = Fault(away=away, absence=10, shape=shape)
-    periods = [list(itertools.takewhile(lambda each: each.start < 30, absences(fault, 1.0, generator("test", n)))) for n in range(2000)]
+    periods = [
+        list(
+            itertools.takewhile(
+                lambda each: each.start < 30, absences(fault, 1.0, generator("test", n))
+            )
+        )
+        for n in range(2000)
+    ]
     for time in (0.0, 15.0, 30.0):
         share = np.mean([any(start <= time < end for start, end in own) for own in periods])
         assert abs(share - away) < 0.045, (time, share)
@@ -402,10 +469,20 @@ def test_a_swarm_has_as_many_journeys_as_its_clients_ask_for() -> None:
     """Beside as many before, in which they come to know their nodes."""
     found = swarm(24, 2, LAYERS, 6, 3, 10.0, "any", SERVICE, Fault(), 0)
     assert min(answer.begun for answer in found.answers) > 3 * LAYERS
-    assert min(answer.begun for answer in swarm(24, 2, LAYERS, 6, 3, 0.0, "any", SERVICE, Fault(), 0).answers) < 4.5 * LAYERS
-    found = swarm(24, 2, LAYERS, 6, 3, 10.0, "any", SERVICE, Fault(away=0.2, absence=50, shape=0.6), 0)
+    assert (
+        min(
+            answer.begun
+            for answer in swarm(24, 2, LAYERS, 6, 3, 0.0, "any", SERVICE, Fault(), 0).answers
+        )
+        < 4.5 * LAYERS
+    )
+    found = swarm(
+        24, 2, LAYERS, 6, 3, 10.0, "any", SERVICE, Fault(away=0.2, absence=50, shape=0.6), 0
+    )
     assert len(found.answers) == 18
     assert not any(answer.lost for answer in found.answers)
     assert 0 < found.busy < 1
-    hopeless = swarm(8, 1, LAYERS, 2, 3, 0.0, "strict", SERVICE, Fault(gone=0.5), 0)  # a journey that ends at once takes no time
+    hopeless = swarm(
+        8, 1, LAYERS, 2, 3, 0.0, "strict", SERVICE, Fault(gone=0.5), 0
+    )  # a journey that ends at once takes no time
     assert [answer.lost for answer in hopeless.answers] == [True] * 6

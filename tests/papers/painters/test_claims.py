@@ -11,12 +11,27 @@ from tests.conftest import ALL_CLAIMS, ROOT, Change, add
 
 RESULTS = ROOT / "results"  # 12 layers, 10 classes
 SEEDS = (0, 1, 2)
-COLUMNS = ["dataset", "model", "variant", "seed", "kind", "treated", "orders", "images", "accuracy", "loss"]  # of painters.csv
+COLUMNS = [
+    "dataset",
+    "model",
+    "variant",
+    "seed",
+    "kind",
+    "treated",
+    "orders",
+    "images",
+    "accuracy",
+    "loss",
+]  # of painters.csv
 # Accuracy above chance in % of that of the model as it is (90 points), by layers treated
 KEPT = {
-    "skip": {2: 80, 6: 40, 10: 0}, "repeat": {2: 60, 6: 0, 10: 0}, "reverse": {2: 90, 6: 60, 10: 0}, "shuffle": {2: 95, 6: 80, 10: 35},
-    "parallel": {2: 90, 6: 50, 10: 10}, "loop": {2: 95, 6: 70, 10: 45},
-}  # fmt: skip
+    "skip": {2: 80, 6: 40, 10: 0},
+    "repeat": {2: 60, 6: 0, 10: 0},
+    "reverse": {2: 90, 6: 60, 10: 0},
+    "shuffle": {2: 95, 6: 80, 10: 35},
+    "parallel": {2: 90, 6: 50, 10: 10},
+    "loop": {2: 95, 6: 70, 10: 45},
+}
 KNOWN = {"skip": 80, "repeat": 20, "order": 75, "parallel": 10, "loop": 20, "least-harm": 20}
 
 
@@ -25,9 +40,22 @@ def made() -> pd.DataFrame:
     """Rows that every claim can be judged on, the same for every seed; LS, which no claim is about, never changes."""
     rows = [("d", "m", "baseline", seed, "none", 0, 1, 1000, 1.0, 1.0) for seed in SEEDS]
     rows += [
-        ("d", "m", "baseline", seed, kind, treated, 10 if kind == "shuffle" else 1, 1000, 0.1 + 0.9 * kept / 100, 1.0)
-        for seed in SEEDS for kind, values in KEPT.items() for treated, kept in values.items()
-    ]  # fmt: skip
+        (
+            "d",
+            "m",
+            "baseline",
+            seed,
+            kind,
+            treated,
+            10 if kind == "shuffle" else 1,
+            1000,
+            0.1 + 0.9 * kept / 100,
+            1.0,
+        )
+        for seed in SEEDS
+        for kind, values in KEPT.items()
+        for treated, kept in values.items()
+    ]
     frame = pd.DataFrame(rows, columns=COLUMNS)
     return pd.concat([frame, frame.assign(variant="ls", accuracy=1.0)], ignore_index=True)
 
@@ -81,7 +109,7 @@ def of(kind: str, amount: float, **where: Any) -> Change:
         ("least-harm", of("reverse", 25), FAILS),
         ("least-harm", of("repeat", 25), HOLDS),  # still the worst
     ],
-)  # fmt: skip
+)
 def test_a_change_that_decides(name: str, change: Change, verdict: str, made: pd.DataFrame) -> None:
     change(made)
     assert entry(name, made)["verdict"] == verdict
@@ -90,14 +118,24 @@ def test_a_change_that_decides(name: str, change: Change, verdict: str, made: pd
 @pytest.mark.parametrize(
     ("missing", "names", "said"),
     [
-        ({"kind": "repeat"}, ["repeat", "least-harm"], "baseline under repeat is not among the results"),
+        (
+            {"kind": "repeat"},
+            ["repeat", "least-harm"],
+            "baseline under repeat is not among the results",
+        ),
         ({"kind": "shuffle"}, ["order", "least-harm"], "baseline under shuffle"),
-        ({"treated": 2}, ["skip"], "baseline under skip, at most 3 layers is not among the results"),
+        (
+            {"treated": 2},
+            ["skip"],
+            "baseline under skip, at most 3 layers is not among the results",
+        ),
         ({"kind": "none"}, list(KNOWN), "baseline as it is"),
         ({"variant": "baseline"}, list(KNOWN), "not among the results"),
     ],
 )
-def test_what_is_missing_is_not_run(missing: dict[str, Any], names: list[str], said: str, made: pd.DataFrame) -> None:
+def test_what_is_missing_is_not_run(
+    missing: dict[str, Any], names: list[str], said: str, made: pd.DataFrame
+) -> None:
     key, value = next(iter(missing.items()))
     rows = made[made[key] != value]
     for name in KNOWN:

@@ -37,7 +37,15 @@ from tests.papers.painters.test_claims import COLUMNS
 
 
 def strategies(**options: Any) -> Strategies:
-    default = {"treated": [2, 4], "kinds": list(KINDS), "loops": 3, "orders": 5, "images": None, "batch_size": 16, "seed": 0}
+    default = {
+        "treated": [2, 4],
+        "kinds": list(KINDS),
+        "loops": 3,
+        "orders": 5,
+        "images": None,
+        "batch_size": 16,
+        "seed": 0,
+    }
     return Strategies.model_validate(default | options)
 
 
@@ -50,12 +58,21 @@ def six(pico: ModelPreset) -> ModelPreset:
 # ---- routes -----------------------------------------------------------------------------------------------------------
 
 BY_HAND: dict[tuple[Kind, int], Route] = {
-    ("skip", 2): (0, 1, 4, 5), ("skip", 3): (0, 4, 5), ("skip", 4): (0, 5),
-    ("repeat", 2): (0, 1, 3, 3, 4, 5), ("repeat", 3): (0, 2, 2, 2, 4, 5), ("repeat", 4): (0, 3, 3, 3, 3, 5),
-    ("reverse", 2): (0, 1, 3, 2, 4, 5), ("reverse", 3): (0, 3, 2, 1, 4, 5), ("reverse", 4): (0, 4, 3, 2, 1, 5),
-    ("parallel", 2): (0, 1, (2, 3), 4, 5), ("parallel", 3): (0, (1, 2, 3), 4, 5), ("parallel", 4): (0, (1, 2, 3, 4), 5),
-    ("loop", 2): (0, 1, (2, 3), (2, 3), (2, 3), 4, 5), ("loop", 4): (0, (1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4), 5),
-}  # fmt: skip
+    ("skip", 2): (0, 1, 4, 5),
+    ("skip", 3): (0, 4, 5),
+    ("skip", 4): (0, 5),
+    ("repeat", 2): (0, 1, 3, 3, 4, 5),
+    ("repeat", 3): (0, 2, 2, 2, 4, 5),
+    ("repeat", 4): (0, 3, 3, 3, 3, 5),
+    ("reverse", 2): (0, 1, 3, 2, 4, 5),
+    ("reverse", 3): (0, 3, 2, 1, 4, 5),
+    ("reverse", 4): (0, 4, 3, 2, 1, 5),
+    ("parallel", 2): (0, 1, (2, 3), 4, 5),
+    ("parallel", 3): (0, (1, 2, 3), 4, 5),
+    ("parallel", 4): (0, (1, 2, 3, 4), 5),
+    ("loop", 2): (0, 1, (2, 3), (2, 3), (2, 3), 4, 5),
+    ("loop", 4): (0, (1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4), 5),
+}
 
 
 @pytest.mark.parametrize(("kind", "treated"), BY_HAND)
@@ -71,7 +88,10 @@ def test_random_orders_are_distinct_and_leave_the_ends_in_place() -> None:
     for route in drawn:
         assert (route[0], route[-1]) == (0, 5)
         assert set(route[1:-1]) == {1, 2, 3, 4}
-    assert make_routes("shuffle", 6, 4, strategies(loops=1, kinds=["shuffle"], treated=[4], images=7)) == drawn
+    assert (
+        make_routes("shuffle", 6, 4, strategies(loops=1, kinds=["shuffle"], treated=[4], images=7))
+        == drawn
+    )
     assert make_routes("shuffle", 6, 4, strategies(seed=1)) != drawn
 
 
@@ -91,7 +111,9 @@ def model(six: ModelPreset) -> RoutedModel:
     return build(six, 10).eval()
 
 
-def by_hand(model: RoutedModel, images: Tensor, middle: Callable[[Tensor, list[Any]], Tensor]) -> Tensor:
+def by_hand(
+    model: RoutedModel, images: Tensor, middle: Callable[[Tensor, list[Any]], Tensor]
+) -> Tensor:
     """The first layer, what `middle` makes of its output with layers 1 to 4, the last layer and timm's head."""
     blocks = list(model.backbone.blocks)
     return model.answer(blocks[5](middle(blocks[0](model.embed(images)), blocks[1:5])))
@@ -107,16 +129,23 @@ def three_times(state: Tensor, blocks: list[Any]) -> Tensor:
 
 @pytest.mark.parametrize(("kind", "middle"), [("parallel", average), ("loop", three_times)])
 @torch.inference_mode()
-def test_layers_side_by_side_are_averaged(kind: Kind, middle: Callable[[Tensor, list[Any]], Tensor], model: RoutedModel) -> None:
+def test_layers_side_by_side_are_averaged(
+    kind: Kind, middle: Callable[[Tensor, list[Any]], Tensor], model: RoutedModel
+) -> None:
     images = torch.randn(3, 1, 28, 28)
     (route,) = make_routes(kind, 6, 4, strategies())
     assert torch.allclose(model(images, route), by_hand(model, images, middle), atol=1e-6)
     assert not torch.allclose(model(images, route), model(images), atol=1e-3)
 
 
-@pytest.mark.parametrize(("kind", "layers"), [("skip", [0, 5]), ("reverse", [0, 4, 3, 2, 1, 5]), ("repeat", [0, 3, 3, 3, 3, 5])])
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [("skip", [0, 5]), ("reverse", [0, 4, 3, 2, 1, 5]), ("repeat", [0, 3, 3, 3, 3, 5])],
+)
 @torch.inference_mode()
-def test_other_strategies_are_those_of_a_model_with_its_layers_so(kind: Kind, layers: list[int], model: RoutedModel) -> None:
+def test_other_strategies_are_those_of_a_model_with_its_layers_so(
+    kind: Kind, layers: list[int], model: RoutedModel
+) -> None:
     """timm's own forward, its blocks put in that order."""
     images = torch.randn(3, 1, 28, 28)
     (route,) = make_routes(kind, 6, 4, strategies())
@@ -130,9 +159,17 @@ def test_other_strategies_are_those_of_a_model_with_its_layers_so(kind: Kind, la
 
 def config(six: ModelPreset, **options: Any) -> PaintersConfig:
     return PaintersConfig(
-        title="test", dataset="bars", model_name="six", model=six, variant=PLAIN, device="cpu", data_sha256="", weights_sha256=None,
-        options=strategies(**options), precision="fp32",
-    )  # fmt: skip
+        title="test",
+        dataset="bars",
+        model_name="six",
+        model=six,
+        variant=PLAIN,
+        device="cpu",
+        data_sha256="",
+        weights_sha256=None,
+        options=strategies(**options),
+        precision="fp32",
+    )
 
 
 @pytest.fixture
@@ -147,10 +184,15 @@ def evaluated(setting: PaintersConfig, data: Path, weights: Path, folder: Path) 
     return read_rows(folder / ROWS)
 
 
-def test_a_row_is_the_mean_over_a_strategys_routes(six: ModelPreset, prepared: Path, weights: Path, tmp_path: Path) -> None:
+def test_a_row_is_the_mean_over_a_strategys_routes(
+    six: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
+) -> None:
     setting = config(six)
     found = evaluated(setting, prepared, weights, tmp_path)
-    assert found[["kind", "treated"]].values.tolist() == [["none", 0], *([kind, k] for k in (2, 4) for kind in KINDS)]
+    assert found[["kind", "treated"]].values.tolist() == [
+        ["none", 0],
+        *([kind, k] for k in (2, 4) for kind in KINDS),
+    ]
     assert found.set_index(["kind", "treated"]).loc["shuffle", "orders"].to_dict() == {2: 2, 4: 5}
     assert (found.loc[found["kind"] != "shuffle", "orders"] == 1).all()
     assert (found["images"] == 40).all()
@@ -159,16 +201,22 @@ def test_a_row_is_the_mean_over_a_strategys_routes(six: ModelPreset, prepared: P
     for row in found.itertuples():
         routes = cells(6, setting.options)[row.treated][row.kind]
         scores = [score(opened, split, [route], 40, execution) for route in routes]
-        assert row.accuracy == pytest.approx(sum(each.accuracy for each in scores) / len(routes), abs=1e-6)
+        assert row.accuracy == pytest.approx(
+            sum(each.accuracy for each in scores) / len(routes), abs=1e-6
+        )
         assert row.loss == pytest.approx(sum(each.loss for each in scores) / len(routes), abs=1e-5)
-    part = evaluated(config(six, images=24, kinds=["skip"], batch_size=5), prepared, weights, tmp_path)
+    part = evaluated(
+        config(six, images=24, kinds=["skip"], batch_size=5), prepared, weights, tmp_path
+    )
     assert (part["images"] == 24).all()
 
 
 @pytest.fixture
 def plan(params: Params, outs: Path) -> Plan:
     """Of the default cell, on other data, with files that stand for weights; its work and results in a folder of its own."""
-    for name, seed in itertools.product(("baseline", "finetune/ls", "finetune/layerdrop"), params.seeds):
+    for name, seed in itertools.product(
+        ("baseline", "finetune/ls", "finetune/layerdrop"), params.seeds
+    ):
         (outs / name / f"seed_{seed}").mkdir(parents=True)
         (outs / name / f"seed_{seed}" / "weights.safetensors").write_text(f"{name} {seed}")
     return Plan(params)
@@ -180,7 +228,9 @@ def changed(params: Params, **options: Any) -> Params:
 
 def test_one_job_a_variant_and_seed(plan: Plan) -> None:
     jobs, params = plan.jobs(), plan.params
-    assert list(jobs) == [(name, seed) for name in params.painters.variants for seed in params.seeds]
+    assert list(jobs) == [
+        (name, seed) for name in params.painters.variants for seed in params.seeds
+    ]
     assert len({job.key for job in jobs.values()}) == len(jobs)
     job = jobs["ls", 1]
     assert str(job.inputs["weights"]) == "outs/finetune/ls/seed_1/weights.safetensors"
@@ -214,7 +264,18 @@ def test_rows_and_metrics_of_a_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) 
     painters_rows.keep(plan, jobs)
     rows = read_rows(results / "painters.csv")
     assert list(rows.columns) == COLUMNS
-    assert rows.iloc[-1].tolist() == ["fashion_mnist_10k", "vit_micro", "ls", 4, "skip", 4, 1, 40, 0.45, 3]
+    assert rows.iloc[-1].tolist() == [
+        "fashion_mnist_10k",
+        "vit_micro",
+        "ls",
+        4,
+        "skip",
+        4,
+        1,
+        40,
+        0.45,
+        3,
+    ]
 
 
 def test_costs_are_those_of_a_real_evaluation(
@@ -239,8 +300,14 @@ def test_costs_are_those_of_a_real_evaluation(
     evaluated(setting, prepared, weights, tmp_path)
     assert sum(work.images for work in job) == run["images"]
     assert sum(work.batches for work in job) == run["batches"]
-    assert sum(work.operations for work in job) == run["batches"] * model.outside[0] + run["layers"] * model.block[0]
-    assert sum(work.flops for work in job) == run["images"] * model.outside[FLOPS] + run["through"] * model.block[FLOPS]
+    assert (
+        sum(work.operations for work in job)
+        == run["batches"] * model.outside[0] + run["layers"] * model.block[0]
+    )
+    assert (
+        sum(work.flops for work in job)
+        == run["images"] * model.outside[FLOPS] + run["through"] * model.block[FLOPS]
+    )
 
 
 # ---- the figure -------------------------------------------------------------------------------------------------------
@@ -250,7 +317,18 @@ def test_costs_are_those_of_a_real_evaluation(
 def rows() -> pd.DataFrame:
     """Three seeds 0.02 apart of two variants."""
     found = [
-        ("d", "m", variant, seed, kind, k, 10 if kind == "shuffle" else 1, 500, 0.8 + 0.02 * seed - k * (i + 1) / 100, 1.0)
+        (
+            "d",
+            "m",
+            variant,
+            seed,
+            kind,
+            k,
+            10 if kind == "shuffle" else 1,
+            500,
+            0.8 + 0.02 * seed - k * (i + 1) / 100,
+            1.0,
+        )
         for variant, seed in itertools.product(("baseline", "ls"), range(3))
         for i, (kind, k) in enumerate([("none", 0), *itertools.product(KINDS, (2, 4, 6))])
     ]
@@ -266,7 +344,9 @@ def test_lines_start_at_the_model_as_it_is(rows: pd.DataFrame) -> None:
 
 
 @pytest.mark.slow
-def test_the_figure_is_the_same_bytes_again(rows: pd.DataFrame, params: Params, tmp_path: Path) -> None:
+def test_the_figure_is_the_same_bytes_again(
+    rows: pd.DataFrame, params: Params, tmp_path: Path
+) -> None:
     digests, captions = [], []
     for folder in (tmp_path / "a", tmp_path / "b"):
         figures = PaintersFigures(folder, params.paper_figures, ["baseline", "ls"])
@@ -275,14 +355,23 @@ def test_the_figure_is_the_same_bytes_again(rows: pd.DataFrame, params: Params, 
     assert set(digests[0]) == {"painters.png"}
     assert digests[0] == digests[1]
     assert captions[0] == captions[1]
-    for said in ("Mean over 3 seeds", "that 3 times one after another", "up to 10 orders", "500 validation images"):
+    for said in (
+        "Mean over 3 seeds",
+        "that 3 times one after another",
+        "up to 10 orders",
+        "500 validation images",
+    ):
         assert said in captions[0]
 
 
-def test_what_was_not_evaluated_is_not_drawn(rows: pd.DataFrame, params: Params, tmp_path: Path) -> None:
+def test_what_was_not_evaluated_is_not_drawn(
+    rows: pd.DataFrame, params: Params, tmp_path: Path
+) -> None:
     results = Results(tmp_path)
     assert draw(results, params) == {}
-    results.tables["painters"] = rows[(rows["variant"] == "ls") & rows["kind"].isin(["none", "skip"]) & (rows["seed"] == 0)]
+    results.tables["painters"] = rows[
+        (rows["variant"] == "ls") & rows["kind"].isin(["none", "skip"]) & (rows["seed"] == 0)
+    ]
     results.cell = {"classes": 10}
     caption = draw(results, params)["Painters"]
     assert "Mean over 1 seed;" in caption
@@ -296,22 +385,45 @@ def test_what_was_not_evaluated_is_not_drawn(rows: pd.DataFrame, params: Params,
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"treated": [2, 11]}, ["painters.treated: found 11, accepted: at most 10", "'baseline' has 12 layers"]),
-        ({"treated": [2], "variants": ["refit_3"]}, ["painters.treated: found 2, accepted: at most 1", "'refit_3' has 3 layers"]),
+        (
+            {"treated": [2, 11]},
+            ["painters.treated: found 11, accepted: at most 10", "'baseline' has 12 layers"],
+        ),
+        (
+            {"treated": [2], "variants": ["refit_3"]},
+            ["painters.treated: found 2, accepted: at most 1", "'refit_3' has 3 layers"],
+        ),
         ({"treated": []}, ["painters.treated: found []", "at least 1"]),
         ({"treated": [0]}, ["painters.treated.0: found 0", "greater than or equal to 1"]),
         ({"kinds": ["skipp"]}, ["painters.kinds.0: found 'skipp', did you mean 'skip'?"]),
-        ({"variants": ["baselin"]}, ["painters.variants: found 'baselin', did you mean 'baseline'?"]),
+        (
+            {"variants": ["baselin"]},
+            ["painters.variants: found 'baselin', did you mean 'baseline'?"],
+        ),
         ({"variants": []}, ["painters.variants: found []", "at least 1"]),
         ({"loop": 3}, ["painters.loop: unknown key", "did you mean 'loops'?"]),
-        ({"variants": ["ls_pos"]}, ["painters.loops: found 3, accepted: at most 2", "'ls_pos' knows as many positions as layers"]),
-        ({"variants": ["ls_pred"], "loops": 5, "treated": [4]}, ["painters.loops: found 5, accepted: at most 4"]),
+        (
+            {"variants": ["ls_pos"]},
+            [
+                "painters.loops: found 3, accepted: at most 2",
+                "'ls_pos' knows as many positions as layers",
+            ],
+        ),
+        (
+            {"variants": ["ls_pred"], "loops": 5, "treated": [4]},
+            ["painters.loops: found 5, accepted: at most 4"],
+        ),
         ({"variants": ["early"]}, ["painters.variants: found 'early', which has exits"]),
     ],
 )
-def test_a_wrong_value_is_one_line(changes: dict[str, Any], said: list[str], tmp_path: Path) -> None:
+def test_a_wrong_value_is_one_line(
+    changes: dict[str, Any], said: list[str], tmp_path: Path
+) -> None:
     content = yaml.safe_load((ROOT / "params.yaml").read_text())
-    content["variants"]["early"] = {"route": "sequential", "exits": {"branch": "mlp", "depths": [6]}}
+    content["variants"]["early"] = {
+        "route": "sequential",
+        "exits": {"branch": "mlp", "depths": [6]},
+    }
     content["painters"] |= changes
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(UserError) as error:

@@ -34,20 +34,44 @@ GAIN = {
     "cosine+contrastive": 2,
     BEST: 4,
 }  # points
-COST = {"repeats": (5, 0), "erasing": (40, 1), "mixup": (2, 0), "drop_path": (50, 3)}  # points lost: without the losses, with them
+COST = {
+    "repeats": (5, 0),
+    "erasing": (40, 1),
+    "mixup": (2, 0),
+    "drop_path": (50, 3),
+}  # points lost: without the losses, with them
 
 
 def model(
-    training: str, num_layers: int, last: float, accuracy: float | None, losses: str = "none", order: str = "sequential",
-    removed: str = "none", talking_heads: bool = False, spread: float = 0.2,
-) -> list[dict[str, Any]]:  # fmt: skip
+    training: str,
+    num_layers: int,
+    last: float,
+    accuracy: float | None,
+    losses: str = "none",
+    order: str = "sequential",
+    removed: str = "none",
+    talking_heads: bool = False,
+    spread: float = 0.2,
+) -> list[dict[str, Any]]:
     """Rows of one model: similarity rises from 0 to `last`, deviation falls from `spread` by 0.001 a layer; percent of accuracy."""
-    head = {"training": training, "losses": losses, "removed": removed, "talking_heads": talking_heads, "num_layers": num_layers}
+    head = {
+        "training": training,
+        "losses": losses,
+        "removed": removed,
+        "talking_heads": talking_heads,
+        "num_layers": num_layers,
+    }
     return [
-        head | {"order": order, "layer": layer, "patch_cosine": last * layer / num_layers,
-                "attention_std": spread - 0.001 * layer if layer else None, "accuracy": None if accuracy is None else accuracy / 100}
+        head
+        | {
+            "order": order,
+            "layer": layer,
+            "patch_cosine": last * layer / num_layers,
+            "attention_std": spread - 0.001 * layer if layer else None,
+            "accuracy": None if accuracy is None else accuracy / 100,
+        }
         for layer in range(num_layers + 1)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +86,15 @@ def made() -> pd.DataFrame:
         for losses, cost in zip(("none", BEST), costs, strict=True):
             rows += model("scratch", 12, 0.4, 60 + GAIN[losses] - cost, losses, removed=part)
     rows += model("scratch", 12, 0.4, 60 + GAIN[BEST] + 0.5, BEST, talking_heads=True)
-    for variant, ends in {"baseline": (0.5, 0.9), "ls": (0.6, 0.65), "ls_contrastive": (0.3, 0.35)}.items():
+    for variant, ends in {
+        "baseline": (0.5, 0.9),
+        "ls": (0.6, 0.65),
+        "ls_contrastive": (0.3, 0.35),
+    }.items():
         for order, value in zip(("sequential", "arbitrary"), ends, strict=True):
-            rows += model(variant, 12, value, 70, "contrastive" if "contrastive" in variant else "none", order)
+            rows += model(
+                variant, 12, value, 70, "contrastive" if "contrastive" in variant else "none", order
+            )
     frames = [pd.DataFrame(rows).assign(seed=seed, dataset="d", model="m") for seed in SEEDS]
     return pd.concat(frames, ignore_index=True)[COLUMNS]
 
@@ -85,14 +115,32 @@ def entry(name: str, e: Evidence) -> dict[str, Any]:
 
 
 KNOWN = {
-    "rises": 0.6 * 23 / 24, "deeper": 0.1, "attention": -0.016, "trained": 0.15, "lowers.cosine": 0.5, "lowers.contrastive": 0.2,
-    "lowers.contrastive-cosines": 0.4, "table1.contrastive-cosines": 2, "deep.contrastive": 3, "deep.contrastive-cosines": 4,
-    "lowers.mixing": 0.1, f"lowers.{BEST}": 0.35, "attention-ours": 0.1, "table1.best-sum": 1, "depth-plain": -2, "depth-ours": 2,
-    "talking-heads": 0.5, "ls-order": 0.05, "baseline-order": 0.35, "ls-contrastive": 0.3, "ls-accuracy": 2,
-}  # fmt: skip
-KNOWN |= {f"table1.{losses}": GAIN["contrastive_dot" if losses == "contrastive" else losses] for losses in ROWS} | {
-    f"table4.{part}": plain - best for part, (plain, best) in COST.items()
+    "rises": 0.6 * 23 / 24,
+    "deeper": 0.1,
+    "attention": -0.016,
+    "trained": 0.15,
+    "lowers.cosine": 0.5,
+    "lowers.contrastive": 0.2,
+    "lowers.contrastive-cosines": 0.4,
+    "table1.contrastive-cosines": 2,
+    "deep.contrastive": 3,
+    "deep.contrastive-cosines": 4,
+    "lowers.mixing": 0.1,
+    f"lowers.{BEST}": 0.35,
+    "attention-ours": 0.1,
+    "table1.best-sum": 1,
+    "depth-plain": -2,
+    "depth-ours": 2,
+    "talking-heads": 0.5,
+    "ls-order": 0.05,
+    "baseline-order": 0.35,
+    "ls-contrastive": 0.3,
+    "ls-accuracy": 2,
 }
+KNOWN |= {
+    f"table1.{losses}": GAIN["contrastive_dot" if losses == "contrastive" else losses]
+    for losses in ROWS
+} | {f"table4.{part}": plain - best for part, (plain, best) in COST.items()}
 
 
 def test_every_claim_is_known() -> None:
@@ -115,26 +163,58 @@ SCRATCH = {"training": "scratch", "removed": "none", "talking_heads": False}
     ("name", "change", "verdict"),
     [
         ("rises", add("patch_cosine", 1, **SCRATCH, losses="none", num_layers=24, layer=1), FAILS),
-        ("rises", add("patch_cosine", 1, **SCRATCH, losses="none", num_layers=24, layer=0), HOLDS),  # the embedding does not count
-        ("rises", add("patch_cosine", -2, **SCRATCH, losses="none", num_layers=24, layer=24, seed=0), UNDECIDED),
+        (
+            "rises",
+            add("patch_cosine", 1, **SCRATCH, losses="none", num_layers=24, layer=0),
+            HOLDS,
+        ),  # the embedding does not count
+        (
+            "rises",
+            add("patch_cosine", -2, **SCRATCH, losses="none", num_layers=24, layer=24, seed=0),
+            UNDECIDED,
+        ),
         ("deeper", add("patch_cosine", 0.2, **SCRATCH, losses="none", num_layers=12), FAILS),
         ("trained", add("patch_cosine", 0.3, training="untrained", num_layers=24), FAILS),
         ("trained", add("patch_cosine", 0.3, training="untrained", num_layers=12), HOLDS),
-        ("lowers.mixing", add("patch_cosine", 0.2, **SCRATCH, losses="mixing", num_layers=24), FAILS),
-        ("attention-ours", add("attention_std", -0.2, **SCRATCH, losses=BEST, num_layers=24), FAILS),
+        (
+            "lowers.mixing",
+            add("patch_cosine", 0.2, **SCRATCH, losses="mixing", num_layers=24),
+            FAILS,
+        ),
+        (
+            "attention-ours",
+            add("attention_std", -0.2, **SCRATCH, losses=BEST, num_layers=24),
+            FAILS,
+        ),
         ("table1.cosine", add("accuracy", -0.02, **SCRATCH, losses="cosine", num_layers=12), FAILS),
         ("table1.cosine", add("accuracy", -0.02, **SCRATCH, losses="cosine", num_layers=24), HOLDS),
-        ("table1.best-sum", add("accuracy", 0.02, **SCRATCH, losses="mixing", num_layers=12), FAILS),
+        (
+            "table1.best-sum",
+            add("accuracy", 0.02, **SCRATCH, losses="mixing", num_layers=12),
+            FAILS,
+        ),
         ("depth-plain", add("accuracy", 0.03, **SCRATCH, losses="none", num_layers=24), FAILS),
         ("depth-ours", add("accuracy", -0.03, **SCRATCH, losses=BEST, num_layers=24), FAILS),
-        ("table4.drop_path", add("accuracy", 0.6, training="scratch", removed="drop_path", losses="none"), FAILS),
+        (
+            "table4.drop_path",
+            add("accuracy", 0.6, training="scratch", removed="drop_path", losses="none"),
+            FAILS,
+        ),
         ("talking-heads", add("accuracy", -0.01, training="scratch", talking_heads=True), WEAKER),
         ("ls-order", add("patch_cosine", 0.1, training="ls", order="arbitrary"), WEAKER),
         ("ls-order", add("patch_cosine", 0.4, training="ls", order="arbitrary"), FAILS),
-        ("baseline-order", add("patch_cosine", -0.4, training="baseline", order="arbitrary"), FAILS),
-        ("ls-contrastive", add("patch_cosine", 0.4, training="ls_contrastive", order="arbitrary"), FAILS),
+        (
+            "baseline-order",
+            add("patch_cosine", -0.4, training="baseline", order="arbitrary"),
+            FAILS,
+        ),
+        (
+            "ls-contrastive",
+            add("patch_cosine", 0.4, training="ls_contrastive", order="arbitrary"),
+            FAILS,
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_change_that_decides(name: str, change: Change, verdict: str, made: pd.DataFrame) -> None:
     rows = made.copy()
     change(rows)
@@ -148,11 +228,16 @@ def test_a_change_that_decides(name: str, change: Change, verdict: str, made: pd
         ({"training": "untrained"}, ["trained"]),
         ({"training": "ls_contrastive"}, ["ls-contrastive"]),
         ({"removed": "mixup"}, ["table4.mixup"]),
-        ({"losses": BEST}, [f"lowers.{BEST}", "table1.best-sum", "talking-heads", "table4.erasing"]),
+        (
+            {"losses": BEST},
+            [f"lowers.{BEST}", "table1.best-sum", "talking-heads", "table4.erasing"],
+        ),
         ({"talking_heads": True}, ["talking-heads"]),
     ],
 )
-def test_what_is_missing_is_not_run(missing: dict[str, Any], names: list[str], made: pd.DataFrame) -> None:
+def test_what_is_missing_is_not_run(
+    missing: dict[str, Any], names: list[str], made: pd.DataFrame
+) -> None:
     key, value = next(iter(missing.items()))
     e = evidence(made[made[key] != value])
     for name in names:
@@ -165,7 +250,9 @@ def test_what_is_missing_is_not_run(missing: dict[str, Any], names: list[str], m
 
 def test_without_the_stage_nothing_was_run() -> None:
     e = evidence(pd.DataFrame())
-    assert {claim.judge(e)["verdict"] for claim in CLAIMS if claim.id != "smoothing.ls-accuracy"} == {NOT_RUN}
+    assert {
+        claim.judge(e)["verdict"] for claim in CLAIMS if claim.id != "smoothing.ls-accuracy"
+    } == {NOT_RUN}
 
 
 def test_a_model_without_attention_has_no_deviation(made: pd.DataFrame) -> None:

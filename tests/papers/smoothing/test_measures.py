@@ -50,7 +50,9 @@ from tests.pipeline.training.test_loop import Killed, outcome, run
 
 Config = Callable[..., TrainConfig]
 CPU = Execution(torch.device("cpu"), "fp32")
-LOSSES = Losses.model_validate({"cosine": 0.5, "contrastive": {"weight": 0.3, "normalize": True}, "mixing": 2.0})
+LOSSES = Losses.model_validate(
+    {"cosine": 0.5, "contrastive": {"weight": 0.3, "normalize": True}, "mixing": 2.0}
+)
 PLAIN = Losses.model_validate({"contrastive": {"weight": 1.0, "normalize": False}})
 RECIPE = Recipe(repeats=2, erasing=0.5, mixup=0.8, drop_path=0.5)
 
@@ -64,7 +66,9 @@ def random(*shape: int, value: int = 0) -> Tensor:
 
 def changed(config: TrainConfig, **keys: Any) -> TrainConfig:
     """The configuration with other keys of its variant."""
-    return config.model_copy(update={"variant": Variant.model_validate(config.variant.model_dump() | keys)})
+    return config.model_copy(
+        update={"variant": Variant.model_validate(config.variant.model_dump() | keys)}
+    )
 
 
 def noisy(module: Any) -> Any:
@@ -82,7 +86,9 @@ def noisy(module: Any) -> Any:
 def cosine_by_pairs(patches: Tensor) -> Tensor:
     """CosSim of one image's patches (N, D), as the source writes it."""
     pairs = [(i, j) for i in range(len(patches)) for j in range(len(patches)) if i != j]
-    return torch.stack([cosine_similarity(patches[i], patches[j], dim=0) for i, j in pairs]).sum() / len(pairs)
+    return torch.stack(
+        [cosine_similarity(patches[i], patches[j], dim=0) for i, j in pairs]
+    ).sum() / len(pairs)
 
 
 def unit(patches: Tensor) -> Tensor:
@@ -111,7 +117,14 @@ LENGTHS = torch.tensor([0.01, 1.0, 30.0, 400.0])[:, None]
         (SIMPLEX, -1 / 3),
         (torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]), -1 / 3),
     ],
-    ids=["identical", "orthogonal", "opposite", "45 degrees", "as far apart as four can be", "two against one"],
+    ids=[
+        "identical",
+        "orthogonal",
+        "opposite",
+        "45 degrees",
+        "as far apart as four can be",
+        "two against one",
+    ],
 )
 def test_patch_cosine_of_known_patches(patches: Tensor, expected: float) -> None:
     assert patch_cosine(patches[None]).tolist() == pytest.approx([expected], abs=1e-6)
@@ -121,7 +134,9 @@ def test_patch_cosine_is_the_mean_over_pairs() -> None:
     patches = random(5, 7, 16) + 1
     expected = [float(cosine_by_pairs(image)) for image in patches]
     assert patch_cosine(patches).tolist() == pytest.approx(expected, abs=1e-6)
-    assert patch_cosine(patches * random(5, 7, 1).exp()).tolist() == pytest.approx(expected, abs=1e-6)
+    assert patch_cosine(patches * random(5, 7, 1).exp()).tolist() == pytest.approx(
+        expected, abs=1e-6
+    )
     assert max(expected) - min(expected) > 0.01
 
 
@@ -146,7 +161,11 @@ def test_patch_losses_stay_finite(scale: float) -> None:
     patches, early = scale * random(2, 5, 8), random(2, 5, 8, value=1)
     patches[:, :2] = 0
     patches.requires_grad_()
-    for loss in (patch_cosine(patches).mean(), patch_contrastive(early, patches), patch_contrastive(early, patches, normalized=True)):
+    for loss in (
+        patch_cosine(patches).mean(),
+        patch_contrastive(early, patches),
+        patch_contrastive(early, patches, normalized=True),
+    ):
         patches.grad = None
         loss.backward()
         assert loss.isfinite()
@@ -156,14 +175,22 @@ def test_patch_losses_stay_finite(scale: float) -> None:
 
 def test_patch_contrastive_of_two_patches() -> None:
     """By hand: the mean of h is (1, 1.5), so e_1 (mean - h_1) = 1 - 3 and e_2 (mean - h_2) = 2 (1.5 - 2)."""
-    early, late = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), torch.tensor([[[3.0, 1.0], [-1.0, 2.0]]])
+    early, late = (
+        torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]),
+        torch.tensor([[[3.0, 1.0], [-1.0, 2.0]]]),
+    )
     plain = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(-1))) / 2
     assert float(patch_contrastive(early, late)) == pytest.approx(plain)
     # h_1 = (3, 1) / sqrt(10), h_2 = (-1, 2) / sqrt(5), e_2 = (0, 1); of two, mean - h_1 = (h_2 - h_1) / 2
-    first, second = (-1 / math.sqrt(5) - 3 / math.sqrt(10)) / 2, (1 / math.sqrt(10) - 2 / math.sqrt(5)) / 2
+    first, second = (
+        (-1 / math.sqrt(5) - 3 / math.sqrt(10)) / 2,
+        (1 / math.sqrt(10) - 2 / math.sqrt(5)) / 2,
+    )
     cosines = (math.log(1 + math.exp(first)) + math.log(1 + math.exp(second))) / 2
     assert float(patch_contrastive(early, late, normalized=True)) == pytest.approx(cosines)
-    assert float(patch_contrastive(early, late[:, :1].expand(1, 2, 2))) == pytest.approx(math.log(2))  # all patches equal
+    assert float(patch_contrastive(early, late[:, :1].expand(1, 2, 2))) == pytest.approx(
+        math.log(2)
+    )  # all patches equal
 
 
 def test_patch_contrastive_is_the_sources() -> None:
@@ -172,7 +199,9 @@ def test_patch_contrastive_is_the_sources() -> None:
     for normalized in (False, True):
         found = patch_contrastive(early, late, normalized)
         read = [unit(x) if normalized else x for x in (early.detach(), late)]
-        expected = torch.stack([contrastive_as_written(e, h) for e, h in zip(*read, strict=True)]).mean()
+        expected = torch.stack(
+            [contrastive_as_written(e, h) for e, h in zip(*read, strict=True)]
+        ).mean()
         assert float(found.detach()) == pytest.approx(float(expected.detach()), abs=1e-6)
         gradient, reference = (torch.autograd.grad(loss, late)[0] for loss in (found, expected))
         assert torch.allclose(gradient, reference, atol=1e-6)
@@ -197,8 +226,13 @@ def test_patch_contrastive_of_huge_products() -> None:
 def test_lengths_matter_to_plain_products_alone() -> None:
     early, late = random(3, 6, 4, value=1), random(3, 6, 4, value=2)
     lengths = random(2, 3, 6, 1, value=3).exp()
-    plain, cosines = ([float(patch_contrastive(*each, normalized)) for each in ((early, late), (early * lengths[0], late * lengths[1]))]
-                      for normalized in (False, True))  # fmt: skip
+    plain, cosines = (
+        [
+            float(patch_contrastive(*each, normalized))
+            for each in ((early, late), (early * lengths[0], late * lengths[1]))
+        ]
+        for normalized in (False, True)
+    )
     assert cosines[0] == pytest.approx(cosines[1], abs=1e-6)
     assert abs(plain[0] - plain[1]) > 0.05
 
@@ -206,14 +240,21 @@ def test_lengths_matter_to_plain_products_alone() -> None:
 def test_patch_classification() -> None:
     """Of each patch its own label; of an image without them, its shares at every patch."""
     logits, labels = random(3, 4, 5), torch.tensor([[0, 1, 2, 3], [4, 4, 0, 1], [2, 2, 2, 3]])
-    each = [cross_entropy(logits[i, j][None], labels[i, j][None]) for i in range(3) for j in range(4)]
+    each = [
+        cross_entropy(logits[i, j][None], labels[i, j][None]) for i in range(3) for j in range(4)
+    ]
     assert torch.isclose(patch_classification(logits, labels), torch.stack(each).mean())
     shares = random(3, 5, value=1).softmax(-1)
     soft = [-(shares[i] * logits[i, j].log_softmax(-1)).sum() for i in range(3) for j in range(4)]
     assert torch.isclose(patch_classification(logits, shares), torch.stack(soft).mean())
     same = torch.tensor([1, 4, 0])
-    assert torch.isclose(patch_classification(logits, one_hot(same, 5).float()), patch_classification(logits, same[:, None].expand(3, 4)))
-    square = random(4, 4, 4)  # as many patches as classes, where the two kinds of labels have one shape
+    assert torch.isclose(
+        patch_classification(logits, one_hot(same, 5).float()),
+        patch_classification(logits, same[:, None].expand(3, 4)),
+    )
+    square = random(
+        4, 4, 4
+    )  # as many patches as classes, where the two kinds of labels have one shape
     hard, mixed = torch.arange(4)[:, None].expand(4, 4), torch.eye(4)
     assert torch.isclose(patch_classification(square, hard), patch_classification(square, mixed))
 
@@ -236,7 +277,9 @@ def test_shares_of_classes_as_labels() -> None:
 
 def test_a_number_is_a_weight() -> None:
     numbers = Losses.model_validate({"cosine": 0.5, "contrastive": "3e-1", "mixing": 2})
-    assert numbers == Losses.model_validate({"cosine": {"weight": 0.5}, "contrastive": {"weight": 0.3}, "mixing": {"weight": 2.0}})
+    assert numbers == Losses.model_validate(
+        {"cosine": {"weight": 0.5}, "contrastive": {"weight": 0.3}, "mixing": {"weight": 2.0}}
+    )
     assert numbers.mixing is not None
     assert (numbers.mixing.weight, numbers.mixing.alpha) == (2.0, 1.0)
     full = Losses.model_validate({"contrastive": {"normalize": True}, "mixing": {"alpha": 0.2}})
@@ -247,20 +290,39 @@ def test_a_number_is_a_weight() -> None:
         assert Losses.model_validate(losses.model_dump()) == losses
 
 
-@pytest.mark.parametrize("zero", [{"cosine": 0}, {"contrastive": {"weight": 0.0, "normalize": True}, "mixing": 0}, {"mixing": None}])
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"cosine": 0},
+        {"contrastive": {"weight": 0.0, "normalize": True}, "mixing": 0},
+        {"mixing": None},
+    ],
+)
 def test_weight_zero_is_absent(zero: dict[str, Any]) -> None:
     assert Losses.model_validate(zero) == Losses()
     assert Losses.model_validate(zero).model_dump() == Losses().model_dump()
-    assert Variant.model_validate({"route": "arbitrary", "losses": zero}).model_dump_json() == Variant(route="arbitrary").model_dump_json()
+    assert (
+        Variant.model_validate({"route": "arbitrary", "losses": zero}).model_dump_json()
+        == Variant(route="arbitrary").model_dump_json()
+    )
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"kosine": 1}, {"cosine": {"weights": 1}}, {"cosine": {"normalize": True}}, {"contrastive": {"alpha": 1}}, {"cosine": -0.1},
-        {"mixing": {"weight": -1}}, {"mixing": {"alpha": 0}}, {"cosine": True}, {"cosine": ""}, {"cosine": float("inf")}, {"cosine": [1]},
+        {"kosine": 1},
+        {"cosine": {"weights": 1}},
+        {"cosine": {"normalize": True}},
+        {"contrastive": {"alpha": 1}},
+        {"cosine": -0.1},
+        {"mixing": {"weight": -1}},
+        {"mixing": {"alpha": 0}},
+        {"cosine": True},
+        {"cosine": ""},
+        {"cosine": float("inf")},
+        {"cosine": [1]},
     ],
-)  # fmt: skip
+)
 def test_wrong_losses_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Losses.model_validate(wrong)
@@ -315,18 +377,28 @@ def scalars(found: dict[str, Tensor]) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", [(0, 1, 2, 3), (2, 0, 3, 1), (1,), (3, 1)], ids=["sequential", "arbitrary", "one layer", "pruned"])
+@pytest.mark.parametrize(
+    "route",
+    [(0, 1, 2, 3), (2, 0, 3, 1), (1,), (3, 1)],
+    ids=["sequential", "arbitrary", "one layer", "pruned"],
+)
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_a_steps_loss_is_the_weighted_sum_of_its_parts(family: str, parts: str, route: tuple[int, ...]) -> None:
+def test_a_steps_loss_is_the_weighted_sum_of_its_parts(
+    family: str, parts: str, route: tuple[int, ...]
+) -> None:
     """Every part computed again with loops, from states by hand: e after the first layer run, h after the last LayerNorm."""
-    own = PARTS[parts] | ({"exits": heads("cnn_ignore")} if family == "mixer" and "exits" in PARTS[parts] else {})
+    own = PARTS[parts] | (
+        {"exits": heads("cnn_ignore")} if family == "mixer" and "exits" in PARTS[parts] else {}
+    )
     model, batch = equipped(FAMILIES[family](), **own), mixed()
     found = scalars(TrainingStep(model, 0.7, CPU, LOSSES)(batch, route))
     state, first = model.embed(batch.images), None
     for depth, layer in enumerate(route):
-        encoded = model.position["encode"](state, layer, depth) if "encode" in model.position else state
+        encoded = (
+            model.position["encode"](state, layer, depth) if "encode" in model.position else state
+        )
         state = model.backbone.blocks[layer](encoded)
         first = state if first is None else first
     assert first is not None
@@ -335,22 +407,38 @@ def test_a_steps_loss_is_the_weighted_sum_of_its_parts(family: str, parts: str, 
     e, h = first[:, prefix:], model.backbone.norm(state)[:, prefix:]
     assert h.shape == (6, 6, 16)
     assert model.patch_head is not None
-    each = [cross_entropy(model.patch_head(x)[None], y[None]) for x, y in zip(h.flatten(0, 1), batch.patches.flatten(), strict=True)]
+    each = [
+        cross_entropy(model.patch_head(x)[None], y[None])
+        for x, y in zip(h.flatten(0, 1), batch.patches.flatten(), strict=True)
+    ]
     expected = {
         "cosine_loss": torch.stack([cosine_by_pairs(x) for x in h]).mean(),
-        "contrastive_loss": torch.stack([contrastive_as_written(unit(x), unit(y)) for x, y in zip(e, h, strict=True)]).mean(),
+        "contrastive_loss": torch.stack(
+            [contrastive_as_written(unit(x), unit(y)) for x, y in zip(e, h, strict=True)]
+        ).mean(),
         "mixing_loss": torch.stack(each).mean(),
-        "class_loss": task_loss(model.backbone.forward_head(model.backbone.norm(state)), batch.labels),
+        "class_loss": task_loss(
+            model.backbone.forward_head(model.backbone.norm(state)), batch.labels
+        ),
     }
     final = expected["class_loss"]
     if model.exit_heads:
-        reached = {d: task_loss(model(batch.images, route, exit=d), batch.labels) for d in (1, 3) if d <= len(route)}
+        reached = {
+            d: task_loss(model(batch.images, route, exit=d), batch.labels)
+            for d in (1, 3)
+            if d <= len(route)
+        }
         final = expected["objective"] = exit_objective(model.exit_heads, final, reached)
     if "predict" in model.position:
         model(batch.images, route, [tap := PositionLogits(model)])
         expected["position_loss"] = position_loss(tap.logits)
     total = final + 0.7 * expected.get("position_loss", torch.zeros(()))
-    total = total + 0.5 * expected["cosine_loss"] + 0.3 * expected["contrastive_loss"] + 2 * expected["mixing_loss"]
+    total = (
+        total
+        + 0.5 * expected["cosine_loss"]
+        + 0.3 * expected["contrastive_loss"]
+        + 2 * expected["mixing_loss"]
+    )
     assert found.keys() - {"accuracy", "position_accuracy"} == {"loss", *expected}
     for name, value in (expected | {"loss": total}).items():
         assert found[name] == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
@@ -359,10 +447,18 @@ def test_a_steps_loss_is_the_weighted_sum_of_its_parts(family: str, parts: str, 
 @pytest.mark.parametrize("name", Losses.model_fields)
 @torch.no_grad()
 def test_a_loss_alone_is_what_it_is_among_others(name: str) -> None:
-    model, batch, one = equipped(), mixed(), LOSSES.model_copy(update={each: None for each in Losses.model_fields if each != name})
-    every, found = (scalars(TrainingStep(model, 0.0, CPU, losses)(batch, (1, 0))) for losses in (LOSSES, one))
+    model, batch, one = (
+        equipped(),
+        mixed(),
+        LOSSES.model_copy(update={each: None for each in Losses.model_fields if each != name}),
+    )
+    every, found = (
+        scalars(TrainingStep(model, 0.0, CPU, losses)(batch, (1, 0))) for losses in (LOSSES, one)
+    )
     assert found[f"{name}_loss"] == every[f"{name}_loss"]
-    assert found["loss"] == pytest.approx(found["class_loss"] + getattr(LOSSES, name).weight * every[f"{name}_loss"])
+    assert found["loss"] == pytest.approx(
+        found["class_loss"] + getattr(LOSSES, name).weight * every[f"{name}_loss"]
+    )
 
 
 @pytest.mark.parametrize("sampler", [arbitrary, drop(0.5)], ids=["arbitrary", "layerdrop"])
@@ -378,7 +474,11 @@ def test_a_step_with_a_route_a_sample_is_the_mean_of_its_images(parts: str, samp
     model.zero_grad()
     each = [step(part, alone(route)) for part, route in zip(batch.split(6), routes, strict=True)]
     torch.stack([one["loss"] for one in each]).mean().backward()
-    expected = {name: sum(float(one[name].detach()) for one in each) / 6 for name in found if name != "position_accuracy"}
+    expected = {
+        name: sum(float(one[name].detach()) for one in each) / 6
+        for name in found
+        if name != "position_accuracy"
+    }
     assert {name: scalars(found)[name] for name in expected} == pytest.approx(expected, rel=1e-4)
     again = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert gradients.keys() == again.keys()
@@ -401,7 +501,9 @@ def test_plain_products_in_a_step() -> None:
     with torch.no_grad():
         model.backbone.norm.weight.mul_(0.02)  # else the products saturate
     found = TrainingStep(model, 1.0, CPU, PLAIN)(batch, (2,))
-    (gradient,) = torch.autograd.grad(found["loss"] - task_loss(model(batch.images, (2,)), batch.labels), model.backbone.pos_embed)
+    (gradient,) = torch.autograd.grad(
+        found["loss"] - task_loss(model(batch.images, (2,)), batch.labels), model.backbone.pos_embed
+    )
     state = model.tokens(batch.images, (2,))
     e, h = state[:, 1:].detach(), model.backbone.norm(state)[:, 1:]
     expected = torch.stack([contrastive_as_written(x, y) for x, y in zip(e, h, strict=True)]).mean()
@@ -411,9 +513,13 @@ def test_plain_products_in_a_step() -> None:
     assert reference.abs().max() > 1e-3
 
 
-def gradients_of(model: RoutedModel, params: Params, route: Any, **options: Any) -> dict[str, Tensor]:
+def gradients_of(
+    model: RoutedModel, params: Params, route: Any, **options: Any
+) -> dict[str, Tensor]:
     """Of one training step on 6 images."""
-    own = params.finetune.model_copy(update={"batch_size": 6, "micro_batch_size": options.get("micro_batch_size")})
+    own = params.finetune.model_copy(
+        update={"batch_size": 6, "micro_batch_size": options.get("micro_batch_size")}
+    )
     model.zero_grad()
     model.checkpointing = options.get("checkpointing", False)
     seed(9)
@@ -422,10 +528,23 @@ def gradients_of(model: RoutedModel, params: Params, route: Any, **options: Any)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"micro_batch_size": 2}, {"micro_batch_size": 4, "checkpointing": True}, {"checkpointing": True}])
-@pytest.mark.parametrize("route", [(2, 0, 3, 1), table(arbitrary), table(drop(0.5))], ids=["batch", "sample", "layerdrop"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"micro_batch_size": 2},
+        {"micro_batch_size": 4, "checkpointing": True},
+        {"checkpointing": True},
+    ],
+)
+@pytest.mark.parametrize(
+    "route",
+    [(2, 0, 3, 1), table(arbitrary), table(drop(0.5))],
+    ids=["batch", "sample", "layerdrop"],
+)
 @pytest.mark.parametrize("parts", ["plain", "both"])
-def test_less_memory_gives_the_same_gradients(params: Params, parts: str, route: Any, options: dict[str, Any]) -> None:
+def test_less_memory_gives_the_same_gradients(
+    params: Params, parts: str, route: Any, options: dict[str, Any]
+) -> None:
     model = equipped(**PARTS[parts])
     plain, less = (gradients_of(model, params, route, **each) for each in ({}, options))
     assert plain.keys() == less.keys()
@@ -437,10 +556,15 @@ def test_less_memory_gives_the_same_gradients(params: Params, parts: str, route:
 def test_checkpointing_draws_the_same_drop_path_again(params: Params, route: Any) -> None:
     model = RoutedModel(small(drop_path_rate=0.5), patch_head=True)
     still = gradients_of(model.eval(), params, route)
-    plain, again = (gradients_of(model.train(), params, route, checkpointing=checkpointing) for checkpointing in (False, True))
+    plain, again = (
+        gradients_of(model.train(), params, route, checkpointing=checkpointing)
+        for checkpointing in (False, True)
+    )
     assert plain.keys() == again.keys()
     assert all(torch.allclose(plain[name], again[name], rtol=1e-4, atol=1e-6) for name in plain)
-    assert not torch.allclose(plain["patch_head.weight"], still["patch_head.weight"], rtol=1e-2)  # paths are dropped
+    assert not torch.allclose(
+        plain["patch_head.weight"], still["patch_head.weight"], rtol=1e-2
+    )  # paths are dropped
 
 
 # ---- trainings --------------------------------------------------------------------------------------------------------
@@ -448,14 +572,26 @@ def test_checkpointing_draws_the_same_drop_path_again(params: Params, route: Any
 
 def test_weight_zero_trains_as_none(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     """The very same weights and history; with a weight, others."""
-    zero = {"cosine": 0.0, "contrastive": {"weight": 0, "normalize": True}, "mixing": {"weight": 0, "alpha": 3.0}}
-    for name, losses in (("absent", {}), ("zero", zero), ("cosine", {"cosine": 0.1}), ("mixing", {"mixing": 0.1})):
+    zero = {
+        "cosine": 0.0,
+        "contrastive": {"weight": 0, "normalize": True},
+        "mixing": {"weight": 0, "alpha": 3.0},
+    }
+    for name, losses in (
+        ("absent", {}),
+        ("zero", zero),
+        ("cosine", {"cosine": 0.1}),
+        ("mixing", {"mixing": 0.1}),
+    ):
         run(changed(train_config(epochs=1), losses=losses), prepared, tmp_path / name)
     assert outcome(tmp_path / "zero") == outcome(tmp_path / "absent")
-    assert load_file(tmp_path / "zero" / WEIGHTS).keys() == load_file(tmp_path / "cosine" / WEIGHTS).keys()
-    assert load_file(tmp_path / "mixing" / WEIGHTS).keys() - load_file(tmp_path / "zero" / WEIGHTS).keys() == {
-        "patch_head.weight", "patch_head.bias"
-    }  # fmt: skip
+    assert (
+        load_file(tmp_path / "zero" / WEIGHTS).keys()
+        == load_file(tmp_path / "cosine" / WEIGHTS).keys()
+    )
+    assert load_file(tmp_path / "mixing" / WEIGHTS).keys() - load_file(
+        tmp_path / "zero" / WEIGHTS
+    ).keys() == {"patch_head.weight", "patch_head.bias"}
     assert len({outcome(tmp_path / name) for name in ("zero", "cosine", "mixing")}) == 3
 
 
@@ -467,21 +603,44 @@ EVERYTHING = {"losses": LOSSES.model_dump(), "recipe": RECIPE.model_dump(), "tal
     ("changes", "variant"),
     [
         ({}, {"recipe": {"drop_path": 0.5}}),
-        ({"route": "sequential", "schedule": "cosine", "warmup_epochs": 1, "optimizer": "adamw"}, EVERYTHING),
-        ({"route": {"drop": 0.5}, "position": {"encode": {"dropout": 0.1}, "predict": {}}, "checkpointing": True}, EVERYTHING),
-        ({"per": "sample", "schedule": "cosine", "warmup_epochs": 2, "micro_batch_size": 16}, EVERYTHING | {"exits": heads("mlp")}),
+        (
+            {"route": "sequential", "schedule": "cosine", "warmup_epochs": 1, "optimizer": "adamw"},
+            EVERYTHING,
+        ),
+        (
+            {
+                "route": {"drop": 0.5},
+                "position": {"encode": {"dropout": 0.1}, "predict": {}},
+                "checkpointing": True,
+            },
+            EVERYTHING,
+        ),
+        (
+            {"per": "sample", "schedule": "cosine", "warmup_epochs": 2, "micro_batch_size": 16},
+            EVERYTHING | {"exits": heads("mlp")},
+        ),
     ],
     ids=["drop path", "sequential", "layerdrop with position parts", "a route a sample with exits"],
 )
 def test_resumed_training_equals_an_undisturbed_one(
-    train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any], variant: dict[str, Any]
+    train_config: Config,
+    prepared: Path,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    variant: dict[str, Any],
 ) -> None:
     config = changed(train_config(**changes), **variant)
     rows = run(config, prepared, tmp_path / "whole")
     if "losses" in variant:
         for row in rows:
-            own = row["train/objective" if "exits" in variant else "train/class_loss"] + row.get("train/position_loss", 0)
-            weighted = 0.5 * row["train/cosine_loss"] + 0.3 * row["train/contrastive_loss"] + 2 * row["train/mixing_loss"]
+            own = row["train/objective" if "exits" in variant else "train/class_loss"] + row.get(
+                "train/position_loss", 0
+            )
+            weighted = (
+                0.5 * row["train/cosine_loss"]
+                + 0.3 * row["train/contrastive_loss"]
+                + 2 * row["train/mixing_loss"]
+            )
             assert row["train/loss"] == pytest.approx(own + weighted, rel=1e-5)
     for stop_after in (1, 2):
         folder = tmp_path / f"stopped_{stop_after}"
@@ -493,15 +652,22 @@ def test_resumed_training_equals_an_undisturbed_one(
         assert outcome(folder) == outcome(tmp_path / "whole")
 
 
-def test_drop_path_and_recipe_change_a_training(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+def test_drop_path_and_recipe_change_a_training(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
     """Each part alone."""
-    for name, recipe in (("none", {}), *((part, {part: value}) for part, value in RECIPE.model_dump().items())):
+    for name, recipe in (
+        ("none", {}),
+        *((part, {part: value}) for part, value in RECIPE.model_dump().items()),
+    ):
         run(changed(train_config(epochs=1), recipe=recipe), prepared, tmp_path / name)
     assert len({outcome(tmp_path / name) for name in ("none", *RECIPE.model_dump())}) == 5
 
 
 @pytest.mark.slow
-def test_the_cosine_loss_turns_patches_apart(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+def test_the_cosine_loss_turns_patches_apart(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
     last = {}
     for name, losses in (("without", {}), ("with", {"cosine": 3.0})):
         config = changed(train_config(epochs=6), losses=losses)
@@ -509,22 +675,32 @@ def test_the_cosine_loss_turns_patches_apart(train_config: Config, prepared: Pat
         model, _ = open_model(config, prepared, tmp_path / name / WEIGHTS)
         images, _ = open_split(config, prepared, "validation", model).take(slice(0, 20))
         with torch.no_grad():
-            last[name] = float(patch_cosine(model.patches(model.backbone.norm(model.eval().tokens(images)))).mean())
+            last[name] = float(
+                patch_cosine(model.patches(model.backbone.norm(model.eval().tokens(images)))).mean()
+            )
     assert last["with"] < last["without"] - 0.05
 
 
-def test_stock_timm_loads_a_model_trained_with_the_mixing_loss(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+def test_stock_timm_loads_a_model_trained_with_the_mixing_loss(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
     config = changed(train_config(epochs=1), losses=LOSSES.model_dump())
     run(config, prepared, tmp_path / "run")
     tensors = load_file(tmp_path / "run" / WEIGHTS)
-    stock: Any = timm.create_model("vit_tiny_patch16_224", num_classes=10, **config.model.kwargs).eval()
+    stock: Any = timm.create_model(
+        "vit_tiny_patch16_224", num_classes=10, **config.model.kwargs
+    ).eval()
     with pytest.raises(RuntimeError, match="patch_head"):
         stock.load_state_dict(tensors)
-    stock.load_state_dict({name: tensor for name, tensor in tensors.items() if not name.startswith("patch_head.")})
+    stock.load_state_dict(
+        {name: tensor for name, tensor in tensors.items() if not name.startswith("patch_head.")}
+    )
     model, _ = open_model(config, prepared, tmp_path / "run" / WEIGHTS)
     assert model.patch_head is not None
     assert torch.equal(model.patch_head.weight, tensors["patch_head.weight"])
-    plain = build(config.model, 10, Variant(route="arbitrary"), tmp_path / "run" / WEIGHTS)  # by a variant without the loss
+    plain = build(
+        config.model, 10, Variant(route="arbitrary"), tmp_path / "run" / WEIGHTS
+    )  # by a variant without the loss
     with torch.no_grad():
         batch = random(4, 1, 28, 28)
         assert torch.equal(stock(batch), model.eval()(batch))
@@ -534,29 +710,49 @@ def test_stock_timm_loads_a_model_trained_with_the_mixing_loss(train_config: Con
 def test_a_fresh_patch_head_on_plain_weights(pico: ModelPreset, tmp_path: Path) -> None:
     save_weights(build(pico, 10), tmp_path / "plain.safetensors")
     torch.manual_seed(0)
-    model = build(pico, 10, Variant(route="arbitrary", losses=LOSSES), tmp_path / "plain.safetensors")
+    model = build(
+        pico, 10, Variant(route="arbitrary", losses=LOSSES), tmp_path / "plain.safetensors"
+    )
     assert model.patch_head is not None
     assert model.patch_head.weight.any()
-    assert torch.equal(model.backbone.head.weight, load_file(tmp_path / "plain.safetensors")["head.weight"])
+    assert torch.equal(
+        model.backbone.head.weight, load_file(tmp_path / "plain.safetensors")["head.weight"]
+    )
 
 
 def test_a_profile_needs_two_patches(pico: ModelPreset, prepared: Path, tmp_path: Path) -> None:
     one = pico.model_copy(update={"kwargs": pico.kwargs | {"patch_size": 28}})
     config = ProfileConfig(
-        title="test", dataset="bars", model_name="pico", model=one, variant=Variant(route="arbitrary"), device="cpu", data_sha256="",
-        weights_sha256=None, precision="fp32", order="sequential", seed=0, options=SmoothingProfiles(images=20, batch_size=8, seed=0),
-    )  # fmt: skip
-    with pytest.raises(UserError, match="smoothing: found a model with 1 patch, accepted: 2 or more"):
+        title="test",
+        dataset="bars",
+        model_name="pico",
+        model=one,
+        variant=Variant(route="arbitrary"),
+        device="cpu",
+        data_sha256="",
+        weights_sha256=None,
+        precision="fp32",
+        order="sequential",
+        seed=0,
+        options=SmoothingProfiles(images=20, batch_size=8, seed=0),
+    )
+    with pytest.raises(
+        UserError, match="smoothing: found a model with 1 patch, accepted: 2 or more"
+    ):
         measure(config, prepared, None, tmp_path, lambda event: None)
 
 
 @pytest.mark.parametrize("losses", [{"cosine": 1}, {"contrastive": 1}, {"mixing": 1}])
 def test_losses_need_two_patches(pico: ModelPreset, losses: dict[str, Any]) -> None:
     one = pico.model_copy(update={"kwargs": pico.kwargs | {"patch_size": 28}})
-    with pytest.raises(UserError, match="losses: found a model with 1 patch, accepted: 2 or more") as error:
+    with pytest.raises(
+        UserError, match="losses: found a model with 1 patch, accepted: 2 or more"
+    ) as error:
         build(one, 10, Variant.model_validate({"route": "arbitrary", "losses": losses}))
     assert "\n" not in str(error.value)
-    build(one, 10, Variant.model_validate({"route": "arbitrary", "losses": dict.fromkeys(losses, 0)}))
+    build(
+        one, 10, Variant.model_validate({"route": "arbitrary", "losses": dict.fromkeys(losses, 0)})
+    )
 
 
 def test_losses_need_all_patches(pico: ModelPreset) -> None:
@@ -597,8 +793,14 @@ def test_talking_heads_mix_before_and_after_the_softmax() -> None:
     tokens = random(2, 7, 16)
     q, k, v = attention.qkv(tokens).view(2, 7, 3, 2, 8).unbind(2)  # (B, N, heads, 8)
     products = torch.einsum("bnhd,bmhd->bhnm", q, k) / math.sqrt(8)
-    mixed = torch.einsum("gh,bhnm->bgnm", attention.proj_l.weight, products) + attention.proj_l.bias[:, None, None]
-    weights = torch.einsum("gh,bhnm->bgnm", attention.proj_w.weight, mixed.softmax(-1)) + attention.proj_w.bias[:, None, None]
+    mixed = (
+        torch.einsum("gh,bhnm->bgnm", attention.proj_l.weight, products)
+        + attention.proj_l.bias[:, None, None]
+    )
+    weights = (
+        torch.einsum("gh,bhnm->bgnm", attention.proj_w.weight, mixed.softmax(-1))
+        + attention.proj_w.bias[:, None, None]
+    )
     expected = attention.proj(torch.einsum("bhnm,bmhd->bnhd", weights, v).flatten(2))
     assert torch.allclose(attention(tokens), expected, atol=1e-5)
     assert torch.allclose(attention_scores(attention, tokens), mixed.softmax(-1), atol=1e-6)
@@ -619,7 +821,11 @@ def test_talking_heads_learn(train_config: Config, prepared: Path, tmp_path: Pat
             block.attn.qkv.weight.grad,
         ):
             assert gradient.abs().max() > 1e-6
-    run(changed(train_config(epochs=1, per="sample"), talking_heads=True), prepared, tmp_path / "run")
+    run(
+        changed(train_config(epochs=1, per="sample"), talking_heads=True),
+        prepared,
+        tmp_path / "run",
+    )
     tensors = load_file(tmp_path / "run" / WEIGHTS)
     for layer in range(4):
         for name in ("proj_l", "proj_w"):
@@ -635,10 +841,14 @@ def test_talking_heads_travel_with_the_weights(pico: ModelPreset, tmp_path: Path
     batch = random(3, 1, 28, 28)
     with torch.no_grad():
         assert torch.equal(again(batch, (3, 1, 0)), model(batch, (3, 1, 0)))
-        cut = build(pico, 10, TALKING.model_copy(update={"layers": 2}), tmp_path / "w.safetensors").eval()
+        cut = build(
+            pico, 10, TALKING.model_copy(update={"layers": 2}), tmp_path / "w.safetensors"
+        ).eval()
         assert torch.equal(cut(batch), model(batch, (0, 1)))
     with pytest.raises(RuntimeError, match="proj_l"):
-        load_weights(build(pico, 10), tmp_path / "w.safetensors")  # the plain model has no place for them
+        load_weights(
+            build(pico, 10), tmp_path / "w.safetensors"
+        )  # the plain model has no place for them
 
 
 def test_talking_heads_start_from_plain_weights(pico: ModelPreset, tmp_path: Path) -> None:
@@ -652,14 +862,29 @@ def test_talking_heads_start_from_plain_weights(pico: ModelPreset, tmp_path: Pat
 
 
 def test_talking_heads_keep_dropout_and_bias(pico: ModelPreset) -> None:
-    other = pico.model_copy(update={"kwargs": pico.kwargs | {"attn_drop_rate": 0.1, "proj_drop_rate": 0.2, "qkv_bias": False}})
+    other = pico.model_copy(
+        update={
+            "kwargs": pico.kwargs
+            | {"attn_drop_rate": 0.1, "proj_drop_rate": 0.2, "qkv_bias": False}
+        }
+    )
     for block in build(other, 10, TALKING).backbone.blocks:
-        assert (block.attn.attn_drop.p, block.attn.proj_drop.p, block.attn.qkv.bias) == (0.1, 0.2, None)
+        assert (block.attn.attn_drop.p, block.attn.proj_drop.p, block.attn.qkv.bias) == (
+            0.1,
+            0.2,
+            None,
+        )
 
 
-@pytest.mark.parametrize(("name", "kwargs"), [("mixer_s16_224", {}), ("resmlp_12_224", {}), ("vit_tiny_patch16_224", {"qk_norm": True})])
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [("mixer_s16_224", {}), ("resmlp_12_224", {}), ("vit_tiny_patch16_224", {"qk_norm": True})],
+)
 def test_models_without_plain_attention_cannot_talk(name: str, kwargs: dict[str, Any]) -> None:
-    with torch.device("meta"), pytest.raises(UserError, match=r"talking_heads: found .*accepted: timm's ViTs") as error:
+    with (
+        torch.device("meta"),
+        pytest.raises(UserError, match=r"talking_heads: found .*accepted: timm's ViTs") as error,
+    ):
         build(ModelPreset(timm=name, kwargs=kwargs, weights="scratch"), 10, TALKING)
     assert "\n" not in str(error.value)
 
@@ -711,8 +936,12 @@ def by_hand(backbone: Any, image: Tensor, route: Any) -> tuple[list[float], list
         if isinstance(module, Attention):
             module.fused_attn = False  # type: ignore[misc]
             module.attn_drop.register_forward_pre_hook(lambda _, args: scores.append(args[0][0]))
-        elif isinstance(module, TalkingHeadAttn):  # what follows the softmax mixes the heads, which are its last dimension
-            module.proj_w.register_forward_pre_hook(lambda _, args: scores.append(args[0][0].permute(2, 0, 1)))
+        elif isinstance(
+            module, TalkingHeadAttn
+        ):  # what follows the softmax mixes the heads, which are its last dimension
+            module.proj_w.register_forward_pre_hook(
+                lambda _, args: scores.append(args[0][0].permute(2, 0, 1))
+            )
     state = RoutedModel(backbone).embed(image)
     cosines = [float(cosine_by_pairs(state[0, prefix:]))]
     for layer in route:
@@ -720,14 +949,20 @@ def by_hand(backbone: Any, image: Tensor, route: Any) -> tuple[list[float], list
         cosines.append(float(cosine_by_pairs(state[0, prefix:])))
     for score in scores:
         rows = [row[prefix:] for head in score for row in head[prefix:]]
-        deviations.append(sum(math.sqrt(float(((row - row.mean()) ** 2).sum()) / len(row)) for row in rows) / len(rows))
+        deviations.append(
+            sum(math.sqrt(float(((row - row.mean()) ** 2).sum()) / len(row)) for row in rows)
+            / len(rows)
+        )
     return cosines, deviations
 
 
 def mean_by_depth(lists: list[list[float]]) -> list[float]:
     """Over the images that reach a depth."""
     longest = max(map(len, lists))
-    return [sum(each[d] for each in lists if len(each) > d) / sum(len(each) > d for each in lists) for d in range(longest)]
+    return [
+        sum(each[d] for each in lists if len(each) > d) / sum(len(each) > d for each in lists)
+        for d in range(longest)
+    ]
 
 
 @pytest.mark.slow
@@ -738,7 +973,12 @@ def test_profiles_are_means_of_images_measured_alone(kind: str, route: str) -> N
     """Every image by itself, with loops, and with the scores that timm's modules themselves compute; whatever the batches."""
     backbone, routes = MODELS[kind](), ROUTES[route]
     each = [
-        by_hand(backbone, images(7)[i : i + 1], alone(routes[i]) if isinstance(routes, Tensor) else routes or range(4)) for i in range(7)
+        by_hand(
+            backbone,
+            images(7)[i : i + 1],
+            alone(routes[i]) if isinstance(routes, Tensor) else routes or range(4),
+        )
+        for i in range(7)
     ]
     cosines, deviations = (mean_by_depth([one[which] for one in each]) for which in (0, 1))
     for batch_size in (7, 3):
@@ -761,9 +1001,14 @@ def test_profiles_with_position_parts() -> None:
         state = model.embed(images(7))
         expected = [float(patch_cosine(state[:, 1:]).mean())]
         for depth, layer in enumerate((2, 1)):
-            encoded, block = model.position["encode"](state, layer, depth), model.backbone.blocks[layer]
+            encoded, block = (
+                model.position["encode"](state, layer, depth),
+                model.backbone.blocks[layer],
+            )
             scores = attention_scores(block.attn, block.norm1(encoded))[..., 1:, 1:]
-            assert found["attention_std"][depth] == pytest.approx(float(scores.std(-1, correction=0).mean()), abs=1e-6)
+            assert found["attention_std"][depth] == pytest.approx(
+                float(scores.std(-1, correction=0).mean()), abs=1e-6
+            )
             state = block(encoded)
             expected.append(float(patch_cosine(state[:, 1:]).mean()))
     assert found["patch_cosine"] == pytest.approx(expected, abs=1e-6)
@@ -830,13 +1075,21 @@ def test_profile_of_a_split(train_config: Config, prepared: Path, order: Any) ->
     routes = per_sample(arbitrary, generator("profiles", 5), 4, 9)
     with torch.no_grad():
         each = [
-            by_hand(model.backbone, split.take(torch.tensor([place]))[0], range(4) if order == "sequential" else route.tolist())
+            by_hand(
+                model.backbone,
+                split.take(torch.tensor([place]))[0],
+                range(4) if order == "sequential" else route.tolist(),
+            )
             for place, route in zip(split.subset(9).tolist(), routes, strict=True)
         ]
     for batch_size in (9, 4):
         found = profile(model, split, 9, batch_size, order, 5, execution)
-        assert found["patch_cosine"] == pytest.approx(mean_by_depth([one for one, _ in each]), abs=1e-5)
-        assert found["attention_std"] == pytest.approx(mean_by_depth([one for _, one in each]), abs=1e-6)
+        assert found["patch_cosine"] == pytest.approx(
+            mean_by_depth([one for one, _ in each]), abs=1e-5
+        )
+        assert found["attention_std"] == pytest.approx(
+            mean_by_depth([one for _, one in each]), abs=1e-6
+        )
     others = profile(model, split, 9, 4, order, 6, execution)
     assert (others == found) == (order == "sequential")
 
@@ -844,12 +1097,23 @@ def test_profile_of_a_split(train_config: Config, prepared: Path, order: Any) ->
 def test_measure_writes_a_profile(pico: ModelPreset, prepared: Path, tmp_path: Path) -> None:
     """Without weights, of an initialisation that depends on the seed alone; with weights, of these."""
 
-    def measured(name: str, value: int, weights: Path | None = None, variant: Variant | None = None) -> dict[str, list[float]]:
+    def measured(
+        name: str, value: int, weights: Path | None = None, variant: Variant | None = None
+    ) -> dict[str, list[float]]:
         config = ProfileConfig(
-            title="test", dataset="bars", model_name="pico", model=pico, variant=variant or Variant(route="arbitrary"), device="cpu",
-            data_sha256=read_meta(prepared)["sha256"], weights_sha256=None, precision="fp32", order="sequential", seed=value,
+            title="test",
+            dataset="bars",
+            model_name="pico",
+            model=pico,
+            variant=variant or Variant(route="arbitrary"),
+            device="cpu",
+            data_sha256=read_meta(prepared)["sha256"],
+            weights_sha256=None,
+            precision="fp32",
+            order="sequential",
+            seed=value,
             options=SmoothingProfiles(images=20, batch_size=8, seed=0),
-        )  # fmt: skip
+        )
         (tmp_path / name).mkdir()
         events: list[dict] = []
         measure(config, prepared, weights, tmp_path / name, events.append)
@@ -862,7 +1126,14 @@ def test_measure_writes_a_profile(pico: ModelPreset, prepared: Path, tmp_path: P
     assert all(0 < value < 0.5 for value in first["attention_std"])
     seed(99)
     assert measured("again", 0) == first
-    assert measured("losses", 0, variant=Variant(route="arbitrary", losses=LOSSES, recipe=RECIPE)) == first
+    assert (
+        measured("losses", 0, variant=Variant(route="arbitrary", losses=LOSSES, recipe=RECIPE))
+        == first
+    )
     assert measured("other", 1) != first
     save_weights(build(pico, 10), tmp_path / "w.safetensors")
-    assert measured("a", 0, tmp_path / "w.safetensors") == measured("b", 1, tmp_path / "w.safetensors") != first
+    assert (
+        measured("a", 0, tmp_path / "w.safetensors")
+        == measured("b", 1, tmp_path / "w.safetensors")
+        != first
+    )

@@ -18,21 +18,42 @@ VARIANTS = ["baseline", "ls"]
 def chosen(params: Params, seeds: int | None, depths: list[int]) -> Params:
     """Four seeds, of which the stage takes some; few and small models."""
     preset = params.models[params.model].model_copy(update={"smoothing": {}})
-    options = {"seeds": seeds, "depths": depths, "losses": params.smoothing.losses[:2], "removed": [], "talking_heads": depths[:1],
-               "variants": VARIANTS, "images": 40, "batch_size": 20}  # fmt: skip
-    update = {"seeds": [7, 3, 5, 1], "scale": "published", "models": params.models | {params.model: preset}}
-    return params.model_copy(update=update | {"smoothing": params.smoothing.model_copy(update=options)})
+    options = {
+        "seeds": seeds,
+        "depths": depths,
+        "losses": params.smoothing.losses[:2],
+        "removed": [],
+        "talking_heads": depths[:1],
+        "variants": VARIANTS,
+        "images": 40,
+        "batch_size": 20,
+    }
+    update = {
+        "seeds": [7, 3, 5, 1],
+        "scale": "published",
+        "models": params.models | {params.model: preset},
+    }
+    return params.model_copy(
+        update=update | {"smoothing": params.smoothing.model_copy(update=options)}
+    )
 
 
 @pytest.mark.parametrize(("seeds", "expected"), [(1, [7]), (3, [7, 3, 5]), (None, [7, 3, 5, 1])])
-def test_seeds_hold_for_all_models(params: Params, prepared: Path, seeds: int | None, expected: list[int]) -> None:
+def test_seeds_hold_for_all_models(
+    params: Params, prepared: Path, seeds: int | None, expected: list[int]
+) -> None:
     """Trained here, untrained, and refined: the first of `seeds`."""
     plan = Plan(chosen(params, seeds, [2, 3]), prepared)
     for models in (plan.models(), plan.references(), plan.refined()):
-        found = {name: [model.seed for model in models if model.title == name] for name in dict.fromkeys(m.title for m in models)}
+        found = {
+            name: [model.seed for model in models if model.title == name]
+            for name in dict.fromkeys(m.title for m in models)
+        }
         assert found
         assert all(own == expected for own in found.values())
-    assert [model.training for model in plan.refined()] == [name for name in VARIANTS for _ in expected]
+    assert [model.training for model in plan.refined()] == [
+        name for name in VARIANTS for _ in expected
+    ]
 
 
 @pytest.fixture
@@ -74,5 +95,12 @@ def test_the_cost_counts_every_profile(params: Params, prepared: Path, depths: l
     assert {sum(work.images for work in job) for job in counted.jobs} == {40}
     assert not any(work.training for job in counted.jobs for work in job)
     if depths:
-        more = stages(few.model_copy(update={"smoothing": few.smoothing.model_copy(update={"depths": depths[:1]})}), (80, 40, 0))[-1]
-        assert len(counted.jobs) - len(more.jobs) == 2 * (2 + 1)  # losses, and the reference, of two seeds
+        more = stages(
+            few.model_copy(
+                update={"smoothing": few.smoothing.model_copy(update={"depths": depths[:1]})}
+            ),
+            (80, 40, 0),
+        )[-1]
+        assert len(counted.jobs) - len(more.jobs) == 2 * (
+            2 + 1
+        )  # losses, and the reference, of two seeds

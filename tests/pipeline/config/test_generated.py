@@ -29,7 +29,13 @@ INF = float("inf")
 
 def places(node: Any, path: Place = ()) -> Iterator[Place]:
     """Of every value, mappings and lists among them."""
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+    for key, value in (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    ):
         yield (*path, key)
         yield from places(value, (*path, key))
 
@@ -44,13 +50,46 @@ PLACES = list(places(CONTENT))
 CELL = {"vit_micro", "fashion_mnist_10k", "minutes"}
 OWN = [p for p in PLACES if p[0] not in ("models", "datasets", "scales") or {*p[1:2]} & CELL]
 KEYS = sorted({str(key) for place in PLACES for key in place})
-WORDS = sorted({value for place in PLACES if isinstance(value := at(CONTENT, place), str)} | set(KEYS))
-NAMES = ["NA", "null", "a b", "x/y", "1", "é", "", "true", "baseline", "pretrained", "../up", "\x1b[31m", "two\nlines"]
+WORDS = sorted(
+    {value for place in PLACES if isinstance(value := at(CONTENT, place), str)} | set(KEYS)
+)
+NAMES = [
+    "NA",
+    "null",
+    "a b",
+    "x/y",
+    "1",
+    "é",
+    "",
+    "true",
+    "baseline",
+    "pretrained",
+    "../up",
+    "\x1b[31m",
+    "two\nlines",
+]
 
 
 def numbers(value: float) -> list[Any]:
     near = [value + 1, value - 1, 2 * value, -value, value / 10, 1000 * value, value + 0.5]
-    return [*near, 0, 1, 0.0, 1e-9, 1e308, 10**12, INF, -INF, float("nan"), "1e-4", str(value), True, None, [value], "auto"]
+    return [
+        *near,
+        0,
+        1,
+        0.0,
+        1e-9,
+        1e308,
+        10**12,
+        INF,
+        -INF,
+        float("nan"),
+        "1e-4",
+        str(value),
+        True,
+        None,
+        [value],
+        "auto",
+    ]
 
 
 @st.composite
@@ -62,10 +101,38 @@ def changed(draw: st.DrawFn, value: Any) -> Any:
         return draw(st.sampled_from(numbers(value)))
     if isinstance(value, str):
         words = st.sampled_from(WORDS) | st.sampled_from(NAMES)
-        return draw(words | st.sampled_from([value[:-1], f"{value}x", value.upper(), None, 3, [value], {"drop": 0.3}, {"fix_first": 1}]))
+        return draw(
+            words
+            | st.sampled_from(
+                [
+                    value[:-1],
+                    f"{value}x",
+                    value.upper(),
+                    None,
+                    3,
+                    [value],
+                    {"drop": 0.3},
+                    {"fix_first": 1},
+                ]
+            )
+        )
     if isinstance(value, list):
         return draw(
-            st.sampled_from([[], value + value[:1], value[1:], value[::-1], None, 1, [value], {}, [*value, "x"], [*value, None], "all"])
+            st.sampled_from(
+                [
+                    [],
+                    value + value[:1],
+                    value[1:],
+                    value[::-1],
+                    None,
+                    1,
+                    [value],
+                    {},
+                    [*value, "x"],
+                    [*value, None],
+                    "all",
+                ]
+            )
         )
     if isinstance(value, dict) and value:
         found, key = copy.deepcopy(value), draw(st.sampled_from(list(value)))
@@ -73,7 +140,9 @@ def changed(draw: st.DrawFn, value: Any) -> Any:
             case "without":
                 del found[key]
             case "more":
-                found[draw(st.sampled_from(KEYS + NAMES))] = draw(st.sampled_from([1, "x", None, {}]))
+                found[draw(st.sampled_from(KEYS + NAMES))] = draw(
+                    st.sampled_from([1, "x", None, {}])
+                )
             case "renamed":
                 found[draw(st.sampled_from([*NAMES, str(key)[:-1], 1]))] = found.pop(key)
             case "other":
@@ -103,32 +172,52 @@ def leave(params: Params, folder: Path) -> None:
     assert params.sizes
     counts = dict(zip(("train", "validation", "heldout"), params.sizes, strict=True))
     classes = [str(i) for i in range(params.dataset_preset.num_classes)]
-    models = {"outs/baseline" if name == "baseline" else f"outs/finetune/{name}": params.seeds for name in params.all_variants}
-    for place, seeds in {"outs/prepare_data": [], "outs/pretrain": params.starts, **models, "results": []}.items():
+    models = {
+        "outs/baseline" if name == "baseline" else f"outs/finetune/{name}": params.seeds
+        for name in params.all_variants
+    }
+    for place, seeds in {
+        "outs/prepare_data": [],
+        "outs/pretrain": params.starts,
+        **models,
+        "results": [],
+    }.items():
         for seed in seeds:
             (folder / place / f"seed_{seed}").mkdir(parents=True, exist_ok=True)
             for file in ("weights.safetensors", "weights_heldout.safetensors"):
                 (folder / place / f"seed_{seed}" / file).write_text(f"{place} {seed} {file}")
         (folder / place).mkdir(parents=True, exist_ok=True)
-    (folder / "outs/prepare_data/meta.json").write_text(json.dumps({"sha256": "5" * 64, "counts": counts, "classes": classes}))
+    (folder / "outs/prepare_data/meta.json").write_text(
+        json.dumps({"sha256": "5" * 64, "counts": counts, "classes": classes})
+    )
     rows = [
         f"d,m,{name},{seed},{order},12,1,0.5"
         for name in params.all_variants
         for seed in params.seeds
         for order in ("sequential", "arbitrary")
     ]
-    (folder / "results/prune_eval.csv").write_text("\n".join(["dataset,model,variant,seed,order,keep,routes,accuracy", *rows, ""]))
+    (folder / "results/prune_eval.csv").write_text(
+        "\n".join(["dataset,model,variant,seed,order,keep,routes,accuracy", *rows, ""])
+    )
 
 
 @pytest.mark.slow
 @settings(
-    max_examples=int(os.environ.get("EXAMPLES", "40")), derandomize=True, database=None, deadline=None,
-    suppress_health_check=list(HealthCheck), phases=[Phase.generate],
-)  # fmt: skip
+    max_examples=int(os.environ.get("EXAMPLES", "40")),
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate],
+)
 @given(contents())
-def test_a_file_is_refused_in_clear_lines_or_has_a_plan(tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any]) -> None:
+def test_a_file_is_refused_in_clear_lines_or_has_a_plan(
+    tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any]
+) -> None:
     folder = tmp_path_factory.mktemp("generated")
-    (folder / "params.yaml").write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+    (folder / "params.yaml").write_text(
+        yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("DVC_ROOT", str(folder))
@@ -139,7 +228,9 @@ def test_a_file_is_refused_in_clear_lines_or_has_a_plan(tmp_path_factory: pytest
         except UserError as error:
             lines = str(error).splitlines()
             assert lines
-            assert all(line.startswith("params.yaml: ") and line.isprintable() for line in lines), lines
+            assert all(line.startswith("params.yaml: ") and line.isprintable() for line in lines), (
+                lines
+            )
             return
         assert files(params)
         if params.sizes:

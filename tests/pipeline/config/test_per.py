@@ -11,7 +11,12 @@ from pipeline.errors import UserError
 from tests.pipeline.config.conftest import Load
 
 EVERY = ("ls", "ls_pos", "ls_pred", "ls_contrastive")
-PLACES = ["finetune", "scales.published.finetune", "models.vit_micro.finetune", "datasets.fashion_mnist_10k.finetune"]
+PLACES = [
+    "finetune",
+    "scales.published.finetune",
+    "models.vit_micro.finetune",
+    "datasets.fashion_mnist_10k.finetune",
+]
 
 
 def of_all(params: Params) -> dict[str, tuple[Any, str]]:
@@ -19,14 +24,21 @@ def of_all(params: Params) -> dict[str, tuple[Any, str]]:
     return {name: tuple(params.values(Finetune, name)["per"]) for name in params.all_variants}
 
 
-@pytest.mark.parametrize(("per", "layerdrop"), [("latin", "batch"), ("sample", "sample"), ("batch", "batch")])
+@pytest.mark.parametrize(
+    ("per", "layerdrop"), [("latin", "batch"), ("sample", "sample"), ("batch", "batch")]
+)
 @pytest.mark.parametrize("place", PLACES)
-def test_variants_have_what_their_route_has(per: str, layerdrop: str, place: str, changed: Load) -> None:
+def test_variants_have_what_their_route_has(
+    per: str, layerdrop: str, place: str, changed: Load
+) -> None:
     """Of the others the table at a training's start says that it is their route."""
     params = changed({"scale": "published", f"{place}.per": per})
     found = of_all(params)
     assert {found[name] for name in EVERY} == {(per, place)}
-    assert found["layerdrop"] == (layerdrop, place if layerdrop == per else "variants.layerdrop.route")
+    assert found["layerdrop"] == (
+        layerdrop,
+        place if layerdrop == per else "variants.layerdrop.route",
+    )
     assert found["baseline"] == ("batch", "baseline.route")
     assert found["refit_3"] == ("batch", "variants.refit_3.route")
     assert params.resolve(Finetune, "ls").per == per
@@ -37,7 +49,11 @@ def test_variants_have_what_their_route_has(per: str, layerdrop: str, place: str
 def test_a_variants_own_wins(per: str, changed: Load) -> None:
     """Over all places; it is no option of the others."""
     other = {"batch": "latin", "sample": "latin", "latin": "sample"}[per]
-    params = changed({"scale": "published"} | {f"{place}.per": other for place in PLACES} | {"variants.ls.per": per})
+    params = changed(
+        {"scale": "published"}
+        | {f"{place}.per": other for place in PLACES}
+        | {"variants.ls.per": per}
+    )
     assert of_all(params)["ls"] == (per, "variants.ls")
     assert of_all(params)["ls_pos"] == (other, PLACES[-1])
 
@@ -69,24 +85,53 @@ def test_forms_of_a_route(route: Any, expected: tuple[str, ...], changed: Load) 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"baseline.per": "sample"}, ["baseline.per: found 'sample'", "route sequential", "none, all images run the same layers"]),
+        (
+            {"baseline.per": "sample"},
+            [
+                "baseline.per: found 'sample'",
+                "route sequential",
+                "none, all images run the same layers",
+            ],
+        ),
         ({"baseline.per": "batch"}, ["baseline.per: found 'batch'", "none"]),
-        ({"variants.refit_3.per": "latin"}, ["variants.refit_3.per: found 'latin'", "route sequential", "none"]),
-        ({"variants.layerdrop.per": "latin"}, ["variants.layerdrop.per: found 'latin'", "with route drop 0.2: batch"]),
-        ({"variants.ls.route": {"swap": 3}, "variants.ls.per": "latin"}, ["variants.ls.per: found 'latin'", "with route swap 3: batch"]),
+        (
+            {"variants.refit_3.per": "latin"},
+            ["variants.refit_3.per: found 'latin'", "route sequential", "none"],
+        ),
+        (
+            {"variants.layerdrop.per": "latin"},
+            ["variants.layerdrop.per: found 'latin'", "with route drop 0.2: batch"],
+        ),
+        (
+            {"variants.ls.route": {"swap": 3}, "variants.ls.per": "latin"},
+            ["variants.ls.per: found 'latin'", "with route swap 3: batch"],
+        ),
         ({"variants.ls.per": "table"}, ["variants.ls.per", "'table'", "latin"]),
-        ({"variants.ls.finetune": {"per": "sample"}}, ["ls: finetune.per belongs to the section", "the variant's own key per"]),
-        ({"baseline.finetune": {"per": "batch"}}, ["baseline: finetune.per belongs to the section"]),
-        ({"variants.layerdrop.finetune": {"per": "latin"}}, ["layerdrop: finetune.per belongs to the section"]),
+        (
+            {"variants.ls.finetune": {"per": "sample"}},
+            ["ls: finetune.per belongs to the section", "the variant's own key per"],
+        ),
+        (
+            {"baseline.finetune": {"per": "batch"}},
+            ["baseline: finetune.per belongs to the section"],
+        ),
+        (
+            {"variants.layerdrop.finetune": {"per": "latin"}},
+            ["layerdrop: finetune.per belongs to the section"],
+        ),
         ({"finetune.per": "latn"}, ["finetune.per", "'latn'", "did you mean 'latin'?"]),
         ({"prune_eval.per": "latn"}, ["prune_eval.per", "'latn'", "did you mean 'latin'?"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_a_route_has_not_is_one_clear_line(values: dict[str, Any], said: list[str], changed: Load) -> None:
+def test_what_a_route_has_not_is_one_clear_line(
+    values: dict[str, Any], said: list[str], changed: Load
+) -> None:
     with pytest.raises(UserError) as error:
         changed(values)
     message, *others = str(error.value).splitlines()
-    assert all(line.startswith("params.yaml: exits.variants: ") for line in others)  # of a route that has no exits either
+    assert all(
+        line.startswith("params.yaml: exits.variants: ") for line in others
+    )  # of a route that has no exits either
     assert message.startswith("params.yaml: ")
     assert all(part in message for part in said), message

@@ -24,7 +24,12 @@ SCALES = ["smoke", "minutes", "hours", "few_epochs", "published"]
 
 def places(section: str, *after: str) -> list[str]:
     """What overrides a section, in this order, for the chosen model at its own scale, and the data set."""
-    presets = ["scales.minutes", "models.vit_micro", "scales.minutes.models.vit_micro", "datasets.fashion_mnist_10k"]
+    presets = [
+        "scales.minutes",
+        "models.vit_micro",
+        "scales.minutes.models.vit_micro",
+        "datasets.fashion_mnist_10k",
+    ]
     return [section, *(f"{preset}.{section}" for preset in presets), *after]
 
 
@@ -49,7 +54,10 @@ SCRATCH = [*places("pretrain"), *TRAINING]
 @pytest.mark.parametrize("count", range(1, len(SCRATCH) + 1))
 def test_resolution_order_of_trainings_from_scratch(count: int, changed: Load) -> None:
     """What is said of them wins over all that is said of `pretrain`, each in the same order."""
-    params = changed({place: {} for place in TRAINING} | {f"{place}.lr": (i + 1) / 16 for i, place in enumerate(SCRATCH[:count])})
+    params = changed(
+        {place: {} for place in TRAINING}
+        | {f"{place}.lr": (i + 1) / 16 for i, place in enumerate(SCRATCH[:count])}
+    )
     assert params.scratch_values(Smoothing)["lr"] == (count / 16, SCRATCH[count - 1])
     assert params.scratch_training(Smoothing).lr == count / 16
 
@@ -59,10 +67,18 @@ def test_resolution_order_of_trainings_from_scratch(count: int, changed: Load) -
 def test_mappings_are_merged_along_the_same_order(count: int, changed: Load) -> None:
     """Of a recipe every place changes single keys: the others are from the places before."""
     keys = ["repeats", "erasing", "mixup", "drop_path"]
-    asked: list[Values] = [dict.fromkeys(keys[1:], 0.25) | {"repeats": 2}, *({key: 0.5} for key in keys[1:]), {"repeats": 3}]
+    asked: list[Values] = [
+        dict.fromkeys(keys[1:], 0.25) | {"repeats": 2},
+        *({key: 0.5} for key in keys[1:]),
+        {"repeats": 3},
+    ]
     own = {f"{place}.removed": ["drop_path"] for place in places("smoothing")}
     clear: Values = {f"{place}.recipe": {} for place in places("smoothing")}
-    found = changed(own | clear | {f"{place}.recipe": asked[i] for i, place in enumerate(places("smoothing")[:count])})
+    found = changed(
+        own
+        | clear
+        | {f"{place}.recipe": asked[i] for i, place in enumerate(places("smoothing")[:count])}
+    )
     expected = asked[0] | {key: value for each in asked[1:count] for key, value in each.items()}
     assert found.resolve(Smoothing).recipe.model_dump() == expected
 
@@ -70,18 +86,35 @@ def test_mappings_are_merged_along_the_same_order(count: int, changed: Load) -> 
 def test_without_a_scale_each_model_has_its_own(params: Params) -> None:
     """Models trained from scratch are for runs of minutes, one from a package for few epochs, all others for the papers' values."""
     assert params.scale is None
-    small = {name: params.scale_of(name) for name, preset in params.models.items() if preset.weights == "scratch"}
+    small = {
+        name: params.scale_of(name)
+        for name, preset in params.models.items()
+        if preset.weights == "scratch"
+    }
     assert small == {"vit_micro": "minutes", "deit_micro": "minutes", "vit_pico": "smoke"}
     assert params.scale_of("vit_s14_56") == "few_epochs"
-    assert {params.scale_of(name) for name in params.models.keys() - small.keys() - {"vit_s14_56"}} == {"published"}
+    assert {
+        params.scale_of(name) for name in params.models.keys() - small.keys() - {"vit_s14_56"}
+    } == {"published"}
     assert not params.scales["published"].model_dump(exclude_defaults=True)
 
 
 def test_another_model_brings_its_own_scale(changed: Load) -> None:
     """And what one scale says of the other's model has no effect."""
-    mine = {"finetune": {"lr": 0.25}, "models": {"vit_pico": {"finetune": {"lr": 0.5}, "num_classes": 100}}}
-    chosen = {"models.vit_pico.finetune": {}, "models.vit_micro.finetune": {}, "scales.mine": mine, "models.vit_pico.scale": "mine"}
-    assert changed(chosen | {"model": "vit_pico"}).values(Finetune)["lr"] == (0.5, "scales.mine.models.vit_pico.finetune")
+    mine = {
+        "finetune": {"lr": 0.25},
+        "models": {"vit_pico": {"finetune": {"lr": 0.5}, "num_classes": 100}},
+    }
+    chosen = {
+        "models.vit_pico.finetune": {},
+        "models.vit_micro.finetune": {},
+        "scales.mine": mine,
+        "models.vit_pico.scale": "mine",
+    }
+    assert changed(chosen | {"model": "vit_pico"}).values(Finetune)["lr"] == (
+        0.5,
+        "scales.mine.models.vit_pico.finetune",
+    )
     assert changed(chosen | {"model": "vit_micro"}).values(Finetune)["lr"].source == "finetune"
     params = changed(chosen | {"model": "vit_micro", "scale": "mine"})
     assert params.values(Finetune)["lr"] == (0.25, "scales.mine.finetune")
@@ -102,11 +135,17 @@ def test_a_scale_on_the_command_line(scale: str, params: Params, tmp_path: Path)
     for section in sections:
         assert found.resolve(section)
         keys = getattr(found.scales[scale], section.name)
-        named = {key for key, value in found.values(section).items() if value.source == f"scales.{scale}.{section.name}"}
+        named = {
+            key
+            for key, value in found.values(section).items()
+            if value.source == f"scales.{scale}.{section.name}"
+        }
         assert named == keys.keys() - getattr(found.models[found.model], section.name).keys()
     assert (found.scale, params.scale) == (scale, None)
     assert found.model_dump(exclude={"scale"}) == params.model_dump(exclude={"scale"})
-    assert found.all_variants.keys() >= {name for name, variant in found.scales[scale].variants.items() if variant}
+    assert found.all_variants.keys() >= {
+        name for name, variant in found.scales[scale].variants.items() if variant
+    }
     apply_overrides(tmp_path / "params.yaml", ["scale=null"])
     assert load(tmp_path / "params.yaml") == params
 
@@ -120,11 +159,17 @@ def test_every_small_model_at_every_scale(scale: str, model: str, changed: Load)
 
 def test_a_model_at_a_scale(changed: Load) -> None:
     """Another architecture under the same name: single keys of its arguments are changed, others stay; other models are as before."""
-    values: Values = {"kwargs": {"embed_dim": 64, "num_heads": 4}, "init_std": 0.5, "init_growth": 0.25}
+    values: Values = {
+        "kwargs": {"embed_dim": 64, "num_heads": 4},
+        "init_std": 0.5,
+        "init_growth": 0.25,
+    }
     place, plain = {"scales.mine": {"models": {"vit_micro": values}}}, changed({})
     params = changed(place | {"scale": "mine"})
     before = plain.model_preset
-    assert params.model_preset == before.model_copy(update=values | {"kwargs": before.kwargs | values["kwargs"]})
+    assert params.model_preset == before.model_copy(
+        update=values | {"kwargs": before.kwargs | values["kwargs"]}
+    )
     assert type(params.model_preset) is ModelPreset
     assert changed(place).model_preset == before
     other = changed(place | {"scale": "mine", "model": "vit_pico"})
@@ -134,11 +179,24 @@ def test_a_model_at_a_scale(changed: Load) -> None:
 def test_variants_of_a_scale(changed: Load) -> None:
     """One more, after those declared for all scales; one replaced, in its place; one left out; at another scale none of it."""
     own: Values = {"scales.minutes.variants": {}}
-    mine = {"more": {"route": "reversed"}, "ls_contrastive": {"route": {"swap": 3}}, "refit_3": None}
-    plain, params = changed(own | {"scales.mine.variants": mine}), changed(own | {"scales.mine.variants": mine, "scale": "mine"})
-    assert list(params.all_variants) == [*(name for name in plain.all_variants if name != "refit_3"), "more"]
+    mine = {
+        "more": {"route": "reversed"},
+        "ls_contrastive": {"route": {"swap": 3}},
+        "refit_3": None,
+    }
+    plain, params = (
+        changed(own | {"scales.mine.variants": mine}),
+        changed(own | {"scales.mine.variants": mine, "scale": "mine"}),
+    )
+    assert list(params.all_variants) == [
+        *(name for name in plain.all_variants if name != "refit_3"),
+        "more",
+    ]
     assert params.all_variants["more"].route == "reversed"
-    assert (plain.all_variants["ls_contrastive"].route, params.all_variants["ls_contrastive"].route) == ("arbitrary", {"swap": 3})
+    assert (
+        plain.all_variants["ls_contrastive"].route,
+        params.all_variants["ls_contrastive"].route,
+    ) == ("arbitrary", {"swap": 3})
     assert "refit_3" in plain.all_variants
     assert "more" not in plain.all_variants
 
@@ -152,52 +210,150 @@ def test_a_variant_that_a_scale_leaves_out(changed: Load) -> None:
         changed(given | {"scales.mine": {"variants": {"layerdrop": None}}})
 
 
-WRONG: list[tuple[str, Any, list[str]]] = [  # dotted key, value, what the one line must say; the scale is not the chosen one
+WRONG: list[
+    tuple[str, Any, list[str]]
+] = [  # dotted key, value, what the one line must say; the scale is not the chosen one
     ("scale", "hour", ["scale", "'hour'", "did you mean 'hours'?", "minutes"]),
-    ("models.vit_micro.scale", "minuets", ["models.vit_micro.scale", "'minuets'", "did you mean 'minutes'?"]),
-    ("models.vit_b16.scale", "publishd", ["models.vit_b16.scale", "'publishd'", "did you mean 'published'?"]),
+    (
+        "models.vit_micro.scale",
+        "minuets",
+        ["models.vit_micro.scale", "'minuets'", "did you mean 'minutes'?"],
+    ),
+    (
+        "models.vit_b16.scale",
+        "publishd",
+        ["models.vit_b16.scale", "'publishd'", "did you mean 'published'?"],
+    ),
     ("models.vit_b16.scale", None, ["models.vit_b16.scale", "None"]),
     ("scales", {}, ["models.vit_micro.scale", "'minutes'"]),
     ("scales", ["smoke"], ["scales", "['smoke']"]),
     ("scales.hours", None, ["scales.hours", "None"]),
-    ("scales.hours.models", {"vit_micro": {"finetune": 3}}, ["scales.hours.models.vit_micro.finetune", "found 3", "a mapping"]),
-    ("scales.hours.models", {"vit_micro": {"kwargs": 3}}, ["scales.hours.models.vit_micro.kwargs", "found 3", "a mapping"]),
+    (
+        "scales.hours.models",
+        {"vit_micro": {"finetune": 3}},
+        ["scales.hours.models.vit_micro.finetune", "found 3", "a mapping"],
+    ),
+    (
+        "scales.hours.models",
+        {"vit_micro": {"kwargs": 3}},
+        ["scales.hours.models.vit_micro.kwargs", "found 3", "a mapping"],
+    ),
     ("scales.hours.pretrain", {"per": "latin"}, ["scales.hours.pretrain.per", "unknown key"]),
-    ("scales.hours.smoothing.training", {"per": "latin"}, ["scales.hours.smoothing.training.per", "unknown key"]),
-    ("scales.hours.variants", {"baseline": {"route": "arbitrary"}}, ["scales.hours.variants", "'baseline'"]),
+    (
+        "scales.hours.smoothing.training",
+        {"per": "latin"},
+        ["scales.hours.smoothing.training.per", "unknown key"],
+    ),
+    (
+        "scales.hours.variants",
+        {"baseline": {"route": "arbitrary"}},
+        ["scales.hours.variants", "'baseline'"],
+    ),
     ("scales.hours.variants", {"none": None}, ["scales.hours.variants", "'none'", "ls_pos"]),
-    ("scales.hours.variants", {"x": {"route": "reversed", "per": "latin"}}, ["scales.hours.variants.x.per", "'latin'", "none"]),
-    ("scales.hours.variants", {"x": {"route": "arbitrary", "finetune": {"epoch": 3}}}, ["scales.hours.variants.x", "epoch"]),
-    ("scales.hours.finetun", {}, ["scales.hours.finetun", "unknown key", "did you mean 'finetune'?"]),
+    (
+        "scales.hours.variants",
+        {"x": {"route": "reversed", "per": "latin"}},
+        ["scales.hours.variants.x.per", "'latin'", "none"],
+    ),
+    (
+        "scales.hours.variants",
+        {"x": {"route": "arbitrary", "finetune": {"epoch": 3}}},
+        ["scales.hours.variants.x", "epoch"],
+    ),
+    (
+        "scales.hours.finetun",
+        {},
+        ["scales.hours.finetun", "unknown key", "did you mean 'finetune'?"],
+    ),
     ("scales.hours.finetune", 3, ["scales.hours.finetune", "3", "dictionary"]),
-    ("scales.hours.finetune.epohcs", 3, ["scales.hours.finetune.epohcs", "unknown key", "did you mean 'epochs'?"]),
-    ("scales.hours.finetune.epochs", -1, ["scales.hours.finetune.epochs", "-1", "greater than or equal to 1"]),
-    ("scales.hours.finetune.per", "latn", ["scales.hours.finetune.per", "'latn'", "did you mean 'latin'?"]),
+    (
+        "scales.hours.finetune.epohcs",
+        3,
+        ["scales.hours.finetune.epohcs", "unknown key", "did you mean 'epochs'?"],
+    ),
+    (
+        "scales.hours.finetune.epochs",
+        -1,
+        ["scales.hours.finetune.epochs", "-1", "greater than or equal to 1"],
+    ),
+    (
+        "scales.hours.finetune.per",
+        "latn",
+        ["scales.hours.finetune.per", "'latn'", "did you mean 'latin'?"],
+    ),
     ("scales.hours.pretrain.lr", 0, ["scales.hours.pretrain.lr", "0", "greater than 0"]),
     ("scales.smoke.exits.epoch", 3, ["scales.smoke.exits.epoch", "did you mean 'epochs'?"]),
     ("scales.hours.smoothing.training", 3, ["scales.hours.smoothing.training", "3"]),
-    ("scales.hours.smoothing.training.epoch", 3, ["scales.hours.smoothing.training.epoch", "did you mean 'epochs'?"]),
+    (
+        "scales.hours.smoothing.training.epoch",
+        3,
+        ["scales.hours.smoothing.training.epoch", "did you mean 'epochs'?"],
+    ),
     ("scales.hours.smoothing.recipe.mixup", -1, ["scales.hours.smoothing.recipe.mixup", "-1"]),
     ("scales.hours.seeds", [0], ["scales.hours.seeds", "unknown key"]),
     ("scales.hours.models", ["vit_micro"], ["scales.hours.models", "['vit_micro']"]),
-    ("scales.hours.models.vit_micra", {}, ["scales.hours.models", "'vit_micra'", "did you mean 'vit_micro'?"]),
+    (
+        "scales.hours.models.vit_micra",
+        {},
+        ["scales.hours.models", "'vit_micra'", "did you mean 'vit_micro'?"],
+    ),
     ("scales.hours.models.vit_micro", None, ["scales.hours.models.vit_micro", "None"]),
-    ("scales.hours.models.vit_micro.finetun", {}, ["scales.hours.models.vit_micro", "'finetun'", "did you mean 'finetune'?"]),
-    ("scales.hours.models.vit_micro.scale", "smoke", ["scales.hours.models.vit_micro", "'scale'", "accepted"]),
-    ("scales.hours.models.vit_micro.finetune", {"lr": 0}, ["scales.hours.models.vit_micro.finetune.lr", "0", "greater than 0"]),
-    ("scales.hours.models.vit_micro.init_std", -1, ["scales.hours.models.vit_micro.init_std", "-1", "greater than 0"]),
-    ("scales.hours.models.vit_micro.timm", "", ["scales.hours.models.vit_micro.timm", "at least 1"]),
-    ("scales.hours.models.vit_micro.kwargs", {"embed_dim": 64, "num_heads": 5}, ["scales.hours.models.vit_micro.kwargs.num_heads", "5"]),
-    ("scales.hours.models.deit3", {"exits": {"keep": 0}}, ["scales.hours.models.deit3.exits.keep", "0"]),
+    (
+        "scales.hours.models.vit_micro.finetun",
+        {},
+        ["scales.hours.models.vit_micro", "'finetun'", "did you mean 'finetune'?"],
+    ),
+    (
+        "scales.hours.models.vit_micro.scale",
+        "smoke",
+        ["scales.hours.models.vit_micro", "'scale'", "accepted"],
+    ),
+    (
+        "scales.hours.models.vit_micro.finetune",
+        {"lr": 0},
+        ["scales.hours.models.vit_micro.finetune.lr", "0", "greater than 0"],
+    ),
+    (
+        "scales.hours.models.vit_micro.init_std",
+        -1,
+        ["scales.hours.models.vit_micro.init_std", "-1", "greater than 0"],
+    ),
+    (
+        "scales.hours.models.vit_micro.timm",
+        "",
+        ["scales.hours.models.vit_micro.timm", "at least 1"],
+    ),
+    (
+        "scales.hours.models.vit_micro.kwargs",
+        {"embed_dim": 64, "num_heads": 5},
+        ["scales.hours.models.vit_micro.kwargs.num_heads", "5"],
+    ),
+    (
+        "scales.hours.models.deit3",
+        {"exits": {"keep": 0}},
+        ["scales.hours.models.deit3.exits.keep", "0"],
+    ),
     ("scales.hours.variants", ["ls"], ["scales.hours.variants", "['ls']"]),
-    ("scales.hours.variants.ls_batch.rout", 3, ["scales.hours.variants.ls_batch.rout", "did you mean 'route'?"]),
-    ("scales.hours.variants.mine", {"route": "arbitary"}, ["scales.hours.variants.mine.route", "did you mean 'arbitrary'?"]),
-]  # fmt: skip
+    (
+        "scales.hours.variants.ls_batch.rout",
+        3,
+        ["scales.hours.variants.ls_batch.rout", "did you mean 'route'?"],
+    ),
+    (
+        "scales.hours.variants.mine",
+        {"route": "arbitary"},
+        ["scales.hours.variants.mine.route", "did you mean 'arbitrary'?"],
+    ),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("key", "value", "said"), WRONG, ids=[f"{i}-{key}" for i, (key, _, _) in enumerate(WRONG)])
-def test_a_wrong_value_is_one_clear_line(key: str, value: Any, said: list[str], changed: Load) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "said"), WRONG, ids=[f"{i}-{key}" for i, (key, _, _) in enumerate(WRONG)]
+)
+def test_a_wrong_value_is_one_clear_line(
+    key: str, value: Any, said: list[str], changed: Load
+) -> None:
     with pytest.raises(UserError) as error:
         changed({key: value})
     lines = str(error.value).splitlines()
@@ -214,6 +370,14 @@ def test_a_variant_that_a_scale_leaves_out_is_asked_for_nowhere(changed: Load) -
 def test_families_of_a_scale_have_the_sizes_of_its_model(changed: Load) -> None:
     """Those of inversion are made from the chosen model as it is at that scale."""
     own: Values = {"families": {"chosen": {}}, "ablations": {}, "transplants": {}}
-    params = changed({"scale": "mine", "scales.mine": {"inversion": own, "models": {"vit_micro": {"kwargs": {"embed_dim": 64}}}}})
+    params = changed(
+        {
+            "scale": "mine",
+            "scales.mine": {
+                "inversion": own,
+                "models": {"vit_micro": {"kwargs": {"embed_dim": 64}}},
+            },
+        }
+    )
     assert list(params.resolve(Inversion).families) == ["chosen"]
     assert family_preset(params, "chosen").kwargs["embed_dim"] == 64

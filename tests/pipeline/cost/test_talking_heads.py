@@ -27,7 +27,9 @@ TALKING = Variant(route="sequential", talking_heads=True)
 def test_flops_are_those_of_a_real_run(kwargs: dict[str, Any]) -> None:
     """Up to the exit after every layer, and of the whole model; a layer more by the two mixes of the heads."""
     preset = ModelPreset(timm="vit_tiny_patch16_224", kwargs=kwargs, weights="scratch")
-    plain, talking = (count_exits(preset, 7, ["mlp", "vit"], SIZES, variant) for variant in (PLAIN, TALKING))
+    plain, talking = (
+        count_exits(preset, 7, ["mlp", "vit"], SIZES, variant) for variant in (PLAIN, TALKING)
+    )
     tokens, heads = (28 // kwargs["patch_size"]) ** 2 + 1, kwargs["num_heads"]
     assert talking.block - plain.block == 2 * 2 * tokens**2 * heads**2
     assert talking._replace(block=plain.block) == plain
@@ -46,22 +48,44 @@ def test_flops_are_those_of_a_real_run(kwargs: dict[str, Any]) -> None:
 def test_other_parts_of_a_variant_count_too() -> None:
     """What knows the position, and that layers were left out is the caller's to say."""
     preset = ModelPreset(timm="vit_tiny_patch16_224", kwargs=SMALL, weights="scratch")
-    encoding = Variant(route="arbitrary", position=Position(encode=Encode(dim=8)), talking_heads=True)
+    encoding = Variant(
+        route="arbitrary", position=Position(encode=Encode(dim=8)), talking_heads=True
+    )
     talking, both = (count_exits(preset, 7, [], SIZES, variant) for variant in (TALKING, encoding))
     assert both.block - talking.block == 2 * 5 * (32 + 8) * 32
     assert count_exits(preset, 7, [], SIZES, TALKING.model_copy(update={"layers": 2})) == talking
 
 
-def test_stage_exits_measures_them(params: Params, pico: ModelPreset, prepared: Path, tmp_path: Path) -> None:
+def test_stage_exits_measures_them(
+    params: Params, pico: ModelPreset, prepared: Path, tmp_path: Path
+) -> None:
     """The costs of a talking-heads variant's exits are its own: each takes more than that of the plain model."""
-    options = {"branches": ["mlp"], "depths": None, "lrs": [0.01], "images": None, "keep": 2, "seed": 0}
+    options = {
+        "branches": ["mlp"],
+        "depths": None,
+        "lrs": [0.01],
+        "images": None,
+        "keep": 2,
+        "seed": 0,
+    }
     found = {}
     for name, variant in (("plain", PLAIN), ("talking", TALKING)):
         config = ExitConfig(
-            title=name, dataset="bars", model_name="pico", model=pico, variant=variant, device="cpu", seed=0, data_sha256="",
-            weights_sha256=None, precision="fp32", options=BranchTraining.model_validate(SIZES.model_dump() | options),
-            tuning=Optimisation.model_validate(params.finetune.model_dump(include=set(Optimisation.model_fields))),
-        )  # fmt: skip
+            title=name,
+            dataset="bars",
+            model_name="pico",
+            model=pico,
+            variant=variant,
+            device="cpu",
+            seed=0,
+            data_sha256="",
+            weights_sha256=None,
+            precision="fp32",
+            options=BranchTraining.model_validate(SIZES.model_dump() | options),
+            tuning=Optimisation.model_validate(
+                params.finetune.model_dump(include=set(Optimisation.model_fields))
+            ),
+        )
         (tmp_path / name).mkdir()
         measure(config, prepared, tmp_path / name, lambda event: None)
         found[name] = json.loads((tmp_path / name / EXIT_COSTS).read_text())["flops"]
@@ -75,6 +99,8 @@ def test_stage_exits_measures_them(params: Params, pico: ModelPreset, prepared: 
 def test_the_plan_keeps_them_apart(params: Params, prepared: Path, tmp_path: Path) -> None:
     """Variants of one architecture share their costs, and those with talking heads have others."""
     plan, task = Plan(params, prepared), Task("bars", prepared, {0: tmp_path / "start"})
-    plain, arbitrary, talking = (plan.costs(task, variant) for variant in (PLAIN, Variant(route="arbitrary"), TALKING))
+    plain, arbitrary, talking = (
+        plan.costs(task, variant) for variant in (PLAIN, Variant(route="arbitrary"), TALKING)
+    )
     assert plain.key == arbitrary.key != talking.key
     assert talking.config.variant.talking_heads

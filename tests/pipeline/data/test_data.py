@@ -56,7 +56,9 @@ def test_prepare(raw: Path, tmp_path: Path) -> None:
 
 
 def test_limits(raw: Path, tmp_path: Path) -> None:
-    meta = prepare("bars", EMBEDDED.model_copy(update={"train": 10, "validation": 5}), raw, tmp_path / "out")
+    meta = prepare(
+        "bars", EMBEDDED.model_copy(update={"train": 10, "validation": 5}), raw, tmp_path / "out"
+    )
     assert meta["counts"] == {"train": 10, "validation": 5}
     with pytest.raises(UserError, match=r"datasets\.bars\.train: found 97, accepted: at most 96"):
         prepare("bars", EMBEDDED.model_copy(update={"train": 97}), raw, tmp_path / "more")
@@ -70,11 +72,16 @@ def test_held_out_images_are_taken_from_the_training_set_alone(raw: Path, tmp_pa
     images = {split: kept(tmp_path / "out", split).images for split in meta["counts"]}
     everything = kept(tmp_path / "whole", "train").images
     parts = np.concatenate([images["train"], images["heldout"]])
-    assert sorted(image.tobytes() for image in parts) == sorted(image.tobytes() for image in everything)  # each once
+    assert sorted(image.tobytes() for image in parts) == sorted(
+        image.tobytes() for image in everything
+    )  # each once
     assert np.array_equal(images["validation"], kept(tmp_path / "whole", "validation").images)
     again = prepare("bars", EMBEDDED.model_copy(update={"heldout": 16}), raw, tmp_path / "again")
     assert again == meta
-    with pytest.raises(UserError, match=r"datasets\.bars\.heldout: found 96, accepted: fewer than the 96 training images"):
+    with pytest.raises(
+        UserError,
+        match=r"datasets\.bars\.heldout: found 96, accepted: fewer than the 96 training images",
+    ):
         prepare("bars", EMBEDDED.model_copy(update={"heldout": 96}), raw, tmp_path / "none")
 
 
@@ -109,7 +116,12 @@ def _drop_checksum(raw: Path, name: str) -> None:
     """As if the wrong file had been there from the start."""
     sums = raw / "SHA256SUMS"
     content = hashlib.sha256(gzip.decompress((raw / name).read_bytes())).hexdigest()
-    sums.write_text("".join(f"{content}  {name}\n" if name in line else f"{line}\n" for line in sums.read_text().splitlines()))
+    sums.write_text(
+        "".join(
+            f"{content}  {name}\n" if name in line else f"{line}\n"
+            for line in sums.read_text().splitlines()
+        )
+    )
 
 
 def _class_11(raw: Path) -> None:
@@ -129,18 +141,40 @@ def _too_few_labels(raw: Path) -> None:
         (_truncate, IMAGES, "truncated or not gzip"),
         (lambda raw: (raw / IMAGES).write_bytes(b"hello"), IMAGES, "truncated or not gzip"),
         (_cut_content, IMAGES, "its header promises"),
-        (lambda raw: shutil.copy(raw / LABELS, raw / IMAGES), IMAGES, "mislabelled: its header is 00000801"),
-        (lambda raw: shutil.copy(raw / IMAGES, raw / LABELS), LABELS, "mislabelled: its header is 00000803"),
-        (lambda raw: (raw / LABELS).write_bytes(gzip.compress(b"")), LABELS, "its header is nothing"),
+        (
+            lambda raw: shutil.copy(raw / LABELS, raw / IMAGES),
+            IMAGES,
+            "mislabelled: its header is 00000801",
+        ),
+        (
+            lambda raw: shutil.copy(raw / IMAGES, raw / LABELS),
+            LABELS,
+            "mislabelled: its header is 00000803",
+        ),
+        (
+            lambda raw: (raw / LABELS).write_bytes(gzip.compress(b"")),
+            LABELS,
+            "its header is nothing",
+        ),
         (_other_content, IMAGES, "its content's sha256 is"),
         (_class_11, LABELS, "class 11, accepted: 0 to 9"),
         (_too_few_labels, LABELS, "95 labels for the 96 images"),
         (lambda raw: (raw / "SHA256SUMS").unlink(), "SHA256SUMS", "dvc pull"),
-        (lambda raw: (raw / "SHA256SUMS").write_text(""), "SHA256SUMS", "no checksum for train-images"),
-        (lambda raw: (raw / "SHA256SUMS").write_text("abc"), "SHA256SUMS", "no checksum for train-images"),
+        (
+            lambda raw: (raw / "SHA256SUMS").write_text(""),
+            "SHA256SUMS",
+            "no checksum for train-images",
+        ),
+        (
+            lambda raw: (raw / "SHA256SUMS").write_text("abc"),
+            "SHA256SUMS",
+            "no checksum for train-images",
+        ),
     ],
 )
-def test_damaged_file_is_named(raw: Path, tmp_path: Path, damage: object, name: str, said: str) -> None:
+def test_damaged_file_is_named(
+    raw: Path, tmp_path: Path, damage: object, name: str, said: str
+) -> None:
     damage(raw)  # type: ignore[operator]
     with pytest.raises(UserError, match=said) as error:
         prepare("bars", EMBEDDED, raw, tmp_path / "out")
@@ -150,11 +184,15 @@ def test_damaged_file_is_named(raw: Path, tmp_path: Path, damage: object, name: 
 
 
 @pytest.mark.slow
-def test_embedded_data_is_what_its_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedded_data_is_what_its_readme_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The files in the repository: counts, balanced classes; and, where the originals are, made by the kept command."""
     monkeypatch.chdir(ROOT)
     copy_repository(tmp_path / "copy")
-    subprocess.run([sys.executable, "-m", "dvc", "pull", "-q", "data.dvc"], cwd=tmp_path / "copy", check=True)
+    subprocess.run(
+        [sys.executable, "-m", "dvc", "pull", "-q", "data.dvc"], cwd=tmp_path / "copy", check=True
+    )
     folder = tmp_path / "copy" / "data" / "fashion_mnist_10k"
     meta = prepare("fashion_mnist_10k", EMBEDDED, folder, tmp_path / "out")
     assert meta["counts"] == {"train": 10_000, "validation": 2_000}
@@ -162,16 +200,25 @@ def test_embedded_data_is_what_its_readme_says(tmp_path: Path, monkeypatch: pyte
         assert np.bincount(kept(tmp_path / "out", split).labels).tolist() == [count] * 10
     if DEBIAN_FOLDER.is_dir():
         write_subset(DEBIAN_FOLDER, tmp_path / "subset", {"train": 10_000, "validation": 2_000}, 0)
-        assert (tmp_path / "subset" / "SHA256SUMS").read_text() == (folder / "SHA256SUMS").read_text()
+        assert (tmp_path / "subset" / "SHA256SUMS").read_text() == (
+            folder / "SHA256SUMS"
+        ).read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not DEBIAN_FOLDER.is_dir(), reason="Debian's package dataset-fashion-mnist is not installed")
+@pytest.mark.skipif(
+    not DEBIAN_FOLDER.is_dir(), reason="Debian's package dataset-fashion-mnist is not installed"
+)
 def test_all_of_fashion_mnist(tmp_path: Path) -> None:
-    meta = prepare("fashion_mnist", DatasetPreset(source="fashion_mnist"), Path("none"), tmp_path / "debian")
+    meta = prepare(
+        "fashion_mnist", DatasetPreset(source="fashion_mnist"), Path("none"), tmp_path / "debian"
+    )
     assert meta["counts"] == {"train": 60_000, "validation": 10_000}
     folder = DatasetPreset(source="fashion_mnist", folder=str(DEBIAN_FOLDER))
-    assert prepare("fashion_mnist", folder, Path("none"), tmp_path / "folder")["sha256"] == meta["sha256"]
+    assert (
+        prepare("fashion_mnist", folder, Path("none"), tmp_path / "folder")["sha256"]
+        == meta["sha256"]
+    )
 
 
 def test_fashion_mnist_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,11 +226,20 @@ def test_fashion_mnist_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(sources, "DEBIAN_FOLDER", tmp_path / "none")
     monkeypatch.setattr(sources, "DOWNLOADS", tmp_path / "downloads")
     monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", _offline)
-    with pytest.raises(UserError, match=r"dataset-fashion-mnist.*download failed.*fashion_mnist.folder") as error:
-        prepare("fashion_mnist", DatasetPreset(source="fashion_mnist"), Path("none"), tmp_path / "out")
+    with pytest.raises(
+        UserError, match=r"dataset-fashion-mnist.*download failed.*fashion_mnist.folder"
+    ) as error:
+        prepare(
+            "fashion_mnist", DatasetPreset(source="fashion_mnist"), Path("none"), tmp_path / "out"
+        )
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match=f"{tmp_path}/here/{IMAGES}: missing"):
-        prepare("f", DatasetPreset(source="fashion_mnist", folder=str(tmp_path / "here")), Path("none"), tmp_path / "out")
+        prepare(
+            "f",
+            DatasetPreset(source="fashion_mnist", folder=str(tmp_path / "here")),
+            Path("none"),
+            tmp_path / "out",
+        )
 
 
 def _offline(*_: object, **__: object) -> None:
@@ -203,7 +259,9 @@ def test_batches(prepared: Path) -> None:
 def test_shuffled_batches_depend_on_seed_and_epoch_alone(prepared: Path) -> None:
     split = Split(prepared, "train", CPU, 1, 28, (0.0,), (1.0,))
     orders = {
-        (seed, epoch): torch.cat([images[:, 0, 0, 0] for images, _ in split.shuffled(40, seed, epoch)]).tolist()
+        (seed, epoch): torch.cat(
+            [images[:, 0, 0, 0] for images, _ in split.shuffled(40, seed, epoch)]
+        ).tolist()
         for seed in range(2)
         for epoch in range(2)
     }
@@ -224,7 +282,9 @@ def test_subset_counts_must_be_balanced(tmp_path: Path) -> None:
         write_subset(tmp_path, tmp_path / "out", {"train": 11, "validation": 10}, 0)
 
 
-def test_a_subset_is_written_whole_or_not_at_all(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subset_is_written_whole_or_not_at_all(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What cannot be chosen is found before a file is touched; a subset holds as many of each class."""
     monkeypatch.setattr(sources, "FASHION_MNIST_SHA256", read_checksums(raw))
     out = tmp_path / "out"
@@ -237,7 +297,12 @@ def test_a_subset_is_written_whole_or_not_at_all(raw: Path, tmp_path: Path, monk
     assert meta["counts"] == {"train": 20, "validation": 10}
     assert np.bincount(kept(tmp_path / "prepared", "train").labels).tolist() == [2] * 10
     for wrong in ("--train=-10", "--validation=0", "--seed=-1"):
-        assert CliRunner().invoke(app, ["data", "subset", "--source", str(raw), "--out", str(out), wrong]).exit_code == 2
+        assert (
+            CliRunner()
+            .invoke(app, ["data", "subset", "--source", str(raw), "--out", str(out), wrong])
+            .exit_code
+            == 2
+        )
 
 
 def test_processes_share_every_batch(prepared: Path) -> None:
@@ -248,7 +313,9 @@ def test_processes_share_every_batch(prepared: Path) -> None:
     assert [len(part[0]) for part in parts] == [14, 13, 13]
     for batch, *shares in zip(whole, *parts, strict=True):
         assert torch.equal(batch, torch.cat(shares))
-    ordered = {i: labels.tolist() for rank in range(3) for i, _, labels in split.in_order(20, rank, 3)}
+    ordered = {
+        i: labels.tolist() for rank in range(3) for i, _, labels in split.in_order(20, rank, 3)
+    }
     assert ordered == {i: labels.tolist() for i, _, labels in split.in_order(20)}
     assert [i for i, _, _ in split.in_order(20, 1, 3)] == [1, 4]
     assert list(split.in_order(100, 1, 3)) == []
@@ -257,7 +324,10 @@ def test_processes_share_every_batch(prepared: Path) -> None:
 @pytest.mark.parametrize("reading", ["published", "timm"])
 def test_small_images_are_resized_on_the_device_as_files_are(reading: str, tmp_path: Path) -> None:
     """CIFAR's 32 pixels at 48: files are rounded (and, where bicubic oversteps 255, cut) after each of two passes, here once."""
-    resize = resizing(ModelPreset(timm="vit_tiny_patch16_224", kwargs={"img_size": 48}, weights="scratch"), reading)
+    resize = resizing(
+        ModelPreset(timm="vit_tiny_patch16_224", kwargs={"img_size": 48}, weights="scratch"),
+        reading,
+    )
     noise = np.random.default_rng(0).integers(64, 192, (5, 32, 32, 3), dtype=np.uint8)
     write_arrow(tmp_path / "train.arrow", noise.shape[1:], [Arrays(noise, np.arange(5))])
     (tmp_path / "meta.json").write_text("{}")
@@ -275,8 +345,11 @@ def test_small_images_are_resized_on_the_device_as_files_are(reading: str, tmp_p
 def test_the_reading_is_part_of_the_identity(raw: Path, tmp_path: Path) -> None:
     """A training on differently resized images is another one, though the pixels on disk are the same."""
     published, timm = (
-        prepare("bars", EMBEDDED.model_copy(update={"resize": reading}), raw, tmp_path / reading) for reading in ("published", "timm")
+        prepare("bars", EMBEDDED.model_copy(update={"resize": reading}), raw, tmp_path / reading)
+        for reading in ("published", "timm")
     )
     assert published["sha256"] != timm["sha256"]
     assert published["resize"] == "published"
-    assert sha256(tmp_path / "published" / "train.arrow") == sha256(tmp_path / "timm" / "train.arrow")
+    assert sha256(tmp_path / "published" / "train.arrow") == sha256(
+        tmp_path / "timm" / "train.arrow"
+    )

@@ -34,7 +34,9 @@ from tests.pipeline.data.test_sources import write_images
 
 CPU = torch.device("cpu")
 SIZE = 32
-MODEL = ModelPreset(timm="vit_tiny_patch16_224.augreg_in21k_ft_in1k", kwargs={"img_size": SIZE}, weights="scratch")
+MODEL = ModelPreset(
+    timm="vit_tiny_patch16_224.augreg_in21k_ft_in1k", kwargs={"img_size": SIZE}, weights="scratch"
+)
 PRESET = DatasetPreset(source="image_folder", folder="images")
 
 
@@ -61,11 +63,17 @@ def pictures() -> dict[str, Image.Image]:
     noise = np.random.default_rng(0).integers(0, 256, (200, 340, 3), dtype=np.uint8)
     colour = Image.fromarray(noise).resize((90, 53))
     return {
-        "wide.jpg": colour, "high.png": colour.transpose(Image.Transpose.ROTATE_90), "small.png": colour.crop((0, 0, 20, 17)),
-        "grey.jpg": colour.convert("L"), "palette.gif": colour.convert("P"), "cmyk.jpg": colour.convert("CMYK"),
-        "alpha.png": colour.convert("RGBA"), "bits.png": colour.convert("1"), "large.webp": Image.fromarray(noise),
+        "wide.jpg": colour,
+        "high.png": colour.transpose(Image.Transpose.ROTATE_90),
+        "small.png": colour.crop((0, 0, 20, 17)),
+        "grey.jpg": colour.convert("L"),
+        "palette.gif": colour.convert("P"),
+        "cmyk.jpg": colour.convert("CMYK"),
+        "alpha.png": colour.convert("RGBA"),
+        "bits.png": colour.convert("1"),
+        "large.webp": Image.fromarray(noise),
         "exact.png": colour.resize((SIZE, SIZE)),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("name", pictures())
@@ -74,7 +82,13 @@ def test_pixels_are_those_of_the_published_transforms(name: str) -> None:
     file = io.BytesIO()
     pictures()[name].save(file, Image.registered_extensions()[Path(name).suffix])
     image = Image.open(file).convert("RGB")
-    published = transforms.Compose([transforms.Resize(SIZE, antialias=True), transforms.CenterCrop(SIZE), transforms.PILToTensor()])
+    published = transforms.Compose(
+        [
+            transforms.Resize(SIZE, antialias=True),
+            transforms.CenterCrop(SIZE),
+            transforms.PILToTensor(),
+        ]
+    )
     for reading, theirs in (("published", published), ("timm", timm_transform(MODEL))):
         ours = decode(file.getvalue(), resizing(MODEL, reading))
         assert np.array_equal(ours.transpose(2, 0, 1), theirs(image).numpy())
@@ -83,7 +97,10 @@ def test_pixels_are_those_of_the_published_transforms(name: str) -> None:
 
 def timm_transform(model: ModelPreset) -> Any:
     cfg: Any = timm.get_pretrained_cfg(model.timm)
-    config = resolve_data_config({"input_size": (3, model.kwargs["img_size"], model.kwargs["img_size"])}, pretrained_cfg=cfg.to_dict())
+    config = resolve_data_config(
+        {"input_size": (3, model.kwargs["img_size"], model.kwargs["img_size"])},
+        pretrained_cfg=cfg.to_dict(),
+    )
     return create_transform(**config, normalize=False)
 
 
@@ -93,11 +110,15 @@ def test_a_squeezing_crop_of_timm() -> None:
     pictures()["wide.jpg"].save(file, "PNG")
     assert resizing(model, "timm") == Resize((SIZE, SIZE), "bicubic", SIZE)
     theirs = timm_transform(model)(pictures()["wide.jpg"]).numpy()
-    assert np.array_equal(decode(file.getvalue(), resizing(model, "timm")).transpose(2, 0, 1), theirs)
+    assert np.array_equal(
+        decode(file.getvalue(), resizing(model, "timm")).transpose(2, 0, 1), theirs
+    )
 
 
 @pytest.mark.slow
-def test_a_folder_is_decoded_to_shards(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_decoded_to_shards(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All images once, in small files that the metadata lists; the moments are those of the training pixels."""
     checked = []
     meta = prepare("set", PRESET, home, home / "out", MODEL, lambda *sizes: checked.append(sizes))
@@ -109,7 +130,9 @@ def test_a_folder_is_decoded_to_shards(home: Path, monkeypatch: pytest.MonkeyPat
     assert (meta["image_shape"], meta["resize"]) == ([SIZE, SIZE, 3], "published")
     assert [shard["images"] for shard in meta["shards"]["train"]] == [64, 36]
     train = pixels(home, "out", "train")
-    first = decode((home / "images" / "train" / "a" / "a_0.JPEG").read_bytes(), resizing(MODEL, "published"))
+    first = decode(
+        (home / "images" / "train" / "a" / "a_0.JPEG").read_bytes(), resizing(MODEL, "published")
+    )
     assert np.array_equal(train[0], first)
     assert np.allclose(meta["mean"], train.mean((0, 1, 2)) / 255, atol=1e-6)
     assert np.allclose(meta["std"], train.std((0, 1, 2)) / 255, atol=1e-6)
@@ -117,7 +140,9 @@ def test_a_folder_is_decoded_to_shards(home: Path, monkeypatch: pytest.MonkeyPat
     assert np.bincount(split.maps.labels).tolist() == [30, 30, 10]
     assert set(split.maps.labels[:20]) == {0, 1, 2}  # the first n are of all classes
     index = torch.tensor([69, 3, 65])
-    expected = torch.from_numpy(pixels(home, "out", "validation")[index.numpy()]).permute(0, 3, 1, 2) / 255
+    expected = (
+        torch.from_numpy(pixels(home, "out", "validation")[index.numpy()]).permute(0, 3, 1, 2) / 255
+    )
     assert torch.allclose(split.take(index)[0], expected, atol=1e-6)
     assert prepared(home, "again") == meta
     assert prepared(home, "timm", resize="timm")["sha256"] != meta["sha256"]
@@ -135,18 +160,26 @@ def test_limits_take_random_images_of_all_classes(home: Path) -> None:
         prepared(home, train=101)
 
 
-def test_wrong_sizes_and_models_end_before_decoding(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_sizes_and_models_end_before_decoding(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*sizes: int) -> None:
         raise UserError(f"too few: {sizes}")
 
     with pytest.raises(UserError, match=r"too few: \(100, 70, 0\)"):
         prepare("set", PRESET, home, home / "out", MODEL, refuse)
     grey = MODEL.model_copy(update={"kwargs": {"in_chans": 1}})
-    with pytest.raises(UserError, match=r"in_chans: found 1, accepted: 3 \(the images of 'set' are in colour\)"):
+    with pytest.raises(
+        UserError, match=r"in_chans: found 1, accepted: 3 \(the images of 'set' are in colour\)"
+    ):
         prepare("set", PRESET, home, home / "out", grey)
     assert not (home / ".lsvit").exists()
-    monkeypatch.setattr("pipeline.data.decode.shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0))
-    with pytest.raises(UserError, match=r"found 0.0 GB free, accepted: at least 0.0 GB for 170 decoded images"):
+    monkeypatch.setattr(
+        "pipeline.data.decode.shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0)
+    )
+    with pytest.raises(
+        UserError, match=r"found 0.0 GB free, accepted: at least 0.0 GB for 170 decoded images"
+    ):
         prepared(home)
 
 
@@ -157,20 +190,39 @@ def test_unreadable_images_are_all_named(home: Path) -> None:
     whole = (folder / "a_1.JPEG").read_bytes()
     header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
     chunk = b"IHDR" + header
-    bomb = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\0IDAT" + bytes(4)
-    damaged = {"a_1.JPEG": whole[: len(whole) // 2], "text.png": b"hello", "empty.gif": b"", "bomb.png": bomb}
+    bomb = (
+        b"\x89PNG\r\n\x1a\n"
+        + struct.pack(">I", 13)
+        + chunk
+        + struct.pack(">I", zlib.crc32(chunk))
+        + b"\0\0\0\0IDAT"
+        + bytes(4)
+    )
+    damaged = {
+        "a_1.JPEG": whole[: len(whole) // 2],
+        "text.png": b"hello",
+        "empty.gif": b"",
+        "bomb.png": bomb,
+    }
     for name, content in damaged.items():
         (folder / name).write_bytes(content)
     (folder / "broken.jpg").symlink_to("nowhere")
     Image.new("RGB", (100_000, 1)).save(folder / "narrow.png")
-    with pytest.raises(UserError, match=r"^set: 6 of 175 images cannot be read, all in \S+unreadable.txt: ") as error:
+    with pytest.raises(
+        UserError, match=r"^set: 6 of 175 images cannot be read, all in \S+unreadable.txt: "
+    ) as error:
         prepared(home)
     assert "\n" not in str(error.value)
     (listing,) = home.glob(f".lsvit/data/*/{UNREADABLE}")
     lines = dict(line.split(": ", 1) for line in listing.read_text().splitlines())
     assert lines.keys() == {str(folder / name) for name in [*damaged, "broken.jpg", "narrow.png"]}
-    for name, said in {"a_1.JPEG": "truncated", "bomb.png": "DecompressionBomb", "broken.jpg": "No such", "text.png": "cannot identify",
-                       "narrow.png": "100000 x 1 pixels"}.items():  # fmt: skip
+    for name, said in {
+        "a_1.JPEG": "truncated",
+        "bomb.png": "DecompressionBomb",
+        "broken.jpg": "No such",
+        "text.png": "cannot identify",
+        "narrow.png": "100000 x 1 pixels",
+    }.items():
         assert said in lines[str(folder / name)]
     assert not (home / "out").exists()
     for path in lines:
@@ -183,7 +235,10 @@ def test_missing_and_damaged_shards_are_named_and_made_again(home: Path) -> None
     meta = prepared(home)
     path = home / meta["shards"]["train"][1]["file"]
     whole = path.read_bytes()
-    for damage, said in ((path.unlink, "missing"), (lambda: path.write_bytes(whole[:-1000]), "damaged")):
+    for damage, said in (
+        (path.unlink, "missing"),
+        (lambda: path.write_bytes(whole[:-1000]), "damaged"),
+    ):
         damage()  # type: ignore[operator]
         with pytest.raises(UserError, match=rf"^{path}: {said}.*`dvc repro -f prepare-data`"):
             Split(home / "out", "train", CPU, 3, SIZE, (0.0,), (1.0,))
@@ -194,7 +249,9 @@ def test_missing_and_damaged_shards_are_named_and_made_again(home: Path) -> None
 @pytest.mark.slow
 def test_a_changed_image_is_seen_when_the_folder_is_read_again(home: Path) -> None:
     before = prepared(home)
-    shutil.copy(home / "images" / "train" / "b" / "b_1.JPEG", home / "images" / "train" / "b" / "b_2.JPEG")
+    shutil.copy(
+        home / "images" / "train" / "b" / "b_1.JPEG", home / "images" / "train" / "b" / "b_2.JPEG"
+    )
     assert prepared(home)["sha256"] != before["sha256"]
     assert (home / before["shards"]["train"][0]["file"]).exists()  # other experiments may use them
 
@@ -216,7 +273,10 @@ def test_a_killed_preparation_goes_on_and_leaves_no_process(home: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (600, 600, 3), dtype=np.uint8)
     Image.fromarray(noise).save(home / "images" / "train" / "a" / "large.jpg")
     for i in range(200):
-        os.link(home / "images" / "train" / "a" / "large.jpg", home / "images" / "train" / "a" / f"large_{i}.jpg")
+        os.link(
+            home / "images" / "train" / "a" / "large.jpg",
+            home / "images" / "train" / "a" / f"large_{i}.jpg",
+        )
     # as `prepared` does, without this module's imports
     code = """
 import sys
@@ -228,7 +288,12 @@ home, preset, model = Path(sys.argv[1]), DatasetPreset.model_validate_json(sys.a
 prepare("set", preset, home, home / "killed", model)
 """
     about = [str(home), PRESET.model_dump_json(), MODEL.model_dump_json()]
-    process = subprocess.Popen([sys.executable, "-c", code, *about], cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *about],
+        cwd=ROOT,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+    )
     while not (finished := list(home.glob(".lsvit/data/*/*.json"))):
         assert process.poll() is None
         time.sleep(0.01)
@@ -248,19 +313,29 @@ prepare("set", preset, home, home / "killed", model)
 
 
 def opened(home: Path, device: torch.device, workers: int | None = None) -> Split:
-    return Split(home / "out", "train", device, 3, SIZE, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), workers=workers)
+    return Split(
+        home / "out", "train", device, 3, SIZE, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), workers=workers
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12 of any fork beside threads
+@pytest.mark.filterwarnings(
+    "ignore:This process:DeprecationWarning"
+)  # Python 3.12 of any fork beside threads
 def test_reading_ahead_gives_the_same_batches(home: Path) -> None:
     """With workers and without: the same images, and the global generator, which dropout draws from, is left alone."""
     prepared(home)
     direct, ahead = opened(home, CPU), opened(home, CPU, workers=2)
     torch.manual_seed(0)
-    for ours, theirs in ((direct.shuffled(16, 1, 2), ahead.shuffled(16, 1, 2)), (direct.in_order(40), ahead.in_order(40))):
+    for ours, theirs in (
+        (direct.shuffled(16, 1, 2), ahead.shuffled(16, 1, 2)),
+        (direct.in_order(40), ahead.in_order(40)),
+    ):
         for batch, same in zip(ours, theirs, strict=True):
-            assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(batch, same, strict=True))
+            assert all(
+                torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+                for a, b in zip(batch, same, strict=True)
+            )
     state = torch.get_rng_state()
     torch.manual_seed(0)
     assert torch.equal(state, torch.get_rng_state())
@@ -281,7 +356,9 @@ def test_on_a_gpu_resident_and_read_ahead_are_the_same(home: Path) -> None:
     assert not ahead.resident
     for batch, same in zip(resident.shuffled(16, 1, 2), ahead.shuffled(16, 1, 2), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(batch, same, strict=True))
-    for (_, images, labels), (_, on_device, equal) in zip(direct.in_order(40), resident.in_order(40), strict=True):
+    for (_, images, labels), (_, on_device, equal) in zip(
+        direct.in_order(40), resident.in_order(40), strict=True
+    ):
         assert torch.allclose(images, on_device.cpu(), atol=1e-6)
         assert torch.equal(labels, equal.cpu())
 

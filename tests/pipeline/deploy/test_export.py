@@ -31,14 +31,21 @@ from pipeline.models.weights import build
 from stages.commands import app
 from tests.conftest import ROOT, Training
 
-DISTILLED = ModelPreset(timm="deit_tiny_distilled_patch16_224", weights="scratch", head="class_token", num_classes=12,
-                        kwargs={"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2})  # fmt: skip
+DISTILLED = ModelPreset(
+    timm="deit_tiny_distilled_patch16_224",
+    weights="scratch",
+    head="class_token",
+    num_classes=12,
+    kwargs={"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2},
+)
 MIXER = ModelPreset(timm="resmlp_12_224", weights="scratch", kwargs={"img_size": 32})
 
 
 def images_for(model: RoutedModel, n: int = 3) -> Tensor:
     embed = getattr(model.backbone, "stem", None) or model.backbone.patch_embed
-    return torch.randn(n, embed.proj.in_channels, *embed.img_size, generator=torch.Generator().manual_seed(1))
+    return torch.randn(
+        n, embed.proj.in_channels, *embed.img_size, generator=torch.Generator().manual_seed(1)
+    )
 
 
 def pixels(prepared: Path, i: int = 0) -> np.ndarray:
@@ -52,10 +59,20 @@ def stock(folder: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "preset"), [
-    ("ls", None), ("ls_pred", None), ("refit_2", None), ("mixed", None), ("ls", DISTILLED), ("ls", MIXER),
-])  # fmt: skip
-def test_stock_timm_makes_the_model_itself(trained: Training, name: str, preset: ModelPreset | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("ls", None),
+        ("ls_pred", None),
+        ("refit_2", None),
+        ("mixed", None),
+        ("ls", DISTILLED),
+        ("ls", MIXER),
+    ],
+)
+def test_stock_timm_makes_the_model_itself(
+    trained: Training, name: str, preset: ModelPreset | None
+) -> None:
     model = trained(name, preset)
     folder, _ = export(name, 0)
     images = images_for(model)
@@ -64,11 +81,23 @@ def test_stock_timm_makes_the_model_itself(trained: Training, name: str, preset:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "preset"), [
-    ("ls", None), ("ls_pos", None), ("ls_pred", None), ("refit_2", None), ("mixed", None), ("talking", None), ("ls", DISTILLED),
-    ("ls_pos", DISTILLED), ("refit_2", MIXER),
-])  # fmt: skip
-def test_an_export_opens_as_it_was_trained(trained: Training, name: str, preset: ModelPreset | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("ls", None),
+        ("ls_pos", None),
+        ("ls_pred", None),
+        ("refit_2", None),
+        ("mixed", None),
+        ("talking", None),
+        ("ls", DISTILLED),
+        ("ls_pos", DISTILLED),
+        ("refit_2", MIXER),
+    ],
+)
+def test_an_export_opens_as_it_was_trained(
+    trained: Training, name: str, preset: ModelPreset | None
+) -> None:
     model = trained(name, preset)
     folder, _ = export(name, 0, Path("mine"))
     training = open_weights(f"outs/finetune/{name}/seed_0/{WEIGHTS}")
@@ -78,7 +107,9 @@ def test_an_export_opens_as_it_was_trained(trained: Training, name: str, preset:
             assert torch.equal(opened.model(images, route), model(images, route))
             assert torch.equal(opened.model(images), model(images))
         assert opened.classes == training.classes
-        assert {key: tuple(v) if isinstance(v, list | tuple) else v for key, v in opened.data.items()} == training.data
+        assert {
+            key: tuple(v) if isinstance(v, list | tuple) else v for key, v in opened.data.items()
+        } == training.data
     assert (folder / "position.safetensors").exists() == (name in ("ls_pos", "ls_pred"))
 
 
@@ -126,14 +157,30 @@ def test_what_stock_timm_gets_wrong_is_said(trained: Training) -> None:
 def write_results(folder: Path) -> None:
     """Rows of two seeds as stage prune-eval writes them: `ls` at 70 and 74 % in the original order, 60 % in any other."""
     rows = [
-        {"dataset": "bars", "model": "pico", "variant": "ls", "seed": seed, "keep": keep, "order": order, "route": "", "routes": routes,
-         "images": 40, "accuracy": (0.7 + 0.04 * seed if order == "sequential" else 0.6) - (4 - keep) / 10, "loss": 1.0,
-         "position_accuracy": None, "std_images": 0.1}
-        for seed in (0, 1) for keep in (2, 4) for order, routes in (("sequential", 1), ("arbitrary", 12))
-    ]  # fmt: skip
+        {
+            "dataset": "bars",
+            "model": "pico",
+            "variant": "ls",
+            "seed": seed,
+            "keep": keep,
+            "order": order,
+            "route": "",
+            "routes": routes,
+            "images": 40,
+            "accuracy": (0.7 + 0.04 * seed if order == "sequential" else 0.6) - (4 - keep) / 10,
+            "loss": 1.0,
+            "position_accuracy": None,
+            "std_images": 0.1,
+        }
+        for seed in (0, 1)
+        for keep in (2, 4)
+        for order, routes in (("sequential", 1), ("arbitrary", 12))
+    ]
     folder.mkdir()
     pd.DataFrame(rows).to_csv(folder / "prune_eval.csv", index=False)
-    (folder / "cell.json").write_text(json.dumps({"dataset": "bars", "model": "pico", "scale": "minutes", "protocol": "paper"}))
+    (folder / "cell.json").write_text(
+        json.dumps({"dataset": "bars", "model": "pico", "scale": "minutes", "protocol": "paper"})
+    )
 
 
 def test_the_model_card(trained: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,20 +189,35 @@ def test_the_model_card(trained: Training, tmp_path: Path, monkeypatch: pytest.M
     write_results(Path("results"))
     start = Path("outs/pretrain/seed_0")
     start.mkdir(parents=True)
-    (start / "weights.json").write_text(json.dumps({"timm": "a.b", "hf_hub_id": "timm/a.b", "sha256": "ff", "license": "apache-2.0"}))
+    (start / "weights.json").write_text(
+        json.dumps(
+            {"timm": "a.b", "hf_hub_id": "timm/a.b", "sha256": "ff", "license": "apache-2.0"}
+        )
+    )
     folder, notes = export("ls", 1)
     assert notes == []
     text = (folder / "README.md").read_text()
     _, front, body = text.split("---\n", 2)
     assert {key: value for key, value in yaml.safe_load(front).items() if key != "model-index"} == {
-        "license": "apache-2.0", "library_name": "timm", "pipeline_tag": "image-classification", "base_model": "timm/a.b",
-        "tags": ["timm", "image-classification", "layershuffle"], "datasets": ["bars"], "metrics": ["accuracy"],
-    }  # fmt: skip
+        "license": "apache-2.0",
+        "library_name": "timm",
+        "pipeline_tag": "image-classification",
+        "base_model": "timm/a.b",
+        "tags": ["timm", "image-classification", "layershuffle"],
+        "datasets": ["bars"],
+        "metrics": ["accuracy"],
+    }
     shown: Any = ModelCard(text)
     evaluated = shown.data.eval_results
     assert {(each.metric_name, each.metric_value) for each in evaluated or ()} == {
-        ("top-1 accuracy (%), sequential order", 74.0), ("top-1 accuracy (%), arbitrary order", 60.0)}  # fmt: skip
-    table = {tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in body.splitlines() if line.startswith("| sequential")}
+        ("top-1 accuracy (%), sequential order", 74.0),
+        ("top-1 accuracy (%), arbitrary order", 60.0),
+    }
+    table = {
+        tuple(cell.strip() for cell in line.split("|")[1:-1])
+        for line in body.splitlines()
+        if line.startswith("| sequential")
+    }
     assert ("sequential", "4", "72.00", "[46.59, 97.41]", "2", "1", "40", "74.00") in table
     for said in (
         "timm/a.b, sha256 `ff`",
@@ -204,9 +266,15 @@ def test_the_exported_config(trained: Training, prepared: Path) -> None:
     assert config["architecture"] == "deit_tiny_distilled_patch16_224"
     assert config["label_names"][1] == "Trouser"
     assert (config["num_classes"], config["model_args"]["depth"]) == (12, 2)
-    assert "num_classes" not in config["model_args"]  # transformers' TimmWrapper takes no second one
+    assert (
+        "num_classes" not in config["model_args"]
+    )  # transformers' TimmWrapper takes no second one
     cfg, meta = config["pretrained_cfg"], json.loads((prepared / "meta.json").read_text())
-    assert (cfg["input_size"], cfg["crop_pct"], cfg["interpolation"]) == ([3, 32, 32], 1.0, "bilinear")
+    assert (cfg["input_size"], cfg["crop_pct"], cfg["interpolation"]) == (
+        [3, 32, 32],
+        1.0,
+        "bilinear",
+    )
     assert (cfg["mean"], cfg["std"]) == (meta["mean"] * 3, meta["std"] * 3)
     assert not {"tag", "license", "url", "hf_hub_id"} & cfg.keys()  # of weights that these are not
     head = load_file(folder / "model.safetensors")
@@ -215,24 +283,35 @@ def test_the_exported_config(trained: Training, prepared: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_export_says_how_the_images_were_resized(trained: Training, tmp_path: Path, prepared: Path) -> None:
+def test_an_export_says_how_the_images_were_resized(
+    trained: Training, tmp_path: Path, prepared: Path
+) -> None:
     """`resize: timm` of a data set: as the evaluation of the weights that timm names."""
     trained("ls", MIXER)
     (data := tmp_path / "outs" / "prepare_data").unlink()
     shutil.copytree(prepared, data)
-    (data / "meta.json").write_text(json.dumps(json.loads((data / "meta.json").read_text()) | {"resize": "timm"}))
+    (data / "meta.json").write_text(
+        json.dumps(json.loads((data / "meta.json").read_text()) | {"resize": "timm"})
+    )
     cfg = json.loads((export("ls", 0)[0] / "config.json").read_text())["pretrained_cfg"]
     assert (cfg["crop_pct"], cfg["interpolation"], cfg["crop_mode"]) == (0.875, "bicubic", "center")
 
 
 def test_trainings_that_are_not_there(trained: Training, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="outs/finetune: not found, no training has finished; `dvc repro`"):
+    with pytest.raises(
+        UserError, match="outs/finetune: not found, no training has finished; `dvc repro`"
+    ):
         find_training("ls", 0)
-    with pytest.raises(UserError, match=r"variant: found 'lss', did you mean 'ls'\? accepted: baseline, ls, "):
+    with pytest.raises(
+        UserError, match=r"variant: found 'lss', did you mean 'ls'\? accepted: baseline, ls, "
+    ):
         find_training("lss", 0)
     trained("ls", seed=3)
     trained("ls_pos")
-    for variant, seed, said in (("lss", 0, r"found 'lss', did you mean 'ls'\? accepted: ls, ls_pos"), ("ls", 0, "found 0, accepted: 3")):
+    for variant, seed, said in (
+        ("lss", 0, r"found 'lss', did you mean 'ls'\? accepted: ls, ls_pos"),
+        ("ls", 0, "found 0, accepted: 3"),
+    ):
         with pytest.raises(UserError, match=said):
             export(variant, seed)
     (tmp_path / "file").write_text("")
@@ -242,7 +321,9 @@ def test_trainings_that_are_not_there(trained: Training, tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"outs/params/model\.json: cannot be read"):
         export("ls", 3)
     (tmp_path / "outs" / "prepare_data").unlink()
-    with pytest.raises(UserError, match=r"outs/prepare_data: not the images that .* was trained on"):
+    with pytest.raises(
+        UserError, match=r"outs/prepare_data: not the images that .* was trained on"
+    ):
         export("ls", 3)
 
 
@@ -260,18 +341,27 @@ def test_weights_that_cannot_be_opened(trained: Training, monkeypatch: pytest.Mo
     Path("parts/position.safetensors").unlink()
     shutil.copytree(folder, "misfit")
     shutil.copy("mine/position.safetensors", "misfit/model.safetensors")
-    for name, config in (("resnet", {"architecture": "test_resnet"}), ("unknown", {"architecture": "vit_tinny"}), ("neither", {}),
-                         ("headless", {"architecture": "test_vit", "num_classes": 0})):  # fmt: skip
+    for name, config in (
+        ("resnet", {"architecture": "test_resnet"}),
+        ("unknown", {"architecture": "vit_tinny"}),
+        ("neither", {}),
+        ("headless", {"architecture": "test_vit", "num_classes": 0}),
+    ):
         shutil.copytree(folder, name)
         Path(name, "config.json").write_text(json.dumps(config))
     shutil.copytree(folder, "broken")
     Path("broken/config.json").write_text("{")
     for where, said in (
-        ("nowhere", "weights: nowhere does not exist; accepted: an exported"), ("hf-hub:you/model", "hf-hub:you/model cannot be had"),
-        ("parts", r"parts/position\.safetensors: not a safetensors file"), ("misfit", "does not fit its config.json"),
-        ("resnet", "not routable"), ("unknown", "timm cannot make this model"), ("neither", "neither of an export nor of a training"),
-        ("headless", "a model without a head"), ("broken", r"broken/config\.json: cannot be read"),
-    ):  # fmt: skip
+        ("nowhere", "weights: nowhere does not exist; accepted: an exported"),
+        ("hf-hub:you/model", "hf-hub:you/model cannot be had"),
+        ("parts", r"parts/position\.safetensors: not a safetensors file"),
+        ("misfit", "does not fit its config.json"),
+        ("resnet", "not routable"),
+        ("unknown", "timm cannot make this model"),
+        ("neither", "neither of an export nor of a training"),
+        ("headless", "a model without a head"),
+        ("broken", r"broken/config\.json: cannot be read"),
+    ):
         with pytest.raises(UserError, match=said) as error:
             open_weights(where)
         assert "\n" not in str(error.value)
@@ -280,9 +370,13 @@ def test_weights_that_cannot_be_opened(trained: Training, monkeypatch: pytest.Mo
 def test_an_export_from_the_hub(trained: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     model = trained("ls_pos")
     folder, _ = export("ls_pos", 0)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repository, allow_patterns: str(folder))
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda repository, allow_patterns: str(folder)
+    )
     with torch.no_grad():
-        assert torch.equal(open_weights("hf-hub:you/model").model(images_for(model)), model(images_for(model)))
+        assert torch.equal(
+            open_weights("hf-hub:you/model").model(images_for(model)), model(images_for(model))
+        )
 
 
 @pytest.mark.parametrize(("outputs", "name"), [(1000, "tench"), (7, "output 0")])
@@ -299,15 +393,20 @@ def test_a_folder_of_stock_timm_opens_too(tmp_path: Path, outputs: int, name: st
     assert predict(opened, image, [tuple(range(6))], 1)["top"][0]["class"].startswith(name)
 
 
-@pytest.mark.parametrize(("order", "keep", "expected"), [
-    ("sequential", None, [(0, 1, 2, 3)]),
-    ("reversed", None, [(3, 2, 1, 0)]),
-    ("sequential", 3, [(0, 1, 2), (0, 1, 3), (0, 2, 3), (1, 2, 3)]),
-    ("reversed", 3, [(2, 1, 0), (3, 1, 0), (3, 2, 0), (3, 2, 1)]),
-    ("arbitrary", 1, [(0,), (1,), (2,), (3,)]),
-    ("2, 0,0", None, [(2, 0, 0)]),
-])  # fmt: skip
-def test_routes_of_a_prediction(pico: ModelPreset, order: str, keep: int | None, expected: list) -> None:
+@pytest.mark.parametrize(
+    ("order", "keep", "expected"),
+    [
+        ("sequential", None, [(0, 1, 2, 3)]),
+        ("reversed", None, [(3, 2, 1, 0)]),
+        ("sequential", 3, [(0, 1, 2), (0, 1, 3), (0, 2, 3), (1, 2, 3)]),
+        ("reversed", 3, [(2, 1, 0), (3, 1, 0), (3, 2, 0), (3, 2, 1)]),
+        ("arbitrary", 1, [(0,), (1,), (2,), (3,)]),
+        ("2, 0,0", None, [(2, 0, 0)]),
+    ],
+)
+def test_routes_of_a_prediction(
+    pico: ModelPreset, order: str, keep: int | None, expected: list
+) -> None:
     assert choose_routes(build(pico, 10), order, keep, 5, 0) == expected
 
 
@@ -315,12 +414,19 @@ def test_random_routes_of_a_prediction(pico: ModelPreset) -> None:
     model = build(pico, 10)
     routes = choose_routes(model, "arbitrary", None, 20, 0)
     assert len(set(routes)) == 20
-    assert routes == choose_routes(model, "arbitrary", None, 20, 0) != choose_routes(model, "arbitrary", None, 20, 1)
+    assert (
+        routes
+        == choose_routes(model, "arbitrary", None, 20, 0)
+        != choose_routes(model, "arbitrary", None, 20, 1)
+    )
     for order, keep, said in (
-        ("backwards", None, "--order: found 'backwards', accepted: sequential"), ("0,4", None, "layers from 0 to 3"),
-        ("0,-1", None, "--order"), ("0,", None, "--order"), ("1,0", 2, "without --keep"),
+        ("backwards", None, "--order: found 'backwards', accepted: sequential"),
+        ("0,4", None, "layers from 0 to 3"),
+        ("0,-1", None, "--order"),
+        ("0,", None, "--order"),
+        ("1,0", 2, "without --keep"),
         ("arbitrary", 5, "--keep: found 5, accepted: 1 to 4"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError, match=said):
             choose_routes(model, order, keep, 20, 0)
 
@@ -329,7 +435,9 @@ def test_an_image_is_read_as_the_pipeline_reads_it(trained: Training, prepared: 
     trained()
     opened = open_weights(f"outs/finetune/ls/seed_0/{WEIGHTS}")
     array, data = pixels(prepared), opened.data
-    expected = Split(prepared, "validation", torch.device("cpu"), 1, 28, data["mean"], data["std"]).take(slice(0, 1))[0][0]
+    expected = Split(
+        prepared, "validation", torch.device("cpu"), 1, 28, data["mean"], data["std"]
+    ).take(slice(0, 1))[0][0]
     Image.fromarray(array).save("grey.png")
     Image.fromarray(array).convert("RGB").save("colour.png")
     Image.fromarray(array).convert("P").save("palette.png")
@@ -338,7 +446,9 @@ def test_an_image_is_read_as_the_pipeline_reads_it(trained: Training, prepared: 
         assert torch.allclose(read_image(Path(f"{name}.png"), data), expected, atol=1e-5), name
     Image.fromarray(array).convert("RGBA").resize((90, 40)).save("wide.png")
     assert read_image(Path("wide.png"), data).shape == (1, 28, 28)
-    assert read_image(Path("grey.png"), data | {"input_size": (3, 32, 32), "mean": (0.5,) * 3, "std": (0.5,) * 3}).shape == (3, 32, 32)
+    assert read_image(
+        Path("grey.png"), data | {"input_size": (3, 32, 32), "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    ).shape == (3, 32, 32)
 
 
 def test_a_prediction_is_the_mean_over_the_orders(trained: Training) -> None:
@@ -350,7 +460,12 @@ def test_a_prediction_is_the_mean_over_the_orders(trained: Training) -> None:
         each = torch.stack([model(image[None], route).softmax(-1)[0] for route in routes])
     best = int(each.mean(0).argmax())
     first = found["top"][0]
-    assert (first["index"], first["class"], found["orders"], len(found["top"])) == (best, opened.classes[best], 7, 3)
+    assert (first["index"], first["class"], found["orders"], len(found["top"])) == (
+        best,
+        opened.classes[best],
+        7,
+        3,
+    )
     assert first["probability"] == pytest.approx(float(each[:, best].mean()), abs=1e-5)
     assert first["std"] == pytest.approx(float(each[:, best].std()), abs=1e-5)
     assert found["agree"] == int((each.argmax(1) == best).sum())
@@ -368,9 +483,25 @@ def test_the_commands(trained: Training, prepared: Path) -> None:
     assert "written doubled" in done.output
     for i in range(2):
         Image.fromarray(pixels(prepared, i)).save(f"{i}.png")
-    done = run(app, ["predict", "0.png", "1.png", "--weights", "mine", "--order", "arbitrary", "--top", "2", "--json"])
+    done = run(
+        app,
+        [
+            "predict",
+            "0.png",
+            "1.png",
+            "--weights",
+            "mine",
+            "--order",
+            "arbitrary",
+            "--top",
+            "2",
+            "--json",
+        ],
+    )
     found = json.loads(done.output)
-    assert [(one["image"], one["order"], one["keep"], one["orders"]) for one in found] == [(f"{i}.png", "arbitrary", 2, 2) for i in (0, 1)]
+    assert [(one["image"], one["order"], one["keep"], one["orders"]) for one in found] == [
+        (f"{i}.png", "arbitrary", 2, 2) for i in (0, 1)
+    ]
     done = run(app, ["predict", "0.png", "--weights", "mine", "--order", "arbitrary"])
     assert f"{found[0]['top'][0]['class']} is the answer in" in " ".join(done.output.split())
     assert f"{found[0]['top'][0]['probability']:.4f}" in done.output
@@ -396,7 +527,10 @@ def test_the_released_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         model, data, classes = open_weights(each["path"])
         wrapper: Any = AutoModelForImageClassification.from_pretrained(each["path"])
         processor: Any = AutoImageProcessor.from_pretrained(each["path"])
-        assert torch.equal(processor(Image.open("photo.png"))["pixel_values"][0], read_image(Path("photo.png"), data))
+        assert torch.equal(
+            processor(Image.open("photo.png"))["pixel_values"][0],
+            read_image(Path("photo.png"), data),
+        )
         assert [*wrapper.config.id2label.values()] == classes
         with torch.inference_mode():
             assert torch.equal(stock(Path(each["path"]))(images), model(images))
@@ -407,8 +541,17 @@ def test_the_released_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         own = rows[(rows["variant"] == spec["name"]) & (rows["seed"] == 0) & (rows["keep"] == 12)]
         shown: Any = ModelCard(Path(each["path"], "README.md").read_text())
         for found in shown.data.eval_results:  # they are those of the committed results
-            order = own[own["order"] == ("arbitrary" if "arbitrary" in found.metric_name else "sequential")]
-            assert found.metric_value == round(100 * order[order["routes"] == order["routes"].max()]["accuracy"].mean(), 2)
+            order = own[
+                own["order"] == ("arbitrary" if "arbitrary" in found.metric_name else "sequential")
+            ]
+            assert found.metric_value == round(
+                100 * order[order["routes"] == order["routes"].max()]["accuracy"].mean(), 2
+            )
         assert spec["variant"]["per"] == ("latin" if "ls" in spec["name"] else "batch")
         cell = json.loads(Path("results/cell.json").read_text())
-        assert (spec["dataset"], spec["model"], spec["scale"], spec["seed"]) == (cell["dataset"], cell["model"], cell["scale"], 0)
+        assert (spec["dataset"], spec["model"], spec["scale"], spec["seed"]) == (
+            cell["dataset"],
+            cell["model"],
+            cell["scale"],
+            0,
+        )

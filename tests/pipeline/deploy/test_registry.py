@@ -54,11 +54,25 @@ def serve(tmp_path: Path) -> Iterator[Callable[[str], Ask]]:
 
     def start(model: str) -> Ask:
         port = free_port()
-        command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", model, "--env-manager", "local", "--port", str(port)]
+        command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "models",
+            "serve",
+            "-m",
+            model,
+            "--env-manager",
+            "local",
+            "--port",
+            str(port),
+        ]
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where MLflow finds uvicorn
         env = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db", "PATH": path}
         with (tmp_path / "log").open("w") as log:
-            started.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
+            started.append(
+                subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+            )
         url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 120
         while time.monotonic() < deadline and started[-1].poll() is None:
             try:
@@ -69,7 +83,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[[str], Ask]]:
 
         def ask(inputs: np.ndarray, **params: Any) -> tuple[int, Any]:
             body = json.dumps({"inputs": inputs.tolist(), "params": params}).encode()
-            request = urllib.request.Request(f"{url}/invocations", body, {"Content-Type": "application/json"})
+            request = urllib.request.Request(
+                f"{url}/invocations", body, {"Content-Type": "application/json"}
+            )
             try:
                 with urllib.request.urlopen(request, timeout=60) as answer:
                     return answer.status, json.load(answer)["predictions"]
@@ -96,7 +112,9 @@ def expected(model: RoutedModel, route: Route) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_a_registered_model_is_served(trained: Training, tmp_path: Path, serve: Callable[[str], Ask]) -> None:
+def test_a_registered_model_is_served(
+    trained: Training, tmp_path: Path, serve: Callable[[str], Ask]
+) -> None:
     model, folder = trained("ls", seed=1), Path("outs/finetune/ls/seed_1")
     shutil.copy(ROOT / "dvc.yaml", tmp_path)
     (folder / "history.json").write_text(json.dumps([{"epoch": 1.0, "loss": 0.5}]))
@@ -104,17 +122,27 @@ def test_a_registered_model_is_served(trained: Training, tmp_path: Path, serve: 
     tracker = Tracker(CELL, tmp_path)
     tracker.training(folder.parent)
     assert not tracker.failed
-    assert lsvit("export", "ls", "--seed", "1", "--register").splitlines()[-1] == "models:/bars_pico@ls: registered"
+    assert (
+        lsvit("export", "ls", "--seed", "1", "--register").splitlines()[-1]
+        == "models:/bars_pico@ls: registered"
+    )
 
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     version = client.get_model_version_by_alias("bars_pico", "ls")
     run = client.get_run(version.run_id or "")
     assert (run.info.run_name, run.info.status) == ("ls seed 1", "FINISHED")
-    assert (version.tags["variant"], version.tags["seed"], version.tags["scale"]) == ("ls", "1", "minutes")
+    assert (version.tags["variant"], version.tags["seed"], version.tags["scale"]) == (
+        "ls",
+        "1",
+        "minutes",
+    )
     Path("dvc.yaml").unlink()
     shutil.rmtree(folder.parent)
     ask = serve("models:/bars_pico@ls")  # with nothing but the registry
-    routes = {order: choose_routes(model, order, None, 1, 3)[0] for order in ("sequential", "arbitrary", "reversed")}
+    routes = {
+        order: choose_routes(model, order, None, 1, 3)[0]
+        for order in ("sequential", "arbitrary", "reversed")
+    }
     assert len(set(routes.values())) == 3
     for order, route in routes.items():
         status, found = ask(pixels(), order=order, seed=3)
@@ -125,7 +153,11 @@ def test_a_registered_model_is_served(trained: Training, tmp_path: Path, serve: 
         assert found["class"] == [found["classes"][i] for i in own.argmax(1)]
         assert found["classes"][1] == "Trouser"
     kept = choose_routes(model, "arbitrary", 2, 1, 5)[0]
-    assert torch.allclose(torch.tensor(ask(pixels(), order="arbitrary", keep=2, seed=5)[1]["logits"]), expected(model, kept), atol=1e-5)
+    assert torch.allclose(
+        torch.tensor(ask(pixels(), order="arbitrary", keep=2, seed=5)[1]["logits"]),
+        expected(model, kept),
+        atol=1e-5,
+    )
     assert ask(pixels()) == ask(pixels(), order="sequential", keep=4, seed=0)
     status, error = ask(pixels() / 255)
     assert (status, error["message"].splitlines()[-1]) == (
@@ -135,27 +167,40 @@ def test_a_registered_model_is_served(trained: Training, tmp_path: Path, serve: 
     for params, said in (
         ({"order": "backwards"}, "order: found 'backwards', accepted: sequential, arbitrary"),
         ({"seed": -1}, "seed: found -1, accepted: 0 or more"),
-        ({"order": "arbitrary", "keep": 5}, "keep: found 5, accepted: 1 to 4, the layers of the model"),
-    ):  # fmt: skip
+        (
+            {"order": "arbitrary", "keep": 5},
+            "keep: found 5, accepted: 1 to 4, the layers of the model",
+        ),
+    ):
         status, error = ask(pixels(), **params)
         assert (status, said in error["message"].splitlines()[-1]) == (400, True)
 
     trained("ls", seed=0)  # not tracked
-    assert lsvit("export", "ls", "--name", "mine", "--register").splitlines()[-1] == "models:/mine@ls: registered"
+    assert (
+        lsvit("export", "ls", "--name", "mine", "--register").splitlines()[-1]
+        == "models:/mine@ls: registered"
+    )
     assert client.get_model_version_by_alias("mine", "ls").run_id is None
     with pytest.raises(UserError, match=r"does not register 'a/b': .*cannot contain"):
         lsvit("export", "ls", "--register", "--name", "a/b")
 
 
-def test_what_cannot_be_registered(trained: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_registered(
+    trained: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained()
-    with pytest.raises(UserError, match=r"^/.*/mlflow\.db: not found, no MLflow store to register in; `lsvit track sync` makes it"):
+    with pytest.raises(
+        UserError,
+        match=r"^/.*/mlflow\.db: not found, no MLflow store to register in; `lsvit track sync` makes it",
+    ):
         lsvit("export", "ls", "--register")
     with pytest.raises(UserError, match=r"^--name: found 'mine', accepted with --register alone"):
         lsvit("export", "ls", "--name", "mine")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(UserError, match=r"^MLflow at http://127\.0\.0\.1:\d+ does not register 'bars_pico': ") as error:
+    with pytest.raises(
+        UserError, match=r"^MLflow at http://127\.0\.0\.1:\d+ does not register 'bars_pico': "
+    ) as error:
         lsvit("export", "ls", "--register")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "mlflow.db").exists()

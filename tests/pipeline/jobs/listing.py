@@ -32,8 +32,14 @@ def listed(params: Params) -> Listed:
     frozen = exits.variants(task)
     steps = [*exits.end_to_end(task), *exits.first_steps(task)]
     found: dict[str, Iterable[Job | None]] = {
-        "pretrain": [pretrain.training("pretrain", PLAIN, pretrain.options, seed) for seed in params.starts],
-        "finetune": [job for seeds in refine.refinements(params.all_variants).values() for job in seeds.values()],
+        "pretrain": [
+            pretrain.training("pretrain", PLAIN, pretrain.options, seed) for seed in params.starts
+        ],
+        "finetune": [
+            job
+            for seeds in refine.refinements(params.all_variants).values()
+            for job in seeds.values()
+        ],
         "evaluation": Evaluations(params).jobs().values(),
         "analysis": Analyses(params).jobs().values(),
         "branches": [each.job for each in frozen],
@@ -41,7 +47,9 @@ def listed(params: Params) -> Listed:
         "exits": [job for each in steps for job in each.jobs],
         "head": [exits.head_for(task, seed) for seed in exits.seeds],
         "smoothing": [smoothing.trained(model).job for model in smoothing.models()],
-        "profiles": [each.job for each in smoothing.profiles([*smoothing.references(), *smoothing.refined()])],
+        "profiles": [
+            each.job for each in smoothing.profiles([*smoothing.references(), *smoothing.refined()])
+        ],
         "inversion trainings": inversion.trainings().values(),
         "inversion": [each.job for each in inversion.inversions([])],
         "painters": Painters(params).jobs().values(),
@@ -72,7 +80,10 @@ def finish(found: Listed) -> None:
 
 def shown(found: Listed) -> dict[str, dict[str, tuple[str, str, bool]]]:
     """What is printed of them."""
-    return {kind: {title: (job.key, job.folder.name, job.done) for title, job in jobs.items()} for kind, jobs in found.items()}
+    return {
+        kind: {title: (job.key, job.folder.name, job.done) for title, job in jobs.items()}
+        for kind, jobs in found.items()
+    }
 
 
 if __name__ == "__main__":

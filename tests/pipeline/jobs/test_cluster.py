@@ -29,9 +29,15 @@ NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "memory": 2 * 2**30}
 def cluster() -> Iterator[Any]:
     """Three nodes of one or two cores, as `ray start` makes them, on 127.0.0.1 alone."""
     patch = pytest.MonkeyPatch()
-    for name in ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
+    for name in (
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+        "RAY_USAGE_STATS_ENABLED",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV",
+    ):
         patch.setenv(name, "0")  # read when Ray is imported
-    patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # else what other processes take of the memory kills workers
+    patch.setenv(
+        "RAY_memory_monitor_refresh_ms", "0"
+    )  # else what other processes take of the memory kills workers
     ray = pytest.importorskip("ray", reason="Ray is not installed: uv sync --group cluster")
     from ray.cluster_utils import Cluster
 
@@ -61,7 +67,10 @@ def files(job: Job) -> dict[str, bytes]:
 def with_two_processes(todo: list[Job]) -> list[Job]:
     """The same, the last one trained by two processes together."""
     *others, last = todo
-    return [*others, replace(last, config=last.config.model_copy(update={"world_size": 2, "routes": "own"}))]
+    return [
+        *others,
+        replace(last, config=last.config.model_copy(update={"world_size": 2, "routes": "own"})),
+    ]
 
 
 def die(*_: object, **__: object) -> None:
@@ -69,14 +78,27 @@ def die(*_: object, **__: object) -> None:
 
 
 def test_the_same_bytes_as_here_and_found_by_the_local_engine(
-    cluster: Any, train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cluster: Any,
+    train_config: Config,
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The nodes do not see the images: a path of /proc/self is another folder in every process. One training is of two processes."""
     monkeypatch.chdir(prepared.parent)
     todo = with_two_processes(jobs(train_config, Path("/proc/self/cwd", prepared.name), [0, 1]))
     seen: list[tuple[str, int]] = []
-    run(todo, "cpu", lambda job, event: seen.append((job.title, event["epoch"])), distributed=TWO, engine="ray")
-    assert sorted(seen) == [(f"test seed {seed}", epoch) for seed in range(2) for epoch in (1, 2, 3)]
+    run(
+        todo,
+        "cpu",
+        lambda job, event: seen.append((job.title, event["epoch"])),
+        distributed=TWO,
+        engine="ray",
+    )
+    assert sorted(seen) == [
+        (f"test seed {seed}", epoch) for seed in range(2) for epoch in (1, 2, 3)
+    ]
     out = capsys.readouterr().out
     assert out.count("on node ") == 4  # where, and on what
     assert not (tmp_path / ".lsvit" / "torchrun").exists()  # it ran there
@@ -87,7 +109,12 @@ def test_the_same_bytes_as_here_and_found_by_the_local_engine(
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     assert [files(job) for job in todo] == alone
     capsys.readouterr()
-    run(with_two_processes(jobs(train_config, prepared, [0, 1])), "cpu", lambda job, event: pytest.fail("ran again"), distributed=TWO)
+    run(
+        with_two_processes(jobs(train_config, prepared, [0, 1])),
+        "cpu",
+        lambda job, event: pytest.fail("ran again"),
+        distributed=TWO,
+    )
     assert capsys.readouterr().out.count("finished before") == 2
 
 
@@ -109,15 +136,28 @@ run([job], "cpu", end, engine="ray")
 
 
 def test_the_driver_is_killed_and_then_a_node(
-    cluster: Any, train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cluster: Any,
+    train_config: Config,
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What came back before stays: the next run repeats none of it. It runs on the only node with room for it, which is killed in
     mid-training; another, which comes later, goes on from the last epoch, to the same bytes."""
     todo = jobs(train_config, prepared, [0], epochs=40)
     (tmp_path / "config.json").write_text(todo[0].config.model_dump_json())
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "config.json"), str(prepared)]
-    assert subprocess.run(command, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}).returncode == -signal.SIGKILL
+    command = [
+        sys.executable,
+        str(tmp_path / "script.py"),
+        str(tmp_path / "config.json"),
+        str(prepared),
+    ]
+    assert (
+        subprocess.run(command, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}).returncode
+        == -signal.SIGKILL
+    )
     assert (todo[0].folder / "checkpoint.pt").exists()
     nodes = [cluster.add_node(**NODE | {"num_cpus": 3})]
     seen: list[int] = []
@@ -143,26 +183,45 @@ def test_the_driver_is_killed_and_then_a_node(
 
 
 def test_mistakes_are_one_line(
-    cluster: Any, train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    cluster: Any,
+    train_config: Config,
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A mistake of the job; one whose workers always die; too small nodes; other code; an address that nobody has; no Ray."""
     import ray
 
     with pytest.raises(UserError, match="the loss is not finite"):
         run(jobs(train_config, prepared, [0], lr=1e30), "cpu", engine="ray")
-    with pytest.raises(UserError, match=r"^test seed 0: .* needs 99 CPUs, 0 GPUs, 1.0 GiB, found nodes with 1 CPUs, 0 GPUs, 2.0 GiB"):
+    with pytest.raises(
+        UserError,
+        match=r"^test seed 0: .* needs 99 CPUs, 0 GPUs, 1.0 GiB, found nodes with 1 CPUs, 0 GPUs, 2.0 GiB",
+    ):
         run(jobs(train_config, prepared, [0]), "cpu", threads=99, engine="ray")
-    with pytest.raises(UserError, match=r"^test seed 0: its worker died 4 times without finishing an epoch, the last time: a worker"):
+    with pytest.raises(
+        UserError,
+        match=r"^test seed 0: its worker died 4 times without finishing an epoch, the last time: a worker",
+    ):
         run(
-            [replace(job, function="tests.pipeline.jobs.test_cluster:die") for job in jobs(train_config, prepared, [0])],
+            [
+                replace(job, function="tests.pipeline.jobs.test_cluster:die")
+                for job in jobs(train_config, prepared, [0])
+            ],
             "cpu",
             engine="ray",
         )
     monkeypatch.setattr("pipeline.jobs.job.code_digest", lambda module: "of other code")
-    with pytest.raises(UserError, match=r"^test seed 1: node \S+ 127.0.0.1 has other code of lsvit, torch or timm than"):
+    with pytest.raises(
+        UserError,
+        match=r"^test seed 1: node \S+ 127.0.0.1 has other code of lsvit, torch or timm than",
+    ):
         run(jobs(train_config, prepared, [1]), "cpu", engine="ray")
     ray.shutdown()
-    for address, why in (("127.0.0.1:1", "which does not answer"), ("nowhere", "which does not answer")):
+    for address, why in (
+        ("127.0.0.1:1", "which does not answer"),
+        ("nowhere", "which does not answer"),
+    ):
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(UserError, match=f"^RAY_ADDRESS: found '{address}', {why}"):
             run(jobs(train_config, prepared, [2]), "cpu", engine="ray")

@@ -48,12 +48,22 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
 
 def mixed(config: TrainConfig) -> list[Job]:
     """Two trainings with what only one process can run between and behind them."""
-    functions = [TRAIN, "pipeline.training.loop:fetch", TRAIN, "papers.exits.compute.frozen:train_branches"]
+    functions = [
+        TRAIN,
+        "pipeline.training.loop:fetch",
+        TRAIN,
+        "papers.exits.compute.frozen:train_branches",
+    ]
     sizes = {TRAIN: 2}
-    return [Job(f"job {i}", f, config.model_copy(update={"seed": i, "world_size": sizes.get(f, 1)})) for i, f in enumerate(functions)]
+    return [
+        Job(f"job {i}", f, config.model_copy(update={"seed": i, "world_size": sizes.get(f, 1)}))
+        for i, f in enumerate(functions)
+    ]
 
 
-def test_trainings_are_spread_and_all_else_runs_side_by_side(train_config: Config, runs: list[tuple[str, list[str]]]) -> None:
+def test_trainings_are_spread_and_all_else_runs_side_by_side(
+    train_config: Config, runs: list[tuple[str, list[str]]]
+) -> None:
     jobs = mixed(train_config())
     pool.run(jobs, "cpu", distributed=TWO)
     assert runs == [("pool", ["fetch", "train_branches"]), ("torchrun", ["train", "train"])]
@@ -68,7 +78,9 @@ def test_trainings_are_spread_and_all_else_runs_side_by_side(train_config: Confi
     assert runs == [("pool", ["fetch", "train_branches"]), ("torchrun", ["train", "train"])]
 
 
-def test_epochs_are_those_of_their_jobs(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epochs_are_those_of_their_jobs(
+    train_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also after the jobs were parted."""
 
     def events(jobs: Sequence[Job], *_: object) -> Iterator[tuple[int, Event]]:
@@ -79,7 +91,12 @@ def test_epochs_are_those_of_their_jobs(train_config: Config, monkeypatch: pytes
     monkeypatch.setattr(pool, "pool", events)
     monkeypatch.setattr(pool, "spread", events)
     seen: list[tuple[str, Any]] = []
-    pool.run(mixed(train_config()), "cpu", lambda job, event: seen.append((job.title, event["epoch"])), distributed=TWO)
+    pool.run(
+        mixed(train_config()),
+        "cpu",
+        lambda job, event: seen.append((job.title, event["epoch"])),
+        distributed=TWO,
+    )
     assert seen == [("job 1", 1), ("job 3", 3), ("job 0", 0), ("job 2", 2)]
 
 
@@ -91,11 +108,24 @@ def stage(params: Params, prepared: Path, tmp_path: Path) -> Callable[..., Plan]
         file.write_text(name)
 
     def make(distributed: Distributed) -> Plan:
-        options = {"variants": {"baseline": ["mlp"]}, "strategies": ["classifier_wise", "end_to_end"], "seeds": 1, "branches": ["mlp"],
-                   "placements": [[1]], "counting_strategies": []}  # fmt: skip
-        update: dict[str, Any] = {"distributed": distributed, "scale": "published", "exits": _with(params.exits, options)}
+        options = {
+            "variants": {"baseline": ["mlp"]},
+            "strategies": ["classifier_wise", "end_to_end"],
+            "seeds": 1,
+            "branches": ["mlp"],
+            "placements": [[1]],
+            "counting_strategies": [],
+        }
+        update: dict[str, Any] = {
+            "distributed": distributed,
+            "scale": "published",
+            "exits": _with(params.exits, options),
+        }
         preset = params.models[params.model].model_copy(update={"exits": {}})
-        return Plan(params.model_copy(update=update | {"models": params.models | {params.model: preset}}), prepared)
+        return Plan(
+            params.model_copy(update=update | {"models": params.models | {params.model: preset}}),
+            prepared,
+        )
 
     return make
 
@@ -113,7 +143,11 @@ def test_trainings_with_exits_know_how_many_processes_they_have(
     task = Task("bars", prepared, {0: Path("outs/pretrain/seed_0/weights.safetensors")})
     found = [*plan.end_to_end(task), *plan.first_steps(task), *plan.control(task)]
     jobs = [job for each in found for job in each.jobs]
-    assert {(job.config.world_size, job.config.routes) for job in jobs if isinstance(job.config, TrainConfig)} == {identity}
+    assert {
+        (job.config.world_size, job.config.routes)
+        for job in jobs
+        if isinstance(job.config, TrainConfig)
+    } == {identity}
     assert len(jobs) == len([job for job in jobs if isinstance(job.config, TrainConfig)]) > 2
     if distributed is TWO:
         alone = {job.key for each in stage(ONE).end_to_end(task) for job in each.jobs}
@@ -122,7 +156,10 @@ def test_trainings_with_exits_know_how_many_processes_they_have(
 
 @pytest.mark.parametrize("distributed", [ONE, TWO])
 def test_stage_exits_spreads_its_trainings(
-    stage: Callable[..., Plan], runs: list[tuple[str, list[str]]], tmp_path: Path, distributed: Distributed
+    stage: Callable[..., Plan],
+    runs: list[tuple[str, list[str]]],
+    tmp_path: Path,
+    distributed: Distributed,
 ) -> None:
     """The branches of frozen backbones and the costs run in one process each."""
     plan = stage(distributed)
@@ -130,4 +167,8 @@ def test_stage_exits_spreads_its_trainings(
     found = train(plan, tmp_path / "out")
     trained = ["train"] * len([job for each in found.trained for job in each.jobs])
     assert len(trained) == 2 * len(plan.options.backbone_lrs)  # with exits and without
-    assert runs == [("torchrun" if distributed is TWO else "pool", trained), ("pool", ["train_branches"]), ("pool", ["measure"])]
+    assert runs == [
+        ("torchrun" if distributed is TWO else "pool", trained),
+        ("pool", ["train_branches"]),
+        ("pool", ["measure"]),
+    ]

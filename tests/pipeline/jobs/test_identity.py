@@ -27,9 +27,25 @@ from pipeline.jobs.job import TRAIN, Job
 from tests.conftest import ROOT, shared
 from tests.pipeline.jobs.listing import Listed, finish, listed
 
-TRAININGS = {"pretrain", "finetune", "exits", "head", "smoothing", "inversion trainings"}  # all that run pipeline.training.loop
+TRAININGS = {
+    "pretrain",
+    "finetune",
+    "exits",
+    "head",
+    "smoothing",
+    "inversion trainings",
+}  # all that run pipeline.training.loop
 # What reads the weights of variants
-REFINED = {"evaluation", "analysis", "branches", "profiles", "inversion", "painters", "nodes", "class images"}
+REFINED = {
+    "evaluation",
+    "analysis",
+    "branches",
+    "profiles",
+    "inversion",
+    "painters",
+    "nodes",
+    "class images",
+}
 KINDS = TRAININGS | REFINED | {"costs"}
 SEEDS = [0, 1]
 Keys = dict[str, dict[str, str]]  # kind -> title -> key
@@ -54,7 +70,10 @@ def values() -> Values:
     found = yaml.safe_load((ROOT / "params.yaml").read_text())
     found["seeds"] = SEEDS
     found["variants"]["plain_encode"] = {"route": "arbitrary", "position": {"encode": {}}}
-    found["variants"]["narrow_encode"] = {"route": "arbitrary", "position": {"encode": {"dim": 8, "dropout": 0.5}}}
+    found["variants"]["narrow_encode"] = {
+        "route": "arbitrary",
+        "position": {"encode": {"dim": 8, "dropout": 0.5}},
+    }
     return found
 
 
@@ -65,7 +84,9 @@ def stages(tmp_path_factory: pytest.TempPathFactory, values: Values) -> Path:
     data = folder / "outs" / "prepare_data"
     data.mkdir(parents=True)
     counts = {"train": 9000, "validation": 2000, "heldout": 1000}
-    (data / "meta.json").write_text(json.dumps({"sha256": "5" * 64, "counts": counts, "classes": [str(i) for i in range(10)]}))
+    (data / "meta.json").write_text(
+        json.dumps({"sha256": "5" * 64, "counts": counts, "classes": [str(i) for i in range(10)]})
+    )
     rows = ["dataset,model,variant,seed,order,keep,routes,accuracy"]
     for seed in (*SEEDS, 2):
         write_weights(folder / "outs" / "pretrain" / f"seed_{seed}", "pretrain")
@@ -121,12 +142,18 @@ def keys(jobs: Listed) -> Keys:
 
 def keys_of(jobs: Listed) -> Keys:
     """The keys, taken anew."""
-    return {kind: {title: replace(job).key for title, job in found.items()} for kind, found in jobs.items()}
+    return {
+        kind: {title: replace(job).key for title, job in found.items()}
+        for kind, found in jobs.items()
+    }
 
 
 def again(before: Keys, after: Keys) -> dict[str, set[str]]:
     """What would run, by kind: titles with a key that no job had before."""
-    fresh = {kind: {title for title, key in found.items() if key not in before[kind].values()} for kind, found in after.items()}
+    fresh = {
+        kind: {title for title, key in found.items() if key not in before[kind].values()}
+        for kind, found in after.items()
+    }
     return {kind: titles for kind, titles in fresh.items() if titles}
 
 
@@ -138,7 +165,9 @@ def test_every_plan_is_listed(jobs: Listed, keys: Keys, values: Values) -> None:
     distinct = [set(found.values()) for found in keys.values()]
     assert len(set.union(*distinct)) == sum(map(len, distinct))
     assert len(keys["finetune"]) == len(SEEDS) * (1 + len(declared(values)))
-    assert [keys["finetune"][f"ls_pos seed {s}"] for s in SEEDS] == [keys["finetune"][f"plain_encode seed {s}"] for s in SEEDS]
+    assert [keys["finetune"][f"ls_pos seed {s}"] for s in SEEDS] == [
+        keys["finetune"][f"plain_encode seed {s}"] for s in SEEDS
+    ]
     assert len(set(keys["finetune"].values())) == len(keys["finetune"]) - len(SEEDS)
 
 
@@ -172,11 +201,18 @@ def rename(values: Any, old: str, new: str) -> Any:
     return new if values == old else values
 
 
-@pytest.mark.parametrize(("old", "new"), [("ls", NEW), ("vit_micro", "mine"), ("fashion_mnist_10k", "grey")])
-def test_another_name_runs_nothing(values: Values, keys: Keys, tmp_path: Path, old: str, new: str) -> None:
+@pytest.mark.parametrize(
+    ("old", "new"), [("ls", NEW), ("vit_micro", "mine"), ("fashion_mnist_10k", "grey")]
+)
+def test_another_name_runs_nothing(
+    values: Values, keys: Keys, tmp_path: Path, old: str, new: str
+) -> None:
     """Of a variant, which keeps its keys under the new title, a model, a data set."""
     after = keys_with(rename(values, old, new), tmp_path / "params.yaml")
-    assert after == {kind: {re.sub(rf"\b{old}\b", new, title): key for title, key in found.items()} for kind, found in keys.items()}
+    assert after == {
+        kind: {re.sub(rf"\b{old}\b", new, title): key for title, key in found.items()}
+        for kind, found in keys.items()
+    }
     assert after != keys
 
 
@@ -187,23 +223,38 @@ def test_a_new_variant_runs_itself_alone(values: Values, keys: Keys, tmp_path: P
     titles = {f"{NEW} seed {seed}" for seed in SEEDS}
     trained = {"finetune": titles, "evaluation": titles | {f"{title} again" for title in titles}}
     after = keys_with(more, tmp_path / "params.yaml")
-    assert {kind: {title: key for title, key in found.items() if NEW not in title} for kind, found in after.items()} == keys
+    assert {
+        kind: {title: key for title, key in found.items() if NEW not in title}
+        for kind, found in after.items()
+    } == keys
     assert again(keys, after) == trained
     for section in ("analysis", "smoothing", "inversion", "painters"):
         more = put(more, f"{section}.variants", [NEW, *more[section]["variants"]])
     more = put(more, "nodes.variants", {NEW: ["any"], **more["nodes"]["variants"]})
-    fresh = again(keys, keys_with(put(more, "models.vit_micro.exits.variants", {NEW: None, "ls": ["mlp"]}), tmp_path / "params.yaml"))
-    assert {kind: {title for title in fresh[kind] if NEW not in title} for kind in fresh if kind != "branches"} == {
-        kind: set() for kind in REFINED | {"finetune"} if kind != "branches"
-    }
-    assert fresh["branches"] == {f"exits of {name} seed {seed}" for name in (NEW, "ls") for seed in SEEDS}  # of ls others were asked for
+    fresh = again(
+        keys,
+        keys_with(
+            put(more, "models.vit_micro.exits.variants", {NEW: None, "ls": ["mlp"]}),
+            tmp_path / "params.yaml",
+        ),
+    )
+    assert {
+        kind: {title for title in fresh[kind] if NEW not in title}
+        for kind in fresh
+        if kind != "branches"
+    } == {kind: set() for kind in REFINED | {"finetune"} if kind != "branches"}
+    assert fresh["branches"] == {
+        f"exits of {name} seed {seed}" for name in (NEW, "ls") for seed in SEEDS
+    }  # of ls others were asked for
 
 
 def test_a_new_seed_runs_itself_alone(values: Values, keys: Keys, tmp_path: Path) -> None:
     """Placed before all others. Class images are shown to the next seed's model: one of each kind has another one now."""
     fresh = again(keys, keys_with(values | {"seeds": [2, *SEEDS]}, tmp_path / "params.yaml"))
     assert fresh.keys() == KINDS - {"costs"}
-    assert all("seed 2" in title for kind in fresh.keys() - {"class images"} for title in fresh[kind])
+    assert all(
+        "seed 2" in title for kind in fresh.keys() - {"class images"} for title in fresh[kind]
+    )
     assert all("seed 2" in title or "seed 1" in title for title in fresh["class images"])
 
 
@@ -214,13 +265,25 @@ VALUES: dict[str, tuple[str, Any, set[str]]] = {
     "activations computed again": ("finetune.checkpointing", True, set()),
     "size of figures": ("paper_figures.dpi", 100, set()),
     "another model's value": ("models.vit_pico.finetune.lr", 0.5, set()),
-    "a value where it stands anyway": ("datasets.fashion_mnist_10k.finetune", {"schedule": "one_cycle"}, set()),
+    "a value where it stands anyway": (
+        "datasets.fashion_mnist_10k.finetune",
+        {"schedule": "one_cycle"},
+        set(),
+    ),
     "a default written out": ("variants.layerdrop.per", "batch", set()),
     "what the section says, written out": ("variants.ls.per", "latin", set()),
-    "what orders are drawn for": ("scales.minutes.finetune.per", "sample", {"finetune"}),  # backbones with exits are trained in sequence
+    "what orders are drawn for": (
+        "scales.minutes.finetune.per",
+        "sample",
+        {"finetune"},
+    ),  # backbones with exits are trained in sequence
     "the learning rate": ("models.vit_micro.finetune.lr", 0.25, {"finetune"}),
     "one variant's": ("variants.ls_pred.finetune", {"lr": 0.25}, {"finetune"}),
-    "of trainings from scratch": ("pretrain.eps", 0.25, {"pretrain", "smoothing", "inversion trainings"}),
+    "of trainings from scratch": (
+        "pretrain.eps",
+        0.25,
+        {"pretrain", "smoothing", "inversion trainings"},
+    ),
     "a loss's weight": ("exits.weight", 0.25, {"exits"}),
     "images at once, in the paper on painters": ("painters.batch_size", 7, set()),
     "a kind of execution": ("painters.loops", 7, {"painters"}),
@@ -228,48 +291,83 @@ VALUES: dict[str, tuple[str, Any, set[str]]] = {
     "a layer": ("analysis.layer", 4, {"analysis"}),
     "points of a curve": ("models.vit_micro.inversion.records", 5, {"inversion"}),
     "a draw of faults": ("nodes.seed", 7, {"nodes"}),
-    "who chooses the epoch": ("protocol", "heldout", REFINED - {"evaluation"}),  # both are evaluated
+    "who chooses the epoch": (
+        "protocol",
+        "heldout",
+        REFINED - {"evaluation"},
+    ),  # both are evaluated
     "deterministic kernels": ("deterministic", True, KINDS),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", VALUES)
-def test_a_value_runs_what_it_can_change(values: Values, keys: Keys, tmp_path: Path, case: str) -> None:
+def test_a_value_runs_what_it_can_change(
+    values: Values, keys: Keys, tmp_path: Path, case: str
+) -> None:
     key, value, expected = VALUES[case]
     after = keys_with(put(values, key, value), tmp_path / "params.yaml")
-    assert {kind: found.keys() for kind, found in after.items()} == {kind: found.keys() for kind, found in keys.items()}
+    assert {kind: found.keys() for kind, found in after.items()} == {
+        kind: found.keys() for kind, found in keys.items()
+    }
     assert again(keys, after).keys() == expected
     if not expected:
         assert after == keys
 
 
-@pytest.mark.parametrize(("key", "value", "kinds"), [("per", "sample", set()), ("losses", {"cosine": 1.0}, REFINED)])
+@pytest.mark.parametrize(
+    ("key", "value", "kinds"), [("per", "sample", set()), ("losses", {"cosine": 1.0}, REFINED)]
+)
 def test_a_variants_option_runs_that_variant_alone(
     values: Values, keys: Keys, tmp_path: Path, key: str, value: Any, kinds: set[str]
-) -> None:  # fmt: skip
+) -> None:
     """What its routes are drawn for is a matter of the training: what reads equal weights is not run again."""
-    fresh = again(keys, keys_with(put(values, f"variants.ls.{key}", value), tmp_path / "params.yaml"))
+    fresh = again(
+        keys, keys_with(put(values, f"variants.ls.{key}", value), tmp_path / "params.yaml")
+    )
     assert fresh.keys() == kinds | {"finetune"}
     assert all(re.search(r"\bls\b", title) for titles in fresh.values() for title in titles)
 
 
-@pytest.mark.parametrize(("per", "counts"), [("batch", True), ("latin", True), ("sample", False), ("pass", False)])
-def test_a_batch_with_routes_of_its_own_counts(values: Values, tmp_path: Path, per: str, counts: bool) -> None:
+@pytest.mark.parametrize(
+    ("per", "counts"), [("batch", True), ("latin", True), ("sample", False), ("pass", False)]
+)
+def test_a_batch_with_routes_of_its_own_counts(
+    values: Values, tmp_path: Path, per: str, counts: bool
+) -> None:
     """Under `per: batch` and `per: latin` the batch size of evaluations decides which images share a route."""
     values = put(values, "scales.minutes.prune_eval", {"per": per})
-    before, after = (keys_with(put(values, "prune_eval.batch_size", size), tmp_path / "params.yaml") for size in (100, 200))
+    before, after = (
+        keys_with(put(values, "prune_eval.batch_size", size), tmp_path / "params.yaml")
+        for size in (100, 200)
+    )
     assert again(before, after) == ({"evaluation": set(before["evaluation"])} if counts else {})
 
 
 SCALES: dict[str, Callable[[Values], Values]] = {
     "another name": lambda values: rename(values, "minutes", "quick"),
-    "chosen, not the model's own": lambda values: put(put(values, "models.vit_micro.scale", "published"), "scale", "minutes"),
-    "another one": lambda values: put(values, "scales.brand_new", {"finetune": {"epochs": 99}, "variants": {NEW: {"route": "reversed"}}}),
-    "another's values": lambda values: put(values, "scales.hours", {"pretrain": {"lr": 0.25}, "models": {"vit_micro": {"init_std": 0.5}}}),
-    "another model's": lambda values: put(values, "scales.minutes.models", {"vit_pico": {"init_std": 0.5}}),
-    "values moved to the preset": lambda values: moved(values, "scales.minutes.painters", "models.vit_micro.painters"),
-    "values moved from the section": lambda values: moved(values, "analysis.neighbors", "scales.minutes.analysis.neighbors", leave=3),
+    "chosen, not the model's own": lambda values: put(
+        put(values, "models.vit_micro.scale", "published"), "scale", "minutes"
+    ),
+    "another one": lambda values: put(
+        values,
+        "scales.brand_new",
+        {"finetune": {"epochs": 99}, "variants": {NEW: {"route": "reversed"}}},
+    ),
+    "another's values": lambda values: put(
+        values,
+        "scales.hours",
+        {"pretrain": {"lr": 0.25}, "models": {"vit_micro": {"init_std": 0.5}}},
+    ),
+    "another model's": lambda values: put(
+        values, "scales.minutes.models", {"vit_pico": {"init_std": 0.5}}
+    ),
+    "values moved to the preset": lambda values: moved(
+        values, "scales.minutes.painters", "models.vit_micro.painters"
+    ),
+    "values moved from the section": lambda values: moved(
+        values, "analysis.neighbors", "scales.minutes.analysis.neighbors", leave=3
+    ),
 }
 
 
@@ -283,16 +381,22 @@ def moved(values: Values, old: str, new: str, leave: Any = None) -> Values:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SCALES)
-def test_what_a_scale_says_counts_and_not_where(values: Values, keys: Keys, tmp_path: Path, case: str) -> None:
+def test_what_a_scale_says_counts_and_not_where(
+    values: Values, keys: Keys, tmp_path: Path, case: str
+) -> None:
     """A scale's name, a scale that is not chosen, and which of the places a value is said at run nothing."""
     assert keys_with(SCALES[case](values), tmp_path / "params.yaml") == keys
 
 
-def test_a_scales_variant_is_the_same_as_one_of_all_scales(values: Values, keys: Keys, tmp_path: Path) -> None:
+def test_a_scales_variant_is_the_same_as_one_of_all_scales(
+    values: Values, keys: Keys, tmp_path: Path
+) -> None:
     """Declared at a scale it runs itself alone; then declared for all, nothing."""
     new = {"route": {"drop": 0.3}}
     places = (f"scales.minutes.variants.{NEW}", f"variants.{NEW}")
-    own, everywhere = (keys_with(put(values, place, new), tmp_path / "params.yaml") for place in places)
+    own, everywhere = (
+        keys_with(put(values, place, new), tmp_path / "params.yaml") for place in places
+    )
     assert again(keys, own).keys() == {"finetune", "evaluation"}
     assert all(NEW in title for titles in again(keys, own).values() for title in titles)
     assert own == everywhere
@@ -312,16 +416,23 @@ def other(stages: Path) -> Iterator[Callable[[Path, str], None]]:
         (stages / file).write_text(content)
 
 
-def test_other_data_run_everything(values: Values, keys: Keys, tmp_path: Path, other: Callable[[Path, str], None]) -> None:
+def test_other_data_run_everything(
+    values: Values, keys: Keys, tmp_path: Path, other: Callable[[Path, str], None]
+) -> None:
     other(DATA / "meta.json", (DATA / "meta.json").read_text().replace("5555", "6666"))
     assert again(keys, keys_with(values, tmp_path / "params.yaml")).keys() == KINDS
 
 
-def test_other_weights_run_what_reads_them(values: Values, keys: Keys, tmp_path: Path, other: Callable[[Path, str], None]) -> None:
+def test_other_weights_run_what_reads_them(
+    values: Values, keys: Keys, tmp_path: Path, other: Callable[[Path, str], None]
+) -> None:
     """Every seed has starting weights of its own."""
     other(starting_weights(0), "others")
     fresh = again(keys, keys_with(values, tmp_path / "params.yaml"))
-    first = {kind: {title for title in keys[kind] if "seed 0" in title} for kind in ("finetune", "exits", "head")}
+    first = {
+        kind: {title for title in keys[kind] if "seed 0" in title}
+        for kind in ("finetune", "exits", "head")
+    }
     assert fresh == first | {"analysis": {"pretrained seed 0"}}
 
 
@@ -335,17 +446,27 @@ def test_seeds_are_averaged_though_each_starts_from_its_own_weights(
 
     first, second = known(jobs)
     assert first == second
-    assert len({jobs["finetune"][f"ls seed {seed}"].config.weights_sha256 for seed in SEEDS}) == len(SEEDS)
+    assert len(
+        {jobs["finetune"][f"ls seed {seed}"].config.weights_sha256 for seed in SEEDS}
+    ) == len(SEEDS)
     other(starting_weights(0), "others")
     anew = known(listed(load()))
     assert anew[0] == anew[1] != first
 
 
-@pytest.mark.parametrize(("starts", "taken"), [(None, [4, 7, 5]), (3, [4, 7, 5]), (2, [4, 7, 4]), (1, [4, 4, 4])])
-def test_starting_weights_are_taken_in_turn(values: Values, tmp_path: Path, starts: int | None, taken: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("starts", "taken"), [(None, [4, 7, 5]), (3, [4, 7, 5]), (2, [4, 7, 4]), (1, [4, 4, 4])]
+)
+def test_starting_weights_are_taken_in_turn(
+    values: Values, tmp_path: Path, starts: int | None, taken: list[int]
+) -> None:
     """Where there are fewer sets than seeds."""
     file = tmp_path / "params.yaml"
-    file.write_text(yaml.safe_dump(values | {"seeds": [4, 7, 5], "pretrain": values["pretrain"] | {"seeds": starts}}))
+    file.write_text(
+        yaml.safe_dump(
+            values | {"seeds": [4, 7, 5], "pretrain": values["pretrain"] | {"seeds": starts}}
+        )
+    )
     params = load(file)
     assert [params.start_of(seed) for seed in params.seeds] == taken
     assert params.starts == list(dict.fromkeys(taken))
@@ -415,7 +536,9 @@ def documented(text: str) -> str:
 def imports_reversed(text: str) -> str:
     """With the imports at the top in another order."""
     tree = ast.parse(text)
-    places = [i for i, node in enumerate(tree.body) if isinstance(node, ast.Import | ast.ImportFrom)]
+    places = [
+        i for i, node in enumerate(tree.body) if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
     for i, node in zip(places, [tree.body[i] for i in reversed(places)], strict=True):
         tree.body[i] = node
     return ast.unparse(tree)
@@ -431,7 +554,9 @@ def names_reversed(text: str) -> str:
 
 
 CHANGES: dict[str, Callable[[str], str]] = {
-    "comments and formatting": lambda text: commented(ast.unparse(ast.parse(text))),  # which also takes out those that were there
+    "comments and formatting": lambda text: commented(
+        ast.unparse(ast.parse(text))
+    ),  # which also takes out those that were there
     "a docstring": documented,
     "the order of imports": lambda text: imports_reversed(names_reversed(text)),
 }
@@ -439,7 +564,9 @@ CHANGES: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_not_executed_runs_nothing(source: Path, jobs: Listed, keys: Keys, change: str) -> None:
+def test_what_is_not_executed_runs_nothing(
+    source: Path, jobs: Listed, keys: Keys, change: str
+) -> None:
     """In every module of the package at once."""
     assert edit_all(source, CHANGES[change]) > 50
     assert keys_of(jobs) == keys
@@ -448,36 +575,100 @@ def test_what_is_not_executed_runs_nothing(source: Path, jobs: Listed, keys: Key
 @pytest.mark.slow
 def test_readers_run_nothing(source: Path, jobs: Listed, keys: Keys) -> None:
     """A figure, a table, a claim, an estimate, a message, the tracker, the command, and how plans and pools are made."""
-    rooms = ["papers/*/figures.py", "papers/*/tables.py", "papers/*/claims.py", "papers/*/checks.py", "papers/*/cost.py", "pipeline/report/*.py",
-             "pipeline/errors.py", "pipeline/tracking/*.py", "pipeline/deploy/*.py", "pipeline/smoke.py", "pipeline/jobs/pool.py", "pipeline/jobs/spread.py",
-             "pipeline/jobs/display.py", "pipeline/jobs/plan.py", "papers/*/compute/plan.py", "papers/*/compute/rows.py", "pipeline/config/params.py"]  # fmt: skip
+    rooms = [
+        "papers/*/figures.py",
+        "papers/*/tables.py",
+        "papers/*/claims.py",
+        "papers/*/checks.py",
+        "papers/*/cost.py",
+        "pipeline/report/*.py",
+        "pipeline/errors.py",
+        "pipeline/tracking/*.py",
+        "pipeline/deploy/*.py",
+        "pipeline/smoke.py",
+        "pipeline/jobs/pool.py",
+        "pipeline/jobs/spread.py",
+        "pipeline/jobs/display.py",
+        "pipeline/jobs/plan.py",
+        "papers/*/compute/plan.py",
+        "papers/*/compute/rows.py",
+        "pipeline/config/params.py",
+    ]
     for room in rooms:
         files = list(source.glob(room))
         assert files, room
         for file in files:
-            file.write_text(file.read_text() + "\n\ndef another() -> str:\n    return 'of another kind'\n")
+            file.write_text(
+                file.read_text() + "\n\ndef another() -> str:\n    return 'of another kind'\n"
+            )
     edit(source / "pipeline" / "errors.py", "error: {each}", "wrong: {each}")
     assert keys_of(jobs) == keys
 
 
 EDITS = {
-    "the rule that chooses the epoch": ("pipeline/training/judging.py", "'objective'", "'another'", TRAININGS),
-    "a training's loop": ("pipeline/training/loop.py", "optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)", TRAININGS),
-    "a formula of a profile": ("papers/smoothing/compute/measures.py", "correction=0", "correction=1", {"profiles"}),
-    "where exits are": ("papers/exits/section.py", "if depth < num_layers]", "if depth <= num_layers]", {"branches", "costs"}),
-    "a sampler": ("lsvit/routes.py", "tuple(rng.permutation(num_layers).tolist())", "tuple(rng.permutation(num_layers)[::-1].tolist())", KINDS),
+    "the rule that chooses the epoch": (
+        "pipeline/training/judging.py",
+        "'objective'",
+        "'another'",
+        TRAININGS,
+    ),
+    "a training's loop": (
+        "pipeline/training/loop.py",
+        "optimizer.zero_grad()",
+        "optimizer.zero_grad(set_to_none=False)",
+        TRAININGS,
+    ),
+    "a formula of a profile": (
+        "papers/smoothing/compute/measures.py",
+        "correction=0",
+        "correction=1",
+        {"profiles"},
+    ),
+    "where exits are": (
+        "papers/exits/section.py",
+        "if depth < num_layers]",
+        "if depth <= num_layers]",
+        {"branches", "costs"},
+    ),
+    "a sampler": (
+        "lsvit/routes.py",
+        "tuple(rng.permutation(num_layers).tolist())",
+        "tuple(rng.permutation(num_layers)[::-1].tolist())",
+        KINDS,
+    ),
     "a scheduler": ("papers/nodes/compute/scheduler.py", "MEMORY = 0.5", "MEMORY = 0.6", {"nodes"}),
-    "a way to execute layers": ("papers/painters/compute/strategies.py", "first = (num_layers", "first = 1 + (num_layers", {"painters"}),
-    "how many FLOPs count": ("pipeline/cost/flops.py", "flops.get_total_flops()", "2 * flops.get_total_flops()", {"costs"}),
-    "an inversion's step": ("papers/inversion/compute/descent.py", "torch.set_num_threads(1)", "torch.set_num_threads(2)",
-                            {"inversion", "class images"}),
-    "a random stream": ("papers/layershuffle/compute/analysis.py", 'generator("analysis"', 'generator("another"', {"analysis"}),
-}  # fmt: skip
+    "a way to execute layers": (
+        "papers/painters/compute/strategies.py",
+        "first = (num_layers",
+        "first = 1 + (num_layers",
+        {"painters"},
+    ),
+    "how many FLOPs count": (
+        "pipeline/cost/flops.py",
+        "flops.get_total_flops()",
+        "2 * flops.get_total_flops()",
+        {"costs"},
+    ),
+    "an inversion's step": (
+        "papers/inversion/compute/descent.py",
+        "torch.set_num_threads(1)",
+        "torch.set_num_threads(2)",
+        {"inversion", "class images"},
+    ),
+    "a random stream": (
+        "papers/layershuffle/compute/analysis.py",
+        'generator("analysis"',
+        'generator("another"',
+        {"analysis"},
+    ),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", EDITS)
-def test_a_change_of_the_code_runs_what_it_can_change(source: Path, jobs: Listed, keys: Keys, case: str) -> None:
+def test_a_change_of_the_code_runs_what_it_can_change(
+    source: Path, jobs: Listed, keys: Keys, case: str
+) -> None:
     file, old, new, expected = EDITS[case]
     edit(source / file, old, new)
     assert again(keys, keys_of(jobs)) == {kind: set(keys[kind]) for kind in expected}
@@ -519,11 +710,24 @@ def add_key(source: Path, section: type[Section], line: str) -> bool:
 
 
 @pytest.mark.slow
-def test_a_new_key_with_a_default_runs_nothing(source: Path, values: Values, keys: Keys, tmp_path: Path) -> None:
+def test_a_new_key_with_a_default_runs_nothing(
+    source: Path, values: Values, keys: Keys, tmp_path: Path
+) -> None:
     """In every section of the package at once; where it has another value, it runs the jobs that have it."""
     sections = every_section() - {Losses}  # its keys are losses, which have names in titles
-    added = {section.__name__ for section in sections if add_key(source, section, "brand_new: int = 3")}
-    assert {"Optimisation", "Variant", "ModelPreset", "TrainConfig", "PruneEval", "SmoothingProfiles", "Descent", "BranchTraining"} <= added
+    added = {
+        section.__name__ for section in sections if add_key(source, section, "brand_new: int = 3")
+    }
+    assert {
+        "Optimisation",
+        "Variant",
+        "ModelPreset",
+        "TrainConfig",
+        "PruneEval",
+        "SmoothingProfiles",
+        "Descent",
+        "BranchTraining",
+    } <= added
     files = []
     for i, place in enumerate(("variants.ls", "finetune", "smoothing", "inversion.optimisers.gd")):
         files.append(tmp_path / f"{i}.yaml")
@@ -534,20 +738,30 @@ def test_a_new_key_with_a_default_runs_nothing(source: Path, values: Values, key
     assert variant.keys() == REFINED | {"finetune"}
     assert all(re.search(r"\bls\b", title) for titles in variant.values() for title in titles)
     finetune.pop("costs", None)
-    assert finetune == {kind: set(keys[kind]) for kind in ("finetune", "exits", "branches", "head")}  # exits take them over
+    assert finetune == {
+        kind: set(keys[kind]) for kind in ("finetune", "exits", "branches", "head")
+    }  # exits take them over
     assert smoothing == {"profiles": set(keys["profiles"])}
     assert inversion == {}  # none of the models that can be listed is inverted by that
 
 
 @pytest.mark.slow
-def test_a_changed_default_is_not_answered_by_old_work(source: Path, jobs: Listed, keys: Keys, tmp_path: Path) -> None:
+def test_a_changed_default_is_not_answered_by_old_work(
+    source: Path, jobs: Listed, keys: Keys, tmp_path: Path
+) -> None:
     """A variant leaves a value to the code, and the code changes its mind, twice; what does not use it is not run again."""
     finish(jobs)
     assert all(job.done for found in jobs.values() for job in found.values())
-    edit(source / "pipeline" / "config" / "variant.py", "dropout: Fraction = 0.0", "dropout: Fraction = 0.25")
+    edit(
+        source / "pipeline" / "config" / "variant.py",
+        "dropout: Fraction = 0.0",
+        "dropout: Fraction = 0.25",
+    )
     found, twice = elsewhere(source, "--finish", "params.yaml")
     fresh = {title for kind in found.values() for title, (*_, done) in kind.items() if not done}
-    own = {title for title in fresh if not title.startswith("ls_pos")}  # it writes the old default out, which is a key of its own now
+    own = {
+        title for title in fresh if not title.startswith("ls_pos")
+    }  # it writes the old default out, which is a key of its own now
     assert own == {f"plain_encode seed {seed}{more}" for seed in SEEDS for more in ("", " again")}
     title = "plain_encode seed 0"
     key, folder, _ = found["finetune"][title]
@@ -556,7 +770,10 @@ def test_a_changed_default_is_not_answered_by_old_work(source: Path, jobs: Liste
     assert twice["finetune"][title][:2] == [key, folder]
     for found_again in jobs.values():  # the old default is back
         assert all((job.folder.name, job.done) == (job.key, True) for job in found_again.values())
-    noted = [json.loads((tmp_path / ".lsvit/jobs/train" / name / CONFIG).read_text()) for name in (key, folder)]
+    noted = [
+        json.loads((tmp_path / ".lsvit/jobs/train" / name / CONFIG).read_text())
+        for name in (key, folder)
+    ]
     assert [each["variant"]["position"]["encode"]["dropout"] for each in noted] == [0.0, 0.25]
 
 
@@ -578,8 +795,17 @@ class Later(Other):
 
 def test_work_under_a_changed_default_outlives_a_new_key(pico: ModelPreset) -> None:
     """Each of the two is found again, whatever was done with the other, also when its options have a key more."""
-    fields: Values = {"dataset": "d", "model_name": "m", "model": pico, "device": "cpu", "data_sha256": "", "weights_sha256": None}
-    before, other, later = (Job("t", TRAIN, kind(**fields, variant=PLAIN)) for kind in (Before, Other, Later))
+    fields: Values = {
+        "dataset": "d",
+        "model_name": "m",
+        "model": pico,
+        "device": "cpu",
+        "data_sha256": "",
+        "weights_sha256": None,
+    }
+    before, other, later = (
+        Job("t", TRAIN, kind(**fields, variant=PLAIN)) for kind in (Before, Other, Later)
+    )
     assert before.key == other.key == later.key
     finish({"": {"t": before}})
     folders = [before.folder, other.folder]

@@ -33,13 +33,22 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def jobs(train_config: Config, prepared: Path, seeds: list[int], **options: object) -> list[Job]:
     configs = [train_config(seed=seed, **options) for seed in seeds]
     return [
-        Job(f"test seed {c.seed}", "pipeline.training.loop:train", c, {"data": prepared, "weights": None}, c.options.epochs)
+        Job(
+            f"test seed {c.seed}",
+            "pipeline.training.loop:train",
+            c,
+            {"data": prepared, "weights": None},
+            c.options.epochs,
+        )
         for c in configs
     ]
 
 
 def test_keys(train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b, a_again, other = (*jobs(train_config, prepared, [0, 1, 0]), *jobs(train_config, prepared, [0], lr=0.5))
+    a, b, a_again, other = (
+        *jobs(train_config, prepared, [0, 1, 0]),
+        *jobs(train_config, prepared, [0], lr=0.5),
+    )
     assert a.key == a_again.key
     assert len({a.key, b.key, other.key}) == 3
     assert shared(a) == shared(b) != shared(other)
@@ -53,8 +62,21 @@ def test_keys(train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPa
 
 def test_keys_follow_the_code_that_runs() -> None:
     found = imported_modules("pipeline.training.loop").keys()
-    assert {"pipeline.training.loop", "lsvit.routed", "pipeline.training.losses", "lsvit.routes", "pipeline.data.splits"} <= found
-    assert not {"pipeline.tracking.runs", "pipeline.report.figures", "papers.layershuffle.compute.analysis"} & found
+    assert {
+        "pipeline.training.loop",
+        "lsvit.routed",
+        "pipeline.training.losses",
+        "lsvit.routes",
+        "pipeline.data.splits",
+    } <= found
+    assert (
+        not {
+            "pipeline.tracking.runs",
+            "pipeline.report.figures",
+            "papers.layershuffle.compute.analysis",
+        }
+        & found
+    )
 
 
 def test_a_lock_ends_where_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +88,9 @@ def test_a_lock_ends_where_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not lock.is_locked
 
 
-def test_locks_are_taken_in_one_order(train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_are_taken_in_one_order(
+    train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two runs of the same jobs, in whatever order, never wait for each other."""
     taken: list[Path] = []
 
@@ -83,11 +107,15 @@ def test_locks_are_taken_in_one_order(train_config: Config, prepared: Path, monk
 
 
 @pytest.mark.slow
-def test_parallel_jobs_report_and_are_not_repeated(train_config: Config, prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parallel_jobs_report_and_are_not_repeated(
+    train_config: Config, prepared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     todo = jobs(train_config, prepared, [0, 1, 2])
     events: list[tuple[str, int]] = []
     run(todo, "cpu", lambda job, event: events.append((job.title, event["epoch"])))
-    assert sorted(events) == [(f"test seed {seed}", epoch) for seed in range(3) for epoch in (1, 2, 3)]
+    assert sorted(events) == [
+        (f"test seed {seed}", epoch) for seed in range(3) for epoch in (1, 2, 3)
+    ]
     out = capsys.readouterr().out
     assert out.count("accuracy sequential") == 9
     assert "\r" not in out
@@ -125,7 +153,10 @@ def test_a_dead_worker_is_one_line(train_config: Config, prepared: Path, tmp_pat
 @pytest.mark.slow
 def test_a_failing_job_ends_the_others(train_config: Config, prepared: Path) -> None:
     """A user's mistake in one training does not leave the parent waiting for the others."""
-    todo = [*jobs(train_config, prepared, [0], lr=1e30), *jobs(train_config, prepared, [1], epochs=100_000)]
+    todo = [
+        *jobs(train_config, prepared, [0], lr=1e30),
+        *jobs(train_config, prepared, [1], epochs=100_000),
+    ]
     with pytest.raises(UserError, match="the loss is not finite"):
         run(todo, "cpu")
     deadline = time.monotonic() + 10
@@ -139,7 +170,9 @@ def _descendants(root: int) -> list[tuple[int, int]]:
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            )
         except OSError:
             continue
     found, todo = [], [root]
@@ -169,17 +202,31 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_killed_training_goes_on_bit_for_bit(
-    train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    train_config: Config,
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Ctrl-C and, later, SIGKILL a real two-seed training; the next run, of another process, ends with the undisturbed run's bits."""
     options: dict[str, Any] = {"epochs": 40, "position": {"encode": {"dropout": 0.1}}}
     (tmp_path / "config.json").write_text(train_config(**options).model_dump_json())
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "config.json"), str(prepared)]
+    command = [
+        sys.executable,
+        str(tmp_path / "script.py"),
+        str(tmp_path / "config.json"),
+        str(prepared),
+    ]
     env = os.environ | {"DVC_ROOT": str(tmp_path / "killed"), "PYTHONPATH": str(ROOT)}
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # jobs in the background of a shell ignore it
     piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    for number, send, epoch in ((signal.SIGINT, os.killpg, 2), (signal.SIGKILL, os.kill, 5)):  # a terminal's goes to all processes
+    for number, send, epoch in (
+        (signal.SIGINT, os.killpg, 2),
+        (signal.SIGKILL, os.kill, 5),
+    ):  # a terminal's goes to all processes
         with subprocess.Popen(command, env=env, start_new_session=True, **piped) as killed:
             assert killed.stdout is not None
             assert killed.stderr is not None
@@ -189,10 +236,15 @@ def test_killed_training_goes_on_bit_for_bit(
                     break
             said = killed.stderr.read()
         if number == signal.SIGINT:
-            assert (killed.returncode, said) == (130, "interrupted; what has finished is kept: the same command goes on\n")
+            assert (killed.returncode, said) == (
+                130,
+                "interrupted; what has finished is kept: the same command goes on\n",
+            )
         folders = list((tmp_path / "killed" / ".lsvit" / "jobs" / "train").iterdir())
         deadline = time.monotonic() + 20
-        while _writers(folders) and time.monotonic() < deadline:  # orphaned workers end by themselves
+        while (
+            _writers(folders) and time.monotonic() < deadline
+        ):  # orphaned workers end by themselves
             time.sleep(0.1)
         assert not _writers(folders)
     signal.signal(signal.SIGINT, before)
@@ -206,7 +258,9 @@ def test_killed_training_goes_on_bit_for_bit(
         return capsys.readouterr().out
 
     out = train(tmp_path / "killed")
-    assert out.count(": epoch") < 2 * 40 - 4  # at least the epochs reported before the kill were not repeated
+    assert (
+        out.count(": epoch") < 2 * 40 - 4
+    )  # at least the epochs reported before the kill were not repeated
     assert train(tmp_path / "whole").count(": epoch") == 2 * 40
     wholes = list((tmp_path / "whole" / ".lsvit" / "jobs" / "train").iterdir())
     assert {folder.name for folder in wholes} == {folder.name for folder in folders}
@@ -232,5 +286,10 @@ def test_described_epoch() -> None:
     assert describe({"progress": 1.25}, 3) == "epoch 2/3: 25%"
     assert describe({"progress": 3.0}, 3) == "epoch 3/3: 100%"
     assert describe({"cell": "6 layers kept"}, 3) == "6 layers kept"
-    row = {"epoch": 2, "train/class_loss": 0.51234, "validation/arbitrary/accuracy": 0.8, "seconds": 1.25}
+    row = {
+        "epoch": 2,
+        "train/class_loss": 0.51234,
+        "validation/arbitrary/accuracy": 0.8,
+        "seconds": 1.25,
+    }
     assert describe(row, 3) == "epoch 2/3  train loss 0.512  arbitrary 0.800  1.2 s"

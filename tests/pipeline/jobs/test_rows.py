@@ -21,7 +21,9 @@ def evaluation(accuracy: float) -> pd.DataFrame:
     """What an evaluation leaves: a cell pruned to 2 of 4 layers, and the whole model in both orders."""
     rows = [(2, "sequential", "0-1"), (4, "sequential", "0-1-2-3"), (4, "arbitrary", "3-1-0-2")]
     frame = pd.DataFrame(rows, columns=["keep", "order", "route"])
-    return frame.assign(routes=1, images=8, accuracy=accuracy, loss=1.0, position_accuracy=np.nan, std_images=0.1)
+    return frame.assign(
+        routes=1, images=8, accuracy=accuracy, loss=1.0, position_accuracy=np.nan, std_images=0.1
+    )
 
 
 @pytest.mark.parametrize("names", [NAMES, NUMBERS, ["NA"], ["1"]])
@@ -38,13 +40,22 @@ def test_a_variant_of_any_name_keeps_its_rows(names: list[str], tmp_path: Path) 
     assert rows["position_accuracy"].isna().all()  # an empty cell is missing
     assert seed_means(rows).index.tolist() == [(name, seed) for name in names for seed in (0, 1)]
     assert list(table_metrics(rows)) == names
-    assert summarise(rows).groupby("variant", sort=False).size().to_dict() == dict.fromkeys(names, 3)
+    assert summarise(rows).groupby("variant", sort=False).size().to_dict() == dict.fromkeys(
+        names, 3
+    )
 
 
 @pytest.mark.parametrize("names", [NAMES, NUMBERS])
 def test_a_class_of_any_name_keeps_its_rows(names: list[str], tmp_path: Path) -> None:
     probability = np.linspace(0, 1, len(names))
-    written = pd.DataFrame({"class": names, "probability": probability, "judge_probability": np.nan, "judge_sees": names[::-1]})
+    written = pd.DataFrame(
+        {
+            "class": names,
+            "probability": probability,
+            "judge_probability": np.nan,
+            "judge_sees": names[::-1],
+        }
+    )
     written.to_csv(tmp_path / "class_images.csv", index=False)
     rows = Results(tmp_path).table("class_images")
     assert rows["class"].tolist() == names
@@ -53,13 +64,20 @@ def test_a_class_of_any_name_keeps_its_rows(names: list[str], tmp_path: Path) ->
     assert rows["probability"].tolist() == pytest.approx(probability.tolist())
 
 
-@pytest.mark.parametrize("column", ["training", "weights", "family", "sampler", "dataset", "model", "losses", "removed", "edit"])
+@pytest.mark.parametrize(
+    "column",
+    ["training", "weights", "family", "sampler", "dataset", "model", "losses", "removed", "edit"],
+)
 def test_no_name_in_any_column_is_missing(column: str, tmp_path: Path) -> None:
     """Variants, models and data sets stand in more columns than one; "none" stands for no loss and no edit."""
     names = [*NAMES, "none"]
-    pd.DataFrame({column: names, "seed": range(len(names)), "accuracy": [0.5, np.nan] + [0.25] * (len(names) - 2)}).to_csv(
-        tmp_path / "rows.csv", index=False
-    )
+    pd.DataFrame(
+        {
+            column: names,
+            "seed": range(len(names)),
+            "accuracy": [0.5, np.nan] + [0.25] * (len(names) - 2),
+        }
+    ).to_csv(tmp_path / "rows.csv", index=False)
     rows = read_rows(tmp_path / "rows.csv")
     assert rows[column].tolist() == names
     assert rows["accuracy"].isna().tolist() == [False, True] + [False] * (len(names) - 2)

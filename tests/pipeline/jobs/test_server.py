@@ -32,7 +32,9 @@ STAGES = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of stages, in which one server serves all tests of this file. It cannot import torch and the like, which none needs."""
     folder = tmp_path_factory.mktemp("project")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # jobs in the background of a shell ignore it
     for name in (*server.COMPUTE[1:4], *server.LATER):
         if "." not in name:
             (folder / f"{name}.py").write_text("raise ImportError")
@@ -44,20 +46,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     signal.signal(signal.SIGINT, before)
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"pipeline.jobs.server" in (process / "cmdline").read_bytes() and (process / "cwd").readlink() == folder:
+            if (
+                b"pipeline.jobs.server" in (process / "cmdline").read_bytes()
+                and (process / "cwd").readlink() == folder
+            ):
                 os.kill(int(process.name), signal.SIGTERM)
 
 
 def command(*arguments: str, **environment: str) -> dict:
     return {
         "args": [sys.executable, "-m", "stages", *arguments],
-        "env": {name: value for name, value in os.environ.items() if name != "DVC_STAGE"} | {"PYTHONPATH": str(ROOT)} | environment,
+        "env": {name: value for name, value in os.environ.items() if name != "DVC_STAGE"}
+        | {"PYTHONPATH": str(ROOT)}
+        | environment,
         "text": True,
     }
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(**command(*arguments, **environment), cwd=folder, capture_output=True, input="typed", check=False)
+    return subprocess.run(
+        **command(*arguments, **environment),
+        cwd=folder,
+        capture_output=True,
+        input="typed",
+        check=False,
+    )
 
 
 @pytest.mark.slow
@@ -86,14 +99,18 @@ def test_a_stage_ends_as_a_process_does(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_stage_does_not_wait_for_libraries_to_end(folder: Path) -> None:
     """What was registered for its end is done, and no object is taken apart after that."""
-    done = subprocess.run(**command("lingers"), cwd=folder, capture_output=True, check=False, timeout=30)
+    done = subprocess.run(
+        **command("lingers"), cwd=folder, capture_output=True, check=False, timeout=30
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_a_signal_ends_the_stage_and_its_children(folder: Path, number: signal.Signals) -> None:
-    with subprocess.Popen(**command("wait"), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
+    with subprocess.Popen(
+        **command("wait"), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as client:
         assert client.stdout is not None
         pid = int(client.stdout.readline())
         while len(list(folder.glob("[0-9]*"))) < 2:
@@ -112,7 +129,9 @@ def test_a_signal_ends_the_stage_and_its_children(folder: Path, number: signal.S
 
 @pytest.mark.slow
 def test_a_stage_that_is_stopped_ends_with_its_client(folder: Path) -> None:
-    with subprocess.Popen(**command("wait"), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
+    with subprocess.Popen(
+        **command("wait"), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as client:
         assert client.stdout is not None
         pid = int(client.stdout.readline())
         os.kill(pid, signal.SIGSTOP)
@@ -130,11 +149,19 @@ def test_a_stage_that_is_stopped_ends_with_its_client(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_stage_does_not_wait_for_a_busy_server(folder: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_stage_does_not_wait_for_a_busy_server(
+    folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     """Which imports something for a minute when the client is killed."""
-    shutil.copytree(folder, busy := tmp_path / "busy", ignore=shutil.ignore_patterns("[0-9]*", "__pycache__"))
-    (busy / "timm.py").write_text("import os, time\nopen('server', 'w').write(str(os.getpid()))\ntime.sleep(60)")
-    with subprocess.Popen(**command("wait"), cwd=busy, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
+    shutil.copytree(
+        folder, busy := tmp_path / "busy", ignore=shutil.ignore_patterns("[0-9]*", "__pycache__")
+    )
+    (busy / "timm.py").write_text(
+        "import os, time\nopen('server', 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    )
+    with subprocess.Popen(
+        **command("wait"), cwd=busy, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as client:
         assert client.stdout is not None
         pid = int(client.stdout.readline())
         while not (busy / "server").exists() or not (busy / "server").read_text():
@@ -151,18 +178,26 @@ def test_a_stage_does_not_wait_for_a_busy_server(folder: Path, tmp_path: Path, n
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process learns of its parent's end")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere no process learns of its parent's end"
+)
 def test_a_stage_ends_with_its_server(folder: Path) -> None:
-    with subprocess.Popen(**command("wait"), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
+    with subprocess.Popen(
+        **command("wait"), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as client:
         assert client.stdout is not None
         pid = int(client.stdout.readline())
-        os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+        os.kill(
+            int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL
+        )
         deadline = time.monotonic() + 10
         while alive(pid) and time.monotonic() < deadline:
             time.sleep(0.05)
         ended = not alive(pid)
         with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # what a stage forks looks after itself, see die_with_parent
+            os.killpg(
+                pid, signal.SIGKILL
+            )  # what a stage forks looks after itself, see die_with_parent
     assert ended
     assert client.returncode == -signal.SIGKILL
 
@@ -171,11 +206,15 @@ def test_a_stage_ends_with_its_server(folder: Path) -> None:
 @pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
 def test_a_stage_ends_with_dvc(folder: Path, shell: str) -> None:
     """Killed alone, without its stage. Not every shell that runs a command gives it its own process."""
-    (folder / "dvc.yaml").write_text(f"stages:\n  wait:\n    cmd: {sys.executable} -m stages wait\n")
+    (folder / "dvc.yaml").write_text(
+        f"stages:\n  wait:\n    cmd: {sys.executable} -m stages wait\n"
+    )
     (folder / ".dvc").mkdir(exist_ok=True)
     (folder / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
     how = command(SHELL=shell) | {"args": [sys.executable, "-m", "dvc", "repro"]}
-    with subprocess.Popen(**how, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as dvc:
+    with subprocess.Popen(
+        **how, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as dvc:
         while len(found := list(folder.glob("[0-9]*"))) < 2:
             assert dvc.poll() is None
             time.sleep(0.05)
@@ -194,7 +233,12 @@ def test_a_stage_ends_with_a_dvc_that_it_never_saw(folder: Path) -> None:
     """Killed while the stage's interpreter was starting."""
     how = command("wait", DVC_STAGE="wait")
     start = f"import subprocess; print(subprocess.Popen({how['args']}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
-    how |= {"args": [sys.executable, "-c", start], "cwd": folder, "capture_output": True, "start_new_session": True}
+    how |= {
+        "args": [sys.executable, "-c", start],
+        "cwd": folder,
+        "capture_output": True,
+        "start_new_session": True,
+    }
     gone = subprocess.run(**how, check=True)
     deadline = time.monotonic() + 10
     while alive(int(gone.stdout)) and time.monotonic() < deadline:
@@ -250,7 +294,9 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
         yield listener
 
 
-def test_a_server_that_nobody_asks_ends(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_nobody_asks_ends(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.1)
     monkeypatch.setattr(server, "COMPUTE", ("json", "no_such_module"))
     monkeypatch.setattr(server, "LATER", ())

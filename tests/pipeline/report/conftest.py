@@ -17,7 +17,13 @@ def browser() -> Iterator[Any]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = binary
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1100,900"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1100,900",
+    ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     found = webdriver.Chrome(options, webdriver.ChromeService(driver))
@@ -28,6 +34,14 @@ def browser() -> Iterator[Any]:
 def complaints_and_requests(browser: Any) -> list[str]:
     """What the browser logged as a warning or an error since it was last asked, and what it asked for that is no file."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    said = [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("WARNING", "SEVERE")]
+    asked = [
+        event["params"]["request"]["url"]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+    ]
+    said = [
+        entry["message"]
+        for entry in browser.get_log("browser")
+        if entry["level"] in ("WARNING", "SEVERE")
+    ]
     return said + [url for url in asked if not url.startswith(("file:", "data:", "about:"))]

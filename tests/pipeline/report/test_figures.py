@@ -8,7 +8,11 @@ from pipeline.report.figures import STYLE, handles_of, legend_above
 
 
 @pytest.mark.parametrize(
-    ("names", "columns"), [(["a", "b", "c", "d"], 3), (["a loss with a long name", "another such", "and one more of it"], 2)]
+    ("names", "columns"),
+    [
+        (["a", "b", "c", "d"], 3),
+        (["a loss with a long name", "another such", "and one more of it"], 2),
+    ],
 )
 @matplotlib.rc_context(STYLE)
 def test_a_legend_is_as_wide_as_its_figure_at_most(names: list[str], columns: int) -> None:

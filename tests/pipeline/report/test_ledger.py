@@ -80,7 +80,17 @@ def test_interval_covers_as_often_as_it_says() -> None:
     ],
 )
 def test_verdicts(values: list[float], verdict: str) -> None:
-    claim = Claim("c", "s", "text", "5", "it", lambda e: np.array(values), (5, math.inf), (0, math.inf), scale="small")
+    claim = Claim(
+        "c",
+        "s",
+        "text",
+        "5",
+        "it",
+        lambda e: np.array(values),
+        (5, math.inf),
+        (0, math.inf),
+        scale="small",
+    )
     entry = claim.judge(Evidence(RESULTS))
     assert entry["verdict"] == verdict
     assert "above 5 points" in entry["rule"]
@@ -94,7 +104,9 @@ def test_verdicts(values: list[float], verdict: str) -> None:
 @pytest.mark.parametrize(("value", "verdict"), [(5, UNDECIDED), (0, WEAKER)])
 def test_what_lies_on_a_border(value: float, verdict: str) -> None:
     """Is not above it; and is not outside of what counts as weaker."""
-    claim = Claim("c", "s", "text", "5", "it", lambda e: np.array([value] * 3), (5, math.inf), (0, math.inf))
+    claim = Claim(
+        "c", "s", "text", "5", "it", lambda e: np.array([value] * 3), (5, math.inf), (0, math.inf)
+    )
     assert claim.judge(Evidence(RESULTS))["verdict"] == verdict
 
 
@@ -123,7 +135,17 @@ def test_seeds_that_would_decide() -> None:
 
 
 def test_a_border_that_nothing_lies_beyond_does_not_blur_a_verdict() -> None:
-    claim = Claim("c", "s", "t", "p", "a count", lambda e: np.array([7.0, 7.0, 7.0]), (6.5, 7), (3.5, 7), possible=(0, 7))
+    claim = Claim(
+        "c",
+        "s",
+        "t",
+        "p",
+        "a count",
+        lambda e: np.array([7.0, 7.0, 7.0]),
+        (6.5, 7),
+        (3.5, 7),
+        possible=(0, 7),
+    )
     entry = claim.judge(Evidence(RESULTS))
     assert (entry["verdict"], entry["p"]) == (HOLDS, 0)
 
@@ -131,12 +153,18 @@ def test_a_border_that_nothing_lies_beyond_does_not_blur_a_verdict() -> None:
 def test_few_seeds_that_count_the_same_are_not_sure() -> None:
     """Seven of eleven in each of three: as if each were rounded to elevenths, but where the spread is larger than that."""
     values = np.array([7.0, 7.0, 7.0])
-    claim = Claim("c", "s", "t", "p", "a count", lambda e: values, (6.5, math.inf), step=lambda e: 1)
+    claim = Claim(
+        "c", "s", "t", "p", "a count", lambda e: values, (6.5, math.inf), step=lambda e: 1
+    )
     entry = claim.judge(Evidence(RESULTS))
     half = student.ppf(0.975, 2) / math.sqrt(12) / math.sqrt(3)
-    assert (entry["measured"]["low"], entry["measured"]["high"]) == pytest.approx((7 - half, 7 + half), abs=1e-4)
+    assert (entry["measured"]["low"], entry["measured"]["high"]) == pytest.approx(
+        (7 - half, 7 + half), abs=1e-4
+    )
     assert entry["verdict"] == UNDECIDED
-    assert entry["p"] == pytest.approx(2 * student.sf(0.5 * math.sqrt(12) * math.sqrt(3), 2), abs=1e-6)
+    assert entry["p"] == pytest.approx(
+        2 * student.sf(0.5 * math.sqrt(12) * math.sqrt(3), 2), abs=1e-6
+    )
     assert estimate([1.0, 7.0], step=1) == estimate([1.0, 7.0])
 
 
@@ -144,12 +172,26 @@ def test_an_edge_of_what_is_possible_is_no_border_around_a_figure() -> None:
     """As in table1.above60: what is above 60 has its border there, at the 0 that the range is told with."""
     for values, verdict in (([70.0, 71.0, 72.0], HOLDS), ([61.0, 62.0, 66.0], UNDECIDED)):
         measured = np.array(values)
-        claim = Claim("c", "s", "t", "p", "it", lambda e: measured, (0, math.inf), unit="%", centre=lambda e: 60.0, middle=60,  # noqa: B023
-                      possible=(0, 100))  # fmt: skip
+        claim = Claim(
+            "c",
+            "s",
+            "t",
+            "p",
+            "it",
+            lambda e: measured,
+            (0, math.inf),
+            unit="%",
+            centre=lambda e: 60.0,
+            middle=60,
+            possible=(0, 100),
+        )
         entry = claim.judge(Evidence(RESULTS))
         assert entry["verdict"] == verdict
         assert entry["p"] == pytest.approx(ttest_1samp(values, 60).pvalue, abs=1e-6)
-        assert entry["rule"] == "holds if the interval of it lies above 60 %, does not hold if it lies wholly below 60 %"
+        assert (
+            entry["rule"]
+            == "holds if the interval of it lies above 60 %, does not hold if it lies wholly below 60 %"
+        )
         assert ("about 9 seeds" in entry["reason"]) == (verdict == UNDECIDED)
 
 
@@ -169,11 +211,15 @@ def test_the_headline_is_short() -> None:
     assert shown <= {claim.id for claim in ALL_CLAIMS}
     found = headline(ledger, shown)
     assert sum(found["claims"].values()) == len(ledger["claims"])
-    assert found["painters.order"] == next(entry["measured"]["mean"] for entry in ledger["claims"] if entry["id"] == "painters.order")
+    assert found["painters.order"] == next(
+        entry["measured"]["mean"] for entry in ledger["claims"] if entry["id"] == "painters.order"
+    )
     means = json.loads((RESULTS / "metrics.json").read_text())
     names = [*_flat(found, separator="/"), *_flat(means, separator="/")]
     assert len(names) <= 30
-    assert len(names) <= 11 + 2 * len(means) + sum("position_accuracy" in each for each in means.values())
+    assert len(names) <= 11 + 2 * len(means) + sum(
+        "position_accuracy" in each for each in means.values()
+    )
 
 
 @pytest.mark.slow
@@ -187,14 +233,35 @@ def test_mlflow_takes_the_names_of_the_headline(file: str) -> None:
         _validate_metric_name(name)
 
 
-@pytest.mark.parametrize(("centre", "verdict"), [(70.0, HOLDS), (60.0, FAILS), (85.0, FAILS), (68.0, UNDECIDED)])
+@pytest.mark.parametrize(
+    ("centre", "verdict"), [(70.0, HOLDS), (60.0, FAILS), (85.0, FAILS), (68.0, UNDECIDED)]
+)
 def test_a_range_around_a_published_figure(centre: float, verdict: str) -> None:
-    claim = Claim("c", "s", "t", "p", "it", lambda e: np.array([72.0, 72.5, 73.0]), (-5, 5), centre=lambda e: centre)
+    claim = Claim(
+        "c",
+        "s",
+        "t",
+        "p",
+        "it",
+        lambda e: np.array([72.0, 72.5, 73.0]),
+        (-5, 5),
+        centre=lambda e: centre,
+    )
     assert claim.judge(Evidence(RESULTS))["verdict"] == verdict
 
 
 def test_an_interval_stays_in_what_is_possible() -> None:
-    claim = Claim("c", "s", "t", "p", "a share", lambda e: np.array([60.0, 80.0, 100.0]), (50, math.inf), unit="%", possible=(0, 100))
+    claim = Claim(
+        "c",
+        "s",
+        "t",
+        "p",
+        "a share",
+        lambda e: np.array([60.0, 80.0, 100.0]),
+        (50, math.inf),
+        unit="%",
+        possible=(0, 100),
+    )
     measured = claim.judge(Evidence(RESULTS))["measured"]
     assert (measured["low"], measured["high"]) == (pytest.approx(30.3, abs=0.1), 100)
 
@@ -207,19 +274,26 @@ def test_the_commands_of_claims_are_accepted(tmp_path: Path) -> None:
     for wanted in {claim.run for claim in ALL_CLAIMS} - {""}:
         shutil.copy(ROOT / "params.yaml", tmp_path)
         overrides = [word for word in shlex.split(wanted) if not word.startswith("-")]
-        apply_overrides(tmp_path / "params.yaml", [override.split(",")[0] if "--queue" in wanted else override for override in overrides])
+        apply_overrides(
+            tmp_path / "params.yaml",
+            [override.split(",")[0] if "--queue" in wanted else override for override in overrides],
+        )
         assert load(tmp_path / "params.yaml") != load(ROOT / "params.yaml"), wanted
     known = {claim.id: claim for claim in ALL_CLAIMS}
     for entry in json.loads((ROOT / "results/claims.json").read_text())["claims"]:
         if entry["verdict"] in (NOT_COMPARABLE, NOT_RUN):
-            assert known[entry["id"]].run or any(words in entry["reason"] for words in ("nothing", "does not come as near", "needs")), entry
+            assert known[entry["id"]].run or any(
+                words in entry["reason"] for words in ("nothing", "does not come as near", "needs")
+            ), entry
 
 
 @pytest.mark.parametrize("claim", ALL_CLAIMS, ids=lambda claim: claim.id)
 def test_a_result_could_contradict_it(claim: Claim) -> None:
     """What is possible reaches beyond the range outside which the claim is contradicted, and that range beyond what it says."""
     least, most = claim.plausible or claim.holds
-    assert claim.possible[0] < least or most < claim.possible[1] or claim.centre  # around a published figure
+    assert (
+        claim.possible[0] < least or most < claim.possible[1] or claim.centre
+    )  # around a published figure
     assert least <= claim.holds[0] <= claim.holds[1] <= most
     assert claim.plausible != claim.holds
 
@@ -239,16 +313,24 @@ def test_a_claim_about_a_missing_variant_is_not_run() -> None:
 def test_figures_of_the_papers_cells_are_compared_there(tmp_path: Path) -> None:
     """On one of the paper's cells a row of Table 1 is judged against the published figure of that cell."""
     shutil.copytree(RESULTS, tmp_path / "results")
-    cell = json.loads((RESULTS / "cell.json").read_text()) | {"dataset": "imagenet", "model": "vit_b16", "scale": "published"}
+    cell = json.loads((RESULTS / "cell.json").read_text()) | {
+        "dataset": "imagenet",
+        "model": "vit_b16",
+        "scale": "published",
+    }
     (tmp_path / "results" / "cell.json").write_text(json.dumps(cell))
     rewrite(tmp_path / "results", lambda rows: rows.assign(dataset="imagenet", model="vit_b16"))
     found = {entry["id"]: entry for entry in judge(Evidence(tmp_path / "results"))["claims"]}
     entry = found["table1.baseline.sequential"]
     difference = entry["measured"]["mean"] - 82.61
     half = entry["measured"]["mean"] - entry["measured"]["low"]
-    assert entry["verdict"] == (HOLDS if abs(difference) + half <= 2 else FAILS if abs(difference) - half > 2 else UNDECIDED)
+    assert entry["verdict"] == (
+        HOLDS if abs(difference) + half <= 2 else FAILS if abs(difference) - half > 2 else UNDECIDED
+    )
     assert found["table1.baseline.arbitrary"]["verdict"] == FAILS  # a micro model is no ViT-B/16
-    assert not [name for name in found if name.startswith(("exits", "painters"))]  # their rows are of another cell
+    assert not [
+        name for name in found if name.startswith(("exits", "painters"))
+    ]  # their rows are of another cell
 
 
 def test_the_committed_ledger() -> None:
@@ -257,16 +339,26 @@ def test_the_committed_ledger() -> None:
     entries = found["claims"]
     assert [entry["id"] for entry in entries] == [claim.id for claim in ALL_CLAIMS]
     assert len({entry["id"] for entry in entries}) == len(entries) >= 20
-    exits, smoothing, inversion = (Evidence(RESULTS).table(name) for name in ("exits", "smoothing", "inversion"))
-    smoothing_seeds = smoothing.groupby("training")["seed"].nunique()  # `smoothing.seeds` may be fewer
+    exits, smoothing, inversion = (
+        Evidence(RESULTS).table(name) for name in ("exits", "smoothing", "inversion")
+    )
+    smoothing_seeds = smoothing.groupby("training")[
+        "seed"
+    ].nunique()  # `smoothing.seeds` may be fewer
     exit_seeds = exits["seed"].nunique() if len(exits) else 0  # `exits.seeds` may be fewer
     for entry in entries:
         assert entry["verdict"] in VERDICTS
         assert bool(entry["reason"]) == (entry["verdict"] != HOLDS)
         assert entry["corrected"] in (entry["verdict"], UNDECIDED)
         if entry["verdict"] not in (NOT_COMPARABLE, NOT_RUN):
-            assert entry["measured"]["low"] <= entry["measured"]["mean"] <= entry["measured"]["high"]
-            own = {"exits": {exit_seeds}, "smoothing": {*smoothing_seeds, len(found["seeds"])}, "inversion": {inversion["seed"].nunique()}}
+            assert (
+                entry["measured"]["low"] <= entry["measured"]["mean"] <= entry["measured"]["high"]
+            )
+            own = {
+                "exits": {exit_seeds},
+                "smoothing": {*smoothing_seeds, len(found["seeds"])},
+                "inversion": {inversion["seed"].nunique()},
+            }
             few = own.get(entry["id"].split(".")[0], {len(found["seeds"])})
             assert entry["measured"]["over"] == "images" or entry["measured"]["n"] in few
     page = (RESULTS / "claims.md").read_text()
@@ -287,7 +379,9 @@ def verdicts(folder: Path) -> dict[str, tuple[str, str]]:
     return {entry["id"]: (entry["verdict"], entry["reason"]) for entry in found["claims"]}
 
 
-def rewrite(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame], name: str = "prune_eval.csv") -> None:
+def rewrite(
+    folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame], name: str = "prune_eval.csv"
+) -> None:
     change(pd.read_csv(folder / name, dtype={"route": str})).to_csv(folder / name, index=False)
 
 
@@ -303,7 +397,9 @@ def test_without_ls_its_claims_are_not_run(changed: Path) -> None:
 
 @pytest.mark.slow
 def test_with_all_layers_alone_the_pruning_claims_are_not_run(changed: Path) -> None:
-    rewrite(changed, lambda rows: rows[(rows["keep"] == 12) | rows["variant"].str.startswith("refit")])
+    rewrite(
+        changed, lambda rows: rows[(rows["keep"] == 12) | rows["variant"].str.startswith("refit")]
+    )
     found = verdicts(changed)
     assert found["fig1c.grows"][0] == found["fig1b.keep3"][0] == NOT_RUN
     assert found["s4.1.gain"][0] == HOLDS
@@ -311,7 +407,12 @@ def test_with_all_layers_alone_the_pruning_claims_are_not_run(changed: Path) -> 
 
 @pytest.mark.slow
 def test_a_model_at_chance_has_no_share_of_its_own_accuracy(changed: Path) -> None:
-    rewrite(changed, lambda rows: rows.assign(accuracy=rows["accuracy"].where(rows["variant"] != "baseline", 0.1)))
+    rewrite(
+        changed,
+        lambda rows: rows.assign(
+            accuracy=rows["accuracy"].where(rows["variant"] != "baseline", 0.1)
+        ),
+    )
     assert verdicts(changed)["s4.1.collapse"] == (NOT_RUN, "the quantity is a quotient by zero")
 
 
@@ -336,18 +437,29 @@ def test_one_seed_has_no_verdict(changed: Path) -> None:
         if "seed" in path.read_text().splitlines()[0].split(","):  # tables of exits have none
             rewrite(changed, lambda rows: rows[rows["seed"] == 0], path.name)
     found = verdicts(changed)
-    assert {verdict for name, (verdict, _) in found.items() if not name.startswith("fig4")} == {NOT_COMPARABLE, NOT_RUN}
+    assert {verdict for name, (verdict, _) in found.items() if not name.startswith("fig4")} == {
+        NOT_COMPARABLE,
+        NOT_RUN,
+    }
     assert found["s4.1.gain"][1] == "one seed, or one model, gives no interval"
 
 
 def test_seeds_of_several_runs_are_judged_together() -> None:
     """Each once, in the order of the runs, in tables and in what goes by seeds elsewhere; runs of other cells are refused."""
-    first, second = (CELLS / name for name in ("fashion_mnist_10k_vit_micro_hours", "fashion_mnist_10k_vit_micro_hours_seeds_5_to_9"))
+    first, second = (
+        CELLS / name
+        for name in (
+            "fashion_mnist_10k_vit_micro_hours",
+            "fashion_mnist_10k_vit_micro_hours_seeds_5_to_9",
+        )
+    )
     both = Pooled(first, second, first)
     assert both.cell["seeds"] == list(range(10))
     apart = [Evidence(folder).accuracy("ls", "arbitrary") for folder in (first, second)]
     np.testing.assert_array_equal(both.accuracy("ls", "arbitrary"), np.concatenate(apart))
-    assert list(both.read("analysis")["models"]["ls"]["position_r2"]["seeds"]) == [str(seed) for seed in range(10)]
+    assert list(both.read("analysis")["models"]["ls"]["position_r2"]["seeds"]) == [
+        str(seed) for seed in range(10)
+    ]
     assert both.table("table1").equals(Evidence(first).table("table1"))
     with pytest.raises(UserError, match=r"micro_hours: found latin .*, accepted: "):
         Pooled(RESULTS, first)
@@ -372,7 +484,9 @@ def test_ledgers_are_compared() -> None:
     assert said == ["no such claim, in the other ledger", "undecided, in the other ledger"]
     assert moved(found, found) == ([], [])
     assert same_cell(found, other)
-    assert not same_cell(found, other | {"dataset": "another"})  # another cell says nothing about this one
+    assert not same_cell(
+        found, other | {"dataset": "another"}
+    )  # another cell says nothing about this one
 
 
 @pytest.fixture
@@ -386,7 +500,9 @@ Claims = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def claims(clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Claims:
+def claims(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Claims:
     """`lsvit claims` in the clone, in this process: exit code, output, errors."""
     monkeypatch.chdir(clone)
 
@@ -402,7 +518,7 @@ def claims(clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_a_ledger_of_another_cell_hides_no_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+) -> None:
     """And one that agrees is named."""
     monkeypatch.chdir(ROOT)
     ledger = json.loads((RESULTS / "claims.json").read_text())
@@ -417,7 +533,9 @@ def test_a_ledger_of_another_cell_hides_no_problem(
     monkeypatch.setattr("pipeline.report.comparison.edited", list)
     file.write_text(json.dumps(ledger))
     cli.claims(file)
-    assert capsys.readouterr().out.endswith(f"the ledger is what the result files give, and contradicts {file} nowhere\n")
+    assert capsys.readouterr().out.endswith(
+        f"the ledger is what the result files give, and contradicts {file} nowhere\n"
+    )
 
 
 def test_the_table_says_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -434,7 +552,9 @@ def test_the_table_says_why(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_the_command_on_a_fresh_clone(clone: Path) -> None:
     command = [sys.executable, "-m", "stages.commands", "claims"]
-    done = subprocess.run(command, cwd=clone, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=clone, env=environment(), capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "s4.1.collapse" in done.stdout
     assert re.search(r"\d+ claims: \d+ hold, \d+ do not hold, ", done.stdout)
@@ -460,7 +580,11 @@ def test_a_figure_changed_by_hand_fails_the_check(clone: Path, claims: Claims) -
 def test_a_broken_or_missing_result_is_one_line(clone: Path, claims: Claims) -> None:
     for name, break_it, said in (
         ("samplers.csv", Path.unlink, "samplers.csv: deleted since its stage wrote it"),
-        ("cell.json", lambda path: path.write_text("{"), "results/cell.json: cannot be read (JSONDecodeError"),
+        (
+            "cell.json",
+            lambda path: path.write_text("{"),
+            "results/cell.json: cannot be read (JSONDecodeError",
+        ),
     ):
         path = clone / "results" / name
         text = path.read_text()
@@ -482,22 +606,33 @@ def test_a_verdict_changed_by_hand_fails_the_check(clone: Path, claims: Claims) 
 
 
 @pytest.mark.slow
-def test_a_contradiction_fails_the_check_and_a_marginal_line_does_not(clone: Path, claims: Claims) -> None:
+def test_a_contradiction_fails_the_check_and_a_marginal_line_does_not(
+    clone: Path, claims: Claims
+) -> None:
     """As after a run that went another way: result files, ledger and lock agree, but the committed ledger said otherwise."""
     path = clone / "results" / "claims.json"
     ledger = json.loads(path.read_text())
-    fallen, unclear = (next(entry for entry in ledger["claims"] if entry["verdict"] == verdict) for verdict in (FAILS, UNDECIDED))
+    fallen, unclear = (
+        next(entry for entry in ledger["claims"] if entry["verdict"] == verdict)
+        for verdict in (FAILS, UNDECIDED)
+    )
     fallen["verdict"] = unclear["verdict"] = HOLDS
     path.write_text(json.dumps(ledger, indent=1) + "\n")
     identity = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
-    subprocess.run(["git", *identity, "commit", "-qam", "a ledger in which it held"], cwd=clone, check=True)
+    subprocess.run(
+        ["git", *identity, "commit", "-qam", "a ledger in which it held"], cwd=clone, check=True
+    )
     subprocess.run(["git", "checkout", "-q", "HEAD~1", "--", "results"], cwd=clone, check=True)
     code, _, errors = claims()
     assert code == 1
     moved_line = f"moved: {unclear['id']}: undecided, in the other ledger: holds\n"
-    assert errors == moved_line + f"error: {fallen['id']}: does not hold, in the other ledger: holds\n"
+    assert (
+        errors == moved_line + f"error: {fallen['id']}: does not hold, in the other ledger: holds\n"
+    )
     (clone / "another.json").write_text(path.read_text())
     assert claims(clone / "another.json") == (0, ANY, "")
     (clone / "another.json").write_text("[]")
-    with pytest.raises(UserError, match=r"another.json: cannot be read \(TypeError: found list, accepted: dict"):
+    with pytest.raises(
+        UserError, match=r"another.json: cannot be read \(TypeError: found list, accepted: dict"
+    ):
         cli.claims(clone / "another.json")

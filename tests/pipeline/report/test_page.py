@@ -28,9 +28,7 @@ from tests.conftest import ALL_CLAIMS, ROOT
 from tests.pipeline.report.conftest import complaints_and_requests
 
 pytestmark = pytest.mark.slow
-UNTIL_DRAWN = (
-    "const [chart, done] = arguments; (function look() { chart.querySelector('svg path[d]') ? done(true) : setTimeout(look, 20) })()"
-)
+UNTIL_DRAWN = "const [chart, done] = arguments; (function look() { chart.querySelector('svg path[d]') ? done(true) : setTimeout(look, 20) })()"
 
 
 @pytest.fixture(scope="module")
@@ -81,18 +79,27 @@ def test_the_committed_page_is_that_of_the_committed_results(page: Path) -> None
 def test_pictures_have_their_captions(page: Path) -> None:
     """Those that stand in captions.md; a claim has the sentence of its source."""
     captions = (ROOT / "results/figures/captions.md").read_text()
-    shown = re.findall(r'<figcaption class="caption">(.*?) <code>results/figures/(\w+)\.png</code>', page.read_text())
+    shown = re.findall(
+        r'<figcaption class="caption">(.*?) <code>results/figures/(\w+)\.png</code>',
+        page.read_text(),
+    )
     assert len(shown) > 5
     for text, name in shown:
         assert f".** {html.unescape(text)}\n" in captions, name
     for claim in ALL_CLAIMS:
-        opened = html.unescape(page.read_text().partition(f'id="claim-{claim.id}"')[2].partition("</details>")[0])
+        opened = html.unescape(
+            page.read_text().partition(f'id="claim-{claim.id}"')[2].partition("</details>")[0]
+        )
         assert re.findall(r"<q>(.*?)</q>", opened) == ([claim.quote] if claim.quote else [])
 
 
 def test_a_picture_without_a_caption(tmp_path: Path) -> None:
     """Is a mistake of ours, which does not pass in silence."""
-    shutil.copytree(ROOT / "results", tmp_path / "results", ignore=shutil.ignore_patterns("cells", "report.html"))
+    shutil.copytree(
+        ROOT / "results",
+        tmp_path / "results",
+        ignore=shutil.ignore_patterns("cells", "report.html"),
+    )
     captions = tmp_path / "results/figures/captions.md"
     captions.write_text(captions.read_text().replace("**Figure 4a.**", "**Figure IVa.**"))
     with pytest.raises(KeyError, match="Figure 4a"):
@@ -101,12 +108,22 @@ def test_a_picture_without_a_caption(tmp_path: Path) -> None:
 
 def test_claims_are_counted_and_the_decided_stand_first(page: Path) -> None:
     """By another way than the report's own."""
-    entries = {entry["id"]: entry["verdict"] for entry in json.loads((ROOT / "results/claims.json").read_text())["claims"]}
-    shown = re.findall(r'<details class="claim" id="claim-([^"]+)" data-paper="(\w+)" data-verdict="([\w ]+)"', page.read_text())
+    entries = {
+        entry["id"]: entry["verdict"]
+        for entry in json.loads((ROOT / "results/claims.json").read_text())["claims"]
+    }
+    shown = re.findall(
+        r'<details class="claim" id="claim-([^"]+)" data-paper="(\w+)" data-verdict="([\w ]+)"',
+        page.read_text(),
+    )
     assert {claim: verdict for claim, _, verdict in shown} == entries
-    assert [VERDICTS.index(verdict) for *_, verdict in shown] == sorted(VERDICTS.index(verdict) for *_, verdict in shown)
+    assert [VERDICTS.index(verdict) for *_, verdict in shown] == sorted(
+        VERDICTS.index(verdict) for *_, verdict in shown
+    )
     table = page.read_text().partition("<h3>Claims by verdict</h3>")[2].partition("</table>")[0]
-    counts = re.findall(r'data-from="results/claims.json paper=(\w+) [^"]*verdict=([\w ]+)[^>]*>(\d+)</data>', table)
+    counts = re.findall(
+        r'data-from="results/claims.json paper=(\w+) [^"]*verdict=([\w ]+)[^>]*>(\d+)</data>', table
+    )
     papers = Counter((paper, verdict) for _, paper, verdict in shown)
     assert {(paper, verdict.strip()): int(count) for paper, verdict, count in counts} == papers
 
@@ -118,14 +135,27 @@ def test_trainings_with_their_epochs_and_parameters(page: Path) -> None:
     assert {*re.findall(r'data-from="(results/finetune/[^ "]+)', shown)} == {*files}
     assert 'data-from="results/pretrain.csv' in shown
     kept = pd.read_csv(ROOT / "results/protocols.csv").query("protocol == 'paper'")
-    rows = re.findall(r"<th>(\d)</th><td><data[^>]*>(\d+)</data></td>\s*<td><data[^>]*>([\d.]+)</data>", shown)
-    assert rows == [(str(row.seed), str(row.epoch), f"{100 * row.sequential:.2f}") for row in kept.itertuples()]
-    assert re.search(r'<th>lr</th><td class="wraps"><code>[\d.e-]+</code></td><td>[\w.]*finetune</td>', shown)
+    rows = re.findall(
+        r"<th>(\d)</th><td><data[^>]*>(\d+)</data></td>\s*<td><data[^>]*>([\d.]+)</data>", shown
+    )
+    assert rows == [
+        (str(row.seed), str(row.epoch), f"{100 * row.sequential:.2f}") for row in kept.itertuples()
+    ]
+    assert re.search(
+        r'<th>lr</th><td class="wraps"><code>[\d.e-]+</code></td><td>[\w.]*finetune</td>', shown
+    )
 
 
 def test_other_parameters_are_not_shown_with_a_cell(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "results", tmp_path / "results", ignore=shutil.ignore_patterns("cells", "report.html"))
-    text = Report(Results(tmp_path / "results"), load(ROOT / "params.yaml").model_copy(update={"scale": "hours"})).html()
+    shutil.copytree(
+        ROOT / "results",
+        tmp_path / "results",
+        ignore=shutil.ignore_patterns("cells", "report.html"),
+    )
+    text = Report(
+        Results(tmp_path / "results"),
+        load(ROOT / "params.yaml").model_copy(update={"scale": "hours"}),
+    ).html()
     assert 'section id="trainings"' in text
     assert "<th>lr</th>" not in text
 
@@ -134,7 +164,12 @@ def test_provenance_has_the_checksums_of_the_lock(page: Path) -> None:
     """Of what stages left, but for the report itself."""
     shown = page.read_text().partition('<section id="provenance">')[2].partition("</section>")[0]
     stages = yaml.safe_load((ROOT / "dvc.lock").read_text())["stages"]
-    locked = {(out["md5"], out["path"]) for name, stage in stages.items() if name != "report" for out in stage.get("outs", ())}
+    locked = {
+        (out["md5"], out["path"])
+        for name, stage in stages.items()
+        if name != "report"
+        for out in stage.get("outs", ())
+    }
     assert {*re.findall(r"<code>([0-9a-f]{32}(?:\.dir)?)</code> ([^<]+)<br>", shown)} == {
         each for each in locked if each[1] != "outs/params"
     }
@@ -144,9 +179,9 @@ def test_checklists_are_answered_and_their_links_hold(page: Path) -> None:
     """All of REFORMS, module by module; links lead from the folder of the page to files of the repository."""
     shown = page.read_text().partition('<section id="checklists">')[2].partition("</section>")[0]
     items = re.findall(r"<li><strong>(\d)([a-g])\. [^<]+</strong> \S", shown)
-    assert [(number, len([each for each in items if each[0] == number])) for number in "12345678"] == list(
-        zip("12345678", (3, 5, 7, 3, 6, 3, 3, 2), strict=True)
-    )
+    assert [
+        (number, len([each for each in items if each[0] == number])) for number in "12345678"
+    ] == list(zip("12345678", (3, 5, 7, 3, 6, 3, 3, 2), strict=True))
     links = re.findall(r'href="([^"#]*)', shown)
     assert len(links) > 50
     assert not [link for link in links if not (ROOT / "results" / link).exists()]
@@ -154,8 +189,18 @@ def test_checklists_are_answered_and_their_links_hold(page: Path) -> None:
 
 def test_one_seed_has_no_spread(tmp_path: Path) -> None:
     """Numbers alone, and charts that are valid JSON."""
-    shutil.copytree(ROOT / "results", tmp_path / "results", ignore=shutil.ignore_patterns("cells", "report.html"))
-    for name in ("table1.csv", "figure1.csv", "exits_table1.csv", "exits_table2.csv", "smoothing_table1.csv"):
+    shutil.copytree(
+        ROOT / "results",
+        tmp_path / "results",
+        ignore=shutil.ignore_patterns("cells", "report.html"),
+    )
+    for name in (
+        "table1.csv",
+        "figure1.csv",
+        "exits_table1.csv",
+        "exits_table2.csv",
+        "smoothing_table1.csv",
+    ):
         rows = pd.read_csv(tmp_path / "results" / name)
         rows.assign(std=None).to_csv(tmp_path / "results" / name, index=False)
     cell = json.loads((tmp_path / "results/cell.json").read_text()) | {"seeds": [0]}
@@ -177,7 +222,11 @@ def test_it_is_one_small_file_that_asks_for_nothing(page: Path) -> None:
 
 
 def test_a_changed_result_changes_it(page: Path, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "results", tmp_path / "results", ignore=shutil.ignore_patterns("cells", "report.html"))
+    shutil.copytree(
+        ROOT / "results",
+        tmp_path / "results",
+        ignore=shutil.ignore_patterns("cells", "report.html"),
+    )
     table = tmp_path / "results/table1.csv"
     table.write_text(re.sub(r"(sequential,ls,)0\.\d+", r"\g<1>0.1234", table.read_text()))
     with Image.open(drawn := tmp_path / "results/figures/class_images.png") as image:
@@ -203,7 +252,8 @@ def test_charts_are_drawn_without_a_warning_or_a_request(opened: Any) -> None:
     """Each below the names that it can be switched to; at 390 pixels too, where nothing is wider than the page."""
     for width in (1100, 390):
         opened.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
         )
         opened.refresh()
         charts = opened.find_elements("css selector", ".chart")
@@ -221,13 +271,20 @@ def test_charts_are_drawn_without_a_warning_or_a_request(opened: Any) -> None:
 def test_names_are_switched_by_keyboard(opened: Any) -> None:
     """The first alone, the second joins it, without both all are shown."""
     legend = opened.find_element("css selector", "#layershuffle .legend")
-    chart = opened.execute_script("arguments[0].scrollIntoView(); return arguments[0].nextElementSibling", legend)
+    chart = opened.execute_script(
+        "arguments[0].scrollIntoView(); return arguments[0].nextElementSibling", legend
+    )
     assert opened.execute_async_script(UNTIL_DRAWN, chart)
     buttons = legend.find_elements("tag name", "button")
     shown = """const [chart, done] = arguments; chart.drawn.then(({view}) => view.runAsync()).then(() => done(
       [...chart.querySelectorAll('g.mark-line path')].map((line) => line.getAttribute('opacity') === '1')))"""
     assert sum(opened.execute_async_script(shown, chart)) == len(buttons)
-    for button, count in ((buttons[0], 1), (buttons[1], 2), (buttons[0], 1), (buttons[1], len(buttons))):
+    for button, count in (
+        (buttons[0], 1),
+        (buttons[1], 2),
+        (buttons[0], 1),
+        (buttons[1], len(buttons)),
+    ):
         opened.execute_script("arguments[0].focus()", button)
         opened.switch_to.active_element.send_keys("\n")
         assert sum(opened.execute_async_script(shown, chart)) == count
@@ -237,7 +294,9 @@ def test_names_are_switched_by_keyboard(opened: Any) -> None:
 def test_the_best_exit_of_a_budget_is_one_of_those_chosen(opened: Any) -> None:
     """Among all, and among those of one branch; named below the accuracy that it has in the file."""
     rows = pd.read_csv(ROOT / "results/exits.csv")
-    rows = rows.query("strategy == 'classifier_wise' and order == 'sequential' and variant == 'baseline' and branch == 'vit'")
+    rows = rows.query(
+        "strategy == 'classifier_wise' and order == 'sequential' and variant == 'baseline' and branch == 'vit'"
+    )
     own = rows.groupby("depth")["accuracy"].mean()
     chart = opened.find_element("css selector", "#exits .chart")
     opened.execute_script("arguments[0].scrollIntoView()", chart)
@@ -245,30 +304,45 @@ def test_the_best_exit_of_a_budget_is_one_of_those_chosen(opened: Any) -> None:
     best = """const [chart, done] = arguments; chart.drawn.then(({view}) => view.runAsync()).then(() => done(
       [...chart.querySelectorAll('g.mark-text text')].map((text) => text.textContent).find((text) => text.includes('after layer'))))"""
     opened.execute_script("document.querySelector('#exits .legend [data-name=ViT-EE]').click()")
-    assert opened.execute_async_script(best, chart) == f"ViT-EE after layer {own.idxmax()}: {100 * own.max():.1f}"
+    assert (
+        opened.execute_async_script(best, chart)
+        == f"ViT-EE after layer {own.idxmax()}: {100 * own.max():.1f}"
+    )
     slider = chart.find_element("css selector", "input")
-    opened.execute_script("arguments[0].value = 0; arguments[0].dispatchEvent(new Event('input'))", slider)
+    opened.execute_script(
+        "arguments[0].value = 0; arguments[0].dispatchEvent(new Event('input'))", slider
+    )
     assert opened.execute_async_script(best, chart) is None
 
 
 def test_a_charts_numbers_need_no_pointer(opened: Any, page: Path) -> None:
     """Opened by keyboard, a table of what the chart was drawn from."""
     values = opened.find_element("css selector", "#layershuffle details.values")
-    opened.execute_script("arguments[0].scrollIntoView(); arguments[0].firstElementChild.focus()", values)
+    opened.execute_script(
+        "arguments[0].scrollIntoView(); arguments[0].firstElementChild.focus()", values
+    )
     opened.switch_to.active_element.send_keys("\n")
     rows = opened.execute_async_script(
         """const [values, done] = arguments; (function look() { const found = values.querySelectorAll("tr");
            found.length ? done([...found].map((row) => [...row.cells].map((cell) => cell.textContent))) : setTimeout(look, 20) })()""",
         values,
     )
-    chart = re.search(r'<section id="layershuffle".*?<script type="application/json">(.*?)</script>', page.read_text(), re.S)
+    chart = re.search(
+        r'<section id="layershuffle".*?<script type="application/json">(.*?)</script>',
+        page.read_text(),
+        re.S,
+    )
     assert chart
     drawn = json.loads(chart[1])["data"]["values"]
     assert rows[0] == list(drawn[0])
     assert len(rows) == 1 + len(drawn) > 5
     for row, point in zip(rows[1:], drawn, strict=True):
-        assert [cell if isinstance(value, str) else float(cell) for cell, value in zip(row, point.values(), strict=True)] == [
-            value if isinstance(value, str) else pytest.approx(value, abs=0.006) for value in point.values()
+        assert [
+            cell if isinstance(value, str) else float(cell)
+            for cell, value in zip(row, point.values(), strict=True)
+        ] == [
+            value if isinstance(value, str) else pytest.approx(value, abs=0.006)
+            for value in point.values()
         ]
 
 
@@ -289,7 +363,8 @@ def test_a_table_that_is_cut_says_that_it_scrolls(opened: Any) -> None:
       (function look() { getComputedStyle(table, '::before').content === words ? done(true) : setTimeout(look, 20) })()"""
     for width, words in ((1100, "none"), (390, '"scrolls sideways →"')):
         opened.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
         )
         assert opened.execute_async_script(reads, words)
     opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -300,13 +375,21 @@ def test_filters_links_and_the_way_back(opened: Any) -> None:
         return opened.find_element("id", "count").text
 
     def shown() -> list[str]:
-        return [each.get_attribute("id") for each in opened.find_elements("css selector", "details.claim:not([hidden])")]
+        return [
+            each.get_attribute("id")
+            for each in opened.find_elements("css selector", "details.claim:not([hidden])")
+        ]
 
     ledger = json.loads((ROOT / "results/claims.json").read_text())["claims"]
     assert count() == f"{len(ledger)} of {len(ledger)}"
     papers = [claim.id for claim in ALL_CLAIMS]
-    holding = [f"claim-{name}" for name in sorted((e["id"] for e in ledger if e["verdict"] == "holds"), key=papers.index)]
-    opened.execute_script("const s = document.getElementById('verdict'); s.value = 'holds'; s.dispatchEvent(new Event('input'))")
+    holding = [
+        f"claim-{name}"
+        for name in sorted((e["id"] for e in ledger if e["verdict"] == "holds"), key=papers.index)
+    ]
+    opened.execute_script(
+        "const s = document.getElementById('verdict'); s.value = 'holds'; s.dispatchEvent(new Event('input'))"
+    )
     assert shown() == holding
     opened.find_element("id", "search").send_keys("latin.arbitrary")
     assert shown() == ["claim-latin.arbitrary"]
@@ -314,7 +397,10 @@ def test_filters_links_and_the_way_back(opened: Any) -> None:
     target = opened.find_element("id", "claim-latin.spread")
     assert target.get_attribute("open")
     assert count() == f"{len(ledger)} of {len(ledger)}"
-    opened.execute_script("arguments[0].focus()", first := opened.find_element("css selector", "#layershuffle td data"))
+    opened.execute_script(
+        "arguments[0].focus()",
+        first := opened.find_element("css selector", "#layershuffle td data"),
+    )
     first.send_keys("\n")
     dialog = opened.find_element("id", "back")
     assert dialog.is_displayed()
@@ -343,19 +429,35 @@ GREYS = "return [...arguments[0].querySelectorAll('canvas')].map((c) => [...c.ge
 
 def test_pictures_one_column_at_a_time(browser: Any, tmp_path: Path) -> None:
     """The originals and one more column, a part a row, stepped through by keyboard."""
-    shutil.copytree(ROOT / "results", tmp_path / "results", ignore=shutil.ignore_patterns("cells", "report.html"))
-    grid = {"heads": ["", "first layer", "first 2 layers"], "columns": [0.25, 0.5, 0.75, 1.0], "rows": [0.2, 0.6, 1.0]}
+    shutil.copytree(
+        ROOT / "results",
+        tmp_path / "results",
+        ignore=shutil.ignore_patterns("cells", "report.html"),
+    )
+    grid = {
+        "heads": ["", "first layer", "first 2 layers"],
+        "columns": [0.25, 0.5, 0.75, 1.0],
+        "rows": [0.2, 0.6, 1.0],
+    }
     named = PngInfo()
     named.add_text(GRID, json.dumps(grid))
-    pixels = np.repeat(np.repeat(np.arange(20, dtype=np.uint8).reshape(5, 4) * 10, 20, axis=0), 20, axis=1)
+    pixels = np.repeat(
+        np.repeat(np.arange(20, dtype=np.uint8).reshape(5, 4) * 10, 20, axis=0), 20, axis=1
+    )
     Image.fromarray(pixels).save(tmp_path / "results/figures/inversion_depth.png", pnginfo=named)
     (tmp_path / "report.html").write_text(Report(Results(tmp_path / "results")).html())
     browser.get((tmp_path / "report.html").as_uri())
     steps = browser.find_element("css selector", ".steps")
     slider = steps.find_element("tag name", "input")
-    browser.execute_async_script("document.querySelector('#inversion img').decode().then(arguments[0])")
+    browser.execute_async_script(
+        "document.querySelector('#inversion img').decode().then(arguments[0])"
+    )
     for head, column in (("first layer", 2), ("first 2 layers", 3)):
-        assert steps.find_element("tag name", "output").text == slider.get_attribute("aria-valuetext") == head
+        assert (
+            steps.find_element("tag name", "output").text
+            == slider.get_attribute("aria-valuetext")
+            == head
+        )
         rows = [row[::4][10::20] for row in browser.execute_script(GREYS, steps)]
         assert rows == [[10 * (4 * line + place) for place in (0, 1, column)] for line in (1, 3)]
         slider.send_keys("\ue014")  # the arrow to the right

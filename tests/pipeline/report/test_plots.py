@@ -21,7 +21,9 @@ from pipeline.smoke import copy_repository, environment
 from tests.conftest import ROOT
 from tests.pipeline.report.conftest import complaints_and_requests
 
-TRAINING, LAYERS = ((ROOT / f".dvc/plots/{name}.json").read_text() for name in ("training", "layers"))
+TRAINING, LAYERS = (
+    (ROOT / f".dvc/plots/{name}.json").read_text() for name in ("training", "layers")
+)
 ORDERS = {"training_in_original_order": "sequential", "training_in_arbitrary_order": "arbitrary"}
 BETTER = 0.95
 
@@ -39,7 +41,10 @@ def test_colours_are_the_figures(tmp_path: Path) -> None:
     colours = Figures(tmp_path, params.resolve(PaperFigures), list(params.all_variants)).colours
     layers, training = (
         dict(zip(scale["domain"], scale["range"], strict=False))
-        for scale in (json.loads(LAYERS)["spec"]["encoding"]["color"]["scale"], json.loads(TRAINING)["encoding"]["color"]["scale"])
+        for scale in (
+            json.loads(LAYERS)["spec"]["encoding"]["color"]["scale"],
+            json.loads(TRAINING)["encoding"]["color"]["scale"],
+        )
     )
     assert (colours | {"refit_k": GREY}).items() <= layers.items()
     assert training.items() <= layers.items()
@@ -64,28 +69,51 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_plots(browser: Any, copy: Path, *command: str) -> dict[str, Any]:
     """The charts of the page that `dvc plots` makes, by id; it leaves no file to track, no error in the browser, and asks for nothing."""
-    before = subprocess.run(["git", "status", "--porcelain"], cwd=copy, capture_output=True, text=True, check=True).stdout
-    done = subprocess.run([sys.executable, "-m", "dvc", "plots", *command], cwd=copy, env=environment(), capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    before = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=copy, capture_output=True, text=True, check=True
+    ).stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", "plots", *command],
+        cwd=copy,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert subprocess.run(["git", "status", "--porcelain"], cwd=copy, capture_output=True, text=True, check=True).stdout == before
+    assert (
+        subprocess.run(
+            ["git", "status", "--porcelain"], cwd=copy, capture_output=True, text=True, check=True
+        ).stdout
+        == before
+    )
     complaints_and_requests(browser)  # of the tests before
     browser.get((copy / "dvc_plots/index.html").as_uri())
-    WebDriverWait(browser, 30).until(lambda _: len(browser.find_elements("css selector", ".vega-embed svg.marks")) == 3)
+    WebDriverWait(browser, 30).until(
+        lambda _: len(browser.find_elements("css selector", ".vega-embed svg.marks")) == 3
+    )
     assert complaints_and_requests(browser) == []
-    return {chart.get_attribute("id"): chart for chart in browser.find_elements("css selector", ".vega-embed")}
+    return {
+        chart.get_attribute("id"): chart
+        for chart in browser.find_elements("css selector", ".vega-embed")
+    }
 
 
 def points(chart: Any) -> pd.DataFrame:
     """What a chart's points say of themselves."""
-    said = [each.get_attribute("aria-label") for each in chart.find_elements("css selector", "g.mark-symbol.role-mark path")]
+    said = [
+        each.get_attribute("aria-label")
+        for each in chart.find_elements("css selector", "g.mark-symbol.role-mark path")
+    ]
     return pd.DataFrame([dict(part.split(": ") for part in each.split("; ")) for each in said])
 
 
 def lines(chart: Any) -> list[tuple[str, str]]:
     """Colour and dashes of a chart's lines."""
     found = chart.find_elements("css selector", "g.mark-line path")
-    return [(line.get_attribute("stroke"), line.get_attribute("stroke-dasharray")) for line in found]
+    return [
+        (line.get_attribute("stroke"), line.get_attribute("stroke-dasharray")) for line in found
+    ]
 
 
 @pytest.mark.slow
@@ -93,9 +121,15 @@ def test_means_over_seeds_are_drawn_without_a_network(browser: Any, copy: Path) 
     charts = open_plots(browser, copy, "show")
     for title, order in ORDERS.items():
         shown = points(charts[title])
-        assert len(lines(charts[title])) == len(charts[title].find_elements("css selector", "g.mark-area path")) == 5
+        assert (
+            len(lines(charts[title]))
+            == len(charts[title].find_elements("css selector", "g.mark-area path"))
+            == 5
+        )
         for variant, rows in shown.groupby("variant"):
-            history = pd.read_csv(copy / f"results/finetune/{variant}.csv").groupby("epoch")[f"validation/{order}/accuracy"]
+            history = pd.read_csv(copy / f"results/finetune/{variant}.csv").groupby("epoch")[
+                f"validation/{order}/accuracy"
+            ]
             assert [f"{value:.2%}" for value in history.mean()] == list(rows["mean"])
             assert [f"{value:.2%}" for value in history.std()] == list(rows["standard deviation"])
             assert set(rows["seeds"]) == {str(history.size().max())}

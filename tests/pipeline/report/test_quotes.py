@@ -12,7 +12,10 @@ from pipeline.report.ledger import Evidence
 from pipeline.report.quotes import quoted
 from tests.conftest import ALL_CLAIMS, ROOT
 
-NO_TEXT = {"painters", "nodes"}  # of which there is no text, or none at hand that a quote could be compared with
+NO_TEXT = {
+    "painters",
+    "nodes",
+}  # of which there is no text, or none at hand that a quote could be compared with
 
 
 def name(module: ModuleType) -> str:

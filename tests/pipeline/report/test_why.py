@@ -20,11 +20,26 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 FILES = {
     "rows.csv": "variant,seed,accuracy\nls,0,0.25\nls,1,0.5\nNA,0,0.9\n",
     "epochs.csv": "seed,epoch,a/b\n0,1,0.1\n0,2,0.2\n0,3,0.3\n1,1,0.2\n1,2,0.4\n",
-    "claims.json": json.dumps({"dataset": "x", "seeds": [0], "claims": [
-        {"id": "a", "measured": {"mean": 1.5, "low": -1.0}}, {"id": "b", "measured": None}]}),
-    "machines.json": json.dumps([{"machine": {}, "rows": [{"way": "x", "ratio": 2.0}]}, {"rows": [{"way": "x", "ratio": 4.0}]}]),
-    "named.json": json.dumps({"here": {"checks": [{"ratio": 0.5}, {"ratio": 3.0}]}, "there": {"cores": 2}}),
-}  # fmt: skip
+    "claims.json": json.dumps(
+        {
+            "dataset": "x",
+            "seeds": [0],
+            "claims": [
+                {"id": "a", "measured": {"mean": 1.5, "low": -1.0}},
+                {"id": "b", "measured": None},
+            ],
+        }
+    ),
+    "machines.json": json.dumps(
+        [
+            {"machine": {}, "rows": [{"way": "x", "ratio": 2.0}]},
+            {"rows": [{"way": "x", "ratio": 4.0}]},
+        ]
+    ),
+    "named.json": json.dumps(
+        {"here": {"checks": [{"ratio": 0.5}, {"ratio": 3.0}]}, "there": {"cores": 2}}
+    ),
+}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +59,10 @@ def test_a_number_is_the_mean_over_its_rows(words: list[str], expected: str) -> 
 
 @pytest.mark.parametrize(
     ("condition", "message"),
-    [("varant=ls", "rows.csv: found no column 'varant', accepted: variant, seed, accuracy"), ("variant=x", "found no row with variant=x")],
+    [
+        ("varant=ls", "rows.csv: found no column 'varant', accepted: variant, seed, accuracy"),
+        ("variant=x", "found no row with variant=x"),
+    ],
 )
 def test_no_such_rows(condition: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -54,9 +72,15 @@ def test_no_such_rows(condition: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["rows.csv", "acuracy", ".1f"], "rows.csv: found 'acuracy' with format '.1f' .*accepted: an expression of variant, seed, acc"),
+        (
+            ["rows.csv", "acuracy", ".1f"],
+            "rows.csv: found 'acuracy' with format '.1f' .*accepted: an expression of variant, seed, acc",
+        ),
         (["rows.csv", "accuracy", ".1q"], "rows.csv: found 'accuracy' with format '.1q'"),
-        (["torn.csv", "accuracy", ".1f"], r"torn.csv: cannot be read \(ValueError: its last row is torn"),
+        (
+            ["torn.csv", "accuracy", ".1f"],
+            r"torn.csv: cannot be read \(ValueError: its last row is torn",
+        ),
         (["quoted.csv", "accuracy", ".1f"], "quoted.csv: cannot be read"),
         (["torn.json", "accuracy", ".1f"], "torn.json: cannot be read"),
     ],
@@ -81,14 +105,23 @@ def test_damaged_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_conditions_on_a_claim_are_refused() -> None:
-    with pytest.raises(UserError, match=r"fig4a: found 'seed=0' behind a claim, accepted: behind a \.csv or \.json file"):
+    with pytest.raises(
+        UserError,
+        match=r"fig4a: found 'seed=0' behind a claim, accepted: behind a \.csv or \.json file",
+    ):
         why("fig4a", ["seed=0"])
 
 
 def test_why_a_claim_holds() -> None:
     """The entry, and the file that its measure reads, with the stage that wrote it."""
     text = "\n".join(why("latin.arbitrary"))
-    for words in ("verdict: holds", "rule: holds if", "prune_eval.csv: stage prune-eval", "python -m stages prune_eval", "seeds 0, 1, 2"):
+    for words in (
+        "verdict: holds",
+        "rule: holds if",
+        "prune_eval.csv: stage prune-eval",
+        "python -m stages prune_eval",
+        "seeds 0, 1, 2",
+    ):
         assert words in text
 
 
@@ -104,7 +137,11 @@ def test_why_a_claim_about_numbers_of_a_json_file() -> None:
     [
         ("figure_1c", [], "results/figures/figure_1c.png: stage paper-figures"),
         ("table1", [], "results/table1.md: stage paper-figures"),
-        ("samplers.csv", ["variant=baseline", "sampler=fix_first 1"], "results/samplers.csv: 5 rows"),
+        (
+            "samplers.csv",
+            ["variant=baseline", "sampler=fix_first 1"],
+            "results/samplers.csv: 5 rows",
+        ),
         ("results/grid.md", [], "no stage of dvc.yaml writes it"),
     ],
 )
@@ -115,13 +152,39 @@ def test_why_a_file(target: str, conditions: list[str], words: str) -> None:
 def test_why_goes_on_to_the_stage_that_computed_it() -> None:
     """With the values of its parameters, those of the variant in question alone; in a clone that has nothing else, a line says so."""
     lines = why("table1.csv", ["variant=ls", "order=arbitrary"])
-    first = lines.index(next(line for line in lines if line.startswith("results/prune_eval.csv: stage prune-eval")))
-    assert lines.index(next(line for line in lines if line.startswith("results/table1.csv: stage paper-figures"))) < first
-    shown = {line.strip().partition(": ")[0]: line.partition(": ")[2] for line in lines[first:] if line.startswith("    ")}
+    first = lines.index(
+        next(line for line in lines if line.startswith("results/prune_eval.csv: stage prune-eval"))
+    )
+    assert (
+        lines.index(
+            next(
+                line for line in lines if line.startswith("results/table1.csv: stage paper-figures")
+            )
+        )
+        < first
+    )
+    shown = {
+        line.strip().partition(": ")[0]: line.partition(": ")[2]
+        for line in lines[first:]
+        if line.startswith("    ")
+    }
     assert json.loads(shown["variants"]).keys() == {"ls"}
     assert json.loads(shown["prune_eval"])[0]["keep"] == [3, 6, 9, 12]
-    names = [line.split()[0] for line in lines[first:] if line.startswith("  ") and not line.startswith("    ")]
-    assert names == ["command", "data,", "reads", "parameters", "jobs", "hardware", "checksum", "last"]
+    names = [
+        line.split()[0]
+        for line in lines[first:]
+        if line.startswith("  ") and not line.startswith("    ")
+    ]
+    assert names == [
+        "command",
+        "data,",
+        "reads",
+        "parameters",
+        "jobs",
+        "hardware",
+        "checksum",
+        "last",
+    ]
 
 
 def test_why_with_other_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +202,11 @@ def test_why_with_other_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     text = (tmp_path / "params.yaml").read_text()
     for old, new, words in (
         ("\nprotocol: paper", "\nprotocol: heldout", "from params.yaml, others than in dvc.lock"),
-        ("\nscale: null", "\nscale: hours", "not known: params.yaml is of fashion_mnist_10k, vit_micro, hours"),
+        (
+            "\nscale: null",
+            "\nscale: hours",
+            "not known: params.yaml is of fashion_mnist_10k, vit_micro, hours",
+        ),
     ):
         assert old in text
         (tmp_path / "params.yaml").write_text(text.replace(old, new))
@@ -150,7 +217,9 @@ def test_why_with_other_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_every_drawn_file_is_made_from_result_files() -> None:
     """Each name begins as one entry of its paper's says, and the files are there."""
-    known = {start: files for module in rooms("charts") for start, files in module.DRAWN_FROM.items()}
+    known = {
+        start: files for module in rooms("charts") for start, files in module.DRAWN_FROM.items()
+    }
     assert all((ROOT / "results" / file).is_file() for files in known.values() for file in files)
     general = ("captions.md", "claims.json", "claims.md", "headline.json")
     drawn = [file.name for file in stage_results("paper-figures")[0] if file.name not in general]
@@ -162,9 +231,13 @@ def test_why_a_page() -> None:
     """Its numbers, each with the command that says more."""
     lines = why("README.md")
     numbers = NUMBER.findall((ROOT / "README.md").read_text())
-    assert [line.strip() for line in lines[1:]] == [f"{shown}: uv run lsvit why {words}" for words, shown in numbers]
+    assert [line.strip() for line in lines[1:]] == [
+        f"{shown}: uv run lsvit why {words}" for words, shown in numbers
+    ]
 
 
 def test_why_nothing() -> None:
-    with pytest.raises(UserError, match="nope: found no such file, figure or claim, accepted: a file of results/"):
+    with pytest.raises(
+        UserError, match="nope: found no such file, figure or claim, accepted: a file of results/"
+    ):
         why("nope")

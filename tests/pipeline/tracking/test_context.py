@@ -22,9 +22,14 @@ class Store:
     def search_runs(self, *_: object, **__: object) -> list[Any]:
         return []
 
-    def create_run(self, experiment: str, start: int | None, tags: dict[str, str], run_name: str) -> Any:
+    def create_run(
+        self, experiment: str, start: int | None, tags: dict[str, str], run_name: str
+    ) -> Any:
         self.runs.append(tags)
-        return SimpleNamespace(info=SimpleNamespace(run_id=str(len(self.runs))), data=SimpleNamespace(params={"given": "1"}))
+        return SimpleNamespace(
+            info=SimpleNamespace(run_id=str(len(self.runs))),
+            data=SimpleNamespace(params={"given": "1"}),
+        )
 
     def get_metric_history(self, *_: object) -> list[Any]:
         return []
@@ -58,14 +63,18 @@ def note(root: Path) -> Path:
     return root / ".lsvit" / "context" / "key.json"
 
 
-def test_it_is_noted_once(tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_noted_once(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert tracker._context("key")["tags"] == TAGS == json.loads(note(tmp_path).read_text())["tags"]
     monkeypatch.setattr(tracking, "context_tags", lambda: pytest.fail("asked again"))
     assert tracker._context("key")["tags"] == TAGS
 
 
 @pytest.mark.parametrize("left", ["", '{"mlflow.source.git.commit": "a', "\x00" * 20])
-def test_what_an_interrupted_write_left_is_written_anew(tracker: Tracker, tmp_path: Path, left: str) -> None:
+def test_what_an_interrupted_write_left_is_written_anew(
+    tracker: Tracker, tmp_path: Path, left: str
+) -> None:
     note(tmp_path).parent.mkdir(parents=True)
     note(tmp_path).write_text(left)
     assert tracker._context("key")["tags"] == TAGS
@@ -74,7 +83,9 @@ def test_what_an_interrupted_write_left_is_written_anew(tracker: Tracker, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("left", ["", "{"])
-def test_an_epoch_is_logged_all_the_same(tracker: Tracker, store: Store, tmp_path: Path, left: str) -> None:
+def test_an_epoch_is_logged_all_the_same(
+    tracker: Tracker, store: Store, tmp_path: Path, left: str
+) -> None:
     """Every note of the run and of its parent is broken."""
     record = {"seed": 0, "options": {"lr": 0.1}, "apart": ["seed"]}
     tracker.epoch("ls", record, {"epoch": 1, "loss": 0.5, "seconds": 2.0})
@@ -99,12 +110,16 @@ def test_a_context_that_cannot_be_had_stops_nothing(
 
     monkeypatch.setattr(tracking, "context_tags", fail)
     for epoch in (1, 2):
-        tracker.epoch("ls", {"seed": 0, "apart": ["seed"], "key": "key"}, {"epoch": epoch, "loss": 0.5})
+        tracker.epoch(
+            "ls", {"seed": 0, "apart": ["seed"], "key": "key"}, {"epoch": epoch, "loss": 0.5}
+        )
     assert tracker.failed
     assert capsys.readouterr().err.count("warning: MLflow") == 1
 
 
-def test_a_kill_leaves_no_half_of_it(tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_leaves_no_half_of_it(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = Path.write_text
 
     def killed(self: Path, text: str) -> int:

@@ -61,15 +61,33 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Path]:
 
 
 @pytest.fixture(scope="module")
-def server(fresh: tuple[list[int], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(
+    fresh: tuple[list[int], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """A real `mlflow server` on the loopback interface, without the processes of the jobs that it can run."""
     folder, port = tmp_path_factory.mktemp("server"), free_port()
     shutil.copy(fresh[1], folder / "server.db")  # making a store takes ten seconds
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-               "--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", str(folder / "artifacts")]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        "--backend-store-uri",
+        f"sqlite:///{folder}/server.db",
+        "--artifacts-destination",
+        str(folder / "artifacts"),
+    ]
     log = (folder / "log").open("w")
     env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
+    process = subprocess.Popen(
+        command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True
+    )
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         with socket.socket() as s:
@@ -83,7 +101,9 @@ def server(fresh: tuple[list[int], Path], tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, train_config: Config, prepared: Path) -> Path:
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, train_config: Config, prepared: Path
+) -> Path:
     """A root with one finished variant of two seeds, and results."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
@@ -94,10 +114,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory, train_config: Config, pre
         gather_trainings({job.config.seed: job for job in jobs}, Path("outs/finetune/test"))  # type: ignore[attr-defined]
     shutil.copy(ROOT / "dvc.yaml", folder)  # says which results are whose
     (folder / "results").mkdir()
-    (folder / "results/cell.json").write_text(json.dumps({"dataset": "bars", "model": "pico", "scale": "smoke"}))
+    (folder / "results/cell.json").write_text(
+        json.dumps({"dataset": "bars", "model": "pico", "scale": "smoke"})
+    )
     (folder / "outs/params").mkdir()
     (folder / "outs/params/model.json").write_text(json.dumps(["pico", "smoke", {}]))
-    (folder / "results/metrics.json").write_text(json.dumps({"test": {"arbitrary": {"accuracy": 0.5}}}))
+    (folder / "results/metrics.json").write_text(
+        json.dumps({"test": {"arbitrary": {"accuracy": 0.5}}})
+    )
     (folder / "results/prune_eval.csv").write_text("a\n1\n")
     return folder
 
@@ -122,7 +146,16 @@ def local(workspace: Path, fresh: tuple[list[int], Path]) -> str:
 
 def jobs_for(train_config: Config, prepared: Path) -> list[Job]:
     configs = [train_config(seed=seed) for seed in (0, 1)]
-    return [Job(f"test seed {c.seed}", "pipeline.training.loop:train", c, {"data": prepared, "weights": None}, 3) for c in configs]
+    return [
+        Job(
+            f"test seed {c.seed}",
+            "pipeline.training.loop:train",
+            c,
+            {"data": prepared, "weights": None},
+            3,
+        )
+        for c in configs
+    ]
 
 
 def client_of(uri: str) -> "MlflowClient":
@@ -149,40 +182,71 @@ def check_store(uri: str) -> None:
         assert tag in child.data.tags
     assert child.data.tags["mlflow.user"]
     assert child.data.tags["mlflow.source.name"]
-    assert (child.data.tags["kind"], parent.data.tags["kind"], child.data.tags["paper"]) == ("training", "variant", "layershuffle")
+    assert (child.data.tags["kind"], parent.data.tags["kind"], child.data.tags["paper"]) == (
+        "training",
+        "variant",
+        "layershuffle",
+    )
     stages = {name: run.data.tags["stage"] for name, run in found.items()}
-    assert stages == {name: "prune-eval" if name == "prune-eval" else "finetune-variants" for name in found}
+    assert stages == {
+        name: "prune-eval" if name == "prune-eval" else "finetune-variants" for name in found
+    }
     assert "its seeds lie below" in parent.data.tags["mlflow.note.content"]
-    assert "layershuffle" in client.get_experiment(child.info.experiment_id).tags["mlflow.note.content"]
+    assert (
+        "layershuffle"
+        in client.get_experiment(child.info.experiment_id).tags["mlflow.note.content"]
+    )
     assert child.inputs
     (read,) = child.inputs.dataset_inputs
     assert (read.dataset.name, read.tags[0].value) == (child.data.params["dataset"], "training")
     assert child.data.params["data_sha256"].startswith(read.dataset.digest)
-    (model,) = client.search_logged_models([child.info.experiment_id], f"source_run_id = '{child.info.run_id}'")
+    (model,) = client.search_logged_models(
+        [child.info.experiment_id], f"source_run_id = '{child.info.run_id}'"
+    )
     assert (model.name, str(model.status)) == ("test_seed_0", "READY")
-    assert {metric.key for metric in model.metrics or ()} == {name for name in child.data.metrics if name.startswith("final/")}
+    assert {metric.key for metric in model.metrics or ()} == {
+        name for name in child.data.metrics if name.startswith("final/")
+    }
     assert child.data.params["options.lr"] == "0.003"
     assert child.data.params["seed"] == "0"
     curve = client.get_metric_history(child.info.run_id, "validation/arbitrary/accuracy")
     assert [metric.step for metric in curve] == [1, 2, 3]
     history = json.loads(Path("outs/finetune/test/seed_0/history.json").read_text())
-    assert [metric.value for metric in curve] == pytest.approx([row["validation/arbitrary/accuracy"] for row in history])
+    assert [metric.value for metric in curve] == pytest.approx(
+        [row["validation/arbitrary/accuracy"] for row in history]
+    )
     names = {file.path for file in client.list_artifacts(child.info.run_id)}
-    assert names == {"config.json", "history.json", "final.json", "weights.safetensors", "execution.txt"}
+    assert names == {
+        "config.json",
+        "history.json",
+        "final.json",
+        "weights.safetensors",
+        "execution.txt",
+    }
     assert child.data.tags["execution"].endswith("fp32 (auto: width 16 is below 768)")
-    values = [found[f"test seed {seed}"].data.metrics["final/arbitrary/accuracy"] for seed in (0, 1)]
+    values = [
+        found[f"test seed {seed}"].data.metrics["final/arbitrary/accuracy"] for seed in (0, 1)
+    ]
     assert parent.data.metrics["n"] == 2
     assert parent.data.metrics["mean/arbitrary/accuracy"] == pytest.approx(sum(values) / 2)
-    assert parent.data.metrics["std/arbitrary/accuracy"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert parent.data.metrics["std/arbitrary/accuracy"] == pytest.approx(
+        abs(values[0] - values[1]) / 2**0.5
+    )
     assert found["prune-eval"].data.metrics == {"test/arbitrary/accuracy": 0.5}
-    assert {file.path for file in client.list_artifacts(found["prune-eval"].info.run_id)} == {"cell.json", "metrics.json", "prune_eval.csv"}
+    assert {file.path for file in client.list_artifacts(found["prune-eval"].info.run_id)} == {
+        "cell.json",
+        "metrics.json",
+        "prune_eval.csv",
+    }
 
 
 def log_everything(jobs: list[Job]) -> Tracker:
     """What the stages do: rows as they come, the finished variant, the results."""
     tracker = Tracker("layershuffle/bars/pico/smoke", Path(os.environ["DVC_ROOT"]))
     for job in jobs:
-        tracker.epoch("test", job.record(), json.loads((job.folder / "history.json").read_text())[0])
+        tracker.epoch(
+            "test", job.record(), json.loads((job.folder / "history.json").read_text())[0]
+        )
     tracker.training(Path("outs/finetune/test"))
     stages = Tracker("stages/bars/pico/smoke", Path(os.environ["DVC_ROOT"]))
     stages.failed = tracker.failed
@@ -220,8 +284,15 @@ def test_images_stand_over_steps(workspace: Path, local: str) -> None:
     own = dict(zip(names, values, strict=True)) | {"file": "000.npz", "seed": 0}
     (folder / "index.json").write_text(json.dumps([own, own | {"edit": "without mlp"}]))
     points = ["patch_embed", "first 1", "first 4", "layer 3"]
-    found = np.linspace(-0.5, 1.5, 4).astype(np.float16)[:, None, None, None, None] * np.ones((1, 2, 1, 4, 4), np.float16)
-    np.savez(folder / "000.npz", originals=np.ones((2, 1, 4, 4), np.float32), points=np.array(points), found=found)
+    found = np.linspace(-0.5, 1.5, 4).astype(np.float16)[:, None, None, None, None] * np.ones(
+        (1, 2, 1, 4, 4), np.float16
+    )
+    np.savez(
+        folder / "000.npz",
+        originals=np.ones((2, 1, 4, 4), np.float32),
+        points=np.array(points),
+        found=found,
+    )
     Path("results/inversion.csv").write_text("point\nfirst 1\n")
     for _ in range(2):
         tracker = Tracker("e", workspace)
@@ -230,7 +301,9 @@ def test_images_stand_over_steps(workspace: Path, local: str) -> None:
     client = client_of(local)
     experiment = client.get_experiment_by_name("e")
     assert experiment
-    without, run = sorted(client.search_runs([experiment.experiment_id]), key=lambda each: each.info.start_time)
+    without, run = sorted(
+        client.search_runs([experiment.experiment_id]), key=lambda each: each.info.start_time
+    )
     assert not client.list_artifacts(without.info.run_id, "images")
     paths = [each.path for each in client.list_artifacts(run.info.run_id, "images")]
     logged = {tuple(path.split("+")[:3:2]): path for path in paths if path.endswith(".png")}
@@ -238,13 +311,21 @@ def test_images_stand_over_steps(workspace: Path, local: str) -> None:
     assert set(logged) == {(f"images/{key}", step) for step in ("0", "1", "4")}
     import mlflow
 
-    last = np.asarray(Image.open(mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path=logged[f"images/{key}", "4"])))
+    last = np.asarray(
+        Image.open(
+            mlflow.artifacts.download_artifacts(
+                run_id=run.info.run_id, artifact_path=logged[f"images/{key}", "4"]
+            )
+        )
+    )
     assert last.shape == (4, 8)
     assert (int(last[0, 0]), int(last[0, -1])) == (255, round(255 * float(found[2, 0, 0, 0, 0])))
 
 
 @pytest.mark.slow
-def test_what_several_stages_log_at_once_stands_once(workspace: Path, local: str, train_config: Config, prepared: Path) -> None:
+def test_what_several_stages_log_at_once_stands_once(
+    workspace: Path, local: str, train_config: Config, prepared: Path
+) -> None:
     """As those of experiments do that want the same trainings."""
     jobs, fork = jobs_for(train_config, prepared), multiprocessing.get_context("fork")
 
@@ -258,7 +339,11 @@ def test_what_several_stages_log_at_once_stands_once(workspace: Path, local: str
         stage.join()
     assert [stage.exitcode for stage in stages] == [0, 0, 0]
     client = client_of(local)
-    names = [run.info.run_name for each in client.search_experiments() for run in client.search_runs([each.experiment_id])]
+    names = [
+        run.info.run_name
+        for each in client.search_experiments()
+        for run in client.search_runs([each.experiment_id])
+    ]
     assert sorted(names, key=str) == ["prune-eval", "test", "test seed 0", "test seed 1"]
     check_store(local)
 
@@ -275,7 +360,13 @@ def test_trackers_of_a_process_take_turns(workspace: Path, local: str) -> None:
         go.wait(60)
 
     threads = [threading.Thread(target=first._guarded, args=(work,))]
-    record = {"dataset": "bars", "data_sha256": "0" * 64, "seed": 0, "options": {"epochs": 3}, "apart": ["seed"]}
+    record = {
+        "dataset": "bars",
+        "data_sha256": "0" * 64,
+        "seed": 0,
+        "options": {"epochs": 3},
+        "apart": ["seed"],
+    }
     threads.append(threading.Thread(target=second.epoch, args=("test", record, {"epoch": 1})))
     threads[0].start()
     assert begun.wait(60)
@@ -291,12 +382,16 @@ def test_trackers_of_a_process_take_turns(workspace: Path, local: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_that_follow_one_training_log_its_epochs_once(workspace: Path, local: str, train_config: Config, prepared: Path) -> None:
+def test_two_that_follow_one_training_log_its_epochs_once(
+    workspace: Path, local: str, train_config: Config, prepared: Path
+) -> None:
     """What either has seen of the curve may have grown since, by the other."""
     job, _ = jobs_for(train_config, prepared)
     rows = json.loads((job.folder / "history.json").read_text())
     first, second = (Tracker("layershuffle/bars/pico/smoke", workspace) for _ in range(2))
-    for tracker, row in zip((first, second, first, second), (rows[0], rows[0], rows[1], rows[1]), strict=True):
+    for tracker, row in zip(
+        (first, second, first, second), (rows[0], rows[0], rows[1], rows[1]), strict=True
+    ):
         tracker.epoch("test", job.record(), row)
     for tracker in (first, second):
         tracker.training(Path("outs/finetune/test"))
@@ -304,22 +399,35 @@ def test_two_that_follow_one_training_log_its_epochs_once(workspace: Path, local
     assert not second.failed
     client, run = client_of(local), runs(local)["test seed 0"]
     for name in ("epoch", "validation/arbitrary/accuracy"):
-        assert [metric.step for metric in client.get_metric_history(run.info.run_id, name)] == [1, 2, 3]
+        assert [metric.step for metric in client.get_metric_history(run.info.run_id, name)] == [
+            1,
+            2,
+            3,
+        ]
 
 
 @pytest.mark.slow
 def test_the_machine_is_watched_where_mlflow_is_told_to(
-    workspace: Path, local: str, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    workspace: Path,
+    local: str,
+    train_config: Config,
+    prepared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     job, _ = jobs_for(train_config, prepared)
     rows = json.loads((job.folder / "history.json").read_text())
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
     tracker = Tracker("layershuffle/bars/pico/smoke", workspace)
     tracker.epoch("test", job.record(), rows[0])
-    (watching,) = (thread for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor")
+    (watching,) = (
+        thread for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor"
+    )
     deadline = time.monotonic() + 60
-    while "system/system_memory_usage_percentage" not in runs(local)["test seed 0"].data.metrics and time.monotonic() < deadline:
+    while (
+        "system/system_memory_usage_percentage" not in runs(local)["test seed 0"].data.metrics
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
     for row in rows[1:]:
         tracker.epoch("test", job.record(), row)
@@ -333,8 +441,13 @@ def test_the_machine_is_watched_where_mlflow_is_told_to(
 
 @pytest.mark.slow
 def test_times_are_those_of_the_epochs(
-    workspace: Path, local: str, fresh: tuple[list[int], Path], train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    workspace: Path,
+    local: str,
+    fresh: tuple[list[int], Path],
+    train_config: Config,
+    prepared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In a store with an outage after the first epoch, and in a new one that is filled later."""
     shutil.copy(fresh[1], workspace / "new.db")
     (job, _), began = jobs_for(train_config, prepared), 1_700_000_000.0
@@ -352,14 +465,23 @@ def test_times_are_those_of_the_epochs(
         run = runs(store)["test seed 0"]
         assert (run.info.start_time, run.info.end_time) == (began * 1000, (began + 30) * 1000)
         curve = client_of(store).get_metric_history(run.info.run_id, "epoch")
-        assert [metric.timestamp for metric in curve] == [(began + 10 * epoch) * 1000 for epoch in (1, 2, 3)]
+        assert [metric.timestamp for metric in curve] == [
+            (began + 10 * epoch) * 1000 for epoch in (1, 2, 3)
+        ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("error", "status"), [(UserError("no memory"), "FAILED"), (KeyboardInterrupt(), "KILLED")])
+@pytest.mark.parametrize(
+    ("error", "status"), [(UserError("no memory"), "FAILED"), (KeyboardInterrupt(), "KILLED")]
+)
 def test_a_training_that_is_stopped(
-    workspace: Path, local: str, train_config: Config, prepared: Path, error: BaseException, status: str
-) -> None:  # fmt: skip
+    workspace: Path,
+    local: str,
+    train_config: Config,
+    prepared: Path,
+    error: BaseException,
+    status: str,
+) -> None:
     """It is marked so, runs again when it goes on, and is finished in the end."""
     job, _ = jobs_for(train_config, prepared)
     rows = json.loads((job.folder / "history.json").read_text())
@@ -391,15 +513,28 @@ stage.train(pickle.loads(Path("jobs").read_bytes()), 1)
 
 
 @pytest.mark.slow
-def test_a_stage_that_is_terminated(workspace: Path, local: str, train_config: Config, prepared: Path) -> None:
+def test_a_stage_that_is_terminated(
+    workspace: Path, local: str, train_config: Config, prepared: Path
+) -> None:
     """A real process: its trainings end as KILLED, itself by the signal, its workers with it."""
     config = train_config(epochs=100_000)
-    job = Job("long seed 0", "pipeline.training.loop:train", config, {"data": prepared, "weights": None}, 100_000)
+    job = Job(
+        "long seed 0",
+        "pipeline.training.loop:train",
+        config,
+        {"data": prepared, "weights": None},
+        100_000,
+    )
     (workspace / "jobs").write_bytes(pickle.dumps([job]))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", TRAIN], cwd=workspace, env=environment, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAIN], cwd=workspace, env=environment, stdout=subprocess.PIPE
+    ) as process:
         deadline = time.monotonic() + 120
-        while not (under_way := [run for run in runs(local).values() if "epoch" in run.data.metrics]) and time.monotonic() < deadline:
+        while (
+            not (under_way := [run for run in runs(local).values() if "epoch" in run.data.metrics])
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.2)
         assert [run.info.status for run in under_way] == ["RUNNING"]
         children = psutil.Process(process.pid).children(recursive=True)
@@ -409,7 +544,9 @@ def test_a_stage_that_is_terminated(workspace: Path, local: str, train_config: C
     assert psutil.wait_procs(children, timeout=20)[1] == []
 
 
-def test_a_server_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_holds_up_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, never = threading.Event(), threading.Event()
 
     def ask(*_: object) -> None:
@@ -430,13 +567,21 @@ def test_a_server_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypat
 def test_watching_ends_with_the_last_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then a failure elsewhere is none of its own; of a training that ended early, before the run is said to be finished."""
     said: list[str] = []
-    runs = {name: SimpleNamespace(info=SimpleNamespace(status="RUNNING")) for name in ("whole", "early")}
-    client = SimpleNamespace(get_run=runs.get, update_run=lambda *_: None, log_batch=lambda *_, **__: None,
-                             set_terminated=lambda name, status="FINISHED", **_: said.append(f"{name} {status}"))  # fmt: skip
+    runs = {
+        name: SimpleNamespace(info=SimpleNamespace(status="RUNNING")) for name in ("whole", "early")
+    }
+    client = SimpleNamespace(
+        get_run=runs.get,
+        update_run=lambda *_: None,
+        log_batch=lambda *_, **__: None,
+        set_terminated=lambda name, status="FINISHED", **_: said.append(f"{name} {status}"),
+    )
     monkeypatch.setattr(Tracker, "client", lambda self: client)
     monkeypatch.setattr(Tracker, "_training_run", lambda self, title, record: (title, {}))
     monkeypatch.setattr(Tracker, "_rows", lambda *_: None)
-    monkeypatch.setattr(tracking, "watch", lambda run_id, uri: lambda: said.append(f"{run_id} unwatched"))
+    monkeypatch.setattr(
+        tracking, "watch", lambda run_id, uri: lambda: said.append(f"{run_id} unwatched")
+    )
     tracker = Tracker("layershuffle/bars/pico/smoke", tmp_path)
     for name, epochs in (("whole", 2), ("early", 1)):
         for epoch in range(1, epochs + 1):
@@ -447,14 +592,20 @@ def test_watching_ends_with_the_last_epoch(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_what_a_variants_page_says(workspace: Path, local: str, train_config: Config, prepared: Path) -> None:
+def test_what_a_variants_page_says(
+    workspace: Path, local: str, train_config: Config, prepared: Path
+) -> None:
     """What it is and the command that made it; the claims that read it, in place of those of before."""
     log_everything(jobs_for(train_config, prepared))
     tracker = Tracker("layershuffle/bars/pico/smoke", workspace)
     for verdict in ("undecided", "holds"):
         tracker.note(Path("outs/finetune/test"), f"- {verdict}: a claim")
     note = runs(local)["test"].data.tags["mlflow.note.content"]
-    for words in ("`test`: its seeds lie below", "`uv run dvc repro --pull finetune-variants`", "- holds: a claim"):
+    for words in (
+        "`test`: its seeds lie below",
+        "`uv run dvc repro --pull finetune-variants`",
+        "- holds: a claim",
+    ):
         assert words in note
     assert "undecided" not in note
     tracker.note(Path("outs/finetune/nothing"), "- holds: a claim")
@@ -462,7 +613,13 @@ def test_what_a_variants_page_says(workspace: Path, local: str, train_config: Co
 
 
 @pytest.mark.slow
-def test_real_server(workspace: Path, train_config: Config, prepared: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_server(
+    workspace: Path,
+    train_config: Config,
+    prepared: Path,
+    server: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     assert not log_everything(jobs_for(train_config, prepared)).failed
     check_store(server)
@@ -471,8 +628,12 @@ def test_real_server(workspace: Path, train_config: Config, prepared: Path, serv
 
 @pytest.mark.slow
 def test_store_that_is_down(
-    local: str, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+    local: str,
+    train_config: Config,
+    prepared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """One warning, no error, little waiting; the files fill a store later."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     start = time.monotonic()
@@ -490,21 +651,32 @@ def test_store_that_is_down(
 
 @pytest.mark.slow
 def test_store_that_dies_during_a_training(
-    workspace: Path, local: str, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workspace: Path,
+    local: str,
+    train_config: Config,
+    prepared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     tracker = Tracker("layershuffle/bars/pico/smoke", workspace)
     jobs = jobs_for(train_config, prepared)
     rows = json.loads((jobs[0].folder / "history.json").read_text())
     tracker.epoch("test", jobs[0].record(), rows[0])
     assert not tracker.failed
-    monkeypatch.setattr("mlflow.MlflowClient.log_batch", lambda *_, **__: (_ for _ in ()).throw(ConnectionError("gone")))
+    monkeypatch.setattr(
+        "mlflow.MlflowClient.log_batch",
+        lambda *_, **__: (_ for _ in ()).throw(ConnectionError("gone")),
+    )
     tracker.epoch("test", jobs[0].record(), rows[1])
     tracker.epoch("test", jobs[0].record(), rows[2])
     assert capsys.readouterr().err.count("warning: MLflow") == 1
     monkeypatch.undo()
     monkeypatch.chdir(workspace)
     sync()  # fills the epochs that are missing, keeps the one that is there
-    assert len(client_of(local).get_metric_history(runs(local)["test seed 0"].info.run_id, "epoch")) == 3
+    assert (
+        len(client_of(local).get_metric_history(runs(local)["test seed 0"].info.run_id, "epoch"))
+        == 3
+    )
 
 
 def test_nothing_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,10 +698,25 @@ def test_fresh_store_opened_by_two_processes_at_once(fresh: tuple[list[int], Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["cut at 0.02", "cut at 0.5", "flip 0", "replaced by text", "folder", "link to itself", "zeros"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "cut at 0.02",
+        "cut at 0.5",
+        "flip 0",
+        "replaced by text",
+        "folder",
+        "link to itself",
+        "zeros",
+    ],
+)
 def test_a_damaged_store_is_one_line(
-    workspace: Path, fresh: tuple[list[int], Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:  # fmt: skip
+    workspace: Path,
+    fresh: tuple[list[int], Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
+) -> None:
     """A flipped bit may lie where nothing is kept; what links to itself is taken for no store, and one is made."""
     monkeypatch.setattr("mlflow.store.db.utils.MAX_RETRY_COUNT", 1)  # of 10, which take 100 s
     content = fresh[1].read_bytes()
@@ -538,7 +725,9 @@ def test_a_damaged_store_is_one_line(
     tracker.results("prune-eval")
     said = capsys.readouterr().err
     assert tracker.failed or damage.startswith(("flip", "link"))
-    assert (said.count("\n"), said.startswith("warning: MLflow at")) == ((1, True) if tracker.failed else (0, False))
+    assert (said.count("\n"), said.startswith("warning: MLflow at")) == (
+        (1, True) if tracker.failed else (0, False)
+    )
     if tracker.failed:
         with pytest.raises(UserError, match=r"^MLflow at .* cannot be filled$"):
             sync(workspace)

@@ -15,7 +15,9 @@ from pipeline.training.scoring import open_model, open_split
 STEPS, PATCHES = 3, 4
 
 
-def gradients(config: TrainConfig, data: Path, folder: Path, report: Callable[[dict], None]) -> None:
+def gradients(
+    config: TrainConfig, data: Path, folder: Path, report: Callable[[dict], None]
+) -> None:
     """Write the gradients of a few steps, all from the same weights, to `gradients_<rank>.pt`."""
     torch.manual_seed(config.seed)
     model, execution = open_model(config, data, None)
@@ -24,13 +26,24 @@ def gradients(config: TrainConfig, data: Path, folder: Path, report: Callable[[d
     if execution.compiled:
         compile_blocks(model.backbone.blocks, "aot_eager")
     split = open_split(config, data, "train", model)
-    step = parallel(TrainingStep(model, config.options.position_weight, execution, config.variant.losses))
+    step = parallel(
+        TrainingStep(model, config.options.position_weight, execution, config.variant.losses)
+    )
     found = []
     batches = split.shuffled(config.options.batch_size, config.seed, 1, *rank_and_world())
     for i, (images, labels) in zip(range(STEPS), batches, strict=False):
         model.zero_grad()
-        patches = labels.unsqueeze(1).expand(-1, PATCHES) if config.variant.losses.mixing else None  # nothing that processes draw
-        train_step(step, Batch(images, labels, patches), draw_route(config, model.num_layers, 1, i), config.options)
-        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        patches = (
+            labels.unsqueeze(1).expand(-1, PATCHES) if config.variant.losses.mixing else None
+        )  # nothing that processes draw
+        train_step(
+            step,
+            Batch(images, labels, patches),
+            draw_route(config, model.num_layers, 1, i),
+            config.options,
+        )
+        found.append(
+            {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        )
     torch.save(found, folder / f"gradients_{rank_and_world()[0]}.pt")
     report({"text": "done"})

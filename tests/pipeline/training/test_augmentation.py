@@ -37,7 +37,9 @@ MIXING = Losses.model_validate({"mixing": 1.0})
 
 def unique(n: int, height: int = 28, width: int = 28, channels: int = 2) -> Tensor:
     """Images of which no two pixels are equal."""
-    return torch.arange(n * channels * height * width, dtype=torch.float32).view(n, channels, height, width)
+    return torch.arange(n * channels * height * width, dtype=torch.float32).view(
+        n, channels, height, width
+    )
 
 
 def patch(images: Tensor, image: int, number: int, grid: tuple[int, int]) -> Tensor:
@@ -49,17 +51,24 @@ def patch(images: Tensor, image: int, number: int, grid: tuple[int, int]) -> Ten
 
 def augmentation(losses: Losses | None = None, **recipe: Any) -> Augmentation:
     """Of a model on a grid of 2 x 3 with 7 outputs."""
-    return Augmentation(Variant(route="arbitrary", losses=losses or Losses(), recipe=Recipe(**recipe)), small(), CPU)
+    return Augmentation(
+        Variant(route="arbitrary", losses=losses or Losses(), recipe=Recipe(**recipe)), small(), CPU
+    )
 
 
 # ---- mixed patches ----------------------------------------------------------------------------------------------------
 
 
-SQUARE, OBLONG = [(2, 2), (4, 4), (14, 14)], [((2, 3), (16, 24)), ((1, 4), (7, 28)), ((3, 1), (9, 5))]
+SQUARE, OBLONG = (
+    [(2, 2), (4, 4), (14, 14)],
+    [((2, 3), (16, 24)), ((1, 4), (7, 28)), ((3, 1), (9, 5))],
+)
 
 
 @pytest.mark.parametrize(("grid", "size"), [*((grid, (28, 28)) for grid in SQUARE), *OBLONG])
-def test_every_patch_comes_whole_from_the_image_it_is_labelled_by(grid: tuple[int, int], size: tuple[int, int]) -> None:
+def test_every_patch_comes_whole_from_the_image_it_is_labelled_by(
+    grid: tuple[int, int], size: tuple[int, int]
+) -> None:
     images, labels, sizes = unique(5, *size), torch.tensor([3, 0, 4, 1, 2]), set()
     image_of = labels.argsort()  # by label: the classes are all different
     for draw in range(15):
@@ -70,10 +79,15 @@ def test_every_patch_comes_whole_from_the_image_it_is_labelled_by(grid: tuple[in
         assert batch.patches.shape == (5, math.prod(grid))
         for i in range(5):
             for number, label in enumerate(batch.patches[i].tolist()):
-                assert torch.equal(patch(batch.images, i, number, grid), patch(images, int(image_of[label]), number, grid))
+                assert torch.equal(
+                    patch(batch.images, i, number, grid),
+                    patch(images, int(image_of[label]), number, grid),
+                )
             counts = Counter(batch.patches[i].tolist())
             assert len(counts) <= 2  # an image's own patches and those of one other
-            assert batch.labels[i].tolist() == pytest.approx([counts[label] / math.prod(grid) for label in range(5)])
+            assert batch.labels[i].tolist() == pytest.approx(
+                [counts[label] / math.prod(grid) for label in range(5)]
+            )
         strange = (batch.patches != labels[:, None]).view(5, *grid)
         assert (strange == strange[0]).all()  # one box for the batch
         assert strange[0].sum() == strange[0].any(0).sum() * strange[0].any(1).sum()  # a rectangle
@@ -98,7 +112,11 @@ def test_mixed_patches_repeat_with_the_seed() -> None:
         return mix_patches(images, labels, 6, (14, 14), alpha=1.0)
 
     again, first, others = draw(3), draw(3), [draw(value) for value in range(4, 8)]
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True) if a is not None and b is not None)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(first, again, strict=True)
+        if a is not None and b is not None
+    )
     assert not any(torch.equal(first.images, other.images) for other in others)
 
 
@@ -110,7 +128,9 @@ def test_how_often_and_how_much_is_mixed() -> None:
         seed(0)
         labels = torch.arange(3)
         patches = [mix_patches(unique(3), labels, 3, grid, alpha).patches for _ in range(150)]
-        return torch.stack([(found != labels[:, None]).float().mean() for found in patches if found is not None])
+        return torch.stack(
+            [(found != labels[:, None]).float().mean() for found in patches if found is not None]
+        )
 
     coarse, fine, rare = shares((2, 2), 1.0), shares((14, 14), 1.0), shares((14, 14), 0.1)
     assert ((coarse > 0) & (coarse < 1)).float().mean() > 0.7
@@ -118,7 +138,9 @@ def test_how_often_and_how_much_is_mixed() -> None:
     assert (rare > 0).float().mean() < 0.8  # Beta(0.1, 0.1) often says that nothing is cut
     seed(0)  # the same boxes, before they are snapped
     theirs = CutMix(alpha=1.0, num_classes=3)
-    expected = torch.stack([1 - theirs(unique(3), torch.arange(3))[1].amax(1).mean() for _ in range(150)])
+    expected = torch.stack(
+        [1 - theirs(unique(3), torch.arange(3))[1].amax(1).mean() for _ in range(150)]
+    )
     boxes = torch.minimum(fine, 1 - fine)
     assert boxes.mean() == pytest.approx(float(expected.mean()), abs=0.01)
     assert coarse.mean() == pytest.approx(float(fine.mean()), abs=0.06)
@@ -151,12 +173,16 @@ def test_one_part_leaves_what_the_others_change_alone() -> None:
     assert torch.equal(images, unique(4, 16, 24, 3))
     mixed = augmentation(MIXING)(images, labels)
     assert mixed.patches is not None
-    assert set(mixed.images.flatten().tolist()) <= set(images.flatten().tolist())  # nothing erased or blended
+    assert set(mixed.images.flatten().tolist()) <= set(
+        images.flatten().tolist()
+    )  # nothing erased or blended
 
 
 def test_random_erasing_takes_its_share_of_the_images() -> None:
     seed(0)
-    images = augmentation(erasing=0.3)(torch.full((1000, 3, 16, 24), 7.0), torch.zeros(1000, dtype=torch.long)).images
+    images = augmentation(erasing=0.3)(
+        torch.full((1000, 3, 16, 24), 7.0), torch.zeros(1000, dtype=torch.long)
+    ).images
     erased = (images != 7).any(1)  # (B, H, W); noise, which 7 is not among
     touched = erased.flatten(1).any(1)
     assert float(touched.float().mean()) == pytest.approx(0.3, abs=0.04)
@@ -164,19 +190,31 @@ def test_random_erasing_takes_its_share_of_the_images() -> None:
         assert box.sum() == box.any(0).sum() * box.any(1).sum()  # one rectangle
         assert 0.01 < float(box.float().mean()) < 0.4  # timm: 2 % to a third, rounded to pixels
     noise = images[(images != 7)]
-    assert (float(noise.mean()), float(noise.std())) == (pytest.approx(0, abs=0.02), pytest.approx(1, abs=0.02))
+    assert (float(noise.mean()), float(noise.std())) == (
+        pytest.approx(0, abs=0.02),
+        pytest.approx(1, abs=0.02),
+    )
 
 
 def test_mixup_blends_images_as_it_blends_labels() -> None:
     seed(0)
-    augment, images, labels, shares = augmentation(mixup=0.8), unique(7, 16, 24, 3), torch.arange(7), set()
+    augment, images, labels, shares = (
+        augmentation(mixup=0.8),
+        unique(7, 16, 24, 3),
+        torch.arange(7),
+        set(),
+    )
     for _ in range(20):
         batch = augment(images, labels)
         share = float(batch.labels[0, 0])
         assert batch.labels.sum(1).tolist() == pytest.approx([1.0] * 7)
         assert torch.allclose(batch.labels.diagonal(), torch.tensor(share))
-        assert torch.allclose(batch.images, share * images + (1 - share) * images.roll(1, 0), rtol=1e-4)
-        assert torch.allclose(batch.labels, share * torch.eye(7) + (1 - share) * torch.eye(7).roll(1, 0), atol=1e-6)
+        assert torch.allclose(
+            batch.images, share * images + (1 - share) * images.roll(1, 0), rtol=1e-4
+        )
+        assert torch.allclose(
+            batch.labels, share * torch.eye(7) + (1 - share) * torch.eye(7).roll(1, 0), atol=1e-6
+        )
         shares.add(share)
     assert len(shares) == 20
 
@@ -188,7 +226,9 @@ def test_mixups_alpha_says_how_evenly_images_are_blended() -> None:
     for alpha, expected in ((0.2, beta.cdf(0.1, 0.2, 0.2) * 2), (0.8, beta.cdf(0.1, 0.8, 0.8) * 2)):
         augment = augmentation(mixup=alpha)
         shares = [float(augment(images, labels).labels[0, 0]) for _ in range(400)]
-        assert np.mean([min(share, 1 - share) < 0.1 for share in shares]) == pytest.approx(expected, abs=0.08)
+        assert np.mean([min(share, 1 - share) < 0.1 for share in shares]) == pytest.approx(
+            expected, abs=0.08
+        )
 
 
 def test_mixup_and_mixed_patches_share_the_batches() -> None:
@@ -197,8 +237,14 @@ def test_mixup_and_mixed_patches_share_the_batches() -> None:
     batches = [augment(images, labels) for _ in range(200)]
     mixed = [batch for batch in batches if batch.patches is not None]
     assert 75 < len(mixed) < 125
-    assert all(batch.labels.shape == (4, 7) and float(batch.labels.sum()) == pytest.approx(4) for batch in batches)
-    assert all(set(batch.images.flatten().tolist()) <= set(images.flatten().tolist()) for batch in mixed[:20])  # not blended as well
+    assert all(
+        batch.labels.shape == (4, 7) and float(batch.labels.sum()) == pytest.approx(4)
+        for batch in batches
+    )
+    assert all(
+        set(batch.images.flatten().tolist()) <= set(images.flatten().tolist())
+        for batch in mixed[:20]
+    )  # not blended as well
     assert all(augmentation(MIXING)(images, labels).patches is not None for _ in range(20))
 
 
@@ -206,7 +252,9 @@ def test_labels_are_as_many_as_the_models_outputs(pico: ModelPreset) -> None:
     """A head of more outputs than the data has classes, as the published code keeps it for CIFAR."""
     backbone = build(pico.model_copy(update={"num_classes": 23}), 10).backbone
     for losses, recipe in ((MIXING, Recipe()), (Losses(), Recipe(mixup=0.5))):
-        augment = Augmentation(Variant(route="arbitrary", losses=losses, recipe=recipe), backbone, CPU)
+        augment = Augmentation(
+            Variant(route="arbitrary", losses=losses, recipe=recipe), backbone, CPU
+        )
         assert augment(torch.randn(5, 1, 28, 28), torch.arange(5)).labels.shape == (5, 23)
 
 
@@ -223,9 +271,14 @@ def test_seed_sets_both_generators() -> None:
 @pytest.mark.parametrize("parts", [1, 3, 10])
 def test_a_split_batch_is_the_batch(parts: int) -> None:
     seed(0)
-    for batch in (Batch(unique(10), torch.arange(10)), mix_patches(unique(10), torch.arange(10), 10, (2, 2), 1.0)):
+    for batch in (
+        Batch(unique(10), torch.arange(10)),
+        mix_patches(unique(10), torch.arange(10), 10, (2, 2), 1.0),
+    ):
         pieces = batch.split(parts)
-        assert [len(piece.images) for piece in pieces] == [len(part) for part in np.array_split(np.arange(10), parts)]
+        assert [len(piece.images) for piece in pieces] == [
+            len(part) for part in np.array_split(np.arange(10), parts)
+        ]
         for whole, each in zip(batch, zip(*pieces, strict=True), strict=True):
             if whole is None:
                 assert set(each) == {None}
@@ -266,17 +319,23 @@ def test_repeated_images(batch_size: int, repeats: int) -> None:
     assert [len(batch) for batch in found] == [batch_size] * (96 // batch_size)
     for batch in found:
         assert set(Counter(batch).values()) == {repeats}
-        assert all(a != b for a, b in zip(batch, batch[1:] + batch[:1], strict=True))  # also around the end, where partners come from
+        assert all(
+            a != b for a, b in zip(batch, batch[1:] + batch[:1], strict=True)
+        )  # also around the end, where partners come from
     shown = [image for batch in found for image in batch]
     assert len(set(shown)) == 96 // repeats
-    assert shown != [image for batch in batches(96, batch_size, repeats=repeats + 1) for image in batch]
+    assert shown != [
+        image for batch in batches(96, batch_size, repeats=repeats + 1) for image in batch
+    ]
 
 
 @pytest.mark.parametrize(("batch_size", "images"), [(12, None), (32, None), (20, 50), (35, None)])
 def test_repeated_images_are_timms(batch_size: int, images: int | None) -> None:
     """The same places of the shuffled images in the same batch as timm's sampler has; it draws another shuffle."""
     count = images or 96
-    sampler = RepeatAugSampler(range(count), num_replicas=1, rank=0, shuffle=False, num_repeats=3, selected_round=0)
+    sampler = RepeatAugSampler(
+        range(count), num_replicas=1, rank=0, shuffle=False, num_repeats=3, selected_round=0
+    )
     order = Places(96).subset(images)[generator("batches", 4, 2).permutation(count)]
     theirs = [int(order[place]) for place in sampler]
     assert len(theirs) == count
@@ -296,7 +355,10 @@ def test_processes_share_a_batch_of_repeated_images() -> None:
 
 
 def test_an_epoch_trains_on_augmented_repeated_images(
-    train_config: Callable[..., TrainConfig], pico: ModelPreset, prepared: Path, monkeypatch: pytest.MonkeyPatch
+    train_config: Callable[..., TrainConfig],
+    pico: ModelPreset,
+    prepared: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What reaches a step is what the recipe says, the same in the same epoch of the same seed."""
     seen: list[Batch] = []
@@ -310,11 +372,27 @@ def test_an_epoch_trains_on_augmented_repeated_images(
     config = train_config().model_copy(update={"variant": variant})
     model = build(pico, 10, variant)
     optimizer = make_optimizer(model, config.options)
-    augment, split = Augmentation(variant, model.backbone, CPU), open_split(config, prepared, "train", model)
+    augment, split = (
+        Augmentation(variant, model.backbone, CPU),
+        open_split(config, prepared, "train", model),
+    )
     for epoch in (1, 2, 1):
-        train_epoch(model, split, augment, config, 4, epoch, optimizer, make_scheduler(optimizer, config.options, 9), lambda row: None)
+        train_epoch(
+            model,
+            split,
+            augment,
+            config,
+            4,
+            epoch,
+            optimizer,
+            make_scheduler(optimizer, config.options, 9),
+            lambda row: None,
+        )
     first, second, again = seen[:3], seen[3:6], seen[6:]
-    assert all(torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels) for a, b in zip(first, again, strict=True))
+    assert all(
+        torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
+        for a, b in zip(first, again, strict=True)
+    )
     assert not any(torch.equal(a.images, b.images) for a, b in zip(first, second, strict=True))
     assert all(batch.patches is not None and batch.patches.shape == (32, 4) for batch in seen)
     shown = set()
@@ -338,7 +416,9 @@ def test_drop_path_grows_linearly_from_zero(pico: ModelPreset) -> None:
         for name in ("drop_path1", "drop_path2"):
             rates = [getattr(getattr(block, name), "drop_prob", 0.0) for block in blocks]
             assert rates == pytest.approx([0, rate / 3, 2 * rate / 3, rate])
-    assert not any(hasattr(block.drop_path1, "drop_prob") for block in dropping(pico, 0.0).backbone.blocks)
+    assert not any(
+        hasattr(block.drop_path1, "drop_prob") for block in dropping(pico, 0.0).backbone.blocks
+    )
 
 
 def test_drop_path_drops_single_samples_in_training_alone(pico: ModelPreset) -> None:
@@ -347,23 +427,34 @@ def test_drop_path_drops_single_samples_in_training_alone(pico: ModelPreset) -> 
     model.train()
     with torch.no_grad():
         state = model.embed(images)
-        kept = [(model.backbone.blocks[layer](state) != state).flatten(1).any(1) for layer in range(4)]
-    assert [float(each.float().mean()) for each in kept] == pytest.approx([1, 1 - 0.25**2, 1 - 0.5**2, 1 - 0.75**2], abs=0.1)
+        kept = [
+            (model.backbone.blocks[layer](state) != state).flatten(1).any(1) for layer in range(4)
+        ]
+    assert [float(each.float().mean()) for each in kept] == pytest.approx(
+        [1, 1 - 0.25**2, 1 - 0.5**2, 1 - 0.75**2], abs=0.1
+    )
 
 
 def test_a_recipe_without_a_part() -> None:
     recipe = Recipe(repeats=3, erasing=0.25, mixup=0.8, drop_path=0.1)
     assert recipe.without("mixup") == Recipe(repeats=3, erasing=0.25, drop_path=0.1)
     assert recipe.without("repeats").repeats == 1
-    assert recipe.without("erasing").without("mixup").without("drop_path").without("repeats") == Recipe()
+    assert (
+        recipe.without("erasing").without("mixup").without("drop_path").without("repeats")
+        == Recipe()
+    )
 
 
 # ---- the cosine schedule ----------------------------------------------------------------------------------------------
 
 
-def rates(params: Params, steps: int, epochs: int, warmup_epochs: int, stop: int | None = None) -> list[float]:
+def rates(
+    params: Params, steps: int, epochs: int, warmup_epochs: int, stop: int | None = None
+) -> list[float]:
     """Of every step; the state of optimiser and schedule goes through `state_dict` before step `stop`."""
-    options = params.finetune.model_copy(update={"schedule": "cosine", "lr": 2.0, "epochs": epochs, "warmup_epochs": warmup_epochs})
+    options = params.finetune.model_copy(
+        update={"schedule": "cosine", "lr": 2.0, "epochs": epochs, "warmup_epochs": warmup_epochs}
+    )
 
     def make() -> tuple[torch.optim.Optimizer, Any]:
         optimizer = make_optimizer(torch.nn.Linear(1, 1), options)
@@ -383,8 +474,12 @@ def rates(params: Params, steps: int, epochs: int, warmup_epochs: int, stop: int
     return found
 
 
-@pytest.mark.parametrize(("epochs", "warmup_epochs", "warm"), [(30, 5, 10), (30, 0, 0), (3, 5, 40), (1, 5, 0)])
-def test_cosine_warms_up_and_falls(params: Params, epochs: int, warmup_epochs: int, warm: int) -> None:
+@pytest.mark.parametrize(
+    ("epochs", "warmup_epochs", "warm"), [(30, 5, 10), (30, 0, 0), (3, 5, 40), (1, 5, 0)]
+)
+def test_cosine_warms_up_and_falls(
+    params: Params, epochs: int, warmup_epochs: int, warm: int
+) -> None:
     """A training of fewer epochs than the warm-up has ends with one epoch of the cosine."""
     found = rates(params, 60, epochs, warmup_epochs)
     line = [2 * (step + 1) / (warm + 1) for step in range(warm)]

@@ -38,16 +38,24 @@ def restored() -> Iterator[None]:
         (768, False, "fp32", "no bf16 instructions"),
     ],
 )
-def test_auto_goes_by_width_and_processor(width: int, bf16: bool, precision: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_goes_by_width_and_processor(
+    width: int, bf16: bool, precision: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(devices, "has_bf16", lambda device: bf16)
     execution = settle(CPU, width, "auto", "auto")
-    assert (execution.precision, execution.plain_attention, execution.compiled) == (precision, precision == "bf16", False)
+    assert (execution.precision, execution.plain_attention, execution.compiled) == (
+        precision,
+        precision == "bf16",
+        False,
+    )
     assert why in str(execution)
     assert settle(CPU, width, "bf16").why == ""  # asked for, not picked
 
 
 def test_a_precision_that_the_processor_lacks() -> None:
-    with pytest.raises(UserError, match="precision: found 'tf32', accepted on a CPU: auto, fp32, bf16"):
+    with pytest.raises(
+        UserError, match="precision: found 'tf32', accepted on a CPU: auto, fp32, bf16"
+    ):
         settle(CPU, 768, "tf32")
 
 
@@ -59,7 +67,9 @@ def test_deterministic_is_a_switch() -> None:
 
 
 def test_deterministic_training_runs(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    config = train_config(epochs=1, position={"encode": {}, "predict": {}}, per="sample").model_copy(update={"deterministic": True})
+    config = train_config(
+        epochs=1, position={"encode": {}, "predict": {}}, per="sample"
+    ).model_copy(update={"deterministic": True})
     assert run(config, prepared, tmp_path / "run")[-1]["epoch"] == 1
 
 
@@ -70,7 +80,9 @@ def test_a_new_order_compiles_nothing_new(pico: ModelPreset) -> None:
     from torch._dynamo.testing import CompileCounter
 
     torch._dynamo.reset()
-    model = build(pico, 10, Variant(route="sequential", position=Position(encode=Encode(), predict=Predict())))
+    model = build(
+        pico, 10, Variant(route="sequential", position=Position(encode=Encode(), predict=Predict()))
+    )
     counter = CompileCounter()
     compile_blocks(model.backbone.blocks, counter)
     step = TrainingStep(model, 1.0, Execution(CPU, "fp32"))
@@ -117,7 +129,9 @@ def test_attention_is_unfused_where_it_says_so(precision: str, pico: ModelPreset
     model = build(pico, 10)
     model.checkpointing = True
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        TrainingStep(model, 1.0, execution)(Batch(torch.randn(4, 1, 28, 28), torch.arange(4)), (2, 0))["loss"].backward()
+        TrainingStep(model, 1.0, execution)(
+            Batch(torch.randn(4, 1, 28, 28), torch.arange(4)), (2, 0)
+        )["loss"].backward()
     names = {event.key for event in profile.key_averages()}
     fused = {name for name in names if "flash_attention" in name}
     assert bool(fused) == (precision == "fp32"), fused
@@ -125,21 +139,31 @@ def test_attention_is_unfused_where_it_says_so(precision: str, pico: ModelPreset
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_no_training_step_waits_for_the_device(train_config: Config, prepared: Path, pico: ModelPreset) -> None:
+def test_no_training_step_waits_for_the_device(
+    train_config: Config, prepared: Path, pico: ModelPreset
+) -> None:
     """CUDA raises where the host would wait for the device."""
     from pipeline.training.loop import draw_route, train_step
     from pipeline.training.optimisation import make_optimizer
     from pipeline.training.scoring import open_model, open_split
 
-    for changes in ({"per": "batch"}, {"per": "sample"}, {"checkpointing": True, "micro_batch_size": 8}):
-        config = train_config(precision="bf16", position={"predict": {}}, **changes).model_copy(update={"device": "cuda"})
+    for changes in (
+        {"per": "batch"},
+        {"per": "sample"},
+        {"checkpointing": True, "micro_batch_size": 8},
+    ):
+        config = train_config(precision="bf16", position={"predict": {}}, **changes).model_copy(
+            update={"device": "cuda"}
+        )
         model, execution = open_model(config, prepared, None)
         assert isinstance(model, RoutedModel)
         model.checkpointing = config.options.checkpointing
         split = open_split(config, prepared, "train", model)
         step, optimizer = TrainingStep(model, 1.0, execution), make_optimizer(model, config.options)
         batches = split.shuffled(config.options.batch_size, 0, 1)
-        first = next(batches)  # the order of an epoch's images is copied to the device before the first step
+        first = next(
+            batches
+        )  # the order of an epoch's images is copied to the device before the first step
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -153,7 +177,17 @@ def test_no_training_step_waits_for_the_device(train_config: Config, prepared: P
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_deterministic_cuda_runs_repeat_bit_for_bit(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    config = train_config(epochs=2, precision="bf16", per="sample").model_copy(update={"device": "cuda", "deterministic": True})
-    rows = [[{k: v for k, v in row.items() if k != "seconds"} for row in run(config, prepared, tmp_path / name)] for name in "ab"]
+def test_deterministic_cuda_runs_repeat_bit_for_bit(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
+    config = train_config(epochs=2, precision="bf16", per="sample").model_copy(
+        update={"device": "cuda", "deterministic": True}
+    )
+    rows = [
+        [
+            {k: v for k, v in row.items() if k != "seconds"}
+            for row in run(config, prepared, tmp_path / name)
+        ]
+        for name in "ab"
+    ]
     assert rows[0] == rows[1]

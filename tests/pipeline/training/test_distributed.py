@@ -39,19 +39,41 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ls": {},
     "both position parts, uneven shares": PREDICT | {"batch_size": 31},
     "layerdrop": {"route": {"drop": 0.5}},
-    "layerdrop an order a sample, accumulated": {"route": {"drop": 0.5}, "per": "sample", "micro_batch_size": 7},
-    "other layers in each pass": {"route": {"drop": 0.9}, "per": "sample", "batch_size": 8, "micro_batch_size": 1},
+    "layerdrop an order a sample, accumulated": {
+        "route": {"drop": 0.5},
+        "per": "sample",
+        "micro_batch_size": 7,
+    },
+    "other layers in each pass": {
+        "route": {"drop": 0.9},
+        "per": "sample",
+        "batch_size": 8,
+        "micro_batch_size": 1,
+    },
     "accumulated and checkpointed": PREDICT | {"micro_batch_size": 5, "checkpointing": True},
-    "an order a sample, accumulated, uneven shares": {"per": "sample", "batch_size": 31, "micro_batch_size": 5},
+    "an order a sample, accumulated, uneven shares": {
+        "per": "sample",
+        "batch_size": 31,
+        "micro_batch_size": 5,
+    },
     "compiled blocks": {"compile": "blocks"},
-    "losses against over-smoothing, accumulated, uneven shares": {"losses": ALL_LOSSES, "batch_size": 31, "micro_batch_size": 5},
+    "losses against over-smoothing, accumulated, uneven shares": {
+        "losses": ALL_LOSSES,
+        "batch_size": 31,
+        "micro_batch_size": 5,
+    },
     "the same, an order a sample": {"losses": ALL_LOSSES, "per": "sample", "micro_batch_size": 7},
-    "Latin, accumulated, uneven shares": PREDICT | {"per": "latin", "batch_size": 31, "micro_batch_size": 5},
+    "Latin, accumulated, uneven shares": PREDICT
+    | {"per": "latin", "batch_size": 31, "micro_batch_size": 5},
     "the first layers alone": {"route": "sequential", "layers": 2},
 }
 
 
-METRICS: dict[str, dict[str, Any]] = {"ls_pred": PREDICT, "layerdrop": {"route": {"drop": 0.3}}, "own": {"seed": 1}}
+METRICS: dict[str, dict[str, Any]] = {
+    "ls_pred": PREDICT,
+    "layerdrop": {"route": {"drop": 0.3}},
+    "own": {"seed": 1},
+}
 LONG: dict[str, Any] = {"epochs": 30}  # long enough to be killed in
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -62,15 +84,26 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def jobs(configs: dict[str, TrainConfig], data: Path, function: str = "pipeline.training.loop:train") -> list[Job]:
+def jobs(
+    configs: dict[str, TrainConfig], data: Path, function: str = "pipeline.training.loop:train"
+) -> list[Job]:
     weights = {} if "ranks" in function else {"weights": None}
-    spread = {name: config.model_copy(update={"world_size": TWO.world_size}) for name, config in configs.items()}
-    return [Job(name, function, config, {"data": data, **weights}, config.options.epochs) for name, config in spread.items()]
+    spread = {
+        name: config.model_copy(update={"world_size": TWO.world_size})
+        for name, config in configs.items()
+    }
+    return [
+        Job(name, function, config, {"data": data, **weights}, config.options.epochs)
+        for name, config in spread.items()
+    ]
 
 
 def metrics_configs(train_config: Config) -> dict[str, TrainConfig]:
     """40 validation images in batches of 12: the last has 4, and one process has two batches, the other two."""
-    configs = {name: train_config(epochs=2, validation_batch_size=12, **setting) for name, setting in METRICS.items()}
+    configs = {
+        name: train_config(epochs=2, validation_batch_size=12, **setting)
+        for name, setting in METRICS.items()
+    }
     configs["own"] = configs["own"].model_copy(update={"routes": "own"})
     return configs
 
@@ -87,11 +120,17 @@ class Launched(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def launched(train_config: Config, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+def launched(
+    train_config: Config, prepared: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Launched:
     """All jobs that no test disturbs, one after another, and at the end one with a user's mistake."""
     configs = {name: train_config(**setting) for name, setting in SETTINGS.items()}
-    configs["exits"] = with_exits(train_config(batch_size=31), dropout=0.0)  # processes draw dropout of their own
-    configs["exits, layer by layer"] = with_exits(train_config(route="sequential"), dropout=0.0, step=1)
+    configs["exits"] = with_exits(
+        train_config(batch_size=31), dropout=0.0
+    )  # processes draw dropout of their own
+    configs["exits, layer by layer"] = with_exits(
+        train_config(route="sequential"), dropout=0.0, step=1
+    )
     events: list[tuple[str, Event]] = []
     root = tmp_path_factory.mktemp("launched")
     with pytest.MonkeyPatch.context() as patch:
@@ -99,9 +138,16 @@ def launched(train_config: Config, prepared: Path, tmp_path_factory: pytest.Temp
         patch.chdir(ROOT)
         gradients = jobs(configs, prepared, "tests.pipeline.training.ranks:gradients")
         metrics = jobs(metrics_configs(train_config), prepared)
-        whole, diverges = jobs({"whole": train_config(**LONG), "diverges": train_config(lr=1e30)}, prepared)
+        whole, diverges = jobs(
+            {"whole": train_config(**LONG), "diverges": train_config(lr=1e30)}, prepared
+        )
         with pytest.raises(UserError) as error:
-            pool.run([*gradients, *metrics, whole, diverges], "cpu", lambda job, event: events.append((job.title, event)), distributed=TWO)
+            pool.run(
+                [*gradients, *metrics, whole, diverges],
+                "cpu",
+                lambda job, event: events.append((job.title, event)),
+                distributed=TWO,
+            )
     return Launched(root, gradients, metrics, whole, events, str(error.value))
 
 
@@ -114,35 +160,61 @@ def in_launched(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> Launched
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
-def test_gradients_equal_those_of_one_process(in_launched: Launched, prepared: Path, tmp_path: Path) -> None:
+def test_gradients_equal_those_of_one_process(
+    in_launched: Launched, prepared: Path, tmp_path: Path
+) -> None:
     todo = in_launched.gradients
     for job in todo:
         alone = tmp_path / "alone"
         alone.mkdir(exist_ok=True)
         ranks.gradients(job.config, prepared, alone, lambda event: None)  # type: ignore[arg-type]
-        expected, *found = (torch.load(path) for path in (alone / "gradients_0.pt", *sorted(job.folder.glob("gradients_*.pt"))))
+        expected, *found = (
+            torch.load(path)
+            for path in (alone / "gradients_0.pt", *sorted(job.folder.glob("gradients_*.pt")))
+        )
         assert len(found) == 2
         for step in range(ranks.STEPS):
             for gradients in found:
                 for name, gradient in expected[step].items():
-                    assert torch.allclose(gradients[step][name], gradient, rtol=1e-4, atol=1e-6), (job.title, step, name)
-                assert gradients[step].keys() == expected[step].keys(), job.title  # Adam moves what has a gradient, be it zero
+                    assert torch.allclose(gradients[step][name], gradient, rtol=1e-4, atol=1e-6), (
+                        job.title,
+                        step,
+                        name,
+                    )
+                assert gradients[step].keys() == expected[step].keys(), (
+                    job.title
+                )  # Adam moves what has a gradient, be it zero
     dropped = torch.load(todo[2].folder / "gradients_0.pt")
-    assert any(not any(name.startswith(f"model.backbone.blocks.{i}.") or name.startswith(f"backbone.blocks.{i}.") for name in step)
-               for step in dropped for i in range(4))  # fmt: skip
+    assert any(
+        not any(
+            name.startswith(f"model.backbone.blocks.{i}.")
+            or name.startswith(f"backbone.blocks.{i}.")
+            for name in step
+        )
+        for step in dropped
+        for i in range(4)
+    )
 
 
 @pytest.mark.slow
-def test_metrics_equal_those_of_one_process(in_launched: Launched, train_config: Config, prepared: Path, tmp_path: Path) -> None:
+def test_metrics_equal_those_of_one_process(
+    in_launched: Launched, train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
     configs, todo = metrics_configs(train_config), in_launched.metrics
     events = [(name, event) for name, event in in_launched.events if name in configs]
-    assert [(name, event["epoch"]) for name, event in events] == [(name, epoch) for name in configs for epoch in (1, 2)]
+    assert [(name, event["epoch"]) for name, event in events] == [
+        (name, epoch) for name in configs for epoch in (1, 2)
+    ]
     for job in todo:
         assert job.done
         assert (job.folder / training.WEIGHTS).exists()
         rows = run(configs[job.title], prepared, tmp_path / job.title)
         for row, event in zip(rows, [e for name, e in events if name == job.title], strict=True):
-            close = {key: value == pytest.approx(event[key], rel=2e-3, abs=1e-4) for key, value in row.items() if key != "seconds"}
+            close = {
+                key: value == pytest.approx(event[key], rel=2e-3, abs=1e-4)
+                for key, value in row.items()
+                if key != "seconds"
+            }
             assert all(close.values()) == (job.title != "own"), close
     pool.run(todo, "cpu", lambda job, event: pytest.fail("ran again"), distributed=TWO)
 
@@ -155,7 +227,11 @@ def test_a_users_mistake_arrives_as_such(in_launched: Launched) -> None:
 
 @pytest.mark.slow
 def test_a_killed_process_ends_the_job_and_two_machines_go_on(
-    launched: Launched, train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    launched: Launched,
+    train_config: Config,
+    prepared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """A process is killed; the rest of the training, on two machines, ends as the one that nobody disturbed."""
     seen: list[int] = []
@@ -164,12 +240,16 @@ def test_a_killed_process_ends_the_job_and_two_machines_go_on(
         seen.append(event["epoch"])
         if event["epoch"] == 3:
             found = [
-                pid for pid, _ in _descendants(os.getpid()) if b"pipeline.training.torchrun" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                pid
+                for pid, _ in _descendants(os.getpid())
+                if b"pipeline.training.torchrun" in Path(f"/proc/{pid}/cmdline").read_bytes()
             ]
             os.kill(max(found), signal.SIGKILL)  # the agent has the lowest
 
     todo = jobs({"killed": train_config(**LONG)}, prepared)
-    with pytest.raises(UserError, match=r"a process of the training died .*finished epochs are kept"):
+    with pytest.raises(
+        UserError, match=r"a process of the training died .*finished epochs are kept"
+    ):
         pool.run(todo, "cpu", kill_one, distributed=TWO)
     assert (todo[0].folder / "checkpoint.pt").exists()
     assert not todo[0].done
@@ -182,7 +262,9 @@ def test_a_killed_process_ends_the_job_and_two_machines_go_on(
     assert history == (launched.whole.folder / HISTORY).read_text()
 
 
-def on_two_machines(todo: list[Job], on_epoch: Callable[[Job, Event], None], capfd: pytest.CaptureFixture[str]) -> None:
+def on_two_machines(
+    todo: list[Job], on_epoch: Callable[[Job, Event], None], capfd: pytest.CaptureFixture[str]
+) -> None:
     """Two of torchrun's agents on this one: the stage's own, and the one that its printed line starts."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -192,15 +274,25 @@ def on_two_machines(todo: list[Job], on_epoch: Callable[[Job, Event], None], cap
     def join() -> None:
         # The line stands before the agent begins, and is read once: what is written while capfd reads would be lost.
         deadline, agent = time.monotonic() + 120, f"--rdzv-endpoint={many.endpoint}"
-        while not any(agent in (each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])):
+        while not any(
+            agent in (each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])
+        ):
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        found = re.search(r"^on each other machine.*?: cd (\S+) && (DVC_ROOT=\S+) uv run (.*)$", capfd.readouterr().out, re.M)
+        found = re.search(
+            r"^on each other machine.*?: cd (\S+) && (DVC_ROOT=\S+) uv run (.*)$",
+            capfd.readouterr().out,
+            re.M,
+        )
         assert found
         name, _, value = found[2].partition("=")
         python, *arguments = shlex.split(found[3])
         assert python == "python"
-        others.append(subprocess.Popen([sys.executable, *arguments], cwd=found[1], env=os.environ | {name: value}))
+        others.append(
+            subprocess.Popen(
+                [sys.executable, *arguments], cwd=found[1], env=os.environ | {name: value}
+            )
+        )
 
     thread = threading.Thread(target=join)
     thread.start()

@@ -17,16 +17,25 @@ Config = Callable[..., TrainConfig]
 
 
 @pytest.fixture
-def jobs(train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Job]:
+def jobs(
+    train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[int, Job]:
     """Two seeds of a variant named "first_name"."""
     monkeypatch.setenv("DVC_ROOT", str(tmp_path / "root"))
-    configs = {s: train_config(seed=s, epochs=1).model_copy(update={"title": "first_name"}) for s in (0, 1)}
-    return {s: Job(f"first_name seed {s}", TRAIN, c, {"data": prepared, "weights": None}) for s, c in configs.items()}
+    configs = {
+        s: train_config(seed=s, epochs=1).model_copy(update={"title": "first_name"}) for s in (0, 1)
+    }
+    return {
+        s: Job(f"first_name seed {s}", TRAIN, c, {"data": prepared, "weights": None})
+        for s, c in configs.items()
+    }
 
 
 def renamed(job: Job, title: str) -> Job:
     """The job of a variant with another name."""
-    return replace(job, title=f"{title} seed", config=job.config.model_copy(update={"title": title}))
+    return replace(
+        job, title=f"{title} seed", config=job.config.model_copy(update={"title": title})
+    )
 
 
 def train(jobs: dict[int, Job]) -> None:
@@ -40,10 +49,16 @@ def train(jobs: dict[int, Job]) -> None:
 
 def content(folder: Path) -> dict[str, bytes]:
     """Every file by its path."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
-def test_the_same_work_leaves_the_same_bytes(jobs: dict[int, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_work_leaves_the_same_bytes(
+    jobs: dict[int, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Gathered again, under another title, and trained again in another place under another title."""
     train(jobs)
     gather_trainings(jobs, tmp_path / "first")
@@ -66,7 +81,9 @@ def test_the_same_work_leaves_the_same_bytes(jobs: dict[int, Job], tmp_path: Pat
     assert content(tmp_path / "trained again") == kept
 
 
-def test_what_is_kept_holds_no_key_no_title_and_no_time(jobs: dict[int, Job], tmp_path: Path) -> None:
+def test_what_is_kept_holds_no_key_no_title_and_no_time(
+    jobs: dict[int, Job], tmp_path: Path
+) -> None:
     train(jobs)
     gather_trainings(jobs, tmp_path / "out")
     for name, kept in content(tmp_path / "out").items():
@@ -90,7 +107,10 @@ class LaterConfig(TrainConfig):
 def test_a_later_key_changes_nothing_that_was_kept(jobs: dict[int, Job], tmp_path: Path) -> None:
     train(jobs)
     gather_trainings(jobs, tmp_path / "before")
-    later = {seed: replace(job, config=LaterConfig(**job.config.model_dump())) for seed, job in jobs.items()}
+    later = {
+        seed: replace(job, config=LaterConfig(**job.config.model_dump()))
+        for seed, job in jobs.items()
+    }
     assert [job.config.effective()["later"] for job in later.values()] == [3, 3]
     assert all(job.done for job in later.values())
     gather_trainings(later, tmp_path / "after")

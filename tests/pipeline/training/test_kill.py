@@ -70,7 +70,9 @@ def test_an_interrupted_training_equals_an_undisturbed_one(
         files = kill_at(patch, 100, when)
         run(config, data, tmp_path / "whole")
     expected = content(tmp_path / "whole")
-    best = [files[i + 1].startswith("weights") for i, name in enumerate(files) if name == CHECKPOINT]
+    best = [
+        files[i + 1].startswith("weights") for i, name in enumerate(files) if name == CHECKPOINT
+    ]
     assert set(best) == {True, False}
     for number in range(len(files)):
         folder = tmp_path / f"killed_{number}"
@@ -85,28 +87,43 @@ def test_an_interrupted_training_equals_an_undisturbed_one(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "losses",
-    [(6.0, 5.0, 4.0, 3.0, 2.0, 1.0), (3.0, 1.0, 6.0, 5.0, 4.0, 2.0), (1.0, 5.0, 4.0, 3.0, 2.0, 6.0)],
+    [
+        (6.0, 5.0, 4.0, 3.0, 2.0, 1.0),
+        (3.0, 1.0, 6.0, 5.0, 4.0, 2.0),
+        (1.0, 5.0, 4.0, 3.0, 2.0, 6.0),
+    ],
     ids=["better and better", "a good epoch that is lost", "the first is best"],
 )
 @pytest.mark.parametrize("when", ["within", "after"])
 def test_the_kept_weights_are_of_the_epoch_that_the_history_says(
-    train_config: Config, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, losses: tuple[float, ...]
+    train_config: Config,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+    losses: tuple[float, ...],
 ) -> None:
     """On a device that does not repeat itself, an epoch that is run again has other weights and another loss."""
     config = train_config(epochs=3, batch_size=40)
     number = 0
     while True:
         folder, made = tmp_path / f"killed_{number}", dict[tuple[str, float], str]()
-        following = {judge: iter(order) for judge, order in zip(JUDGES, (losses, losses[::-1]), strict=True)}
+        following = {
+            judge: iter(order) for judge, order in zip(JUDGES, (losses, losses[::-1]), strict=True)
+        }
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "validate", scripted(following, made, tmp_path / "model.safetensors"))
+            patch.setattr(
+                loop, "validate", scripted(following, made, tmp_path / "model.safetensors")
+            )
             with monkeypatch.context() as inner:
                 files = kill_at(inner, number, when)
                 try:
                     run(config, data, folder)
                 except Killed:
                     inner.undo()
-                    patch.setattr(loop, "validate", scripted(following, made, tmp_path / "model.safetensors"))
+                    patch.setattr(
+                        loop, "validate", scripted(following, made, tmp_path / "model.safetensors")
+                    )
                     run(config.model_copy(update={"seed": 1}), data, folder)  # other batches
                 else:
                     break
@@ -118,7 +135,9 @@ def test_the_kept_weights_are_of_the_epoch_that_the_history_says(
     assert number == len(files) >= 3 + 2 + 1  # checkpoints, weights of either judge, the history
 
 
-def scripted(losses: dict[str, Iterator[float]], made: dict[tuple[str, float], str], file: Path) -> Callable[..., Row]:
+def scripted(
+    losses: dict[str, Iterator[float]], made: dict[tuple[str, float], str], file: Path
+) -> Callable[..., Row]:
     """A validation that answers with given losses, one after another, and notes the weights that it saw: (judge, loss) -> sha256."""
 
     def validate(model: Any, split: Any, suite: str, *rest: Any) -> Row:

@@ -35,8 +35,12 @@ def drawn(config: TrainConfig, num_layers: int, step: int = 0) -> Latin:
 @pytest.mark.parametrize("batch_size", [7, 24, 31])
 @pytest.mark.parametrize("num_layers", [4, 12])
 def test_the_parts_of_processes_are_the_rows_of_the_batch(
-    train_config: Config, monkeypatch: pytest.MonkeyPatch, num_layers: int, batch_size: int, world: int
-) -> None:  # fmt: skip
+    train_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    num_layers: int,
+    batch_size: int,
+    world: int,
+) -> None:
     for route in ROUTES:
         config = train_config(route=route, per="latin", batch_size=batch_size)
         whole, parts = drawn(config, num_layers).rows(batch_size), []
@@ -47,7 +51,9 @@ def test_the_parts_of_processes_are_the_rows_of_the_batch(
         assert np.array_equal(np.concatenate(parts), whole)
 
 
-def test_processes_with_routes_of_their_own(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_with_routes_of_their_own(
+    train_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first has those that it would have alone; every step and every seed has others."""
     config = train_config(per="latin").model_copy(update={"routes": "own"})
     alone, found = drawn(config, 12), []
@@ -61,13 +67,17 @@ def test_processes_with_routes_of_their_own(train_config: Config, monkeypatch: p
     assert len({alone, *others}) == 3
 
 
-def gradients(config: TrainConfig, routes: Latin | torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+def gradients(
+    config: TrainConfig, routes: Latin | torch.Tensor, batch: Batch
+) -> dict[str, torch.Tensor]:
     """Of one step in double precision, with all parts of the variant."""
     torch.manual_seed(0)
     model = build(config.model, 10, config.variant).double()
     execution = Execution(torch.device("cpu"), "fp32")
     model.checkpointing = config.options.checkpointing
-    found = train_step(TrainingStep(model, 1.0, execution, config.variant.losses), batch, routes, config.options)
+    found = train_step(
+        TrainingStep(model, 1.0, execution, config.variant.losses), batch, routes, config.options
+    )
     assert torch.isfinite(found["loss"])
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -75,14 +85,18 @@ def gradients(config: TrainConfig, routes: Latin | torch.Tensor, batch: Batch) -
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "position parts": {"position": Position.model_validate(PARTS)},
-    "losses against over-smoothing": {"losses": Losses.model_validate({"cosine": 0.5, "contrastive": 1.0})},
+    "losses against over-smoothing": {
+        "losses": Losses.model_validate({"cosine": 0.5, "contrastive": 1.0})
+    },
     "exits": {"exits": ExitHeads(branch="mlp", depths=[1, 3], hidden=4, dropout=0.0)},
 }
 
 
 @pytest.mark.parametrize("route", ROUTES[:3], ids=str)
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_parts_of_a_batch_give_the_gradients_of_the_whole(train_config: Config, setting: str, route: Any) -> None:
+def test_parts_of_a_batch_give_the_gradients_of_the_whole(
+    train_config: Config, setting: str, route: Any
+) -> None:
     """Passes of at most 1, 5 or 7 of 13 images, which neither these numbers nor 4 layers divide; and as its rows sample by sample."""
     config = train_config(per="latin", batch_size=13, route=route)
     config = config.model_copy(update={"variant": Variant(route=route, **SETTINGS[setting])})
@@ -91,10 +105,20 @@ def test_parts_of_a_batch_give_the_gradients_of_the_whole(train_config: Config, 
     routes = drawn(config, 4)
     expected = gradients(config, routes, batch)
     assert len(expected) > 50
-    close = 1e-8 if setting == "losses against over-smoothing" else 1e-12  # those are of patches in single precision
-    others = {f"at most {n}": train_config(per="latin", batch_size=13, micro_batch_size=n).options for n in (1, 5, 7)}
-    others["checkpointed"] = train_config(per="latin", batch_size=13, micro_batch_size=5, checkpointing=True).options
-    found = {name: gradients(config.model_copy(update={"options": options}), routes, batch) for name, options in others.items()}
+    close = (
+        1e-8 if setting == "losses against over-smoothing" else 1e-12
+    )  # those are of patches in single precision
+    others = {
+        f"at most {n}": train_config(per="latin", batch_size=13, micro_batch_size=n).options
+        for n in (1, 5, 7)
+    }
+    others["checkpointed"] = train_config(
+        per="latin", batch_size=13, micro_batch_size=5, checkpointing=True
+    ).options
+    found = {
+        name: gradients(config.model_copy(update={"options": options}), routes, batch)
+        for name, options in others.items()
+    }
     found["a table"] = gradients(config, torch.from_numpy(routes.rows(13)), batch)
     for name, each in found.items():
         assert each.keys() == expected.keys()
@@ -105,7 +129,7 @@ def test_parts_of_a_batch_give_the_gradients_of_the_whole(train_config: Config, 
 
 def test_every_layer_has_an_equal_share_at_each_depth(
     train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     """What a training asks its model for; it trains to other weights than with an order a batch or a sample, and again to the same."""
     seen: list[Latin] = []
     tokens = RoutedModel.tokens
@@ -135,8 +159,14 @@ def test_every_layer_has_an_equal_share_at_each_depth(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"position": {"encode": {"dropout": 0.1}, "predict": {}}}, {"route": {"fix_first": 1}}], ids=str)
-def test_resumed_training_equals_an_undisturbed_one(train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"position": {"encode": {"dropout": 0.1}, "predict": {}}}, {"route": {"fix_first": 1}}],
+    ids=str,
+)
+def test_resumed_training_equals_an_undisturbed_one(
+    train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     config = train_config(**changes, per="latin", micro_batch_size=5)
     run(config, prepared, tmp_path / "whole")
     with pytest.raises(Killed):

@@ -19,12 +19,29 @@ from pipeline.config.variant import Variant
 from pipeline.data.prepare import prepare
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
-from pipeline.jobs.files import CONFIG, FINAL, HISTORY, TABLE, WEIGHTS, Row, sha256, starting_weights, weights_file
+from pipeline.jobs.files import (
+    CONFIG,
+    FINAL,
+    HISTORY,
+    TABLE,
+    WEIGHTS,
+    Row,
+    sha256,
+    starting_weights,
+    weights_file,
+)
 from pipeline.jobs.job import Job
 from pipeline.models.weights import build, save_weights
 from pipeline.training.gather import gather_trainings
 from pipeline.training.judging import kept_epoch
-from pipeline.training.loop import CHECKPOINT, count_passes, fetch, train, validate, validation_routes
+from pipeline.training.loop import (
+    CHECKPOINT,
+    count_passes,
+    fetch,
+    train,
+    validate,
+    validation_routes,
+)
 from pipeline.training.losses import position_hits, position_loss
 from pipeline.training.optimisation import make_optimizer, make_scheduler, stops
 from pipeline.training.scoring import batches_along, open_model, open_split
@@ -68,7 +85,9 @@ def outcome(folder: Path) -> tuple[str, str]:
     ],
     ids=["ls", "sequential", "position with dropout", "layerdrop", "an order a sample"],
 )
-def test_resumed_training_equals_an_undisturbed_one(train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_resumed_training_equals_an_undisturbed_one(
+    train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     config = train_config(**changes)
     run(config, prepared, tmp_path / "whole")
     for stop_after in (1, 2):
@@ -82,7 +101,9 @@ def test_resumed_training_equals_an_undisturbed_one(train_config: Config, prepar
         assert not (folder / CHECKPOINT).exists()
 
 
-def test_seeds_give_different_runs_and_the_same_seed_the_same(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+def test_seeds_give_different_runs_and_the_same_seed_the_same(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
     outcomes = []
     for i, seed in enumerate((0, 1, 2, 0)):
         run(train_config(seed=seed, epochs=1), prepared, tmp_path / str(i))
@@ -98,7 +119,9 @@ def test_training_learns(train_config: Config, prepared: Path, tmp_path: Path) -
     assert rows[-1]["train/class_loss"] < rows[0]["train/class_loss"]
 
 
-def test_kept_weights_are_the_lowest_validation_losss(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+def test_kept_weights_are_the_lowest_validation_losss(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
     """With a huge last learning rate the best epoch is not the last one."""
     folder = tmp_path / "run"
     with pytest.raises(Killed):
@@ -111,14 +134,21 @@ def test_kept_weights_are_the_lowest_validation_losss(train_config: Config, prep
     run(train_config(epochs=3), prepared, folder)
     history = json.loads((folder / HISTORY).read_text())
     assert history[2]["validation/arbitrary/loss"] > history[1]["validation/arbitrary/loss"]
-    assert all(torch.equal(a, b) for a, b in zip(first.values(), load_file(folder / WEIGHTS).values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(first.values(), load_file(folder / WEIGHTS).values(), strict=True)
+    )
     assert kept_epoch(history, Variant(route="arbitrary")) in history[:2]
 
 
-def test_position_weight_zero_equals_no_prediction(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+def test_position_weight_zero_equals_no_prediction(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
     run(train_config(position={"predict": {}}, position_weight=0.0), prepared, tmp_path / "zero")
     run(train_config(), prepared, tmp_path / "absent")
-    zero, absent = (json.loads((tmp_path / name / HISTORY).read_text()) for name in ("zero", "absent"))
+    zero, absent = (
+        json.loads((tmp_path / name / HISTORY).read_text()) for name in ("zero", "absent")
+    )
     for a, b in zip(zero, absent, strict=True):
         assert a["train/loss"] == b["train/loss"]
         assert a["validation/arbitrary/loss"] == b["validation/arbitrary/loss"]
@@ -126,14 +156,20 @@ def test_position_weight_zero_equals_no_prediction(train_config: Config, prepare
 
 @pytest.mark.slow
 def test_position_prediction_learns(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    rows = run(train_config(position={"predict": {}}, epochs=30, lr=0.01), prepared, tmp_path / "run")
+    rows = run(
+        train_config(position={"predict": {}}, epochs=30, lr=0.01), prepared, tmp_path / "run"
+    )
     assert rows[-1]["validation/arbitrary/position_accuracy"] > 0.4  # chance 0.25
-    assert rows[-1]["train/loss"] == pytest.approx(rows[-1]["train/class_loss"] + rows[-1]["train/position_loss"], rel=1e-5)
+    assert rows[-1]["train/loss"] == pytest.approx(
+        rows[-1]["train/class_loss"] + rows[-1]["train/position_loss"], rel=1e-5
+    )
 
 
 def test_position_losses() -> None:
     logits = [torch.randn(3, 4), torch.randn(3, 4)]
-    expected = cross_entropy(logits[0], torch.zeros(3, dtype=torch.long)) + cross_entropy(logits[1], torch.ones(3, dtype=torch.long))
+    expected = cross_entropy(logits[0], torch.zeros(3, dtype=torch.long)) + cross_entropy(
+        logits[1], torch.ones(3, dtype=torch.long)
+    )
     assert torch.isclose(position_loss(logits), expected)
     assert torch.isclose(position_loss([torch.zeros(2, 5)] * 3), torch.tensor(3 * math.log(5)))
     sure = [torch.eye(4)[[t, t, 3]] for t in range(2)]
@@ -152,7 +188,9 @@ def test_schedules(params: Any, schedule: str, expected: list[float]) -> None:
 def test_a_warm_up_ends_before_the_training_does(params: Any) -> None:
     """However many epochs are asked for: the last one is left to the fall."""
     for asked in (3, 4, 9):
-        options = params.finetune.model_copy(update={"schedule": "cosine", "lr": 1.0, "epochs": 4, "warmup_epochs": asked})
+        options = params.finetune.model_copy(
+            update={"schedule": "cosine", "lr": 1.0, "epochs": 4, "warmup_epochs": asked}
+        )
         rates = _rates(options, 8)
         assert rates.index(max(rates)) == 6
         assert rates[7] == pytest.approx(0.5)
@@ -181,7 +219,9 @@ def test_one_cycle_leaves_the_momentum_alone(params: Any) -> None:
 
 
 def test_a_plateau_lowers_the_rate_after_its_patience(params: Any) -> None:
-    options = params.finetune.model_copy(update={"schedule": "plateau", "lr": 1.0, "plateau_patience": 2, "plateau_factor": 0.5})
+    options = params.finetune.model_copy(
+        update={"schedule": "plateau", "lr": 1.0, "plateau_patience": 2, "plateau_factor": 0.5}
+    )
     optimizer = make_optimizer(torch.nn.Linear(1, 1), options)
     scheduler, rates = make_scheduler(optimizer, options, 1), []
     for loss in (2.0, 1.0, 1.0, 1.0, 1.0, 1.0):
@@ -200,7 +240,9 @@ def test_images_with_routes_of_their_own_come_batch_by_batch() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["linear", "one_cycle", "cosine"])
-def test_a_training_follows_its_schedule(train_config: Config, prepared: Path, tmp_path: Path, schedule: str) -> None:
+def test_a_training_follows_its_schedule(
+    train_config: Config, prepared: Path, tmp_path: Path, schedule: str
+) -> None:
     """The rate at the start of each epoch is that of as many steps, also when it goes on after a stop."""
     config = train_config(schedule=schedule, epochs=4, batch_size=40, warmup_epochs=2)
     with pytest.raises(Killed):
@@ -227,11 +269,29 @@ def test_adam_is_the_papers(params: Any) -> None:
     optimizer = make_optimizer(torch.nn.Linear(1, 1), params.finetune)
     assert type(optimizer) is torch.optim.Adam
     group = optimizer.param_groups[0]
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (1e-4, (0.9, 0.999), 1e-6, 0.0)
-    other = params.finetune.model_copy(update={"optimizer": "adamw", "lr": 0.5, "betas": (0.6, 0.7), "eps": 0.1, "weight_decay": 0.2})
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (
+        1e-4,
+        (0.9, 0.999),
+        1e-6,
+        0.0,
+    )
+    other = params.finetune.model_copy(
+        update={
+            "optimizer": "adamw",
+            "lr": 0.5,
+            "betas": (0.6, 0.7),
+            "eps": 0.1,
+            "weight_decay": 0.2,
+        }
+    )
     group = (optimizer := make_optimizer(torch.nn.Linear(1, 1), other)).param_groups[0]
     assert type(optimizer) is torch.optim.AdamW
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.5, (0.6, 0.7), 0.1, 0.2)
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (
+        0.5,
+        (0.6, 0.7),
+        0.1,
+        0.2,
+    )
 
 
 def test_validation_orders_are_many_and_fixed() -> None:
@@ -245,12 +305,20 @@ def test_validation_orders_are_many_and_fixed() -> None:
 
 def test_refit_trains_k_layers_alone(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     run(train_config(route="sequential", layers=2, epochs=1), prepared, tmp_path / "run")
-    layers = {name.split(".")[1] for name in load_file(tmp_path / "run" / WEIGHTS) if name.startswith("blocks.")}
+    layers = {
+        name.split(".")[1]
+        for name in load_file(tmp_path / "run" / WEIGHTS)
+        if name.startswith("blocks.")
+    }
     assert layers == {"0", "1"}
 
 
-def test_divergence_and_too_large_batches_are_one_line(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"test, seed 0: the loss is not finite in epoch 1; try a smaller lr"):
+def test_divergence_and_too_large_batches_are_one_line(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        UserError, match=r"test, seed 0: the loss is not finite in epoch 1; try a smaller lr"
+    ):
         run(train_config(lr=1e30), prepared, tmp_path / "nan")
     with pytest.raises(UserError, match="batch_size: found 97, accepted: at most the 96"):
         run(train_config(batch_size=97), prepared, tmp_path / "batch")
@@ -260,13 +328,23 @@ def test_divergence_and_too_large_batches_are_one_line(train_config: Config, pre
 
 
 def test_bf16_is_close_to_fp32(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    losses = [run(train_config(epochs=1, precision=p), prepared, tmp_path / p)[0]["train/loss"] for p in ("fp32", "bf16")]
+    losses = [
+        run(train_config(epochs=1, precision=p), prepared, tmp_path / p)[0]["train/loss"]
+        for p in ("fp32", "bf16")
+    ]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"micro_batch_size": 5}, {"checkpointing": True}, {"micro_batch_size": 31, "checkpointing": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"micro_batch_size": 5},
+        {"checkpointing": True},
+        {"micro_batch_size": 31, "checkpointing": True},
+    ],
+)
 @pytest.mark.parametrize("per", ["batch", "sample"])
 def test_less_memory_gives_the_same_gradients(
     train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any], per: str
@@ -274,7 +352,10 @@ def test_less_memory_gives_the_same_gradients(
     """Accumulated over parts of a batch, the last one smaller, and with activations computed again along the same route."""
     setting = {"position": {"encode": {}, "predict": {}}, "route": {"drop": 0.3}, "per": per}
     found = []
-    for name, config in (("plain", train_config(**setting)), ("less", train_config(**setting, **changes))):
+    for name, config in (
+        ("plain", train_config(**setting)),
+        ("less", train_config(**setting, **changes)),
+    ):
         (tmp_path / name).mkdir()
         gradients(config, prepared, tmp_path / name, lambda event: None)
         found.append(torch.load(tmp_path / name / "gradients_0.pt"))
@@ -284,17 +365,29 @@ def test_less_memory_gives_the_same_gradients(
 
 
 @pytest.mark.parametrize(
-    ("batch", "world", "micro", "passes"), [(32, 1, None, 1), (32, 1, 5, 7), (31, 2, 5, 4), (3, 2, 1, 1), (4, 2, 1, 2)]
+    ("batch", "world", "micro", "passes"),
+    [(32, 1, None, 1), (32, 1, 5, 7), (31, 2, 5, 4), (3, 2, 1, 1), (4, 2, 1, 2)],
 )
-def test_every_process_makes_as_many_passes(train_config: Config, batch: int, world: int, micro: int | None, passes: int) -> None:
+def test_every_process_makes_as_many_passes(
+    train_config: Config, batch: int, world: int, micro: int | None, passes: int
+) -> None:
     """As the largest share of a batch asks for, but no more than the smallest has images."""
-    assert count_passes(train_config(batch_size=batch, micro_batch_size=micro).options, world) == passes
+    assert (
+        count_passes(train_config(batch_size=batch, micro_batch_size=micro).options, world)
+        == passes
+    )
 
 
-def test_checkpointing_draws_the_same_dropout_again(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+def test_checkpointing_draws_the_same_dropout_again(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
     dropout = {"position": {"encode": {"dropout": 0.3}}}
     for name, checkpointing in (("plain", False), ("again", True)):
-        run(train_config(**dropout, epochs=1, checkpointing=checkpointing), prepared, tmp_path / name)
+        run(
+            train_config(**dropout, epochs=1, checkpointing=checkpointing),
+            prepared,
+            tmp_path / name,
+        )
     assert outcome(tmp_path / "plain") == outcome(tmp_path / "again")
 
 
@@ -313,18 +406,28 @@ def test_checkpointing_runs_each_block_twice(pico: Any) -> None:
 
 
 @pytest.mark.slow
-def test_bf16_reaches_the_same_verdict(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+def test_bf16_reaches_the_same_verdict(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
     """Low precision must not change what is concluded: LayerShuffle's gain over the baseline under arbitrary orders."""
     gains = {}
     for precision in ("fp32", "bf16"):
-        accuracy = [run(train_config(epochs=20, route=route, precision=precision), prepared, tmp_path / f"{precision}_{route}")[-1][
-            "validation/arbitrary/accuracy"] for route in ("arbitrary", "sequential")]  # fmt: skip
+        accuracy = [
+            run(
+                train_config(epochs=20, route=route, precision=precision),
+                prepared,
+                tmp_path / f"{precision}_{route}",
+            )[-1]["validation/arbitrary/accuracy"]
+            for route in ("arbitrary", "sequential")
+        ]
         gains[precision] = accuracy[0] - accuracy[1]
     assert gains["fp32"] == pytest.approx(gains["bf16"], abs=0.15)  # 40 images
     assert min(gains.values()) > 0.1
 
 
-def test_fetched_weights_start_every_variant(train_config: Config, prepared: Path, tmp_path: Path, pico: Any) -> None:
+def test_fetched_weights_start_every_variant(
+    train_config: Config, prepared: Path, tmp_path: Path, pico: Any
+) -> None:
     """A local file: what timm saved is what the variants start from, with a head for the data."""
     save_weights(build(pico, 1000), tmp_path / "published.safetensors")
     config = train_config()
@@ -332,7 +435,9 @@ def test_fetched_weights_start_every_variant(train_config: Config, prepared: Pat
     fetch(config.model_copy(update={"model": local}), prepared, None, tmp_path, lambda row: None)
     model: RoutedModel = build(pico, 10, weights=tmp_path / WEIGHTS)
     published = load_file(tmp_path / "published.safetensors")
-    assert torch.equal(model.backbone.blocks[3].mlp.fc2.weight, published["blocks.3.mlp.fc2.weight"])
+    assert torch.equal(
+        model.backbone.blocks[3].mlp.fc2.weight, published["blocks.3.mlp.fc2.weight"]
+    )
     assert json.loads((tmp_path / HISTORY).read_text()) == []
 
 
@@ -344,14 +449,18 @@ def trained(config: TrainConfig, data: Path) -> Job:
     return job
 
 
-def test_gathered_files(train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gathered_files(
+    train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     jobs = {seed: trained(train_config(seed=seed), prepared) for seed in (0, 1)}
     gather_trainings(jobs, tmp_path / "out")
     lines = (tmp_path / "out" / TABLE).read_text().splitlines()
     assert lines[0].startswith("seed,epoch,lr,train/loss")
     assert len(lines) == 1 + 2 * 3
-    assert json.loads((tmp_path / "out" / "seed_1" / CONFIG).read_text()) == json.loads(json.dumps(jobs[1].record()))
+    assert json.loads((tmp_path / "out" / "seed_1" / CONFIG).read_text()) == json.loads(
+        json.dumps(jobs[1].record())
+    )
     history = json.loads((jobs[1].folder / HISTORY).read_text())
     final = json.loads((tmp_path / "out" / "seed_1" / FINAL).read_text())
     assert final["arbitrary/loss"] == min(row["validation/arbitrary/loss"] for row in history)
@@ -359,25 +468,41 @@ def test_gathered_files(train_config: Config, prepared: Path, tmp_path: Path, mo
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize(("per", "compile"), [("batch", "none"), ("sample", "none"), ("batch", "blocks")])
-def test_trains_on_cuda(per: str, compile: str, train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    config = train_config(epochs=2, precision="bf16", per=per, compile=compile).model_copy(update={"device": "cuda"})
+@pytest.mark.parametrize(
+    ("per", "compile"), [("batch", "none"), ("sample", "none"), ("batch", "blocks")]
+)
+def test_trains_on_cuda(
+    per: str, compile: str, train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
+    config = train_config(epochs=2, precision="bf16", per=per, compile=compile).model_copy(
+        update={"device": "cuda"}
+    )
     rows = run(config, prepared, tmp_path / "cuda")
     assert rows[1]["train/loss"] < rows[0]["train/loss"]
 
 
-def test_an_order_a_sample(train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_a_sample(
+    train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`per: sample` draws a route for every sample of a batch, and trains to other weights than `per: batch`."""
     seen: list[torch.Tensor] = []
     tokens = RoutedModel.tokens
 
-    def spy(self: RoutedModel, images: torch.Tensor, route: Any = None, taps: Any = (), exit: int | None = None) -> torch.Tensor:
+    def spy(
+        self: RoutedModel,
+        images: torch.Tensor,
+        route: Any = None,
+        taps: Any = (),
+        exit: int | None = None,
+    ) -> torch.Tensor:
         if isinstance(route, torch.Tensor):
             seen.append(route)
         return tokens(self, images, route, taps, exit)
 
     monkeypatch.setattr(RoutedModel, "tokens", spy)
-    base, config = (train_config(position={"predict": {}}, epochs=1, per=per) for per in ("batch", "sample"))
+    base, config = (
+        train_config(position={"predict": {}}, epochs=1, per=per) for per in ("batch", "sample")
+    )
     run(config, prepared, tmp_path / "sample")
     assert [tuple(route.shape) for route in seen] == [(32, 4)] * 3
     assert all((route.sort(dim=1).values == torch.arange(4)).all() for route in seen)
@@ -391,32 +516,48 @@ def test_an_order_a_sample(train_config: Config, prepared: Path, tmp_path: Path,
 def test_layer_drop_a_sample(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     """Routes of different lengths in one batch, with both position parts."""
     position: dict[str, dict] = {"encode": {}, "predict": {}}
-    config = train_config(route={"drop": 0.5, "schedule": "linear"}, position=position, epochs=2, per="sample")
+    config = train_config(
+        route={"drop": 0.5, "schedule": "linear"}, position=position, epochs=2, per="sample"
+    )
     rows = run(config, prepared, tmp_path / "run")
     assert all(math.isfinite(value) for row in rows for value in row.values())
 
 
 @pytest.mark.slow
-def test_two_protocols_keep_two_epochs(train_config: Config, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_protocols_keep_two_epochs(
+    train_config: Config, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Validation images choose one epoch, held-out training images another; both weights are kept, each from its epoch."""
     prepare("bars", DatasetPreset(source="embedded", heldout=16), raw, tmp_path / "data")
     config = train_config(epochs=12, lr=0.02, batch_size=16)
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     job = trained(config, tmp_path / "data")
     history = json.loads((job.folder / HISTORY).read_text())
-    kept = {judge: int(kept_epoch(history, Variant(route="arbitrary"), judge)["epoch"]) for judge in ("validation", "heldout")}
+    kept = {
+        judge: int(kept_epoch(history, Variant(route="arbitrary"), judge)["epoch"])
+        for judge in ("validation", "heldout")
+    }
     for judge, epoch in kept.items():
-        assert history[epoch - 1][f"{judge}/arbitrary/loss"] == min(row[f"{judge}/arbitrary/loss"] for row in history)
+        assert history[epoch - 1][f"{judge}/arbitrary/loss"] == min(
+            row[f"{judge}/arbitrary/loss"] for row in history
+        )
         model, execution = open_model(config, tmp_path / "data", job.folder / weights_file(judge))
         split = open_split(config, tmp_path / "data", judge, model)
         row = validate(model, split, judge, ["arbitrary"], config, execution)
-        assert row[f"{judge}/arbitrary/loss"] == pytest.approx(history[epoch - 1][f"{judge}/arbitrary/loss"], rel=1e-6)
+        assert row[f"{judge}/arbitrary/loss"] == pytest.approx(
+            history[epoch - 1][f"{judge}/arbitrary/loss"], rel=1e-6
+        )
     gather_trainings({0: job}, tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out" / "seed_0").glob("weights*")} == {"weights.safetensors", "weights_heldout.safetensors"}
+    assert {path.name for path in (tmp_path / "out" / "seed_0").glob("weights*")} == {
+        "weights.safetensors",
+        "weights_heldout.safetensors",
+    }
     assert starting_weights(0, tmp_path / "out").name == "weights_heldout.safetensors"
 
 
-def test_a_sampler_beyond_the_paper_is_judged_under_itself(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+def test_a_sampler_beyond_the_paper_is_judged_under_itself(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
     run(train_config(route="reversed", epochs=2), prepared, tmp_path / "run")
     history = json.loads((tmp_path / "run" / HISTORY).read_text())
     assert kept_epoch(history, Variant(route="reversed"))["validation/trained/loss"] == min(

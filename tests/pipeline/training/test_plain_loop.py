@@ -39,22 +39,41 @@ EPOCHS, BATCH = 7, 12  # 56 steps with 96 images
 def fetched(name: str, data: Path, folder: Path, params: Params) -> tuple[dict[str, Any], Path]:
     """A checkpoint of 1,000 classes, 70 pixels and three channels, as the pipeline starts from it: fields of a configuration, weights."""
     torch.manual_seed(1)
-    published: Any = timm.create_model(name, **(SMALL | PUBLISHED[name] | {"num_classes": 1000, "in_chans": 3, "img_size": 70}))
+    published: Any = timm.create_model(
+        name, **(SMALL | PUBLISHED[name] | {"num_classes": 1000, "in_chans": 3, "img_size": 70})
+    )
     save_file(published.state_dict(), folder / "mine.safetensors")
-    preset = ModelPreset(timm=name, kwargs=SMALL | PUBLISHED[name], weights=str(folder / "mine.safetensors"))
-    fields = run_config(params, name, Variant(route="sequential"), read_meta(data)["sha256"], None, preset)
-    options = Optimisation.model_validate(params.resolve(Finetune).model_dump(include=set(Optimisation.model_fields)))
+    preset = ModelPreset(
+        timm=name, kwargs=SMALL | PUBLISHED[name], weights=str(folder / "mine.safetensors")
+    )
+    fields = run_config(
+        params, name, Variant(route="sequential"), read_meta(data)["sha256"], None, preset
+    )
+    options = Optimisation.model_validate(
+        params.resolve(Finetune).model_dump(include=set(Optimisation.model_fields))
+    )
     (folder / "start").mkdir()
-    fetch(TrainConfig(**fields, options=options, seed=0), data, None, folder / "start", lambda event: None)
+    fetch(
+        TrainConfig(**fields, options=options, seed=0),
+        data,
+        None,
+        folder / "start",
+        lambda event: None,
+    )
     assert json.loads((folder / "start" / ORIGIN).read_text())["head"] == "fresh"
     return fields, folder / "start" / WEIGHTS
 
 
 def pixels(raw: Path, split: str) -> Tensor:
     """Images as a plain script makes them: 56 pixels, bilinear, normalised by the training set's mean and standard deviation."""
-    images = {name: read_idx(raw / f"{file}-images-idx3-ubyte.gz") for name, file in (("train", "train"), ("validation", "t10k"))}
+    images = {
+        name: read_idx(raw / f"{file}-images-idx3-ubyte.gz")
+        for name, file in (("train", "train"), ("validation", "t10k"))
+    }
     mean, std = images["train"].mean() / 255, images["train"].std() / 255
-    large = interpolate(torch.tensor(images[split]).float().unsqueeze(1), (56, 56), mode="bilinear", antialias=True)
+    large = interpolate(
+        torch.tensor(images[split]).float().unsqueeze(1), (56, 56), mode="bilinear", antialias=True
+    )
     return (large / 255 - float(mean)) / float(std)
 
 
@@ -64,11 +83,15 @@ def pixels(raw: Path, split: str) -> Tensor:
 @pytest.mark.parametrize("route", ["sequential", "arbitrary"])
 def test_training_from_a_checkpoint_equals_a_plain_loop(
     name: str, route: str, prepared: Path, tmp_path: Path, params: Params
-) -> None:  # fmt: skip
+) -> None:
     """Loss of each of 7 epochs, 56 steps of Adam in all, to 1e-5; the trained model is then evaluated, pruned too."""
     fields, start = fetched(name, prepared, tmp_path, params)
-    options = params.finetune.model_copy(update={"batch_size": BATCH, "epochs": EPOCHS, "lr": 1e-4, "validation_batch_size": 20})
-    config = TrainConfig(**fields | {"variant": Variant.model_validate({"route": route})}, options=options, seed=3)
+    options = params.finetune.model_copy(
+        update={"batch_size": BATCH, "epochs": EPOCHS, "lr": 1e-4, "validation_batch_size": 20}
+    )
+    config = TrainConfig(
+        **fields | {"variant": Variant.model_validate({"route": route})}, options=options, seed=3
+    )
     (tmp_path / "run").mkdir()
     train(config, prepared, start, tmp_path / "run", lambda event: None)
     history = json.loads((tmp_path / "run" / HISTORY).read_text())
@@ -76,13 +99,22 @@ def test_training_from_a_checkpoint_equals_a_plain_loop(
     raw = prepared.parent / "raw"
     plain: Any = timm.create_model(name, **(SMALL | PUBLISHED[name] | {"num_classes": 10}))
     plain.load_state_dict(load_file(start))
-    images, labels = pixels(raw, "train"), torch.tensor(read_idx(raw / "train-labels-idx1-ubyte.gz")).long()
+    images, labels = (
+        pixels(raw, "train"),
+        torch.tensor(read_idx(raw / "train-labels-idx1-ubyte.gz")).long(),
+    )
     adam = torch.optim.Adam(plain.parameters(), lr=1e-4, eps=1e-6)
     for epoch, row in enumerate(history, 1):
         order, losses = generator("batches", 3, epoch).permutation(len(images)), []
         for step, chosen in enumerate(np.split(order, len(images) // BATCH)):
-            layers = arbitrary(generator("train", 3, epoch, step), 6) if route == "arbitrary" else range(6)
-            tokens = plain.norm_pre(plain.patch_drop(plain._pos_embed(plain.patch_embed(images[chosen]))))
+            layers = (
+                arbitrary(generator("train", 3, epoch, step), 6)
+                if route == "arbitrary"
+                else range(6)
+            )
+            tokens = plain.norm_pre(
+                plain.patch_drop(plain._pos_embed(plain.patch_embed(images[chosen])))
+            )
             for layer in layers:
                 tokens = plain.blocks[layer](tokens)
             loss = cross_entropy(plain.forward_head(plain.norm(tokens)), labels[chosen])
@@ -93,13 +125,23 @@ def test_training_from_a_checkpoint_equals_a_plain_loop(
         assert row["train/class_loss"] == pytest.approx(np.mean(losses), abs=1e-5)
     assert history[-1]["train/class_loss"] < history[0]["train/class_loss"]
 
-    evaluated = PruneEval(**params.prune_eval.model_dump() | {"keep": [3, 6], "orders": 2, "samplers": []})
+    evaluated = PruneEval(
+        **params.prune_eval.model_dump() | {"keep": [3, 6], "orders": 2, "samplers": []}
+    )
     fields |= {"variant": config.variant, "precision": "auto", "seed": 3}
     (tmp_path / "evaluated").mkdir()
-    evaluate(EvalConfig(**fields, options=evaluated), prepared, tmp_path / "run" / WEIGHTS, tmp_path / "evaluated", lambda event: None)
+    evaluate(
+        EvalConfig(**fields, options=evaluated),
+        prepared,
+        tmp_path / "run" / WEIGHTS,
+        tmp_path / "evaluated",
+        lambda event: None,
+    )
     rows = read_rows(tmp_path / "evaluated" / ROWS)
     full = rows[(rows["keep"] == 6) & (rows["order"] == "sequential")]["accuracy"].item()
     with torch.inference_mode():
         plain.load_state_dict(load_file(tmp_path / "run" / WEIGHTS))
-        right = plain.eval()(pixels(raw, "validation")).argmax(-1) == torch.tensor(read_idx(raw / "t10k-labels-idx1-ubyte.gz"))
+        right = plain.eval()(pixels(raw, "validation")).argmax(-1) == torch.tensor(
+            read_idx(raw / "t10k-labels-idx1-ubyte.gz")
+        )
     assert full == pytest.approx(right.float().mean().item(), abs=1e-6)
