@@ -1,4 +1,7 @@
-"""What each process of scaling.py runs: epochs of the pipeline's own training loop, nothing else."""
+"""What each process of scaling.py runs.
+
+Epochs of the pipeline's own training loop, nothing else.
+"""
 
 import time
 from collections.abc import Callable

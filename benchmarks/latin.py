@@ -1,8 +1,9 @@
 """What a training step along Latin routes costs: `python benchmarks/latin.py` -> latin.json.
 
-Milliseconds of a step (forward, backward, Adam) with one random order a batch, with Latin routes, layers stacked and in groups, and with an
-order a sample. The ways alternate within every repetition; ratios are medians of the ratios to one order a batch within it. Memory:
-peak resident set of a process that takes two such steps, less that before the first.
+Milliseconds of a step (forward, backward, Adam) with one random order a batch, with Latin routes,
+layers stacked and in groups, and with an order a sample. The ways alternate within every
+repetition; ratios are medians of the ratios to one order a batch within it. Memory: peak resident
+set of a process that takes two such steps, less that before the first.
 """
 
 import argparse
@@ -122,7 +123,10 @@ def timed(geometry: Geometry) -> dict[str, float]:
 
 
 def peak() -> float:
-    """Largest resident set of this process so far, in MiB; what getrusage gives a process begins with its parent's."""
+    """Largest resident set of this process so far, in MiB.
+
+    What getrusage gives a process begins with its parent's.
+    """
     return (
         int(re.findall(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)[0])
         / 1024

@@ -1,8 +1,10 @@
-"""How fast prepared images are given, against torchvision decoding them anew: `python benchmarks/loading.py` -> loading.json.
+"""How fast prepared images are given, against torchvision decoding them anew: `python
+benchmarks/loading.py` -> loading.json.
 
-Shuffled, normalised float batches of the same JPEG files, in the page cache: an epoch of torchvision's ImageFolder and DataLoader
-with the published transforms and a worker a core, against epochs of a prepared Split. The two alternate, the first repetition
-does not count; the ratio is the median of the ratios within a repetition. And once: the seconds of preparing, with checksums.
+Shuffled, normalised float batches of the same JPEG files, in the page cache: an epoch of
+torchvision's ImageFolder and DataLoader with the published transforms and a worker a core, against
+epochs of a prepared Split. The two alternate, the first repetition does not count; the ratio is the
+median of the ratios within a repetition. And once: the seconds of preparing, with checksums.
 """
 
 import os
@@ -33,7 +35,10 @@ MODEL = ModelPreset(timm="vit_small_patch16_224", weights="scratch")
 
 
 def write_jpegs(folder: Path, images: int, sides: tuple[int, int] = (500, 375)) -> None:
-    """Random textures of about ImageNet's size, as many a class: train/, and a tenth of them in val/."""
+    """Random textures of about ImageNet's size, as many a class.
+
+    Train/, and a tenth of them in val/.
+    """
     rng = np.random.default_rng(0)
     for split, count in (("train", images), ("val", images // 10)):
         for i in range(count):

@@ -11,7 +11,10 @@ from typing import Any
 
 
 def machine(gpu: str = "") -> dict[str, Any]:
-    """GPU, if one was measured, else processor as Linux names it; cores this process may use, versions, date."""
+    """GPU, if one was measured, else processor as Linux names it.
+
+    Cores this process may use, versions, date.
+    """
     cores = len(os.sched_getaffinity(0))
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
     return {

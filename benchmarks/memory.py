@@ -1,8 +1,9 @@
 """Memory does not grow with the data set: `python benchmarks/memory.py` -> memory.json.
 
-The peak anonymous memory of preparing, of one epoch of training and of one evaluation, each in a process of its own, on a
-folder of JPEG files and on one four times as large. Anonymous memory is what a process and its workers allocate; the pages of
-the memory-mapped images belong to the page cache, which Linux takes back when it needs them, and are not counted.
+The peak anonymous memory of preparing, of one epoch of training and of one evaluation, each in a
+process of its own, on a folder of JPEG files and on one four times as large. Anonymous memory is
+what a process and its workers allocate; the pages of the memory-mapped images belong to the page
+cache, which Linux takes back when it needs them, and are not counted.
 """
 
 import os
@@ -36,7 +37,9 @@ INTERVAL = 0.02  # seconds between samples
 
 
 def anonymous(pid: int) -> int:
-    """Bytes of a process's anonymous memory and of its children's, proportionally where they share it."""
+    """Bytes of a process's anonymous memory and of its children's, proportionally where they share
+    it.
+    """
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         own = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))

@@ -1,12 +1,15 @@
-"""Which faults, planted at random in the modules that results depend on, the tests of these modules find.
+"""Which faults, planted at random in the modules that results depend on, the tests of these modules
+find.
 
-    uv run python benchmarks/mutations.py [--count 300] [--seed 0]     adds a run to benchmarks/mutations.json
-    uv run python benchmarks/mutations.py --again                      plants once more what was not found, but for what has a reason
+    uv run python benchmarks/mutations.py [--count 300] [--seed 0]     adds a run to
+    benchmarks/mutations.json uv run python benchmarks/mutations.py --again
+    plants once more what was not found, but for what has a reason
 
-A fault changes one operator, number, truth value, keyword or statement. A process that has imported torch forks for each of them and
-runs the tests named below, slow ones too, until one fails or SLOWER times what they take without a fault has passed, which counts as
-found: a fault may loop. What was not found is listed; whoever has looked at it, and seen that no result changes, writes beside it, by
-hand, `why`.
+A fault changes one operator, number, truth value, keyword or statement. A process that has imported
+torch forks for each of them and runs the tests named below, slow ones too, until one fails or
+SLOWER times what they take without a fault has passed, which counts as
+found: a fault may loop. What was not found is listed; whoever has looked at it, and seen that no
+result changes, writes beside it, by hand, `why`.
 """
 
 import argparse
@@ -30,34 +33,75 @@ from machine import machine, write
 ROOT = Path(__file__).parent.parent
 FILE = Path(__file__).with_suffix(".json")
 SLOWER, AT_LEAST = 4, 60  # times; seconds
-DEVICES = "tests/test_pretended_gpu.py"  # has the word where they pass
+DEVICES = ("tests/test_pretended_gpu.py",)  # has the word where they pass
 MODULES = {  # -> the tests whose work it is to find its faults
-    "lsvit/routes.py": "tests/lsvit/test_routes.py",
-    "lsvit/latin.py": "tests/lsvit/test_latin.py tests/pipeline/training/test_latin.py tests/lsvit/test_routes.py tests/pipeline/config/test_per.py",
-    "lsvit/routed.py": "tests/lsvit tests/papers/painters/test_painters.py",
-    "lsvit/stacked.py": "tests/lsvit/test_latin.py tests/lsvit",
-    "lsvit/position.py": "tests/lsvit",
-    "lsvit/taps.py": "tests/lsvit tests/papers/inversion/test_ablation.py",
-    "papers/exits/branches.py": "tests/papers/exits/test_branches.py",
-    "papers/smoothing/talking_heads.py": "tests/lsvit tests/pipeline/cost/test_talking_heads.py tests/papers/smoothing/test_measures.py",
-    "pipeline/training/losses.py": "tests/papers/smoothing/test_measures.py tests/papers/exits/test_branches.py tests/pipeline/training/test_loop.py "
-    "tests/pipeline/training/test_plain_loop.py",
-    "pipeline/training/loop.py": "tests/pipeline/training tests/papers/exits/test_frozen.py tests/papers/smoothing/test_measures.py",
-    "pipeline/training/optimisation.py": "tests/pipeline/training/test_loop.py tests/pipeline/training/test_plain_loop.py",
-    "pipeline/training/judging.py": "tests/pipeline/training/test_loop.py",
-    "pipeline/training/augmentation.py": "tests/pipeline/training/test_augmentation.py",
-    "pipeline/training/scoring.py": "tests/papers/layershuffle/test_evaluation.py tests/pipeline/training/test_loop.py",
-    "papers/layershuffle/compute/evaluation.py": "tests/papers/layershuffle",
-    "papers/layershuffle/compute/analysis.py": "tests/papers/layershuffle",
-    "papers/exits/compute/budgets.py": "tests/papers/exits/test_budgets.py",
-    "papers/exits/compute/dynamic.py": "tests/papers/exits tests/papers/exits/test_branches.py",
-    "papers/exits/compute/frozen.py": "tests/papers/exits/test_frozen.py",
-    "papers/inversion/compute/ablation.py": "tests/papers/inversion/test_ablation.py",
-    "papers/inversion/compute/descent.py": "tests/papers/inversion/test_descent.py",
-    "papers/painters/compute/strategies.py": "tests/papers/painters",
-    "papers/smoothing/compute/measures.py": "tests/papers/smoothing/test_profiles.py tests/papers/smoothing/test_measures.py",
-    "pipeline/report/statistics.py": "tests/pipeline/report/test_ledger.py",
-    "pipeline/report/ledger.py": "tests/pipeline/report/test_ledger.py tests/pipeline/report/test_notes.py",
+    "lsvit/routes.py": ("tests/lsvit/test_routes.py",),
+    "lsvit/latin.py": (
+        "tests/lsvit/test_latin.py",
+        "tests/pipeline/training/test_latin.py",
+        "tests/lsvit/test_routes.py",
+        "tests/pipeline/config/test_per.py",
+    ),
+    "lsvit/routed.py": (
+        "tests/lsvit",
+        "tests/papers/painters/test_painters.py",
+    ),
+    "lsvit/stacked.py": (
+        "tests/lsvit/test_latin.py",
+        "tests/lsvit",
+    ),
+    "lsvit/position.py": ("tests/lsvit",),
+    "lsvit/taps.py": (
+        "tests/lsvit",
+        "tests/papers/inversion/test_ablation.py",
+    ),
+    "papers/exits/branches.py": ("tests/papers/exits/test_branches.py",),
+    "papers/smoothing/talking_heads.py": (
+        "tests/lsvit",
+        "tests/pipeline/cost/test_talking_heads.py",
+        "tests/papers/smoothing/test_measures.py",
+    ),
+    "pipeline/training/losses.py": (
+        "tests/papers/smoothing/test_measures.py",
+        "tests/papers/exits/test_branches.py",
+        "tests/pipeline/training/test_loop.py",
+        "tests/pipeline/training/test_plain_loop.py",
+    ),
+    "pipeline/training/loop.py": (
+        "tests/pipeline/training",
+        "tests/papers/exits/test_frozen.py",
+        "tests/papers/smoothing/test_measures.py",
+    ),
+    "pipeline/training/optimisation.py": (
+        "tests/pipeline/training/test_loop.py",
+        "tests/pipeline/training/test_plain_loop.py",
+    ),
+    "pipeline/training/judging.py": ("tests/pipeline/training/test_loop.py",),
+    "pipeline/training/augmentation.py": ("tests/pipeline/training/test_augmentation.py",),
+    "pipeline/training/scoring.py": (
+        "tests/papers/layershuffle/test_evaluation.py",
+        "tests/pipeline/training/test_loop.py",
+    ),
+    "papers/layershuffle/compute/evaluation.py": ("tests/papers/layershuffle",),
+    "papers/layershuffle/compute/analysis.py": ("tests/papers/layershuffle",),
+    "papers/exits/compute/budgets.py": ("tests/papers/exits/test_budgets.py",),
+    "papers/exits/compute/dynamic.py": (
+        "tests/papers/exits",
+        "tests/papers/exits/test_branches.py",
+    ),
+    "papers/exits/compute/frozen.py": ("tests/papers/exits/test_frozen.py",),
+    "papers/inversion/compute/ablation.py": ("tests/papers/inversion/test_ablation.py",),
+    "papers/inversion/compute/descent.py": ("tests/papers/inversion/test_descent.py",),
+    "papers/painters/compute/strategies.py": ("tests/papers/painters",),
+    "papers/smoothing/compute/measures.py": (
+        "tests/papers/smoothing/test_profiles.py",
+        "tests/papers/smoothing/test_measures.py",
+    ),
+    "pipeline/report/statistics.py": ("tests/pipeline/report/test_ledger.py",),
+    "pipeline/report/ledger.py": (
+        "tests/pipeline/report/test_ledger.py",
+        "tests/pipeline/report/test_notes.py",
+    ),
 }
 OPERATORS: dict[type, type] = {
     ast.Lt: ast.LtE,
@@ -116,7 +160,10 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def walked(node: ast.AST) -> Iterator[ast.AST]:
-    """What is executed of a module: no annotations, docstrings, messages of errors, or parts of format strings."""
+    """What is executed of a module.
+
+    No annotations, docstrings, messages of errors, or parts of format strings.
+    """
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns") or (
             isinstance(node, ast.Raise | ast.JoinedStr | ast.AnnAssign) and name != "value"
@@ -147,8 +194,11 @@ def faults(file: str) -> Iterator[tuple[Fault, str]]:
                 yield (file, node.lineno, source[begin:end].decode(), text), changed.decode()
 
 
-def outcome(copy: Path, tests: str, limit: int = 3600) -> str:
-    """Of the tests in a process of its own: `passed`, or how the fault was found; `limit`: in seconds."""
+def outcome(copy: Path, tests: tuple[str, ...], limit: int = 3600) -> str:
+    """Of the tests in a process of its own.
+
+    `passed`, or how the fault was found; `limit`: in seconds.
+    """
     child = os.fork()
     if not child:
         os.setsid()
@@ -161,9 +211,7 @@ def outcome(copy: Path, tests: str, limit: int = 3600) -> str:
 
         os._exit(
             int(
-                pytest.main(
-                    ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--assert=plain", *tests.split()]
-                )
+                pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--assert=plain", *tests])
             )
         )
     signal.signal(signal.SIGALRM, lambda *_: os.killpg(child, signal.SIGKILL))
@@ -178,13 +226,15 @@ def outcome(copy: Path, tests: str, limit: int = 3600) -> str:
 def plant(out: Path, drawn: list[tuple[Fault, str]]) -> None:
     """One fault after another in a clone; writes what came of each."""
     rows: list[dict[str, Any]] = []
-    limits: dict[str, int] = {}
+    limits: dict[tuple[str, ...], int] = {}
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         subprocess.run(["git", "clone", "-q", ROOT, copy], check=True)
         for tests in sorted({MODULES[fault[0]] for fault, _ in drawn} | {DEVICES}):
             begun = time.monotonic()
-            assert (found := outcome(copy, tests)) == "passed", f"{tests} without a fault: {found}"
+            assert (found := outcome(copy, tests)) == "passed", (
+                f"{' '.join(tests)} without a fault: {found}"
+            )
             limits[tests] = max(AT_LEAST, round(SLOWER * (time.monotonic() - begun)))
         for stamp, ((file, line, right, wrong), changed) in enumerate(drawn):
             path, text = copy / file, (copy / file).read_text()

@@ -1,9 +1,12 @@
-"""What an order of its own for every sample costs, and what it gains: `python benchmarks/per_sample.py` -> per_sample.json.
+"""What an order of its own for every sample costs, and what it gains: `python
+benchmarks/per_sample.py` -> per_sample.json.
 
-Speed: evaluation images/s of one shared order, of an order a sample, and of the same orders one image at a time. The three
-alternate within every repetition; ratios are medians of the ratios within a repetition. Random images; all CPU threads, or
-`--threads 1` on a machine that is shared, where threads wait for each other.
-Gain: the standard deviation of an accuracy estimate from one pass, with an order a batch and with an order a sample.
+Speed: evaluation images/s of one shared order, of an order a sample, and of the same orders one
+image at a time. The three alternate within every repetition; ratios are medians of the ratios
+within a repetition. Random images; all CPU threads, or `--threads 1` on a machine that is shared,
+where threads wait for each other.
+Gain: the standard deviation of an accuracy estimate from one pass, with an order a batch and with
+an order a sample.
 """
 
 import argparse
@@ -47,7 +50,10 @@ class Geometry(NamedTuple):
     singles: int = 16
 
     def model(self) -> tuple[RoutedModel, tuple[int, int]]:
-        """The model and (channels, pixels) of its images; 224 px in colour, else grey as the embedded ones."""
+        """The model and (channels, pixels) of its images.
+
+        224 px in colour, else grey as the embedded ones.
+        """
         kwargs = {
             "img_size": self.size,
             "patch_size": self.patch,
@@ -121,7 +127,9 @@ def speed(geometry: Geometry) -> list[dict[str, Any]]:
 
 
 def gain(route: str, folder: Path) -> dict[str, Any]:
-    """Estimates of the accuracy under arbitrary orders of a vit_micro trained on the digits, from one pass each."""
+    """Estimates of the accuracy under arbitrary orders of a vit_micro trained on the digits, from
+    one pass each.
+    """
     params = load().model_copy(update={"dataset": "digits", "model": "vit_micro"})
     data = folder / "digits"
     if not data.exists():

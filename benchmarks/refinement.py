@@ -1,8 +1,9 @@
-"""How the micro model is refined: `python benchmarks/refinement.py` -> refinement.json, with scale hours refinement_hours.json.
+"""How the micro model is refined: `python benchmarks/refinement.py` -> refinement.json, with scale
+hours refinement_hours.json.
 
-Epochs, batch size, learning rate, what an order is drawn for, the weight of the position losses, and the position encoding's size and
-initial scale (at hours the rate alone), tried on held-out images, which nothing else reports: accuracy in both orders, and how often a
-position is named.
+Epochs, batch size, learning rate, what an order is drawn for, the weight of the position losses,
+and the position encoding's size and initial scale (at hours the rate alone), tried on held-out
+images, which nothing else reports: accuracy in both orders, and how often a position is named.
 """
 
 from pathlib import Path

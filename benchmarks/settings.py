@@ -1,4 +1,4 @@
-"""Settings of the micro model tried side by side, on held-out images, which nothing else reports."""
+"""Settings of the micro model, tried side by side on held-out images."""
 
 import argparse
 import tempfile
@@ -65,7 +65,8 @@ def try_settings(
     measure: Callable[..., Any],
     prepared: Callable[[Path, Path], Any] = lambda data, folder: None,
 ) -> list[list[Any]]:
-    """What `measure(setting, seed, data, folder, prepared)` gives, in processes of one thread: by setting, then by seed.
+    """What `measure(setting, seed, data, folder, prepared)` gives, in processes of one thread: by
+    setting, then by seed.
 
     `prepared`: made once, from the data, in a folder of its own.
     """

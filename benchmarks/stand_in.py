@@ -1,9 +1,12 @@
-"""Which micro model behaves like a pre-trained one: `python benchmarks/stand_in.py` -> stand_in.json.
+"""Which micro model behaves like a pre-trained one: `python benchmarks/stand_in.py` ->
+stand_in.json.
 
-A model with published weights needs its order all the way down, a briefly pre-trained micro model only in its first layers. Each
-setting is pre-trained and refined in original and (with Latin routes) in arbitrary order, as `minutes` does it; then accuracy with the
-first k layers in place and the others shuffled is measured on held-out images, which nothing else reports. The distance to the
-pre-trained ViT-S is the root mean square, over k, of the difference between the shares of what is above chance that are left.
+A model with published weights needs its order all the way down, a briefly pre-trained micro model
+only in its first layers. Each setting is pre-trained and refined in original and (with Latin
+routes) in arbitrary order, as `minutes` does it; then accuracy with the first k layers in place and
+the others shuffled is measured on held-out images, which nothing else reports. The distance to the
+pre-trained ViT-S is the root mean square, over k, of the difference between the shares of what is
+above chance that are left.
 """
 
 import math
@@ -24,8 +27,8 @@ from pipeline.training.scoring import open_model, open_split, score
 
 FILE = Path(__file__).with_suffix(".json")
 KS = (0, 1, 2, 3, 4, 6, 8, 12)
-# A pre-trained ViT-S/14 of DINOv2's architecture, refined for 5 epochs in original order on 4,000 images of Fashion-MNIST at 56
-# pixels; one seed, 500 images
+# A pre-trained ViT-S/14 of DINOv2's architecture, refined for 5 epochs in original order on 4,000
+# images of Fashion-MNIST at 56 pixels; one seed, 500 images
 PRE_TRAINED = (0.24, 0.26, 0.33, 0.44, 0.46, 0.63, 0.74, 0.80)
 CHANCE, ORDERS = 0.1, 200
 # What differs from vit_micro: of the preset (kwargs too) and, with a dot, of its pre-training.
@@ -96,7 +99,9 @@ def measure(
 
 
 def distance(accuracies: np.ndarray) -> float:
-    """Of a curve to that of the pre-trained model, both as shares of what lies above chance with all layers in place."""
+    """Of a curve to that of the pre-trained model, both as shares of what lies above chance with
+    all layers in place.
+    """
     shares = [(each - CHANCE) / (each[-1] - CHANCE) for each in (accuracies, np.array(PRE_TRAINED))]
     return float(np.sqrt(np.mean((shares[0] - shares[1])[:-1] ** 2)))
 

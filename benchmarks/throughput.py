@@ -1,9 +1,11 @@
-"""Training and evaluation speed beside plain timm and transformers: `uv run --group bench python benchmarks/throughput.py`.
+"""Training and evaluation speed beside plain timm and transformers: `uv run --group bench python
+benchmarks/throughput.py`.
 
-All ways of one geometry alternate within every repetition, and who begins changes; ratios to plain timm are medians of the
-ratios within a repetition. Plain timm: `model(images)`, cross-entropy, fused Adam, in the same precision, attention and
-compilation. Random images that are on the device already. Peak: what the device reaches in one large matrix product of the
-same precision in the same run. -> throughput.json, one entry a machine.
+All ways of one geometry alternate within every repetition, and who begins changes; ratios to plain
+timm are medians of the ratios within a repetition. Plain timm: `model(images)`, cross-entropy,
+fused Adam, in the same precision, attention and compilation. Random images that are on the device
+already. Peak: what the device reaches in one large matrix product of the same precision in the same
+run. -> throughput.json, one entry a machine.
 """
 
 import argparse
@@ -76,7 +78,10 @@ GEOMETRIES = {
 
 
 def transformers_vit(geometry: Geometry) -> nn.Module:
-    """transformers' ViT of the same geometry, random weights; its forward gives an object with `logits`."""
+    """transformers' ViT of the same geometry, random weights.
+
+    Its forward gives an object with `logits`.
+    """
     from transformers import ViTConfig, ViTForImageClassification
 
     config: dict[str, Any] = {
@@ -93,7 +98,9 @@ def transformers_vit(geometry: Geometry) -> nn.Module:
 
 
 class Bench:
-    """The ways to run one geometry, each a function that does `steps` training steps or forward passes."""
+    """The ways to run one geometry, each a function that does `steps` training steps or forward
+    passes.
+    """
 
     def __init__(self, geometry: Geometry, execution: Execution, options: Finetune) -> None:
         self.geometry, self.execution, device = geometry, execution, execution.device
@@ -223,7 +230,9 @@ def peak(execution: Execution) -> float:
 
 
 def flops(geometry: Geometry) -> int:
-    """Of one image's forward pass, attention included (counted in the unfused form, which no kernel hides)."""
+    """Of one image's forward pass, attention included (counted in the unfused form, which no kernel
+    hides).
+    """
     model = timm.create_model("vit_base_patch16_224", **geometry.kwargs).eval()
     with (
         FlopCounterMode(display=False) as counter,
@@ -236,7 +245,10 @@ def flops(geometry: Geometry) -> int:
 def measure(
     geometry: Geometry, execution: Execution, options: Finetune, repetitions: int, whole: bool
 ) -> list[dict[str, Any]]:
-    """A row a way, for training and for evaluation; unless `whole`, of plain timm, the routed model and LS alone."""
+    """A row a way, for training and for evaluation.
+
+    Unless `whole`, of plain timm, the routed model and LS alone.
+    """
     rows = []
     top, work = peak(execution), flops(geometry)
     for training in (True, False):
@@ -279,7 +291,7 @@ def measure(
 
 
 def settings(geometry: Geometry, device: torch.device) -> list[Execution]:
-    """What `auto` picks, the alternatives that it weighs, and what the deterministic switch costs."""
+    """What `auto` picks, its alternatives, and what the deterministic switch costs."""
     chosen = settle(device, geometry.width, "auto", "auto")
     found = [chosen]
     if device.type == "cuda":
@@ -298,7 +310,11 @@ def settings(geometry: Geometry, device: torch.device) -> list[Execution]:
 
 
 def emulated_bf16(geometry: Geometry, options: Finetune) -> dict[str, Any]:
-    """A row: how much slower a processor without instructions for bf16 trains in it, from single LS steps of few images."""
+    """A row.
+
+    How much slower a processor without instructions for bf16 trains in it, from single LS steps of
+    few images.
+    """
     small = geometry._replace(batch=16 if geometry.size < 200 else 1, steps=1)
     rates: dict[str, float] = {}
     for precision in ("fp32", "bf16"):

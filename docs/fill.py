@@ -1,7 +1,8 @@
-"""Fill what README and pages take from results/: `uv run python docs/fill.py` after results have changed; tests hold it.
+"""Fill what README and pages take from results/: `uv run python docs/fill.py` after results have
+changed; tests hold it.
 
-`<!-- table1: ... -->` begins a block, see below; `<!--= file column=value ... expression format -->` a number, see
-:func:`pipeline.report.why.number`.
+`<!-- table1: ... -->` begins a block, see below; `<!--= file column=value ... expression format
+-->` a number, see :func:`pipeline.report.why.number`.
 """
 
 import io
@@ -76,7 +77,10 @@ def moved_verdicts(*folders: str, read: Read) -> str:
 
 
 def ten_seeds(old: list[str], read: Read) -> str:
-    """What both runs of scale hours say together: counts, how many seeds what is undecided needs, what five seeds said otherwise."""
+    """What both runs of scale hours say together.
+
+    Counts, how many seeds what is undecided needs, what five seeds said otherwise.
+    """
     found = judge(Pooled(ROOT / "results" / HOURS, ROOT / "results" / OTHER_HOURS))
     verdicts, corrected = (
         [entry[key] for entry in found["claims"]] for key in ("verdict", "corrected")
@@ -99,7 +103,10 @@ differ:
 
 
 def result(old: list[str], read: Read) -> str:
-    """Baseline and LS in both orders, a row a cell: those of CELLS, then the published ViT-B/16 on ImageNet."""
+    """Baseline and LS in both orders, a row a cell.
+
+    Those of CELLS, then the published ViT-B/16 on ImageNet.
+    """
 
     def row(words: str, file: str, *cell: str) -> str:
         table = [line for line in read(file).splitlines() if line.startswith("|")]
@@ -154,7 +161,8 @@ def counts(old: list[str], read: Read) -> str:
 
 
 def measured(old: list[str], read: Read) -> str:
-    """Of models on real processes that fail: right answers, images/s, latency and lost answers, a row a fault and number of copies.
+    """Of models on real processes that fail: right answers, images/s, latency and lost answers, a
+    row a fault and number of copies.
 
     Means over the seeds; of latency over those that had answers.
     """
@@ -212,7 +220,10 @@ processes' throughput lie between {ratios["images_per_s"].min():.2f} and {ratios
 
 
 def swarm(old: list[str], read: Read) -> str:
-    """Of simulated nodes at the size of the internet: answered journeys in %, median and 99th percentile of latency, a row a situation."""
+    """Of simulated nodes at the size of the internet.
+
+    Answered journeys in %, median and 99th percentile of latency, a row a situation.
+    """
     every = pd.read_csv(io.StringIO(read("results/nodes_measured/swarm.csv")))
     head = [
         "load, nodes",

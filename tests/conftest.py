@@ -40,7 +40,8 @@ os.environ["OMP_WAIT_POLICY"] = (
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = (
     ":4096:8"  # read once in a process: for the tests of deterministic CUDA runs
 )
-# As a stage does: the fork server imports torch and timm once for a process of pytest, not every worker of every test anew.
+# As a stage does: the fork server imports torch and timm once for a process of pytest, not every
+# worker of every test anew.
 multiprocessing.set_forkserver_preload(["pipeline.training.loop", "timm"])
 ROOT = Path(__file__).parent.parent
 LONGEST = ("test_cluster.py", "test_pipeline.py")  # minutes each, most of them waiting
@@ -67,7 +68,10 @@ Training = Callable[..., "RoutedModel"]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is imported stays: the garbage collector would look through it for an eighth of all processor time."""
+    """What is imported stays.
+
+    The garbage collector would look through it for an eighth of all processor time.
+    """
     gc.disable()
     yield
     gc.freeze()
@@ -76,7 +80,10 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is not marked as slow is quick; the longest files go first, then those with slow tests, so that none is left for the end."""
+    """What is not marked as slow is quick.
+
+    The longest files go first, then those with slow tests, so that none is left for the end.
+    """
     for item in items:
         if not item.get_closest_marker("slow"):
             item.add_marker("quick")
@@ -168,7 +175,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[..., TrainConfig]:
-    """A factory of training configurations: `seed`, keys of a variant as named, and any key of `finetune`."""
+    """A factory of training configurations.
+
+    `seed`, keys of a variant as named, and any key of `finetune`.
+    """
 
     def make(
         seed: int = 0,
@@ -211,7 +221,10 @@ def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[
 
 @pytest.fixture
 def outs(tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In a repository's folder, the working one from here, what stages leave: prepared images, nothing else yet."""
+    """In a repository's folder, the working one from here, what stages leave.
+
+    Prepared images, nothing else yet.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     (tmp_path / "outs").mkdir()
@@ -221,7 +234,10 @@ def outs(tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 @pytest.fixture
 def trained(outs: Path, train_config: Callable[..., TrainConfig]) -> Training:
-    """A folder like the repository's; the factory leaves a training there, of random weights, and returns its model."""
+    """A folder like the repository's.
+
+    The factory leaves a training there, of random weights, and returns its model.
+    """
     import torch
 
     from pipeline.models.weights import build, save_weights

@@ -1,4 +1,7 @@
-"""What jobs compute on a GPU, as far as a machine without one can tell: no tensor is on the wrong device, and the files are the CPU's."""
+"""What jobs compute on a GPU, as far as a machine without one can tell.
+
+No tensor is on the wrong device, and the files are the CPU's.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -59,7 +62,10 @@ pytestmark = pytest.mark.usefixtures("one_thread", "one_kernel")
 
 @pytest.fixture
 def one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention as torch composes it: the fused kernels of CPU and GPU differ in their last bits."""
+    """Attention as torch composes it.
+
+    The fused kernels of CPU and GPU differ in their last bits.
+    """
     monkeypatch.setattr(devices.Execution, "plain_attention", property(lambda self: True))
 
 
@@ -186,7 +192,10 @@ def test_evaluations(
 def test_the_analysis_and_answers_of_early_exits(
     train_config: Make, prepared: Path, tmp_path: Path
 ) -> None:
-    """Contributions and outputs of layers; images that leave early, also by exits that a file brings; images read as they are asked."""
+    """Contributions and outputs of layers.
+
+    Images that leave early, also by exits that a file brings; images read as they are asked.
+    """
     config = with_exits(train_config(position={"encode": {"dim": 8}}), branch="vit")
     routes, found = per_sample(arbitrary, generator("test"), 4, 40), []
     for device in ("cpu", "cuda"):

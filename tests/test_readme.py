@@ -89,7 +89,10 @@ NOT_OURS = {
     "page", [page for page in PAGES if page not in ("docs/parameters.md", "docs/speed.md")]
 )
 def test_no_number_is_retyped(page: str) -> None:
-    """Decimals in prose come from files, between marks; code, tables of parameters and the blocks above apart."""
+    """Decimals in prose come from files, between marks.
+
+    Code, tables of parameters and the blocks above apart.
+    """
     text = committed(page)
     for away in (
         BLOCK,
@@ -106,7 +109,10 @@ def test_no_number_is_retyped(page: str) -> None:
 
 
 def test_the_schema_is_that_of_the_parameters() -> None:
-    """The file that params.yaml names to editors; they find nothing wrong in what is accepted, and what is wrong."""
+    """The file that params.yaml names to editors.
+
+    They find nothing wrong in what is accepted, and what is wrong.
+    """
     found = json.loads((ROOT / SCHEMA).read_text())
     assert found == json.loads(schema())
     first, *_ = (ROOT / "params.yaml").read_text().splitlines()

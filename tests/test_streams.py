@@ -42,7 +42,9 @@ KEYS: list[Key] = [
 
 
 def test_every_key_has_numbers_of_its_own() -> None:
-    """Names of the same letters in another order, keys of other lengths, a number and the text that spells it."""
+    """Names of the same letters in another order, keys of other lengths, a number and the text that
+    spells it.
+    """
     found = {key: numbers(*key) for key in KEYS}
     for one, other in itertools.combinations(KEYS, 2):
         assert not set(found[one]) & set(found[other]), (one, other)
@@ -50,7 +52,10 @@ def test_every_key_has_numbers_of_its_own() -> None:
 
 
 def test_names_count_by_their_letters() -> None:
-    """Not by Python's hash of them, which changes with the process, nor by a list of streams: the numbers are fixed."""
+    """Not by Python's hash of them, which changes with the process, nor by a list of streams.
+
+    The numbers are fixed.
+    """
     assert numbers("train", 0, 1, 2) == (
         2404922457087151184,
         3028439548500187069,
@@ -62,7 +67,9 @@ def test_names_count_by_their_letters() -> None:
 
 @pytest.mark.parametrize("key", [("train", 3, 7), ("brand new", 3, 7), ("évaluation", "arbitrary")])
 def test_other_streams_cannot_matter(key: Key) -> None:
-    """A stream that nothing has used before, others drawn from first, in between and in another order."""
+    """A stream that nothing has used before, others drawn from first, in between and in another
+    order.
+    """
     name, rest = str(key[0]), key[1:]
     alone = arbitrary(generator(name, *rest), 12)
     np.random.default_rng(0).random(7)
