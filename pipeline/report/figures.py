@@ -1,26 +1,37 @@
-"""What every paper's figures share. Only the papers' figures and this module import matplotlib.
+"""What every paper's figures share. Only this module and the papers' figures import matplotlib.
 
-Colours: Okabe and Ito's colour-blind safe palette (yellow replaced by brown) for variants, viridis (dark: near the input) for positions.
+Colours: Okabe and Ito's colour-blind safe palette (yellow replaced by brown) for variants,
+viridis (dark: near the input) for positions.
+
+A figure is drawn in three steps::
+
+    figure, axes = figures.panels(0.78)
+    draw_lines(axes[0, 0], rows, "keep", "accuracy", "variant", figures.looks(variants))
+    figures.finish(figure, axes, "name")
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
-from pipeline.report.evaluations import CONTROLS
+from pipeline.report.evaluations import CONTROLS, label
+from pipeline.report.results import Results
 
 OKABE_ITO = ["#000000", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#8B6914"]
+GREY = "#777777"
 MARKERS = "os^Dv<>P"
 STYLE: Any = {
     "font.size": 8,
@@ -37,50 +48,175 @@ STYLE: Any = {
     "legend.frameon": False,
     "svg.hashsalt": "lsvit",
 }
-UNDATED: dict[str, Any] = {
+UNDATED: dict[str, Any] = {  # by format
     "png": {"Software": None},
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
-}  # by format
+}
+Look = dict[str, Any]  # keyword arguments of matplotlib's `errorbar`
 
 
 class Figures:
-    """Draws and saves figures in `folder`, the same bytes for the same results."""
+    """Makes and saves figures in `folder`, the same bytes for the same results.
+
+    Args:
+        folder: made if it is missing.
+        size: width, resolution and formats.
+        variants: all of params.yaml, of which each without a control's name has its own colour.
+    """
 
     def __init__(self, folder: Path, size: PaperFigures, variants: list[str]) -> None:
-        self.folder, self.size = folder, size
+        self.folder = folder
+        self.size = size
         plain = [v for v in variants if not v.startswith("refit") and v not in CONTROLS]
-        self.colours = {v: OKABE_ITO[i % len(OKABE_ITO)] for i, v in enumerate(plain)}
-        self.markers = {v: MARKERS[i % len(MARKERS)] for i, v in enumerate(plain)}
+        self.variant_looks = distinct_looks({variant: label(variant) for variant in plain})
+        self.colours = {v: look["color"] for v, look in self.variant_looks.items()}
+        self.markers = {v: look["marker"] for v, look in self.variant_looks.items()}
         folder.mkdir(parents=True, exist_ok=True)
         matplotlib.rcParams.update(STYLE)
 
-    def _figure(self, height: float, **grid: Any) -> tuple[Figure, np.ndarray]:
+    @classmethod
+    def of(cls, results: Results, params: Params) -> Self:
+        """Make the figures of a folder of results."""
+        size = params.resolve(PaperFigures)
+        return cls(results.folder / "figures", size, list(params.all_variants))
+
+    def looks(self, variants: Iterable[str]) -> dict[str, Look]:
+        """Colour, marker and label of the given variants that have a colour."""
+        return {v: self.variant_looks[v] for v in variants if v in self.variant_looks}
+
+    def panels(self, height: float, **grid: Any) -> tuple[Figure, np.ndarray]:
+        """Make an empty figure of one column's width.
+
+        Args:
+            height: as a share of the width.
+            grid: `nrows`, `ncols` and more of matplotlib's `subplots`.
+
+        Returns:
+            The figure and its axes, (rows, columns).
+        """
+        width = self.size.column_width
         return plt.subplots(
-            figsize=(self.size.column_width, height * self.size.column_width),
-            layout="constrained",
-            squeeze=False,
-            **grid,
+            figsize=(width, height * width), layout="constrained", squeeze=False, **grid
         )
 
-    def _save(self, figure: Figure, name: str, **texts: str) -> None:
-        """Write a figure in every format; the texts go into a PNG's metadata."""
-        for kind in self.size.formats:
-            metadata = UNDATED[kind] | (texts if kind == "png" else {})
-            figure.savefig(self.folder / f"{name}.{kind}", dpi=self.size.dpi, metadata=metadata)
+    def finish(
+        self,
+        figure: Figure,
+        axes: np.ndarray,
+        name: str,
+        handles: Mapping[str, Any] | None = None,
+        columns: int = 3,
+    ) -> None:
+        """Draw grid lines into every panel, put one legend above them and save the figure.
+
+        Args:
+            figure: as drawn.
+            axes: its panels.
+            name: of the files, without their suffix.
+            handles: of the legend by label. Default: those of all panels. Empty: no legend.
+            columns: of the legend, at most.
+        """
+        for axis in axes.flat:
+            draw_grid(axis)
+        if handles is None:
+            handles = handles_of(*axes.flat)
+        legend_above(figure, handles, columns)
+        self.save(figure, name)
+
+    def save(self, figure: Figure, name: str, **texts: str) -> None:
+        """Write a figure in every format and close it. The texts go into a PNG's metadata."""
+        for file_format in self.size.formats:
+            metadata = dict(UNDATED[file_format])
+            if file_format == "png":
+                metadata |= texts
+            file = self.folder / f"{name}.{file_format}"
+            figure.savefig(file, dpi=self.size.dpi, metadata=metadata)
         plt.close(figure)
 
+    # Names that go as soon as no paper uses them.
+    _figure = panels
+    _save = save
+
     def _chance(self, axis: Axes, chance: float) -> None:
-        axis.axhline(chance, color="#777777", linewidth=0.8, linestyle="--")
-        axis.annotate(
-            "chance",
-            (0.995, chance),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="bottom",
-            fontsize=6.5,
-            color="#777777",
-        )
+        draw_chance(axis, chance)
+
+
+def distinct_looks(labels: Mapping[Any, str]) -> dict[Any, Look]:
+    """Colour, marker and label of each key, in the order of the palette."""
+    looks = {}
+    for i, (key, text) in enumerate(labels.items()):
+        colour = OKABE_ITO[i % len(OKABE_ITO)]
+        looks[key] = {"color": colour, "marker": MARKERS[i % len(MARKERS)], "label": text}
+    return looks
+
+
+def over_seeds(rows: pd.DataFrame, x: str, y: str, factor: float = 100.0) -> pd.DataFrame:
+    """Average a column over the seeds.
+
+    Args:
+        rows: one or more a seed and value of `x`.
+        x: the column that becomes the index, in ascending order.
+        y: the column that is averaged.
+        factor: the unit shown, 100 for fractions in per cent.
+
+    Returns:
+        Columns `mean` and `std`, the sample standard deviation, 0 for a single row.
+    """
+    means = factor * rows.groupby(x)[y].agg(["mean", "std"])
+    return means.fillna({"std": 0})
+
+
+def draw_means(axis: Axes, means: pd.DataFrame, **look: Any) -> None:
+    """Draw a line with error bars: columns `mean` and `std` (missing: no bar) against the index."""
+    axis.errorbar(means.index, means["mean"], means["std"].fillna(0), **look)
+
+
+def draw_lines(
+    axis: Axes,
+    rows: pd.DataFrame,
+    x: str,
+    y: str,
+    by: str,
+    looks: Mapping[Any, Look],
+    factor: float = 100.0,
+    **style: Any,
+) -> None:
+    """Draw one line a look: mean and standard deviation over the seeds of `y` against `x`.
+
+    Args:
+        axis: the panel.
+        rows: of all lines.
+        x: column of the horizontal axis.
+        y: column of the vertical axis.
+        by: column that tells the lines apart. Its values are the keys of `looks`.
+        looks: of each line, in drawing order. A line without rows is not drawn.
+        factor: the unit of `y` shown, 100 for fractions in per cent.
+        style: what all lines share.
+    """
+    for key, look in looks.items():
+        line_rows = rows[rows[by] == key]
+        if not line_rows.empty:
+            draw_means(axis, over_seeds(line_rows, x, y, factor), **style, **look)
+
+
+def draw_grid(axis: Axes, direction: Literal["x", "y"] = "y") -> None:
+    """Draw thin grid lines at the ticks of one direction."""
+    axis.grid(axis=direction, linewidth=0.4, alpha=0.5)
+
+
+def draw_chance(axis: Axes, chance: float) -> None:
+    """Draw a dashed line at the accuracy of guessing, in the axis' unit."""
+    axis.axhline(chance, color=GREY, linewidth=0.8, linestyle="--")
+    axis.annotate(
+        "chance",
+        (0.995, chance),
+        xycoords=("axes fraction", "data"),
+        ha="right",
+        va="bottom",
+        fontsize=6.5,
+        color=GREY,
+    )
 
 
 def colours_by_depth(count: int) -> np.ndarray:
@@ -90,49 +226,18 @@ def colours_by_depth(count: int) -> np.ndarray:
 
 def handles_of(*axes: Axes) -> dict[str, Any]:
     """What the axes' legends would show, by name."""
-    return {
-        name: handle
-        for axis in axes
-        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
+    handles: dict[str, Any] = {}
+    for axis in axes:
+        drawn, names = axis.get_legend_handles_labels()
+        handles |= dict(zip(names, drawn, strict=True))
+    return handles
 
 
-def grid_of_pictures(axes: np.ndarray, heads: Sequence[str]) -> str:
-    """Where the pictures of a drawn figure stand, as JSON: the heads of its columns, and the edges of its columns and of its rows, with
-    what stands below them, as fractions from the left and from above.
+def legend_above(figure: Figure, handles: Mapping[str, Any], columns: int = 3) -> None:
+    """Put a legend above the figure, which makes room for it.
 
-    Args:
-        axes: (rows, columns), some of them without a picture.
-        heads: of the columns.
+    It has `columns` columns, or as many as fit the figure's width where names are long.
     """
-    rows, columns = (
-        [
-            [
-                axis.get_position()
-                for axis in line
-                if axis.images or not any(other.images for other in line)
-            ]
-            for line in table
-        ]
-        for table in (axes, axes.T)
-    )
-    above = (
-        2 / axes[0, 0].figure.bbox.height
-    )  # pixels, so that nothing of a picture is left in the row before
-    between = [
-        (max(box.x1 for box in left) + min(box.x0 for box in right)) / 2
-        for left, right in pairwise(columns)
-    ]
-    edges = {
-        "columns": [columns[0][0].x0, *between, 1.0],
-        "rows": [*(1 - max(box.y1 for box in line) - above for line in rows), 1.0],
-    }
-    found = {name: [round(float(edge), 5) for edge in values] for name, values in edges.items()}
-    return json.dumps({"heads": [head.replace("\n", " ") for head in heads]} | found)
-
-
-def legend_above(figure: Figure, handles: dict[str, Any], columns: int = 3) -> None:
-    """A legend above the figure, which makes room for it, of so many columns or, where names are long, as many as fit its width."""
     for count in range(min(columns, len(handles)), 0, -1):
         legend = figure.legend(
             handles.values(),
@@ -147,4 +252,34 @@ def legend_above(figure: Figure, handles: dict[str, Any], columns: int = 3) -> N
         legend.remove()
 
 
-GREY = "#777777"
+def grid_of_pictures(axes: np.ndarray, heads: Sequence[str]) -> str:
+    """Where the pictures of a drawn figure stand, as JSON that the report page reads.
+
+    Args:
+        axes: (rows, columns), some of them without a picture.
+        heads: of the columns.
+
+    Returns:
+        `heads`, and the edges of the columns and of the rows (with what stands below them), as
+        fractions of the figure from the left and from above.
+    """
+    row_boxes = [_boxes(row) for row in axes]
+    column_boxes = [_boxes(column) for column in axes.T]
+    edges = [column_boxes[0][0].x0]
+    for left, right in pairwise(column_boxes):
+        right_end = max(box.x1 for box in left)
+        left_end = min(box.x0 for box in right)
+        edges.append((right_end + left_end) / 2)
+    # Two pixels more, so that no line of a picture is left in the row before.
+    above = 2 / axes[0, 0].figure.bbox.height
+    tops = [1 - max(box.y1 for box in boxes) - above for boxes in row_boxes]
+    grid: dict[str, Any] = {"heads": [head.replace("\n", " ") for head in heads]}
+    grid["columns"] = [round(float(edge), 5) for edge in [*edges, 1.0]]
+    grid["rows"] = [round(float(top), 5) for top in [*tops, 1.0]]
+    return json.dumps(grid)
+
+
+def _boxes(line: np.ndarray) -> list[Any]:
+    """Places of the panels with a picture in a row or column, or of all if none has one."""
+    pictures = [axis for axis in line if axis.images]
+    return [axis.get_position() for axis in pictures or line]
