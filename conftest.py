@@ -134,6 +134,7 @@ def check_dvc(words: Sequence[str]) -> None:
     from dvc.cli import parse_args
     from dvc.utils.hydra import apply_overrides, get_hydra_sweeps
 
+    from papers import PAPERS
     from pipeline.config.params import load
 
     arguments = parse_args(list(words))
@@ -146,8 +147,8 @@ def check_dvc(words: Sequence[str]) -> None:
             for sweep in get_hydra_sweeps({"params.yaml": overrides}):
                 file = Path(shutil.copy(ROOT / "params.yaml", folder))
                 apply_overrides(file, sweep["params.yaml"])
-                loaded.append(load(file))
-        assert any(params != load(ROOT / "params.yaml") for params in loaded)
+                loaded.append(load(file, papers=PAPERS))
+        assert any(params != load(ROOT / "params.yaml", papers=PAPERS) for params in loaded)
 
 
 pytest_collect_file = (

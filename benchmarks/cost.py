@@ -20,6 +20,7 @@ from machine import machine, show, write
 from scipy.optimize import nnls
 
 from lsvit.routes import arbitrary, generator, per_sample
+from papers import PAPERS
 from pipeline.config.params import load
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import Variant
@@ -96,7 +97,7 @@ class Case:
             "validation_batch_size": 200,
             "threads": 1,
         }
-        options = load().finetune.model_copy(update=changes)
+        options = load(papers=PAPERS).finetune.model_copy(update=changes)
         return TrainConfig(
             title=self.name,
             dataset="random",

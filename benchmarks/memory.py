@@ -17,6 +17,7 @@ import torch
 from loading import write_jpegs
 from machine import machine, show, write
 
+from papers import PAPERS
 from papers.layershuffle.section import EvalConfig, PruneEval
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.params import Params, load
@@ -56,7 +57,7 @@ def anonymous(pid: int) -> int:
 def settings() -> Params:
     """A small ViT on images of SIZE pixels."""
     kwargs = {"img_size": SIZE, "patch_size": 16, "embed_dim": 32, "depth": 12, "num_heads": 2}
-    params, name = load(), "textures"
+    params, name = load(papers=PAPERS), "textures"
     options = {"batch_size": BATCH_SIZE, "validation_batch_size": BATCH_SIZE, "epochs": 1}
     return params.model_copy(
         update={

@@ -28,6 +28,7 @@ import torch
 from machine import machine, show, write
 
 from lsvit.routes import generator
+from papers import PAPERS
 from papers.nodes.compute.cluster import Cluster, cluster
 from papers.nodes.compute.evaluation import COLUMNS, summary
 from papers.nodes.compute.plan import Plan
@@ -72,7 +73,7 @@ LOADS = [
 
 def weights(variant: str, seed: int) -> Weights:
     """Of the default run."""
-    params = load()
+    params = load(papers=PAPERS)
     file = Plan(params).weights_of(variant, seed).resolve()
     return Weights(
         params.model_preset, len(read_meta(DATA)["classes"]), params.all_variants[variant], file
@@ -83,7 +84,7 @@ def messages(
     variant: str, seed: int, images: int, batch: int
 ) -> tuple[Any, list[bytes], torch.Tensor]:
     """A model, the first validation images as its messages, and their labels."""
-    params = load()
+    params = load(papers=PAPERS)
     model = weights(variant, seed).open()
     config = next(iter(Plan(params).jobs().values())).config
     split = open_split(config, DATA, "validation", model, images)
@@ -99,7 +100,9 @@ def latin() -> list[dict[str, Any]]:
     """Both schedules for 1 to 64 micro-batches, with a declared service time and without."""
     rows = []
     with cluster(NODES, 0.0) as found:
-        found.hold(weights("ls", 0), place(NODES, 1, NODES), load().resolve(Nodes).service)
+        found.hold(
+            weights("ls", 0), place(NODES, 1, NODES), load(papers=PAPERS).resolve(Nodes).service
+        )
         for service, batch in ((0.05, 5), (0.0, 5), (0.0, 100)):
             _, packed, _ = messages("ls", 0, batch, batch)
             found.pace(service)
@@ -225,7 +228,7 @@ def faults() -> list[dict[str, Any]]:
 
 def faults_of(seed: int) -> Iterator[dict[str, Any]]:
     """The rows of one seed, as they come."""
-    options = load().resolve(Nodes)
+    options = load(papers=PAPERS).resolve(Nodes)
     service, batch = options.service, options.micro_batch
     _, packed, _ = messages("ls", seed, batch, batch)
     with cluster(NODES, service.service) as found:

@@ -22,6 +22,7 @@ from machine import machine, show, write
 
 from lsvit.routed import RoutedModel
 from lsvit.routes import arbitrary, generator, per_sample
+from papers import PAPERS
 from pipeline.config.params import load
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune
@@ -130,7 +131,7 @@ def gain(route: str, folder: Path) -> dict[str, Any]:
     """Estimates of the accuracy under arbitrary orders of a vit_micro trained on the digits, from
     one pass each.
     """
-    params = load().model_copy(update={"dataset": "digits", "model": "vit_micro"})
+    params = load(papers=PAPERS).model_copy(update={"dataset": "digits", "model": "vit_micro"})
     data = folder / "digits"
     if not data.exists():
         prepare("digits", params.dataset_preset, data, data)

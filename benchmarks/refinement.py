@@ -15,13 +15,14 @@ from settings import SEEDS, pretrain, refine, try_settings
 
 from lsvit.latin import latin
 from lsvit.routes import generator
+from papers import PAPERS
 from pipeline.config.params import load
 from pipeline.config.sections import Finetune
 from pipeline.config.variant import Encode, Position
 from pipeline.jobs.files import HELDOUT, weights_file
 from pipeline.training.scoring import open_model, open_split, score
 
-HOURS = load().cell.scale == "hours"
+HOURS = load(papers=PAPERS).cell.scale == "hours"
 FILE = Path(__file__).with_name("refinement_hours.json" if HOURS else "refinement.json")
 BATCHES = 10  # each with twelve orders
 COLUMNS = ("sequential", "arbitrary", "position")
@@ -89,7 +90,7 @@ TRIED_AT_HOURS: list[tuple[str, dict[str, Any]]] = [
 
 def start(data: Path, folder: Path) -> Path:
     """The starting weights of all."""
-    params = load()
+    params = load(papers=PAPERS)
     return pretrain(params, data, folder, params.seeds[0])
 
 
@@ -97,7 +98,7 @@ def measure(
     setting: tuple[str, dict[str, Any]], seed: int, data: Path, folder: Path, start: Path
 ) -> dict[str, float]:
     """One setting and seed: accuracy in both orders, position accuracy."""
-    (name, changed), params = setting, load()
+    (name, changed), params = setting, load(papers=PAPERS)
     own = {key: value for key, value in changed.items() if not key.startswith("encode.")}
     if len(own) < len(changed):
         encode = Encode.model_validate(

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from machine import machine, show, write_entry
 
+from papers import PAPERS
 from pipeline.config.params import load
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Distributed
@@ -70,7 +71,7 @@ def images_s(folder: Path, geometry: tuple, processes: int, device: str, seed: i
         weights_sha256=None,
         model=ModelPreset(timm="vit_small_patch16_224", kwargs=kwargs, weights="scratch"),
         variant=Variant(route="arbitrary"),
-        options=load().finetune.model_copy(update=changes),
+        options=load(papers=PAPERS).finetune.model_copy(update=changes),
         seed=seed,
         world_size=processes,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from papers import PAPERS
 from pipeline.config.params import Params, load
 from pipeline.config.sections import Finetune, Optimisation, Pretrain
 from pipeline.config.variant import PLAIN, Variant
@@ -72,7 +73,7 @@ def try_settings(
     """
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--workers", type=int, default=2, help="settings measured side by side")
-    workers, params = parser.parse_args().workers, load()
+    workers, params = parser.parse_args().workers, load(papers=PAPERS)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         prepare(

@@ -19,6 +19,7 @@ from settings import SEEDS, pretrain, refine, try_settings
 
 from lsvit.latin import latin
 from lsvit.routes import generator
+from papers import PAPERS
 from pipeline.config.params import load
 from pipeline.config.sections import Finetune
 from pipeline.jobs.configs import TrainConfig
@@ -79,7 +80,7 @@ def measure(
     setting: dict[str, Any], seed: int, data: Path, folder: Path, _: None
 ) -> dict[str, Any]:
     """One setting and seed: pre-trained, refined twice, and the curves."""
-    params = load()
+    params = load(papers=PAPERS)
     own, plain = (
         params.models[params.model],
         {k: v for k, v in setting.items() if k in ("init_std", "init_growth")},

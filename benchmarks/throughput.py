@@ -26,6 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, arbitrary, generator, per_sample
+from papers import PAPERS
 from pipeline.config.params import load
 from pipeline.config.sections import Finetune
 from pipeline.config.variant import Encode, Position, Predict
@@ -347,7 +348,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    device, options = pick_device(arguments.device), load().finetune
+    device, options = pick_device(arguments.device), load(papers=PAPERS).finetune
     computer = machine(torch.cuda.get_device_name(device) if device.type == "cuda" else "") | {
         "threads": arguments.threads
     }

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # as a script it has its own folder alone
 
 from docs.reference import campaign, parameters, plots_page, schema, speed  # noqa: E402
-from pipeline.config.papers import rooms  # noqa: E402
+from papers import PAPERS  # noqa: E402
 from pipeline.report.comparison import Pooled, moved  # noqa: E402
 from pipeline.report.evaluations import label  # noqa: E402
 from pipeline.report.ledger import FAILS, HOLDS, UNDECIDED, VERDICTS, WEAKER, Claim, judge  # noqa: E402
@@ -81,7 +81,7 @@ def ten_seeds(old: list[str], read: Read) -> str:
 
     Counts, how many seeds what is undecided needs, what five seeds said otherwise.
     """
-    found = judge(Pooled(ROOT / "results" / HOURS, ROOT / "results" / OTHER_HOURS))
+    found = judge(Pooled(ROOT / "results" / HOURS, ROOT / "results" / OTHER_HOURS, papers=PAPERS))
     verdicts, corrected = (
         [entry[key] for entry in found["claims"]] for key in ("verdict", "corrected")
     )
@@ -146,7 +146,7 @@ def counts(old: list[str], read: Read) -> str:
         ]
         return ", ".join(str(found.count(verdict)) if found else "–" for found in there)
 
-    papers = {module.TITLE: module.CLAIMS for module in rooms("claims")}
+    papers = {paper.title: paper.import_reader("claims").CLAIMS for paper in PAPERS}
     papers["all"] = [claim for claims in papers.values() for claim in claims]
     columns = [
         ("verdict", HOLDS),
@@ -271,7 +271,7 @@ def filled(text: str, read: Read) -> str:
         return f"{start}\n{new}\n{end}"
 
     return NUMBER.sub(
-        lambda found: f"<!--= {found[1]} -->{number(shlex.split(found[1]), read)}<!--/-->",
+        lambda found: f"<!--= {found[1]} -->{number(shlex.split(found[1]), read, PAPERS)}<!--/-->",
         BLOCK.sub(block, text),
     )
 

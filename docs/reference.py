@@ -9,6 +9,7 @@ from typing import Any
 import vl_convert
 import yaml
 
+from papers import PAPERS
 from pipeline.config.params import whole
 from pipeline.report.why import Read, parts
 
@@ -40,7 +41,7 @@ GIVEN = (
 
 def schema() -> str:
     """The JSON schema of params.yaml, for editors."""
-    return json.dumps(whole().model_json_schema()) + "\n"
+    return json.dumps(whole(PAPERS).model_json_schema()) + "\n"
 
 
 def plots_page(page: str) -> str:
@@ -121,7 +122,7 @@ def _rows(
 
 def parameters(read: Read) -> str:
     """Every key: what it accepts, and what it is without a scale or preset."""
-    whole_schema = whole().model_json_schema()
+    whole_schema = whole(PAPERS).model_json_schema()
     kinds, given, said = (
         whole_schema["$defs"],
         yaml.safe_load(read("params.yaml")),

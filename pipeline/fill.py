@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
+from importlib import import_module
 from itertools import product, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.config.checks import check, check_sizes
 from pipeline.config.effective import files
-from pipeline.config.papers import rooms
+from pipeline.config.paper import Paper
 from pipeline.config.params import Params, load, parse
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.errors import UserError
@@ -30,6 +31,8 @@ MADE_OF = {
     f"{name}.json": Path(f"outs/params/{name}.json") for name in ("dataset", "model")
 }  # outs/prepare_data
 SHARED = ("engine", "device", "distributed")  # by all cells: they run together
+PLANS = ("papers.smoothing.compute.plan", "papers.inversion.compute.plan")
+ROUNDS = ("papers.exits.compute.rounds",)
 Waves = Iterator[list[Job]]
 
 
@@ -41,11 +44,11 @@ class Cell(NamedTuple):
     data: Path
 
 
-def overridden(overrides: Sequence[str]) -> Params:
+def overridden(overrides: Sequence[str], papers: tuple[Paper, ...]) -> Params:
     """The parameters with changes written as `dvc exp run -S` takes them. Raises UserError."""
     file = Path("params.yaml")
     if not overrides:
-        return load(file)
+        return load(file, papers=papers)
     from dvc.exceptions import DvcException  # takes a second
     from dvc.utils.hydra import apply_overrides
 
@@ -57,7 +60,7 @@ def overridden(overrides: Sequence[str]) -> Params:
             apply_overrides(str(changed), list(overrides))
         except DvcException as error:
             raise _no_override(overrides, error) from None
-        params = parse(changed)
+        params = parse(changed, papers=papers)
     check(params)
     return params
 
@@ -69,10 +72,10 @@ def _no_override(overrides: Sequence[str], error: Exception) -> UserError:
     )
 
 
-def grid(overrides: Sequence[str]) -> dict[str, Params]:
+def grid(overrides: Sequence[str], papers: tuple[Paper, ...]) -> dict[str, Params]:
     """The parameters of all combinations of choices, KEY=A,B, by what tells them apart. Raises UserError."""
     if not overrides:
-        return {"": overridden(overrides)}
+        return {"": overridden(overrides, papers)}
     from dvc.exceptions import DvcException
     from dvc.utils.hydra import get_hydra_sweeps, to_hydra_overrides
     from hydra.errors import HydraException
@@ -86,7 +89,9 @@ def grid(overrides: Sequence[str]) -> dict[str, Params]:
     except (DvcException, HydraException) as error:
         raise _no_override(overrides, error) from None
     several = [i for i, of in enumerate(choices) if len(of) > 1]
-    found = {" ".join(cell[i] for i in several): overridden(cell) for cell in product(*choices)}
+    found = {
+        " ".join(cell[i] for i in several): overridden(cell, papers) for cell in product(*choices)
+    }
     for key in SHARED:
         if len({repr(getattr(params, key)) for params in found.values()}) > 1:
             raise UserError(
@@ -123,9 +128,9 @@ def images(params: Params, place: Path) -> Path:
 
 
 @contextmanager
-def prepared(overrides: Sequence[str]) -> Iterator[list[Cell]]:
+def prepared(overrides: Sequence[str], papers: tuple[Paper, ...]) -> Iterator[list[Cell]]:
     """The cells that are asked for; what had to be prepared for them is removed at the end, also at SIGTERM."""
-    asked, scratch = grid(overrides), root() / ".lsvit"
+    asked, scratch = grid(overrides, papers), root() / ".lsvit"
     scratch.mkdir(exist_ok=True)
     with terminated(), tempfile.TemporaryDirectory(prefix="fill-", dir=scratch) as place:
         found = []
@@ -161,7 +166,7 @@ def waves(cell: Cell, place: Path) -> Waves:
     starts = Plan(params, Pretrain, data).starting()
     own = [
         job
-        for room in rooms("compute.plan")
+        for room in map(import_module, PLANS)
         if hasattr(room, "from_scratch")
         for job in room.from_scratch(params, data)
     ]
@@ -173,7 +178,7 @@ def waves(cell: Cell, place: Path) -> Waves:
             refined,
             *(
                 room.ahead(params, data, folder, pretrained, place / "ahead")
-                for room in rooms("compute.rounds")
+                for room in map(import_module, ROUNDS)
             ),
         ]
     )

@@ -1,5 +1,6 @@
 """Stage analysis: UMAP of a layer's output and class-token contributions, for the starting weights and for LayerShuffle."""
 
+from papers import PAPERS
 from papers.layershuffle.compute.plan import Analyses
 from papers.layershuffle.compute.rows import keep_analyses
 from pipeline.errors import one_line_errors
@@ -9,7 +10,7 @@ from pipeline.jobs.stage import Stage
 @one_line_errors()
 def main() -> None:
     """outs/pretrain/, outs/finetune/ -> outs/analysis/<model>.npz, results/analysis.json (mean and std over the seeds)"""
-    stage = Stage("papers.layershuffle.compute.analysis")
+    stage = Stage("papers.layershuffle.compute.analysis", PAPERS)
     plan = Analyses(stage.params)
     jobs = plan.jobs()
     stage.run(list(jobs.values()))

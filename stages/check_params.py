@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 
+from papers import PAPERS
 from pipeline.config.checks import check, check_layers, check_names
 from pipeline.config.effective import files
-from pipeline.config.papers import rooms
 from pipeline.config.params import Params, parse
 from pipeline.errors import UserError, one_line_errors, raise_all, said
 from pipeline.jobs.address import check_cluster
@@ -68,9 +68,9 @@ def build(params: Params) -> None:
                 talk(model)
             attach(model, variant)
         check_layers(params, len(backbone.blocks))
-        for checks in rooms("checks"):
-            if hasattr(checks, "build"):
-                checks.build(params, backbone)
+        for paper in params.papers:
+            if build_models := paper.import_function("build"):
+                build_models(params, backbone)
 
 
 def committed() -> Params | None:
@@ -79,7 +79,7 @@ def committed() -> Params | None:
     with tempfile.TemporaryDirectory() as folder:
         (file := Path(folder) / "params.yaml").write_bytes(shown.stdout)
         try:
-            return parse(file)
+            return parse(file, papers=PAPERS)
         except UserError:
             return None
 
@@ -87,7 +87,7 @@ def committed() -> Params | None:
 @one_line_errors()
 def main() -> None:
     """Write outs/params/NAME.json: a stage runs again where what it depends on has another effective value, and nowhere else."""
-    params = parse("params.yaml")
+    params = parse("params.yaml", papers=PAPERS)
     check_names(params)
     raise_all([*said(check, params), *said(raise_all, check_machine(params))])
     build(params)

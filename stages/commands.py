@@ -67,6 +67,7 @@ def claims(
     Ends with exit code 1 if it contradicts the committed ledger (or another): both decide a claim, by the same rule, and differ; or if
     a result file was changed by hand. Other verdicts that moved are listed.
     """
+    from papers import PAPERS
     from pipeline.errors import UserError
     from pipeline.reading import read_json
     from pipeline.report.comparison import changes, edited, moved, other_ledger, same_cell
@@ -79,7 +80,7 @@ def claims(
     problems = edited()
     try:
         show(found := read_json(file))
-        differing = changes(judge(Evidence(results)), found)
+        differing = changes(judge(Evidence(results, PAPERS)), found)
     except UserError as error:
         problems.append(str(error))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -130,9 +131,10 @@ def why(
     ] = None,
 ) -> None:
     """Say where a number, a claim, a table or a figure comes from: rows, stage, command, inputs, parameters, seeds, hardware, commit."""
+    from papers import PAPERS
     from pipeline.report.why import why
 
-    print("\n".join(why(target, conditions or [])))
+    print("\n".join(why(target, PAPERS, conditions or [])))
 
 
 @app.command()
@@ -143,15 +145,16 @@ def cost(
     """Say before anything runs how many trainings, images and FLOPs params.yaml asks for, and the time they take on known hardware."""
     import json
 
+    from papers import PAPERS
     from pipeline.cost.estimate import estimate, show
     from pipeline.cost.hardware import known_hardware
     from pipeline.fill import overridden
 
-    estimated = estimate(overridden(overrides or []), known_hardware())
+    estimated = estimate(overridden(overrides or [], PAPERS), known_hardware())
     if as_json:
         print(json.dumps(estimated, indent=1))
     else:
-        show(estimated)
+        show(estimated, PAPERS)
 
 
 @app.command()
@@ -160,9 +163,10 @@ def fill(overrides: Overrides = None) -> None:
 
     -S KEY=A,B trains all combinations of choices, each a cell of its own.
     """
+    from papers import PAPERS
     from pipeline.fill import expected, fill, prepared
 
-    with prepared(overrides or []) as cells:
+    with prepared(overrides or [], PAPERS) as cells:
         print("\n".join(expected(cells)), flush=True)
         fill(cells)
     print("stages find these trainings finished; what starts from them, they run", flush=True)
@@ -209,12 +213,13 @@ def export(
     ] = None,
 ) -> None:
     """Write a training's weights as a folder that timm and the Hugging Face hub take, with a model card."""
+    from papers import PAPERS
     from pipeline.deploy.export import export
     from pipeline.errors import UserError
 
     if name and not register:
         raise UserError(f"--name: found {name!r}, accepted with --register alone")
-    folder, notes = export(variant, seed, out)
+    folder, notes = export(variant, seed, out, papers=PAPERS)
     for line in (f"{folder}: written", *notes):
         print(line)
     if register:

@@ -1,5 +1,6 @@
 """Stage exits: early exits on frozen backbones and trained with them, dynamic inference, and a counting task."""
 
+from papers import PAPERS
 from papers.exits.compute.plan import Plan
 from papers.exits.compute.rounds import train
 from papers.exits.compute.rows import OUT, keep
@@ -12,7 +13,7 @@ from pipeline.jobs.stage import Stage
 @one_line_errors()
 def main() -> None:
     """outs/pretrain/, outs/finetune/ -> outs/exits/, results/exits.csv (a row an exit), exits_dynamic.csv, exits.json (hardware)"""
-    stage = Stage("papers.exits.compute.frozen", of="exits")
+    stage = Stage("papers.exits.compute.frozen", PAPERS, of="exits")
     plan = Plan(stage.params)
     show_values("exits", stage.params.values(Exits))
     OUT.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from typing import Literal
 
 import typer
 
+from papers import PAPERS
 from pipeline.config.sections import Finetune
 from pipeline.config.variant import BASELINE
 from pipeline.errors import one_line_errors
@@ -18,7 +19,7 @@ from pipeline.training.gather import gather_trainings
 @one_line_errors()
 def main(which: Literal["baseline", "variants"]) -> None:
     """outs/prepare_data/, outs/pretrain/ -> outs/baseline/, or outs/finetune/<variant>/ and results/finetune/<variant>.csv (epochs)"""
-    stage = Stage("pipeline.training.loop", of="layershuffle")
+    stage = Stage("pipeline.training.loop", PAPERS, of="layershuffle")
     params, plan = stage.params, Plan(stage.params, Finetune)
     names = (
         [BASELINE]

@@ -1,5 +1,6 @@
 """Stage inversion: inputs found for what layers put out, class-maximising inputs, filters."""
 
+from papers import PAPERS
 from papers.inversion.compute.plan import Plan
 from papers.inversion.compute.rows import keep
 from papers.inversion.section import Inversion
@@ -11,7 +12,7 @@ from pipeline.jobs.stage import Stage
 @one_line_errors()
 def main() -> None:
     """outs/prepare_data/, outs/pretrain/, outs/finetune/ -> outs/inversion/, results/inversion*.csv (a row a point, image), .json"""
-    stage = Stage("pipeline.training.loop", of="inversion")
+    stage = Stage("pipeline.training.loop", PAPERS, of="inversion")
     plan = Plan(stage.params)
     show_values("inversion", stage.params.values(Inversion))
     if trainings := plan.trainings():

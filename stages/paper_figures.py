@@ -5,6 +5,7 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
 
+from papers import PAPERS
 from pipeline.config.params import load
 from pipeline.errors import one_line_errors
 from pipeline.jobs.files import RESULTS
@@ -17,13 +18,13 @@ from pipeline.tracking.runs import STAGES, Tracker, experiment_name
 
 def draw(module: str) -> dict[str, str]:
     """A paper's figures. Returns their captions by title."""
-    return import_module(module).draw(Results(RESULTS), load())
+    return import_module(module).draw(Results(RESULTS, PAPERS), load(papers=PAPERS))
 
 
 @one_line_errors()
 def main() -> None:
     """results/, outs/analysis/, outs/inversion/ -> results/: tables, statistics, claims, figures/"""
-    params, results = load(), Evidence(RESULTS)
+    params, results = load(papers=PAPERS), Evidence(RESULTS, PAPERS)
     captions: dict[str, str] = {}
     for tables in results.readers("tables"):
         captions |= tables.write(results, params)

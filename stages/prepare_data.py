@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from papers import PAPERS
 from pipeline.config.checks import check_sizes
 from pipeline.config.params import load
 from pipeline.data.prepare import prepare
@@ -11,7 +12,7 @@ from pipeline.errors import one_line_errors
 @one_line_errors()
 def main() -> None:
     """data/, or the data set's folder -> outs/prepare_data/"""
-    params = load()
+    params = load(papers=PAPERS)
     embedded, out = Path("data/fashion_mnist_10k"), Path("outs/prepare_data")
 
     def check(train: int, validation: int, heldout: int) -> None:

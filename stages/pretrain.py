@@ -3,6 +3,7 @@
 import os
 import shutil
 
+from papers import PAPERS
 from pipeline.config.sections import Pretrain
 from pipeline.errors import one_line_errors
 from pipeline.jobs.display import show_trainings
@@ -18,7 +19,7 @@ def main() -> None:
     os.environ.setdefault(
         "HF_HUB_VERBOSITY", "error"
     )  # the hub client's retries would drown the one line that helps
-    stage = Stage("pipeline.training.loop", of="pretrain")
+    stage = Stage("pipeline.training.loop", PAPERS, of="pretrain")
     params, plan = stage.params, Plan(stage.params, Pretrain)
     jobs = plan.starting()
     if params.model_preset.weights == "scratch":

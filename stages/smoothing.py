@@ -1,5 +1,6 @@
 """Stage smoothing: models trained from scratch with and without the losses against over-smoothing; profiles of them and of variants."""
 
+from papers import PAPERS
 from papers.smoothing.compute.plan import Plan
 from papers.smoothing.compute.rows import keep
 from papers.smoothing.section import Smoothing
@@ -11,7 +12,7 @@ from pipeline.jobs.stage import Stage
 @one_line_errors()
 def main() -> None:
     """outs/prepare_data/, outs/finetune/ -> outs/smoothing/, results/smoothing.csv (a row a model, order, layer), smoothing.json"""
-    stage = Stage("pipeline.training.loop", of="smoothing")
+    stage = Stage("pipeline.training.loop", PAPERS, of="smoothing")
     plan = Plan(stage.params)
     show_values("smoothing", stage.params.values(Smoothing))
     show_values("smoothing, trainings", stage.params.scratch_values(Smoothing))

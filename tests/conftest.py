@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from papers import PAPERS
 from pipeline.config.datasets import DatasetPreset
-from pipeline.config.papers import rooms
 from pipeline.config.params import Params, load
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune
@@ -61,7 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixed": {"route": "arbitrary", "losses": {"mixing": 1.0}},
     "talking": {"route": "arbitrary", "talking_heads": True},
 }
-ALL_CLAIMS = [claim for module in rooms("claims") for claim in module.CLAIMS]
+ALL_CLAIMS = [claim for paper in PAPERS for claim in paper.import_reader("claims").CLAIMS]
 Change = Callable[[pd.DataFrame], None]
 Training = Callable[..., "RoutedModel"]
 
@@ -124,7 +124,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def params() -> Params:
     """The repository's own params.yaml."""
-    return load(ROOT / "params.yaml")
+    return load(ROOT / "params.yaml", papers=PAPERS)
 
 
 @pytest.fixture(scope="session")

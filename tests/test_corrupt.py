@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from papers import PAPERS
 from pipeline.config.params import parse
 from pipeline.data.imagefiles import check_md5, read_members
 from pipeline.data.shards import Arrays, Maps, write_arrow
@@ -110,7 +111,7 @@ def goes_on(path: Path) -> Any:
 
 
 def of_results(path: Path) -> Any:
-    return Results(path.parent).table(path.stem).to_dict()
+    return Results(path.parent, PAPERS).table(path.stem).to_dict()
 
 
 def npz(folder: Path, seed: int) -> bytes:
@@ -132,7 +133,7 @@ READERS: dict[str, tuple[str, Callable[[Path, int], bytes], Callable[[Path], Any
     "params": (
         "params.yaml",
         lambda _, n: (ROOT / "params.yaml").read_bytes(),
-        lambda path: parse(path).model_dump(),
+        lambda path: parse(path, papers=PAPERS).model_dump(),
     ),
     "stages": (
         "dvc.yaml",
@@ -149,7 +150,7 @@ READERS: dict[str, tuple[str, Callable[[Path, int], bytes], Callable[[Path], Any
     "cell": (
         "cell.json",
         lambda _, n: as_json({"dataset": f"d{n}", "seeds": [n]}),
-        lambda path: Results(path.parent).cell,
+        lambda path: Results(path.parent, PAPERS).cell,
     ),
     "ledger": (
         "claims.json",

@@ -18,6 +18,7 @@ import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
+from papers import PAPERS
 from pipeline.config.params import load, parse
 from pipeline.data.imagefiles import files_below, read_members
 from pipeline.data.sources import idx_name, read_idx
@@ -74,7 +75,7 @@ BOMB = BOMB.replace("*a0", "*a")
 def test_hostile_yaml(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "params.yaml").write_text(text)
     with pytest.raises(UserError) as error:
-        parse(tmp_path / "params.yaml")
+        parse(tmp_path / "params.yaml", papers=PAPERS)
     assert said in str(error.value)
     assert len(str(error.value)) < 10_000
 
@@ -321,7 +322,7 @@ def test_names_are_such_that_tables_and_paths_can_bear_them(
     params[key][name] = next(iter(params[key].values()))
     path.write_text(yaml.safe_dump(params))
     with pytest.raises(UserError, match=f"{key}: found the name"):
-        load(path)
+        load(path, papers=PAPERS)
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
+from papers import PAPERS
 from papers.painters.section import KINDS
 from pipeline.config.effective import stage_params
-from pipeline.config.params import load, paper_sections
+from pipeline.config.params import load
 from pipeline.config.sections import Finetune, PaperFigures, Pretrain
 from pipeline.config.types import Section
 from pipeline.deploy.predict import open_weights
@@ -122,7 +123,12 @@ def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
     if name == "check-params":
         assert "params.yaml" in stage["deps"]
         return
-    known: list[type[Section]] = [Pretrain, Finetune, PaperFigures, *paper_sections()]
+    known: list[type[Section]] = [
+        Pretrain,
+        Finetune,
+        PaperFigures,
+        *(section for paper in PAPERS for section in paper.sections),
+    ]
     sections = {section.__name__: section.name for section in known}
     given = r"(resolve|values|scratch_values|scratch_training|Plan|__init__)\((?:[\w.]+, )?"
     read = {section for cls, section in sections.items() if re.search(rf"\b{given}{cls}\b", source)}
@@ -133,7 +139,7 @@ def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
     }
     read |= {"dataset"} if re.search(r"\b(load|Stage)\(", source) else set()
     read |= {key for pattern, key in READS.items() if re.search(pattern, source)}
-    assert read <= declared <= stage_params(load(ROOT / "params.yaml")).keys()
+    assert read <= declared <= stage_params(load(ROOT / "params.yaml", papers=PAPERS)).keys()
 
 
 # What DVC's command does, for several of them: a process of its own takes longer to start than most of them take.
@@ -218,7 +224,7 @@ def test_smoke_is_not_kept_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_smoke_passes_through_every_stage_and_prints_the_table(smoked: Path) -> None:
     log = (smoked / "smoke.log").read_text()
-    variants = load(ROOT / "params.yaml").variants
+    variants = load(ROOT / "params.yaml", papers=PAPERS).variants
     for stage in STAGES:
         assert f"Running stage '{stage}'" in log
     assert "published" in log
@@ -352,7 +358,7 @@ def test_fill_trains_what_the_stages_would(smoked: Path, monkeypatch: pytest.Mon
     under another name, for which it prepares the images anew."""
     monkeypatch.chdir(smoked)
     monkeypatch.setenv("DVC_ROOT", str(smoked))
-    jobs = listed(load())
+    jobs = listed(load(papers=PAPERS))
     wanted = [
         job
         for kind in ("pretrain", "finetune", "exits", "smoothing", "inversion trainings")
@@ -399,7 +405,7 @@ def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None
     """Through the queue, in a temporary copy: nothing is trained again, and what is new is in the one store at the root."""
     store = smoked / "mlflow.db"
     before = tracked_runs(store)
-    variants = load(smoked / "params.yaml").all_variants
+    variants = load(smoked / "params.yaml", papers=PAPERS).all_variants
     stages = {
         "pretrain",
         "prune-eval",

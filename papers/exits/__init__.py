@@ -1,0 +1,20 @@
+"""Early exits."""
+
+from papers.exits.section import Exits
+from pipeline.config.paper import Paper
+
+PAPER = Paper(
+    name="exits",
+    title="Early exits",
+    sections=(Exits,),
+    rows="exits",
+    check="papers.exits.checks:check",
+    limit_images="papers.exits.checks:image_limits",
+    limit_layers="papers.exits.checks:layer_limits",
+    build="papers.exits.checks:build",
+    tables="papers.exits.tables",
+    figures="papers.exits.figures",
+    charts="papers.exits.charts",
+    claims="papers.exits.claims",
+    cost="papers.exits.cost",
+)

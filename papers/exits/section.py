@@ -85,7 +85,6 @@ class Exits(BranchTraining, PaperSection):
         )
 
 
-SECTIONS = (Exits,)
 EXIT_WEIGHTS, EXIT_COSTS = "exits.safetensors", "costs.json"
 EXITS_IN_USE = (
     "exits.json"  # beside the weights of a backbone's exits: those worth using, with their costs

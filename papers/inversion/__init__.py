@@ -1,0 +1,20 @@
+"""What layers represent."""
+
+from papers.inversion.section import Inversion
+from pipeline.config.paper import Paper
+
+PAPER = Paper(
+    name="inversion",
+    title="What layers represent",
+    sections=(Inversion,),
+    rows="inversion",
+    check="papers.inversion.checks:check",
+    limit_images="papers.inversion.checks:image_limits",
+    build="papers.inversion.checks:build",
+    tables="papers.inversion.tables",
+    figures="papers.inversion.figures",
+    charts="papers.inversion.charts",
+    claims="papers.inversion.claims",
+    tracked="papers.inversion.tracked",
+    cost="papers.inversion.cost",
+)

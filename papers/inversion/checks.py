@@ -63,11 +63,6 @@ def image_limits(params: Params, train: int, validation: int) -> list[Limit]:
     )
 
 
-def layer_limits(params: Params, num_layers: int) -> list[Limit]:
-    """The families have depths of their own, see :func:`build`."""
-    return []
-
-
 def build(params: Params, backbone: Any) -> None:
     """Make the models, without memory, as the stage edits them.
 

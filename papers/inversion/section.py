@@ -101,9 +101,6 @@ class Inversion(InversionMeasure, PaperSection):
     class_images: ClassImages
 
 
-SECTIONS = (Inversion,)
-
-
 class InversionConfig(MeasureConfig):
     """Inversions of one model along routes in one order; `seed` is the training's, or of a random initialisation."""
 

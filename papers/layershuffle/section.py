@@ -50,9 +50,6 @@ class Analysis(PaperSection):
         return {"variants"}
 
 
-SECTIONS = (PruneEval, Analysis)
-
-
 SAMPLER_ROWS, ANALYSIS_NUMBERS = "samplers.csv", "numbers.json"
 
 

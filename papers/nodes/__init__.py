@@ -1,0 +1,17 @@
+"""Layers on nodes."""
+
+from papers.nodes.section import Nodes
+from pipeline.config.paper import Paper
+
+PAPER = Paper(
+    name="nodes",
+    title="Layers on nodes",
+    sections=(Nodes,),
+    rows="nodes",
+    check="papers.nodes.checks:check",
+    limit_layers="papers.nodes.checks:layer_limits",
+    figures="papers.nodes.figures",
+    charts="papers.nodes.charts",
+    claims="papers.nodes.claims",
+    cost="papers.nodes.cost",
+)

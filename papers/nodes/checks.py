@@ -16,11 +16,6 @@ def check(params: Params, file: str) -> Iterator[str]:
         yield f"{file}: nodes.replication: found {found}, accepted: at most {least}, the smallest of nodes.nodes"
 
 
-def image_limits(params: Params, train: int, validation: int) -> list[Limit]:
-    """None: where there are fewer images, all are used."""
-    return []
-
-
 def layer_limits(params: Params, num_layers: int) -> list[Limit]:
     """What the number of layers allows: a node holds at least one."""
     options, limits = params.resolve(Nodes), []

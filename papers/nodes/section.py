@@ -63,9 +63,6 @@ class Nodes(Journeys, PaperSection):
     variants: Annotated[dict[str, list[Policy]], Field(min_length=1)]
 
 
-SECTIONS = (Nodes,)
-
-
 class NodesConfig(MeasureConfig):
     """One model under one policy, over all nodes and faults."""
 

@@ -1,0 +1,17 @@
+"""Layers as painters."""
+
+from papers.painters.section import Painters
+from pipeline.config.paper import Paper
+
+PAPER = Paper(
+    name="painters",
+    title="Layers as painters",
+    sections=(Painters,),
+    rows="painters",
+    check="papers.painters.checks:check",
+    limit_layers="papers.painters.checks:layer_limits",
+    figures="papers.painters.figures",
+    charts="papers.painters.charts",
+    claims="papers.painters.claims",
+    cost="papers.painters.cost",
+)

@@ -22,11 +22,6 @@ def check(params: Params, file: str) -> Iterator[str]:
             )
 
 
-def image_limits(params: Params, train: int, validation: int) -> list[Limit]:
-    """None: where there are fewer images, all are used."""
-    return []
-
-
 def layer_limits(params: Params, num_layers: int) -> list[Limit]:
     """What the numbers of layers allow: in every model a first and a last one stay as they are."""
     options, limits = params.resolve(Painters), []

@@ -36,9 +36,6 @@ class Painters(Strategies, PaperSection):
     variants: Annotated[list[str], Field(min_length=1)]
 
 
-SECTIONS = (Painters,)
-
-
 class PaintersConfig(MeasureConfig):
     """The evaluation of one model under every strategy."""
 

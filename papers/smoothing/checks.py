@@ -54,11 +54,6 @@ def image_limits(params: Params, train: int, validation: int) -> list[Limit]:
     return [params.scratch_limit(Smoothing, train)] if params.resolve(Smoothing).depths else []
 
 
-def layer_limits(params: Params, num_layers: int) -> list[Limit]:
-    """The trainings from scratch have depths of their own."""
-    return []
-
-
 def build(params: Params, backbone: Any) -> None:
     """Make the models that are trained from scratch, without memory. Raises UserError: timm or a part refuses one."""
     from papers.smoothing.talking_heads import talk

@@ -42,7 +42,6 @@ class Smoothing(SmoothingProfiles, PaperSection):
     training: dict[str, Any]
 
 
-SECTIONS = (Smoothing,)
 PROFILE = "profile.json"
 
 

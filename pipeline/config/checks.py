@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from lsvit.latin import forms
 from lsvit.routes import generator, limit, make_sampler, sampler_name
-from pipeline.config.papers import rooms
-from pipeline.config.params import Cell, Params, paper_sections, resolved
+from pipeline.config.params import Cell, Params, resolved
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune, Limit, Optimisation, Pretrain, at_most
 from pipeline.config.variant import BASELINE, PRETRAINED, UNTRAINED
@@ -56,7 +55,7 @@ def _names(params: Params, file: str) -> Iterator[str]:
         BASELINE,
         PRETRAINED,
         UNTRAINED,
-        *(name for section in paper_sections() for name in section.taken),
+        *(name for section in params.paper_sections for name in section.taken),
     )
     declared = {"variants": params.variants} | {
         f"scales.{name}.variants": scale.variants for name, scale in params.scales.items()
@@ -116,13 +115,16 @@ def _values(params: Params, file: str) -> Iterator[str]:
             yield f"{file}: {source}.batch_size: found {batch}, accepted: at least {processes}, one image a process"
     unknown = [
         f"{file}: {section.name}.variants: found {name!r}, {accepted(name, params.all_variants)}"
-        for section in paper_sections()
+        for section in params.paper_sections
         for name in getattr(params.resolve(section), "variants", ())
         if name not in params.all_variants
     ]
     yield from unknown
-    for checks in rooms("checks") if not unknown else ():
-        yield from said(raise_all, checks.check(params, file))
+    if unknown:
+        return
+    for paper in params.papers:
+        if check_paper := paper.import_function("check"):
+            yield from said(raise_all, check_paper(params, file))
 
 
 def _check_variants(params: Params, file: str) -> Iterator[str]:
@@ -151,7 +153,7 @@ def _check_cell(params: Params, cell: Cell, file: str) -> Iterator[str]:
     names = {
         "pretrain",
         "finetune",
-        *(section.name for section in paper_sections()),
+        *(section.name for section in params.paper_sections),
         *ModelPreset.model_fields,
     } - {"scale"}
     where, whole = f"scales.{cell.scale}.models.{cell.model}", True
@@ -168,7 +170,7 @@ def _check_cell(params: Params, cell: Cell, file: str) -> Iterator[str]:
     yield from said(params._at_scale, cell)
     yield from said(resolved, Finetune, params._values(Finetune, cell, None))
     yield from (base := said(resolved, Pretrain, params._values(Pretrain, cell, None)))
-    for section in paper_sections():
+    for section in params.paper_sections:
         yield from (wrong := said(resolved, section, params._values(section, cell, None)))
         if not base and not wrong and "training" in section.model_fields:
             yield from said(resolved, Optimisation, params.scratch_values(section, cell))
@@ -198,8 +200,9 @@ def check_sizes(
                 f"{params.dataset!r} uses {train} training images",
             )
         )
-    for checks in rooms("checks"):
-        limits += checks.image_limits(own, train, validation)
+    for paper in params.papers:
+        if limit_images := paper.import_function("limit_images"):
+            limits += limit_images(own, train, validation)
     at_most(limits, file)
 
 
@@ -220,7 +223,8 @@ def check_layers(params: Params, num_layers: int) -> None:
         if beyond := limit(v.route, layers):
             limits.append((f"{params.place_of(name)}.route", *beyond))
     why = f"model {params.model!r} has {num_layers} layers"
-    more = [
-        found for checks in rooms("checks") for found in checks.layer_limits(params, num_layers)
-    ]
+    more: list[Limit] = []
+    for paper in params.papers:
+        if limit_layers := paper.import_function("limit_layers"):
+            more += limit_layers(params, num_layers)
     at_most([*(Limit(*found, why) for found in limits), *more], "params.yaml")

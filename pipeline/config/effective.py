@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from pipeline.config.params import Params, paper_sections
+from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, PaperFigures, PaperSection, Pretrain
 from pipeline.config.types import Section
 from pipeline.config.variant import BASELINE
@@ -24,7 +24,7 @@ def stage_params(params: Params) -> dict[str, Any]:
         for name, v in params.all_variants.items()
     }
     found |= {"baseline": refined.pop(BASELINE), "variants": refined}
-    sections: list[type[Section]] = [Pretrain, Finetune, PaperFigures, *paper_sections()]
+    sections: list[type[Section]] = [Pretrain, Finetune, PaperFigures, *params.paper_sections]
     for section in sections:
         found[section.name] = [params.resolve(section).model_dump()]
         if issubclass(section, PaperSection) and "training" in section.model_fields:

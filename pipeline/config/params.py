@@ -17,7 +17,7 @@ from yaml.composer import Composer, ComposerError
 
 from lsvit.latin import forms
 from pipeline.config.datasets import DatasetPreset
-from pipeline.config.papers import rooms
+from pipeline.config.paper import Paper
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import (
     Distributed,
@@ -43,12 +43,6 @@ class Value(NamedTuple):
 SectionT = TypeVar("SectionT", bound=Section)
 Overrides = dict[str, Any]
 Engine = Literal["local", "ray"]  # what runs jobs
-
-
-@cache
-def paper_sections() -> tuple[type[PaperSection], ...]:
-    """The sections of all papers."""
-    return tuple(section for module in rooms("section") for section in module.SECTIONS)
 
 
 class Cell(NamedTuple):
@@ -87,13 +81,23 @@ class Params(Section):
     models: dict[str, Any]
     datasets: dict[str, Any]
 
-    _sizes: tuple[int, int, int] | None = PrivateAttr(
-        default=None
-    )  # where only the prepared data know
+    # None unless only the prepared data know them.
+    _sizes: tuple[int, int, int] | None = PrivateAttr(default=None)
+    _papers: tuple[Paper, ...] = PrivateAttr(default=())
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def papers(self) -> tuple[Paper, ...]:
+        """The papers whose sections the file has."""
+        return self._papers
+
+    @property
+    def paper_sections(self) -> list[type[PaperSection]]:
+        """The sections of all papers."""
+        return [section for paper in self._papers for section in paper.sections]
 
     @property
     def model_preset(self) -> ModelPreset:
@@ -133,7 +137,7 @@ class Params(Section):
         """The values that the number of images lowers, a line each."""
 
         def limited(params: Params) -> dict[str, Value]:
-            sections: tuple[type[Section], ...] = (Pretrain, Finetune, *paper_sections())
+            sections: tuple[type[Section], ...] = (Pretrain, Finetune, *self.paper_sections)
             found = {section: params.values(section) for section in sections}
             named = {
                 f"{section.name}.{key}": values[key]
@@ -141,7 +145,7 @@ class Params(Section):
                 for key in section.within
             }
             trained = [
-                section for section in paper_sections() if "training" in section.model_fields
+                section for section in self.paper_sections if "training" in section.model_fields
             ]
             return named | {
                 f"{section.name}.training.batch_size": params.scratch_values(section)["batch_size"]
@@ -158,7 +162,7 @@ class Params(Section):
     def overruled(self, before: "Params") -> list[str]:
         """Values of sections, scales and presets that differ from `before` and that something nearer sets, a line each."""
         found = []
-        sections: tuple[type[Section], ...] = (Pretrain, Finetune, *paper_sections())
+        sections: tuple[type[Section], ...] = (Pretrain, Finetune, *self.paper_sections)
         for section in sections:
             every = [
                 self.values(section, name)
@@ -326,7 +330,7 @@ class Params(Section):
         found += [self.values(Pretrain)] if self.model_preset.weights == "scratch" else []
         return found + [
             self.scratch_values(section)
-            for section in paper_sections()
+            for section in self.paper_sections
             if "training" in section.model_fields
         ]
 
@@ -360,9 +364,11 @@ def resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
 
 
 @cache
-def whole() -> type[Params]:
+def whole(papers: tuple[Paper, ...]) -> type[Params]:
     """The whole of params.yaml: with the papers' sections, of which, as of the core's, presets may override keys."""
-    sections: dict[str, Any] = {section.name: (section, ...) for section in paper_sections()}
+    sections: dict[str, Any] = {
+        section.name: (section, ...) for paper in papers for section in paper.sections
+    }
     overrides: dict[str, Any] = {
         name: (Overrides, Field(default_factory=dict))
         for name in ("pretrain", "finetune", *sections)
@@ -412,7 +418,7 @@ class UniqueKeys(Composer, yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load(path: str | Path = "params.yaml") -> Params:
+def load(path: str | Path = "params.yaml", *, papers: tuple[Paper, ...]) -> Params:
     """Read, validate and cross-check a parameter file.
 
     Raises:
@@ -420,12 +426,12 @@ def load(path: str | Path = "params.yaml") -> Params:
     """
     from pipeline.config.checks import check  # which knows Params
 
-    params = parse(path)
+    params = parse(path, papers=papers)
     check(params, Path(path).name)
     return params
 
 
-def parse(path: str | Path) -> Params:
+def parse(path: str | Path, *, papers: tuple[Paper, ...]) -> Params:
     """Read a parameter file, each value checked by itself. Raises UserError as :func:`load` does."""
     path = Path(path)
     try:
@@ -442,6 +448,8 @@ def parse(path: str | Path) -> Params:
     if not isinstance(content, dict):
         raise UserError(f"{path}: found {type(content).__name__}, accepted: a mapping of sections")
     try:
-        return whole().model_validate(content)
+        params = whole(papers).model_validate(content)
     except ValidationError as error:
-        raise UserError(one_line(error, whole(), file=path.name)) from None
+        raise UserError(one_line(error, whole(papers), file=path.name)) from None
+    params._papers = papers
+    return params

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.config.checks import check_layers
-from pipeline.config.papers import rooms
+from pipeline.config.paper import Paper
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.variant import PLAIN
@@ -29,9 +29,14 @@ NOTES = (
 MACHINE = "Another machine: `uv run python benchmarks/cost.py` measures it and adds it."
 
 
-def notes() -> list[str]:
+def notes(papers: Sequence[Paper]) -> list[str]:
     """What the figures hold and what not."""
-    return [*NOTES, *(note for cost in rooms("cost") for note in cost.NOTES), MACHINE]
+    return [*NOTES, *(note for cost in _modules(papers) for note in cost.NOTES), MACHINE]
+
+
+def _modules(papers: Sequence[Paper]) -> list[ModuleType]:
+    """The modules of the papers that tell what their stages cost."""
+    return [module for paper in papers if (module := paper.import_reader("cost"))]
 
 
 def stages(params: Params) -> list[Stage]:
@@ -70,19 +75,19 @@ def stages(params: Params) -> list[Stage]:
                 tuning.threads,
             )
         )
-    for cost in rooms("cost"):
+    for cost in _modules(params.papers):
         found += cost.stages(params, sizes)
     return found
 
 
-def _published() -> list[ModuleType]:
+def _published(papers: Sequence[Paper]) -> list[ModuleType]:
     """The papers that tell what their own trainings took."""
-    return [cost for cost in rooms("cost") if hasattr(cost, "published")]
+    return [cost for cost in _modules(papers) if hasattr(cost, "published")]
 
 
 def estimate(params: Params, known: dict[str, Hardware]) -> dict[str, Any]:
     """What `lsvit cost --json` prints: a row a stage and their total, the same for the paper's trainings, and what is known."""
-    own = [stage for cost in _published() for stage in cost.published(params)]
+    own = [stage for cost in _published(params.papers) for stage in cost.published(params)]
     ours, paper = ([stage.row(known) for stage in found] for found in (stages(params), own))
     return {
         "dataset": params.dataset,
@@ -91,7 +96,10 @@ def estimate(params: Params, known: dict[str, Hardware]) -> dict[str, Any]:
         "stages": [*ours, total(ours)],
         "paper": [*paper, total(paper)],
         "hardware": {name: hardware.source for name, hardware in known.items()},
-        "notes": [*notes(), *(f"paper: {cost.PAPER}" for cost in _published())],
+        "notes": [
+            *notes(params.papers),
+            *(f"paper: {cost.PAPER}" for cost in _published(params.papers)),
+        ],
     }
 
 
@@ -109,7 +117,7 @@ def total(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"part": "total", "name": "", **sums, "seconds": seconds}
 
 
-def show(estimated: dict[str, Any]) -> None:
+def show(estimated: dict[str, Any], papers: tuple[Paper, ...]) -> None:
     """Print an :func:`estimate` as two tables."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -124,7 +132,10 @@ def show(estimated: dict[str, Any]) -> None:
     counts = ["trainings", "training_images", "validation_images", "evaluation_images"]
     for key, title in (
         ("stages", ours),
-        ("paper", f"The paper's four cells: {'; '.join(cost.PAPER for cost in _published())}"),
+        (
+            "paper",
+            f"The paper's four cells: {'; '.join(cost.PAPER for cost in _published(papers))}",
+        ),
     ):
         table = Table("", "", title=title, box=SIMPLE_HEAD, title_justify="left")
         for column in (*counts, "FLOPs", *times):
@@ -147,7 +158,7 @@ def show(estimated: dict[str, Any]) -> None:
             f"({i}) {name}: {source}"
             for i, (name, source) in enumerate(estimated["hardware"].items(), 1)
         ),
-        *notes(),
+        *notes(papers),
         sep="\n",
     )
 

@@ -2,6 +2,7 @@
 
 import html
 import json
+from collections.abc import Collection
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from lsvit.routed import RoutedModel
+from pipeline.config.paper import Paper
 from pipeline.config.params import load
 from pipeline.config.variant import BASELINE
 from pipeline.deploy.predict import EXITS, MODEL, PARTS, SPEC, Opened, open_weights
@@ -46,14 +48,14 @@ SCALED = Path(
 )  # what the stages ran with: the model's name, the scale, the preset
 
 
-def find_training(variant: str, seed: int) -> Path:
-    """The folder of a finished training. Raises UserError saying which there are."""
+def find_training(variant: str, seed: int, declared: Collection[str] = ()) -> Path:
+    """The folder of a finished training of a declared variant. Raises UserError saying which there are."""
     trainings = [
         *finetuned(BASELINE, 0).parents[1].glob(f"seed_*/{CONFIG}"),
         *FINETUNED.glob(f"*/seed_*/{CONFIG}"),
     ]
     variants = sorted({path.parents[1].name for path in trainings})
-    if not variants and variant in (declared := load().all_variants):
+    if not variants and variant in declared:
         raise UserError(
             f"{FINETUNED}: not found, no training has finished; `dvc repro` makes them, or run in the repository's root"
         )
@@ -68,7 +70,9 @@ def find_training(variant: str, seed: int) -> Path:
     return folder
 
 
-def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list[str]]:
+def export(
+    variant: str, seed: int, out: Path | None = None, *, papers: tuple[Paper, ...]
+) -> tuple[Path, list[str]]:
     """Write a finished training's weights as a folder that stock timm and the Hugging Face hub take, with its model card.
 
     Returns:
@@ -77,8 +81,9 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
     Raises:
         UserError: there is no such training, or the folder cannot be written.
     """
-    folder, protocol = find_training(variant, seed), load().protocol
-    weights = folder / weights_file(JUDGES[protocol])
+    params = load(papers=papers)
+    folder = find_training(variant, seed, params.all_variants)
+    weights = folder / weights_file(JUDGES[params.protocol])
     opened, record = open_weights(str(weights)), read_json(folder / CONFIG)
     own = TrainConfig.model_validate(
         {key: value for key, value in record.items() if key in TrainConfig.model_fields}
@@ -102,7 +107,7 @@ def export(variant: str, seed: int, out: Path | None = None) -> tuple[Path, list
         "model": config["model_name"],
         "scale": scaled[1],
         "seed": seed,
-        "protocol": protocol,
+        "protocol": params.protocol,
         "weights_sha256": sha256(weights),
     }
     notes = stock_notes(opened.model, spec)

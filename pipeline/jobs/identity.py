@@ -9,7 +9,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("lsvit", "pipeline", "papers")
-NOT_CODE = {"pipeline.errors"}  # how a user's mistake is told
+# How a user's mistake is told, and what a paper declares to the pipeline: no job runs these.
+NOT_CODE = {"pipeline.errors", "papers", "pipeline.config.paper"}
 
 
 def imported_modules(module: str) -> dict[str, ast.Module]:
@@ -20,7 +21,9 @@ def imported_modules(module: str) -> dict[str, ast.Module]:
         name = todo.pop()
         path = ROOT / name.replace(".", "/")
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        if name in found or name in NOT_CODE or not path.exists():
+        if name in found or name in NOT_CODE or name.rpartition(".")[0] == "papers":
+            continue
+        if not path.exists():
             continue
         _Executed().visit(tree := ast.parse(path.read_text()))
         found[name] = tree

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from pipeline.config.paper import Paper
 from pipeline.config.params import load
 from pipeline.jobs.display import Event
 from pipeline.jobs.files import DATA, HELDOUT, read_meta
@@ -20,15 +21,16 @@ class Stage:
 
     Args:
         module: of its jobs; workers import it while the stage reads its parameters.
+        papers: whose sections params.yaml has.
         of: whose trainings its tracker logs: a paper's, or those of "pretrain"; a stage that trains nothing logs its results alone.
     """
 
-    def __init__(self, module: str, of: str = STAGES) -> None:
+    def __init__(self, module: str, papers: tuple[Paper, ...], of: str = STAGES) -> None:
         warm_up(module)
         with reading(DATA / "meta.json", "`dvc repro -f prepare-data` makes it again"):
             counts = read_meta(DATA)["counts"]
             sizes = counts["train"], counts["validation"], counts.get(HELDOUT, 0)
-        self.params, self.of = load().with_sizes(*sizes), of
+        self.params, self.of = load(papers=papers).with_sizes(*sizes), of
         self.tracker = Tracker(experiment_name(of, self.params.cell), root())
 
     def tracker_of(self, dataset: str, of: str | None = None) -> Tracker:

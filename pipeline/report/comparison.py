@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from pipeline.config.paper import Paper
 from pipeline.errors import UserError
 from pipeline.reading import read_json
 from pipeline.report.ledger import FAILS, HOLDS, WEAKER, Evidence
@@ -22,8 +23,8 @@ class Pooled(Evidence):
         UserError: a run of something else, or one whose seeds share starting weights, which would count as different ones.
     """
 
-    def __init__(self, folder: Path, *others: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, *others: Path, papers: tuple[Paper, ...] = ()) -> None:
+        super().__init__(folder, papers)
         self.others, self.pooled = [Evidence(other) for other in others], dict[str, pd.DataFrame]()
         about = {key: self.cell[key] for key in self.cell.keys() - {"seeds", "hardware"}}
         for run in (Evidence(folder), *self.others):

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from lsvit.routes import Order, count_routes
+from pipeline.config.paper import Paper
 from pipeline.jobs.rows import mean_rows
 from pipeline.report.evaluations import label
 from pipeline.report.results import Results
@@ -65,8 +66,8 @@ class NotComparable(NotRun):
 class Evidence(Results):
     """The result files of one cell. Accessors give one value a seed, in the order of the seeds, or raise NotRun."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, papers: tuple[Paper, ...] = ()) -> None:
+        super().__init__(folder, papers)
         self.orders: list[int] = []  # orders behind the values asked for since this was emptied
         self.variants: set[str] = set()  # whose accuracy was asked for, likewise
         self.asked: dict[str, set[str]] = {}  # the same by the id of the claim that asked

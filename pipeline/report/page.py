@@ -109,7 +109,7 @@ class Report:
 
     def data(self, file: str, *words: str) -> Markup:
         """A number that says where it comes from, see :func:`pipeline.report.why.number`."""
-        text = number((file, *words), self._read)
+        text = number((file, *words), self._read, self.results.papers)
         return Markup(
             '<data value="{}" data-from="{}" tabindex="0" role="button">{}</data>'
         ).format(text, shlex.join((file, *words)), text)
@@ -121,7 +121,7 @@ class Report:
 
     def table(self, grid: Grid) -> dict[str, Any]:
         """The cells of a table: rows and columns in the file's order."""
-        rows = rows_of(f"results/{grid.file}", grid.where, self._read)
+        rows = rows_of(f"results/{grid.file}", grid.where, self._read, self.results.papers)
         rows = rows[rows[grid.rows].isin(grid.only)] if grid.only else rows
         names, columns = (
             list(dict.fromkeys(rows[key].astype(str))) for key in (grid.rows, grid.columns)

@@ -9,19 +9,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.config.papers import rooms
+from pipeline.config.paper import Paper, Reader
 from pipeline.errors import UserError
 from pipeline.jobs.rows import read_rows
 from pipeline.reading import read_json, sound
 
-ROWS = {"layershuffle": "prune_eval"}  # the file of a paper's rows, where it is not named after it
-
 
 class Results:
-    """The files of a folder of results, each read once."""
+    """The files of a folder of results, each read once.
 
-    def __init__(self, folder: Path) -> None:
+    `papers` are those whose tables, figures and claims may read them.
+    """
+
+    def __init__(self, folder: Path, papers: tuple[Paper, ...] = ()) -> None:
         self.folder = folder
+        self.papers = papers
         self.tables: dict[str, pd.DataFrame] = {}
         self.files: dict[str, None] = {}  # names of the files that were asked for, in this order
 
@@ -43,15 +45,17 @@ class Results:
         """Which cell this is: data set, model, protocol, seeds, classes, images."""
         return self.read("cell")
 
-    def readers(self, room: str) -> list[ModuleType]:
+    def readers(self, reader: Reader) -> list[ModuleType]:
         """The modules "tables", "figures", "claims" or "charts" of the papers that have rows here: a cell need not have all.
 
         Rows of another data set or model, left over from another cell, do not count.
         """
         found = []
-        for module in rooms(room):
-            paper = module.__name__.split(".")[-2]
-            rows = self.table(name := ROWS.get(paper, paper))
+        for paper in self.papers:
+            module = paper.import_reader(reader)
+            if module is None:
+                continue
+            rows = self.table(paper.rows)
             own = (
                 rows.empty
                 or (
@@ -59,7 +63,7 @@ class Results:
                     & (rows["model"] == self.cell["model"])
                 ).any()
             )
-            if own and (self.folder / f"{name}.csv").is_file():
+            if own and (self.folder / f"{paper.rows}.csv").is_file():
                 found.append(module)
         return found
 

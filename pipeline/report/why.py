@@ -15,14 +15,14 @@ import numpy as np
 import pandas as pd
 
 from pipeline.config.effective import files
-from pipeline.config.papers import rooms
+from pipeline.config.paper import Paper
 from pipeline.config.params import load
 from pipeline.declared import checksums, declared_stages, paths, stage_results
 from pipeline.errors import UserError
 from pipeline.jobs.files import EXECUTION, HISTORY, RESULTS
 from pipeline.jobs.rows import parse_rows, read_rows
 from pipeline.reading import read_json, reading
-from pipeline.report.ledger import Evidence, show_orders, show_value
+from pipeline.report.ledger import Claim, Evidence, show_orders, show_value
 
 NUMBER = re.compile(
     r"<!--= (.*?) -->(.*?)<!--/-->", re.S
@@ -33,13 +33,15 @@ READERS = ("paper-figures", "report")  # stages that compute nothing
 Read = Callable[[str], str]  # a file of the repository -> its text
 
 
-def rows_of(file: str, conditions: Sequence[str], read: Read) -> pd.DataFrame:
+def rows_of(
+    file: str, conditions: Sequence[str], read: Read, papers: tuple[Paper, ...]
+) -> pd.DataFrame:
     """The rows of a CSV file, or the records of a JSON file (of a ledger: what its claims measured), where `column=value` hold.
 
     Raises:
         UserError: a column that is not there, or no such row.
     """
-    rows = _parsed(file, read(file))
+    rows = _parsed(file, read(file), papers)
     for condition in conditions:
         column, _, value = condition.partition("=")
         if column not in rows:
@@ -52,7 +54,7 @@ def rows_of(file: str, conditions: Sequence[str], read: Read) -> pd.DataFrame:
     return rows
 
 
-def number(words: Sequence[str], read: Read) -> str:
+def number(words: Sequence[str], read: Read, papers: tuple[Paper, ...]) -> str:
     """A number as pages show it, from a file, conditions, an expression of columns (the mean over the rows counts) and a format.
 
     What rounds to zero has no sign.
@@ -61,7 +63,7 @@ def number(words: Sequence[str], read: Read) -> str:
         UserError: as :func:`rows_of` does, or there is no such number.
     """
     file, *conditions, expression, form = words
-    rows = rows_of(file, conditions, read)
+    rows = rows_of(file, conditions, read, papers)
     try:
         return f"{np.mean(rows.eval(expression)):z{form}}"
     except Exception as error:  # whatever an expression may raise
@@ -73,12 +75,12 @@ def number(words: Sequence[str], read: Read) -> str:
 
 
 @lru_cache(maxsize=16)  # a page asks for many numbers of few files
-def _parsed(file: str, text: str) -> pd.DataFrame:
+def _parsed(file: str, text: str, papers: tuple[Paper, ...]) -> pd.DataFrame:
     with reading(file):
-        return _records(text) if file.endswith(".json") else parse_rows(text, file)
+        return _records(text, papers) if file.endswith(".json") else parse_rows(text, file)
 
 
-def _records(text: str) -> pd.DataFrame:
+def _records(text: str, papers: tuple[Paper, ...]) -> pd.DataFrame:
     """The records of a JSON file: of each part's first list, with the part's numbers; else the parts. Those of a ledger have a `paper`."""
     lists = [
         [
@@ -100,13 +102,14 @@ def _records(text: str) -> pd.DataFrame:
     ] or parts(text)
     rows = pd.json_normalize(records).rename(columns=lambda name: name.removeprefix("measured."))
     if {"id", "verdict"} <= {*rows.columns}:
-        papers = {
-            claim.id: module.__name__.split(".")[-2]
-            for module in rooms("claims")
-            for claim in module.CLAIMS
-        }
-        rows["paper"] = rows["id"].map(papers)
+        paper_of = {claim.id: paper.name for paper in papers for claim in _claims(paper)}
+        rows["paper"] = rows["id"].map(paper_of)
     return rows
+
+
+def _claims(paper: Paper) -> Sequence[Claim]:
+    module = paper.import_reader("claims")
+    return module.CLAIMS if module else ()
 
 
 def parts(text: str) -> list[dict[str, Any]]:
@@ -117,7 +120,7 @@ def parts(text: str) -> list[dict[str, Any]]:
     return found if isinstance(found, list) else [found]
 
 
-def why(target: str, conditions: Sequence[str] = ()) -> list[str]:
+def why(target: str, papers: tuple[Paper, ...], conditions: Sequence[str] = ()) -> list[str]:
     """Where a claim (by its id), a table or figure (by its file or its name), or the rows of a result file come from, line by line.
 
     Raises:
@@ -135,7 +138,7 @@ def why(target: str, conditions: Sequence[str] = ()) -> list[str]:
             raise UserError(
                 f"{target}: found {' '.join(conditions)!r} behind a claim, accepted: behind a .csv or .json file"
             )
-        return _why_claim(entries[target])
+        return _why_claim(entries[target], papers)
     own = (
         (f"results/{target}.csv", f"results/{target}.json")
         if conditions
@@ -152,7 +155,7 @@ def why(target: str, conditions: Sequence[str] = ()) -> list[str]:
         return (
             _numbers(file)
             if file.suffix == ".md" and NUMBER.search(file.read_text())
-            else way(file)
+            else way(file, papers)
         )
     if file.suffix not in (".csv", ".json"):
         raise UserError(f"{file}: found conditions on it, accepted: on a .csv or .json file")
@@ -161,9 +164,9 @@ def why(target: str, conditions: Sequence[str] = ()) -> list[str]:
         raise UserError(
             f"{file}: found {' '.join(rest)!r}, accepted: column=value ..., and behind them an expression with a format"
         )
-    rows = rows_of(str(file), conditions[: len(conditions) - len(rest)], _text)
+    rows = rows_of(str(file), conditions[: len(conditions) - len(rest)], _text, papers)
     value = (
-        [f"{number((str(file), *conditions), _text)}: mean over the rows of {rest[0]}"]
+        [f"{number((str(file), *conditions), _text, papers)}: mean over the rows of {rest[0]}"]
         if rest
         else []
     )
@@ -171,7 +174,7 @@ def why(target: str, conditions: Sequence[str] = ()) -> list[str]:
         *value,
         f"{file}: {len(rows)} rows",
         *rows.to_string(index=False).splitlines(),
-        *way(file, {*rows.get("variant", ())}),
+        *way(file, papers, {*rows.get("variant", ())}),
     ]
 
 
@@ -179,13 +182,13 @@ def _text(file: str) -> str:
     return Path(file).read_text()
 
 
-def _why_claim(entry: dict[str, Any]) -> list[str]:
+def _why_claim(entry: dict[str, Any], papers: tuple[Paper, ...]) -> list[str]:
     """The claim, its rule, what was measured, and the files that its measure reads."""
     evidence = Evidence(RESULTS)
-    for claim in (
-        claim for module in rooms("claims") for claim in module.CLAIMS if claim.id == entry["id"]
-    ):
-        claim.judge(evidence)
+    for paper in papers:
+        for claim in _claims(paper):
+            if claim.id == entry["id"]:
+                claim.judge(evidence)
     read = [file for name in evidence.files if name != CELL and (file := RESULTS / name).is_file()]
     return [
         f"{entry['id']}: {entry['claim']}",
@@ -201,7 +204,7 @@ def _why_claim(entry: dict[str, Any]) -> list[str]:
         + (f" ({entry['reason']})" if entry["reason"] else "")
         + f"; after Holm: {entry['corrected']}",
         *([f"to run it: {entry['run']}"] if entry["run"] else []),
-        *(line for file in read or [RESULTS / CELL] for line in origin(file)),
+        *(line for file in read or [RESULTS / CELL] for line in origin(file, papers)),
     ]
 
 
@@ -214,20 +217,21 @@ def _numbers(page: Path) -> list[str]:
     ]
 
 
-def way(file: Path, variants: Collection[str] = ()) -> list[str]:
+def way(file: Path, papers: tuple[Paper, ...], variants: Collection[str] = ()) -> list[str]:
     """The origin of a file, and of the result files from which it is drawn or tabulated, if another stage computed them.
 
     `variants`: of those alone the parameters are shown.
     """
     folder = _folder(file)
-    drawn = {
-        start: names for module in rooms("charts") for start, names in module.DRAWN_FROM.items()
-    }
+    drawn: dict[str, Sequence[str]] = {}
+    for paper in papers:
+        if charts := paper.import_reader("charts"):
+            drawn |= charts.DRAWN_FROM
     start = max((start for start in drawn if file.name.startswith(start)), key=len, default="")
     from_those = [folder / name for name in drawn.get(start, ()) if (folder / name).is_file()]
     return [
-        *origin(file, variants),
-        *(line for each in from_those if each != file for line in origin(each, variants)),
+        *origin(file, papers, variants),
+        *(line for each in from_those if each != file for line in origin(each, papers, variants)),
     ]
 
 
@@ -236,7 +240,7 @@ def _folder(file: Path) -> Path:
     return next((parent for parent in file.parents if parent.parent == RESULTS / "cells"), RESULTS)
 
 
-def origin(file: Path, variants: Collection[str] = ()) -> list[str]:
+def origin(file: Path, papers: tuple[Paper, ...], variants: Collection[str] = ()) -> list[str]:
     """The stage that wrote a result file, of the run or of a committed cell: command, inputs, parameters, seeds, jobs, hardware, versions.
 
     `variants`: of those alone the parameters are shown.
@@ -272,7 +276,7 @@ def origin(file: Path, variants: Collection[str] = ()) -> list[str]:
         lines.append(f"  reads       results/, {len(read)} files and folders")
     else:
         lines.append(f"  reads       {', '.join(f'{path} ({makers.get(path)})' for path in read)}")
-        lines += _parameters(cell, [path.name for path in sections], stage, variants)
+        lines += _parameters(cell, [path.name for path in sections], stage, papers, variants)
         lines += _ran(read, [*paths(declared["outs"]), *read], cell)
     return [
         *lines,
@@ -286,14 +290,18 @@ def origin(file: Path, variants: Collection[str] = ()) -> list[str]:
 
 
 def _parameters(
-    cell: dict[str, Any], names: Sequence[str], stage: str, variants: Collection[str]
+    cell: dict[str, Any],
+    names: Sequence[str],
+    stage: str,
+    papers: tuple[Paper, ...],
+    variants: Collection[str],
 ) -> list[str]:
     """The values that a stage depends on, a line a section; where outs/params/ is not there, those that params.yaml comes to."""
     ran = Path("outs/params")
     if ran.is_dir():
         texts, source = {name: (ran / name).read_text() for name in names}, str(ran)
     else:
-        params = load()
+        params = load(papers=papers)
         if [*params.cell] != [cell["dataset"], cell["model"], cell["scale"]]:
             return [f"  parameters  not known: params.yaml is of {', '.join(params.cell)}"]
         texts, source = files(params), "params.yaml"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from papers import PAPERS
 from papers.exits.compute import rounds
 from papers.exits.section import Exits
 from pipeline import fill
@@ -38,7 +39,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_choices_are_cells() -> None:
-    found = fill.grid(["scale=smoke,minutes", "dataset=fashion_mnist_tiny", "seeds=[0,1]"])
+    found = fill.grid(["scale=smoke,minutes", "dataset=fashion_mnist_tiny", "seeds=[0,1]"], PAPERS)
     assert {name: params.scale for name, params in found.items()} == {
         "scale=smoke": "smoke",
         "scale=minutes": "minutes",
@@ -46,7 +47,7 @@ def test_choices_are_cells() -> None:
     assert {(params.dataset, *params.seeds) for params in found.values()} == {
         ("fashion_mnist_tiny", 0, 1)
     }
-    assert list(fill.grid([])) == [""]
+    assert list(fill.grid([], PAPERS)) == [""]
 
 
 @pytest.mark.parametrize(
@@ -60,13 +61,13 @@ def test_choices_are_cells() -> None:
 )
 def test_wrong_choices_are_one_line(override: str, why: str) -> None:
     with pytest.raises(UserError, match=why) as caught:
-        fill.grid([override])
+        fill.grid([override], PAPERS)
     assert "\n" not in str(caught.value)
 
 
 def test_a_wrong_folder_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"params\.yaml: not found"), fill.prepared([]):
+    with pytest.raises(UserError, match=r"params\.yaml: not found"), fill.prepared([], PAPERS):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -76,7 +77,7 @@ import time
 from pipeline import fill
 
 fill.grid, fill.images = lambda overrides: {"": None}, lambda params, place: (print("there", flush=True), time.sleep(600))
-with fill.prepared([]):
+with fill.prepared([], PAPERS):
     pass
 """
 

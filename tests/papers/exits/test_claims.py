@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from papers import PAPERS
 from papers.exits.claims import BRANCHES, CLAIMS, CNNS
 from papers.exits.tables import TABLE1, TABLE2, WITHOUT
 from pipeline.report.ledger import (
@@ -171,7 +172,7 @@ def made() -> Frames:
 def evidence(
     frames: Frames, dataset: str = DATASET, model: str = "vit_micro", scale: str = "published"
 ) -> Evidence:
-    found = Evidence(RESULTS)
+    found = Evidence(RESULTS, PAPERS)
     found.tables |= {
         name: frame.copy() for name, frame in zip(("exits", "exits_dynamic"), frames, strict=True)
     }
@@ -586,7 +587,7 @@ def test_result_files_are_read_where_they_are(tmp_path: Path, made: Frames) -> N
     for path in RESULTS.iterdir():
         if path.is_file() and not path.name.startswith("exits"):
             (tmp_path / path.name).write_bytes(path.read_bytes())
-    e = Evidence(tmp_path)
+    e = Evidence(tmp_path, PAPERS)
     assert e.table("exits").empty
     assert e.table("exits_dynamic").empty
     (tmp_path / "exits_dynamic.csv").write_text(
@@ -596,12 +597,12 @@ def test_result_files_are_read_where_they_are(tmp_path: Path, made: Frames) -> N
         made[0]["placement"].isin(["6", "none"])
     ]  # a column of numbers and words, or of numbers alone, stays text
     only_one[only_one["placement"] == "6"].to_csv(tmp_path / "exits.csv", index=False)
-    e = Evidence(tmp_path)
+    e = Evidence(tmp_path, PAPERS)
     assert set(e.table("exits")["placement"]) == {"6"}
     assert e.table("exits_dynamic").empty
     only_one.to_csv(tmp_path / "exits.csv", index=False)
     assert (
-        entry("e2e-final-cost.6", Evidence(tmp_path))["verdict"] == HOLDS
+        entry("e2e-final-cost.6", Evidence(tmp_path, PAPERS))["verdict"] == HOLDS
     )  # "none" is no missing value
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from papers import PAPERS
 from papers.inversion.compute.plan import Plan, Subject, Task
 from papers.inversion.compute.presets import family_preset
 from papers.inversion.compute.rows import (
@@ -72,7 +73,7 @@ def changed(params: Params, inversion: dict[str, Any], **others: Any) -> Params:
     for name, section in others.items():
         if isinstance(section, dict):
             preset[name] = preset.get(name, {}) | section
-    return whole().model_validate(values)
+    return whole(PAPERS).model_validate(values)
 
 
 Make = Callable[..., Plan]

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from papers import PAPERS
 from papers.layershuffle.figures import draw
 from pipeline.config.params import Params
 from pipeline.report.figures import Figures
@@ -69,7 +70,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
     (tmp_path / "outs" / "analysis").mkdir(parents=True)
     for name in ("pretrained", "ls"):
         np.savez(tmp_path / "outs" / "analysis" / f"{name}_seed_0.npz", **arrays)
-    return Results(folder)
+    return Results(folder, PAPERS)
 
 
 def save(figures: Figures, figure: Figure, name: str) -> None:

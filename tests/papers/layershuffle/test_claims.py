@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from papers import PAPERS
 from papers.layershuffle.claims import CLAIMS
 from papers.layershuffle.measures import regained
 from pipeline.report.ledger import HOLDS, NOT_RUN, Evidence
@@ -63,14 +64,14 @@ def test_few_seeds_do_not_tell_how_much_seeds_differ(seeds: int) -> None:
 
 def test_a_claim_that_no_run_decides_names_none() -> None:
     for name in ("s4.1.cifar", "s4.speed"):
-        found = entry(name, Evidence(ROOT / "results"))
+        found = entry(name, Evidence(ROOT / "results", PAPERS))
         assert (found["verdict"], found["run"]) == (NOT_RUN, "")
         assert found["reason"].startswith("needs ")
 
 
 def test_orders_of_layers_that_stay_in_place_are_counted() -> None:
     """One where all do, 2 where two layers are left, else as many as images."""
-    e = Evidence(ROOT / "results")
+    e = Evidence(ROOT / "results", PAPERS)
     rows = [
         {
             "variant": "baseline",

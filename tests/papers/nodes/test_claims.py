@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from papers import PAPERS
 from papers.nodes.charts import charts
 from papers.nodes.claims import CLAIMS
 from papers.nodes.figures import NodesFigures, draw
@@ -114,7 +115,7 @@ def made() -> pd.DataFrame:
 
 
 def evidence(rows: pd.DataFrame) -> Evidence:
-    found = Evidence(RESULTS)
+    found = Evidence(RESULTS, PAPERS)
     found.tables["nodes"] = rows
     return found
 
@@ -220,11 +221,11 @@ def test_the_figure_is_the_same_bytes_again(
 
 
 def test_what_did_not_run_is_not_drawn(params: Params, tmp_path: Path) -> None:
-    assert draw(Results(tmp_path), params) == {}
+    assert draw(Results(tmp_path, PAPERS), params) == {}
 
 
 def test_the_chart_has_the_lines_of_the_figure(made: pd.DataFrame, tmp_path: Path) -> None:
-    results = Results(tmp_path)
+    results = Results(tmp_path, PAPERS)
     results.tables["nodes"] = made
     first, second = charts(results).charts
     assert (first.title, second.title) == (

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
+from papers import PAPERS
 from papers.nodes.compute.evaluation import evaluate
 from papers.nodes.compute.plan import Plan
 from papers.nodes.compute.scheduler import Answer
@@ -159,5 +160,5 @@ def test_a_wrong_value_is_one_line(
     )
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(UserError) as error:
-        check_layers(load(tmp_path / "params.yaml"), 12)
+        check_layers(load(tmp_path / "params.yaml", papers=PAPERS), 12)
     assert all(part in str(error.value) for part in said), error.value

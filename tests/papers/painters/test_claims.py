@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from papers import PAPERS
 from papers.painters.claims import CLAIMS
 from pipeline.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence
 from tests.conftest import ALL_CLAIMS, ROOT, Change, add
@@ -61,7 +62,7 @@ def made() -> pd.DataFrame:
 
 
 def evidence(rows: pd.DataFrame) -> Evidence:
-    found = Evidence(RESULTS)
+    found = Evidence(RESULTS, PAPERS)
     found.tables["painters"] = rows
     return found
 

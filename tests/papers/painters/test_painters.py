@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route
+from papers import PAPERS
 from papers.painters.compute import rows as painters_rows
 from papers.painters.compute.evaluation import evaluate
 from papers.painters.compute.plan import Plan
@@ -367,7 +368,7 @@ def test_the_figure_is_the_same_bytes_again(
 def test_what_was_not_evaluated_is_not_drawn(
     rows: pd.DataFrame, params: Params, tmp_path: Path
 ) -> None:
-    results = Results(tmp_path)
+    results = Results(tmp_path, PAPERS)
     assert draw(results, params) == {}
     results.tables["painters"] = rows[
         (rows["variant"] == "ls") & rows["kind"].isin(["none", "skip"]) & (rows["seed"] == 0)
@@ -427,7 +428,7 @@ def test_a_wrong_value_is_one_line(
     content["painters"] |= changes
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(UserError) as error:
-        check_layers(load(tmp_path / "params.yaml"), 12)
+        check_layers(load(tmp_path / "params.yaml", papers=PAPERS), 12)
     assert all(line.startswith("params.yaml: painters.") for line in str(error.value).splitlines())
     assert all(part in str(error.value) for part in said), error.value
 
@@ -437,7 +438,7 @@ def test_models_that_know_positions_run_without_loops_or_with_few(tmp_path: Path
     for changes in ({"kinds": ["skip", "parallel"]}, {"kinds": list(KINDS), "loops": 2}):
         content["painters"] |= {"variants": ["ls_pos", "ls_pred"], **changes}
         (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
-        check_layers(load(tmp_path / "params.yaml"), 12)
+        check_layers(load(tmp_path / "params.yaml", papers=PAPERS), 12)
 
 
 def test_loops_of_a_model_that_knows_positions_end_where_the_check_says(six: ModelPreset) -> None:
@@ -450,8 +451,8 @@ def test_loops_of_a_model_that_knows_positions_end_where_the_check_says(six: Mod
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(load(ROOT / "params.yaml").models))
+@pytest.mark.parametrize("name", list(load(ROOT / "params.yaml", papers=PAPERS).models))
 def test_every_preset_fits_the_section(name: str, tmp_path: Path) -> None:
     content = yaml.safe_load((ROOT / "params.yaml").read_text()) | {"model": name}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
-    check_layers(load(tmp_path / "params.yaml"), 12)  # of all of them
+    check_layers(load(tmp_path / "params.yaml", papers=PAPERS), 12)  # of all of them

@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from papers import PAPERS
 from papers.smoothing.claims import CLAIMS, ROWS
 from papers.smoothing.compute.rows import COLUMNS
 from pipeline.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence
@@ -101,7 +102,7 @@ def made() -> pd.DataFrame:
 
 def evidence(rows: pd.DataFrame) -> Evidence:
     """LS with the contrastive loss is 2 points better than LS."""
-    found = Evidence(RESULTS)
+    found = Evidence(RESULTS, PAPERS)
     evaluated = found.table("prune_eval")
     ls = evaluated[evaluated["variant"] == "ls"]
     better = ls.assign(variant="ls_contrastive", accuracy=ls["accuracy"] + 0.02)

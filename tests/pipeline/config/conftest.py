@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from papers import PAPERS
 from pipeline.config.params import Params, load
 from tests.conftest import ROOT
 
@@ -32,6 +33,6 @@ def changed(text: str, tmp_path: Path) -> Load:
                 place = place.setdefault(part, {})
             place[last] = value
         (tmp_path / "params.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-        return load(tmp_path / "params.yaml")
+        return load(tmp_path / "params.yaml", papers=PAPERS)
 
     return make

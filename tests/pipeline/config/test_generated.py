@@ -15,6 +15,7 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from papers import PAPERS
 from pipeline.config.effective import files
 from pipeline.config.params import Params, load
 from pipeline.errors import UserError, raise_all
@@ -222,7 +223,7 @@ def test_a_file_is_refused_in_clear_lines_or_has_a_plan(
         patch.chdir(folder)
         patch.setenv("DVC_ROOT", str(folder))
         try:
-            params = load()
+            params = load(papers=PAPERS)
             raise_all(check_machine(params))
             build(params)
         except UserError as error:

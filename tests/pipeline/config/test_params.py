@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from papers import PAPERS
 from papers.exits.section import Exits
 from papers.inversion import checks
 from papers.inversion.compute.presets import family_preset
@@ -19,7 +20,7 @@ from papers.layershuffle.section import Analysis
 from papers.smoothing.section import Smoothing
 from pipeline.config.checks import check_layers
 from pipeline.config.datasets import COLOURED
-from pipeline.config.params import load, paper_sections, parse, whole
+from pipeline.config.params import load, parse, whole
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.types import Section
@@ -358,7 +359,7 @@ def test_wrong_value_is_one_clear_line(
 ) -> None:
     path = write(content, tmp_path / "params.yaml", key, value)
     with pytest.raises(UserError) as error:
-        check_layers(load(path), 12)
+        check_layers(load(path, papers=PAPERS), 12)
     lines = str(error.value).splitlines()
     assert len(lines) == 1 or key in (
         "baseline.exits",
@@ -381,7 +382,7 @@ def test_wrong_value_is_one_clear_line(
 def test_broken_file(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "params.yaml").write_text(text)
     with pytest.raises(UserError, match=said) as error:
-        load(tmp_path / "params.yaml")
+        load(tmp_path / "params.yaml", papers=PAPERS)
     assert "\n" not in str(error.value)
 
 
@@ -390,12 +391,13 @@ def test_numbers_written_in_any_way(content: dict[str, Any], tmp_path: Path, tex
     """PyYAML reads 1e-4 as text, DVC as a number, and DVC rewrites 0.00001 as 1e-05."""
     path = write(content, tmp_path / "params.yaml", "finetune.lr", "HERE")
     path.write_text(path.read_text().replace("HERE", text))
-    assert load(path).finetune.lr == 1e-4
+    assert load(path, papers=PAPERS).finetune.lr == 1e-4
 
 
 def test_drop_written_as_text(content: dict[str, Any], tmp_path: Path) -> None:
     params = load(
-        write(content, tmp_path / "params.yaml", "variants.layerdrop.route", {"drop": "1e-1"})
+        write(content, tmp_path / "params.yaml", "variants.layerdrop.route", {"drop": "1e-1"}),
+        papers=PAPERS,
     )
     assert params.variants["layerdrop"].route == {"drop": 0.1}
 
@@ -451,7 +453,7 @@ MODELS: list[
 def test_models_of_inversion_are_tried_before_any_compute(
     content: dict[str, Any], tmp_path: Path, key: str, value: Any, said: list[str]
 ) -> None:
-    params = load(write(content, tmp_path / "params.yaml", key, value))
+    params = load(write(content, tmp_path / "params.yaml", key, value), papers=PAPERS)
     with pytest.raises(UserError) as error:
         build(params)
     message = str(error.value)
@@ -468,7 +470,8 @@ def test_models_of_inversion_that_can_be_made(
     """Those of the presets, with a depth that all of them have."""
     depth = {"vit_micro": 6, "vit_pico": 2}[model]
     params = load(
-        write(content | {"model": model}, tmp_path / "params.yaml", "inversion.depths", [depth])
+        write(content | {"model": model}, tmp_path / "params.yaml", "inversion.depths", [depth]),
+        papers=PAPERS,
     )
     build(params)
     with (
@@ -522,7 +525,7 @@ def test_families_of_inversion_have_the_chosen_models_sizes(
     }
     changed["inversion"] |= {"families": {"chosen": {}}, "ablations": {}, "transplants": {}}
     changed["models"]["vit_micro"]["kwargs"] |= {"in_chans": 3}
-    params = load(write(changed, tmp_path / "params.yaml", "device", "auto"))
+    params = load(write(changed, tmp_path / "params.yaml", "device", "auto"), papers=PAPERS)
     assert family_preset(params, "own").kwargs == own["kwargs"] | {"in_chans": 3}
     assert family_preset(params, "mixer").kwargs == {"img_size": 28, "in_chans": 3, "patch_size": 7}
     assert family_preset(params, "chosen") == params.model_preset
@@ -539,7 +542,7 @@ def test_resolution_order(content: dict[str, Any], tmp_path: Path) -> None:
             write(changed, path, key.replace("__", "."), value)
             changed = yaml.safe_load(path.read_text())
         write(changed, path, "device", "auto")
-        params = load(path)
+        params = load(path, papers=PAPERS)
         value = params.values(Finetune, "ls")["lr"]
         assert params.resolve(Finetune, "ls").lr == value.value
         return value
@@ -555,14 +558,16 @@ def test_resolution_order(content: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_baseline_epochs(content: dict[str, Any], tmp_path: Path) -> None:
-    params = load(write(content, tmp_path / "params.yaml", "finetune.baseline_epochs", 1))
+    params = load(
+        write(content, tmp_path / "params.yaml", "finetune.baseline_epochs", 1), papers=PAPERS
+    )
     assert params.resolve(Finetune, "baseline").epochs == 1
     assert params.resolve(Finetune, "ls").epochs != 1
 
 
 def test_paper_values_are_the_sections_values(content: dict[str, Any], tmp_path: Path) -> None:
     """Without a micro preset's overrides, refinement is the paper's (section 4)."""
-    params = load(write(content, tmp_path / "params.yaml", "model", "vit_b16"))
+    params = load(write(content, tmp_path / "params.yaml", "model", "vit_b16"), papers=PAPERS)
     options = params.resolve(Finetune, "ls_pred")
     assert (options.optimizer, options.betas, options.eps, options.lr) == (
         "adam",
@@ -575,13 +580,19 @@ def test_paper_values_are_the_sections_values(content: dict[str, Any], tmp_path:
 
 @pytest.mark.slow
 def test_every_preset_resolves(content: dict[str, Any], tmp_path: Path) -> None:
-    sections: list[type[Section]] = [Pretrain, Finetune, *paper_sections()]
+    sections: list[type[Section]] = [
+        Pretrain,
+        Finetune,
+        *(section for paper in PAPERS for section in paper.sections),
+    ]
     for model in content["models"]:
         for dataset in content["datasets"]:
             changed = copy.deepcopy(content) | {"model": model}
             if content["datasets"][dataset]["source"] in COLOURED:
                 changed["models"][model].setdefault("kwargs", {})["in_chans"] = 3
-            params = load(write(changed, tmp_path / "params.yaml", "dataset", dataset))
+            params = load(
+                write(changed, tmp_path / "params.yaml", "dataset", dataset), papers=PAPERS
+            )
             assert all(params.resolve(section) for section in sections)
 
 
@@ -593,7 +604,7 @@ def test_protocol_heldout_needs_held_out_images(content: dict[str, Any], tmp_pat
         UserError,
         match=r"protocol: found 'heldout', accepted: paper .*datasets\.fashion_mnist_10k\.heldout",
     ):
-        load(tmp_path / "params.yaml")
+        load(tmp_path / "params.yaml", papers=PAPERS)
 
 
 def test_held_out_images_leave_some_to_train_on(content: dict[str, Any], tmp_path: Path) -> None:
@@ -604,7 +615,7 @@ def test_held_out_images_leave_some_to_train_on(content: dict[str, Any], tmp_pat
     with pytest.raises(
         UserError, match=r"datasets\.fashion_mnist_tiny\.heldout: found 512, accepted: at most 511"
     ):
-        load(tmp_path / "params.yaml")
+        load(tmp_path / "params.yaml", papers=PAPERS)
 
 
 @pytest.mark.parametrize(
@@ -637,7 +648,9 @@ def test_changes_without_effect_are_said(
         }
 
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(merged(content, changes)))
-    found = parse(tmp_path / "params.yaml").overruled(load(ROOT / "params.yaml"))
+    found = parse(tmp_path / "params.yaml", papers=PAPERS).overruled(
+        load(ROOT / "params.yaml", papers=PAPERS)
+    )
     assert len(found) == len(said)
     assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
 
@@ -647,7 +660,7 @@ def test_what_nobody_set_is_lowered_to_the_images(content: dict[str, Any], tmp_p
     own = {"fashion_mnist_tiny": {"source": "embedded", "train": 60, "validation": 40}}
     changed = content | {"dataset": "fashion_mnist_tiny", "datasets": content["datasets"] | own}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
-    params = load(tmp_path / "params.yaml")
+    params = load(tmp_path / "params.yaml", papers=PAPERS)
     assert (
         params.resolve(Finetune, "ls").batch_size
         == params.resolve(Pretrain).batch_size
@@ -667,7 +680,7 @@ def test_what_nobody_set_is_lowered_to_the_images(content: dict[str, Any], tmp_p
         "exits.batch_size",
         "analysis.images",
     }
-    assert load(ROOT / "params.yaml").lowered() == []
+    assert load(ROOT / "params.yaml", papers=PAPERS).lowered() == []
     own["fashion_mnist_tiny"] |= {"finetune": {"batch_size": 61}, "analysis": {"images": 41}}
     changed |= {
         "variants": changed["variants"]
@@ -675,7 +688,7 @@ def test_what_nobody_set_is_lowered_to_the_images(content: dict[str, Any], tmp_p
     }
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
     with pytest.raises(UserError) as error:
-        load(tmp_path / "params.yaml")
+        load(tmp_path / "params.yaml", papers=PAPERS)
     preset, variant, analysis = str(error.value).splitlines()  # all at once
     assert (
         "datasets.fashion_mnist_tiny.finetune.batch_size: found 61, accepted: at most 60" in preset
@@ -702,9 +715,9 @@ def test_fifteen_validation_images_are_enough(content: dict[str, Any], tmp_path:
             with pytest.raises(
                 UserError, match=f"^params.yaml: analysis.neighbors: {said} [^\n]*$"
             ):
-                load(tmp_path / "params.yaml")
+                load(tmp_path / "params.yaml", papers=PAPERS)
         else:
-            params = load(tmp_path / "params.yaml")
+            params = load(tmp_path / "params.yaml", papers=PAPERS)
             assert (
                 "analysis.neighbors: 15 (from analysis) lowered to 14, the images there are"
                 in params.lowered()
@@ -761,7 +774,7 @@ def test_each_mistake_is_named_where_it_stands(content: dict[str, Any], tmp_path
     }
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
     with pytest.raises(UserError) as error:
-        load(tmp_path / "params.yaml")
+        load(tmp_path / "params.yaml", papers=PAPERS)
     keys = {line.split(": ")[1] for line in str(error.value).splitlines()}
     assert keys == {
         "models.vit_micro.finetune.lr",
@@ -775,7 +788,7 @@ def test_all_mistakes_are_said_at_once(content: dict[str, Any], tmp_path: Path) 
         yaml.safe_dump(content | {"devise": "cpu", "seeds": [], "protocol": "papre"})
     )
     with pytest.raises(UserError) as error:
-        load(tmp_path / "params.yaml")
+        load(tmp_path / "params.yaml", papers=PAPERS)
     lines = str(error.value).splitlines()
     assert [line.split(": ")[1] for line in lines] == ["seeds", "protocol", "devise"]
     assert all(line.startswith("params.yaml: ") for line in lines)
@@ -784,7 +797,7 @@ def test_all_mistakes_are_said_at_once(content: dict[str, Any], tmp_path: Path) 
 def test_presets_change_single_keys_of_the_trainings_of_smoothing(
     content: dict[str, Any], tmp_path: Path
 ) -> None:
-    params = load(ROOT / "params.yaml")
+    params = load(ROOT / "params.yaml", papers=PAPERS)
     values = params.scratch_values(Smoothing)
     assert values["lr"] == (0.003, "scales.minutes.smoothing.training")
     assert values["validation_orders"] == ("trained", "smoothing.training")
@@ -793,9 +806,9 @@ def test_presets_change_single_keys_of_the_trainings_of_smoothing(
     changed = write(
         published, tmp_path / "params.yaml", "models.vit_micro.smoothing.recipe", {"mixup": 0.5}
     )
-    assert load(changed).resolve(Smoothing).recipe == params.smoothing.recipe.model_copy(
-        update={"mixup": 0.5}
-    )
+    assert load(changed, papers=PAPERS).resolve(
+        Smoothing
+    ).recipe == params.smoothing.recipe.model_copy(update={"mixup": 0.5})
 
 
 @pytest.mark.slow
@@ -809,7 +822,10 @@ def test_dvc_rewrites_the_file_without_changing_more(tmp_path: Path, overrides: 
     file = tmp_path / "params.yaml"
     shutil.copy(ROOT / "params.yaml", file)
     apply_overrides(file, overrides)
-    changed, original = load(file).model_dump(), load(ROOT / "params.yaml").model_dump()
+    changed, original = (
+        load(file, papers=PAPERS).model_dump(),
+        load(ROOT / "params.yaml", papers=PAPERS).model_dump(),
+    )
     *parents, last = overrides[0].split("=")[0].split(".")
     place, before = changed, original
     for parent in parents:
@@ -820,10 +836,10 @@ def test_dvc_rewrites_the_file_without_changing_more(tmp_path: Path, overrides: 
 
 def test_a_preset_written_down_has_no_empty_sections() -> None:
     """Else a new section would change the identity of every job, and train everything anew."""
-    params = load(ROOT / "params.yaml")
+    params = load(ROOT / "params.yaml", papers=PAPERS)
     config = run_config(params, "ls", params.variants["ls"], "data", None)
     assert config["model"].model_dump().keys() == ModelPreset.model_fields.keys()
-    assert ModelPreset.model_fields.keys() & whole().model_fields.keys() == {
+    assert ModelPreset.model_fields.keys() & whole(PAPERS).model_fields.keys() == {
         "scale"
     }  # which is no section
     preset = params.models[params.model]

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from papers import PAPERS
 from papers.inversion.compute.presets import family_preset
 from papers.inversion.section import Inversion
 from papers.smoothing.section import Smoothing
 from pipeline.config.checks import check_layers
-from pipeline.config.params import Params, load, paper_sections
+from pipeline.config.params import Params, load
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.types import Section
@@ -129,9 +130,13 @@ def test_a_scale_on_the_command_line(scale: str, params: Params, tmp_path: Path)
 
     shutil.copy(ROOT / "params.yaml", tmp_path)
     apply_overrides(tmp_path / "params.yaml", [f"scale={scale}"])
-    found = load(tmp_path / "params.yaml")
+    found = load(tmp_path / "params.yaml", papers=PAPERS)
     check_layers(found, 12)
-    sections: list[type[Section]] = [Pretrain, Finetune, *paper_sections()]
+    sections: list[type[Section]] = [
+        Pretrain,
+        Finetune,
+        *(section for paper in PAPERS for section in paper.sections),
+    ]
     for section in sections:
         assert found.resolve(section)
         keys = getattr(found.scales[scale], section.name)
@@ -147,7 +152,7 @@ def test_a_scale_on_the_command_line(scale: str, params: Params, tmp_path: Path)
         name for name, variant in found.scales[scale].variants.items() if variant
     }
     apply_overrides(tmp_path / "params.yaml", ["scale=null"])
-    assert load(tmp_path / "params.yaml") == params
+    assert load(tmp_path / "params.yaml", papers=PAPERS) == params
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from lsvit.routed import RoutedModel
+from papers import PAPERS
 from pipeline.config.presets import ModelPreset
 from pipeline.data.splits import Split
 from pipeline.deploy.export import export, find_training
@@ -74,7 +75,7 @@ def test_stock_timm_makes_the_model_itself(
     trained: Training, name: str, preset: ModelPreset | None
 ) -> None:
     model = trained(name, preset)
-    folder, _ = export(name, 0)
+    folder, _ = export(name, 0, papers=PAPERS)
     images = images_for(model)
     with torch.no_grad():
         assert torch.equal(stock(folder)(images), model(images))
@@ -99,7 +100,7 @@ def test_an_export_opens_as_it_was_trained(
     trained: Training, name: str, preset: ModelPreset | None
 ) -> None:
     model = trained(name, preset)
-    folder, _ = export(name, 0, Path("mine"))
+    folder, _ = export(name, 0, Path("mine"), papers=PAPERS)
     training = open_weights(f"outs/finetune/{name}/seed_0/{WEIGHTS}")
     images, route = images_for(model), (1, 0)
     for opened in (training, open_weights("mine"), open_weights("mine/model.safetensors")):
@@ -117,7 +118,7 @@ def test_an_export_opens_as_it_was_trained(
 def test_an_export_of_which_a_bit_has_changed(trained: Training) -> None:
     """A number of the weights is another then, and every check of safetensors passes."""
     trained("ls_pos")
-    folder, _ = export("ls_pos", 0)
+    folder, _ = export("ls_pos", 0, papers=PAPERS)
     for file in sorted(folder.glob("*.safetensors")):
         whole = file.read_bytes()
         file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -133,7 +134,7 @@ def test_an_export_of_which_a_bit_has_changed(trained: Training) -> None:
 @pytest.mark.slow
 def test_what_stock_timm_gets_wrong_is_said(trained: Training) -> None:
     model = trained("ls_pos")
-    folder, notes = export("ls_pos", 0)
+    folder, notes = export("ls_pos", 0, papers=PAPERS)
     assert folder == Path("exports/bars_pico_ls_pos_seed_0")
     assert "answers wrongly" in notes[0]
     text = (folder / "README.md").read_text()
@@ -143,13 +144,15 @@ def test_what_stock_timm_gets_wrong_is_said(trained: Training) -> None:
     with torch.no_grad():
         assert not torch.allclose(stock(folder)(images), model(images))
     trained("refit_2", MIXER)
-    assert "stock timm cannot make a MlpMixer of 2 layers" in export("refit_2", 0)[1][0]
+    assert (
+        "stock timm cannot make a MlpMixer of 2 layers" in export("refit_2", 0, papers=PAPERS)[1][0]
+    )
     trained("ls", DISTILLED)
-    assert "written doubled" in export("ls", 0)[1][0]
+    assert "written doubled" in export("ls", 0, papers=PAPERS)[1][0]
     trained("mixed")
-    assert "is left out" in export("mixed", 0)[1][0]
+    assert "is left out" in export("mixed", 0, papers=PAPERS)[1][0]
     trained("talking")
-    folder, notes = export("talking", 0)
+    folder, notes = export("talking", 0, papers=PAPERS)
     assert "no talking heads" in notes[0]
     assert "timm.create_model" not in (folder / "README.md").read_text()
 
@@ -194,7 +197,7 @@ def test_the_model_card(trained: Training, tmp_path: Path, monkeypatch: pytest.M
             {"timm": "a.b", "hf_hub_id": "timm/a.b", "sha256": "ff", "license": "apache-2.0"}
         )
     )
-    folder, notes = export("ls", 1)
+    folder, notes = export("ls", 1, papers=PAPERS)
     assert notes == []
     text = (folder / "README.md").read_text()
     _, front, body = text.split("---\n", 2)
@@ -246,7 +249,7 @@ def test_a_card_without_results(trained: Training) -> None:
     cell = json.loads(Path("results/cell.json").read_text())
     for found in ({"dataset": "digits"}, {"protocol": "heldout"}, {"scale": "hours"}):
         Path("results/cell.json").write_text(json.dumps(cell | found))
-        text = (export("ls", 0)[0] / "README.md").read_text()
+        text = (export("ls", 0, papers=PAPERS)[0] / "README.md").read_text()
         assert "Not evaluated" in text
         assert "trained from scratch on the same data" in text
         assert "license" not in text.split("---\n")[1]
@@ -254,14 +257,14 @@ def test_a_card_without_results(trained: Training) -> None:
 
 def test_a_training_that_does_not_say_what_it_ran_on(trained: Training) -> None:
     trained()
-    assert "a processor, fp32" in (export("ls", 0)[0] / "README.md").read_text()
+    assert "a processor, fp32" in (export("ls", 0, papers=PAPERS)[0] / "README.md").read_text()
     Path("outs/finetune/ls/seed_0/execution.txt").unlink()
-    assert "a processor, fp32" not in (export("ls", 0)[0] / "README.md").read_text()
+    assert "a processor, fp32" not in (export("ls", 0, papers=PAPERS)[0] / "README.md").read_text()
 
 
 def test_the_exported_config(trained: Training, prepared: Path) -> None:
     trained("refit_2", DISTILLED)
-    folder, _ = export("refit_2", 0)
+    folder, _ = export("refit_2", 0, papers=PAPERS)
     config = json.loads((folder / "config.json").read_text())
     assert config["architecture"] == "deit_tiny_distilled_patch16_224"
     assert config["label_names"][1] == "Trouser"
@@ -293,7 +296,9 @@ def test_an_export_says_how_the_images_were_resized(
     (data / "meta.json").write_text(
         json.dumps(json.loads((data / "meta.json").read_text()) | {"resize": "timm"})
     )
-    cfg = json.loads((export("ls", 0)[0] / "config.json").read_text())["pretrained_cfg"]
+    cfg = json.loads((export("ls", 0, papers=PAPERS)[0] / "config.json").read_text())[
+        "pretrained_cfg"
+    ]
     assert (cfg["crop_pct"], cfg["interpolation"], cfg["crop_mode"]) == (0.875, "bicubic", "center")
 
 
@@ -313,18 +318,18 @@ def test_trainings_that_are_not_there(trained: Training, tmp_path: Path) -> None
         ("ls", 0, "found 0, accepted: 3"),
     ):
         with pytest.raises(UserError, match=said):
-            export(variant, seed)
+            export(variant, seed, papers=PAPERS)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file: cannot be written"):
-        export("ls", 3, Path("file"))
+        export("ls", 3, Path("file"), papers=PAPERS)
     (tmp_path / "outs" / "params" / "model.json").unlink()
     with pytest.raises(UserError, match=r"outs/params/model\.json: cannot be read"):
-        export("ls", 3)
+        export("ls", 3, papers=PAPERS)
     (tmp_path / "outs" / "prepare_data").unlink()
     with pytest.raises(
         UserError, match=r"outs/prepare_data: not the images that .* was trained on"
     ):
-        export("ls", 3)
+        export("ls", 3, papers=PAPERS)
 
 
 def test_weights_that_cannot_be_opened(trained: Training, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +338,7 @@ def test_weights_that_cannot_be_opened(trained: Training, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     trained("ls_pos")
-    folder, _ = export("ls_pos", 0, Path("mine"))
+    folder, _ = export("ls_pos", 0, Path("mine"), papers=PAPERS)
     spec = json.loads((folder / "lsvit.json").read_text())
     del spec["sha256"]  # an older version noted none
     (folder / "lsvit.json").write_text(json.dumps(spec))
@@ -369,7 +374,7 @@ def test_weights_that_cannot_be_opened(trained: Training, monkeypatch: pytest.Mo
 
 def test_an_export_from_the_hub(trained: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     model = trained("ls_pos")
-    folder, _ = export("ls_pos", 0)
+    folder, _ = export("ls_pos", 0, papers=PAPERS)
     monkeypatch.setattr(
         "huggingface_hub.snapshot_download", lambda repository, allow_patterns: str(folder)
     )

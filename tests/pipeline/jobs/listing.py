@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterable
 
+from papers import PAPERS
 from papers.exits.compute.plan import Plan as Exits
 from papers.exits.compute.plan import Task
 from papers.inversion.compute.plan import Plan as Inversion
@@ -87,7 +88,7 @@ def shown(found: Listed) -> dict[str, dict[str, tuple[str, str, bool]]]:
 
 
 if __name__ == "__main__":
-    every = [listed(load(path)) for path in sys.argv[1:] if path != "--finish"]
+    every = [listed(load(path, papers=PAPERS)) for path in sys.argv[1:] if path != "--finish"]
     printed = [shown(found) for found in every]
     if "--finish" in sys.argv:
         for found in every:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from papers import PAPERS
 from pipeline.config.params import load
 from pipeline.config.presets import ModelPreset
 from pipeline.config.types import Section
@@ -131,7 +132,7 @@ def jobs(stages: Path, package: Path) -> Listed:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(stages)
         patch.setattr(identity, "ROOT", package)
-        return listed(load())
+        return listed(load(papers=PAPERS))
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +178,7 @@ def test_every_plan_is_listed(jobs: Listed, keys: Keys, values: Values) -> None:
 def keys_with(values: Values, file: Path) -> Keys:
     """The keys with other values in params.yaml."""
     file.write_text(yaml.safe_dump(values, sort_keys=False))
-    return keys_of(listed(load(file)))
+    return keys_of(listed(load(file, papers=PAPERS)))
 
 
 def put(values: Values, key: str, value: Any) -> Values:
@@ -450,7 +451,7 @@ def test_seeds_are_averaged_though_each_starts_from_its_own_weights(
         {jobs["finetune"][f"ls seed {seed}"].config.weights_sha256 for seed in SEEDS}
     ) == len(SEEDS)
     other(starting_weights(0), "others")
-    anew = known(listed(load()))
+    anew = known(listed(load(papers=PAPERS)))
     assert anew[0] == anew[1] != first
 
 
@@ -467,7 +468,7 @@ def test_starting_weights_are_taken_in_turn(
             values | {"seeds": [4, 7, 5], "pretrain": values["pretrain"] | {"seeds": starts}}
         )
     )
-    params = load(file)
+    params = load(file, papers=PAPERS)
     assert [params.start_of(seed) for seed in params.seeds] == taken
     assert params.starts == list(dict.fromkeys(taken))
 
@@ -475,7 +476,7 @@ def test_starting_weights_are_taken_in_turn(
 def test_published_weights_are_one_set(values: Values, tmp_path: Path) -> None:
     file = tmp_path / "params.yaml"
     file.write_text(yaml.safe_dump(values | {"model": "vit_b16", "dataset": "imagenet"}))
-    assert [load(file).start_of(seed) for seed in SEEDS] == [SEEDS[0]] * len(SEEDS)
+    assert [load(file, papers=PAPERS).start_of(seed) for seed in SEEDS] == [SEEDS[0]] * len(SEEDS)
 
 
 # ---- edits of the code ------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from papers import PAPERS
 from papers.layershuffle.compute.rows import table_metrics
 from pipeline.config.params import Params, load
 from pipeline.jobs.rows import gather_rows, read_rows, seed_means
@@ -35,7 +36,7 @@ def test_a_variant_of_any_name_keeps_its_rows(names: list[str], tmp_path: Path) 
             files[name, seed] = tmp_path / f"{i}_{seed}.csv"
             evaluation(i / 10 + seed / 100).to_csv(files[name, seed], index=False)
     gather_rows("d", "m", files).to_csv(tmp_path / "prune_eval.csv", index=False)
-    rows = Results(tmp_path).table("prune_eval")
+    rows = Results(tmp_path, PAPERS).table("prune_eval")
     assert rows["variant"].tolist() == [name for name in names for _ in range(6)]
     assert rows["position_accuracy"].isna().all()  # an empty cell is missing
     assert seed_means(rows).index.tolist() == [(name, seed) for name in names for seed in (0, 1)]
@@ -57,7 +58,7 @@ def test_a_class_of_any_name_keeps_its_rows(names: list[str], tmp_path: Path) ->
         }
     )
     written.to_csv(tmp_path / "class_images.csv", index=False)
-    rows = Results(tmp_path).table("class_images")
+    rows = Results(tmp_path, PAPERS).table("class_images")
     assert rows["class"].tolist() == names
     assert rows["judge_sees"].tolist() == names[::-1]
     assert rows["judge_probability"].isna().all()
@@ -89,4 +90,4 @@ def test_such_names_are_legal(params: Params, tmp_path: Path) -> None:
     values = json.loads(params.model_dump_json())
     values["variants"] |= {name: {"route": "arbitrary"} for name in (*NAMES, *NUMBERS)}
     (tmp_path / "params.yaml").write_text(json.dumps(values))
-    assert set(load(tmp_path / "params.yaml").variants) >= {*NAMES, *NUMBERS}
+    assert set(load(tmp_path / "params.yaml", papers=PAPERS).variants) >= {*NAMES, *NUMBERS}

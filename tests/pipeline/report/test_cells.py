@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from papers import PAPERS
 from pipeline.report.ledger import Evidence, judge, markdown
 from tests.conftest import ROOT
 
@@ -18,7 +19,7 @@ def test_a_cell_is_what_its_files_give(folder: Path) -> None:
     cell = json.loads((folder / "cell.json").read_text())
     assert folder.name.startswith(f"{cell['dataset']}_{cell['model']}_{cell['scale']}")
     found = json.loads((folder / "claims.json").read_text())
-    assert found == judge(Evidence(folder))
+    assert found == judge(Evidence(folder, PAPERS))
     assert (folder / "claims.md").read_text() == markdown(found)
     about = (folder / "README.md").read_text()
     assert "uv run dvc" in about

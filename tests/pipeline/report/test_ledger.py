@@ -18,7 +18,7 @@ import pytest
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
-from pipeline.config.papers import rooms
+from papers import PAPERS
 from pipeline.config.params import load
 from pipeline.errors import UserError
 from pipeline.report.comparison import Pooled, changes, moved, same_cell
@@ -91,7 +91,7 @@ def test_verdicts(values: list[float], verdict: str) -> None:
         (0, math.inf),
         scale="small",
     )
-    entry = claim.judge(Evidence(RESULTS))
+    entry = claim.judge(Evidence(RESULTS, PAPERS))
     assert entry["verdict"] == verdict
     assert "above 5 points" in entry["rule"]
     assert ("small" in entry["reason"]) == (verdict in (FAILS, WEAKER))
@@ -107,7 +107,7 @@ def test_what_lies_on_a_border(value: float, verdict: str) -> None:
     claim = Claim(
         "c", "s", "text", "5", "it", lambda e: np.array([value] * 3), (5, math.inf), (0, math.inf)
     )
-    assert claim.judge(Evidence(RESULTS))["verdict"] == verdict
+    assert claim.judge(Evidence(RESULTS, PAPERS))["verdict"] == verdict
 
 
 def test_the_interval_at_one_less_p_reaches_the_border() -> None:
@@ -146,7 +146,7 @@ def test_a_border_that_nothing_lies_beyond_does_not_blur_a_verdict() -> None:
         (3.5, 7),
         possible=(0, 7),
     )
-    entry = claim.judge(Evidence(RESULTS))
+    entry = claim.judge(Evidence(RESULTS, PAPERS))
     assert (entry["verdict"], entry["p"]) == (HOLDS, 0)
 
 
@@ -156,7 +156,7 @@ def test_few_seeds_that_count_the_same_are_not_sure() -> None:
     claim = Claim(
         "c", "s", "t", "p", "a count", lambda e: values, (6.5, math.inf), step=lambda e: 1
     )
-    entry = claim.judge(Evidence(RESULTS))
+    entry = claim.judge(Evidence(RESULTS, PAPERS))
     half = student.ppf(0.975, 2) / math.sqrt(12) / math.sqrt(3)
     assert (entry["measured"]["low"], entry["measured"]["high"]) == pytest.approx(
         (7 - half, 7 + half), abs=1e-4
@@ -185,7 +185,7 @@ def test_an_edge_of_what_is_possible_is_no_border_around_a_figure() -> None:
             middle=60,
             possible=(0, 100),
         )
-        entry = claim.judge(Evidence(RESULTS))
+        entry = claim.judge(Evidence(RESULTS, PAPERS))
         assert entry["verdict"] == verdict
         assert entry["p"] == pytest.approx(ttest_1samp(values, 60).pvalue, abs=1e-6)
         assert (
@@ -207,7 +207,7 @@ def test_rules_do_not_move_unsaid() -> None:
 def test_the_headline_is_short() -> None:
     """Eleven numbers beside Table 1's means, two or three a variant: at most thirty."""
     ledger = json.loads((RESULTS / "claims.json").read_text())
-    shown = {name for module in rooms("claims") for name in module.HEADLINE}
+    shown = {name for paper in PAPERS for name in paper.import_reader("claims").HEADLINE}
     assert shown <= {claim.id for claim in ALL_CLAIMS}
     found = headline(ledger, shown)
     assert sum(found["claims"].values()) == len(ledger["claims"])
@@ -247,7 +247,7 @@ def test_a_range_around_a_published_figure(centre: float, verdict: str) -> None:
         (-5, 5),
         centre=lambda e: centre,
     )
-    assert claim.judge(Evidence(RESULTS))["verdict"] == verdict
+    assert claim.judge(Evidence(RESULTS, PAPERS))["verdict"] == verdict
 
 
 def test_an_interval_stays_in_what_is_possible() -> None:
@@ -262,7 +262,7 @@ def test_an_interval_stays_in_what_is_possible() -> None:
         unit="%",
         possible=(0, 100),
     )
-    measured = claim.judge(Evidence(RESULTS))["measured"]
+    measured = claim.judge(Evidence(RESULTS, PAPERS))["measured"]
     assert (measured["low"], measured["high"]) == (pytest.approx(30.3, abs=0.1), 100)
 
 
@@ -278,7 +278,9 @@ def test_the_commands_of_claims_are_accepted(tmp_path: Path) -> None:
             tmp_path / "params.yaml",
             [override.split(",")[0] if "--queue" in wanted else override for override in overrides],
         )
-        assert load(tmp_path / "params.yaml") != load(ROOT / "params.yaml"), wanted
+        assert load(tmp_path / "params.yaml", papers=PAPERS) != load(
+            ROOT / "params.yaml", papers=PAPERS
+        ), wanted
     known = {claim.id: claim for claim in ALL_CLAIMS}
     for entry in json.loads((ROOT / "results/claims.json").read_text())["claims"]:
         if entry["verdict"] in (NOT_COMPARABLE, NOT_RUN):
@@ -302,11 +304,11 @@ def test_a_claim_about_a_missing_variant_is_not_run() -> None:
     def missing(e: Evidence) -> np.ndarray:
         return e.accuracy("ls_nowhere", "arbitrary")
 
-    entry = Claim("c", "s", "t", "p", "it", missing, (0, 1)).judge(Evidence(RESULTS))
+    entry = Claim("c", "s", "t", "p", "it", missing, (0, 1)).judge(Evidence(RESULTS, PAPERS))
     assert entry["verdict"] == NOT_RUN
     assert "ls-nowhere, arbitrary is not among the results" in entry["reason"]
     with pytest.raises(NotRun, match="none of the paper's cells"):
-        Evidence(RESULTS).published_cell()
+        Evidence(RESULTS, PAPERS).published_cell()
 
 
 @pytest.mark.slow
@@ -320,7 +322,9 @@ def test_figures_of_the_papers_cells_are_compared_there(tmp_path: Path) -> None:
     }
     (tmp_path / "results" / "cell.json").write_text(json.dumps(cell))
     rewrite(tmp_path / "results", lambda rows: rows.assign(dataset="imagenet", model="vit_b16"))
-    found = {entry["id"]: entry for entry in judge(Evidence(tmp_path / "results"))["claims"]}
+    found = {
+        entry["id"]: entry for entry in judge(Evidence(tmp_path / "results", PAPERS))["claims"]
+    }
     entry = found["table1.baseline.sequential"]
     difference = entry["measured"]["mean"] - 82.61
     half = entry["measured"]["mean"] - entry["measured"]["low"]
@@ -340,7 +344,7 @@ def test_the_committed_ledger() -> None:
     assert [entry["id"] for entry in entries] == [claim.id for claim in ALL_CLAIMS]
     assert len({entry["id"] for entry in entries}) == len(entries) >= 20
     exits, smoothing, inversion = (
-        Evidence(RESULTS).table(name) for name in ("exits", "smoothing", "inversion")
+        Evidence(RESULTS, PAPERS).table(name) for name in ("exits", "smoothing", "inversion")
     )
     smoothing_seeds = smoothing.groupby("training")[
         "seed"
@@ -374,7 +378,7 @@ def changed(tmp_path: Path) -> Path:
 
 
 def verdicts(folder: Path) -> dict[str, tuple[str, str]]:
-    found = judge(Evidence(folder))
+    found = judge(Evidence(folder, PAPERS))
     markdown(found)  # shows every entry
     return {entry["id"]: (entry["verdict"], entry["reason"]) for entry in found["claims"]}
 
@@ -453,18 +457,18 @@ def test_seeds_of_several_runs_are_judged_together() -> None:
             "fashion_mnist_10k_vit_micro_hours_seeds_5_to_9",
         )
     )
-    both = Pooled(first, second, first)
+    both = Pooled(first, second, first, papers=PAPERS)
     assert both.cell["seeds"] == list(range(10))
-    apart = [Evidence(folder).accuracy("ls", "arbitrary") for folder in (first, second)]
+    apart = [Evidence(folder, PAPERS).accuracy("ls", "arbitrary") for folder in (first, second)]
     np.testing.assert_array_equal(both.accuracy("ls", "arbitrary"), np.concatenate(apart))
     assert list(both.read("analysis")["models"]["ls"]["position_r2"]["seeds"]) == [
         str(seed) for seed in range(10)
     ]
-    assert both.table("table1").equals(Evidence(first).table("table1"))
+    assert both.table("table1").equals(Evidence(first, PAPERS).table("table1"))
     with pytest.raises(UserError, match=r"micro_hours: found latin .*, accepted: "):
-        Pooled(RESULTS, first)
+        Pooled(RESULTS, first, papers=PAPERS)
     with pytest.raises(UserError, match="seeds with the same starting weights"):
-        Pooled(CELLS / "fashion_mnist_4k_vit_s14_56_few_epochs")
+        Pooled(CELLS / "fashion_mnist_4k_vit_s14_56_few_epochs", papers=PAPERS)
 
 
 def test_ledgers_are_compared() -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from papers import PAPERS
 from pipeline.report.ledger import NOT_RUN, Evidence, judge
 from pipeline.tracking.notes import note_claims
 from tests.conftest import ROOT
@@ -19,7 +20,7 @@ class Noted:
 
 def test_a_variant_has_the_claims_that_read_it() -> None:
     """With their verdicts, by folder of the training; what was not run is no claim about it."""
-    ledger = judge(evidence := Evidence(ROOT / "results"))
+    ledger = judge(evidence := Evidence(ROOT / "results", PAPERS))
     note_claims(tracker := Noted(), ledger, evidence.asked)  # type: ignore[arg-type]
     entries = {entry["id"]: entry for entry in ledger["claims"]}
     latin = f"- {entries['latin.arbitrary']['verdict']}: {entries['latin.arbitrary']['claim']} (`latin.arbitrary`)"

@@ -17,6 +17,7 @@ import yaml
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from papers import PAPERS
 from papers.exits.tables import LABELS, WITHOUT_EXITS
 from pipeline.config.params import load
 from pipeline.report.charts import GRID
@@ -37,7 +38,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         file = tmp_path_factory.mktemp("report") / "report.html"
-        file.write_text(Report(Results(Path("results")), load()).html())
+        file.write_text(Report(Results(Path("results"), PAPERS), load(papers=PAPERS)).html())
         yield file
 
 
@@ -50,7 +51,9 @@ def test_every_number_is_the_files(page: Path) -> None:
     for value, words, shown in found:
         file, *rest = shlex.split(html.unescape(words))
         assert file in files
-        assert value == shown == number((file, *rest), lambda name: (ROOT / name).read_text())
+        assert (
+            value == shown == number((file, *rest), lambda name: (ROOT / name).read_text(), PAPERS)
+        )
 
 
 def test_table_1_is_table_1(page: Path) -> None:
@@ -103,7 +106,7 @@ def test_a_picture_without_a_caption(tmp_path: Path) -> None:
     captions = tmp_path / "results/figures/captions.md"
     captions.write_text(captions.read_text().replace("**Figure 4a.**", "**Figure IVa.**"))
     with pytest.raises(KeyError, match="Figure 4a"):
-        Report(Results(tmp_path / "results")).html()
+        Report(Results(tmp_path / "results", PAPERS)).html()
 
 
 def test_claims_are_counted_and_the_decided_stand_first(page: Path) -> None:
@@ -153,8 +156,8 @@ def test_other_parameters_are_not_shown_with_a_cell(tmp_path: Path) -> None:
         ignore=shutil.ignore_patterns("cells", "report.html"),
     )
     text = Report(
-        Results(tmp_path / "results"),
-        load(ROOT / "params.yaml").model_copy(update={"scale": "hours"}),
+        Results(tmp_path / "results", PAPERS),
+        load(ROOT / "params.yaml", papers=PAPERS).model_copy(update={"scale": "hours"}),
     ).html()
     assert 'section id="trainings"' in text
     assert "<th>lr</th>" not in text
@@ -205,7 +208,7 @@ def test_one_seed_has_no_spread(tmp_path: Path) -> None:
         rows.assign(std=None).to_csv(tmp_path / "results" / name, index=False)
     cell = json.loads((tmp_path / "results/cell.json").read_text()) | {"seeds": [0]}
     (tmp_path / "results/cell.json").write_text(json.dumps(cell))
-    text = Report(Results(tmp_path / "results")).html()
+    text = Report(Results(tmp_path / "results", PAPERS)).html()
     assert ">nan</data>" not in text
     assert ">1</data> seed," in text
     for spec in re.findall(r'<script type="application/json">(.*?)</script>', text):
@@ -217,7 +220,7 @@ def test_it_is_one_small_file_that_asks_for_nothing(page: Path) -> None:
     text = page.read_text()
     assert len(text.encode()) < 3_000_000
     assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", text)
-    assert text == Report(Results(Path("results")), load()).html()
+    assert text == Report(Results(Path("results"), PAPERS), load(papers=PAPERS)).html()
     assert all(f'id="claim-{claim.id}"' in text for claim in ALL_CLAIMS)
 
 
@@ -233,7 +236,7 @@ def test_a_changed_result_changes_it(page: Path, tmp_path: Path) -> None:
         noted = PngInfo()
         noted.add_text(GRID, image.info[GRID].replace("Trouser", "<!--<script>alert(1)</script>"))
         image.save(drawn, pnginfo=noted)
-    changed = Report(Results(tmp_path / "results")).html()
+    changed = Report(Results(tmp_path / "results", PAPERS)).html()
     assert ">12.34</data>" in changed
     assert ">12.34</data>" not in page.read_text()
     assert "alert(1)" in changed
@@ -445,7 +448,7 @@ def test_pictures_one_column_at_a_time(browser: Any, tmp_path: Path) -> None:
         np.repeat(np.arange(20, dtype=np.uint8).reshape(5, 4) * 10, 20, axis=0), 20, axis=1
     )
     Image.fromarray(pixels).save(tmp_path / "results/figures/inversion_depth.png", pnginfo=named)
-    (tmp_path / "report.html").write_text(Report(Results(tmp_path / "results")).html())
+    (tmp_path / "report.html").write_text(Report(Results(tmp_path / "results", PAPERS)).html())
     browser.get((tmp_path / "report.html").as_uri())
     steps = browser.find_element("css selector", ".steps")
     slider = steps.find_element("tag name", "input")

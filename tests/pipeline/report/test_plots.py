@@ -13,6 +13,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from docs.fill import PLOTS
 from docs.reference import plots_page
+from papers import PAPERS
 from pipeline.config.params import load
 from pipeline.config.sections import PaperFigures
 from pipeline.report.evaluations import CONTROLS
@@ -37,7 +38,7 @@ def test_the_page_is_that_of_the_installed_vega() -> None:
 
 def test_colours_are_the_figures(tmp_path: Path) -> None:
     """And controls are left out, as in the figures of variants."""
-    params = load(ROOT / "params.yaml")
+    params = load(ROOT / "params.yaml", papers=PAPERS)
     colours = Figures(tmp_path, params.resolve(PaperFigures), list(params.all_variants)).colours
     layers, training = (
         dict(zip(scale["domain"], scale["range"], strict=False))

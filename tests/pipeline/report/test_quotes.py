@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from pipeline.config.papers import rooms
+from papers import PAPERS
 from pipeline.report.ledger import Evidence
 from pipeline.report.quotes import quoted
 from tests.conftest import ALL_CLAIMS, ROOT
@@ -22,7 +22,7 @@ def name(module: ModuleType) -> str:
     return module.__name__.split(".")[-2]
 
 
-@pytest.mark.parametrize("module", rooms("claims"), ids=name)
+@pytest.mark.parametrize("module", [paper.import_reader("claims") for paper in PAPERS], ids=name)
 def test_what_a_paper_claims_is_quoted(module: ModuleType) -> None:
     """All of it, and nothing that is beyond it; every entry of the file is a claim's."""
     file = ROOT / f"papers/{name(module)}/quotes.yaml"
@@ -51,4 +51,4 @@ def test_a_quote_of_a_claims_own_stays(tmp_path: Path) -> None:
 def test_the_ledger_keeps_its_form() -> None:
     """A quote is read from the claim: entries of ledgers do not have it."""
     claim = next(claim for claim in ALL_CLAIMS if claim.quote)
-    assert claim.quote not in claim.judge(Evidence(ROOT / "results")).values()
+    assert claim.quote not in claim.judge(Evidence(ROOT / "results", PAPERS)).values()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.papers import rooms
+from papers import PAPERS
 from pipeline.declared import stage_results
 from pipeline.errors import UserError
 from pipeline.report.why import NUMBER, number, why
@@ -54,7 +54,7 @@ FILES = {
     ],
 )
 def test_a_number_is_the_mean_over_its_rows(words: list[str], expected: str) -> None:
-    assert number(words, FILES.__getitem__) == expected
+    assert number(words, FILES.__getitem__, PAPERS) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_number_is_the_mean_over_its_rows(words: list[str], expected: str) -> 
 )
 def test_no_such_rows(condition: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        number(["rows.csv", condition, "accuracy", ".1f"], FILES.__getitem__)
+        number(["rows.csv", condition, "accuracy", ".1f"], FILES.__getitem__, PAPERS)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_no_such_rows(condition: str, message: str) -> None:
 def test_no_such_number(words: list[str], message: str) -> None:
     torn = {"torn.csv": "accuracy\n0.2", "quoted.csv": 'accuracy\n"0.2\n', "torn.json": '{"a": 1'}
     with pytest.raises(UserError, match=message):
-        number(words, (FILES | torn).__getitem__)
+        number(words, (FILES | torn).__getitem__, PAPERS)
 
 
 def test_damaged_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +97,11 @@ def test_damaged_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (tmp_path / name).write_text((ROOT / name).read_text())
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"results/cell\.json: cannot be read"):
-        why("table1")
+        why("table1", PAPERS)
     for text in ("{", "[]", "{}", '{"claims": [1]}'):
         (tmp_path / "results/claims.json").write_text(text)
         with pytest.raises(UserError, match=r"results/claims\.json: cannot be read"):
-            why("fig4a")
+            why("fig4a", PAPERS)
 
 
 def test_conditions_on_a_claim_are_refused() -> None:
@@ -109,12 +109,12 @@ def test_conditions_on_a_claim_are_refused() -> None:
         UserError,
         match=r"fig4a: found 'seed=0' behind a claim, accepted: behind a \.csv or \.json file",
     ):
-        why("fig4a", ["seed=0"])
+        why("fig4a", PAPERS, ["seed=0"])
 
 
 def test_why_a_claim_holds() -> None:
     """The entry, and the file that its measure reads, with the stage that wrote it."""
-    text = "\n".join(why("latin.arbitrary"))
+    text = "\n".join(why("latin.arbitrary", PAPERS))
     for words in (
         "verdict: holds",
         "rule: holds if",
@@ -127,7 +127,7 @@ def test_why_a_claim_holds() -> None:
 
 def test_why_a_claim_about_numbers_of_a_json_file() -> None:
     """Not of the cell, which every claim may ask for."""
-    text = "\n".join(why("fig4a"))
+    text = "\n".join(why("fig4a", PAPERS))
     assert "results/analysis.json: stage analysis" in text
     assert "results/cell.json: stage" not in text
 
@@ -146,12 +146,12 @@ def test_why_a_claim_about_numbers_of_a_json_file() -> None:
     ],
 )
 def test_why_a_file(target: str, conditions: list[str], words: str) -> None:
-    assert words in "\n".join(why(target, conditions))
+    assert words in "\n".join(why(target, PAPERS, conditions))
 
 
 def test_why_goes_on_to_the_stage_that_computed_it() -> None:
     """With the values of its parameters, those of the variant in question alone; in a clone that has nothing else, a line says so."""
-    lines = why("table1.csv", ["variant=ls", "order=arbitrary"])
+    lines = why("table1.csv", PAPERS, ["variant=ls", "order=arbitrary"])
     first = lines.index(
         next(line for line in lines if line.startswith("results/prune_eval.csv: stage prune-eval"))
     )
@@ -210,15 +210,17 @@ def test_why_with_other_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ):
         assert old in text
         (tmp_path / "params.yaml").write_text(text.replace(old, new))
-        assert words in "\n".join(why("prune_eval.csv"))
-    assert "1 of its trainings: .lsvit/jobs/train/abc" in "\n".join(why("prune_eval.csv"))
-    assert "hardware    a processor" in "\n".join(why("prune_eval.csv"))
+        assert words in "\n".join(why("prune_eval.csv", PAPERS))
+    assert "1 of its trainings: .lsvit/jobs/train/abc" in "\n".join(why("prune_eval.csv", PAPERS))
+    assert "hardware    a processor" in "\n".join(why("prune_eval.csv", PAPERS))
 
 
 def test_every_drawn_file_is_made_from_result_files() -> None:
     """Each name begins as one entry of its paper's says, and the files are there."""
     known = {
-        start: files for module in rooms("charts") for start, files in module.DRAWN_FROM.items()
+        start: files
+        for paper in PAPERS
+        for start, files in paper.import_reader("charts").DRAWN_FROM.items()
     }
     assert all((ROOT / "results" / file).is_file() for files in known.values() for file in files)
     general = ("captions.md", "claims.json", "claims.md", "headline.json")
@@ -229,7 +231,7 @@ def test_every_drawn_file_is_made_from_result_files() -> None:
 
 def test_why_a_page() -> None:
     """Its numbers, each with the command that says more."""
-    lines = why("README.md")
+    lines = why("README.md", PAPERS)
     numbers = NUMBER.findall((ROOT / "README.md").read_text())
     assert [line.strip() for line in lines[1:]] == [
         f"{shown}: uv run lsvit why {words}" for words, shown in numbers
@@ -240,4 +242,4 @@ def test_why_nothing() -> None:
     with pytest.raises(
         UserError, match="nope: found no such file, figure or claim, accepted: a file of results/"
     ):
-        why("nope")
+        why("nope", PAPERS)

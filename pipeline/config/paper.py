@@ -1,0 +1,65 @@
+"""What a paper brings to the pipeline, as one object. Importing it needs no torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
+
+from pipeline.config.sections import PaperSection
+
+Reader = Literal["tables", "figures", "charts", "claims", "measures", "tracked", "cost"]
+
+
+@dataclass(frozen=True)
+class VariantKey:
+    """A key that a paper adds to the variants of params.yaml.
+
+    `default` is the value of a variant that does not have the key. `module` is the module of the
+    paper that acts on the key; stages import it when a variant sets the key.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    module: str
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper: its folder `papers/<name>/`, what it declares, and where its parts are.
+
+    Functions are given as "module:function" and modules by name; both are imported when they are
+    used, so that importing a paper imports its sections alone.
+    """
+
+    name: str
+    title: str
+    sections: tuple[type[PaperSection], ...]
+    rows: str  # the paper has results where results/<rows>.csv exists
+    variant_keys: tuple[VariantKey, ...] = ()
+    check: str | None = None  # (params, file) -> lines, one a mistake
+    limit_images: str | None = None  # (params, train, validation) -> list[Limit]
+    limit_layers: str | None = None  # (params, num_layers) -> list[Limit]
+    build: str | None = None  # (params, backbone): makes the paper's models on the meta device
+    tables: str | None = None
+    figures: str | None = None
+    charts: str | None = None
+    claims: str | None = None
+    measures: str | None = None
+    tracked: str | None = None  # images of the paper's results for the MLflow store
+    cost: str | None = None
+
+    def import_reader(self, reader: Reader) -> Any:
+        """Import the module that reads the paper's results in this way; None if there is none."""
+        name = getattr(self, reader)
+        return import_module(name) if name else None
+
+    def import_function(
+        self, function: Literal["check", "limit_images", "limit_layers", "build"]
+    ) -> Callable[..., Any] | None:
+        """Import one of the paper's functions on parameters, if the paper has it."""
+        place = getattr(self, function)
+        if place is None:
+            return None
+        module, _, name = place.partition(":")
+        return getattr(import_module(module), name)
