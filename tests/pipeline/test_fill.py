@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from papers import PAPERS
-from papers.exits.compute import rounds
 from papers.exits.section import Exits
 from pipeline import fill
 from pipeline.config.effective import files
@@ -181,7 +180,7 @@ def test_cells_are_trained_wave_by_wave(
             )
 
     monkeypatch.setattr(fill, "run", pretended)
-    monkeypatch.setattr(fill, "rooms", lambda name: [rounds] if name == "compute.rounds" else [])
+    monkeypatch.setattr(fill, "PLANS", ())
     fill.fill(cells)
     assert ran[0] == ["a: pretrain", "b: pretrain seed 3"]
     second = [

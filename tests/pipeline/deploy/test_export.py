@@ -306,11 +306,11 @@ def test_trainings_that_are_not_there(trained: Training, tmp_path: Path) -> None
     with pytest.raises(
         UserError, match="outs/finetune: not found, no training has finished; `dvc repro`"
     ):
-        find_training("ls", 0)
+        find_training("ls", 0, ["ls"])
     with pytest.raises(
         UserError, match=r"variant: found 'lss', did you mean 'ls'\? accepted: baseline, ls, "
     ):
-        find_training("lss", 0)
+        find_training("lss", 0, ["baseline", "ls", "ls_pos"])
     trained("ls", seed=3)
     trained("ls_pos")
     for variant, seed, said in (
