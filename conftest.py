@@ -135,7 +135,7 @@ def check_dvc(words: Sequence[str]) -> None:
     from dvc.utils.hydra import apply_overrides, get_hydra_sweeps
 
     from papers import PAPERS
-    from pipeline.config.params import load
+    from pipeline.config.load import load
 
     arguments = parse_args(list(words))
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]

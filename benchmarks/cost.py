@@ -21,7 +21,7 @@ from scipy.optimize import nnls
 
 from lsvit.routes import arbitrary, generator, per_sample
 from papers import PAPERS
-from pipeline.config.params import load
+from pipeline.config.load import load
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import Variant
 from pipeline.cost.flops import count_forward, meta_backbone

@@ -20,7 +20,8 @@ from machine import machine, show, write
 from papers import PAPERS
 from papers.layershuffle.section import EvalConfig, PruneEval
 from pipeline.config.datasets import DatasetPreset
-from pipeline.config.params import Params, load
+from pipeline.config.load import load
+from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune
 from pipeline.config.variant import Variant

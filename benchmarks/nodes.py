@@ -36,7 +36,7 @@ from papers.nodes.compute.scheduler import Client, Journey, Send, latin_ticks, p
 from papers.nodes.compute.servers import Message, Weights, logits
 from papers.nodes.compute.simulation import Run, Troubles, simulate, swarm
 from papers.nodes.section import POLICIES, Fault, Nodes, Policy, Service
-from pipeline.config.params import load
+from pipeline.config.load import load
 from pipeline.errors import UserError, one_line_errors
 from pipeline.jobs.address import ADDRESS
 from pipeline.jobs.files import DATA, read_meta

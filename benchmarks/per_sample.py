@@ -23,7 +23,7 @@ from machine import machine, show, write
 from lsvit.routed import RoutedModel
 from lsvit.routes import arbitrary, generator, per_sample
 from papers import PAPERS
-from pipeline.config.params import load
+from pipeline.config.load import load
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune
 from pipeline.config.variant import Variant

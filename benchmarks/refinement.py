@@ -16,7 +16,7 @@ from settings import SEEDS, pretrain, refine, try_settings
 from lsvit.latin import latin
 from lsvit.routes import generator
 from papers import PAPERS
-from pipeline.config.params import load
+from pipeline.config.load import load
 from pipeline.config.sections import Finetune
 from pipeline.config.variant import Encode, Position
 from pipeline.jobs.files import HELDOUT, weights_file

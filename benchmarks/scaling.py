@@ -17,7 +17,7 @@ import torch
 from machine import machine, show, write_entry
 
 from papers import PAPERS
-from pipeline.config.params import load
+from pipeline.config.load import load
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Distributed
 from pipeline.config.variant import Variant

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from papers import PAPERS
-from pipeline.config.params import Params, load
+from pipeline.config.load import load
+from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, Optimisation, Pretrain
 from pipeline.config.variant import PLAIN, Variant
 from pipeline.data.prepare import prepare

@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, arbitrary, generator, per_sample
 from papers import PAPERS
-from pipeline.config.params import load
+from pipeline.config.load import load
 from pipeline.config.sections import Finetune
 from pipeline.config.variant import Encode, Position, Predict
 from pipeline.training.augmentation import Batch

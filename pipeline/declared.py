@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.reading import read_json, reading
+from pipeline.files import read_json, reading
 
 
 @lru_cache(maxsize=4)  # asked for stage by stage, training by training; a tenth of a second each

@@ -57,7 +57,7 @@ def one_line_errors() -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def said(check: Callable[..., object], *args: Any) -> list[str]:
+def collect_errors(check: Callable[..., object], *args: Any) -> list[str]:
     """The lines of the UserError that a check raises; none where it passes."""
     try:
         check(*args)

@@ -14,17 +14,18 @@ from typing import NamedTuple
 
 from pipeline.config.checks import check, check_sizes
 from pipeline.config.effective import files
+from pipeline.config.load import load, parse
 from pipeline.config.paper import Paper
-from pipeline.config.params import Params, load, parse
+from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.errors import UserError
+from pipeline.files import reading
 from pipeline.jobs.files import DATA, HELDOUT, finetuned, read_meta
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan
 from pipeline.jobs.pool import run, workers_here
 from pipeline.jobs.processes import root
 from pipeline.jobs.stage import terminated
-from pipeline.reading import reading
 
 EMBEDDED = Path("data/fashion_mnist_10k")
 MADE_OF = {

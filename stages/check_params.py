@@ -10,8 +10,9 @@ from pathlib import Path
 from papers import PAPERS
 from pipeline.config.checks import check, check_layers, check_names
 from pipeline.config.effective import files
-from pipeline.config.params import Params, parse
-from pipeline.errors import UserError, one_line_errors, raise_all, said
+from pipeline.config.load import parse
+from pipeline.config.params import Params
+from pipeline.errors import UserError, collect_errors, one_line_errors, raise_all
 from pipeline.jobs.address import check_cluster
 from pipeline.jobs.processes import cuda_devices, root
 
@@ -19,7 +20,7 @@ from pipeline.jobs.processes import cuda_devices, root
 def check_machine(params: Params) -> Iterator[str]:
     """What a value asks for that this machine does not have: files, GPUs, a cluster."""
     if params.engine == "ray":
-        yield from said(check_cluster)
+        yield from collect_errors(check_cluster)
     if (file := params.model_preset.local_file(root())) and not file.is_file():
         yield (
             f"params.yaml: models.{params.model}.weights: found {str(file)!r}, which does not exist, "
@@ -89,7 +90,7 @@ def main() -> None:
     """Write outs/params/NAME.json: a stage runs again where what it depends on has another effective value, and nowhere else."""
     params = parse("params.yaml", papers=PAPERS)
     check_names(params)
-    raise_all([*said(check, params), *said(raise_all, check_machine(params))])
+    raise_all([*collect_errors(check, params), *collect_errors(raise_all, check_machine(params))])
     build(params)
     out = Path("outs/params")
     out.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,7 @@ def claims(
     """
     from papers import PAPERS
     from pipeline.errors import UserError
-    from pipeline.reading import read_json
+    from pipeline.files import read_json
     from pipeline.report.comparison import changes, edited, moved, other_ledger, same_cell
     from pipeline.report.ledger import Evidence, judge, show
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from multiprocessing import get_context
 
 from papers import PAPERS
-from pipeline.config.params import load
+from pipeline.config.load import load
 from pipeline.errors import one_line_errors
 from pipeline.jobs.files import RESULTS
 from pipeline.jobs.processes import root

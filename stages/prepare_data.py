@@ -4,7 +4,7 @@ from pathlib import Path
 
 from papers import PAPERS
 from pipeline.config.checks import check_sizes
-from pipeline.config.params import load
+from pipeline.config.load import load
 from pipeline.data.prepare import prepare
 from pipeline.errors import one_line_errors
 

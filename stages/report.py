@@ -1,7 +1,7 @@
 """Stage report: one page with every result, from the result files."""
 
 from papers import PAPERS
-from pipeline.config.params import load
+from pipeline.config.load import load
 from pipeline.errors import one_line_errors
 from pipeline.jobs.files import RESULTS
 from pipeline.report.page import Report

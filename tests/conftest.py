@@ -18,7 +18,8 @@ import pytest
 
 from papers import PAPERS
 from pipeline.config.datasets import DatasetPreset
-from pipeline.config.params import Params, load
+from pipeline.config.load import load
+from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune
 from pipeline.config.types import Per

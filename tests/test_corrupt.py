@@ -20,20 +20,20 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from papers import PAPERS
-from pipeline.config.params import parse
+from pipeline.config.load import parse
 from pipeline.data.imagefiles import check_md5, read_members
 from pipeline.data.shards import Arrays, Maps, write_arrow
 from pipeline.data.sources import read_idx
 from pipeline.declared import checksums, declared_stages
 from pipeline.deploy.predict import read_image
 from pipeline.errors import UserError
+from pipeline.files import read_json, sound
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import WEIGHTS
 from pipeline.jobs.job import DONE, TRAIN, Job, call
 from pipeline.jobs.pool import run
 from pipeline.jobs.rows import read_rows
 from pipeline.models.weights import check_folder, read_tensors
-from pipeline.reading import read_json, sound
 from pipeline.report.comparison import other_ledger
 from pipeline.report.results import Results, read_arrays
 from tests.conftest import ROOT

@@ -19,14 +19,14 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from papers import PAPERS
-from pipeline.config.params import load, parse
+from pipeline.config.load import load, parse
 from pipeline.data.imagefiles import files_below, read_members
 from pipeline.data.sources import idx_name, read_idx
 from pipeline.deploy.predict import open_weights, read_image, show
 from pipeline.errors import UserError, one_line_errors
+from pipeline.files import replace_text
 from pipeline.models.weights import read_tensors
 from pipeline.training.loop import CHECKPOINT, _resume
-from pipeline.writing import replace_text
 from tests.conftest import ROOT
 
 

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from papers import PAPERS
 from papers.painters.section import KINDS
 from pipeline.config.effective import stage_params
-from pipeline.config.params import load
+from pipeline.config.load import load
 from pipeline.config.sections import Finetune, PaperFigures, Pretrain
 from pipeline.config.types import Section
 from pipeline.deploy.predict import open_weights

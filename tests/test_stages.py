@@ -20,8 +20,8 @@ APART = {
     *NOT_CODE,
     "pipeline.tracking.runs",
     "pipeline.tracking.context",
+    "pipeline.tracking.notes",
     "pipeline.declared",
-    "pipeline.writing",
     "lsvit",
     "pipeline.cost",
 }

@@ -8,7 +8,7 @@ from papers.inversion.compute.presets import family_preset
 from papers.inversion.section import Family, Inversion
 from pipeline.config.params import Params
 from pipeline.config.sections import Limit, at_most
-from pipeline.errors import UserError, accepted, said
+from pipeline.errors import UserError, accepted, collect_errors
 
 MIXERS = (
     "mixer_",
@@ -26,7 +26,7 @@ def check(params: Params, file: str) -> Iterator[str]:
         yield f"{file}: inversion.families: found {params.model!r}, accepted: another name for a model that is not the chosen one"
     for name, family in presets.items():
         if "in_chans" in options.families[name].kwargs:  # else they are the chosen model's
-            yield from said(
+            yield from collect_errors(
                 params.dataset_preset.check_channels, family, f"inversion.families.{name}", file
             )
     for key in ("ablations", "transplants"):

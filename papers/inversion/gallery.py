@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.reading import read_json
+from pipeline.files import read_json
 from pipeline.report.results import read_arrays
 
 INVERTED = Path("outs/inversion/arrays")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from papers.layershuffle.section import Analysis, PruneEval
 from pipeline.config.params import Params
 from pipeline.config.sections import Limit, at_most
-from pipeline.errors import said
+from pipeline.errors import collect_errors
 
 
 def check(params: Params, file: str) -> Iterator[str]:
@@ -17,7 +17,7 @@ def check(params: Params, file: str) -> Iterator[str]:
         options.images - 1,
         f"{options.images} images are analysed",
     )
-    yield from said(at_most, [limit], file)
+    yield from collect_errors(at_most, [limit], file)
 
 
 def image_limits(params: Params, train: int, validation: int) -> list[Limit]:

@@ -9,8 +9,8 @@ import pandas as pd
 
 from papers.layershuffle.tables import PUBLISHED, published_row
 from pipeline.errors import UserError
+from pipeline.files import reading
 from pipeline.jobs.rows import parse_rows
-from pipeline.reading import reading
 from pipeline.report.evaluations import CONTROLS, label
 from pipeline.report.ledger import CELLS
 from pipeline.report.tables import NOT_RUN, cell_text, write_table

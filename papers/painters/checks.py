@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from papers.painters.section import Painters
 from pipeline.config.params import Params
 from pipeline.config.sections import Limit, at_most
-from pipeline.errors import said
+from pipeline.errors import collect_errors
 
 
 def check(params: Params, file: str) -> Iterator[str]:
@@ -17,7 +17,7 @@ def check(params: Params, file: str) -> Iterator[str]:
             yield f"{file}: painters.variants: found {name!r}, which has exits, accepted: variants without"
         if "loop" in options.kinds and (variant.position.encode or variant.position.predict):
             why = f"the smallest of painters.treated; {name!r} knows as many positions as layers"
-            yield from said(
+            yield from collect_errors(
                 at_most, [Limit("painters.loops", options.loops, min(options.treated), why)], file
             )
 

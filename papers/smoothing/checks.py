@@ -9,7 +9,7 @@ from papers.smoothing.section import Smoothing
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Limit
-from pipeline.errors import UserError, accepted, said
+from pipeline.errors import UserError, accepted, collect_errors
 
 DEEPEST = 1000  # layers that timm can be asked for
 
@@ -27,13 +27,13 @@ def check(params: Params, file: str) -> Iterator[str]:
         if depth not in options.depths:
             yield f"{file}: smoothing.talking_heads: found {depth}, {accepted(depth, options.depths)} (of smoothing.depths)"
     for depth in options.depths:
-        yield from said(_check_pairs, preset(params, depth), "smoothing", file)
+        yield from collect_errors(_check_pairs, preset(params, depth), "smoothing", file)
         if "in_chans" in options.kwargs:  # else they are the chosen model's
-            yield from said(
+            yield from collect_errors(
                 params.dataset_preset.check_channels, preset(params, depth), "smoothing", file
             )
     if options.variants:
-        yield from said(_check_pairs, params.model_preset, "smoothing.variants", file)
+        yield from collect_errors(_check_pairs, params.model_preset, "smoothing.variants", file)
     for part in options.removed:
         if options.recipe.without(part) == options.recipe:
             parts = [

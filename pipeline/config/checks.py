@@ -9,7 +9,7 @@ from pipeline.config.params import Cell, Params, resolved
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune, Limit, Optimisation, Pretrain, at_most
 from pipeline.config.variant import BASELINE, PRETRAINED, UNTRAINED
-from pipeline.errors import accepted, raise_all, said
+from pipeline.errors import accepted, collect_errors, raise_all
 
 
 def check(params: Params, file: str = "params.yaml") -> None:
@@ -99,16 +99,16 @@ def _values(params: Params, file: str) -> Iterator[str]:
     if broken:  # nothing can be resolved from them
         return
     for scale in params.scales:
-        yield from said(
+        yield from collect_errors(
             raise_all, _check_variants(params.model_copy(update={"scale": scale}), file)
         )
-    if any(said(params.resolve, Finetune, name) for name in params.all_variants):
+    if any(collect_errors(params.resolve, Finetune, name) for name in params.all_variants):
         return
-    yield from said(
+    yield from collect_errors(
         params.dataset_preset.check_channels, params.model_preset, f"models.{params.model}", file
     )
     if params.sizes:
-        yield from said(check_sizes, params, *params.sizes, file)
+        yield from collect_errors(check_sizes, params, *params.sizes, file)
     processes = params.distributed.world_size
     for batch, source in (values["batch_size"] for values in params.trainings()):
         if int(batch) < processes:
@@ -124,13 +124,13 @@ def _values(params: Params, file: str) -> Iterator[str]:
         return
     for paper in params.papers:
         if check_paper := paper.import_function("check"):
-            yield from said(raise_all, check_paper(params, file))
+            yield from collect_errors(raise_all, check_paper(params, file))
 
 
 def _check_variants(params: Params, file: str) -> Iterator[str]:
     """What is wrong with the variants of the scale."""
     for name, variant in params.all_variants.items():
-        yield from said(params.resolve, Finetune, name)
+        yield from collect_errors(params.resolve, Finetune, name)
         orders, source = params.values(Finetune, name)["validation_orders"]
         if orders != "all":
             yield f"{file}: {source}.validation_orders: found {orders!r}, accepted: all (Table 1 has both orders)"
@@ -167,13 +167,13 @@ def _check_cell(params: Params, cell: Cell, file: str) -> Iterator[str]:
             yield f"{file}: {where}.{key}: found {value!r}, accepted: a mapping"
     if not whole:
         return
-    yield from said(params._at_scale, cell)
-    yield from said(resolved, Finetune, params._values(Finetune, cell, None))
-    yield from (base := said(resolved, Pretrain, params._values(Pretrain, cell, None)))
+    yield from collect_errors(params._at_scale, cell)
+    yield from collect_errors(resolved, Finetune, params._values(Finetune, cell, None))
+    yield from (base := collect_errors(resolved, Pretrain, params._values(Pretrain, cell, None)))
     for section in params.paper_sections:
-        yield from (wrong := said(resolved, section, params._values(section, cell, None)))
+        yield from (wrong := collect_errors(resolved, section, params._values(section, cell, None)))
         if not base and not wrong and "training" in section.model_fields:
-            yield from said(resolved, Optimisation, params.scratch_values(section, cell))
+            yield from collect_errors(resolved, Optimisation, params.scratch_values(section, cell))
 
 
 def check_sizes(

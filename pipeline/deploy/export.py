@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from lsvit.routed import RoutedModel
+from pipeline.config.load import load
 from pipeline.config.paper import Paper
-from pipeline.config.params import load
 from pipeline.config.variant import BASELINE
 from pipeline.deploy.predict import EXITS, MODEL, PARTS, SPEC, Opened, open_weights
 from pipeline.errors import UserError, accepted, plain
+from pipeline.files import read_json
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import (
     CONFIG,
@@ -29,7 +30,6 @@ from pipeline.jobs.files import (
     sha256,
     weights_file,
 )
-from pipeline.reading import read_json
 
 if TYPE_CHECKING:
     import pandas as pd

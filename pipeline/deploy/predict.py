@@ -16,11 +16,11 @@ from pipeline.config.variant import Variant
 from pipeline.data.decode import in_mode
 from pipeline.declared import changed
 from pipeline.errors import UserError, one_line, plain
+from pipeline.files import read_json, reading
 from pipeline.jobs.configs import RunConfig
 from pipeline.jobs.files import CONFIG, DATA, sha256
 from pipeline.jobs.job import has
 from pipeline.models.weights import build, input_size, load_weights, normalisation, read_tensors
-from pipeline.reading import read_json, reading
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -20,13 +20,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pipeline.errors import UserError
+from pipeline.files import read_json, reading, replace_text, sound
 from pipeline.jobs.configs import RunConfig
 from pipeline.jobs.display import Event
 from pipeline.jobs.files import CONFIG, sha256
 from pipeline.jobs.identity import agree, code_digest, merged
 from pipeline.jobs.processes import root
-from pipeline.reading import read_json, reading, sound
-from pipeline.writing import replace_text
 
 DONE, LOCK = "done", "lock"
 TRAIN = "pipeline.training.loop:train"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.reading import reading
+from pipeline.files import reading
 
 KEYS = ["dataset", "model", "variant", "order", "keep"]
 NAMES = (

@@ -5,14 +5,14 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from pipeline.config.load import load
 from pipeline.config.paper import Paper
-from pipeline.config.params import load
+from pipeline.files import reading
 from pipeline.jobs.display import Event
 from pipeline.jobs.files import DATA, HELDOUT, read_meta
 from pipeline.jobs.job import Job
 from pipeline.jobs.pool import run, warm_up
 from pipeline.jobs.processes import root
-from pipeline.reading import reading
 from pipeline.tracking.runs import STAGES, Tracker, experiment_name
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from pipeline.config.paper import Paper
 from pipeline.errors import UserError
-from pipeline.reading import read_json
+from pipeline.files import read_json
 from pipeline.report.ledger import FAILS, HOLDS, WEAKER, Evidence
 
 

@@ -11,8 +11,8 @@ import pandas as pd
 
 from pipeline.config.paper import Paper, Reader
 from pipeline.errors import UserError
+from pipeline.files import read_json, sound
 from pipeline.jobs.rows import read_rows
-from pipeline.reading import read_json, sound
 
 
 class Results:

@@ -15,13 +15,13 @@ import numpy as np
 import pandas as pd
 
 from pipeline.config.effective import files
+from pipeline.config.load import load
 from pipeline.config.paper import Paper
-from pipeline.config.params import load
 from pipeline.declared import checksums, declared_stages, paths, stage_results
 from pipeline.errors import UserError
+from pipeline.files import read_json, reading
 from pipeline.jobs.files import EXECUTION, HISTORY, RESULTS
 from pipeline.jobs.rows import parse_rows, read_rows
-from pipeline.reading import read_json, reading
 from pipeline.report.ledger import Claim, Evidence, show_orders, show_value
 
 NUMBER = re.compile(

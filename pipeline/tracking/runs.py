@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from pipeline.declared import stage_of, stage_results
-from pipeline.reading import read_json
+from pipeline.files import read_json, replace_text
 from pipeline.tracking.context import context_tags, watch
-from pipeline.writing import replace_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pipeline.declared import declared_stages
 from pipeline.errors import UserError
-from pipeline.reading import read_json, reading
+from pipeline.files import read_json, reading
 from pipeline.tracking.runs import STAGES, Tracker, experiment_name, store_uri
 
 OF = {

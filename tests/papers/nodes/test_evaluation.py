@@ -15,7 +15,8 @@ from papers.nodes.compute.scheduler import Answer
 from papers.nodes.compute.simulation import simulate
 from papers.nodes.section import POLICIES, Fault, Journeys, NodesConfig, Policy, Service
 from pipeline.config.checks import check_layers
-from pipeline.config.params import Params, load
+from pipeline.config.load import load
+from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN
 from pipeline.errors import UserError

@@ -23,7 +23,8 @@ from papers.painters.cost import evaluation_job
 from papers.painters.figures import PaintersFigures, draw, over_seeds
 from papers.painters.section import KINDS, Kind, Painters, PaintersConfig, Strategies
 from pipeline.config.checks import check_layers
-from pipeline.config.params import Params, load
+from pipeline.config.load import load
+from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN
 from pipeline.cost.flops import FLOPS, count_variant, meta_backbone

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from papers import PAPERS
-from pipeline.config.params import Params, load
+from pipeline.config.load import load
+from pipeline.config.params import Params
 from tests.conftest import ROOT
 
 Load = Callable[[dict[str, Any]], Params]

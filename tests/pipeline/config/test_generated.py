@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from papers import PAPERS
 from pipeline.config.effective import files
-from pipeline.config.params import Params, load
+from pipeline.config.load import load
+from pipeline.config.params import Params
 from pipeline.errors import UserError, raise_all
 from stages.check_params import build, check_machine
 from tests.conftest import ROOT

@@ -20,7 +20,8 @@ from papers.layershuffle.section import Analysis
 from papers.smoothing.section import Smoothing
 from pipeline.config.checks import check_layers
 from pipeline.config.datasets import COLOURED
-from pipeline.config.params import load, parse, whole
+from pipeline.config.load import load, parse
+from pipeline.config.params import whole
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.types import Section

@@ -11,7 +11,8 @@ from papers.inversion.compute.presets import family_preset
 from papers.inversion.section import Inversion
 from papers.smoothing.section import Smoothing
 from pipeline.config.checks import check_layers
-from pipeline.config.params import Params, load
+from pipeline.config.load import load
+from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.types import Section

@@ -16,7 +16,8 @@ from papers.layershuffle.compute.plan import Analyses, Evaluations
 from papers.nodes.compute.plan import Plan as Nodes
 from papers.painters.compute.plan import Plan as Painters
 from papers.smoothing.compute.plan import Plan as Smoothing
-from pipeline.config.params import Params, load
+from pipeline.config.load import load
+from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.variant import PLAIN
 from pipeline.jobs.job import DONE, Job

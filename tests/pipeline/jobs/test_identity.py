@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from papers import PAPERS
-from pipeline.config.params import load
+from pipeline.config.load import load
 from pipeline.config.presets import ModelPreset
 from pipeline.config.types import Section
 from pipeline.config.variant import PLAIN, Losses

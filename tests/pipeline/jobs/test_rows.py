@@ -9,7 +9,8 @@ import pytest
 
 from papers import PAPERS
 from papers.layershuffle.compute.rows import table_metrics
-from pipeline.config.params import Params, load
+from pipeline.config.load import load
+from pipeline.config.params import Params
 from pipeline.jobs.rows import gather_rows, read_rows, seed_means
 from pipeline.report.evaluations import summarise
 from pipeline.report.results import Results

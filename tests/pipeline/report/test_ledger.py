@@ -19,7 +19,7 @@ from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
 from papers import PAPERS
-from pipeline.config.params import load
+from pipeline.config.load import load
 from pipeline.errors import UserError
 from pipeline.report.comparison import Pooled, changes, moved, same_cell
 from pipeline.report.ledger import (

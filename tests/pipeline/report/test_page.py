@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from papers import PAPERS
 from papers.exits.tables import LABELS, WITHOUT_EXITS
-from pipeline.config.params import load
+from pipeline.config.load import load
 from pipeline.report.charts import GRID
 from pipeline.report.ledger import VERDICTS
 from pipeline.report.page import Report

@@ -14,7 +14,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from docs.fill import PLOTS
 from docs.reference import plots_page
 from papers import PAPERS
-from pipeline.config.params import load
+from pipeline.config.load import load
 from pipeline.config.sections import PaperFigures
 from pipeline.report.evaluations import CONTROLS
 from pipeline.report.figures import GREY, Figures

@@ -1,6 +1,7 @@
 """Files that may be damaged: whatever goes wrong while one is read is a user's mistake that names it. No torch here."""
 
 import json
+import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,3 +49,13 @@ def sound(path: Path) -> bool:
             return parts.testzip() is None
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zipfile.LargeZipFile):
         return False
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a file of which readers find the old text or the new one, never half, and of which nothing is left where a disk is full."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        partial.write_text(text)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
