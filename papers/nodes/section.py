@@ -38,9 +38,11 @@ class Service(Section):
     leave_out: Share  # of the layers, at most, under the policy `partial`
 
 
-class Journeys(Section):
-    """Who travels, over which nodes, and what goes wrong."""
+class Nodes(PaperSection):
+    """A model whose layers live on nodes that fail: which routes a scheduler finds, how fast, and what the models answer."""
 
+    name = "nodes"
+    variants: Annotated[dict[str, list[Policy]], Field(min_length=1)]
     nodes: Annotated[list[Count], Field(min_length=1)]
     replication: Annotated[list[Count], Field(min_length=1)]
     faults: Annotated[dict[str, Fault], Field(min_length=1)]
@@ -52,20 +54,13 @@ class Journeys(Section):
     seed: Seed
 
     def without_effect(self) -> set[str]:
-        """Every image runs along its own route."""
-        return {"batch_size"}
-
-
-class Nodes(Journeys, PaperSection):
-    """A model whose layers live on nodes that fail: which routes a scheduler finds there, how fast, and what the models answer."""
-
-    name = "nodes"
-    variants: Annotated[dict[str, list[Policy]], Field(min_length=1)]
+        """Each model is evaluated alone. Every image runs along its own route."""
+        return {"variants", "batch_size"}
 
 
 class NodesConfig(MeasureConfig):
     """One model under one policy, over all nodes and faults."""
 
-    options: Journeys
+    options: Nodes
     policy: Policy
     draw: int  # of faults and of ties

@@ -2,7 +2,7 @@
 
 from lsvit.routes import layers_of
 from papers.painters.compute.strategies import cells
-from papers.painters.section import Painters, Strategies
+from papers.painters.section import Painters
 from pipeline.config.params import Params
 from pipeline.cost.flops import Forward
 from pipeline.cost.hardware import Work
@@ -22,7 +22,7 @@ def stages(params: Params, sizes: tuple[int, int, int]) -> list[Stage]:
     return [Stage("painters", "", jobs)]
 
 
-def evaluation_job(model: Forward, options: Strategies, validation: int) -> list[Work]:
+def evaluation_job(model: Forward, options: Painters, validation: int) -> list[Work]:
     """One model on every route."""
     images, known = min(validation, options.images or validation), cells(model.num_layers, options)
     routes = [

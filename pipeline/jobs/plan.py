@@ -1,10 +1,12 @@
 """What every plan makes its jobs from: the parameters, and the digests of the files that stand for data and weights."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
@@ -12,12 +14,13 @@ from pipeline.config.sections import Finetune, Optimisation
 from pipeline.config.types import Per, Section
 from pipeline.config.variant import PLAIN, Variant
 from pipeline.errors import UserError
-from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.configs import MeasureConfig, TrainConfig
 from pipeline.jobs.files import (
     DATA,
     FINETUNED,
     JUDGES,
     PRETRAINED,
+    ROWS,
     finetuned,
     read_meta,
     sha256,
@@ -25,6 +28,7 @@ from pipeline.jobs.files import (
 )
 from pipeline.jobs.job import TRAIN, Job
 from pipeline.jobs.processes import root
+from pipeline.jobs.rows import gather_rows
 
 
 def run_config(
@@ -117,6 +121,48 @@ class Plan:
         config = TrainConfig(**fields, options=options, seed=seed, per=per)
         inputs = {"data": self.data, "weights": weights}
         return Job(f"{title} seed {seed}", TRAIN, config, inputs, options.epochs)
+
+    def evaluation(
+        self,
+        function: str,
+        config: type[MeasureConfig],
+        variant: str,
+        seed: int,
+        /,
+        *,
+        weights: Path | None = None,
+        title: str | None = None,
+        total: int = 1,
+        **fields: Any,
+    ) -> Job:
+        """Make a job that measures one trained model.
+
+        Args:
+            function: "module:name", see :class:`Job`.
+            config: class of the job's configuration.
+            variant: name of the variant. A name that params.yaml does not have stands for a plain model.
+            seed: of its training.
+            weights: by default the refined ones of variant and seed.
+            title: of the job on the screen, without the seed. By default the variant's name.
+            total: how many reports the job makes.
+            fields: of the configuration, beyond those of every model: `options` and others.
+        """
+        if weights is None:
+            weights = self.weights_of(variant, seed)
+        model = self.fields(variant, self.params.all_variants.get(variant, PLAIN), weights)
+        if "precision" not in fields:
+            fields["precision"] = self.precision(variant)
+        inputs = {"data": self.data, "weights": weights}
+        return Job(
+            f"{title or variant} seed {seed}", function, config(**model, **fields), inputs, total
+        )
+
+    def gather(
+        self, jobs: Mapping[Any, Job], file: str = ROWS, keys: Sequence[str] = ("variant", "seed")
+    ) -> pd.DataFrame:
+        """Concatenate a file of rows of each job. The jobs' keys become columns with these names."""
+        files = {key: job.folder / file for key, job in jobs.items()}
+        return gather_rows(self.params.dataset, self.params.model, files, keys)
 
     def starting(self) -> dict[int, Job]:
         """What makes the starting weights, by seed: trainings from scratch, or the fetching of published ones or those of a file or folder,

@@ -2,8 +2,9 @@
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -57,14 +58,31 @@ def _rows(text: str) -> pd.DataFrame:
     return pd.read_csv(io.StringIO(text), dtype=TEXTS, keep_default_na=False, na_values=[""])
 
 
-def gather_rows(dataset: str, model: str, files: Mapping[tuple[str, int], Path]) -> pd.DataFrame:
-    """The rows of many jobs, whose files are given by (variant, seed), with these four columns before their own."""
+def gather_rows(
+    dataset: str,
+    model: str,
+    files: Mapping[Any, Path],
+    keys: Sequence[str] = ("variant", "seed"),
+) -> pd.DataFrame:
+    """Concatenate the rows of many jobs.
+
+    Args:
+        dataset: the first column.
+        model: the second column.
+        files: of each job, by its key, a tuple that becomes the next columns.
+        keys: the names of these columns.
+    """
     frames = []
-    for (variant, seed), path in files.items():
-        where = {"dataset": dataset, "model": model, "variant": variant, "seed": seed}
+    for key, path in files.items():
+        where = {"dataset": dataset, "model": model} | dict(zip(keys, key, strict=True))
         rows = read_rows(path)
         frames.append(rows.assign(**where)[[*where, *rows.columns]])
     return pd.concat(frames, ignore_index=True)
+
+
+def write_results(rows: pd.DataFrame, path: Path) -> None:
+    """Write a CSV file of results: no index, the same line ends on every system."""
+    rows.to_csv(path, index=False, lineterminator="\n")
 
 
 def mean_rows(rows: pd.DataFrame) -> pd.DataFrame:

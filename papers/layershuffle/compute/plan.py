@@ -2,46 +2,43 @@
 
 from papers.layershuffle.section import Analysis, AnalysisConfig, EvalConfig, PruneEval
 from pipeline.config.params import Params
-from pipeline.config.variant import PLAIN, PRETRAINED
+from pipeline.config.variant import PRETRAINED
 from pipeline.jobs.files import JUDGES, read_meta
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan
 
+EVALUATE = "papers.layershuffle.compute.evaluation:evaluate"
+ANALYSE = "papers.layershuffle.compute.analysis:analyse"
+
 
 class Evaluations(Plan):
-    """One evaluation a protocol, variant and seed; where two protocols chose the same epoch they share it."""
+    """One evaluation a protocol, variant and seed.
+
+    Two protocols that chose the same epoch share their evaluation.
+    """
 
     def __init__(self, params: Params) -> None:
         super().__init__(params, PruneEval)
-        self.protocols = [
-            protocol
-            for protocol, judge in JUDGES.items()
-            if judge in read_meta(self.data)["counts"]
-        ]
+        counts = read_meta(self.data)["counts"]
+        self.protocols = [protocol for protocol, judge in JUDGES.items() if judge in counts]
 
     def jobs(self) -> dict[tuple[str, str, int], Job]:
-        """By protocol, variant and seed."""
-        names = [(name, seed) for name in self.params.all_variants for seed in self.seeds]
-        return {
-            (protocol, name, seed): self._job(protocol, name, seed)
-            for name, seed in names
-            for protocol in self.protocols
-        }
-
-    def _job(self, protocol: str, name: str, seed: int) -> Job:
-        weights = self.weights_of(name, seed, JUDGES[protocol])
-        fields = self.fields(name, self.params.all_variants[name], weights)
-        config = EvalConfig(
-            **fields, options=self.options.of(name), precision=self.precision(name), seed=seed
-        )
-        inputs, total = {"data": self.data, "weights": weights}, len(self.options.keep) + 1
-        return Job(
-            f"{name} seed {seed}",
-            "papers.layershuffle.compute.evaluation:evaluate",
-            config,
-            inputs,
-            total=total,
-        )
+        """Make the jobs, by protocol, variant and seed."""
+        jobs = {}
+        for variant in self.params.all_variants:
+            for seed in self.seeds:
+                for protocol in self.protocols:
+                    jobs[protocol, variant, seed] = self.evaluation(
+                        EVALUATE,
+                        EvalConfig,
+                        variant,
+                        seed,
+                        weights=self.weights_of(variant, seed, JUDGES[protocol]),
+                        total=len(self.options.keep) + 1,
+                        options=self.options.of(variant),
+                        seed=seed,
+                    )
+        return jobs
 
 
 class Analyses(Plan):
@@ -51,25 +48,19 @@ class Analyses(Plan):
         super().__init__(params, Analysis)
 
     def jobs(self) -> dict[tuple[str, int], Job]:
-        """By variant and seed."""
-        found = {(PRETRAINED, seed): (self.start(seed), PLAIN) for seed in self.params.starts}
-        for name in self.options.variants:
-            found |= {
-                (name, seed): (self.weights_of(name, seed), self.params.all_variants[name])
-                for seed in self.seeds
-            }
+        """Make the jobs, by variant and seed."""
+        models = {(PRETRAINED, seed): self.start(seed) for seed in self.params.starts}
+        for variant in self.options.variants:
+            models |= {(variant, seed): self.weights_of(variant, seed) for seed in self.seeds}
         jobs = {}
-        for (name, seed), (weights, variant) in found.items():
-            config = AnalysisConfig(
-                **self.fields(name, variant, weights),
+        for (variant, seed), weights in models.items():
+            jobs[variant, seed] = self.evaluation(
+                ANALYSE,
+                AnalysisConfig,
+                variant,
+                seed,
+                weights=weights,
                 options=self.options,
                 precision=self.precision(),
-            )
-            inputs = {"data": self.data, "weights": weights}
-            jobs[name, seed] = Job(
-                f"{name} seed {seed}",
-                "papers.layershuffle.compute.analysis:analyse",
-                config,
-                inputs,
             )
         return jobs

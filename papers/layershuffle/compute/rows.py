@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from papers.layershuffle.compute.plan import Analyses, Evaluations
 from papers.layershuffle.section import ANALYSIS_NUMBERS, SAMPLER_ROWS, Analysis
 from pipeline.config.sections import Finetune
 from pipeline.config.variant import BASELINE
-from pipeline.jobs.files import ARRAYS, EXECUTION, HISTORY, JUDGES, RESULTS, ROWS, read_meta
+from pipeline.jobs.files import ARRAYS, EXECUTION, HISTORY, JUDGES, RESULTS, read_meta
 from pipeline.jobs.job import Job
-from pipeline.jobs.rows import gather_rows, mean_rows, seed_means
+from pipeline.jobs.rows import mean_rows, seed_means, write_results
 from pipeline.training.judging import kept_epoch
 
 OUT = Path("outs/analysis")
@@ -60,11 +61,10 @@ def summarise_analysis(
 ) -> dict[str, Any]:
     """Mean and standard deviation over the seeds of every number of the analysis, by model, and each seed's value with its
     standard error over the images."""
-    rows = [
-        {"name": name, "seed": str(seed), "number": number, **found}
-        for (name, seed), values in numbers.items()
-        for number, found in values.items()
-    ]
+    rows = []
+    for (name, seed), values in numbers.items():
+        for number, value in values.items():
+            rows.append({"name": name, "seed": str(seed), "number": number, **value})
     models: dict[str, Any] = {}
     for (name, number), group in pd.DataFrame(rows).groupby(["name", "number"], sort=False):
         models.setdefault(str(name), {})[str(number)] = {
@@ -82,34 +82,40 @@ def _number(value: float) -> float | None:
 
 
 def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -> None:
-    """Write results/prune_eval.csv (a row a route), samplers.csv, protocols.csv, cell.json and metrics.json (means)."""
-    params, meta = plan.params, read_meta(plan.data)
-
-    def gather(protocol: str, file: str) -> pd.DataFrame:
-        files = {key[1:]: job.folder / file for key, job in jobs.items() if key[0] == protocol}
-        return gather_rows(params.dataset, params.model, files)
-
-    rows = {protocol: gather(protocol, ROWS) for protocol in plan.protocols}
-    rows[params.protocol].to_csv(RESULTS / "prune_eval.csv", index=False, lineterminator="\n")
-    gather(params.protocol, SAMPLER_ROWS).to_csv(
-        RESULTS / "samplers.csv", index=False, lineterminator="\n"
-    )
+    """Write results/prune_eval.csv (a row a route), samplers.csv, protocols.csv, cell.json and
+    metrics.json (means)."""
+    params = plan.params
+    rows = {}
+    for protocol in plan.protocols:
+        own_jobs = {key[1:]: job for key, job in jobs.items() if key[0] == protocol}
+        rows[protocol] = plan.gather(own_jobs)
+        if protocol == params.protocol:
+            write_results(rows[protocol], RESULTS / "prune_eval.csv")
+            write_results(plan.gather(own_jobs, SAMPLER_ROWS), RESULTS / "samplers.csv")
     epochs = {}
-    for protocol, name, seed in jobs:
-        history = json.loads((plan.weights_of(name, seed).parent / HISTORY).read_text())
-        epochs[protocol, name, seed] = int(
-            kept_epoch(history, params.all_variants[name], JUDGES[protocol])["epoch"]
-        )
-    protocol_rows(rows, epochs).to_csv(RESULTS / "protocols.csv", index=False, lineterminator="\n")
-    own = rows[params.protocol]
-    shown = own[own["variant"].isin([BASELINE, *params.variants])]  # a scale adds controls
-    (RESULTS / "metrics.json").write_text(json.dumps(table_metrics(shown), indent=1) + "\n")
-    ran_on = {
-        mark.read_text().strip()
-        for weights in {plan.weights_of(*key[1:]) for key in jobs}
-        for mark in weights.parent.glob(EXECUTION)
-    }
-    cell = {
+    for protocol, variant, seed in jobs:
+        history = json.loads((plan.weights_of(variant, seed).parent / HISTORY).read_text())
+        best = kept_epoch(history, params.all_variants[variant], JUDGES[protocol])
+        epochs[protocol, variant, seed] = int(best["epoch"])
+    write_results(protocol_rows(rows, epochs), RESULTS / "protocols.csv")
+    chosen = rows[params.protocol]
+    # Without the controls that a scale adds.
+    chosen = chosen[chosen["variant"].isin([BASELINE, *params.variants])]
+    _write_json("metrics.json", table_metrics(chosen), indent=1)
+    models = {(variant, seed) for _, variant, seed in jobs}
+    _write_json("cell.json", describe_cell(plan, models))
+
+
+def describe_cell(plan: Evaluations, models: Iterable[tuple[str, int]]) -> dict[str, Any]:
+    """Name what the cell was made from: data, model, protocol, seeds, processors."""
+    params = plan.params
+    meta = read_meta(plan.data)
+    hardware = set()
+    for variant, seed in models:
+        for file in plan.weights_of(variant, seed).parent.glob(EXECUTION):
+            hardware.add(file.read_text().strip())
+    latin = [name for name in params.all_variants if params.resolve(Finetune, name).per == "latin"]
+    return {
         "dataset": params.dataset,
         "model": params.model,
         "scale": params.cell.scale,
@@ -117,12 +123,9 @@ def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -
         "seeds": params.seeds,
         "classes": len(meta["classes"]),
         "images": meta["counts"],
-        "latin": [
-            name for name in params.all_variants if params.resolve(Finetune, name).per == "latin"
-        ],
-        "hardware": sorted(ran_on),
+        "latin": latin,
+        "hardware": sorted(hardware),
     }
-    (RESULTS / "cell.json").write_text(json.dumps(cell) + "\n")
 
 
 def keep_analyses(plan: Analyses, jobs: dict[tuple[str, int], Job]) -> None:
@@ -130,9 +133,11 @@ def keep_analyses(plan: Analyses, jobs: dict[tuple[str, int], Job]) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     for (name, seed), job in jobs.items():
         shutil.copyfile(job.folder / ARRAYS, OUT / f"{name}_seed_{seed}.npz")
-    numbers = {
-        key: json.loads((job.folder / ANALYSIS_NUMBERS).read_text()) for key, job in jobs.items()
-    }
-    (RESULTS / "analysis.json").write_text(
-        json.dumps(summarise_analysis(numbers, plan.options), indent=1) + "\n"
-    )
+    numbers = {}
+    for key, job in jobs.items():
+        numbers[key] = json.loads((job.folder / ANALYSIS_NUMBERS).read_text())
+    _write_json("analysis.json", summarise_analysis(numbers, plan.options), indent=1)
+
+
+def _write_json(name: str, content: dict[str, Any], indent: int | None = None) -> None:
+    (RESULTS / name).write_text(json.dumps(content, indent=indent) + "\n")

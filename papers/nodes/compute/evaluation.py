@@ -8,7 +8,7 @@ import torch
 
 from lsvit.routes import ENDED
 from papers.nodes.compute.simulation import Run, simulate
-from papers.nodes.section import Journeys, NodesConfig
+from papers.nodes.section import Nodes, NodesConfig
 from pipeline.jobs.files import ROWS, write_rows
 from pipeline.training.scoring import open_model, open_split, score
 
@@ -99,7 +99,7 @@ def routes_of_images(
 
 
 def summary(
-    run: Run, options: Journeys, right: np.ndarray, answered: np.ndarray
+    run: Run, options: Nodes, right: np.ndarray, answered: np.ndarray
 ) -> tuple[float | None, ...]:
     """What a row says of a run. Times and images a second are those of its steady part (:meth:`Run.steady`), if any, all else of the whole.
 

@@ -1,9 +1,11 @@
 """The jobs of stage `nodes`. No torch here."""
 
-from papers.nodes.section import Journeys, Nodes, NodesConfig, Policy
+from papers.nodes.section import POLICIES, Nodes, NodesConfig, Policy
 from pipeline.config.params import Params
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan as BasePlan
+
+EVALUATE = "papers.nodes.compute.evaluation:evaluate"
 
 
 class Plan(BasePlan):
@@ -13,32 +15,24 @@ class Plan(BasePlan):
         super().__init__(params, Nodes)
 
     def jobs(self) -> dict[tuple[str, Policy, int], Job]:
-        """By variant, policy and seed."""
-        return {
-            (name, policy, seed): self._job(name, policy, seed)
-            for name, policies in self.options.variants.items()
-            for policy in policies
-            for seed in self.seeds
-        }
+        """Make the jobs, by variant, policy and seed, in the order of the policies."""
+        jobs = {}
+        for policy in POLICIES:
+            for variant, policies in self.options.variants.items():
+                if policy in policies:
+                    for seed in self.seeds:
+                        jobs[variant, policy, seed] = self._evaluate(variant, policy, seed)
+        return jobs
 
-    def _job(self, name: str, policy: Policy, seed: int) -> Job:
-        weights = self.weights_of(name, seed)
-        # Without the names of variants: another one in the section evaluates no model again.
-        options = Journeys.model_validate(
-            self.options.model_dump(include=set(Journeys.model_fields))
-        )
-        config = NodesConfig(
-            **self.fields(name, self.params.all_variants[name], weights),
-            options=options,
-            precision=self.precision(name),
+    def _evaluate(self, variant: str, policy: Policy, seed: int) -> Job:
+        return self.evaluation(
+            EVALUATE,
+            NodesConfig,
+            variant,
+            seed,
+            title=f"{variant} {policy}",
+            total=len(self.options.nodes),
+            options=self.options,
             policy=policy,
             draw=seed,
-        )
-        inputs, total = {"data": self.data, "weights": weights}, len(options.nodes)
-        return Job(
-            f"{name} {policy} seed {seed}",
-            "papers.nodes.compute.evaluation:evaluate",
-            config,
-            inputs,
-            total,
         )

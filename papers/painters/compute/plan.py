@@ -1,9 +1,11 @@
 """The jobs of stage `painters`. No torch here."""
 
-from papers.painters.section import Painters, PaintersConfig, Strategies
+from papers.painters.section import Painters, PaintersConfig
 from pipeline.config.params import Params
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan as BasePlan
+
+EVALUATE = "papers.painters.compute.evaluation:evaluate"
 
 
 class Plan(BasePlan):
@@ -13,29 +15,12 @@ class Plan(BasePlan):
         super().__init__(params, Painters)
 
     def jobs(self) -> dict[tuple[str, int], Job]:
-        """By variant and seed."""
-        return {
-            (name, seed): self._job(name, seed)
-            for name in self.options.variants
-            for seed in self.seeds
-        }
-
-    def _job(self, name: str, seed: int) -> Job:
-        weights = self.weights_of(name, seed)
-        # Without the names of variants: another one in the section evaluates no model again.
-        options = Strategies.model_validate(
-            self.options.model_dump(include=set(Strategies.model_fields))
-        )
-        config = PaintersConfig(
-            **self.fields(name, self.params.all_variants[name], weights),
-            options=options,
-            precision=self.precision(name),
-        )
-        inputs, total = {"data": self.data, "weights": weights}, 1 + len(set(options.treated))
-        return Job(
-            f"{name} seed {seed}",
-            "papers.painters.compute.evaluation:evaluate",
-            config,
-            inputs,
-            total,
-        )
+        """Make the jobs, by variant and seed."""
+        reports = 1 + len(set(self.options.treated))
+        jobs = {}
+        for variant in self.options.variants:
+            for seed in self.seeds:
+                jobs[variant, seed] = self.evaluation(
+                    EVALUATE, PaintersConfig, variant, seed, total=reports, options=self.options
+                )
+        return jobs

@@ -3,16 +3,11 @@
 from collections.abc import Mapping
 
 from papers.painters.compute.plan import Plan
-from pipeline.jobs.files import RESULTS, ROWS
+from pipeline.jobs.files import RESULTS
 from pipeline.jobs.job import Job
-from pipeline.jobs.rows import gather_rows
+from pipeline.jobs.rows import write_results
 
 
 def keep(plan: Plan, jobs: Mapping[tuple[str, int], Job]) -> None:
     """Write results/painters.csv (a row a strategy and number of layers treated)."""
-    rows = gather_rows(
-        plan.params.dataset,
-        plan.params.model,
-        {key: job.folder / ROWS for key, job in jobs.items()},
-    )
-    rows.to_csv(RESULTS / "painters.csv", index=False, lineterminator="\n")
+    write_results(plan.gather(jobs), RESULTS / "painters.csv")

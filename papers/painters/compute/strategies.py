@@ -1,10 +1,10 @@
 """The execution strategies as routes (Painters, figure 1). No torch here."""
 
 from lsvit.routes import Route, evaluation_routes, layers_of
-from papers.painters.section import UNTOUCHED, Kind, Strategies
+from papers.painters.section import UNTOUCHED, Kind, Painters
 
 
-def make_routes(kind: Kind, num_layers: int, treated: int, options: Strategies) -> list[Route]:
+def make_routes(kind: Kind, num_layers: int, treated: int, options: Painters) -> list[Route]:
     """The routes on which a strategy is evaluated: one, of `shuffle` many.
 
     The middle is centred: (num_layers - treated) // 2 layers stay before it and the others after it, which are as many or one more
@@ -33,7 +33,7 @@ def make_routes(kind: Kind, num_layers: int, treated: int, options: Strategies) 
     return [(*range(first), *route, *range(first + treated, num_layers)) for route in instead[kind]]
 
 
-def cells(num_layers: int, options: Strategies) -> dict[int, dict[str, list[Route]]]:
+def cells(num_layers: int, options: Painters) -> dict[int, dict[str, list[Route]]]:
     """What a model is evaluated on: number of layers treated -> kind -> the routes that are averaged; first the model as it is."""
     found: dict[int, dict[str, list[Route]]] = {0: {UNTOUCHED: [tuple(range(num_layers))]}}
     for treated in sorted(set(options.treated)):

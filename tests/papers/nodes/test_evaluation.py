@@ -13,7 +13,7 @@ from papers.nodes.compute.evaluation import evaluate
 from papers.nodes.compute.plan import Plan
 from papers.nodes.compute.scheduler import Answer
 from papers.nodes.compute.simulation import simulate
-from papers.nodes.section import POLICIES, Fault, Journeys, NodesConfig, Policy, Service
+from papers.nodes.section import POLICIES, Fault, Nodes, NodesConfig, Policy, Service
 from pipeline.config.checks import check_layers
 from pipeline.config.load import load
 from pipeline.config.params import Params
@@ -26,7 +26,8 @@ from pipeline.models.weights import build, save_weights
 from pipeline.training.scoring import open_model, open_split
 from tests.conftest import ROOT
 
-OPTIONS = Journeys(
+OPTIONS = Nodes(
+    variants={"ls": ["any"]},
     nodes=[4],
     replication=[1, 2],
     faults={"healthy": Fault(), "gone": Fault(gone=0.5)},

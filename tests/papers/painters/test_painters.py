@@ -1,4 +1,4 @@
-"""Strategies as routes, what a model answers along them, jobs, rows, costs, the figure, and wrong parameters."""
+"""Painters as routes, what a model answers along them, jobs, rows, costs, the figure, and wrong parameters."""
 
 import itertools
 from collections import Counter
@@ -21,7 +21,7 @@ from papers.painters.compute.plan import Plan
 from papers.painters.compute.strategies import cells, make_routes
 from papers.painters.cost import evaluation_job
 from papers.painters.figures import PaintersFigures, draw, over_seeds
-from papers.painters.section import KINDS, Kind, Painters, PaintersConfig, Strategies
+from papers.painters.section import KINDS, Kind, Painters, PaintersConfig
 from pipeline.config.checks import check_layers
 from pipeline.config.load import load
 from pipeline.config.params import Params
@@ -38,8 +38,9 @@ from tests.conftest import ROOT
 from tests.papers.painters.test_claims import COLUMNS
 
 
-def strategies(**options: Any) -> Strategies:
+def strategies(**options: Any) -> Painters:
     default = {
+        "variants": ["ls"],
         "treated": [2, 4],
         "kinds": list(KINDS),
         "loops": 3,
@@ -48,7 +49,7 @@ def strategies(**options: Any) -> Strategies:
         "batch_size": 16,
         "seed": 0,
     }
-    return Strategies.model_validate(default | options)
+    return Painters.model_validate(default | options)
 
 
 @pytest.fixture
