@@ -32,8 +32,8 @@ FAULTS = [
     ),
     (
         "pipeline/data/splits.py",
-        "torch.tensor(values, device=device).expand",
-        "torch.tensor(values).expand",
+        "torch.tensor(std, device=device).expand",
+        "torch.tensor(std).expand",
     ),
     (
         "pipeline/data/splits.py",

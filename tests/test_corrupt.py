@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from papers import PAPERS
 from pipeline.config.load import parse
-from pipeline.data.imagefiles import check_md5, read_members
+from pipeline.data.imagefiles import check_md5
 from pipeline.data.shards import Arrays, Maps, write_arrow
 from pipeline.data.sources import read_idx
 from pipeline.declared import checksums, declared_stages
@@ -121,7 +121,7 @@ def npz(folder: Path, seed: int) -> bytes:
 
 def of_archive(path: Path) -> Any:
     check_md5(path, hashlib.md5(tar("w:gz", 0), usedforsecurity=False).hexdigest())
-    return read_members(path, ["batch"])
+    return path.read_bytes()
 
 
 def of_claims(path: Path) -> Any:

@@ -1,13 +1,10 @@
 """Files and names that somebody made to do harm."""
 
-import gzip
-import io
 import json
 import pickle
 import resource
 import shutil
 import struct
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,6 @@ from safetensors.torch import save_file
 
 from papers import PAPERS
 from pipeline.config.load import load, parse
-from pipeline.data.imagefiles import files_below, read_members
-from pipeline.data.sources import idx_name, read_idx
 from pipeline.deploy.predict import open_weights, read_image, show
 from pipeline.errors import UserError, one_line_errors
 from pipeline.files import replace_text
@@ -41,14 +36,6 @@ def test_pickles_are_no_weights(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="not a safetensors file"):
         read_tensors(tmp_path / "model.safetensors")
-
-
-def test_a_gzip_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.data.sources.LARGEST", 10_000)
-    path = tmp_path / idx_name("train", "labels")
-    path.write_bytes(gzip.compress(bytes(1_000_000)))
-    with pytest.raises(UserError, match="decompresses to more than 10,000 bytes"):
-        read_idx(path)
 
 
 def test_an_image_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,56 +224,6 @@ def test_terminal_escapes_of_a_file_name_are_shown_not_done(
     with pytest.raises(SystemExit), one_line_errors():
         raise UserError("a\x1b[2Jb.png: not an image")
     assert capsys.readouterr().err == "error: a\\x1b[2Jb.png: not an image\n"
-
-
-def archive(folder: Path, *members: tarfile.TarInfo) -> Path:
-    """A .tar.gz of empty members, or of zeros where they have a size."""
-    path = folder / "images.tar.gz"
-    with tarfile.open(path, "w:gz") as tar:
-        for member in members:
-            tar.addfile(member, io.BytesIO(bytes(member.size)))
-    return path
-
-
-def member(
-    name: str, kind: bytes = tarfile.REGTYPE, target: str = "", size: int = 0
-) -> tarfile.TarInfo:
-    made = tarfile.TarInfo(name)
-    made.type, made.linkname, made.size = kind, target, size
-    return made
-
-
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        member("data", tarfile.DIRTYPE),
-        member("data", tarfile.FIFOTYPE),
-        member("data", tarfile.SYMTYPE, "/etc/passwd"),
-        member("data", tarfile.LNKTYPE, "../../etc/passwd"),
-        member("data", size=20_000),
-    ],
-    ids=["folder", "pipe", "link", "hard link", "bomb"],
-)
-def test_members_of_an_archive_that_are_no_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: tarfile.TarInfo
-) -> None:
-    monkeypatch.setattr("pipeline.data.imagefiles.LARGEST", 10_000)
-    with pytest.raises(UserError, match=r"images\.tar\.gz"):
-        read_members(archive(tmp_path, hostile), ["data"])
-
-
-def test_nothing_of_an_archive_is_written(tmp_path: Path) -> None:
-    (inside := tmp_path / "inside").mkdir()
-    assert read_members(
-        archive(inside, member("data", size=3), member("../outside", size=3)), ["data"]
-    ) == [bytes(3)]
-    assert sorted(tmp_path.rglob("*")) == [inside, inside / "images.tar.gz"]
-
-
-def test_a_folder_of_images_that_links_to_itself(tmp_path: Path) -> None:
-    (tmp_path / "again").symlink_to(tmp_path, target_is_directory=True)
-    (tmp_path / "a.png").write_bytes(b"")
-    assert list(files_below(tmp_path)) == [str(tmp_path / "a.png")]
 
 
 @pytest.mark.parametrize(

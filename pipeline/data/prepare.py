@@ -1,4 +1,4 @@
-"""A data set's source -> the images that a preset uses -> uint8 on disk at one size, decoded once."""
+"""A data set's source -> the images that a preset uses -> uint8 on disk at one size."""
 
 import hashlib
 import json
@@ -12,11 +12,10 @@ import numpy as np
 from lsvit.routes import generator
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.presets import ModelPreset
-from pipeline.data.decode import decode_splits, key
+from pipeline.data.decode import Resize, decode_splits, key, resizing
 from pipeline.data.imagefiles import Items
-from pipeline.data.shards import Arrays, identity, moments, write_arrow
+from pipeline.data.shards import Arrays, identity, mean_and_std, moments, write_arrow
 from pipeline.data.sources import SPLITS, find
-from pipeline.data.splits import Resize, resizing
 from pipeline.errors import UserError
 from pipeline.jobs.files import HELDOUT
 from pipeline.jobs.processes import root
@@ -24,16 +23,17 @@ from pipeline.jobs.processes import root
 
 def choose(
     name: str, preset: DatasetPreset, splits: Mapping[str, Arrays | Items]
-) -> dict[str, Arrays | Items]:
-    """The images that the preset uses: train, validation and, if some of the training images are held out, heldout.
+) -> dict[str, Any]:
+    """The images that the preset uses: train, validation and, if some are held out, heldout.
 
-    Of decoded arrays a limit takes the first images. Image files lie in the order of their classes: a limit takes random
-    ones, always the same; those of validation also change their order, so that the first n of them are of all classes.
+    A limit takes the first of decoded arrays. Image files lie in the order of their classes: a
+    limit takes random ones, always the same. Those of validation also change their order, so that
+    the first n of them are of all classes.
 
     Raises:
         UserError: the preset asks for more images than there are.
     """
-    chosen: dict[str, Arrays | Items] = {}
+    chosen: dict[str, Any] = {}
     for split, wanted in zip(SPLITS, (preset.train, preset.validation), strict=True):
         images = splits[split]
         count = len(images.labels)
@@ -42,33 +42,34 @@ def choose(
         index: slice | np.ndarray = slice(wanted)
         if isinstance(images, Items):
             index = generator("subset", "prepared", split).permutation(count)[:wanted]
-            index = (
-                np.sort(index) if split == "train" else index
-            )  # shuffled when it is used: read from the disk in its order
+            if split == "train":  # read in the order of the disk, shuffled when it is used
+                index = np.sort(index)
         chosen[split] = images.at(index)
     if preset.heldout:
         train = chosen["train"]
         count = len(train.labels)
         if preset.heldout >= count:
             raise UserError(
-                f"datasets.{name}.heldout: found {preset.heldout}, accepted: fewer than the {count} training images"
+                f"datasets.{name}.heldout: found {preset.heldout}, "
+                f"accepted: fewer than the {count} training images"
             )
         aside = np.zeros(count, dtype=bool)
         aside[generator("heldout", "training").permutation(count)[: preset.heldout]] = True
-        chosen |= {"train": train.at(~aside), HELDOUT: train.at(aside)}
+        chosen["train"] = train.at(~aside)
+        chosen[HELDOUT] = train.at(aside)
     return chosen
 
 
 class Decoded(NamedTuple):
-    """What the metadata says of the images on disk: shape of one, moments of the training pixels, identity, shards by split."""
+    """Images on disk."""
 
-    shape: tuple[int, ...]
-    moments: np.ndarray
+    shape: tuple[int, ...]  # of one image
+    moments: np.ndarray  # of the training pixels
     sha256: str
-    shards: dict[str, list[dict[str, Any]]] | None
+    shards: dict[str, list[dict[str, Any]]] | None  # by split
 
 
-def _keep(splits: dict[str, Arrays], reading: str, out: Path) -> Decoded:
+def keep_arrays(splits: dict[str, Arrays], reading: str, out: Path) -> Decoded:
     """Write arrays as they are, one file a split."""
     out.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
@@ -76,25 +77,25 @@ def _keep(splits: dict[str, Arrays], reading: str, out: Path) -> Decoded:
         for array in arrays:
             digest.update(np.ascontiguousarray(array).data)
         write_arrow(out / f"{split}.arrow", arrays.images.shape[1:], [arrays])
-    if reading != "published":  # the pixels are the same, what the model is given is not
+    if reading != "published":  # the same pixels, but the model is given others
         digest.update(reading.encode())
     images = splits["train"].images
     return Decoded(images.shape[1:], moments(images), digest.hexdigest(), None)
 
 
-def _decode(name: str, splits: dict[str, Items], resize: Resize) -> Decoded:
+def decode_files(name: str, splits: dict[str, Items], resize: Resize) -> Decoded:
     """Decode image files to shards below the root's `.lsvit/data/`."""
     folder = Path(".lsvit", "data", key(splits, resize))
-    records = decode_splits(name, splits, resize, root() / folder)
-    digest, shards = hashlib.sha256(), {}
-    for split in splits:
-        shards[split] = [
-            {"file": str(folder / r["file"]), "images": r["images"], "sha256": r["sha256"]}
-            for r in records[split]
-        ]
-        for record in shards[split]:
+    shards = decode_splits(name, splits, resize, root() / folder)
+    digest = hashlib.sha256()
+    total = np.zeros((2, 3), np.int64)
+    for split, records in shards.items():
+        for record in records:
+            record["file"] = str(folder / record["file"])
             digest.update(record["sha256"].encode())
-    total = np.sum([record["moments"] for record in records["train"]], axis=0)
+            pixel_moments = record.pop("moments")
+            if split == "train":
+                total += pixel_moments
     return Decoded((resize.crop, resize.crop, 3), total, digest.hexdigest(), shards)
 
 
@@ -106,48 +107,49 @@ def prepare(
     model: ModelPreset | None = None,
     check: Callable[[int, int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Verify a data set, decode it once, and write `meta.json` and, of small sets, `{split}.arrow` to `out`.
+    """Verify a data set, decode it once, and write `meta.json` and, of small sets, arrays to `out`.
 
-    Image files are decoded, at the size of `model` (needed for them), to shards below the root's `.lsvit/data/`, which the
-    metadata lists. `check` is called with the numbers of images to train on, to validate on and held out, before that.
+    Args:
+        name: of the data set.
+        preset: where its images come from, and how many are used.
+        embedded: the folder of the embedded images.
+        out: gets `meta.json` and, of small sets, `{split}.arrow`. Image files are decoded to shards
+            below the root's `.lsvit/data/`, which the metadata lists.
+        model: image files are decoded at its size; needed for them.
+        check: called with the numbers of images to train on, to validate on and held out, before
+            anything is decoded.
 
     Returns:
-        The metadata: name, class names, counts, reading of `resize`, image shape, mean and std of the training pixels in
-        [0, 1] by channel, sha256 of all that and of the images; and of image files `shards`, by split: file, images, sha256.
+        The metadata: name, class names, counts, reading of `resize`, image shape, mean and std of
+        the training pixels in [0, 1] by channel, sha256 of all that and of the images; and of image
+        files `shards`, by split: file, images, sha256.
 
     Raises:
-        UserError: a file is missing, damaged or mislabelled, the preset asks for more images than there are, or the model
-            takes no colour.
+        UserError: a file is missing or damaged, or the preset asks for more images than there are.
     """
-    found = find(preset.source, preset.folder, embedded)
-    splits = choose(name, preset, found.splits)
+    source = find(preset.source, preset.folder, embedded)
+    splits = choose(name, preset, source.splits)
     counts = {split: len(images.labels) for split, images in splits.items()}
     if check:
         check(counts["train"], counts["validation"], counts.get(HELDOUT, 0))
-    arrays = {split: images for split, images in splits.items() if isinstance(images, Arrays)}
-    items = {split: images for split, images in splits.items() if isinstance(images, Items)}
-    channels = model.kwargs.get("in_chans", 3) if model else 3
-    if channels != 3 and (items or arrays["train"].images.ndim == 4):
-        raise UserError(
-            f"models.*.kwargs.in_chans: found {channels}, accepted: 3 (the images of {name!r} are in colour)"
-        )
-    if items:
+    if isinstance(splits["train"], Items):
         assert model is not None
-        decoded = _decode(name, items, resizing(model, preset.resize))
+        decoded = decode_files(name, splits, resizing(model, preset.resize))
     else:
-        decoded = _keep(arrays, preset.resize, out)
-    mean, square = decoded.moments / (counts["train"] * math.prod(decoded.shape[:2]))
+        decoded = keep_arrays(splits, preset.resize, out)
+    mean, std = mean_and_std(decoded.moments, counts["train"] * math.prod(decoded.shape[:2]))
     meta: dict[str, Any] = {
         "name": name,
-        "classes": found.classes,
+        "classes": source.classes,
         "counts": counts,
         "resize": preset.resize,
         "image_shape": list(decoded.shape),
-        "mean": [round(float(m), 6) for m in mean / 255],
-        "std": [round(float(s), 6) for s in np.sqrt(square - mean**2) / 255],
+        "mean": mean,
+        "std": std,
     }
     meta["sha256"] = identity(decoded.sha256, meta)
-    meta |= {"shards": decoded.shards} if decoded.shards else {}
+    if decoded.shards:
+        meta["shards"] = decoded.shards
     out.mkdir(parents=True, exist_ok=True)
     (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
     return meta

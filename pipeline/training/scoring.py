@@ -11,7 +11,8 @@ from lsvit.latin import Latin
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route
 from lsvit.taps import ExitLogits, PositionLogits
-from pipeline.data.splits import Split, resizing
+from pipeline.data.decode import resizing
+from pipeline.data.splits import Split
 from pipeline.jobs.configs import MeasureConfig, RunConfig, TrainConfig
 from pipeline.jobs.files import read_meta
 from pipeline.models.weights import build, input_size, normalisation

@@ -19,7 +19,8 @@ from papers.layershuffle.section import SAMPLER_ROWS, AnalysisConfig, EvalConfig
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import ExitHeads, Recipe, Variant
-from pipeline.data.splits import Resize, Split, resizing
+from pipeline.data.decode import Resize, resizing
+from pipeline.data.splits import Split
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import ARRAYS, ROWS, WEIGHTS, read_meta
 from pipeline.models.weights import build, save_weights

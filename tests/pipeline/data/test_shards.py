@@ -1,15 +1,13 @@
-"""Image files: decoded once, in parallel, to what the published transforms give; resumable, and damage is named."""
+"""Image files are decoded to shards with the published pixels; a killed run goes on."""
 
 import io
-import json
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
-import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,10 @@ from torchvision import transforms
 
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.presets import ModelPreset
-from pipeline.data.decode import UNREADABLE, decode
+from pipeline.data.decode import UNREADABLE, Resize, decode, resizing
 from pipeline.data.prepare import prepare
 from pipeline.data.shards import open_arrow
-from pipeline.data.splits import Resize, Split, resizing
+from pipeline.data.splits import Split
 from pipeline.errors import UserError
 from pipeline.jobs.files import read_meta
 from tests.conftest import ROOT
@@ -54,8 +52,10 @@ def prepared(home: Path, name: str = "out", **keys: Any) -> dict[str, Any]:
 
 
 def pixels(home: Path, name: str, split: str) -> np.ndarray:
-    files = [home / shard["file"] for shard in read_meta(home / name)["shards"][split]]
-    return np.concatenate([batch.images for file in files for batch in open_arrow(file)])
+    batches = []
+    for shard in read_meta(home / name)["shards"][split]:
+        batches += [batch.images for batch in open_arrow(home / shard["file"])]
+    return np.concatenate(batches)
 
 
 def pictures() -> dict[str, Image.Image]:
@@ -76,9 +76,16 @@ def pictures() -> dict[str, Image.Image]:
     }
 
 
+def timm_transform(model: ModelPreset) -> Any:
+    cfg: Any = timm.get_pretrained_cfg(model.timm)
+    size = {"input_size": (3, SIZE, SIZE)}
+    config = resolve_data_config(size, pretrained_cfg=cfg.to_dict())
+    return create_transform(**config, normalize=False)
+
+
 @pytest.mark.parametrize("name", pictures())
 def test_pixels_are_those_of_the_published_transforms(name: str) -> None:
-    """Both readings, bit for bit: torchvision's transforms, and those that timm makes to evaluate the weights."""
+    """Both readings, bit for bit: torchvision's transforms, and those that timm makes."""
     file = io.BytesIO()
     pictures()[name].save(file, Image.registered_extensions()[Path(name).suffix])
     image = Image.open(file).convert("RGB")
@@ -95,31 +102,19 @@ def test_pixels_are_those_of_the_published_transforms(name: str) -> None:
     assert resizing(MODEL, "timm") == Resize(35, "bicubic", SIZE)
 
 
-def timm_transform(model: ModelPreset) -> Any:
-    cfg: Any = timm.get_pretrained_cfg(model.timm)
-    config = resolve_data_config(
-        {"input_size": (3, model.kwargs["img_size"], model.kwargs["img_size"])},
-        pretrained_cfg=cfg.to_dict(),
-    )
-    return create_transform(**config, normalize=False)
-
-
 def test_a_squeezing_crop_of_timm() -> None:
     model = MODEL.model_copy(update={"timm": "vit_base_patch16_clip_384.laion2b_ft_in1k"})
+    resize = resizing(model, "timm")
+    assert resize == Resize((SIZE, SIZE), "bicubic", SIZE)
     file = io.BytesIO()
     pictures()["wide.jpg"].save(file, "PNG")
-    assert resizing(model, "timm") == Resize((SIZE, SIZE), "bicubic", SIZE)
     theirs = timm_transform(model)(pictures()["wide.jpg"]).numpy()
-    assert np.array_equal(
-        decode(file.getvalue(), resizing(model, "timm")).transpose(2, 0, 1), theirs
-    )
+    assert np.array_equal(decode(file.getvalue(), resize).transpose(2, 0, 1), theirs)
 
 
 @pytest.mark.slow
-def test_a_folder_is_decoded_to_shards(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """All images once, in small files that the metadata lists; the moments are those of the training pixels."""
+def test_a_folder_is_decoded_to_shards(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All images once, in files that the metadata lists, with the training pixels' moments."""
     checked = []
     meta = prepare("set", PRESET, home, home / "out", MODEL, lambda *sizes: checked.append(sizes))
     assert checked == [(100, 70, 0)]
@@ -128,22 +123,21 @@ def test_a_folder_is_decoded_to_shards(
     assert [path.name for path in (home / "out").iterdir()] == ["meta.json"]
     assert (meta["classes"], meta["counts"]) == (["a", "b", "c"], {"train": 100, "validation": 70})
     assert (meta["image_shape"], meta["resize"]) == ([SIZE, SIZE, 3], "published")
-    assert [shard["images"] for shard in meta["shards"]["train"]] == [64, 36]
+    shards = meta["shards"]["train"]
+    assert [shard["images"] for shard in shards] == [64, 36]
+    assert shards[0].keys() == {"file", "images", "sha256"}
+    assert not Path(shards[0]["file"]).is_absolute()
     train = pixels(home, "out", "train")
-    first = decode(
-        (home / "images" / "train" / "a" / "a_0.JPEG").read_bytes(), resizing(MODEL, "published")
-    )
-    assert np.array_equal(train[0], first)
+    first = (home / "images" / "train" / "a" / "a_0.JPEG").read_bytes()
+    assert np.array_equal(train[0], decode(first, resizing(MODEL, "published")))
     assert np.allclose(meta["mean"], train.mean((0, 1, 2)) / 255, atol=1e-6)
     assert np.allclose(meta["std"], train.std((0, 1, 2)) / 255, atol=1e-6)
     split = Split(home / "out", "validation", CPU, 3, SIZE, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     assert np.bincount(split.maps.labels).tolist() == [30, 30, 10]
     assert set(split.maps.labels[:20]) == {0, 1, 2}  # the first n are of all classes
     index = torch.tensor([69, 3, 65])
-    expected = (
-        torch.from_numpy(pixels(home, "out", "validation")[index.numpy()]).permute(0, 3, 1, 2) / 255
-    )
-    assert torch.allclose(split.take(index)[0], expected, atol=1e-6)
+    expected = torch.from_numpy(pixels(home, "out", "validation")[index.numpy()]) / 255
+    assert torch.allclose(split.take(index)[0], expected.permute(0, 3, 1, 2), atol=1e-6)
     assert prepared(home, "again") == meta
     assert prepared(home, "timm", resize="timm")["sha256"] != meta["sha256"]
 
@@ -156,74 +150,35 @@ def test_limits_take_random_images_of_all_classes(home: Path) -> None:
     assert prepared(home, "again", train=60, validation=20, heldout=10) == meta
     images = np.concatenate([pixels(home, "out", split) for split in ("train", "heldout")])
     assert len(np.unique(images.reshape(60, -1), axis=0)) == 60
-    with pytest.raises(UserError, match=r"datasets\.set\.train: found 101, accepted: at most 100"):
-        prepared(home, train=101)
 
 
-def test_wrong_sizes_and_models_end_before_decoding(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_sizes_end_before_decoding(home: Path) -> None:
     def refuse(*sizes: int) -> None:
         raise UserError(f"too few: {sizes}")
 
     with pytest.raises(UserError, match=r"too few: \(100, 70, 0\)"):
         prepare("set", PRESET, home, home / "out", MODEL, refuse)
-    grey = MODEL.model_copy(update={"kwargs": {"in_chans": 1}})
-    with pytest.raises(
-        UserError, match=r"in_chans: found 1, accepted: 3 \(the images of 'set' are in colour\)"
-    ):
-        prepare("set", PRESET, home, home / "out", grey)
     assert not (home / ".lsvit").exists()
-    monkeypatch.setattr(
-        "pipeline.data.decode.shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0)
-    )
-    with pytest.raises(
-        UserError, match=r"found 0.0 GB free, accepted: at least 0.0 GB for 170 decoded images"
-    ):
-        prepared(home)
 
 
 @pytest.mark.slow
 def test_unreadable_images_are_all_named(home: Path) -> None:
-    """None is left out silently: a list of all of them, then one line; without them all is well."""
+    """None is left out silently: a list of all of them, then one line. Without them all is well."""
     folder = home / "images" / "train" / "a"
     whole = (folder / "a_1.JPEG").read_bytes()
-    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
-    chunk = b"IHDR" + header
-    bomb = (
-        b"\x89PNG\r\n\x1a\n"
-        + struct.pack(">I", 13)
-        + chunk
-        + struct.pack(">I", zlib.crc32(chunk))
-        + b"\0\0\0\0IDAT"
-        + bytes(4)
-    )
-    damaged = {
-        "a_1.JPEG": whole[: len(whole) // 2],
-        "text.png": b"hello",
-        "empty.gif": b"",
-        "bomb.png": bomb,
-    }
+    damaged = {"a_1.JPEG": whole[: len(whole) // 2], "text.png": b"hello", "empty.gif": b""}
     for name, content in damaged.items():
         (folder / name).write_bytes(content)
     (folder / "broken.jpg").symlink_to("nowhere")
-    Image.new("RGB", (100_000, 1)).save(folder / "narrow.png")
-    with pytest.raises(
-        UserError, match=r"^set: 6 of 175 images cannot be read, all in \S+unreadable.txt: "
-    ) as error:
+    reason = r"^set: 4 of 173 images cannot be read, all in \S+unreadable.txt: "
+    with pytest.raises(UserError, match=reason) as error:
         prepared(home)
     assert "\n" not in str(error.value)
     (listing,) = home.glob(f".lsvit/data/*/{UNREADABLE}")
     lines = dict(line.split(": ", 1) for line in listing.read_text().splitlines())
-    assert lines.keys() == {str(folder / name) for name in [*damaged, "broken.jpg", "narrow.png"]}
-    for name, said in {
-        "a_1.JPEG": "truncated",
-        "bomb.png": "DecompressionBomb",
-        "broken.jpg": "No such",
-        "text.png": "cannot identify",
-        "narrow.png": "100000 x 1 pixels",
-    }.items():
-        assert said in lines[str(folder / name)]
+    assert lines.keys() == {str(folder / name) for name in [*damaged, "broken.jpg"]}
+    assert "truncated" in lines[str(folder / "a_1.JPEG")]
+    assert "cannot identify" in lines[str(folder / "text.png")]
     assert not (home / "out").exists()
     for path in lines:
         Path(path).unlink()
@@ -235,12 +190,12 @@ def test_missing_and_damaged_shards_are_named_and_made_again(home: Path) -> None
     meta = prepared(home)
     path = home / meta["shards"]["train"][1]["file"]
     whole = path.read_bytes()
-    for damage, said in (
+    for damage, reason in (
         (path.unlink, "missing"),
         (lambda: path.write_bytes(whole[:-1000]), "damaged"),
     ):
         damage()  # type: ignore[operator]
-        with pytest.raises(UserError, match=rf"^{path}: {said}.*`dvc repro -f prepare-data`"):
+        with pytest.raises(UserError, match=rf"^{path}: {reason}.*`dvc repro -f prepare-data`"):
             Split(home / "out", "train", CPU, 3, SIZE, (0.0,), (1.0,))
         assert prepared(home) == meta
         assert path.read_bytes() == whole
@@ -249,9 +204,8 @@ def test_missing_and_damaged_shards_are_named_and_made_again(home: Path) -> None
 @pytest.mark.slow
 def test_a_changed_image_is_seen_when_the_folder_is_read_again(home: Path) -> None:
     before = prepared(home)
-    shutil.copy(
-        home / "images" / "train" / "b" / "b_1.JPEG", home / "images" / "train" / "b" / "b_2.JPEG"
-    )
+    folder = home / "images" / "train" / "b"
+    shutil.copy(folder / "b_1.JPEG", folder / "b_2.JPEG")
     assert prepared(home)["sha256"] != before["sha256"]
     assert (home / before["shards"]["train"][0]["file"]).exists()  # other experiments may use them
 
@@ -264,32 +218,35 @@ def alive(session: int) -> list[str]:
             state, _, _, own = path.read_text().rpartition(")")[2].split()[:4]
         except OSError:
             continue
-        found += [path.parent.name] if int(own) == session and state != "Z" else []
+        if int(own) == session and state != "Z":
+            found.append(path.parent.name)
     return found
 
 
-@pytest.mark.slow
-def test_a_killed_preparation_goes_on_and_leaves_no_process(home: Path) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (600, 600, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(home / "images" / "train" / "a" / "large.jpg")
-    for i in range(200):
-        os.link(
-            home / "images" / "train" / "a" / "large.jpg",
-            home / "images" / "train" / "a" / f"large_{i}.jpg",
-        )
-    # as `prepared` does, without this module's imports
-    code = """
+# As `prepared` does, without this module's imports.
+PREPARE = """
 import sys
 from pathlib import Path
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.presets import ModelPreset
 from pipeline.data.prepare import prepare
-home, preset, model = Path(sys.argv[1]), DatasetPreset.model_validate_json(sys.argv[2]), ModelPreset.model_validate_json(sys.argv[3])
+home = Path(sys.argv[1])
+preset = DatasetPreset.model_validate_json(sys.argv[2])
+model = ModelPreset.model_validate_json(sys.argv[3])
 prepare("set", preset, home, home / "killed", model)
 """
-    about = [str(home), PRESET.model_dump_json(), MODEL.model_dump_json()]
+
+
+@pytest.mark.slow
+def test_a_killed_preparation_goes_on_and_leaves_no_process(home: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (600, 600, 3), dtype=np.uint8)
+    large = home / "images" / "train" / "a" / "large.jpg"
+    Image.fromarray(noise).save(large)
+    for i in range(200):
+        os.link(large, large.with_stem(f"large_{i}"))
+    arguments = [str(home), PRESET.model_dump_json(), MODEL.model_dump_json()]
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *about],
+        [sys.executable, "-c", PREPARE, *arguments],
         cwd=ROOT,
         start_new_session=True,
         stdout=subprocess.DEVNULL,
@@ -313,36 +270,30 @@ prepare("set", preset, home, home / "killed", model)
 
 
 def opened(home: Path, device: torch.device, workers: int | None = None) -> Split:
-    return Split(
-        home / "out", "train", device, 3, SIZE, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), workers=workers
-    )
+    mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+    return Split(home / "out", "train", device, 3, SIZE, mean, std, workers=workers)
+
+
+def assert_same(ours: Iterator[tuple], theirs: Iterator[tuple]) -> None:
+    for batch, same in zip(ours, theirs, strict=True):
+        for a, b in zip(batch, same, strict=True):
+            assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:This process:DeprecationWarning"
-)  # Python 3.12 of any fork beside threads
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of a fork beside threads
 def test_reading_ahead_gives_the_same_batches(home: Path) -> None:
-    """With workers and without: the same images, and the global generator, which dropout draws from, is left alone."""
+    """With workers and without; the global generator, which dropout draws from, is left alone."""
     prepared(home)
     direct, ahead = opened(home, CPU), opened(home, CPU, workers=2)
     torch.manual_seed(0)
-    for ours, theirs in (
-        (direct.shuffled(16, 1, 2), ahead.shuffled(16, 1, 2)),
-        (direct.in_order(40), ahead.in_order(40)),
-    ):
-        for batch, same in zip(ours, theirs, strict=True):
-            assert all(
-                torch.equal(torch.as_tensor(a), torch.as_tensor(b))
-                for a, b in zip(batch, same, strict=True)
-            )
     state = torch.get_rng_state()
-    torch.manual_seed(0)
+    assert_same(direct.shuffled(16, 1, 2), ahead.shuffled(16, 1, 2))
+    assert_same(direct.in_order(40), ahead.in_order(40))
     assert torch.equal(state, torch.get_rng_state())
     resident = opened(home, CPU)
-    resident.resident = resident._load()  # as on a device that it fits on
-    for batch, same in zip(direct.shuffled(16, 1, 2), resident.shuffled(16, 1, 2), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(batch, same, strict=True))
+    resident.resident = resident.load()  # as on a device that it fits on
+    assert_same(direct.shuffled(16, 1, 2), resident.shuffled(16, 1, 2))
 
 
 @pytest.mark.gpu
@@ -354,18 +305,8 @@ def test_on_a_gpu_resident_and_read_ahead_are_the_same(home: Path) -> None:
     direct, resident, ahead = opened(home, CPU), opened(home, cuda), opened(home, cuda, workers=2)
     assert resident.resident
     assert not ahead.resident
-    for batch, same in zip(resident.shuffled(16, 1, 2), ahead.shuffled(16, 1, 2), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(batch, same, strict=True))
-    for (_, images, labels), (_, on_device, equal) in zip(
-        direct.in_order(40), resident.in_order(40), strict=True
-    ):
+    assert_same(resident.shuffled(16, 1, 2), ahead.shuffled(16, 1, 2))
+    batches = zip(direct.in_order(40), resident.in_order(40), strict=True)
+    for (_, images, labels), (_, on_device, equal) in batches:
         assert torch.allclose(images, on_device.cpu(), atol=1e-6)
         assert torch.equal(labels, equal.cpu())
-
-
-@pytest.mark.slow
-def test_the_manifest_is_small(home: Path) -> None:
-    prepared(home)
-    shard = json.loads((home / "out" / "meta.json").read_text())["shards"]["train"][0]
-    assert shard.keys() == {"file", "images", "sha256"}
-    assert not Path(shard["file"]).is_absolute()
