@@ -142,34 +142,17 @@ def cost(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say before anything runs how many trainings, images and FLOPs params.yaml asks for, and the time they take on known hardware."""
+    """Print how many trainings, images and FLOPs params.yaml asks for, and their time on known hardware."""
     import json
 
     from papers import PAPERS
-    from pipeline.cost.estimate import estimate, show
-    from pipeline.cost.hardware import known_hardware
-    from pipeline.fill import overridden
+    from pipeline.cost import estimate, known_hardware, overridden, show
 
     estimated = estimate(overridden(overrides or [], PAPERS), known_hardware())
     if as_json:
         print(json.dumps(estimated, indent=1))
     else:
-        show(estimated, PAPERS)
-
-
-@app.command()
-def fill(overrides: Overrides = None) -> None:
-    """Train what the pipeline needs all at once, on this machine or with engine=ray on a cluster; its stages then find it finished.
-
-    -S KEY=A,B trains all combinations of choices, each a cell of its own.
-    """
-    from papers import PAPERS
-    from pipeline.fill import expected, fill, prepared
-
-    with prepared(overrides or [], PAPERS) as cells:
-        print("\n".join(expected(cells)), flush=True)
-        fill(cells)
-    print("stages find these trainings finished; what starts from them, they run", flush=True)
+        show(estimated)
 
 
 @app.command()

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -32,7 +31,6 @@ from pipeline.deploy.predict import open_weights
 from pipeline.smoke import PRESETS, copy_repository, environment
 from stages import commands as cli
 from tests.conftest import ROOT
-from tests.pipeline.jobs.listing import listed
 
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 SMOKE = [f"-S{preset}" for preset in PRESETS]
@@ -350,54 +348,6 @@ def test_weights_that_changed_since_their_stage(
     open_weights(str(file))
     assert capsys.readouterr().err.startswith(f"warning: {file}: not as its stage left it")
     file.write_bytes(whole)
-
-
-@pytest.mark.slow
-def test_fill_trains_what_the_stages_would(smoked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After them it finds everything finished but what is missing, which it trains, to the same bytes; also for a cell that is the same
-    under another name, for which it prepares the images anew."""
-    monkeypatch.chdir(smoked)
-    monkeypatch.setenv("DVC_ROOT", str(smoked))
-    jobs = listed(load(papers=PAPERS))
-    wanted = [
-        job
-        for kind in ("pretrain", "finetune", "exits", "smoothing", "inversion trainings")
-        for job in jobs[kind].values()
-    ]
-    trained = {job.folder.resolve() for job in wanted if job.config.dataset == "fashion_mnist_tiny"}
-    missing = jobs["finetune"]["ls seed 0"].folder.resolve()
-    before = (missing / "weights.safetensors").read_bytes()
-    shutil.rmtree(missing)
-    said = run(
-        [
-            "-m",
-            "stages.commands",
-            "fill",
-            "-S",
-            "+models.twin=${models.vit_pico}",
-            "-S",
-            "model=vit_pico,twin",
-        ],
-        smoked,
-    )
-    found = {
-        (smoked / line.rpartition(" taken from ")[2]).resolve()
-        for line in said.splitlines()
-        if "finished before" in line
-    }
-    every = {
-        folder.parent
-        for kind in ("train", "train_branches", "fetch")
-        for folder in smoked.glob(f".lsvit/jobs/{kind}/*/done")
-    }
-    assert every > trained
-    assert found == every - {
-        missing
-    }  # later steps of the layer-wise exits, those on frozen models and those that count among them
-    (again,) = set(re.findall(r"\] (.+ seed \d): epoch", said))  # under the name of either cell
-    assert again.endswith(": ls seed 0")
-    assert not list(smoked.glob(".lsvit/fill-*"))
-    assert (missing / "weights.safetensors").read_bytes() == before
 
 
 @pytest.mark.slow

@@ -16,5 +16,5 @@ PAPER = Paper(
     figures="papers.exits.figures",
     charts="papers.exits.charts",
     claims="papers.exits.claims",
-    cost="papers.exits.cost",
+    work="papers.exits.compute.plan:list_work",
 )

@@ -15,6 +15,5 @@ PAPER = Paper(
     figures="papers.inversion.figures",
     charts="papers.inversion.charts",
     claims="papers.inversion.claims",
-    tracked="papers.inversion.tracked",
-    cost="papers.inversion.cost",
+    work="papers.inversion.compute.plan:list_work",
 )

@@ -15,5 +15,5 @@ PAPER = Paper(
     figures="papers.layershuffle.figures",
     charts="papers.layershuffle.charts",
     claims="papers.layershuffle.claims",
-    cost="papers.layershuffle.cost",
+    work="papers.layershuffle.compute.plan:list_work",
 )

@@ -13,5 +13,5 @@ PAPER = Paper(
     figures="papers.nodes.figures",
     charts="papers.nodes.charts",
     claims="papers.nodes.claims",
-    cost="papers.nodes.cost",
+    work="papers.nodes.compute.plan:list_work",
 )

@@ -13,5 +13,5 @@ PAPER = Paper(
     figures="papers.painters.figures",
     charts="papers.painters.charts",
     claims="papers.painters.claims",
-    cost="papers.painters.cost",
+    work="papers.painters.compute.plan:list_work",
 )

@@ -15,5 +15,5 @@ PAPER = Paper(
     figures="papers.smoothing.figures",
     charts="papers.smoothing.charts",
     claims="papers.smoothing.claims",
-    cost="papers.smoothing.cost",
+    work="papers.smoothing.compute.plan:list_work",
 )

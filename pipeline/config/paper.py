@@ -1,13 +1,31 @@
 """What a paper brings to the pipeline, as one object. Importing it needs no torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from pipeline.config.sections import PaperSection
+from pipeline.config.presets import ModelPreset
+from pipeline.config.sections import Optimisation, PaperSection
+from pipeline.config.variant import PLAIN, Variant
 
-Reader = Literal["tables", "figures", "charts", "claims", "measures", "tracked", "cost"]
+Reader = Literal["tables", "figures", "charts", "claims", "measures"]
+
+
+class Work(NamedTuple):
+    """Models of one kind, which a stage trains or runs: what `lsvit cost` counts."""
+
+    stage: str
+    name: str
+    models: int
+    preset: ModelPreset
+    variant: Variant = PLAIN
+    training: Optimisation | None = (
+        None  # options of each model's training; None: it is not trained
+    )
+    passes: Sequence[int] = ()  # over images without training: how many layers each executes
+    images: int | None = None  # of a pass, at most; None: all validation images
+    sizes: tuple[int, int, int] | None = None  # train, validation, held out; None: the data set's
 
 
 @dataclass(frozen=True)
@@ -41,13 +59,12 @@ class Paper:
     limit_images: str | None = None  # (params, train, validation) -> list[Limit]
     limit_layers: str | None = None  # (params, num_layers) -> list[Limit]
     build: str | None = None  # (params, backbone): makes the paper's models on the meta device
+    work: str | None = None  # (params, num_layers) -> list[Work]: what `lsvit cost` counts
     tables: str | None = None
     figures: str | None = None
     charts: str | None = None
     claims: str | None = None
     measures: str | None = None
-    tracked: str | None = None  # images of the paper's results for the MLflow store
-    cost: str | None = None
 
     def import_reader(self, reader: Reader) -> Any:
         """Import the module that reads the paper's results in this way; None if there is none."""
@@ -55,7 +72,7 @@ class Paper:
         return import_module(name) if name else None
 
     def import_function(
-        self, function: Literal["check", "limit_images", "limit_layers", "build"]
+        self, function: Literal["check", "limit_images", "limit_layers", "build", "work"]
     ) -> Callable[..., Any] | None:
         """Import one of the paper's functions on parameters, if the paper has it."""
         place = getattr(self, function)

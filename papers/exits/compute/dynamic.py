@@ -15,9 +15,9 @@ from lsvit.routed import RoutedModel
 from lsvit.routes import Route
 from papers.exits.branches import make_branch, token_shape
 from papers.exits.compute.budgets import exit_thresholds
+from papers.exits.compute.flops import count_exits
 from papers.exits.section import EXIT_COSTS, EXIT_WEIGHTS, EXITS_IN_USE, LAST_EXIT, ExitConfig
 from pipeline.config.variant import BranchName, BranchSizes
-from pipeline.cost.flops import count_exits
 from pipeline.errors import UserError
 from pipeline.jobs.files import ARRAYS, read_meta
 from pipeline.models.weights import input_size, read_tensors
@@ -220,7 +220,7 @@ def measure(config: ExitConfig, data: Path, folder: Path, report: Callable[[dict
     report({"cell": f"{len(times)} exits timed"})
     flops = {f"{kind}.{depth}": counted.at(kind, depth) for kind in branches for depth in depths}
     flops |= {
-        f"final.{depth}": counted.final(depth) for depth in range(1, model.num_layers + 1)
+        f"final.{depth}": counted.model.whole(depth) for depth in range(1, model.num_layers + 1)
     }  # of pruned routes too
     found = {
         "hardware": f"{execution}{', one thread' if execution.device.type == 'cpu' else ''}",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from papers.exits.section import COUNTING, ExitConfig, Exits, Strategy
+from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, Optimisation
 from pipeline.config.variant import (
@@ -349,3 +350,50 @@ def advance(plan: Plan, steps: list[Trained]) -> tuple[list[Trained], list[Train
     return [step for step, after in following if after is None], [
         after for _, after in following if after is not None
     ]
+
+
+def list_work(params: Params, num_layers: int) -> list[Work]:
+    """List what stage exits does, for `lsvit cost`: no branches, no early stopping."""
+    plan = Plan(params)
+    options = plan.options
+    preset = params.model_preset
+    seeds = len(plan.seeds)
+    steps = [len(placement) + 1 for placement in options.placements]
+    trainings = {
+        "end_to_end": 1 + len(options.placements) * len(options.branches),
+        "layer_wise": sum(steps) * len(options.layer_wise_branches),
+    }
+    works = []
+    if params.sizes and "classifier_wise" in options.strategies:
+        train, validation, heldout = params.sizes
+        read = min(train, options.images or train) + heldout + 3 * validation
+        works.append(
+            Work(
+                "exits",
+                "features",
+                seeds * len(options.variants),
+                preset,
+                passes=[num_layers],
+                sizes=(train, read, heldout),
+            )
+        )
+    tuning = plan.tuning(options.backbone_epochs, options.backbone_lrs[0])
+    rates = len(options.backbone_lrs)
+    for strategy, models in trainings.items():
+        if strategy in options.strategies:
+            works.append(Work("exits", strategy, models * rates * seeds, preset, training=tuning))
+    if options.counting_strategies:
+        task = options.counting
+        models = seeds * len(task.lrs or options.backbone_lrs)
+        models *= max(trainings.get(strategy, 1) for strategy in options.counting_strategies)
+        works.append(
+            Work(
+                "exits",
+                "counting",
+                models,
+                preset.model_copy(update={"num_classes": None}),
+                training=plan.tuning(task.epochs, options.lrs[0]),
+                sizes=(task.train, task.validation, task.heldout),
+            )
+        )
+    return works

@@ -1,13 +1,12 @@
 """The jobs of stage `exits`, round by round: those of a later one start from what an earlier one left."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from papers.exits.compute.counting import write_canvases
 from papers.exits.compute.plan import Frozen, Plan, Task, Trained, advance
 from papers.exits.section import COUNTING
-from pipeline.config.params import Params
 from pipeline.config.sections import Finetune
 from pipeline.jobs.files import WEIGHTS
 from pipeline.jobs.job import Job
@@ -89,10 +88,3 @@ def rounds(plan: Plan, out: Path) -> Generator[list[Job], None, Exits]:
         done += finished
         yield [job for step in steps for job in step.jobs]
     return Exits(frozen, counted, trained + done)
-
-
-def ahead(
-    params: Params, data: Path, folder: Path, pretrained: Path, out: Path
-) -> Iterator[list[Job]]:
-    """The same for `lsvit fill`, with the folders of the images, of the refined models and of the starting weights."""
-    return rounds(Plan(params, data, folder, pretrained), out)

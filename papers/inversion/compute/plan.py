@@ -1,6 +1,7 @@
 """The jobs of stage `inversion`: trainings from scratch, inversions and class images. No torch here."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from papers.inversion.section import (
     Part,
     Transplant,
 )
+from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN, UNTRAINED, Variant
@@ -279,6 +281,51 @@ class Plan(BasePlan):
         return found
 
 
-def from_scratch(params: Params, data: Path) -> list[Job]:
-    """The trainings that need nothing but the images in a folder."""
-    return list(Plan(params, data).trainings().values())
+def list_work(params: Params, num_layers: int) -> list[Work]:
+    """List what stage inversion does, for `lsvit cost`: a step of an input is 2 forward passes."""
+    plan = Plan(params)
+    options = plan.options
+    subjects = plan.subjects()
+    works = []
+    for family in options.families:
+        if not plan.is_own(family):
+            training = params.scratch_training(Inversion)
+            preset = family_preset(params, family)
+            works.append(Work("inversion", "trainings", len(plan.seeds), preset, training=training))
+    inverted = plan.inverted(subjects)
+    presets = {subject.family: subject.preset for subject, _, _ in inverted}
+    for (family, name), models in Counter((each[0].family, each[1]) for each in inverted).items():
+        preset = presets[family]
+        layers = _depth(preset, num_layers)
+        descent = options.optimisers[name]
+        points = options.depths or [1, layers // 3, 2 * layers // 3, layers]
+        passes = points * (2 * descent.steps * len(descent.lrs))
+        works.append(
+            Work(
+                "inversion",
+                "inputs",
+                models,
+                preset,
+                passes=passes,
+                images=options.images,
+            )
+        )
+    for family, models in Counter(each.family for each, _ in plan.judged(subjects)).items():
+        preset = presets[family]
+        passes = [_depth(preset, num_layers)] * (2 * options.class_images.steps)
+        works.append(
+            Work(
+                "inversion",
+                "class images",
+                models,
+                preset,
+                passes=passes,
+                images=params.dataset_preset.num_classes,
+            )
+        )
+    return works
+
+
+def _depth(preset: ModelPreset, default: int) -> int:
+    """The number of a family's layers, which timm's mixers call blocks."""
+    return preset.kwargs.get("depth") or preset.kwargs.get("num_blocks") or default

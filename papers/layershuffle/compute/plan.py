@@ -1,6 +1,8 @@
 """The jobs of stages `prune-eval` and `analysis`. No torch here."""
 
+from lsvit.routes import ORDERS, count_routes
 from papers.layershuffle.section import Analysis, AnalysisConfig, EvalConfig, PruneEval
+from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.variant import PRETRAINED
 from pipeline.jobs.files import JUDGES, read_meta
@@ -64,3 +66,28 @@ class Analyses(Plan):
                 precision=self.precision(),
             )
         return jobs
+
+
+def list_work(params: Params, num_layers: int) -> list[Work]:
+    """List what stages prune-eval and analysis run, for `lsvit cost`: one epoch of a training."""
+    preset = params.model_preset
+    seeds = len(params.seeds)
+    works = []
+    for name, variant in params.all_variants.items():
+        options = params.resolve(PruneEval).of(name)
+        layers = variant.layers or num_layers
+        keeps = {layers} if variant.layers else {*options.keep, layers}
+        passes = [layers] * len(options.samplers)
+        for keep in keeps:
+            for order in ORDERS:
+                routes = count_routes(layers, keep, order)
+                passes += [keep] * min(routes, options.orders)
+        works.append(
+            Work("prune-eval", "", seeds, preset, variant, passes=passes, images=options.images)
+        )
+    analysis = params.resolve(Analysis)
+    models = len(params.starts) + len(analysis.variants) * seeds
+    return [
+        *works,
+        Work("analysis", "", models, preset, passes=[num_layers], images=analysis.images),
+    ]

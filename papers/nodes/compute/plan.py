@@ -1,6 +1,7 @@
 """The jobs of stage `nodes`. No torch here."""
 
 from papers.nodes.section import POLICIES, Nodes, NodesConfig, Policy
+from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan as BasePlan
@@ -36,3 +37,24 @@ class Plan(BasePlan):
             policy=policy,
             draw=seed,
         )
+
+
+def list_work(params: Params, num_layers: int) -> list[Work]:
+    """List what stage nodes runs at most, for `lsvit cost`: every image through all layers."""
+    options = params.resolve(Nodes)
+    passes = len(options.nodes) * len(options.replication) * len(options.faults)
+    works = []
+    for name, policies in options.variants.items():
+        variant = params.all_variants[name]
+        works.append(
+            Work(
+                "nodes",
+                "",
+                len(policies) * len(params.seeds),
+                params.model_preset,
+                variant,
+                passes=[variant.layers or num_layers] * passes,
+                images=options.images,
+            )
+        )
+    return works

@@ -1,6 +1,7 @@
 """The jobs of stage `smoothing`, trainings from scratch and profiles. No torch here."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -8,6 +9,7 @@ from typing import NamedTuple
 from lsvit.routes import ORDERS, Order
 from papers.smoothing.compute.presets import preset
 from papers.smoothing.section import SCRATCH, WHOLE, ProfileConfig, Smoothing, SmoothingProfiles
+from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN, UNTRAINED, Losses, Recipe, Variant
@@ -158,7 +160,20 @@ class Plan(BasePlan):
         ).loc[(model.training, model.seed)].to_dict()
 
 
-def from_scratch(params: Params, data: Path) -> list[Job]:
-    """The trainings that need nothing but the images in a folder."""
-    plan = Plan(params, data)
-    return [model.job for model in map(plan.trained, plan.models()) if model.job]
+def list_work(params: Params, num_layers: int) -> list[Work]:
+    """List what stage smoothing does, for `lsvit cost`: trainings and a profile of each."""
+    plan = Plan(params)
+    depths = Counter(model.preset.kwargs["depth"] for model in plan.models())
+    training = params.scratch_training(Smoothing)
+    return [
+        Work(
+            "smoothing",
+            f"{depth} layers",
+            models,
+            preset(params, depth),
+            training=training,
+            passes=[depth],
+            images=plan.options.images,
+        )
+        for depth, models in depths.items()
+    ]

@@ -1,7 +1,6 @@
 """Painters as routes, what a model answers along them, jobs, rows, costs, the figure, and wrong parameters."""
 
 import itertools
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from papers.painters.compute import rows as painters_rows
 from papers.painters.compute.evaluation import evaluate
 from papers.painters.compute.plan import Plan
 from papers.painters.compute.strategies import cells, make_routes
-from papers.painters.cost import evaluation_job
 from papers.painters.figures import PaintersFigures, draw, over_seeds
 from papers.painters.section import KINDS, Kind, Painters, PaintersConfig
 from pipeline.config.checks import check_layers
@@ -27,7 +25,6 @@ from pipeline.config.load import load
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN
-from pipeline.cost.flops import FLOPS, count_variant, meta_backbone
 from pipeline.errors import UserError
 from pipeline.jobs.files import ROWS, read_meta, sha256
 from pipeline.jobs.rows import read_rows
@@ -279,38 +276,6 @@ def test_rows_and_metrics_of_a_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) 
         0.45,
         3,
     ]
-
-
-def test_costs_are_those_of_a_real_evaluation(
-    six: ModelPreset, prepared: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backbone = meta_backbone(six, 10)
-    model = count_variant(backbone, six, PLAIN)
-    setting, run = config(six, images=24), Counter[str]()
-    job = evaluation_job(model, setting.options, 40)
-    embed, layer = RoutedModel.embed, RoutedModel._layer
-
-    def count_embed(model: RoutedModel, images: Tensor) -> Tensor:
-        run.update(batches=1, images=len(images))
-        return embed(model, images)
-
-    def count_layer(model: RoutedModel, before: Tensor, *args: Any) -> Tensor:
-        run.update(layers=1, through=len(before))
-        return layer(model, before, *args)
-
-    monkeypatch.setattr(RoutedModel, "embed", count_embed)
-    monkeypatch.setattr(RoutedModel, "_layer", count_layer)
-    evaluated(setting, prepared, weights, tmp_path)
-    assert sum(work.images for work in job) == run["images"]
-    assert sum(work.batches for work in job) == run["batches"]
-    assert (
-        sum(work.operations for work in job)
-        == run["batches"] * model.outside[0] + run["layers"] * model.block[0]
-    )
-    assert (
-        sum(work.flops for work in job)
-        == run["images"] * model.outside[FLOPS] + run["through"] * model.block[FLOPS]
-    )
 
 
 # ---- the figure -------------------------------------------------------------------------------------------------------

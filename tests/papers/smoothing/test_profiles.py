@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from papers.smoothing.cost import stages
 
 from papers.smoothing.compute.plan import Plan
-from papers.smoothing.cost import stages
 from papers.smoothing.section import SCRATCH
 from pipeline.config.params import Params
 from pipeline.config.variant import UNTRAINED

@@ -645,9 +645,9 @@ EDITS = {
         {"painters"},
     ),
     "how many FLOPs count": (
-        "pipeline/cost/flops.py",
-        "flops.get_total_flops()",
-        "2 * flops.get_total_flops()",
+        "pipeline/flops.py",
+        "counter.get_total_flops()",
+        "2 * counter.get_total_flops()",
         {"costs"},
     ),
     "an inversion's step": (

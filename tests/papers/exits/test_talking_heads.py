@@ -10,15 +10,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from papers.exits.branches import make_branch, token_shape
 from papers.exits.compute.dynamic import measure
+from papers.exits.compute.flops import count_exits
 from papers.exits.compute.plan import Plan, Task
 from papers.exits.section import EXIT_COSTS, BranchTraining, ExitConfig
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Optimisation
 from pipeline.config.variant import PLAIN, Encode, Position, Variant
-from pipeline.cost.flops import count_exits
 from pipeline.models.weights import build
-from tests.pipeline.cost.test_flops import SIZES, SMALL
+from tests.papers.exits.test_flops import SIZES, SMALL
 
 TALKING = Variant(route="sequential", talking_heads=True)
 
@@ -31,8 +31,9 @@ def test_flops_are_those_of_a_real_run(kwargs: dict[str, Any]) -> None:
         count_exits(preset, 7, ["mlp", "vit"], SIZES, variant) for variant in (PLAIN, TALKING)
     )
     tokens, heads = (28 // kwargs["patch_size"]) ** 2 + 1, kwargs["num_heads"]
-    assert talking.block - plain.block == 2 * 2 * tokens**2 * heads**2
-    assert talking._replace(block=plain.block) == plain
+    assert talking.model.block - plain.model.block == 2 * 2 * tokens**2 * heads**2
+    assert talking.model._replace(block=plain.model.block) == plain.model
+    assert talking.branches == plain.branches
     model = build(preset, 7, TALKING).eval()
     branch = make_branch("mlp", token_shape(model.backbone), 7, SIZES).eval()
     image = torch.zeros(1, 1, 28, 28)
@@ -42,18 +43,18 @@ def test_flops_are_those_of_a_real_run(kwargs: dict[str, Any]) -> None:
         assert counter.get_total_flops() == talking.at("mlp", depth) > plain.at("mlp", depth)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(image)
-    assert counter.get_total_flops() == talking.final(3) > plain.final(3)
+    assert counter.get_total_flops() == talking.model.whole(3) > plain.model.whole(3)
 
 
 def test_other_parts_of_a_variant_count_too() -> None:
-    """What knows the position, and that layers were left out is the caller's to say."""
     preset = ModelPreset(timm="vit_tiny_patch16_224", kwargs=SMALL, weights="scratch")
     encoding = Variant(
         route="arbitrary", position=Position(encode=Encode(dim=8)), talking_heads=True
     )
     talking, both = (count_exits(preset, 7, [], SIZES, variant) for variant in (TALKING, encoding))
-    assert both.block - talking.block == 2 * 5 * (32 + 8) * 32
-    assert count_exits(preset, 7, [], SIZES, TALKING.model_copy(update={"layers": 2})) == talking
+    assert both.model.block - talking.model.block == 2 * 5 * (32 + 8) * 32
+    shorter = count_exits(preset, 7, [], SIZES, TALKING.model_copy(update={"layers": 2}))
+    assert shorter.model == talking.model._replace(num_layers=2)
 
 
 def test_stage_exits_measures_them(

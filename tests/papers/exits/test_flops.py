@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -10,17 +9,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from papers.exits.branches import TokenShape, make_branch, token_shape
+from papers.exits.compute.flops import ExitFlops, count_branch, count_exits
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import BRANCHES, BranchName, BranchSizes, ExitHeads
-from pipeline.cost.flops import (
-    FLOPS,
-    ExitFlops,
-    count_branch,
-    count_exits,
-    count_forward,
-    meta_backbone,
-)
+from pipeline.config.variant import BRANCHES, BranchName, BranchSizes
 from pipeline.errors import UserError
+from pipeline.flops import meta_model
 from pipeline.models.weights import build
 
 SIZES = BranchSizes(channels=5, hidden=24)
@@ -96,84 +89,32 @@ def vit_b16_at_384() -> ExitFlops:
 def test_flops_of_a_branch_are_the_formulas(shape: TokenShape) -> None:
     for kind in BRANCHES:
         for outputs in (1, 7):
-            assert count_branch(kind, shape, outputs, SIZES)[FLOPS] == expected_branch(
+            assert count_branch(kind, shape, outputs, SIZES) == expected_branch(
                 kind, shape, outputs, SIZES
             ), kind
 
 
 @pytest.mark.parametrize(
-    ("timm", "kwargs"),
-    [
-        ("vit_tiny_patch16_224", SMALL),
-        ("vit_tiny_patch16_224", SMALL | {"patch_size": 4, "mlp_ratio": 3, "in_chans": 3}),
-        ("deit_tiny_distilled_patch16_224", SMALL),
-        ("deit_tiny_distilled_patch16_224", SMALL | {"patch_size": 7}),
-    ],
-)
-def test_flops_of_a_vit_and_its_exits_are_the_formulas(timm: str, kwargs: dict[str, Any]) -> None:
-    distilled = "distilled" in timm
-    found = count_exits(
-        ModelPreset(timm=timm, kwargs=kwargs, weights="scratch"), 7, BRANCHES, SIZES
-    )
-    side, prefix = kwargs["img_size"] // kwargs["patch_size"], 2 if distilled else 1
-    assert found.embed == 2 * side**2 * kwargs["patch_size"] ** 2 * kwargs["in_chans"] * 32
-    assert found.block == encoder(side**2 + prefix, 32, 32 * kwargs.get("mlp_ratio", 4))
-    assert found.head == 2 * 32 * 7 * (2 if distilled else 1)
-    shape = TokenShape(32, prefix, (side, side), 2)
-    assert found.branches == {kind: expected_branch(kind, shape, 7, SIZES) for kind in BRANCHES}
-
-
-@pytest.mark.parametrize(
     ("timm", "block"), [("mixer_s16_224", mixer(9, 512)), ("resmlp_12_224", resmlp(9, 384))]
 )
-def test_flops_of_an_mlp_backbone_and_its_exits_are_the_formulas(timm: str, block: int) -> None:
+def test_an_mlp_backbone_and_its_exits_take_what_the_formulas_say(timm: str, block: int) -> None:
     preset = ModelPreset(timm=timm, kwargs={"img_size": 48, "in_chans": 1}, weights="scratch")
-    found, shape = (
-        count_exits(preset, 7, NO_CLASS_TOKEN, SIZES),
-        token_shape(meta_backbone(preset, 7)),
-    )
+    counted = count_exits(preset, 7, NO_CLASS_TOKEN, SIZES)
+    shape = token_shape(meta_model(preset, 7).backbone)
     assert (shape.prefix, shape.grid) == (0, (3, 3))
-    assert (found.embed, found.block, found.head) == (
-        2 * 9 * 16**2 * shape.width,
-        block,
-        2 * shape.width * 7,
-    )
-    assert found.branches == {
-        kind: expected_branch(kind, shape, 7, SIZES) for kind in NO_CLASS_TOKEN
-    }
+    assert counted.model.embed == 2 * 9 * 16**2 * shape.width
+    assert (counted.model.block, counted.model.head) == (block, 2 * shape.width * 7)
+    expected = {branch: expected_branch(branch, shape, 7, SIZES) for branch in NO_CLASS_TOKEN}
+    assert counted.branches == expected
 
 
-def test_flops_of_vit_b16_and_its_exits_are_the_formulas() -> None:
-    found = vit_b16_at_384()
-    assert found.embed == 2 * 576 * 16**2 * 3 * 768
-    assert (found.block, found.head) == (encoder(577, 768, 3072), 2 * 768 * 10)
+def test_vit_b16_and_its_exits_take_what_the_formulas_say() -> None:
+    counted = vit_b16_at_384()
+    assert counted.model.embed == 2 * 576 * 16**2 * 3 * 768
+    assert (counted.model.block, counted.model.head) == (encoder(577, 768, 3072), 2 * 768 * 10)
     shape = TokenShape(768, 1, (24, 24), 12)
-    assert found.branches == {
-        kind: expected_branch(kind, shape, 10, BranchSizes()) for kind in BRANCHES
-    }
-
-
-def test_attention_is_included() -> None:
-    """Twice the tokens take more than twice the FLOPs, by what attention takes, in a block as in a branch."""
-    few, many = (
-        int(count_branch("vit", TokenShape(32, 0, grid, 2), 7, SIZES)[FLOPS])
-        for grid in ((4, 4), (4, 8))
-    )
-    mlp = expected_branch("mlp", TokenShape(32, 0, (4, 4), 2), 7, SIZES)
-    assert (many - mlp) - 2 * (few - mlp) == 8 * 16**2 * 32
-    blocks = [
-        count_exits(
-            ModelPreset(
-                timm="vit_tiny_patch16_224", kwargs=SMALL | {"img_size": side}, weights="scratch"
-            ),
-            7,
-            [],
-            SIZES,
-        ).block
-        for side in (14, 28, 42)  # 2, 5, 10 tokens
-    ]
-    assert blocks[2] - 2 * blocks[1] == 8 * 5**2 * 32
-    assert blocks[2] - 5 * blocks[0] == 4 * (10**2 - 5 * 2**2) * 32
+    expected = {branch: expected_branch(branch, shape, 10, BranchSizes()) for branch in BRANCHES}
+    assert counted.branches == expected
 
 
 @pytest.mark.slow
@@ -197,7 +138,7 @@ def test_flops_up_to_an_exit_are_those_of_a_real_run(timm: str) -> None:
         assert [found.at(kind, depth) for depth in (0, 3)] == [
             run(depth, branch) for depth in (0, 3)
         ], kind
-    assert found.final(3) == run(
+    assert found.model.whole(3) == run(
         3, lambda tokens: model.backbone.forward_head(model.backbone.norm(tokens))
     )
 
@@ -212,34 +153,11 @@ def test_the_published_flops() -> None:
     )
 
 
-def test_counting_leaves_no_trace_and_adds_up() -> None:
-    preset = ModelPreset(
-        timm="deit_tiny_distilled_patch16_224", kwargs=SMALL, weights="scratch", head="class_token"
-    )
-    backbone = meta_backbone(preset, 7)
-    assert {parameter.device.type for parameter in backbone.parameters()} == {"meta"}
-    forward, found = count_forward(backbone, preset), count_exits(preset, 7, [], SIZES)
-    assert found.final(3) == (forward.outside + 3 * forward.block)[FLOPS]
-    assert found.head == 2 * 32 * 7  # one head of two
-    assert all(isinstance(value, int) for value in found[:3])
-    more = preset.model_copy(
-        update={"num_classes": 70}
-    )  # of the model and of its exits, as RoutedModel makes them
-    assert (
-        count_exits(more, 7, ["mlp"], SIZES).branches["mlp"]
-        - count_exits(preset, 7, ["mlp"], SIZES).branches["mlp"]
-        == 2 * 24 * 63
-    )
-
-
-def test_a_model_with_exits_runs_all_of_them() -> None:
+def test_a_branch_has_as_many_outputs_as_the_model() -> None:
     preset = ModelPreset(timm="vit_tiny_patch16_224", kwargs=SMALL, weights="scratch")
-    backbone = meta_backbone(preset, 7)
-    exits = ExitHeads(branch="cnn_add", depths=[1, 2], **SIZES.model_dump())
-    plain, found = count_forward(backbone, preset), count_forward(backbone, preset, exits=exits)
-    branch = count_branch("cnn_add", TokenShape(32, 1, (2, 2), 2), 7, SIZES)
-    assert (found.outside - plain.outside).tolist() == (2 * branch).tolist()
-    assert (found.block == plain.block).all()
+    more = preset.model_copy(update={"num_classes": 70})
+    few, many = (count_exits(each, 7, ["mlp"], SIZES).branches["mlp"] for each in (preset, more))
+    assert many - few == 2 * 24 * 63
 
 
 def test_what_cannot_be_counted_is_refused() -> None:

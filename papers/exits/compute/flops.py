@@ -1,0 +1,56 @@
+"""FLOPs of one image up to an early exit."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from papers.exits.branches import TokenShape, make_branch, token_shape
+from pipeline.config.presets import ModelPreset
+from pipeline.config.variant import PLAIN, BranchName, BranchSizes, Variant
+from pipeline.flops import ModelFlops, count, count_model, countable, meta_model
+
+
+class ExitFlops(NamedTuple):
+    """FLOPs of one image in a model and in each branch."""
+
+    model: ModelFlops
+    branches: dict[BranchName, int]
+
+    def at(self, branch: BranchName, depth: int) -> int:
+        """FLOPs up to and including the branch after `depth` blocks.
+
+        Raises:
+            KeyError: the branch was not counted.
+        """
+        return self.model.embed + depth * self.model.block + self.branches[branch]
+
+
+def count_branch(branch: BranchName, shape: TokenShape, outputs: int, sizes: BranchSizes) -> int:
+    """FLOPs of a branch on one image's tokens (1, N, D). Raises UserError as `make_branch` does."""
+    with torch.device("meta"):
+        module = make_branch(branch, shape, outputs, sizes)
+        tokens = torch.empty(1, shape.length, shape.width)
+    return count(countable(module), tokens)
+
+
+def count_exits(
+    preset: ModelPreset,
+    num_classes: int,
+    branches: Sequence[BranchName],
+    sizes: BranchSizes,
+    variant: Variant = PLAIN,
+) -> ExitFlops:
+    """Count a variant of the preset's model and each of these branches.
+
+    A branch has as many outputs as the model. What the paper's Table I lists as FLOPS up to an exit
+    are multiply-adds: half of these.
+
+    Raises:
+        UserError: timm does not know the model, its tokens are no grid, or a branch does not fit them.
+    """
+    model = meta_model(preset, num_classes, variant)
+    shape = token_shape(model.backbone)
+    outputs = model.backbone.num_classes
+    counted = {branch: count_branch(branch, shape, outputs, sizes) for branch in branches}
+    return ExitFlops(count_model(model, preset), counted)

@@ -1,0 +1,221 @@
+"""What a configuration costs: images against a real training, FLOPs and time against sums by hand."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lsvit.routed import RoutedModel
+from papers import PAPERS
+from papers.exits.section import Exits
+from pipeline.config.paper import Work
+from pipeline.config.params import Params
+from pipeline.config.presets import ModelPreset
+from pipeline.config.sections import Finetune
+from pipeline.config.variant import PLAIN, Variant
+from pipeline.cost import (
+    Hardware,
+    Rates,
+    count_training,
+    estimate,
+    format_hours,
+    known_hardware,
+    list_work,
+    mean_length,
+    overridden,
+)
+from pipeline.errors import UserError
+from pipeline.flops import count_variant
+from pipeline.jobs.configs import TrainConfig
+from pipeline.training.loop import train
+from stages.commands import app
+from tests.conftest import ROOT
+
+
+def hardware(workers: int) -> Hardware:
+    """Narrow models are evaluated at 10 FLOPs a second and trained at 5, wide ones at 100 and 50."""
+    narrow = Rates(width=16, training=5, evaluation=10)
+    wide = Rates(width=768, training=50, evaluation=100)
+    return Hardware(workers=workers, rates=[narrow, wide], source="a test")
+
+
+def rows_of(params: Params, **known: Hardware) -> dict[str, dict[str, Any]]:
+    """The rows of an estimate by stage and name."""
+    estimated = estimate(params, known or {"one": hardware(1)})
+    return {f"{row['stage']} {row['name']}".strip(): row for row in estimated["stages"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"images": 70, "epochs": 2},
+        {"validation_orders": "trained"},
+        {"route": {"drop": 0.5}, "epochs": 1},
+    ],
+)
+def test_images_are_those_of_a_real_training(
+    options: dict[str, Any],
+    train_config: Callable[..., TrainConfig],
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = train_config(**options)
+    embed = RoutedModel.embed
+    images = Counter[bool]()
+
+    def count(model: RoutedModel, batch: torch.Tensor) -> torch.Tensor:
+        images[model.training] += len(batch)
+        return embed(model, batch)
+
+    monkeypatch.setattr(RoutedModel, "embed", count)
+    train(config, prepared, None, tmp_path, lambda row: None)
+    work = Work("test", "", 1, config.model, config.variant, config.options)
+    assert count_training(work, (96, 40, 0)) == (images[True], images[False])
+
+
+def test_held_out_images_are_run_once_an_epoch(params: Params, pico: ModelPreset) -> None:
+    options = params.finetune.model_copy(update={"epochs": 3, "batch_size": 10})
+    work = Work("test", "", 1, pico, PLAIN, options)
+    without, with_heldout = (count_training(work, (100, 40, held)) for held in (0, 7))
+    assert without == (300, 3 * 2 * 40)
+    assert with_heldout == (300, 3 * (2 * 40 + 7))
+
+
+@pytest.fixture(scope="module")
+def small(params: Params, pico: ModelPreset) -> Params:
+    """Two seeds of a baseline and of LS on 90 images of a model of 4 layers, and one paper."""
+    models = type(params.models[params.model])
+    datasets = type(params.datasets[params.dataset])
+    options = {"epochs": 2, "batch_size": 20, "images": None}
+    bars = {"source": "embedded", "train": 100, "validation": 40, "heldout": 10}
+    copied = params.model_copy(
+        update={
+            "dataset": "bars",
+            "datasets": {"bars": datasets.model_validate(bars)},
+            "model": "pico",
+            "models": {"pico": models.model_validate(pico.model_dump())},
+            "seeds": [0, 1],
+            "variants": {"ls": Variant(route="arbitrary")},
+            "pretrain": params.pretrain.model_copy(update=options | {"seeds": 1}),
+            "finetune": params.finetune.model_copy(update=options | {"baseline_epochs": 1}),
+            "painters": params.painters.model_copy(
+                update={"variants": ["ls"], "treated": [2], "kinds": ["skip"], "images": 30}
+            ),
+        }
+    )
+    copied._papers = tuple(paper for paper in PAPERS if paper.name == "painters")
+    return copied
+
+
+def test_flops_and_time_are_sums(small: Params, pico: ModelPreset) -> None:
+    """Also of a paper's passes: in one all 4 layers are run, in another 2."""
+    rows = rows_of(small, one=hardware(1), two=hardware(2))
+    model = count_variant(pico, 10)
+    options = small.resolve(Finetune, "ls")
+    trained = options.epochs * (90 // options.batch_size * options.batch_size)
+    passes = options.epochs * (2 * 40 + 10) * model.whole(4)
+    training = 3 * trained * model.whole(4)
+    assert rows["finetune ls"]["flops"] == 2 * (training + passes)
+    seconds = 2 * (training / 5 + passes / 10)
+    hours = rows["finetune ls"]["hours"]
+    assert hours == pytest.approx({"one": seconds / 3600, "two": seconds / 3600 / 2})
+    assert rows["pretrain"]["hours"]["one"] == rows["pretrain"]["hours"]["two"]  # a single model
+    assert rows["finetune ls"]["training_images"] == 2 * trained
+    assert rows["finetune baseline"]["training_images"] < 2 * trained
+    assert rows["painters"]["flops"] == 2 * 30 * (model.whole(4) + model.whole(2))
+    assert rows["painters"]["evaluation_images"] == 2 * 30 * 2
+    total = rows.pop("total")
+    for key in ("trainings", "training_images", "evaluation_images", "flops"):
+        assert total[key] == sum(row[key] for row in rows.values())
+    assert total["hours"]["one"] == pytest.approx(sum(r["hours"]["one"] for r in rows.values()))
+
+
+def test_rates_are_those_of_the_nearest_width() -> None:
+    assert [hardware(1).rates_of(width).training for width in (8, 64, 384, 1024)] == [5, 5, 5, 50]
+
+
+def test_every_paper_lists_its_work(params: Params) -> None:
+    """What the default run trains: counted from the declared seeds, variants and placements."""
+    trainings = Counter[str]()
+    stages = set()
+    for work in list_work(params, 12):
+        stages.add(work.stage)
+        trainings[work.stage] += work.models if work.training else 0
+    assert stages == {
+        "pretrain", "finetune", "prune-eval", "analysis", "exits", "smoothing", "inversion",
+        "painters", "nodes",
+    }  # fmt: skip
+    seeds = len(params.seeds)
+    exits = params.resolve(Exits)
+    rates = len(exits.backbone_lrs)
+    end_to_end = 1 + len(exits.placements) * len(exits.branches)
+    layer_wise = len(exits.layer_wise_branches) * sum(len(p) + 1 for p in exits.placements)
+    counting = len(exits.counting.lrs or exits.backbone_lrs)
+    expected = len(params.seeds[: exits.seeds]) * ((end_to_end + layer_wise) * rates + counting)
+    assert trainings["exits"] == expected
+    assert trainings["pretrain"] == len(params.starts)
+    assert trainings["finetune"] == seeds * len(params.all_variants)
+    assert trainings["prune-eval"] == trainings["painters"] == trainings["nodes"] == 0
+
+
+def test_what_cannot_be_counted_is_refused(small: Params) -> None:
+    treated = small.painters.model_copy(update={"treated": [3]})
+    wrong = small.model_copy(update={"painters": treated})
+    wrong._papers = small.papers
+    with pytest.raises(UserError, match=r"painters\.treated: found 3, accepted: at most 2"):
+        rows_of(wrong)
+    folder = type(small.datasets["bars"]).model_validate({"source": "image_folder", "folder": "x"})
+    unknown = small.model_copy(update={"datasets": {"bars": folder}})
+    with pytest.raises(UserError, match="its folder tells how many images"):
+        rows_of(unknown)
+
+
+@pytest.mark.parametrize(
+    ("spec", "length"),
+    [({"drop": 0.3}, 8.4), ("arbitrary", 12), ({"skip": [0, 2]}, 10), ({"order": [1, 1, 0]}, 3)],
+)
+def test_mean_length_of_routes(spec: Any, length: float) -> None:
+    assert mean_length(spec, 12) == pytest.approx(length, rel=0.03)
+
+
+def test_hours_are_readable() -> None:
+    written = [format_hours(hours) for hours in (0.01, 1.5, 7, 72)]
+    assert written == ["0.6 min", "90.0 min", "7.0 h", "3.0 d"]
+
+
+def test_overrides_are_those_of_dvc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    changed = overridden(["seeds=[3]", "finetune.epochs=2"], PAPERS)
+    assert (changed.seeds, changed.finetune.epochs) == ([3], 2)
+    with pytest.raises(UserError, match=r"^-S: found nothing=1, accepted: KEY=VALUE"):
+        overridden(["nothing=1"], PAPERS)
+    with pytest.raises(UserError, match="found 'vit_nano'"):
+        overridden(["model=vit_nano"], PAPERS)
+
+
+@pytest.mark.slow
+def test_the_command_needs_no_data_and_no_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    (tmp_path / "benchmarks").mkdir()
+    file = tmp_path / "benchmarks" / "cost.json"
+    with pytest.raises(UserError, match=r"benchmarks/cost\.json: cannot be read"):
+        known_hardware()
+    file.write_text("{")
+    with pytest.raises(UserError, match="not as"):
+        known_hardware()
+    shutil.copy(ROOT / "benchmarks" / "cost.json", file)
+    printed = CliRunner().invoke(app, ["cost", "--json"], catch_exceptions=False).stdout
+    assert json.loads(printed)["stages"][-1]["stage"] == "total"
+    assert {path.name for path in tmp_path.iterdir()} == {"params.yaml", "benchmarks"}
