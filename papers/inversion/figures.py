@@ -1,6 +1,6 @@
-"""The figures of inversion: found inputs by depth, ablation and transplant, distance curves, class images, filters, orders."""
+"""The figures of inversion: found inputs, distance curves, class images, filters, orders."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 
 from lsvit.routes import ORDERS
 from papers.inversion.compute.ratios import EMBEDDING, INPUT, PIXELS, TOKENS, with_ratios
-from papers.inversion.gallery import INVERTED, Arrays, Gallery, neighbours, picture_of
+from papers.inversion.gallery import INVERTED, KEYS, Entry, Gallery, neighbours, picture_of
 from papers.inversion.section import NO_EDIT, TRAINED, Inversion
-from papers.inversion.tables import FIRST, LAYER, MODEL, OPTIMISERS, name_point
+from papers.inversion.tables import FIRST, LAYER, OPTIMISERS, count_seeds, name_point
 from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
 from pipeline.config.variant import UNTRAINED
@@ -24,23 +24,62 @@ from pipeline.report.figures import (
     Figures,
     colours_by_depth,
     grid_of_pictures,
-    legend_above,
 )
 from pipeline.report.results import Results
 
-MOST_CLASSES, MOST_FILTERS = 10, 64  # on a page
-BELOW = (
-    "Below each: its pixel correlation with the original; distance of the outputs | of the inputs, relative to those of a slightly "
-    "shifted image (the yardstick). One of the images; means over all are in inversion_table.md."
-)
+MOST_CLASSES = 10  # on a page
+MOST_FILTERS = 64
 SMALL = 5.5  # points, of text beside pictures
 TILE, TEXT = 0.52, 0.22  # inches, of a picture and of what stands below it
+Picture = tuple[np.ndarray | None, str]  # (C, H, W), or none; the text below
+BLANK: Picture = (None, "")
+BELOW = (
+    "Below each: its pixel correlation with the original; distance of the outputs | of the "
+    "inputs, relative to those of a slightly shifted image (the yardstick). One of the images; "
+    "means over all are in inversion_table.md."
+)
+CAPTIONS = {
+    "depth": "Inputs found for the states of models as they are: behind the patch embedding, "
+    "after the first layers, and after one layer alone, right behind the embedding. {how} {below} "
+    "{whose}",
+    "ablation": "Inputs found after the first layers with parts taken out of every block, the "
+    "other weights kept (of MLP-Mixers attention is the mixing of the tokens). {how} {below} "
+    "{whose}",
+    "transplant": "Inputs found for an untrained model into which trained parts were put: patch "
+    "embedding, position embedding, the first block's first LayerNorm; first and last row: "
+    "nothing, everything trained. {how} {below} {whose}",
+    "curves": "Distance of the found input's output from the original's (above) and of the found "
+    "input from the original (below) over the iterations, relative to that of a slightly shifted "
+    "image (dashed: sigma {sigma:g}, mean of {shifts}). Thin: the {images} images; thick: their "
+    "mean. Of several learning rates of gradient descent the one that ends nearest; a cosine "
+    "schedule ends flat whether the descent has arrived or not. {whose}",
+    "class images": "Class-maximising inputs, {class_images[steps]} steps from noise, all classes "
+    "at once (the first {classes} are shown); a 3x3 blur annealed from sigma "
+    "{class_images[blur]:g}, random crops after {class_images[jitter_after]} steps. Each from its "
+    "darkest to its lightest pixel. Below each: the probability that another training of the same "
+    "model gives the class; in brackets, where there is no other, that the model itself gives. "
+    "{whose}",
+    "filters": "Filters of the patch embedding (the first {filters}), above untrained, then "
+    "trained, and what training changed, where it began with them (initial noise covers it); each "
+    "from its least to its greatest weight; models that read neither one nor three channels: a "
+    "tile a channel. Numbers: correlation of weights one pixel apart, over all filters (0: "
+    "noise). {whose}",
+    "orders": "What layers keep of their input: distance of the tokens of the found input from "
+    "those of the original, relative to a slightly shifted image's (dotted), after the first "
+    "layers of the original order and of arbitrary ones (a random order for each of {images} "
+    "images), and after one layer alone. Lower keeps more, as far as the descent gets. Geometric "
+    "mean over {seeds}; bars: standard deviation of the logarithm over the seeds. {how} {names}.",
+}
 
 
 class InversionFigures(Figures):
     """Draws and saves the figures of inversion, beside those of :class:`Figures`.
 
-    Weights of the families `scratch` began as the untrained ones.
+    Args:
+        folder, size, variants: as :class:`Figures`.
+        gallery: the arrays.
+        about: inversion.json.
+        scratch: families whose training began with the untrained weights.
     """
 
     def __init__(
@@ -50,477 +89,392 @@ class InversionFigures(Figures):
         variants: list[str],
         gallery: Gallery,
         about: dict[str, Any],
-        scratch: Container[str],
+        scratch: Collection[str],
     ) -> None:
         super().__init__(folder, size, variants)
-        self.gallery, self.about, self.scratch, self.main = (
-            gallery,
-            about,
-            scratch,
-            next(iter(about["optimisers"])),
-        )
-        first = self.gallery.index.iloc[0]
-        self.families = list(about["families"])
+        self.gallery = gallery
+        self.about = about
+        self.scratch = scratch
+        self.main = next(iter(about["optimisers"]))
+        first = gallery.index.iloc[0]
         self.names = f"{first['dataset']} (model {first['model']})"
+        entries = gallery.find(optimiser=self.main, order="sequential")
+        # Every family's models, edited ones last, in the order of the families.
+        families = list(about["families"])
+        models = [entry for entry in entries if entry.family in families]
+        self.models = sorted(models, key=lambda entry: families.index(entry.family))
 
     def draw_inversion(self, rows: pd.DataFrame, classes: pd.DataFrame) -> dict[str, str]:
-        """Every figure that inversion.csv and class_images.csv have rows for. Returns captions by title."""
+        """Draw every figure that inversion.csv and class_images.csv have rows for.
+
+        Returns:
+            Captions by title.
+        """
         captions = {"Inversion, depth": self.depths(rows), "Inversion, curves": self.curves()}
-        edits = set(rows["edit"])
-        if any(edit.startswith("without") for edit in edits):
+        if rows["edit"].str.startswith("without").any():
             captions["Inversion, ablation"] = self.ablation(rows)
-        if any(edit.startswith("with ") for edit in edits):
+        if rows["edit"].str.startswith("with ").any():
             captions["Inversion, transplant"] = self.transplants(rows)
         if len(classes):
             captions["Class images"] = self.class_images(classes)
         captions["Patch-embedding filters"] = self.filters()
         variants = rows[rows["family"] == rows["model"]]
-        if len(variants[variants["weights"] != UNTRAINED]):
+        if (variants["weights"] != UNTRAINED).any():
             captions["Inversion, orders"] = self.orders(variants)
         return captions
 
-    def _pictures(
-        self,
-        name: str,
-        table: Sequence[tuple[str, Sequence[tuple[np.ndarray | None, str]]]],
-        heads: Sequence[str],
+    def caption(self, name: str, entries: Sequence[Entry] = (), **fields: Any) -> str:
+        """Fill a caption's template.
+
+        Args:
+            name: of CAPTIONS.
+            entries: the models shown, of which it gives seed and training.
+            fields: of this template alone.
+        """
+        optimiser = OPTIMISERS.get(self.main, self.main)
+        steps = self.about["optimisers"][self.main]["steps"]
+        return CAPTIONS[name].format(
+            **self.about | fields,
+            how=f"{optimiser}, {steps} steps from noise.",
+            below=BELOW,
+            whose=self._describe(entries) if entries else "",
+            names=self.names,
+        )
+
+    def _describe(self, entries: Sequence[Entry]) -> str:
+        """Seed, data set and training of models."""
+        text = f"Seed {entries[0].seed}; {self.names}"
+        shown = {entry.family for entry in entries}
+        trained = [family for family in self.about["trained_here"] if family in shown]
+        if trained:
+            images = self.about["training_images"]
+            images = f"{images} images" if images else "all training images"
+            epochs = "1 epoch" if self.about["epochs"] == 1 else f"{self.about['epochs']} epochs"
+            text += f"; {', '.join(trained)}: trained by the stage, {epochs} of {images}"
+        return f"{text}."
+
+    def draw_pictures(
+        self, name: str, table: Sequence[tuple[str, Sequence[Picture]]], heads: Sequence[str]
     ) -> None:
-        """A page of pictures with a number below each. `table`: (title of the row, its pictures (C, H, W) and their texts)."""
-        figure, axes = self._figure(1, nrows=len(table), ncols=len(heads))
+        """Draw a page of pictures with a text below each.
+
+        Args:
+            name: of the files.
+            table: (title, pictures) of each row.
+            heads: of the columns.
+        """
+        figure, axes = self.panels(1, nrows=len(table), ncols=len(heads))
         longest = max(len(line) for title, _ in table for line in title.split("\n"))
         height = (TILE + TEXT) * len(table) + 0.25
         figure.set_size_inches(TILE * len(heads) + 0.05 * longest, height)
         layout: Any = figure.get_layout_engine()
+        margin = TEXT / height
         layout.set(
-            w_pad=0.01,
-            h_pad=0.01,
-            wspace=0.02,
-            hspace=0.02,
-            rect=(0, TEXT / height, 1, 1 - TEXT / height),
+            w_pad=0.01, h_pad=0.01, wspace=0.02, hspace=0.02, rect=(0, margin, 1, 1 - margin)
         )
+        title_style: Any = {"ha": "right", "va": "center", "fontsize": SMALL + 0.5}
+        text_style: Any = {"ha": "center", "va": "top", "fontsize": SMALL}
         for axis in axes.flat:
             axis.set_axis_off()
-        for (title, pictures), line in zip(table, axes, strict=True):
-            line[0].text(
-                -0.12,
-                0.5,
-                title,
-                transform=line[0].transAxes,
-                ha="right",
-                va="center",
-                fontsize=SMALL + 0.5,
-            )
-            for axis, (picture, text) in zip(line, pictures, strict=False):
+        for (title, pictures), row in zip(table, axes, strict=True):
+            row[0].text(-0.12, 0.5, title, transform=row[0].transAxes, **title_style)
+            for axis, (picture, text) in zip(row, pictures, strict=False):
                 if picture is not None:
-                    _show(axis, picture)
-                below = axis.text(
-                    0.5,
-                    -0.04,
-                    text,
-                    transform=axis.transAxes,
-                    ha="center",
-                    va="top",
-                    fontsize=SMALL,
-                )
+                    show(axis, picture)
+                below = axis.text(0.5, -0.04, text, transform=axis.transAxes, **text_style)
                 below.set_in_layout(False)  # the pictures keep their size
         for axis, head in zip(axes[0], heads, strict=True):
             axis.set_title(head, fontsize=SMALL + 0.5, pad=2)
         figure.dpi = self.size.dpi  # the layout of a text depends on it
         figure.draw_without_rendering()
-        self._save(figure, name, **{GRID: grid_of_pictures(axes, heads)})
+        self.save(figure, name, **{GRID: grid_of_pictures(axes, heads)})
 
-    def _row(
-        self,
-        rows: pd.DataFrame,
-        keys: dict[str, Any],
-        arrays: Arrays,
-        image: int,
-        points: Sequence[str],
-    ) -> list[tuple[Any, str]]:
-        """The pictures found for an image, their pixel correlation with it, and both distances relative to the yardstick."""
-        own = rows[
-            np.logical_and.reduce([rows[key] == keys[key] for key in (*MODEL, "seed")])
-            & (rows["image"] == image)
-        ]
-        numbers, names = with_ratios(own).set_index("point"), list(arrays["points"])
-        texts = {
-            p: f"{row[PIXELS]:.2f}\n{_short(row[EMBEDDING])} | {_short(row[INPUT])}"
-            for p, row in numbers.iterrows()
-        }
-        return [
-            (arrays["found"][names.index(p), image], texts[p]) if p in names else (None, "")
-            for p in points
-        ]
+    def find_pictures(
+        self, rows: pd.DataFrame, entry: Entry, image: int, points: Sequence[str]
+    ) -> list[Picture]:
+        """The inputs found for an image, blank where the model has no such point.
+
+        The text below is the pixel correlation and both distances relative to the yardstick.
+        """
+        numbers = with_ratios(rows).set_index([*KEYS, "image", "point"]).sort_index()[[PIXELS, EMBEDDING, INPUT]]
+        names = entry.arrays["points"].tolist()
+        pictures = []
+        for point in points:
+            if point not in names:
+                pictures.append(BLANK)
+                continue
+            pixels, outputs, inputs = numbers.loc[(*entry[:-1], image, point)]
+            text = f"{pixels:.2f}\n{shorten(outputs)} | {shorten(inputs)}"
+            pictures.append((entry.arrays["found"][names.index(point), image], text))
+        return pictures
 
     def depths(self, rows: pd.DataFrame) -> str:
-        """Original and found inputs by depth, and of layers alone, a row a family and weights. Returns the caption."""
-        found = [
-            self.gallery.find(family=f, edit=NO_EDIT, optimiser=self.main, order="sequential")
-            for f in self.families
-        ]
-        shown = [each for family in found for each in family]
-        points = _points(shown)
+        """Draw original and found inputs by depth, a row a model. Returns the caption."""
+        models = [entry for entry in self.models if entry.edit == NO_EDIT]
+        points = list_points(models)
         table = []
-        for keys, arrays in shown:
-            pictures = [
-                (arrays["originals"][0], "original"),
-                *self._row(rows, keys, arrays, 0, points),
-            ]
-            table.append((f"{keys['family']}\n{keys['weights']}", pictures))
-        self._pictures("inversion_depth", table, ["", *(_head(point) for point in points)])
-        return (
-            f"Inputs found for the states of models as they are: behind the patch embedding, after the first layers, and after one layer "
-            f"alone, right behind the embedding. {self._how()} {BELOW} {self._whose(shown)}"
-        )
+        for entry in models:
+            title = f"{entry.family}\n{entry.weights}"
+            found = self.find_pictures(rows, entry, 0, points)
+            table.append((title, [original(entry), *found]))
+        self.draw_pictures("inversion_depth", table, ["", *map(head_of, points)])
+        return self.caption("depth", models)
 
     def ablation(self, rows: pd.DataFrame) -> str:
-        """Found inputs with parts taken out of every block, a row a family and edit. Returns the caption."""
-        table, shown, edited = [], [], {}
-        for family in self.families:
-            models = [
-                each
-                for each in self.gallery.find(
-                    family=family, optimiser=self.main, order="sequential"
-                )
-                if not each[0]["edit"].startswith("with ")
-            ]
-            if any(keys["edit"] != NO_EDIT for keys, _ in models):
-                edited[family] = models
-                shown += models
-        points = [point for point in _points(shown) if point.startswith(FIRST)]
-        for family, models in edited.items():
-            for edit in dict.fromkeys(keys["edit"] for keys, _ in models):
-                changed = "as it is" if edit == NO_EDIT else edit.replace("+", ",\n")
-                title = f"{family}\n{changed}"
-                pictures: list[tuple[Any, str]] = [(models[0][1]["originals"][0], "original")]
-                for weights in (TRAINED, UNTRAINED):
-                    own = [
-                        each
-                        for each in models
-                        if (each[0]["edit"], each[0]["weights"]) == (edit, weights)
-                    ]
-                    pictures += (
-                        self._row(rows, *own[0], 0, points) if own else [(None, "")] * len(points)
-                    )
-                table.append((title, pictures))
-        heads = [
-            "",
-            *(f"{weights}\n{_head(point)}" for weights in (TRAINED, UNTRAINED) for point in points),
-        ]
-        self._pictures("inversion_ablation", table, heads)
-        return (
-            f"Inputs found after the first layers with parts taken out of every block, the other weights kept (of MLP-Mixers attention is "
-            f"the mixing of the tokens). {self._how()} {BELOW} {self._whose(shown)}"
-        )
+        """Draw found inputs without parts of the blocks, a row an edit. Returns the caption."""
+        ablated = [entry for entry in self.models if "without" in entry.edit]
+        families = {entry.family for entry in ablated}
+        models = {}
+        for entry in self.models:
+            if entry.family in families and not entry.edit.startswith("with "):
+                models[entry.family, entry.edit, entry.weights] = entry
+        points = [point for point in list_points(models.values()) if point.startswith(FIRST)]
+        table = []
+        for family, edit in dict.fromkeys(key[:2] for key in models):
+            pictures = [original(models[family, NO_EDIT, TRAINED])]
+            for weights in (TRAINED, UNTRAINED):
+                model = models.get((family, edit, weights))
+                if model:
+                    pictures += self.find_pictures(rows, model, 0, points)
+                else:
+                    pictures += [BLANK] * len(points)
+            change = "as it is" if edit == NO_EDIT else edit.replace("+", ",\n")
+            table.append((f"{family}\n{change}", pictures))
+        heads = [""]
+        for weights in (TRAINED, UNTRAINED):
+            heads += [f"{weights}\n{head_of(point)}" for point in points]
+        self.draw_pictures("inversion_ablation", table, heads)
+        return self.caption("ablation", list(models.values()))
 
     def transplants(self, rows: pd.DataFrame) -> str:
-        """Found inputs of untrained models with trained parts, between untrained and trained. Returns the caption."""
-        table, shown = [], []
-        for family in self.families:
-            models = self.gallery.find(family=family, optimiser=self.main, order="sequential")
-            plain = {
-                keys["weights"]: (keys, arrays)
-                for keys, arrays in models
-                if keys["edit"] == NO_EDIT
-            }
-            edited = [each for each in models if each[0]["edit"].startswith("with ")]
-            shown += [plain[UNTRAINED], *edited, plain[TRAINED]] if edited else []
-        points = [point for point in _points(shown) if not point.startswith(LAYER)]
-        images = min(2, len(shown[0][1]["originals"]))
-        for keys, arrays in shown:
-            pictures: list[tuple[Any, str]] = []
+        """Draw found inputs of untrained models with trained parts. Returns the caption."""
+        edited = [entry for entry in self.models if entry.edit.startswith("with ")]
+        plain = {}
+        for entry in self.models:
+            if entry.edit == NO_EDIT:
+                plain[entry.family, entry.weights] = entry
+        models = []
+        for family in dict.fromkeys(entry.family for entry in edited):
+            models.append(plain[family, UNTRAINED])
+            models += [entry for entry in edited if entry.family == family]
+            models.append(plain[family, TRAINED])
+        points = [point for point in list_points(models) if not point.startswith(LAYER)]
+        images = min(2, len(models[0].arrays["originals"]))
+        table = []
+        for entry in models:
+            pictures = []
             for image in range(images):
-                pictures += [
-                    (arrays["originals"][image], "original"),
-                    *self._row(rows, keys, arrays, image, points),
-                ]
-            edit = keys["edit"].removeprefix("with ").replace("+", " +\n")
-            title = keys["weights"] if keys["edit"] == NO_EDIT else f"trained\n{edit}"
-            table.append((f"{keys['family']}, {title}", pictures))
-        self._pictures(
-            "inversion_transplant", table, ["", *(_head(point) for point in points)] * images
-        )
-        return (
-            f"Inputs found for an untrained model into which trained parts were put: patch embedding, position embedding, the first "
-            f"block's first LayerNorm; first and last row: nothing, everything trained. {self._how()} {BELOW} {self._whose(shown)}"
-        )
+                pictures.append(original(entry, image))
+                pictures += self.find_pictures(rows, entry, image, points)
+            title = entry.weights
+            if entry.edit != NO_EDIT:
+                title = entry.edit.replace("with ", "trained\n").replace("+", " +\n")
+            table.append((f"{entry.family}, {title}", pictures))
+        heads = ["", *map(head_of, points)] * images
+        self.draw_pictures("inversion_transplant", table, heads)
+        return self.caption("transplant", models)
 
     def curves(self) -> str:
-        """Both distances over the iterations, a column a model and optimiser. Returns the caption."""
-        shown = [
-            each
-            for name in self.about["optimisers"]
-            for weights in (TRAINED, UNTRAINED)
-            for each in self.gallery.find(
-                family=self.families[0],
-                weights=weights,
-                edit=NO_EDIT,
-                optimiser=name,
-                order="sequential",
-            )
-        ]
-        figure, axes = self._figure(1, nrows=2, ncols=len(shown), sharey="row", sharex="col")
-        figure.set_size_inches(1.55 * len(shown) + 0.6, 3.4)
+        """Draw both distances over the iterations, a column a model. Returns the caption."""
+        family = self.about["families"][0]
+        models = []
+        for optimiser in self.about["optimisers"]:
+            keys = {"family": family, "optimiser": optimiser, "order": "sequential"}
+            for weights in (TRAINED, UNTRAINED):
+                models += self.gallery.find(weights=weights, edit=NO_EDIT, **keys)
+        figure, axes = self.panels(1, nrows=2, ncols=len(models), sharey="row", sharex="col")
+        figure.set_size_inches(1.55 * len(models) + 0.6, 3.4)
         handles: dict[str, Any] = {}
-        for column, (keys, arrays) in zip(axes.T, shown, strict=True):
-            points = [str(p) for p in arrays["points"] if not str(p).startswith(LAYER)]
+        for column, model in zip(axes.T, models, strict=True):
+            arrays = model.arrays
+            points = [point for point in arrays["points"].tolist() if not point.startswith(LAYER)]
+            colours = colours_by_depth(len(points))
             for axis, distance in zip(column, ("embedding", "input"), strict=True):
-                for point, colour in zip(points, colours_by_depth(len(points)), strict=True):
-                    lines = arrays[distance][list(arrays["points"]).index(point)]
+                for i, (point, colour) in enumerate(zip(points, colours, strict=True)):
+                    lines = arrays[distance][i]  # (images, T)
                     axis.plot(arrays["steps"], lines.T, color=colour, linewidth=0.4, alpha=0.45)
-                    handles[name_point(point)] = axis.plot(
-                        arrays["steps"], lines.mean(0), color=colour, linewidth=1.4
-                    )[0]
+                    mean = axis.plot(arrays["steps"], lines.mean(0), color=colour, linewidth=1.4)
+                    handles[name_point(point)] = mean[0]
                 axis.axhline(1, color=GREY, linewidth=0.8, linestyle="--")
                 axis.set(yscale="log")
-                axis.grid(axis="y", linewidth=0.4, alpha=0.5)
-            column[0].set_title(
-                f"{keys['family']}, {keys['weights']}\n{OPTIMISERS.get(keys['optimiser'], keys['optimiser'])}"
-            )
+            optimiser = OPTIMISERS.get(model.optimiser, model.optimiser)
+            column[0].set_title(f"{model.family}, {model.weights}\n{optimiser}")
             column[1].set(xlabel="iterations")
         axes[0, 0].set(ylabel="embedding distance\n/ yardstick")
         axes[1, 0].set(ylabel="input distance\n/ yardstick")
-        legend_above(figure, handles, columns=5)
-        self._save(figure, "inversion_curves")
-        return (
-            f"Distance of the found input's output from the original's (above) and of the found input from the original (below) over the "
-            f"iterations, relative to that of a slightly shifted image (dashed: sigma {self.about['sigma']:g}, mean of "
-            f"{self.about['shifts']}). Thin: the {len(shown[0][1]['originals'])} images; thick: their mean. Of several learning rates of "
-            f"gradient descent the one that ends nearest; a cosine schedule ends flat whether the descent has arrived or not. "
-            f"{self._whose(shown)}"
-        )
+        self.finish(figure, axes, "inversion_curves", handles, columns=5)
+        return self.caption("curves", models, images=len(models[0].arrays["originals"]))
 
     def class_images(self, classes: pd.DataFrame) -> str:
-        """The page of class-maximising inputs, a row a model. Returns the caption."""
-        shown, options = self.gallery.find("class_images"), self.about["class_images"]
-        names = [str(name) for name in shown[0][1]["classes"]][:MOST_CLASSES]
+        """Draw class-maximising inputs, a row a model. Returns the caption."""
+        models = self.gallery.find("class_images")
         table = []
-        for keys, arrays in shown:
-            own = classes[
-                (classes["family"] == keys["family"])
-                & (classes["weights"] == keys["weights"])
-                & (classes["seed"] == keys["seed"])
-            ]
-            judged = own["judge_probability"].notna().all()
-            texts = [
-                f"{value:.2f}" if judged else f"({value:.2f})"
-                for value in own["judge_probability" if judged else "probability"]
-            ]
-            pictures = [
-                _stretched(picture.astype(np.float32)) for picture in arrays["images"][: len(names)]
-            ]
-            table.append(
-                (
-                    f"{keys['family']}\n{label(keys['weights'])}",
-                    list(zip(pictures, texts, strict=False)),
-                )
-            )
-        self._pictures(
-            "class_images", table, [name.replace(" ", "\n").replace("/", "/\n") for name in names]
-        )
-        return (
-            f"Class-maximising inputs, {options['steps']} steps from noise, all classes at once (the first {MOST_CLASSES} are shown); a "
-            f"3x3 blur annealed from sigma {options['blur']:g}, random crops after {options['jitter_after']} steps. Each from its darkest "
-            f"to its lightest pixel. Below each: the probability that another training of the same model gives the class; in brackets, "
-            f"where there is no other, that the model itself gives. {self._whose(shown)}"
-        )
+        for model in models:
+            is_own = classes["family"] == model.family
+            is_own &= classes["weights"] == model.weights
+            own = classes[is_own & (classes["seed"] == model.seed)]
+            if own["judge_probability"].notna().all():
+                texts = [f"{value:.2f}" for value in own["judge_probability"]]
+            else:
+                texts = [f"({value:.2f})" for value in own["probability"]]
+            pictures = [stretch(image.astype(np.float32)) for image in model.arrays["images"]]
+            shown = list(zip(pictures, texts, strict=True))[:MOST_CLASSES]
+            table.append((f"{model.family}\n{label(model.weights)}", shown))
+        names = models[0].arrays["classes"][:MOST_CLASSES].tolist()
+        heads = [name.replace(" ", "\n").replace("/", "/\n") for name in names]
+        self.draw_pictures("class_images", table, heads)
+        return self.caption("class images", models, classes=MOST_CLASSES)
 
     def filters(self) -> str:
-        """Patch-embedding filters as images: untrained, trained, what training changed; a column a family. Returns the caption."""
-        found = {
-            family: self.gallery.find(family=family, edit=NO_EDIT, optimiser=self.main)
-            for family in self.gallery.families
-        }
-        models = [
-            (family, {keys["weights"]: arrays["filters"] for keys, arrays in own})
-            for family, own in found.items()
-        ]
-        panels = [(family, own) for family, own in models if UNTRAINED in own and len(own) > 1]
-        figure, axes = self._figure(1, nrows=3, ncols=len(panels))
+        """Draw patch-embedding filters, a column a family. Returns the caption."""
+        models = self.gallery.find(edit=NO_EDIT, optimiser=self.main)
+        families: dict[str, dict[str, np.ndarray]] = {}
+        for model in models:
+            families.setdefault(model.family, {})[model.weights] = model.arrays["filters"]
+        panels = []
+        for family, filters in families.items():
+            trained = [weights for weights in filters if weights != UNTRAINED]
+            if UNTRAINED not in filters or not trained:
+                continue
+            shown = {weights: filters[weights] for weights in (UNTRAINED, trained[0])}
+            if family in self.scratch:
+                shown["change"] = filters[trained[0]] - filters[UNTRAINED]
+            panels.append((family, shown))
+        figure, axes = self.panels(1, nrows=3, ncols=len(panels))
         figure.set_size_inches(1.7 * len(panels), 6)
         for axis in axes.flat:
             axis.set_axis_off()
-        for column, (family, own) in zip(axes.T, panels, strict=True):
-            name = next(name for name in own if name != UNTRAINED)
-            shown = {label(each): own[each] for each in (UNTRAINED, name)}
-            shown |= {"change": own[name] - own[UNTRAINED]} if family in self.scratch else {}
-            for axis, (title, filters) in zip(column, shown.items(), strict=False):
-                _show(axis, filter_grid(filters[:MOST_FILTERS]))
-                axis.set_title(f"{family}, {title}: {neighbours(filters):.2f}")
-        self._save(figure, "patch_filters")
-        return (
-            f"Filters of the patch embedding (the first {MOST_FILTERS}), above untrained, then trained, and what training changed, where "
-            f"it began with them (initial noise covers it); each from its least to its greatest weight; models that read neither one nor "
-            f"three channels: a tile a channel. Numbers: correlation of weights one pixel apart, over all filters (0: noise). "
-            f"{self._whose([each for own in found.values() for each in own])}"
-        )
+        for column, (family, shown) in zip(axes.T, panels, strict=True):
+            for axis, (weights, values) in zip(column, shown.items(), strict=False):
+                show(axis, filter_grid(values[:MOST_FILTERS]))
+                axis.set_title(f"{family}, {label(weights)}: {neighbours(values):.2f}")
+        self.save(figure, "patch_filters")
+        return self.caption("filters", models, filters=MOST_FILTERS)
 
     def orders(self, rows: pd.DataFrame) -> str:
-        """How much of what went in layers keep, of variants in both orders: along the layers, and layers alone. Returns the caption."""
-        figure, axes = self._figure(0.62, ncols=2, sharey=True, width_ratios=(3, 2))
+        """Draw how much of their input the layers of variants keep, in both orders.
+
+        Returns:
+            The caption.
+        """
+        figure, axes = self.panels(0.62, ncols=2, sharey=True, width_ratios=(3, 2))
         figure.set_size_inches(1.6 * self.size.column_width, 0.85 * self.size.column_width)
-        shown = with_ratios(rows[(rows["optimiser"] == self.main) & (rows["edit"] == NO_EDIT)])
+        rows = with_ratios(rows[(rows["optimiser"] == self.main) & (rows["edit"] == NO_EDIT)])
+        is_alone = rows["point"].str.startswith(LAYER)
+        layers = rows["point"].str.extract(rf"{LAYER}(\d+)", expand=False).astype(float) + 1
+        rows = rows.assign(is_alone=is_alone, place=layers.where(is_alone, rows["depth"]))
         handles: dict[str, Any] = {}
-        for i, (weights, order) in enumerate(
-            dict.fromkeys(zip(shown["weights"], shown["order"], strict=True))
-        ):
-            own = shown[(shown["weights"] == weights) & (shown["order"] == order)]
-            colour = (
-                GREY
-                if weights == UNTRAINED
-                else self.colours.get(weights, OKABE_ITO[i % len(OKABE_ITO)])
-            )
+        for i, ((weights, order), own) in enumerate(rows.groupby(["weights", "order"], sort=False)):
+            colour = self.colours.get(weights, OKABE_ITO[i % len(OKABE_ITO)])
+            if weights == UNTRAINED:
+                colour = GREY
+            is_original = order == ORDERS[0]
             style = {
                 "color": colour,
                 "marker": self.markers.get(weights, "o"),
-                "linestyle": "-" if order == ORDERS[0] else "--",
-                "markerfacecolor": colour if order == ORDERS[0] else "white",
+                "markerfacecolor": colour if is_original else "white",
                 "capsize": 2,
                 "markersize": 3,
+                "linewidth": 1,
             }
-            handles[f"{label(weights)}, {order}"] = _along(
-                axes[0, 0], own[~own["point"].str.startswith(LAYER)], "depth", style
-            )
-            alone = own[own["point"].str.startswith(LAYER)]
-            if len(alone):
-                _along(
-                    axes[0, 1],
-                    alone.assign(layer=alone["point"].str.split().str[1].astype(int) + 1),
-                    "layer",
-                    style | {"linestyle": "none"},
-                )
-        ticks = (
-            shown["depth"].unique(),
-            [
-                int(point.split()[1]) + 1
-                for point in shown["point"].unique()
-                if point.startswith(LAYER)
-            ],
-        )
-        for axis, text, places in zip(
-            axes[0], ("layers executed", "layer, alone"), ticks, strict=True
-        ):
-            axis.set(xlabel=text, yscale="log", xticks=places)
+            line = "-" if is_original else "--"
+            handle = draw_tokens(axes[0, 0], own[~own["is_alone"]], linestyle=line, **style)
+            handles[f"{label(weights)}, {order}"] = handle
+            if own["is_alone"].any():
+                draw_tokens(axes[0, 1], own[own["is_alone"]], linestyle="none", **style)
+        for axis in axes[0]:
             axis.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
-            axis.grid(axis="y", linewidth=0.4, alpha=0.5)
-        axes[0, 0].set(ylabel="token distance / yardstick")
-        legend_above(figure, handles)
-        self._save(figure, "inversion_orders")
-        count = shown["seed"].nunique()
-        return (
-            f"What layers keep of their input: distance of the tokens of the found input from those of the original, relative to a "
-            f"slightly shifted image's (dotted), after the first layers of the original order and of arbitrary ones (a random order "
-            f"for each of {shown['image'].nunique()} images), and after one layer alone. Lower keeps more, as far as the descent gets. "
-            f"Geometric mean over {count} seed{'s' * (count > 1)}; bars: standard deviation of the logarithm over the seeds. "
-            f"{self._how()} {self.names}."
-        )
-
-    def _how(self) -> str:
-        descent = self.about["optimisers"][self.main]
-        return f"{OPTIMISERS.get(self.main, self.main)}, {descent['steps']} steps from noise."
-
-    def _whose(self, shown: Sequence[tuple[dict[str, Any], Arrays]]) -> str:
-        """Seed and training of the models shown, for captions."""
-        here = [
-            name
-            for name in self.about["trained_here"]
-            if any(keys["family"] == name for keys, _ in shown)
-        ]
-        images = (
-            f"{self.about['training_images']} images"
-            if self.about["training_images"]
-            else "all training images"
-        )
-        epochs = f"{self.about['epochs']} epoch{'s' * (self.about['epochs'] > 1)} of {images}"
-        trained = f"; {', '.join(here)}: trained by the stage, {epochs}" if here else ""
-        return f"Seed {shown[0][0]['seed']}; {self.names}{trained}."
+            axis.set(yscale="log")
+        axes[0, 0].set(xlabel="layers executed", ylabel="token distance / yardstick")
+        axes[0, 0].set(xticks=rows["depth"].unique())
+        axes[0, 1].set(xlabel="layer, alone", xticks=layers.dropna().unique())
+        self.finish(figure, axes, "inversion_orders", handles)
+        seeds = count_seeds([rows["seed"].nunique()])
+        return self.caption("orders", images=rows["image"].nunique(), seeds=seeds)
 
 
-def _along(axis: Axes, rows: pd.DataFrame, column: str, style: dict[str, Any]) -> Any:
-    """A line with bars, mean and standard deviation over the seeds of the logarithm."""
-    seeds = (
-        np.log(rows.groupby([column, "seed"])[TOKENS].mean())
-        .groupby(column)
-        .agg(["mean", "std"])
-        .fillna({"std": 0})
-    )
-    middle, low, high = (np.exp(seeds["mean"] + sign * seeds["std"]) for sign in (0, -1, 1))
-    return axis.errorbar(seeds.index, middle, (middle - low, high - middle), linewidth=1, **style)
+def draw_tokens(axis: Axes, rows: pd.DataFrame, **style: Any) -> Any:
+    """Draw a line by `place`: mean and deviation over the seeds of the tokens' log distance."""
+    seeds = np.log(rows.groupby(["place", "seed"])[TOKENS].mean()).groupby("place")
+    mean, std = seeds.mean(), seeds.std().fillna(0)
+    middle, low, high = np.exp(mean), np.exp(mean - std), np.exp(mean + std)
+    return axis.errorbar(mean.index, middle, (middle - low, high - middle), **style)
 
 
-def _points(shown: Sequence[tuple[dict[str, Any], Arrays]]) -> list[str]:
+def list_points(entries: Collection[Entry]) -> list[str]:
     """The points that any of the models has, by the layers executed, layers alone last."""
-    found = dict.fromkeys(str(point) for _, arrays in shown for point in arrays["points"])
-    return sorted(
-        found,
-        key=lambda point: (point.startswith(LAYER), int(point.split()[1]) if " " in point else -1),
-    )
+    points = dict.fromkeys(str(point) for entry in entries for point in entry.arrays["points"])
+
+    def place(point: str) -> tuple[bool, int]:
+        _, _, number = point.partition(" ")
+        return point.startswith(LAYER), int(number or -1)
+
+    return sorted(points, key=place)
 
 
-def _short(ratio: float) -> str:
+def original(entry: Entry, image: int = 0) -> Picture:
+    """An image that was inverted."""
+    return entry.arrays["originals"][image], "original"
+
+
+def shorten(ratio: float) -> str:
     """A ratio in few characters: "<.01", ".12", "1.2", "12"."""
     if ratio < 0.01:
         return "<.01"
-    return (
-        f"{ratio:.2f}".removeprefix("0")
-        if ratio < 0.995
-        else f"{ratio:.1f}"
-        if ratio < 9.95
-        else f"{ratio:.0f}"
-    )
+    if ratio < 0.995:
+        return f"{ratio:.2f}".removeprefix("0")
+    return f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
 
 
-def _head(point: str) -> str:
-    return (
-        name_point(point)
-        .replace("patch ", "patch\n")
-        .replace(" layer", "\nlayer")
-        .replace(" alone", "\nalone")
-    )
+def head_of(point: str) -> str:
+    """The head of a point's column, in two lines."""
+    text = name_point(point).replace("patch ", "patch\n")
+    return text.replace(" layer", "\nlayer").replace(" alone", "\nalone")
 
 
-def _show(axis: Axes, picture: np.ndarray) -> None:
+def show(axis: Axes, picture: np.ndarray) -> None:
     """Draw (C, H, W) of values in [0, 1]."""
     axis.imshow(picture_of(picture), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 
-def _stretched(values: np.ndarray) -> np.ndarray:
-    """From the least value, 0, to the greatest, 1."""
+def stretch(values: np.ndarray) -> np.ndarray:
+    """Scale values so that they go from 0 to 1."""
     return (values - values.min()) / max(float(np.ptp(values)), 1e-12)
 
 
 def filter_grid(filters: np.ndarray) -> np.ndarray:
-    """Filters (D, C, h, w) as one image, each normalised to [0, 1] (representation, "ViT input processing convolutions").
+    """Filters (D, C, h, w) as one image, each normalised to [0, 1], white lines between them.
+
+    Source: representation, "ViT input processing convolutions".
 
     Returns:
-        (3, H, W) of filters of three channels, else (1, H, W), a tile a channel, with white lines between tiles.
+        (3, H, W) of filters of three channels, else (1, H, W), a tile a channel.
     """
     tiles = filters if filters.shape[1] == 3 else filters.reshape(-1, 1, *filters.shape[2:])
-    across = int(np.ceil(np.sqrt(len(tiles))))
-    _, channels, height, width = tiles.shape
-    grid = np.ones(
-        (channels, (height + 1) * -(-len(tiles) // across) + 1, (width + 1) * across + 1),
-        np.float32,
-    )
+    count, channels, height, width = tiles.shape
+    across = int(np.ceil(np.sqrt(count)))
+    down = int(np.ceil(count / across))
+    shape = (channels, (height + 1) * down + 1, (width + 1) * across + 1)
+    grid = np.ones(shape, np.float32)
     for i, tile in enumerate(tiles):
-        top, left = (i // across) * (height + 1) + 1, (i % across) * (width + 1) + 1
-        grid[:, top : top + height, left : left + width] = _stretched(tile)
+        top = (i // across) * (height + 1) + 1
+        left = (i % across) * (width + 1) + 1
+        grid[:, top : top + height, left : left + width] = stretch(tile)
     return grid
 
 
 def draw(results: Results, params: Params) -> dict[str, str]:
     """Draw every figure whose rows are there. Returns captions by title."""
-    size, gallery, about = (
+    families = params.resolve(Inversion).families
+    scratch = [name for name, family in families.items() if family.timm]
+    if params.model_preset.weights == "scratch":
+        scratch += [params.model, *families]
+    figures = InversionFigures(
+        results.folder / "figures",
         params.resolve(PaperFigures),
+        list(params.all_variants),
         Gallery(INVERTED),
         results.read("inversion"),
-    )
-    plan = params.resolve(Inversion)
-    scratch = [name for name, family in plan.families.items() if family.timm]
-    scratch += [
-        name for name in (params.model, *plan.families) if params.model_preset.weights == "scratch"
-    ]
-    figures = InversionFigures(
-        results.folder / "figures", size, list(params.all_variants), gallery, about, scratch
+        scratch,
     )
     return figures.draw_inversion(results.table("inversion"), results.table("class_images"))

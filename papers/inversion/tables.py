@@ -1,5 +1,6 @@
-"""How far the inputs found by inversion are from the originals, as numbers beside the yardstick, and the verdict a layer."""
+"""The table of inversion: distances beside the yardstick, and the verdict on every layer."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +13,44 @@ from pipeline.report.evaluations import label
 from pipeline.report.results import Results
 from pipeline.report.tables import write_table
 
-PATCHES, FIRST, LAYER = "patch_embed", "first ", "layer "  # names of points, or how they begin
+PATCHES = "patch_embed"  # a point
+FIRST, LAYER = "first ", "layer "  # how the names of the other points begin
 MODEL = ["family", "weights", "edit", "order", "optimiser"]
 OPTIMISERS = {"adam": "Adam", "gd": "gradient descent"}
+CAPTION = (
+    "Inversion. Distances of the found input's output and of the found input itself from the "
+    "original's, each relative to that of a slightly shifted image (noise of standard deviation "
+    "{sigma:g}, {shifts} draws); means over {images} validation images and {seeds}. Tokens: the "
+    "inputs' distance behind the patch embedding. Verdict: the commonest of the single inversions, "
+    "and how many have it. Invertible here: the output is met more nearly than by the shifted "
+    "image, by an input nearer than that; non-unique: exactly (below {met:g} of the yardstick), by "
+    "an input farther than that; approximately non-invertible: neither; all as far as the "
+    "optimiser gets in its steps. Data {data}."
+)
 
 
 def inversion_numbers(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row a model and point: mean over seeds and images of the three ratios and the pixel correlation, standard deviation over the
-    seeds' means, the commonest verdict and how many of the `n` inversions have it."""
-    found = []
+    """A row a model and point of inversion.csv.
+
+    Returns:
+        The three ratios and the pixel correlation, each as the mean over the seeds' means and
+        their standard deviation (`_std`); the commonest verdict, how many (`count`) of the `n`
+        inversions have it; `seeds`, their number.
+    """
+    summaries = []
     for keys, group in with_ratios(rows).groupby([*MODEL, "point"], sort=False):
-        row: dict[str, Any] = dict(zip([*MODEL, "point"], keys, strict=True))
+        summary: dict[str, Any] = dict(zip([*MODEL, "point"], keys, strict=True))
         for column in (EMBEDDING, INPUT, TOKENS, PIXELS):
             seeds = group.groupby("seed")[column].mean()
-            row |= {column: seeds.mean(), f"{column}_std": seeds.std()}
-        commonest = group["verdict"].value_counts()
-        row |= {
-            "verdict": commonest.index[0],
-            "count": commonest.iloc[0],
-            "n": len(group),
-            "seeds": group["seed"].nunique(),
-        }
-        found.append(row)
-    return pd.DataFrame(found).round(6)
+            summary[column] = seeds.mean()
+            summary[f"{column}_std"] = seeds.std()
+        verdicts = group["verdict"].value_counts()
+        summary["verdict"] = verdicts.index[0]
+        summary["count"] = verdicts.iloc[0]
+        summary["n"] = len(group)
+        summary["seeds"] = group["seed"].nunique()
+        summaries.append(summary)
+    return pd.DataFrame(summaries).round(6)
 
 
 def name_point(point: str) -> str:
@@ -49,26 +65,28 @@ def name_point(point: str) -> str:
 
 def name_model(weights: str, edit: str, order: str) -> str:
     """Weights, edit and order in words: "trained, without attention"."""
-    edit = (
-        edit.replace("pos_embed", "position embedding")
-        .replace("patch_embed", "patch embedding")
-        .replace("norm1", "first norm")
-    )
-    parts = [
-        label(weights),
-        *(
-            [edit.replace("+", " and ").replace("with ", "with trained ")]
-            if edit != NO_EDIT
-            else []
-        ),
-    ]
-    return ", ".join([*parts, *([f"{order} order"] if order != "sequential" else [])])
+    names = [label(weights)]
+    if edit != NO_EDIT:
+        edit = edit.replace("pos_embed", "position embedding")
+        edit = edit.replace("patch_embed", "patch embedding").replace("norm1", "first norm")
+        names.append(edit.replace("+", " and ").replace("with ", "with trained "))
+    if order != "sequential":
+        names.append(f"{order} order")
+    return ", ".join(names)
+
+
+def count_seeds(counts: Iterable[int]) -> str:
+    """Numbers of seeds in words: "1 seed", "1 or 2 seeds"."""
+    numbers = sorted(set(counts))
+    noun = "seed" if numbers == [1] else "seeds"
+    return f"{' or '.join(map(str, numbers))} {noun}"
 
 
 def verdict_table(numbers: pd.DataFrame) -> pd.DataFrame:
-    """What is known of every layer, a row a model and point."""
-    return pd.DataFrame(
-        [
+    """The texts of the table, a row a model and point."""
+    rows = []
+    for row in numbers.itertuples():
+        rows.append(
             {
                 "model": row.family,
                 "weights": name_model(str(row.weights), str(row.edit), str(row.order)),
@@ -80,9 +98,8 @@ def verdict_table(numbers: pd.DataFrame) -> pd.DataFrame:
                 "pixel correlation": f"{row.pixel_correlation:.3f}",
                 "verdict": f"{row.verdict} ({row.count}/{row.n})",
             }
-            for row in numbers.itertuples()
-        ]
-    )
+        )
+    return pd.DataFrame(rows)
 
 
 def write_inversion_table(
@@ -99,23 +116,18 @@ def write_inversion_table(
         Captions by title.
     """
     numbers = inversion_numbers(rows)
-    table, seeds = verdict_table(numbers), sorted({int(n) for n in numbers["seeds"]})
-    count = f"{' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}"
-    caption = (
-        f"Inversion. Distances of the found input's output and of the found input itself from the original's, each relative to that of "
-        f"a slightly shifted image (noise of standard deviation {about['sigma']:g}, {about['shifts']} draws); means over "
-        f"{rows['image'].nunique()} validation images and {count}. Tokens: the inputs' distance behind the patch embedding. "
-        f"Verdict: the commonest of the single inversions, and how many have it. Invertible here: the output is met more nearly than by "
-        f"the shifted image, by an input nearer than that; non-unique: exactly (below {about['met']:g} of the yardstick), by an input "
-        f"farther than that; approximately non-invertible: neither; all as far as the optimiser gets in its steps. "
-        f"Data {', '.join(dict.fromkeys(rows['dataset']))}."
+    caption = CAPTION.format(
+        **about,
+        images=rows["image"].nunique(),
+        seeds=count_seeds(numbers["seeds"]),
+        data=", ".join(dict.fromkeys(rows["dataset"])),
     )
+    table = verdict_table(numbers)
     write_table(numbers, table, caption, folder, "inversion_table", "inversion")
     return {"Inversion, table": caption}
 
 
 def write(results: Results, params: Params) -> dict[str, str]:
     """Write the table of inverted points from the result files. Returns captions by title."""
-    return write_inversion_table(
-        results.table("inversion"), results.folder, results.read("inversion")
-    )
+    rows = results.table("inversion")
+    return write_inversion_table(rows, results.folder, results.read("inversion"))

@@ -1,4 +1,7 @@
-"""What an image must have been to give a state along a route (representation, "Vision Transformer hidden layer representation")."""
+"""Find an image that gives a state along a route.
+
+Source: representation, "Vision Transformer hidden layer representation".
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,28 +16,48 @@ from torchvision.transforms.functional import gaussian_blur
 from lsvit.routed import RoutedModel
 from lsvit.routes import ENDED, Order, Route, arbitrary, generator
 from papers.inversion.compute.ablation import ablate, patch_embedding, transplant
+from papers.inversion.compute.ratios import EMBEDDING, INPUT, with_ratios
 from papers.inversion.section import ClassImagesConfig, Descent, InversionConfig
-from pipeline.data.splits import Split
 from pipeline.jobs.files import ARRAYS, ROWS, read_meta
 from pipeline.models.weights import build, normalisation
 from pipeline.training.scoring import open_model, open_split
 
-START = (0.7, 1 / 20)  # mean and standard deviation of the noise that an input is found from
+START_MEAN, START_STD = 0.7, 1 / 20  # of the noise that a descent starts from
 KERNEL = [3, 3]  # pixels, of the Gaussian blur
-INVERTIBLE, APPROXIMATE, NON_UNIQUE = (
-    "invertible here",
-    "approximately non-invertible",
-    "non-unique",
-)
-Normalise = Callable[[Tensor], Tensor]  # pixels in [0, 1] -> what the model takes
+INVERTIBLE = "invertible here"
+APPROXIMATE = "approximately non-invertible"
+NON_UNIQUE = "non-unique"
 
 
-class Points(NamedTuple):
-    """What is inverted: states along a route by depth, and the outputs of layers alone."""
+class Normaliser:
+    """Converts pixels in [0, 1] to what a model takes, and back; images are (B, C, H, W).
 
-    names: list[str]  # "patch_embed", "first 4", "layer 3"
-    depths: list[int]  # layers executed
-    routes: Tensor  # (points * images, L), a route each, padded with -1; all images of a point lie together
+    Args:
+        mean, std: of each of the C channels.
+        device: of the images.
+    """
+
+    def __init__(
+        self, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+    ) -> None:
+        self.mean = torch.tensor(mean, device=device).view(1, -1, 1, 1)
+        self.std = torch.tensor(std, device=device).view(1, -1, 1, 1)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Normalise pixels in [0, 1]."""
+        return (images - self.mean) / self.std
+
+    def undo(self, images: Tensor) -> Tensor:
+        """Convert normalised images to pixels in [0, 1]."""
+        return images * self.std + self.mean
+
+
+class Point(NamedTuple):
+    """A place in a model whose states are inverted."""
+
+    name: str  # "patch_embed", "first 4", "layer 3"
+    depth: int  # layers executed
+    routes: list[Route]  # one an image
 
 
 def make_points(
@@ -44,63 +67,63 @@ def make_points(
     order: Order,
     images: int,
     seeds: tuple[int, int],
-) -> Points:
-    """The patch embedding, the first layers of a route, and layers alone (representation: "the first l blocks", "only that encoder").
+) -> list[Point]:
+    """The patch embedding, the first layers of a route, and layers alone.
+
+    Source: representation, "the first l blocks" and "only that encoder".
 
     Args:
         num_layers: of the model.
-        depths: after which numbers of layers, of those there are; None: 1, a third, two thirds, all.
-        alone: each of these numbers' last layer alone, too: right behind the embedding.
+        depths: numbers of layers to invert after; those that the model does not have are left out.
+            None: 1, a third, two thirds, all.
+        alone: also invert the last layer of each of these depths run right behind the embedding.
         order: of the layers; in arbitrary order every image has an order of its own.
         images: how many.
         seeds: of the orders.
     """
-    chosen = sorted(
-        {
-            d
-            for d in depths or (1, num_layers // 3, 2 * num_layers // 3, num_layers)
-            if 1 <= d <= num_layers
-        }
-    )
-    draw = generator("inversion", *seeds)
-    orders = [
-        tuple(range(num_layers)) if order == "sequential" else arbitrary(draw, num_layers)
-        for _ in range(images)
-    ]
-    found: list[tuple[str, int, list[Route]]] = [("patch_embed", 0, [()] * images)]
-    found += [(f"first {depth}", depth, [own[:depth] for own in orders]) for depth in chosen]
-    found += (
-        [(f"layer {depth - 1}", 1, [(depth - 1,)] * images) for depth in chosen] if alone else []
-    )
-    routes = [
-        [*route, *[ENDED] * (num_layers - len(route))] for _, _, table in found for route in table
-    ]
-    return Points(
-        [name for name, *_ in found], [depth for _, depth, _ in found], torch.tensor(routes)
-    )
+    if depths is None:
+        depths = [1, num_layers // 3, 2 * num_layers // 3, num_layers]
+    depths = sorted({depth for depth in depths if 1 <= depth <= num_layers})
+    orders: list[Route] = [tuple(range(num_layers))] * images
+    if order == "arbitrary":
+        draw = generator("inversion", *seeds)
+        orders = [arbitrary(draw, num_layers) for _ in range(images)]
+    points = [Point("patch_embed", 0, [()] * images)]
+    for depth in depths:
+        points.append(Point(f"first {depth}", depth, [layers[:depth] for layers in orders]))
+    if alone:
+        for depth in depths:
+            points.append(Point(f"layer {depth - 1}", 1, [(depth - 1,)] * images))
+    return points
 
 
-def normaliser(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> Normalise:
-    """(B, C, H, W) in [0, 1] -> normalised, as :class:`pipeline.data.splits.Split` does."""
-    shift, scale = (torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, std))
-    return lambda images: (images - shift) / scale
+def pad_routes(points: list[Point], num_layers: int) -> Tensor:
+    """The routes of all points and their images, point by point, padded with -1: (P * I, L)."""
+    table = torch.full((sum(len(point.routes) for point in points), num_layers), ENDED)
+    routes = [route for point in points for route in point.routes]
+    for row, route in enumerate(routes):
+        table[row, : len(route)] = torch.tensor(route, dtype=torch.long)
+    return table
 
 
 def read_states(model: RoutedModel, images: Tensor, routes: Tensor) -> Tensor:
-    """The states at the end of routes: of images (B, C, H, W), a route each (B, L) as :meth:`RoutedModel.forward` takes them, and in
-    addition empty ones (all -1), whose state is the embedding. (B, N, D)."""
-    empty = routes[:, 0] == ENDED
-    if not empty.any():
+    """The states (B, N, D) of images (B, C, H, W) at the end of their routes (B, L).
+
+    A route is padded with -1; the state at the end of an empty one is the embedding.
+    """
+    is_empty = routes[:, 0] == ENDED
+    if not is_empty.any():
         return model.tokens(images, routes)
-    if empty.all():
+    if is_empty.all():
         return model.embed(images)
-    own = torch.cat([(~empty).nonzero(), empty.nonzero()])[:, 0]
-    order = own.to(images.device)
-    run = int((~empty).sum())
-    states = torch.cat(
-        [model.tokens(images[order[:run]], routes[own[:run]]), model.embed(images[order[run:]])]
-    )
-    return states[order.argsort()]
+    running = (~is_empty).nonzero()[:, 0]
+    embedded = is_empty.nonzero()[:, 0]
+    order = torch.cat([running, embedded]).to(images.device)
+    states = [
+        model.tokens(images[order[: len(running)]], routes[running]),
+        model.embed(images[order[len(running) :]]),
+    ]
+    return torch.cat(states)[order.argsort()]
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
@@ -109,40 +132,44 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def correlation(a: Tensor, b: Tensor) -> Tensor:
-    """Pearson's correlation of the pixels of two images: (B, C, H, W) -> (B,); 0 where one of them has no variation."""
+    """Pearson's correlation of the pixels of two images: (B, C, H, W) -> (B,).
+
+    It is 0 where one of them is constant, whose rounding errors would correlate otherwise.
+    """
     a, b = a.flatten(1), b.flatten(1)
-    varies = (a != a[:, :1]).any(1) & (b != b[:, :1]).any(
-        1
-    )  # else what rounding leaves would correlate
-    return varies * torch.nn.functional.cosine_similarity(
+    varies = (a != a[:, :1]).any(1) & (b != b[:, :1]).any(1)
+    similarity = torch.nn.functional.cosine_similarity(
         a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True), dim=1
     )
+    return varies * similarity
 
 
 def total_variation(images: Tensor) -> Tensor:
     """Mean absolute difference of neighbouring pixels: (B, C, H, W) -> (B,)."""
-    return sum(images.diff(dim=dim).abs().flatten(1).mean(1) for dim in (2, 3))  # type: ignore[return-value]
+    down = images.diff(dim=2).abs().flatten(1).mean(1)
+    right = images.diff(dim=3).abs().flatten(1).mean(1)
+    return down + right
 
 
 class Yardstick(NamedTuple):
-    """How far apart an image and a slightly shifted one a' = a + N(0, sigma) are: (B,) each, means over the draws."""
+    """Distances (B,) between images a and a + N(0, sigma), means over the draws."""
 
-    embedding: Tensor
-    tokens: Tensor
+    embedding: Tensor  # at the end of the route
+    tokens: Tensor  # behind the patch embedding
     pixels: Tensor
 
 
 @torch.no_grad()
 def yardstick(
     model: RoutedModel,
-    normalise: Normalise,
+    normalise: Normaliser,
     images: Tensor,
     routes: Tensor,
     sigma: float,
     draws: int,
     generator: torch.Generator,
 ) -> Yardstick:
-    """The source's yardstick of distances: after the route, after the embedding, and of the pixels themselves.
+    """Measure how far a slightly shifted image is from the original: the source's yardstick.
 
     Args:
         images: (B, C, H, W) in [0, 1].
@@ -151,108 +178,104 @@ def yardstick(
         draws: shifted images of every image.
         generator: on the CPU.
     """
-    target, tokens = read_states(model, normalise(images), routes), model.embed(normalise(images))
-    found = []
+    target = read_states(model, normalise(images), routes)
+    tokens = model.embed(normalise(images))
+    measured = []
     for _ in range(draws):
-        shifted = images + sigma * torch.randn(images.shape, generator=generator).to(images.device)
-        state, embedded = (
-            read_states(model, normalise(shifted), routes),
-            model.embed(normalise(shifted)),
-        )
-        found.append(
-            torch.stack(
-                [distance(state, target), distance(embedded, tokens), distance(shifted, images)]
-            )
-        )
-    return Yardstick(*torch.stack(found).mean(0))
+        noise = torch.randn(images.shape, generator=generator).to(images.device)
+        shifted = images + sigma * noise
+        distances = [
+            distance(read_states(model, normalise(shifted), routes), target),
+            distance(model.embed(normalise(shifted)), tokens),
+            distance(shifted, images),
+        ]
+        measured.append(torch.stack(distances))
+    return Yardstick(*torch.stack(measured).mean(0))
 
 
 class Inversion(NamedTuple):
-    """The inputs that were found, and how far they were from what was to be found."""
+    """The inputs that were found, and how far they were from the originals at T steps."""
 
     images: Tensor  # (B, C, H, W)
     lr: Tensor  # (B,) the learning rate that came nearest
-    steps: Tensor  # (T,) after which distances were taken; the first 0, the last all
     embedding: Tensor  # (B, T) ||O(a_g) - O(a)||_2
     pixels: Tensor  # (B, T) ||a_g - a||_2
 
 
+def recorded_steps(steps: int, records: int) -> list[int]:
+    """The steps after which distances are recorded: 0, and `records` ones up to the last."""
+    return sorted({round(i * steps / records) for i in range(records + 1)})
+
+
 def invert(
     model: RoutedModel,
-    normalise: Normalise,
+    normalise: Normaliser,
     images: Tensor,
     routes: Tensor,
     start: Tensor,
     descent: Descent,
     records: int,
 ) -> Inversion:
-    """Descend from noise on ||O(a_g) - O(a)||_2, for many images and routes at once, each on its own.
+    """Descend from noise on ||O(a_g) - O(a)||_2, for many images and routes, each on its own.
 
-    Of several learning rates each image and route keeps the one that ends nearest in embedding distance: how well the descent
-    does whatever its rate.
+    Each image and route keeps the learning rate that ends nearest in embedding distance.
 
     Args:
         images: (B, C, H, W) in [0, 1], the inputs a whose states are to be met.
         routes: (B, L), as :func:`read_states`.
         start: (B, C, H, W), the noise.
         descent: method, rates, steps, schedule and priors.
-        records: how many times distances are taken, evenly over the steps, beside those of the start.
+        records: as :func:`recorded_steps`.
     """
-    with torch.no_grad():
-        target = read_states(model, normalise(images), routes)
     rates = len(descent.lrs)
+    with torch.no_grad():
+        targets = read_states(model, normalise(images), routes).repeat(rates, 1, 1)
+    originals = images.repeat(rates, 1, 1, 1)
+    all_routes = routes.repeat(rates, 1)
     inputs = [start.clone().requires_grad_() for _ in range(rates)]
     groups: Any = [{"params": [x], "lr": lr} for x, lr in zip(inputs, descent.lrs, strict=True)]
     optimizer = torch.optim.Adam(groups) if descent.method == "adam" else torch.optim.SGD(groups)
-    cosine = (
-        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, descent.steps)
-        if descent.schedule == "cosine"
-        else None
-    )
-    targets, all_routes, originals = (
-        target.repeat(rates, 1, 1),
-        routes.repeat(rates, 1),
-        images.repeat(rates, 1, 1, 1),
-    )
-    when = sorted({round(i * descent.steps / records) for i in range(records + 1)})
-    curves: list[Tensor] = []
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, descent.steps)
+    recorded = recorded_steps(descent.steps, records)
+    curves = []
     for step in range(descent.steps + 1):
-        found = torch.cat(inputs)
-        gap = distance(read_states(model, normalise(found), all_routes), targets)
-        if step in when:
-            curves.append(torch.stack([gap.detach(), distance(found.detach(), originals)]))
+        candidates = torch.cat(inputs)
+        loss = distance(read_states(model, normalise(candidates), all_routes), targets)
+        if step in recorded:
+            to_originals = distance(candidates.detach(), originals)
+            curves.append(torch.stack([loss.detach(), to_originals]))
         if step == descent.steps:
             break
+        if descent.total_variation:
+            loss = loss + descent.total_variation * total_variation(candidates)
         optimizer.zero_grad()
-        prior = descent.total_variation * total_variation(found) if descent.total_variation else 0
-        (gap + prior).sum().backward()
+        loss.sum().backward()
         optimizer.step()
-        if cosine:
+        if descent.schedule == "cosine":
             cosine.step()
         if descent.blur:
             with torch.no_grad():
                 for x in inputs:
                     x.copy_(gaussian_blur(x, KERNEL, [descent.blur]))
     embedding, pixels = torch.stack(curves, -1).unflatten(1, (rates, -1))  # (rates, B, T) each
-    best = embedding[..., -1].nan_to_num(torch.inf, torch.inf).argmin(0)
-    own = torch.arange(len(images), device=images.device)
-    lr = torch.tensor(descent.lrs, device=images.device)[best]
+    best = embedding[..., -1].nan_to_num(torch.inf, torch.inf).argmin(0)  # (B,)
+    sample = torch.arange(len(images), device=images.device)
     return Inversion(
-        torch.stack(inputs).detach()[best, own],
-        lr,
-        torch.tensor(when),
-        embedding[best, own],
-        pixels[best, own],
+        images=torch.stack(inputs).detach()[best, sample],
+        lr=torch.tensor(descent.lrs, device=images.device)[best],
+        embedding=embedding[best, sample],
+        pixels=pixels[best, sample],
     )
 
 
 def verdict(embedding: float, pixels: float, met: float) -> str:
-    """What the final distances, relative to the yardstick's, say of a layer, as far as a descent tells
-    (representation, "Attention does not transmit most input information").
+    """What the final distances say of a layer, as far as a descent tells.
 
-    "invertible here": its output was met more nearly than the shifted image meets it, by an input nearer than that.
-    "non-unique": by an input farther than that, and exactly: the embedding distance has gone to 0, the other one has not.
-    "approximately non-invertible": neither; a far input comes near, but not there, or none does: the layer is badly conditioned.
+    Source: representation, "Attention does not transmit most input information".
+
+    "invertible here": an input nearer than the shifted image meets the output more nearly.
+    "non-unique": an input farther than that meets it exactly.
+    "approximately non-invertible": neither; the layer is badly conditioned.
 
     Args:
         embedding, pixels: both distances relative to those of the shifted image.
@@ -264,28 +287,111 @@ def verdict(embedding: float, pixels: float, met: float) -> str:
 
 
 def noise(shape: tuple[int, ...], seed: int) -> Tensor:
-    """N(0.7, 1/20) of a shape, that inputs are found from."""
-    return START[0] + START[1] * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    """Draw the start of a descent: N(0.7, 1/20) of a shape."""
+    return START_MEAN + START_STD * torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def open_frozen(
     config: InversionConfig | ClassImagesConfig, data: Path, weights: Path | None
-) -> tuple[RoutedModel, Normalise]:
-    """The model, frozen, without weights in its random initialisation of the seed, and how it wants pixels normalised."""
+) -> tuple[RoutedModel, Normaliser]:
+    """Open a frozen model; without weights it is in its random initialisation of the seed."""
     torch.set_num_threads(1)
     torch.manual_seed(config.seed)
     model, execution = open_model(config, data, weights)
     model.eval().requires_grad_(False)
-    return model, normaliser(*normalisation(config.model, read_meta(data)), execution.device)
+    mean, std = normalisation(config.model, read_meta(data))
+    return model, Normaliser(mean, std, execution.device)
 
 
-def pixels(split: Split, index: Tensor, config: InversionConfig, data: Path) -> Tensor:
-    """Images of a split in [0, 1]: (B, C, H, W)."""
-    mean, std = (
-        torch.tensor(v, device=split.device).view(1, -1, 1, 1)
-        for v in normalisation(config.model, read_meta(data))
+class Collected(NamedTuple):
+    """What was found for P points of I images; B = P * I, all images of a point together."""
+
+    points: list[Point]
+    originals: Tensor  # (I, C, H, W)
+    found: Inversion
+    reference: Yardstick
+    tokens: Tensor  # (B,) distance behind the patch embedding
+    correlation: Tensor  # (B,) of the pixels
+
+
+def collect(
+    model: RoutedModel, normalise: Normaliser, images: Tensor, config: InversionConfig
+) -> Collected:
+    """Invert all points of a model for images (I, C, H, W) in [0, 1]."""
+    options = config.options
+    seeds = (options.seed, config.seed)
+    points = make_points(
+        model.num_layers, options.depths, config.alone, config.order, len(images), seeds
     )
-    return split.take(index)[0] * std + mean
+    routes = pad_routes(points, model.num_layers)
+    originals = images.repeat(len(points), 1, 1, 1)
+    start = noise(tuple(images.shape), options.seed).to(images.device)
+    starts = start.repeat(len(points), 1, 1, 1)
+    draws = torch.Generator().manual_seed(options.seed)
+    reference = yardstick(model, normalise, originals, routes, options.sigma, options.shifts, draws)
+    batches = []
+    for i in range(0, len(originals), options.batch_size):
+        batch = slice(i, i + options.batch_size)
+        batches.append(
+            invert(
+                model,
+                normalise,
+                originals[batch],
+                routes[batch],
+                starts[batch],
+                config.descent,
+                options.records,
+            )
+        )
+    found = Inversion(*map(torch.cat, zip(*batches, strict=True)))
+    with torch.no_grad():
+        tokens = distance(model.embed(normalise(found.images)), model.embed(normalise(originals)))
+    pixels = correlation(found.images, originals)
+    return Collected(points, images, found, reference, tokens, pixels)
+
+
+def to_rows(collected: Collected) -> pd.DataFrame:
+    """A row a point and image."""
+    points, originals, found, reference, tokens, pixels = collected
+    places = {
+        "point": np.repeat([point.name for point in points], len(originals)),
+        "depth": np.repeat([point.depth for point in points], len(originals)),
+        "image": np.tile(np.arange(len(originals)), len(points)),
+    }
+    measured = {
+        "lr": found.lr,
+        "embedding_distance": found.embedding[:, -1],
+        "yardstick": reference.embedding,
+        "input_distance": found.pixels[:, -1],
+        "input_yardstick": reference.pixels,
+        "token_distance": tokens,
+        "token_yardstick": reference.tokens,
+        "pixel_correlation": pixels,
+    }
+    return pd.DataFrame(places | {name: column.cpu() for name, column in measured.items()})
+
+
+def to_arrays(collected: Collected, steps: list[int]) -> dict[str, np.ndarray]:
+    """What figures show; distances are relative to the yardstick's.
+
+    `originals` (I, C, H, W), `found` (P, I, C, H, W), `steps` (T,), `embedding` and `input`
+    (P, I, T), `points` (P,) names.
+    """
+    points, originals, found, reference, *_ = collected
+
+    def by_point(values: Tensor) -> np.ndarray:
+        return values.unflatten(0, (len(points), -1)).cpu().numpy()
+
+    return {
+        "originals": originals.cpu().numpy(),
+        "points": np.array([point.name for point in points]),
+        "steps": np.array(steps),
+        "found": by_point(found.images).astype(np.float16),
+        "embedding": by_point(found.embedding / reference.embedding[:, None]),
+        "input": by_point(found.pixels / reference.pixels[:, None]),
+    }
 
 
 def measure(
@@ -296,98 +402,36 @@ def measure(
     folder: Path,
     report: Callable[[dict], None],
 ) -> None:
-    """Invert the points of one model for some validation images. Writes `rows.csv`, a row a point and image, and `arrays.npz`.
+    """Invert the points of one model for some validation images.
 
-    The arrays: `originals` (I, C, H, W), `found` (P, I, C, H, W), `steps` (T,), `embedding` and `input` (P, I, T), distances
-    relative to the yardstick's; `points` (P,) names; `filters` (D, C, h, w), the patch embedding's weights.
+    Writes `rows.csv`, a row a point and image, and `arrays.npz`: what :func:`to_arrays` has, and
+    `filters` (D, C, h, w), the patch embedding's weights.
 
     Raises:
-        UserError: the weights or the data do not fit, or the model has no such part to take out or to put in.
+        UserError: the weights or the data do not fit, or the model has no such part to take out
+            or to put in.
     """
     model, normalise = open_frozen(config, data, weights)
-    split, options, backbone = (
-        open_split(config, data, "validation", model),
-        config.options,
-        model.backbone,
-    )
+    split = open_split(config, data, "validation", model)
+    backbone = model.backbone
     if donor is not None:
-        transplant(
-            backbone,
-            build(config.model, backbone.num_classes, config.variant, donor).backbone,
-            config.transplant,
-        )
+        source = build(config.model, backbone.num_classes, config.variant, donor)
+        transplant(backbone, source.backbone, config.transplant)
     filters = patch_embedding(backbone).proj.weight
     if config.ablation:
         ablate(backbone, config.ablation)
-    images = pixels(split, torch.from_numpy(split.subset(options.images)), config, data)
-    points = make_points(
-        model.num_layers,
-        options.depths,
-        config.alone,
-        config.order,
-        len(images),
-        (options.seed, config.seed),
+    chosen = torch.from_numpy(split.subset(config.options.images))
+    images = normalise.undo(split.take(chosen)[0])
+    collected = collect(model, normalise, images, config)
+    rows = to_rows(collected)
+    ratios = with_ratios(rows)[[EMBEDDING, INPUT]].to_numpy(float).tolist()
+    rows = rows.assign(
+        num_layers=model.num_layers,
+        overcomplete=filters.shape[0] >= filters[0].numel(),
+        verdict=[verdict(outputs, inputs, config.options.met) for outputs, inputs in ratios],
     )
-    count, (_, *shape) = len(points.names), images.shape
-    everything = images.repeat(count, 1, 1, 1)
-    start = noise((len(images), *shape), options.seed).to(images.device).repeat(count, 1, 1, 1)
-    draws = torch.Generator().manual_seed(options.seed)
-    reference = yardstick(
-        model, normalise, everything, points.routes, options.sigma, options.shifts, draws
-    )
-    split_up = zip(
-        *(values.split(options.batch_size) for values in (everything, points.routes, start)),
-        strict=True,
-    )
-    parts = [
-        invert(model, normalise, a, r, noisy, config.descent, options.records)
-        for a, r, noisy in split_up
-    ]
-    found = Inversion(
-        *(
-            torch.cat([part[i] for part in parts]) if name != "steps" else parts[0].steps
-            for i, name in enumerate(Inversion._fields)
-        )
-    )
-    with torch.no_grad():
-        tokens = distance(*(model.embed(normalise(x)) for x in (found.images, everything)))
-    columns = {
-        "lr": found.lr,
-        "embedding_distance": found.embedding[:, -1],
-        "yardstick": reference.embedding,
-        "input_distance": found.pixels[:, -1],
-        "input_yardstick": reference.pixels,
-        "token_distance": tokens,
-        "token_yardstick": reference.tokens,
-        "pixel_correlation": correlation(found.images, everything),
-    }
-    rows = pd.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})
-    rows.insert(0, "point", np.repeat(points.names, len(images)))
-    rows.insert(1, "depth", np.repeat(points.depths, len(images)))
-    rows.insert(2, "image", np.tile(np.arange(len(images)), count))
-    rows["num_layers"], rows["overcomplete"] = (
-        model.num_layers,
-        filters.shape[0] >= filters[0].numel(),
-    )
-    embedding, inputs = (
-        rows["embedding_distance"] / rows["yardstick"],
-        rows["input_distance"] / rows["input_yardstick"],
-    )
-    rows["verdict"] = [
-        verdict(*ratios, options.met) for ratios in zip(embedding, inputs, strict=True)
-    ]
     rows.to_csv(folder / ROWS, index=False, float_format="%.6g", lineterminator="\n")
-    curves = {
-        "embedding": found.embedding / reference.embedding[:, None],
-        "input": found.pixels / reference.pixels[:, None],
-    }
-    np.savez_compressed(
-        folder / ARRAYS,
-        originals=images.cpu().numpy(),
-        points=np.array(points.names),
-        steps=found.steps.numpy(),
-        found=found.images.unflatten(0, (count, -1)).cpu().numpy().astype(np.float16),
-        filters=filters.cpu().numpy(),
-        **{name: curve.unflatten(0, (count, -1)).cpu().numpy() for name, curve in curves.items()},
-    )
+    steps = recorded_steps(config.descent.steps, config.options.records)
+    arrays = to_arrays(collected, steps) | {"filters": filters.cpu().numpy()}
+    np.savez_compressed(folder / ARRAYS, **arrays)
     report({"text": f"{len(rows)} inputs found"})

@@ -1,4 +1,4 @@
-"""The jobs of stage `inversion`: trainings from scratch, inversions and class images. No torch here."""
+"""The jobs of stage `inversion`: trainings, inversions and class images. No torch here."""
 
 import json
 from collections import Counter
@@ -28,7 +28,7 @@ from pipeline.jobs.plan import Plan as BasePlan
 
 
 class Subject(NamedTuple):
-    """One model that is looked into: its weights, and what was taken out of its blocks or put in."""
+    """One model that is looked into: its weights, what was taken out and what was put in."""
 
     family: str
     weights: str  # "trained", "untrained", or a variant of params.yaml
@@ -45,11 +45,9 @@ class Subject(NamedTuple):
         """ "none", "without residuals+mlp", "with patch_embed"."""
         if self.ablation:
             return f"without {'+'.join(self.ablation)}"
-        return f"with {'+'.join(self.transplant)}" if self.transplant else NO_EDIT
-
-    def alone(self, order: Order) -> bool:
-        """Whether its layers are inverted alone, too."""
-        return order == "sequential" and self.edit == NO_EDIT
+        if self.transplant:
+            return f"with {'+'.join(self.transplant)}"
+        return NO_EDIT
 
     def __str__(self) -> str:
         edit = "" if self.edit == NO_EDIT else f" {self.edit}"
@@ -61,23 +59,22 @@ class Task(NamedTuple):
 
     subject: Subject
     order: Order
-    optimiser: str  # of an inversion
+    optimiser: str  # "" for class images
     job: Job
 
     @property
-    def keys(self) -> list[Any]:
-        """What tells it apart in results/: data set, model, family, weights, edit, order, optimiser, seed."""
-        config, subject = self.job.config, self.subject
-        return [
-            config.dataset,
-            config.model_name,
-            subject.family,
-            subject.weights,
-            subject.edit,
-            self.order,
-            self.optimiser,
-            subject.seed,
-        ]
+    def keys(self) -> dict[str, Any]:
+        """The columns that tell it apart in results/."""
+        return {
+            "dataset": self.job.config.dataset,
+            "model": self.job.config.model_name,
+            "family": self.subject.family,
+            "weights": self.subject.weights,
+            "edit": self.subject.edit,
+            "order": self.order,
+            "optimiser": self.optimiser,
+            "seed": self.subject.seed,
+        }
 
 
 class Plan(BasePlan):
@@ -93,192 +90,169 @@ class Plan(BasePlan):
         super().__init__(params, Inversion, data, folder, pretrained)
 
     def is_own(self, family: str) -> bool:
-        """Whether a family is the chosen model with its starting weights."""
+        """True if a family is the chosen model with its starting weights."""
         return self.options.families[family].timm is None
 
     def trainings(self) -> dict[tuple[str, int], Job]:
         """The trainings from scratch, by family and seed."""
-        options, families = (
-            self.params.scratch_training(Inversion),
-            [f for f in self.options.families if not self.is_own(f)],
-        )
-        return {
-            (family, seed): self.training(
-                f"inversion_{family}",
-                PLAIN,
-                options,
-                seed,
-                preset=family_preset(self.params, family),
-            )
-            for family in families
-            for seed in self.seeds
-        }
+        options = self.params.scratch_training(Inversion)
+        jobs = {}
+        for family in self.options.families:
+            if self.is_own(family):
+                continue
+            preset = family_preset(self.params, family)
+            for seed in self.seeds:
+                title = f"inversion_{family}"
+                jobs[family, seed] = self.training(title, PLAIN, options, seed, preset=preset)
+        return jobs
 
     def subjects(self) -> list[Subject]:
-        """Every family trained and untrained, once a seed; the chosen model once a set of starting weights. Without files."""
-        found = []
+        """Every family trained and untrained, without files.
+
+        The chosen model is there once a set of starting weights, others once a seed.
+        """
+        subjects = []
         for family in self.options.families:
             preset = family_preset(self.params, family)
-            for seed in (
-                [seed for seed in self.seeds if seed in self.params.starts]
-                if self.is_own(family)
-                else self.seeds
-            ):
-                found += [
-                    Subject(family, TRAINED, preset, seed),
-                    Subject(family, UNTRAINED, preset, seed),
-                ]
-        return found
+            seeds = self.seeds
+            if self.is_own(family):
+                seeds = [seed for seed in seeds if seed in self.params.starts]
+            for seed in seeds:
+                for weights in (TRAINED, UNTRAINED):
+                    subjects.append(Subject(family, weights, preset, seed))
+        return subjects
 
     def models(self, trainings: dict[tuple[str, int], Job]) -> list[Subject]:
         """The subjects with the files of their weights."""
-        return [
-            self._with_file(subject, trainings) if subject.weights == TRAINED else subject
-            for subject in self.subjects()
-        ]
-
-    def _with_file(self, subject: Subject, trainings: dict[tuple[str, int], Job]) -> Subject:
-        if self.is_own(subject.family):
-            return subject._replace(file=self.start(subject.seed))
-        return subject._replace(
-            file=trainings[subject.family, subject.seed].folder / weights_file(self.judge)
-        )
+        models = []
+        for subject in self.subjects():
+            file = None
+            if subject.weights == TRAINED and self.is_own(subject.family):
+                file = self.start(subject.seed)
+            elif subject.weights == TRAINED:
+                job = trainings[subject.family, subject.seed]
+                file = job.folder / weights_file(self.judge)
+            models.append(subject._replace(file=file))
+        return models
 
     def refined(self) -> list[Subject]:
-        """The variants of params.yaml that are looked into, and the chosen model untrained beside them, once a seed."""
-        found = [
-            Subject(self.params.model, UNTRAINED, self.params.model_preset, seed)
-            for seed in self.seeds
-            if self.options.variants
-        ]
+        """The variants that are looked into, and the untrained chosen model, once a seed."""
+        family = self.params.model
+        preset = self.params.model_preset
+        subjects = []
+        if self.options.variants:
+            subjects += [Subject(family, UNTRAINED, preset, seed) for seed in self.seeds]
         for name in self.options.variants:
-            variant, preset = self.params.all_variants[name], self.params.model_preset
-            found += [
-                Subject(self.params.model, name, preset, seed, variant, self.weights_of(name, seed))
-                for seed in self.seeds
-            ]
-        return found
+            variant = self.params.all_variants[name]
+            for seed in self.seeds:
+                file = self.weights_of(name, seed)
+                subjects.append(Subject(family, name, preset, seed, variant, file))
+        return subjects
 
     def edited(self, models: Sequence[Subject]) -> list[Subject]:
-        """The models with parts taken out of every block, and the untrained ones with parts of the trained ones."""
-        found = []
+        """Models with parts taken out, and untrained ones with parts of the trained ones."""
+        edited = []
         for model in models:
-            found += [
-                model._replace(ablation=tuple(parts))
-                for parts in self.options.ablations.get(model.family, ())
-            ]
-        donors = {
-            (model.family, model.seed): model.file for model in models if model.weights == TRAINED
-        }
+            for parts in self.options.ablations.get(model.family, ()):
+                edited.append(model._replace(ablation=tuple(parts)))
+        donors = {}
+        for model in models:
+            if model.weights == TRAINED:
+                donors[model.family, model.seed] = model.file
         for model in models:
             if model.weights == UNTRAINED:
                 donor = donors[model.family, model.seed]
-                kinds = self.options.transplants.get(model.family, ())
-                found += [model._replace(transplant=tuple(parts), donor=donor) for parts in kinds]
-        return found
+                for parts in self.options.transplants.get(model.family, ()):
+                    edited.append(model._replace(transplant=tuple(parts), donor=donor))
+        return edited
 
     def inverted(self, models: Sequence[Subject]) -> list[tuple[Subject, str, Order]]:
-        """What is inverted, under which optimiser, along routes in which order: models as they are, also each layer alone; variants in
-        both orders; edited models. The first family also under the other optimisers, which come first: they take longest."""
+        """What is inverted, under which optimiser, along routes in which order.
+
+        These are the models as they are, variants in both orders, and edited models. The first
+        family is also inverted under the other optimisers, which come first: they take longest.
+        """
         main, *others = self.options.optimisers
-        family = next(iter(self.options.families))
-        found: list[tuple[Subject, str, Order]] = []
-        found += [
-            (model, name, "sequential")
-            for name in others
-            for model in models
-            if model.family == family
-        ]
-        found += [(model, main, "sequential") for model in models]
-        found += [(model, main, order) for model in self.refined() for order in ORDERS]
-        found += [(model, main, "sequential") for model in self.edited(models)]
-        return list(
-            {(str(each[0]), *each[1:]): each for each in found}.values()
-        )  # the chosen model may be a family too
+        first_family = next(iter(self.options.families))
+        chosen: list[tuple[Subject, str, Order]] = []
+        for optimiser in others:
+            for model in models:
+                if model.family == first_family:
+                    chosen.append((model, optimiser, "sequential"))
+        chosen += [(model, main, "sequential") for model in models]
+        chosen += [(model, main, order) for model in self.refined() for order in ORDERS]
+        chosen += [(model, main, "sequential") for model in self.edited(models)]
+        # The chosen model may be a family too: its untrained model is then listed twice.
+        once = {(str(model), optimiser, order): model for model, optimiser, order in chosen}
+        return [(model, optimiser, order) for (_, optimiser, order), model in once.items()]
 
     def inversions(self, models: Sequence[Subject]) -> list[Task]:
         """The jobs of what is inverted."""
-        return [self._inversion(*each) for each in self.inverted(models)]
+        names = set(InversionMeasure.model_fields)
+        measured = InversionMeasure.model_validate(self.options.model_dump(include=names))
+        tasks = []
+        for subject, optimiser, order in self.inverted(models):
+            config = InversionConfig(
+                **self._fields_of(subject),
+                options=measured,
+                descent=self.options.optimisers[optimiser],
+                alone=order == "sequential" and subject.edit == NO_EDIT,
+                order=order,
+                ablation=list(subject.ablation),
+                transplant=list(subject.transplant),
+                donor_sha256=self.digest_of(subject.donor),
+                seed=subject.seed,
+            )
+            inputs = {"data": self.data, "weights": subject.file, "donor": subject.donor}
+            title = f"{subject}, {optimiser}"
+            if order != "sequential":
+                title += f", {order}"
+            job = Job(title, "papers.inversion.compute.descent:measure", config, inputs)
+            tasks.append(Task(subject, order, optimiser, job))
+        return tasks
 
-    def _inversion(self, subject: Subject, optimiser: str, order: Order) -> Task:
-        measure = InversionMeasure.model_validate(
-            self.options.model_dump(include=set(InversionMeasure.model_fields))
-        )
-        config = InversionConfig(
-            **self.fields(
-                f"{subject.family}_{subject.weights}", subject.variant, subject.file, subject.preset
-            ),
-            options=measure,
-            descent=self.options.optimisers[optimiser],
-            alone=subject.alone(order),
-            order=order,
-            ablation=list(subject.ablation),
-            transplant=list(subject.transplant),
-            donor_sha256=self.digest_of(subject.donor),
-            seed=subject.seed,
-        )
-        inputs = {"data": self.data, "weights": subject.file, "donor": subject.donor}
-        name = f"{subject}, {optimiser}" + ("" if order == "sequential" else f", {order}")
-        return Task(
-            subject,
-            order,
-            optimiser,
-            Job(name, "papers.inversion.compute.descent:measure", config, inputs),
-        )
+    def _fields_of(self, subject: Subject) -> dict[str, Any]:
+        title = f"{subject.family}_{subject.weights}"
+        return self.fields(title, subject.variant, subject.file, subject.preset)
 
     def judged(self, models: Sequence[Subject]) -> list[tuple[Subject, Subject | None]]:
-        """Trained models and variants, each with the next seed's training of the same kind, if there is one."""
-        trained, found = (
-            [model for model in (*models, *self.refined()) if model.weights != UNTRAINED],
-            [],
-        )
+        """Trained models and variants, each with the next seed's training of it if there is one."""
+        seeds: dict[tuple[str, str], list[Subject]] = {}
+        trained = [model for model in (*models, *self.refined()) if model.weights != UNTRAINED]
         for model in trained:
-            kin = [
-                other
-                for other in trained
-                if (other.family, other.weights) == (model.family, model.weights)
-            ]
-            found.append((model, kin[(kin.index(model) + 1) % len(kin)] if len(kin) > 1 else None))
-        return found
+            seeds.setdefault((model.family, model.weights), []).append(model)
+        pairs: list[tuple[Subject, Subject | None]] = []
+        for model in trained:
+            others = seeds[model.family, model.weights]
+            judge = others[(others.index(model) + 1) % len(others)]
+            pairs.append((model, judge if len(others) > 1 else None))
+        return pairs
 
     def has_fresh_head(self, model: Subject) -> bool:
-        """Whether a model's starting weights came without a head for these classes, and what it has is a random one."""
-        origin = model.file.parent / ORIGIN if model.file and model.weights == TRAINED else None
-        return bool(
-            origin and origin.is_file() and json.loads(origin.read_text())["head"] == "fresh"
-        )
+        """True if a model has starting weights whose head is random for these classes."""
+        if model.file is None or model.weights != TRAINED:
+            return False
+        origin = model.file.parent / ORIGIN
+        return origin.is_file() and json.loads(origin.read_text())["head"] == "fresh"
 
     def class_images(self, models: Sequence[Subject]) -> list[Task]:
-        """Class-maximising inputs of trained models and variants whose head knows the classes, shown to their judges."""
-        found = []
+        """Class-maximising inputs of the trained models whose head knows the classes."""
+        tasks = []
         for model, other in self.judged(models):
             if self.has_fresh_head(model):
                 continue
             judge = other.file if other else None
-            run = self.fields(
-                f"{model.family}_{model.weights}", model.variant, model.file, model.preset
-            )
             config = ClassImagesConfig(
-                **run,
+                **self._fields_of(model),
                 options=self.options.class_images,
                 judge_sha256=self.digest_of(judge),
                 seed=model.seed,
             )
             inputs = {"data": self.data, "weights": model.file, "judge": judge}
-            found.append(
-                Task(
-                    model,
-                    "sequential",
-                    "",
-                    Job(
-                        f"class images of {model}",
-                        "papers.inversion.compute.class_images:measure",
-                        config,
-                        inputs,
-                    ),
-                )
-            )
-        return found
+            title = f"class images of {model}"
+            job = Job(title, "papers.inversion.compute.class_images:measure", config, inputs)
+            tasks.append(Task(model, "sequential", "", job))
+        return tasks
 
 
 def list_work(params: Params, num_layers: int) -> list[Work]:

@@ -7,16 +7,12 @@ from pipeline.config.presets import ModelPreset
 
 def family_preset(params: Params, name: str) -> ModelPreset:
     """A model of stage inversion: the chosen one, or one that the stage trains from scratch."""
-    source = params.values(Inversion)["families"].source
-    own = params.resolve(Inversion).families[name].model_dump() | {"weights": "scratch"}
-    if own["timm"] is None:
+    family = params.resolve(Inversion).families[name]
+    if family.timm is None:
         return params.model_preset
-    kept = {
-        key: params.model_preset.kwargs[key]
-        for key in ("img_size", "in_chans")
-        if key in params.model_preset.kwargs
-    }
-    own["kwargs"] = kept | own["kwargs"]
-    return resolved(
-        ModelPreset, {key: Value(value, f"{source}.families.{name}") for key, value in own.items()}
-    )
+    values = family.model_dump() | {"weights": "scratch"}
+    for key in ("img_size", "in_chans"):
+        if key in params.model_preset.kwargs:
+            values["kwargs"].setdefault(key, params.model_preset.kwargs[key])
+    source = f"{params.values(Inversion)['families'].source}.families.{name}"
+    return resolved(ModelPreset, {key: Value(value, source) for key, value in values.items()})

@@ -2,20 +2,17 @@
 
 import pandas as pd
 
-EMBEDDING, INPUT, TOKENS, PIXELS = (
-    "embedding_ratio",
-    "input_ratio",
-    "token_ratio",
-    "pixel_correlation",
-)
+EMBEDDING = "embedding_ratio"
+INPUT = "input_ratio"
+TOKENS = "token_ratio"
+PIXELS = "pixel_correlation"
 
 
 def with_ratios(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of inversion.csv with the distances relative to those of the slightly shifted image: columns EMBEDDING, INPUT, TOKENS."""
-    return rows.assign(
-        **{
-            EMBEDDING: rows["embedding_distance"] / rows["yardstick"],
-            INPUT: rows["input_distance"] / rows["input_yardstick"],
-            TOKENS: rows["token_distance"] / rows["token_yardstick"],
-        }
-    )
+    """Add the columns EMBEDDING, INPUT and TOKENS to rows of inversion.csv."""
+    ratios = {
+        EMBEDDING: rows["embedding_distance"] / rows["yardstick"],
+        INPUT: rows["input_distance"] / rows["input_yardstick"],
+        TOKENS: rows["token_distance"] / rows["token_yardstick"],
+    }
+    return rows.assign(**ratios)

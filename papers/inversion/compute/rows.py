@@ -1,4 +1,4 @@
-"""The rows that come of inversions and class images. No torch here."""
+"""The rows of inversions and class images. No torch here."""
 
 import json
 import shutil
@@ -39,40 +39,35 @@ CLASS_KEYS = ["dataset", "model", "family", "weights", "seed"]
 CLASS_COLUMNS = [*CLASS_KEYS, "class", "probability", "judge_probability", "judge_sees"]
 
 
-def inversion_rows(tasks: Sequence[Task]) -> pd.DataFrame:
-    """A row a model, point and image; columns as :data:`COLUMNS`."""
-    tables = []
-    for task in tasks:
-        rows = read_rows(task.job.folder / ROWS)
-        tables.append(rows.assign(**dict(zip(KEYS, task.keys, strict=True))))
-    return pd.concat(tables)[COLUMNS]
+def gather_rows(tasks: Sequence[Task], columns: list[str]) -> pd.DataFrame:
+    """Read the rows of finished tasks, with the keys of each.
 
-
-def class_rows(tasks: Sequence[Task]) -> pd.DataFrame:
-    """A row a model and class: the probability that the model, and another training of it, gives the class, and which one that sees."""
-    tables = []
+    Args:
+        tasks: inversions, a row a point and image, or class images, a row a class.
+        columns: COLUMNS or CLASS_COLUMNS.
+    """
+    tables = [pd.DataFrame(columns=columns)] if not tasks else []
     for task in tasks:
-        own = dict(zip(KEYS, task.keys, strict=True))
-        rows = read_rows(task.job.folder / ROWS)
-        tables.append(rows.assign(**{key: own[key] for key in CLASS_KEYS}))
-    return pd.concat(tables)[CLASS_COLUMNS] if tables else pd.DataFrame(columns=CLASS_COLUMNS)
+        tables.append(read_rows(task.job.folder / ROWS).assign(**task.keys))
+    return pd.concat(tables)[columns]
 
 
 def gather_arrays(inversions: Sequence[Task], class_images: Sequence[Task], out: Path) -> None:
-    """Copy the images and curves that figures show to `out`, and write which file is whose."""
+    """Copy the arrays of finished tasks to `out`, and write which file is whose."""
     out.mkdir(parents=True, exist_ok=True)
-    index = []
-    for i, task in enumerate([*inversions, *class_images]):
-        file = f"{i:03}.npz"
-        shutil.copyfile(task.job.folder / ARRAYS, out / file)
-        kind = "inversion" if i < len(inversions) else "class_images"
-        index.append({"file": file, "kind": kind} | dict(zip(KEYS, task.keys, strict=True)))
+    index: list[dict[str, Any]] = []
+    for kind, tasks in (("inversion", inversions), ("class_images", class_images)):
+        for task in tasks:
+            file = f"{len(index):03}.npz"
+            shutil.copyfile(task.job.folder / ARRAYS, out / file)
+            index.append({"file": file, "kind": kind} | task.keys)
     (out / "index.json").write_text(json.dumps(index, indent=1) + "\n")
 
 
 def about(params: Params) -> dict[str, Any]:
-    """What inversion.csv does not say, for captions."""
-    options, training = params.resolve(Inversion), params.scratch_training(Inversion)
+    """What captions say beyond inversion.csv."""
+    options = params.resolve(Inversion)
+    training = params.scratch_training(Inversion)
     return {
         "sigma": options.sigma,
         "shifts": options.shifts,
@@ -82,9 +77,7 @@ def about(params: Params) -> dict[str, Any]:
         "optimisers": {name: descent.model_dump() for name, descent in options.optimisers.items()},
         "class_images": options.class_images.model_dump(),
         "families": list(options.families),
-        "trained_here": [
-            name for name, family in options.families.items() if family.timm is not None
-        ],
+        "trained_here": [name for name, family in options.families.items() if family.timm],
     }
 
 
@@ -94,18 +87,21 @@ def keep(
     inversions: Sequence[Task],
     class_images: Sequence[Task],
 ) -> list[Path]:
-    """Write results/inversion.csv, class_images.csv and inversion.json, arrays and trainings to outs/inversion/.
+    """Write results/ (inversion.csv, class_images.csv, inversion.json) and outs/inversion/.
 
     Returns:
-        The trainings' folders, one a family.
+        The folders of the trainings, one a family.
     """
-    inversion_rows(inversions).to_csv(RESULTS / "inversion.csv", index=False, lineterminator="\n")
-    class_rows(class_images).to_csv(RESULTS / "class_images.csv", index=False, lineterminator="\n")
+    rows = gather_rows(inversions, COLUMNS)
+    rows.to_csv(RESULTS / "inversion.csv", index=False, lineterminator="\n")
+    rows = gather_rows(class_images, CLASS_COLUMNS)
+    rows.to_csv(RESULTS / "class_images.csv", index=False, lineterminator="\n")
     (RESULTS / "inversion.json").write_text(json.dumps(about(plan.params)) + "\n")
     gather_arrays(inversions, class_images, OUT / "arrays")
-    titles = []
+    folders = []
     for family in dict.fromkeys(family for family, _ in trainings):
         jobs = {seed: job for (name, seed), job in trainings.items() if name == family}
-        titles.append(OUT / f"inversion_{family}")
-        gather_trainings(jobs, titles[-1], plan.judge)
-    return titles
+        folder = OUT / f"inversion_{family}"
+        gather_trainings(jobs, folder, plan.judge)
+        folders.append(folder)
+    return folders
