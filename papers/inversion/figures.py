@@ -196,7 +196,11 @@ class InversionFigures(Figures):
 
         The text below is the pixel correlation and both distances relative to the yardstick.
         """
-        numbers = with_ratios(rows).set_index([*KEYS, "image", "point"]).sort_index()[[PIXELS, EMBEDDING, INPUT]]
+        numbers = (
+            with_ratios(rows)
+            .set_index([*KEYS, "image", "point"])
+            .sort_index()[[PIXELS, EMBEDDING, INPUT]]
+        )
         names = entry.arrays["points"].tolist()
         pictures = []
         for point in points:

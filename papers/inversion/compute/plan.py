@@ -188,28 +188,27 @@ class Plan(BasePlan):
 
     def inversions(self, models: Sequence[Subject]) -> list[Task]:
         """The jobs of what is inverted."""
+        return [self._inversion(*chosen) for chosen in self.inverted(models)]
+
+    def _inversion(self, subject: Subject, optimiser: str, order: Order) -> Task:
         names = set(InversionMeasure.model_fields)
-        measured = InversionMeasure.model_validate(self.options.model_dump(include=names))
-        tasks = []
-        for subject, optimiser, order in self.inverted(models):
-            config = InversionConfig(
-                **self._fields_of(subject),
-                options=measured,
-                descent=self.options.optimisers[optimiser],
-                alone=order == "sequential" and subject.edit == NO_EDIT,
-                order=order,
-                ablation=list(subject.ablation),
-                transplant=list(subject.transplant),
-                donor_sha256=self.digest_of(subject.donor),
-                seed=subject.seed,
-            )
-            inputs = {"data": self.data, "weights": subject.file, "donor": subject.donor}
-            title = f"{subject}, {optimiser}"
-            if order != "sequential":
-                title += f", {order}"
-            job = Job(title, "papers.inversion.compute.descent:measure", config, inputs)
-            tasks.append(Task(subject, order, optimiser, job))
-        return tasks
+        config = InversionConfig(
+            **self._fields_of(subject),
+            options=InversionMeasure.model_validate(self.options.model_dump(include=names)),
+            descent=self.options.optimisers[optimiser],
+            alone=order == "sequential" and subject.edit == NO_EDIT,
+            order=order,
+            ablation=list(subject.ablation),
+            transplant=list(subject.transplant),
+            donor_sha256=self.digest_of(subject.donor),
+            seed=subject.seed,
+        )
+        inputs = {"data": self.data, "weights": subject.file, "donor": subject.donor}
+        title = f"{subject}, {optimiser}"
+        if order != "sequential":
+            title += f", {order}"
+        job = Job(title, "papers.inversion.compute.descent:measure", config, inputs)
+        return Task(subject, order, optimiser, job)
 
     def _fields_of(self, subject: Subject) -> dict[str, Any]:
         title = f"{subject.family}_{subject.weights}"

@@ -1,4 +1,4 @@
-"""Blocks without some of their parts, parts put into another model, and timm's mixers of any size."""
+"""Blocks without some parts, parts put into another model, and timm's mixers of any size."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -10,12 +10,7 @@ import torch
 from timm.layers import GatedMlp
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
-from timm.models.vision_transformer import (
-    Block,
-    ParallelScalingBlock,
-    ResPostBlock,
-    VisionTransformer,
-)
+from timm.models.vision_transformer import Block, ParallelScalingBlock, VisionTransformer
 from torch import Tensor, nn
 
 import pipeline.models.mixers  # noqa: F401 (registers names)
@@ -38,6 +33,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "distilled": {"kind": VisionTransformerDistilled},
     "mixer": {"kind": MlpMixer},
     "resmlp": RESMLP,
+}
+GMLP: dict[str, Any] = {
+    "num_blocks": 2,
+    "block_layer": SpatialGatingBlock,
+    "mlp_layer": GatedMlp,
+    "mlp_ratio": 4,
 }
 DROPPING: dict[str, Any] = {"drop_path_rate": 0.5, "proj_drop_rate": 0.3}
 Branch = Callable[[Tensor], Tensor]
@@ -66,29 +67,23 @@ def branches(block: Any) -> tuple[Branch, Branch]:
     return lambda x: torch.stack([block.mlp_tokens(one.T).T for one in x]), block.mlp_channels
 
 
-Formula = Callable[
-    [Tensor, Branch, Branch, Branch, Branch], Tensor
-]  # of x, attention a, MLP m, and their norms n and k
+# Of x, attention a, MLP m, and their norms n and k.
+Formula = Callable[[Tensor, Branch, Branch, Branch, Branch], Tensor]
 FORMULAS: dict[str, Formula] = {
     "": lambda x, a, m, n, k: (y := x + a(n(x))) + m(k(y)),
     "residuals": lambda x, a, m, n, k: m(k(a(n(x)))),
     "norms": lambda x, a, m, n, k: (y := x + a(x)) + m(y),
     "attention": lambda x, a, m, n, k: x + m(k(x)),
     "mlp": lambda x, a, m, n, k: x + a(n(x)),
-    "residuals norms": lambda x, a, m, n, k: m(a(x)),
-    "residuals attention": lambda x, a, m, n, k: m(k(x)),
     "residuals mlp": lambda x, a, m, n, k: a(n(x)),
-    "norms attention": lambda x, a, m, n, k: x + m(x),
-    "norms mlp": lambda x, a, m, n, k: x + a(x),
     "attention mlp": lambda x, a, m, n, k: x,
-    "residuals norms attention": lambda x, a, m, n, k: m(x),
     "residuals norms mlp": lambda x, a, m, n, k: a(x),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_whole_block_is_timms_bit_for_bit(kind: str) -> None:
-    """Also in training, where branches and their values are dropped: the same ones, drawn in the same order."""
+    """Also in training, where the same branches and values are dropped."""
     for changes in ({}, DROPPING):
         backbone = small(**(KINDS[kind] | changes)).train(bool(changes))
         x = tokens(backbone)
@@ -123,30 +118,19 @@ def test_removals_are_these_formulas(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        (VisionTransformer, {"block_fn": ResPostBlock}),
-        (VisionTransformer, {"block_fn": ParallelScalingBlock}),
-        (MlpMixer, {"block_layer": SpatialGatingBlock, "mlp_layer": GatedMlp, "mlp_ratio": 4}),
-        (VisionTransformer, {"block_fn": type("Own", (Block,), {})}),
+        (VisionTransformer, {"depth": 2, "block_fn": ParallelScalingBlock}),
+        (VisionTransformer, {"depth": 2, "block_fn": type("Own", (Block,), {})}),
+        (MlpMixer, GMLP),
     ],
-    ids=["ResPostBlock", "ParallelScalingBlock", "SpatialGatingBlock", "Own"],
 )
-def test_other_blocks_are_refused(
-    kind: type, changes: dict[str, Any], request: pytest.FixtureRequest
-) -> None:
-    """In one line that names them, and the model stays as it was."""
+def test_other_blocks_are_refused(kind: type, changes: dict[str, Any]) -> None:
+    """The model stays as it was."""
     with torch.device("meta"):
-        backbone: Any = kind(
-            **({"depth": 2} if kind is VisionTransformer else {"num_blocks": 2}),
-            embed_dim=12,
-            **changes,
-        )
+        backbone: Any = kind(embed_dim=12, **changes)
     blocks = list(backbone.blocks)
-    with pytest.raises(
-        UserError,
-        match=f"^ablations: found blocks of {request.node.callspec.id}, accepted: .*ViT, MLP-Mixer",
-    ) as error:
+    name = type(blocks[0]).__name__
+    with pytest.raises(UserError, match=rf"^ablations: found blocks of {name}, accepted: "):
         ablate(backbone, ["mlp"])
-    assert "\n" not in str(error.value)
     assert all(a is b for a, b in zip(backbone.blocks, blocks, strict=True))
 
 
@@ -164,16 +148,13 @@ def test_ablated_models_keep_their_weights(kind: str) -> None:
     assert all(torch.equal(state[name], t) for name, t in values.items())
 
 
-@pytest.mark.parametrize(
-    "without", [["residuals"], ["norms", "attention"], ["residuals", "mlp"]], ids=" ".join
-)
 @pytest.mark.parametrize("kind", ["vit", "mixer", "resmlp"])
 @torch.no_grad()
-def test_ablated_models_run_along_routes(kind: str, without: list[str]) -> None:
+def test_ablated_models_run_along_routes(kind: str) -> None:
     """Every block is ablated, on a route for all and on a route each."""
     backbone = small(**KINDS[kind])
     blocks, x = list(backbone.blocks), tokens(backbone)
-    ablate(backbone, without)
+    ablate(backbone, ["residuals", "mlp"])
     model = RoutedModel(backbone).eval()
     routes = [(2, 0, 2), (3,), (0, 1, 2, 3)]
     expected = []
@@ -181,21 +162,16 @@ def test_ablated_models_run_along_routes(kind: str, without: list[str]) -> None:
         state = x
         for layer in route:
             block = blocks[layer]
-            state = FORMULAS[" ".join(without)](state, *branches(block), block.norm1, block.norm2)
+            norms = (block.norm1, block.norm2)
+            state = FORMULAS["residuals mlp"](state, *branches(block), *norms)
         expected.append(state)
         assert torch.allclose(model.tokens(images(3), route), state, atol=1e-4)
-        assert torch.allclose(
-            model(images(3), route), backbone.forward_head(backbone.norm(state)), atol=1e-4
-        )
     table = torch.tensor([[2, 0, 2, -1], [3, -1, -1, -1], [0, 1, 2, 3]])
-    assert torch.allclose(
-        model.tokens(images(3), table),
-        torch.stack([s[i] for i, s in enumerate(expected)]),
-        atol=1e-4,
-    )
+    own = torch.stack([state[i] for i, state in enumerate(expected)])
+    assert torch.allclose(model.tokens(images(3), table), own, atol=1e-4)
 
 
-# ---- transplants ------------------------------------------------------------------------------------------------------
+# ---- transplants --------------------------------------------------------------------------------
 
 
 def other(backbone: Any) -> Any:
@@ -207,64 +183,36 @@ def other(backbone: Any) -> Any:
     return found
 
 
-PARTS = ["patch_embed", "pos_embed", "norm1"]
-COMBINATIONS = [["patch_embed"], ["pos_embed"], ["norm1"], ["norm1", "patch_embed"], PARTS, []]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "parts"),
-    [
-        (kind, parts)
-        for kind in KINDS
-        for parts in COMBINATIONS
-        if "pos_embed" not in parts or kind not in ("mixer", "resmlp")
-    ],
-    ids=lambda value: value if isinstance(value, str) else "+".join(value),
-)
+@pytest.mark.parametrize("parts", [["pos_embed"], ["norm1", "patch_embed"], []], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
 def test_transplants_copy_these_parts_alone(kind: str, parts: list[str]) -> None:
-    """Values, not storage; the source stays as it is, and the target's parameters are still its own."""
+    """Values, not storage; the target's parameters are still its own."""
     target = small(**KINDS[kind]).requires_grad_(False)
     source = other(target)
+    if "pos_embed" in parts and kind in ("mixer", "resmlp"):
+        with pytest.raises(UserError, match=r"^transplants: found 'pos_embed', accepted: "):
+            transplant(target, source, parts)
+        return
     before, given = (deepcopy(model.state_dict()) for model in (target, source))
     parameters = dict(target.named_parameters())
     stem = "stem." if kind in ("mixer", "resmlp") else "patch_embed."
     prefixes = {"patch_embed": stem, "pos_embed": "pos_embed", "norm1": "blocks.0.norm1."}
-    moved = {name for name in before if any(name.startswith(prefixes[part]) for part in parts)}
+    moved = tuple(prefixes[part] for part in parts)
     transplant(target, source, parts)
-    assert len(moved) == sum({"patch_embed": 2, "pos_embed": 1, "norm1": 2}[part] for part in parts)
-    for name, value in target.state_dict().items():
-        assert torch.equal(value, (given if name in moved else before)[name]), name
-    assert all(torch.equal(value, given[name]) for name, value in source.state_dict().items())
-    assert all(
-        p is parameters[name] and not p.requires_grad for name, p in target.named_parameters()
-    )
     with torch.no_grad():
         for parameter in source.parameters():
             parameter.zero_()
-    assert all(torch.equal(target.state_dict()[name], given[name]) for name in moved)
-
-
-@pytest.mark.parametrize("kind", ["mixer", "resmlp"])
-def test_mixers_have_no_position_embedding(kind: str) -> None:
-    said = "^transplants: found 'pos_embed', accepted: parts that MlpMixer has; it has none of that name$"
-    with pytest.raises(UserError, match=said):
-        transplant(small(**KINDS[kind]), small(**KINDS[kind]), ["pos_embed"])
+    for name, value in target.state_dict().items():
+        expected = given if name.startswith(moved) else before
+        assert torch.equal(value, expected[name]), name
+    assert all(p is parameters[name] for name, p in target.named_parameters())
 
 
 def test_blocks_without_a_first_norm_are_refused() -> None:
-    """gMLP's blocks have one norm, of another name."""
     with torch.device("meta"):
-        gmlp = MlpMixer(
-            num_blocks=1,
-            embed_dim=12,
-            block_layer=SpatialGatingBlock,
-            mlp_layer=GatedMlp,
-            mlp_ratio=4,
-        )
-    with pytest.raises(UserError, match=r"^transplants: found 'norm1', accepted: ") as error:
+        gmlp = MlpMixer(embed_dim=12, **GMLP)
+    with pytest.raises(UserError, match=r"^transplants: found 'norm1', accepted: "):
         transplant(gmlp, gmlp, ["norm1"])
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -278,7 +226,7 @@ def test_patch_embedding(kind: str) -> None:
     assert found.proj.weight.shape == (16, 3, 8, 8)
 
 
-# ---- mixers of any size -----------------------------------------------------------------------------------------------
+# ---- mixers of any size --------------------------------------------------------------------------
 
 SIZES: dict[str, Any] = {
     "img_size": 16,
@@ -300,7 +248,7 @@ CUSTOM: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CUSTOM)
 def test_custom_mixers_are_timms(name: str) -> None:
-    """In timm's sizes they have its modules (as printed: kinds, sizes, epsilons), and weights of the same names and shapes."""
+    """In timm's sizes they have its modules, and weights of the same names and shapes."""
     published, sizes, _ = CUSTOM[name]
     with torch.device("meta"):
         own, expected = (
@@ -316,7 +264,7 @@ def test_custom_mixers_are_timms(name: str) -> None:
 @pytest.mark.parametrize("name", CUSTOM)
 @torch.no_grad()
 def test_custom_mixers_take_any_size(name: str) -> None:
-    """Weights fit timm's class and give the same answers there; the first convolution and the head are where `load_start` looks."""
+    """Weights fit timm's class and give the same answers there; parts are where loading looks."""
     own: Any = timm.create_model(name, **SIZES).eval()
     expected: Any = MlpMixer(**SIZES, **CUSTOM[name][2]).eval()
     for parameter in own.parameters():

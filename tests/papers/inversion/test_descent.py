@@ -48,7 +48,7 @@ from pipeline.data.shards import Maps
 from pipeline.jobs.files import ARRAYS, ROWS, read_meta, sha256
 from pipeline.models.weights import build, save_weights
 from tests.conftest import PICO
-from tests.papers.exits.test_branches import images, small
+from tests.papers.exits.test_branches import small
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = (3, 16, 24)  # of the images that `small` models take
@@ -107,12 +107,12 @@ def test_states_at_the_end_of_routes(kind: str, routes: list[tuple[int, ...]]) -
     expected = torch.cat([state_of(model, batch[i : i + 1], routes[i]) for i in range(6)])
     assert torch.allclose(states, expected, atol=1e-5)
     weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(2))
-    gradients = [
+    found, by_hand = (
         torch.autograd.grad((weights * each).sum(), batch, retain_graph=True)[0]
         for each in (states, expected)
-    ]
-    assert torch.allclose(*gradients, rtol=1e-3, atol=1e-4)
-    assert (gradients[0].abs().flatten(1).amax(1) > 0.01).all()
+    )
+    assert torch.allclose(found, by_hand, rtol=1e-3, atol=1e-4)
+    assert (found.abs().flatten(1).amax(1) > 0.01).all()
 
 
 def test_distance() -> None:
