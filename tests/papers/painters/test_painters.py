@@ -1,8 +1,10 @@
-"""Painters as routes, what a model answers along them, jobs, rows, costs, the figure, and wrong parameters."""
+"""Strategies as routes, what a model answers, jobs, rows, the figure, wrong parameters."""
 
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -18,7 +20,7 @@ from papers.painters.compute import rows as painters_rows
 from papers.painters.compute.evaluation import evaluate
 from papers.painters.compute.plan import Plan
 from papers.painters.compute.strategies import cells, make_routes
-from papers.painters.figures import PaintersFigures, draw, over_seeds
+from papers.painters.figures import NAMES, draw, draw_strategies
 from papers.painters.section import KINDS, Kind, Painters, PaintersConfig
 from pipeline.config.checks import check_layers
 from pipeline.config.load import load
@@ -26,12 +28,13 @@ from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN
 from pipeline.errors import UserError
-from pipeline.jobs.files import ROWS, read_meta, sha256
+from pipeline.jobs.files import ROWS, WEIGHTS, sha256
 from pipeline.jobs.rows import read_rows
 from pipeline.models.weights import build, save_weights
 from pipeline.report.results import Results
 from pipeline.training.scoring import open_model, open_split, score
 from tests.conftest import ROOT
+from tests.papers.drawn import DrawnFigures, error_bars, expect_line
 from tests.papers.painters.test_claims import COLUMNS
 
 
@@ -55,7 +58,7 @@ def six(pico: ModelPreset) -> ModelPreset:
     return pico.model_copy(update={"kwargs": pico.kwargs | {"depth": 6}})
 
 
-# ---- routes -----------------------------------------------------------------------------------------------------------
+# ---- routes ----
 
 BY_HAND: dict[tuple[Kind, int], Route] = {
     ("skip", 2): (0, 1, 4, 5),
@@ -88,10 +91,8 @@ def test_random_orders_are_distinct_and_leave_the_ends_in_place() -> None:
     for route in drawn:
         assert (route[0], route[-1]) == (0, 5)
         assert set(route[1:-1]) == {1, 2, 3, 4}
-    assert (
-        make_routes("shuffle", 6, 4, strategies(loops=1, kinds=["shuffle"], treated=[4], images=7))
-        == drawn
-    )
+    others = strategies(loops=1, kinds=["shuffle"], treated=[4], images=7)
+    assert make_routes("shuffle", 6, 4, others) == drawn
     assert make_routes("shuffle", 6, 4, strategies(seed=1)) != drawn
 
 
@@ -102,7 +103,7 @@ def test_the_model_as_it_is_comes_first_and_numbers_of_layers_come_once() -> Non
     assert found[4] == {"skip": [(0, 5)], "loop": [BY_HAND["loop", 4]]}
 
 
-# ---- what a model answers ---------------------------------------------------------------------------------------------
+# ---- what a model answers ----
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def model(six: ModelPreset) -> RoutedModel:
 def by_hand(
     model: RoutedModel, images: Tensor, middle: Callable[[Tensor, list[Any]], Tensor]
 ) -> Tensor:
-    """The first layer, what `middle` makes of its output with layers 1 to 4, the last layer and timm's head."""
+    """Run the first layer, `middle` with layers 1 to 4, the last layer and timm's head."""
     blocks = list(model.backbone.blocks)
     return model.answer(blocks[5](middle(blocks[0](model.embed(images)), blocks[1:5])))
 
@@ -154,7 +155,7 @@ def test_other_strategies_are_those_of_a_model_with_its_layers_so(
     assert torch.equal(answered, model.backbone(images))
 
 
-# ---- jobs and rows ----------------------------------------------------------------------------------------------------
+# ---- jobs and rows ----
 
 
 def config(six: ModelPreset, **options: Any) -> PaintersConfig:
@@ -201,10 +202,8 @@ def test_a_row_is_the_mean_over_a_strategys_routes(
     for row in found.itertuples():
         routes = cells(6, setting.options)[row.treated][row.kind]
         scores = [score(opened, split, [route], 40, execution) for route in routes]
-        assert row.accuracy == pytest.approx(
-            sum(each.accuracy for each in scores) / len(routes), abs=1e-6
-        )
-        assert row.loss == pytest.approx(sum(each.loss for each in scores) / len(routes), abs=1e-5)
+        assert row.accuracy == pytest.approx(fmean(one.accuracy for one in scores), abs=1e-6)
+        assert row.loss == pytest.approx(fmean(one.loss for one in scores), abs=1e-5)
     part = evaluated(
         config(six, images=24, kinds=["skip"], batch_size=5), prepared, weights, tmp_path
     )
@@ -213,17 +212,13 @@ def test_a_row_is_the_mean_over_a_strategys_routes(
 
 @pytest.fixture
 def plan(params: Params, outs: Path) -> Plan:
-    """Of the default cell, on other data, with files that stand for weights; its work and results in a folder of its own."""
-    for name, seed in itertools.product(
-        ("baseline", "finetune/ls", "finetune/layerdrop"), params.seeds
-    ):
-        (outs / name / f"seed_{seed}").mkdir(parents=True)
-        (outs / name / f"seed_{seed}" / "weights.safetensors").write_text(f"{name} {seed}")
+    """The default cell's plan in a folder of its own, with small data and files as weights."""
+    models = ("baseline", "finetune/ls", "finetune/layerdrop")
+    for name, seed in itertools.product(models, params.seeds):
+        folder = outs / name / f"seed_{seed}"
+        folder.mkdir(parents=True)
+        (folder / WEIGHTS).write_text(f"{name} {seed}")
     return Plan(params)
-
-
-def changed(params: Params, **options: Any) -> Params:
-    return params.model_copy(update={"painters": params.painters.model_copy(update=options)})
 
 
 def test_one_job_a_variant_and_seed(plan: Plan) -> None:
@@ -235,13 +230,14 @@ def test_one_job_a_variant_and_seed(plan: Plan) -> None:
     job = jobs["ls", 1]
     assert str(job.inputs["weights"]) == "outs/finetune/ls/seed_1/weights.safetensors"
     assert job.config.weights_sha256 == sha256(Path("outs/finetune/ls/seed_1/weights.safetensors"))
-    assert job.config.data_sha256 == read_meta(Path("outs/prepare_data"))["sha256"]
     assert job.total == 1 + len(params.resolve(Painters).treated)
 
 
 def test_another_variant_or_batch_size_evaluates_no_model_again(plan: Plan) -> None:
     def keys(**options: Any) -> set[str]:
-        return {job.key for job in Plan(changed(plan.params, **options)).jobs().values()}
+        painters = plan.params.painters.model_copy(update=options)
+        changed = plan.params.model_copy(update={"painters": painters})
+        return {job.key for job in Plan(changed).jobs().values()}
 
     known = keys()
     assert keys(batch_size=7) == known
@@ -251,7 +247,7 @@ def test_another_variant_or_batch_size_evaluates_no_model_again(plan: Plan) -> N
 
 
 def test_rows_and_metrics_of_a_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept is what the evaluations left, each with its variant and seed, and the same bytes again."""
+    """The rows kept are those of the evaluations, each with its variant and seed."""
     jobs = plan.jobs()
     for (name, seed), job in jobs.items():
         job.folder.mkdir(parents=True)
@@ -264,162 +260,90 @@ def test_rows_and_metrics_of_a_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) 
     painters_rows.keep(plan, jobs)
     rows = read_rows(results / "painters.csv")
     assert list(rows.columns) == COLUMNS
-    assert rows.iloc[-1].tolist() == [
-        "fashion_mnist_10k",
-        "vit_micro",
-        "ls",
-        4,
-        "skip",
-        4,
-        1,
-        40,
-        0.45,
-        3,
-    ]
+    last = rows.iloc[-1]
+    assert last[:5].tolist() == ["fashion_mnist_10k", "vit_micro", "ls", 4, "skip"]
+    assert last[5:].tolist() == [4, 1, 40, 0.45, 3]
 
 
-# ---- the figure -------------------------------------------------------------------------------------------------------
+# ---- the figure ----
 
 
 @pytest.fixture
 def rows() -> pd.DataFrame:
     """Three seeds 0.02 apart of two variants."""
-    found = [
-        (
-            "d",
-            "m",
-            variant,
-            seed,
-            kind,
-            k,
-            10 if kind == "shuffle" else 1,
-            500,
-            0.8 + 0.02 * seed - k * (i + 1) / 100,
-            1.0,
-        )
-        for variant, seed in itertools.product(("baseline", "ls"), range(3))
-        for i, (kind, k) in enumerate([("none", 0), *itertools.product(KINDS, (2, 4, 6))])
-    ]
-    return pd.DataFrame(found, columns=COLUMNS)
+    records = []
+    for variant, seed in itertools.product(("baseline", "ls"), range(3)):
+        start = 0.8 + 0.02 * seed
+        records.append(("d", "m", variant, seed, "none", 0, 1, 500, start, 1.0))
+        for i, (kind, treated) in enumerate(itertools.product(KINDS, (2, 4, 6))):
+            accuracy = start - treated * (i + 2) / 100
+            records.append(("d", "m", variant, seed, kind, treated, 10, 500, accuracy, 1.0))
+    return pd.DataFrame(records, columns=COLUMNS)
 
 
-def test_lines_start_at_the_model_as_it_is(rows: pd.DataFrame) -> None:
-    line = over_seeds(rows[rows["variant"] == "ls"], "skip")
-    assert list(line.index) == [0, 2, 4, 6]
-    assert line.loc[0].tolist() == pytest.approx([82, 2])
-    assert line.loc[2].tolist() == pytest.approx([78, 2])
-    assert over_seeds(rows[rows["seed"] == 0], "skip")["std"].notna().all()
-
-
-@pytest.mark.slow
-def test_the_figure_is_the_same_bytes_again(
-    rows: pd.DataFrame, params: Params, tmp_path: Path
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_lines_are_means_over_seeds_from_the_model_as_it_is_on(
+    seeds: int, rows: pd.DataFrame, params: Params, tmp_path: Path
 ) -> None:
-    digests, captions = [], []
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        figures = PaintersFigures(folder, params.paper_figures, ["baseline", "ls"])
-        captions.append(figures.strategies(rows, 3, 10, "painters"))
-        digests.append({path.name: sha256(path) for path in folder.iterdir()})
-    assert set(digests[0]) == {"painters.png"}
-    assert digests[0] == digests[1]
-    assert captions[0] == captions[1]
-    for said in (
-        "Mean over 3 seeds",
-        "that 3 times one after another",
-        "up to 10 orders",
-        "500 validation images",
-    ):
-        assert said in captions[0]
+    rows = rows[(rows["seed"] < seeds) & (rows["kind"] != "loop")]
+    figures = DrawnFigures(tmp_path, params, ["baseline", "ls"])
+    draw_strategies(figures, rows, 3, 10)
+    panels = figures.drawn["painters"].axes
+    for panel, (_, own) in zip(panels, rows.groupby("variant"), strict=True):
+        lines = error_bars(panel)
+        assert lines.keys() == {NAMES[kind] for kind in KINDS if kind != "loop"}
+        for kind, name in NAMES.items():
+            if kind != "loop":
+                line_rows = own[own["kind"].isin([kind, "none"])]
+                expect_line(lines[name], line_rows, "treated", "accuracy", 100)
 
 
-def test_what_was_not_evaluated_is_not_drawn(
-    rows: pd.DataFrame, params: Params, tmp_path: Path
-) -> None:
-    results = Results(tmp_path, PAPERS)
-    assert draw(results, params) == {}
-    results.tables["painters"] = rows[
-        (rows["variant"] == "ls") & rows["kind"].isin(["none", "skip"]) & (rows["seed"] == 0)
-    ]
-    results.cell = {"classes": 10}
-    caption = draw(results, params)["Painters"]
-    assert "Mean over 1 seed;" in caption
-    assert "parallel" not in caption
+def test_without_rows_nothing_is_drawn(params: Params, tmp_path: Path) -> None:
+    assert draw(Results(tmp_path, PAPERS), params) == {}
 
 
-# ---- wrong parameters -------------------------------------------------------------------------------------------------
+# ---- wrong parameters ----
+
+
+POSITIONS = {"variants": ["ls_pos", "ls_pred"]}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "key"),
     [
-        (
-            {"treated": [2, 11]},
-            ["painters.treated: found 11, accepted: at most 10", "'baseline' has 12 layers"],
-        ),
-        (
-            {"treated": [2], "variants": ["refit_3"]},
-            ["painters.treated: found 2, accepted: at most 1", "'refit_3' has 3 layers"],
-        ),
-        ({"treated": []}, ["painters.treated: found []", "at least 1"]),
-        ({"treated": [0]}, ["painters.treated.0: found 0", "greater than or equal to 1"]),
-        ({"kinds": ["skipp"]}, ["painters.kinds.0: found 'skipp', did you mean 'skip'?"]),
-        (
-            {"variants": ["baselin"]},
-            ["painters.variants: found 'baselin', did you mean 'baseline'?"],
-        ),
-        ({"variants": []}, ["painters.variants: found []", "at least 1"]),
-        ({"loop": 3}, ["painters.loop: unknown key", "did you mean 'loops'?"]),
-        (
-            {"variants": ["ls_pos"]},
-            [
-                "painters.loops: found 3, accepted: at most 2",
-                "'ls_pos' knows as many positions as layers",
-            ],
-        ),
-        (
-            {"variants": ["ls_pred"], "loops": 5, "treated": [4]},
-            ["painters.loops: found 5, accepted: at most 4"],
-        ),
-        ({"variants": ["early"]}, ["painters.variants: found 'early', which has exits"]),
+        ({"treated": [2, 11]}, "treated: found 11, accepted: at most 10"),
+        ({"treated": [2], "variants": ["refit_3"]}, "treated: found 2, accepted: at most 1"),
+        ({"treated": []}, "treated: found []"),
+        ({"treated": [0]}, "treated.0: found 0"),
+        ({"kinds": ["skipp"]}, "kinds.0: found 'skipp'"),
+        ({"variants": []}, "variants: found []"),
+        ({"variants": ["baselin"]}, "variants: found 'baselin'"),
+        ({"variants": ["ls_pos"]}, "loops: found 3, accepted: at most 2"),
+        ({"variants": ["ls_pred"], "loops": 5, "treated": [4]}, "loops: found 5"),
+        ({"variants": ["early"]}, "variants: found 'early', which has exits"),
+        (POSITIONS | {"kinds": ["skip", "parallel"]}, None),
+        (POSITIONS | {"loops": 2}, None),
     ],
 )
-def test_a_wrong_value_is_one_line(
-    changes: dict[str, Any], said: list[str], tmp_path: Path
-) -> None:
+def test_a_wrong_value_is_named(changes: dict[str, Any], key: str | None, tmp_path: Path) -> None:
     content = yaml.safe_load((ROOT / "params.yaml").read_text())
-    content["variants"]["early"] = {
-        "route": "sequential",
-        "exits": {"branch": "mlp", "depths": [6]},
-    }
+    exits = {"branch": "mlp", "depths": [6]}
+    content["variants"]["early"] = {"route": "sequential", "exits": exits}
     content["painters"] |= changes
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError) as error:
-        check_layers(load(tmp_path / "params.yaml", papers=PAPERS), 12)
-    assert all(line.startswith("params.yaml: painters.") for line in str(error.value).splitlines())
-    assert all(part in str(error.value) for part in said), error.value
-
-
-def test_models_that_know_positions_run_without_loops_or_with_few(tmp_path: Path) -> None:
-    content = yaml.safe_load((ROOT / "params.yaml").read_text())
-    for changes in ({"kinds": ["skip", "parallel"]}, {"kinds": list(KINDS), "loops": 2}):
-        content["painters"] |= {"variants": ["ls_pos", "ls_pred"], **changes}
-        (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
-        check_layers(load(tmp_path / "params.yaml", papers=PAPERS), 12)
+    file = tmp_path / "params.yaml"
+    file.write_text(yaml.safe_dump(content))
+    if key is None:
+        check_layers(load(file, papers=PAPERS), 12)
+    else:
+        with pytest.raises(UserError, match=re.escape(f"params.yaml: painters.{key}")):
+            check_layers(load(file, papers=PAPERS), 12)
 
 
 def test_loops_of_a_model_that_knows_positions_end_where_the_check_says(six: ModelPreset) -> None:
-    """The check's bound is the model's own: as many loops as layers treated fill the positions, one more outruns them."""
+    """As many loops as layers treated fill the positions, one more outruns them."""
     variant = PLAIN.model_validate({"route": "arbitrary", "position": {"encode": {"dim": 8}}})
     model, images = build(six, 10, variant).eval(), torch.randn(2, 1, 28, 28)
     model(images, make_routes("loop", 6, 2, strategies(loops=2))[0])
     with pytest.raises(IndexError, match="the position parts know 6 positions"):
         model(images, make_routes("loop", 6, 2, strategies(loops=3))[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(load(ROOT / "params.yaml", papers=PAPERS).models))
-def test_every_preset_fits_the_section(name: str, tmp_path: Path) -> None:
-    content = yaml.safe_load((ROOT / "params.yaml").read_text()) | {"model": name}
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
-    check_layers(load(tmp_path / "params.yaml", papers=PAPERS), 12)  # of all of them

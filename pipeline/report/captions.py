@@ -1,0 +1,20 @@
+"""Captions: a paper keeps the texts in captions.yaml, its code fills in the numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def read_captions(module: str) -> dict[str, Any]:
+    """Read the templates of `captions.yaml` beside a module's file, by figure or table.
+
+    A template has fields for :meth:`str.format`, such as "Mean over {seeds}".
+    """
+    templates: dict[str, Any] = yaml.safe_load(Path(module).with_name("captions.yaml").read_text())
+    return templates
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: "1 seed", "5 seeds"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,51 @@
+"""Reads the numbers back from drawn figures."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+
+from pipeline.config.params import Params
+from pipeline.report.figures import Figures
+
+
+class DrawnFigures(Figures):
+    """Keeps figures by name instead of writing files."""
+
+    def __init__(self, folder: Path, params: Params, variants: list[str]) -> None:
+        super().__init__(folder, params.paper_figures, variants)
+        self.drawn: dict[str, Figure] = {}
+
+    def save(self, figure: Figure, name: str, **texts: str) -> None:
+        self.drawn[name] = figure
+        plt.close(figure)
+
+
+def error_bars(axis: Axes) -> dict[str, pd.DataFrame]:
+    """The lines with error bars of a panel, by label: columns mean and std, the index is x."""
+    lines = {}
+    for bars in axis.containers:
+        assert isinstance(bars, ErrorbarContainer)
+        middle, _, (bar,) = bars.lines
+        low_to_high = [segment[1, 1] - segment[0, 1] for segment in bar.get_segments()]
+        lines[str(bars.get_label())] = pd.DataFrame(
+            {"mean": middle.get_ydata(), "std": [height / 2 for height in low_to_high]},
+            index=middle.get_xdata(),
+        )
+    return lines
+
+
+def expect_line(drawn: pd.DataFrame, rows: pd.DataFrame, x: str, y: str, factor: float) -> None:
+    """A line shows mean and standard deviation of `y` over the seeds by `x`, 0 for one seed."""
+    expected = {}
+    for place, values in rows.groupby(x)[y]:
+        spread = values.std(ddof=1) if len(values) > 1 else 0.0
+        expected[place] = (factor * values.mean(), factor * spread)
+    assert list(drawn.index) == pytest.approx(sorted(expected))
+    for place, (mean, std) in zip(drawn.index, drawn.to_numpy(), strict=True):
+        nearest = min(expected, key=lambda known: abs(known - place))
+        assert (mean, std) == pytest.approx(expected[nearest], abs=1e-9)
