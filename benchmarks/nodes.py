@@ -26,15 +26,16 @@ import pandas as pd
 import timm
 import torch
 from machine import machine, show, write
+from nodes_cluster import Cluster, cluster
+from nodes_schedules import latin_ticks, pipeline_ticks, swarm
+from nodes_servers import Message, Weights, logits
 
 from lsvit.routes import generator
 from papers import PAPERS
-from papers.nodes.compute.cluster import Cluster, cluster
 from papers.nodes.compute.evaluation import COLUMNS, summary
 from papers.nodes.compute.plan import Plan
-from papers.nodes.compute.scheduler import Client, Journey, Send, latin_ticks, pipeline_ticks, place
-from papers.nodes.compute.servers import Message, Weights, logits
-from papers.nodes.compute.simulation import Run, Troubles, simulate, swarm
+from papers.nodes.compute.scheduler import Client, Journey, Send, place
+from papers.nodes.compute.simulation import Run, Troubles, simulate
 from papers.nodes.section import POLICIES, Fault, Nodes, Policy, Service
 from pipeline.config.load import load
 from pipeline.errors import UserError, one_line_errors

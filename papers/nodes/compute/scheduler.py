@@ -80,25 +80,6 @@ def place(nodes: int, replication: int, num_layers: int) -> list[list[int]]:
     ]
 
 
-def latin_ticks(batches: int, num_layers: int) -> list[list[tuple[int, int]]]:
-    """The Latin schedule of micro-batches over as many nodes as layers: for each tick, (batch, layer) pairs that run at once.
-
-    Batch b is at layer (t - b) modulo the number of ticks, if there is such a layer: no layer twice in a tick, no batch twice, and as many
-    ticks as the larger of the two numbers. With as many batches as layers, or more, every node is busy at every tick: no fill, no drain.
-    """
-    ticks = max(batches, num_layers)
-    return [
-        [(b, layer) for b in range(batches) if (layer := (t - b) % ticks) < num_layers]
-        for t in range(ticks)
-    ]
-
-
-def pipeline_ticks(batches: int, num_layers: int) -> list[list[tuple[int, int]]]:
-    """The same of a pipeline in strict order (GPipe, section 2.3): batches + num_layers - 1 ticks."""
-    ticks = batches + num_layers - 1
-    return [[(b, t - b) for b in range(batches) if 0 <= t - b < num_layers] for t in range(ticks)]
-
-
 class Known:
     """What is known of the nodes, and who is asked next. Nodes have it from the client's messages: there it is a little old.
 

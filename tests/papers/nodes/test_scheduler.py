@@ -19,11 +19,9 @@ from papers.nodes.compute.scheduler import (
     Send,
     Step,
     Wait,
-    latin_ticks,
-    pipeline_ticks,
     place,
 )
-from papers.nodes.compute.simulation import FOREVER, Node, Run, Troubles, absences, simulate, swarm
+from papers.nodes.compute.simulation import FOREVER, Node, Run, Troubles, absences, simulate
 from papers.nodes.section import Fault, Policy, Service
 
 SERVICE = Service(service=1.0, hop=0.0, deadline=4, patience=3, suspicion=5, leave_out=0.25)
@@ -87,34 +85,6 @@ def walks(
         except StopIteration as end:
             yield end.value, sent
             now += LAYERS
-
-
-@pytest.mark.parametrize(
-    ("batches", "layers"), [(1, 12), (5, 12), (12, 12), (13, 12), (64, 12), (3, 1), (1, 1)]
-)
-def test_the_latin_schedule_has_neither_fill_nor_drain(batches: int, layers: int) -> None:
-    for schedule, ticks in (
-        (latin_ticks, max(batches, layers)),
-        (pipeline_ticks, batches + layers - 1),
-    ):
-        found = schedule(batches, layers)
-        assert len(found) == ticks
-        assert sorted(itertools.chain(*found)) == list(
-            itertools.product(range(batches), range(layers))
-        )
-        for tick in found:
-            assert (
-                len({batch for batch, _ in tick}) == len({layer for _, layer in tick}) == len(tick)
-            )
-    if batches >= layers:
-        assert all(
-            len(tick) == layers for tick in latin_ticks(batches, layers)
-        )  # every node busy at every tick
-    orders = [
-        [layer for tick in pipeline_ticks(batches, layers) for b, layer in tick if b == batch]
-        for batch in range(batches)
-    ]
-    assert orders == [[*range(layers)]] * batches
 
 
 @pytest.mark.parametrize(("nodes", "copies"), [(12, 1), (12, 2), (6, 1), (6, 3), (12, 12), (5, 2)])
@@ -463,26 +433,3 @@ def test_nodes_are_away_their_share_of_the_time(away: float, shape: float) -> No
     for time in (0.0, 15.0, 30.0):
         share = np.mean([any(start <= time < end for start, end in own) for own in periods])
         assert abs(share - away) < 0.045, (time, share)
-
-
-def test_a_swarm_has_as_many_journeys_as_its_clients_ask_for() -> None:
-    """Beside as many before, in which they come to know their nodes."""
-    found = swarm(24, 2, LAYERS, 6, 3, 10.0, "any", SERVICE, Fault(), 0)
-    assert min(answer.begun for answer in found.answers) > 3 * LAYERS
-    assert (
-        min(
-            answer.begun
-            for answer in swarm(24, 2, LAYERS, 6, 3, 0.0, "any", SERVICE, Fault(), 0).answers
-        )
-        < 4.5 * LAYERS
-    )
-    found = swarm(
-        24, 2, LAYERS, 6, 3, 10.0, "any", SERVICE, Fault(away=0.2, absence=50, shape=0.6), 0
-    )
-    assert len(found.answers) == 18
-    assert not any(answer.lost for answer in found.answers)
-    assert 0 < found.busy < 1
-    hopeless = swarm(
-        8, 1, LAYERS, 2, 3, 0.0, "strict", SERVICE, Fault(gone=0.5), 0
-    )  # a journey that ends at once takes no time
-    assert [answer.lost for answer in hopeless.answers] == [True] * 6

@@ -3,15 +3,16 @@
 import asyncio
 import contextlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from nodes_servers import LayerServer, Message, Weights
 from safetensors.torch import load
 
 from lsvit.routes import generator
 from papers.nodes.compute.scheduler import Answer, Client, Journey, News, Send, Step
-from papers.nodes.compute.servers import LayerServer, Message, Weights
 from papers.nodes.section import Policy, Service
 from pipeline.errors import UserError
 from pipeline.jobs.address import check_cluster
@@ -218,22 +219,27 @@ def cluster(nodes: int, service: float) -> Iterator[Cluster]:
         UserError: Ray is not installed, does not start, cannot be reached, or has fewer processors than there shall be nodes.
     """
     check_cluster("nodes: found no cluster")
+    # Ray is imported by `connect` and not before: the import reads where to listen.
+    running = "ray" in sys.modules and sys.modules["ray"].is_initialized()
     connect(num_cpus=nodes, object_store_memory=100 << 20)
-    import ray  # not before: it reads there where to listen
+    import ray
 
+    actors = []
     try:
-        there = int(ray.cluster_resources().get("CPU", 0))
-        if there < nodes:
+        processors = int(ray.cluster_resources().get("CPU", 0))
+        if processors < nodes:
             raise UserError(
-                f"nodes: found a cluster of {there} processors, accepted: at least {nodes}, one a node"
+                f"nodes: found a cluster of {processors} processors, "
+                f"accepted: at least {nodes}, one a node"
             )
         from ray.util.queue import Queue
 
         remote: Any = ray.remote(num_cpus=1)(LayerServer)
-        yield Cluster(
-            ray,
-            [remote.remote(number, service) for number in range(nodes)],
-            Queue(actor_options={"num_cpus": 0}),
-        )
+        actors = [remote.remote(number, service) for number in range(nodes)]
+        yield Cluster(ray, actors, Queue(actor_options={"num_cpus": 0}))
     finally:
-        ray.shutdown()
+        if running:  # somebody else's: only what was started here ends
+            for actor in actors:
+                ray.kill(actor)
+        else:
+            ray.shutdown()

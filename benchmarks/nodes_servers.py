@@ -1,7 +1,8 @@
-"""Layer servers: processes (actors of Ray, :mod:`papers.nodes.compute.cluster`) that hold layers of a trained model.
+"""Layer servers: processes (actors of Ray, see nodes_cluster.py) that hold layers of a trained model.
 
-A state is a safetensors file in memory: the tokens, and which layers they have been through. The node that has run a layer sends it to the
-next node, and a copy to the client, which can go on from there where a node fails.
+A state is a safetensors file in memory: the tokens, and which layers they have been through. The
+node that has run a layer sends it to the next node, and a copy to the client, which can go on from
+there where a node fails.
 """
 
 import os
