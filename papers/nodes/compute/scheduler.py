@@ -1,9 +1,11 @@
-"""The scheduler of a model that is spread over nodes: a pure, seeded policy, which a client and its nodes obey.
+"""The scheduler of a model that is spread over nodes: a pure, seeded policy, which a client and its
+nodes obey.
 
-A micro-batch goes from node to node: whoever has run a layer chooses who runs the next one (:meth:`Known.onward`), and tells the client,
-which goes on in its place where that fails (:meth:`Client.journey`: a generator of what is to be done, which is told the news). Who runs
-it is another matter: real processes (:mod:`papers.nodes.compute.cluster`) and the simulation
-(:mod:`papers.nodes.compute.simulation`) run this one. No torch, no clock and no network here.
+A micro-batch goes from node to node. Whoever has run a layer chooses who runs the next one
+(:meth:`Known.onward`) and tells the client, which goes on in its place where that fails
+(:meth:`Client.journey`, a generator of what is to be done, which is sent the news). The simulation
+(:mod:`papers.nodes.compute.simulation`) and real processes (benchmarks/nodes_cluster.py) both run
+this scheduler. No torch, no clock and no network here.
 """
 
 import math

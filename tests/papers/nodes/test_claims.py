@@ -1,4 +1,4 @@
-"""The claims on layers on nodes: every measure on rows with a known answer, and what changes or is missing; the figure."""
+"""The claims on layers on nodes: every measure on rows with a known answer, and what changes or is missing."""
 
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,6 @@ import pytest
 from papers import PAPERS
 from papers.nodes.charts import charts
 from papers.nodes.claims import CLAIMS
-from papers.nodes.figures import NodesFigures, draw
-from pipeline.config.params import Params
-from pipeline.jobs.files import sha256
 from pipeline.report.ledger import FAILS, HOLDS, NOT_RUN, UNDECIDED, WEAKER, Evidence
 from pipeline.report.results import Results
 from tests.conftest import ALL_CLAIMS, ROOT, Change, add
@@ -202,26 +199,6 @@ def test_what_is_missing_is_not_run(
 
 def test_without_the_stage_nothing_was_run() -> None:
     assert {claim.judge(evidence(pd.DataFrame()))["verdict"] for claim in CLAIMS} == {NOT_RUN}
-
-
-@pytest.mark.slow
-def test_the_figure_is_the_same_bytes_again(
-    made: pd.DataFrame, params: Params, tmp_path: Path
-) -> None:
-    digests = []
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        caption = NodesFigures(folder, params.paper_figures, ["baseline", "ls"]).away(
-            made, 10, "nodes"
-        )
-        digests.append({path.name: sha256(path) for path in folder.iterdir()})
-        assert "Mean over 3 seeds" in caption
-        assert "500 validation images" in caption
-    assert digests[0] == digests[1]
-    assert digests[0].keys() == {"nodes.png"}
-
-
-def test_what_did_not_run_is_not_drawn(params: Params, tmp_path: Path) -> None:
-    assert draw(Results(tmp_path, PAPERS), params) == {}
 
 
 def test_the_chart_has_the_lines_of_the_figure(made: pd.DataFrame, tmp_path: Path) -> None:
