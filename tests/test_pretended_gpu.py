@@ -295,9 +295,9 @@ def test_inversions(
     method: str, order: str, train_config: Make, prepared: Path, weights: Path, tmp_path: Path
 ) -> None:
     how = test_descent.descent(
-        method,
-        [0.01, 0.1],
-        3,
+        method=method,
+        lrs=[0.01, 0.1],
+        steps=3,
         blur=0.5,
         total_variation=0.01,
         schedule="cosine" if method == "adam" else "constant",
@@ -323,7 +323,7 @@ def test_inversions(
 
 @pytest.mark.slow
 def test_class_images(train_config: Make, prepared: Path, weights: Path, tmp_path: Path) -> None:
-    options = test_descent.schedule(steps=4, jitter_after=2)
+    options = test_descent.SCHEDULE.model_copy(update={"steps": 4, "jitter_after": 2})
     config = ClassImagesConfig(
         **fields(train_config(), prepared), options=options, judge_sha256=None
     )

@@ -1,4 +1,7 @@
-"""How alike a model's patches become along a route (over-smoothing, "Examining over-smoothness"): measures, streamed over images."""
+"""Measure how alike a model's patches become along a route.
+
+Source: over-smoothing, "Examining over-smoothness".
+"""
 
 import json
 from collections.abc import Callable
@@ -25,11 +28,11 @@ ATTENTION = (Attention, TalkingHeadAttn)
 
 
 def attention_scores(attention: Any, tokens: Tensor) -> Tensor:
-    """The softmax attention scores that timm's attention computes from its input, whatever kernel it computes them with.
+    """Recompute the softmax attention scores of timm's attention, whatever kernel it uses.
 
     Args:
-        attention: an Attention of timm's ViTs or its TalkingHeadAttn, whose scores are those after the softmax, before its second
-            mix of the heads.
+        attention: an Attention of timm's ViTs or its TalkingHeadAttn, whose scores are those after
+            the softmax, before its second mix of the heads.
         tokens: (B, N, D), the input.
 
     Returns:
@@ -38,40 +41,38 @@ def attention_scores(attention: Any, tokens: Tensor) -> Tensor:
     qkv = attention.qkv(tokens).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
     q, k = qkv[0], qkv[1]
     if isinstance(attention, TalkingHeadAttn):
-        logits = attention.proj_l(
-            (q * attention.scale @ k.transpose(-2, -1)).permute(0, 2, 3, 1)
-        ).permute(0, 3, 1, 2)
+        products = (q * attention.scale @ k.transpose(-2, -1)).permute(0, 2, 3, 1)
+        logits = attention.proj_l(products).permute(0, 3, 1, 2)
     else:
         logits = (attention.q_norm(q) * attention.scale) @ attention.k_norm(k).transpose(-2, -1)
     return logits.float().softmax(-1)
 
 
 class Smoothness(AbstractContextManager):
-    """A tap: patch cosine similarity of the states along a route, and the standard deviation of the attention scores of its layers.
+    """A tap of patch cosine similarity along a route and of the deviation of attention scores.
 
-    Within the context it listens to the inputs of the attention modules and computes their scores again beside the forward pass,
-    which stays as it is. It keeps a sum for every depth and nothing of an image. With routes per sample it takes images at their
-    own depth; all that runs within one context is one profile. The standard deviation is that of a patch's scores for the n patches
-    (without the class token; divisor n), mean over patches and heads.
+    Within the context it listens to the inputs of the attention modules and computes their scores
+    again beside the forward pass, which stays as it is. It keeps a sum for every depth and nothing
+    of an image. With routes per sample it takes images at their own depth; all that runs within
+    one context is one profile. The standard deviation is that of a patch's scores for the n
+    patches (without the class token; divisor n), mean over patches and heads.
     """
 
     def __init__(self, model: RoutedModel) -> None:
         self.model = model
-        self.cosine: dict[
-            int, tuple[Tensor, int]
-        ] = {}  # after so many layers: sum over the images, images
-        self.attention: dict[int, tuple[Tensor, int]] = {}  # of the layer run first, second, ...
+        # Sum over the images and their number, after so many layers.
+        self.cosine: dict[int, tuple[Tensor, int]] = {}
+        # The same of the layer run first, second, ...
+        self.attention: dict[int, tuple[Tensor, int]] = {}
         self._deviations: dict[Any, Tensor] = {}  # (n,) of the attention modules that ran last
         self._handles: list[RemovableHandle] | None = None  # within the context
 
     def __enter__(self) -> "Smoothness":
-        modules = [
-            module
-            for block in self.model.backbone.blocks
-            for module in block.modules()
+        self._handles = [
+            module.register_forward_pre_hook(self._listen)
+            for module in self.model.backbone.blocks.modules()
             if isinstance(module, ATTENTION)
         ]
-        self._handles = [module.register_forward_pre_hook(self._listen) for module in modules]
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -87,7 +88,7 @@ class Smoothness(AbstractContextManager):
     def __call__(
         self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
     ) -> None:
-        """Called after each block; states (n, N, D). Raises RuntimeError outside of its context, where it hears of no attention."""
+        """See :class:`lsvit.taps.Tap`. Raises RuntimeError outside of the context."""
         if self._handles is None:
             raise RuntimeError(
                 "Smoothness listens within its context alone: `with Smoothness(model) as found:`"
@@ -100,8 +101,11 @@ class Smoothness(AbstractContextManager):
                 _add(self.attention, depth, self._deviations.pop(module))
 
     def profile(self) -> dict[str, list[float | None]]:
-        """Means over the images: `patch_cosine` after 0, 1, ... layers (L + 1 numbers), `attention_std` of the layers run first,
-        second, ... (L; None where a layer has no attention that timm's ViTs share).
+        """Average over the images.
+
+        Returns:
+            `patch_cosine` after 0, 1, ... layers (L + 1 numbers); `attention_std` of the layers
+            run first, second, ... (L; None where a layer has no attention that timm's ViTs share).
 
         Raises:
             ValueError: no image was seen; it must be among the taps of a forward pass.
@@ -110,20 +114,20 @@ class Smoothness(AbstractContextManager):
             raise ValueError(
                 "Smoothness saw no image: pass it among the taps, model(images, route, [found])"
             )
-        cosine, attention = (
-            {at: (total / count).item() for at, (total, count) in sums.items()}
-            for sums in (self.cosine, self.attention)
-        )
+        depths = sorted(self.cosine)
+        cosine = {depth: (total / n).item() for depth, (total, n) in self.cosine.items()}
+        attention = {depth: (total / n).item() for depth, (total, n) in self.attention.items()}
         return {
-            "patch_cosine": [cosine[at] for at in sorted(cosine)],
-            "attention_std": [attention.get(at - 1) for at in sorted(cosine)[1:]],
+            "patch_cosine": [cosine[depth] for depth in depths],
+            "attention_std": [attention.get(depth - 1) for depth in depths[1:]],
         }
 
 
-def _add(sums: dict[int, tuple[Tensor, int]], at: int, values: Tensor) -> None:
-    """Add values (n,), one an image, to a sum and its number of values."""
-    total, count = sums.get(at, (0, 0))
-    sums[at] = total + values.detach().to(sums_type(values.device)).sum(), count + len(values)
+def _add(sums: dict[int, tuple[Tensor, int]], depth: int, values: Tensor) -> None:
+    """Add values (n,), one an image, to the sum of a depth and its number of values."""
+    total, count = sums.get(depth, (0, 0))
+    summed = values.detach().to(sums_type(values.device)).sum()
+    sums[depth] = total + summed, count + len(values)
 
 
 @torch.inference_mode()
@@ -136,7 +140,10 @@ def profile(
     seed: int,
     execution: Execution,
 ) -> dict[str, list[float | None]]:
-    """The :class:`Smoothness` of so many random images of a split, always the same; in `arbitrary` order each has one of its own."""
+    """Take the profile, as :class:`Smoothness`, of so many images of a split, always the same.
+
+    In `arbitrary` order each has one of its own.
+    """
     model.eval()
     chosen = torch.from_numpy(split.subset(images))
     sampler = arbitrary if order == "arbitrary" else sequential
@@ -156,7 +163,9 @@ def measure(
     folder: Path,
     report: Callable[[dict], None],
 ) -> None:
-    """The profile of one model over training images; without weights, of its random initialisation. Writes `profile.json`.
+    """Take the profile of one model over training images, and write `profile.json`.
+
+    Without weights it is that of the random initialisation.
 
     Raises:
         UserError: the weights or the data do not fit.
@@ -165,7 +174,8 @@ def measure(
     torch.manual_seed(config.seed)
     model, execution = open_model(config, data, weights)
     check_pairs(model.backbone, "smoothing")
-    split, options = open_split(config, data, "train", model), config.options
+    split = open_split(config, data, "train", model)
+    options = config.options
     found = profile(
         model, split, options.images, options.batch_size, config.order, options.seed, execution
     )

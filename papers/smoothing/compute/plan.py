@@ -12,7 +12,7 @@ from papers.smoothing.section import SCRATCH, WHOLE, ProfileConfig, Smoothing, S
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import PLAIN, UNTRAINED, Losses, Recipe, Variant
+from pipeline.config.variant import PLAIN, UNTRAINED, Losses, Variant
 from pipeline.jobs.files import DATA, FINETUNED, HISTORY, RESULTS, weights_file
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan as BasePlan
@@ -32,16 +32,17 @@ class Model(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Its name among the runs and in outs/: "scratch_12_cosine_mixing_without_mixup"; of a variant its own."""
+        """Its name among the runs and in outs/, of a variant its own.
+
+        Example: "scratch_12_cosine_mixing_without_mixup".
+        """
         if self.training not in (SCRATCH, UNTRAINED):
             return self.training
-        parts = [
-            self.training,
-            str(self.preset.kwargs["depth"]),
-            *str(self.variant.losses).split("+"),
-        ]
-        parts += ["without", self.removed] if self.removed != WHOLE else []
-        return "_".join([*parts, *(["talking_heads"] if self.variant.talking_heads else [])])
+        losses = str(self.variant.losses).replace("+", "_")
+        title = f"{self.training}_{self.preset.kwargs['depth']}_{losses}"
+        if self.removed != WHOLE:
+            title += f"_without_{self.removed}"
+        return f"{title}_talking_heads" if self.variant.talking_heads else title
 
 
 class Profiled(NamedTuple):
@@ -67,31 +68,31 @@ class Plan(BasePlan):
         self.evaluated = evaluated
 
     def models(self) -> list[Model]:
-        """The models to train from scratch, each once, longest first: Table 1 at every depth, then what Tables 3 and 4 add."""
-        options = self.options
-        chosen: list[tuple[int, Losses, str, bool]] = []
-        for depth in sorted(set(options.depths), reverse=True):
-            chosen += [(depth, losses, WHOLE, False) for losses in options.losses]
-        for depth in sorted(options.depths)[:1] if options.removed else ():
-            chosen += [(depth, losses, WHOLE, False) for losses in (Losses(), options.best)]
-            chosen += [
-                (depth, losses, part, False)
-                for part in options.removed
-                for losses in (Losses(), options.best)
-            ]
-        chosen += [(depth, options.best, WHOLE, True) for depth in options.talking_heads]
-        return [self._model(*each, seed) for each in dict.fromkeys(chosen) for seed in self.seeds]
+        """The models to train from scratch, each once, longest first.
 
-    def _model(
-        self, depth: int, losses: Losses, removed: str, talking_heads: bool, seed: int
-    ) -> Model:
-        recipe: Recipe = (
-            self.options.recipe if removed == WHOLE else self.options.recipe.without(removed)
-        )
-        variant = Variant(
-            route="sequential", losses=losses, recipe=recipe, talking_heads=talking_heads
-        )
-        return Model(SCRATCH, variant, preset(self.params, depth), seed, removed)
+        Table 1 at every depth comes first, then what Tables 3 and 4 add.
+        """
+        options = self.options
+        depths = sorted(set(options.depths), reverse=True)
+        chosen = []
+        for depth in depths:
+            chosen += [(depth, losses, WHOLE, False) for losses in options.losses]
+        if options.removed:
+            for depth in depths[-1:]:
+                for part in (WHOLE, *options.removed):
+                    chosen += [(depth, losses, part, False) for losses in (Losses(), options.best)]
+        chosen += [(depth, options.best, WHOLE, True) for depth in options.talking_heads]
+        models = []
+        for depth, losses, removed, talking_heads in dict.fromkeys(chosen):
+            recipe = options.recipe
+            if removed != WHOLE:
+                recipe = recipe.without(removed)
+            variant = Variant(
+                route="sequential", losses=losses, recipe=recipe, talking_heads=talking_heads
+            )
+            smaller = preset(self.params, depth)
+            models += [Model(SCRATCH, variant, smaller, seed, removed) for seed in self.seeds]
+        return models
 
     def trained(self, model: Model) -> Model:
         """A model to train from scratch with its job."""
@@ -111,53 +112,44 @@ class Plan(BasePlan):
 
     def refined(self) -> list[Model]:
         """The variants of params.yaml whose weights are profiled, one a seed."""
-        names, chosen = self.options.variants, self.params.model_preset
-        return [
-            Model(name, self.params.all_variants[name], chosen, seed)
-            for name in names
-            for seed in self.seeds
-        ]
+        models = []
+        for name in self.options.variants:
+            variant = self.params.all_variants[name]
+            models += [Model(name, variant, self.params.model_preset, seed) for seed in self.seeds]
+        return models
 
     def profiles(self, models: Sequence[Model]) -> list[Profiled]:
-        """The profiles of models whose trainings have ended: in sequential order, of variants also in arbitrary order."""
-        found = []
+        """The profiles of models whose trainings have ended, of variants in both orders."""
+        names = set(SmoothingProfiles.model_fields)
+        options = SmoothingProfiles.model_validate(self.options.model_dump(include=names))
+        profiles = []
         for model in models:
             weights, accuracies = self._result(model)
-            for order in ORDERS if model.training not in (SCRATCH, UNTRAINED) else ORDERS[:1]:
-                profiles = SmoothingProfiles.model_validate(
-                    self.options.model_dump(include=set(SmoothingProfiles.model_fields))
-                )
-                fields = self.fields(model.title, model.variant, weights, model.preset)
-                config = ProfileConfig(
-                    **fields,
-                    options=profiles,
-                    precision=self.precision(),
-                    order=order,
-                    seed=model.seed,
-                )
-                inputs = {"data": self.data, "weights": weights}
+            fields = self.fields(model.title, model.variant, weights, model.preset)
+            fields |= {"options": options, "precision": self.precision(), "seed": model.seed}
+            inputs = {"data": self.data, "weights": weights}
+            is_variant = model.training not in (SCRATCH, UNTRAINED)
+            for order in ORDERS if is_variant else ORDERS[:1]:
                 job = Job(
                     f"profile of {model.title} seed {model.seed}, {order}",
                     "papers.smoothing.compute.measures:measure",
-                    config,
+                    ProfileConfig(**fields, order=order),
                     inputs,
                 )
-                found.append(Profiled(model, order, job, accuracies.get(order)))
-        return found
+                profiles.append(Profiled(model, order, job, accuracies.get(order)))
+        return profiles
 
     def _result(self, model: Model) -> tuple[Path | None, dict[str, float]]:
-        """A model's weights, and its accuracy on the validation images by order; of variants that of stage prune-eval."""
+        """A model's weights, and its accuracy on the validation images by order."""
+        if model.training == UNTRAINED:
+            return None, {}
         if model.job:
             history = json.loads((model.job.folder / HISTORY).read_text())
             kept = kept_epoch(history, model.variant, self.judge)
-            return model.job.folder / weights_file(self.judge), {
-                ORDERS[0]: kept["validation/sequential/accuracy"]
-            }
-        if model.training == UNTRAINED:
-            return None, {}
-        return self.weights_of(model.training, model.seed), seed_means(
-            read_rows(self.evaluated)
-        ).loc[(model.training, model.seed)].to_dict()
+            accuracies = {"sequential": kept["validation/sequential/accuracy"]}
+            return model.job.folder / weights_file(self.judge), accuracies
+        means = seed_means(read_rows(self.evaluated)).loc[(model.training, model.seed)]
+        return self.weights_of(model.training, model.seed), means.to_dict()
 
 
 def list_work(params: Params, num_layers: int) -> list[Work]:

@@ -32,33 +32,33 @@ COLUMNS = [
 
 
 def profile_rows(profiles: Sequence[Profiled]) -> pd.DataFrame:
-    """A row a model, order and number of layers executed, from none (the embedding) to all; columns as :data:`COLUMNS`."""
+    """A row a model, order and number of layers executed; columns as :data:`COLUMNS`."""
     rows = []
     for model, order, job, accuracy in profiles:
         profile = json.loads((job.folder / PROFILE).read_text())
-        config, losses = job.config, str(model.variant.losses)
-        cosine, attention = profile["patch_cosine"], [None, *profile["attention_std"]]
-        head = (
-            config.dataset,
-            config.model_name,
+        cosine = profile["patch_cosine"]
+        attention = [None, *profile["attention_std"]]  # none of the embedding
+        model_columns = (
+            job.config.dataset,
+            job.config.model_name,
             model.training,
-            losses,
+            str(model.variant.losses),
             model.removed,
             model.variant.talking_heads,
             len(cosine) - 1,
+            order,
+            model.seed,
         )
-        rows += [
-            (*head, order, model.seed, layer, similarity, deviation, accuracy)
-            for layer, (similarity, deviation) in enumerate(zip(cosine, attention, strict=True))
-        ]
-    return pd.DataFrame(rows, columns=COLUMNS).round(
-        {"patch_cosine": 6, "attention_std": 6, "accuracy": 6}
-    )
+        for layer, similarity in enumerate(cosine):
+            rows.append((*model_columns, layer, similarity, attention[layer], accuracy))
+    measures = ("patch_cosine", "attention_std", "accuracy")
+    return pd.DataFrame(rows, columns=COLUMNS).round(dict.fromkeys(measures, 6))
 
 
 def about(params: Params) -> dict[str, Any]:
-    """What smoothing.csv does not say of the models trained from scratch and of the profiles, for captions."""
-    options, training = params.resolve(Smoothing), params.scratch_training(Smoothing)
+    """What captions say beyond smoothing.csv."""
+    options = params.resolve(Smoothing)
+    training = params.scratch_training(Smoothing)
     return {
         "images": options.images,
         "epochs": training.epochs,
