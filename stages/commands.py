@@ -293,9 +293,10 @@ def predict(
 @track.command("sync")
 def track_sync() -> None:
     """Fill the MLflow store from the files of finished stages; what is already there stays as it is."""
+    from papers import PAPERS
     from pipeline.tracking.sync import sync
 
-    print(f"{sync()} runs added")
+    print(f"{sync(PAPERS)} runs added")
 
 
 @data.command()

@@ -49,6 +49,7 @@ def main(which: Literal["baseline", "variants"]) -> None:
             shutil.copyfile(
                 finetuned(name, 0).parents[1] / TABLE, RESULTS / "finetune" / f"{name}.csv"
             )
+    stage.results(f"finetune-{which}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from pipeline.jobs.files import RESULTS
 from pipeline.jobs.processes import root
 from pipeline.report.ledger import Evidence, headline, judge, markdown
 from pipeline.report.results import Results
-from pipeline.tracking.notes import note_claims
 from pipeline.tracking.runs import STAGES, Tracker, experiment_name
 
 
@@ -44,7 +43,6 @@ def main() -> None:
     )
     (RESULTS / "figures" / "captions.md").write_text(text)
     Tracker(experiment_name(STAGES, params.cell), root()).results("paper-figures")
-    note_claims(Tracker(experiment_name("layershuffle", params.cell), root()), found, results.asked)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ def main() -> None:
     gather_trainings(jobs, PRETRAINED)
     shutil.copyfile(PRETRAINED / TABLE, RESULTS / "pretrain.csv")
     stage.tracker.training(PRETRAINED)
+    stage.results("pretrain")
 
 
 if __name__ == "__main__":

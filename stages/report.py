@@ -4,16 +4,18 @@ from papers import PAPERS
 from pipeline.config.load import load
 from pipeline.errors import one_line_errors
 from pipeline.jobs.files import RESULTS
+from pipeline.jobs.processes import root
 from pipeline.report.page import Report
 from pipeline.report.results import Results
+from pipeline.tracking.runs import STAGES, Tracker, experiment_name
 
 
 @one_line_errors()
 def main() -> None:
     """results/, dvc.lock -> results/report.html"""
-    (RESULTS / "report.html").write_text(
-        Report(Results(RESULTS, PAPERS), load(papers=PAPERS)).html()
-    )
+    params = load(papers=PAPERS)
+    (RESULTS / "report.html").write_text(Report(Results(RESULTS, PAPERS), params).html())
+    Tracker(experiment_name(STAGES, params.cell), root()).results("report")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from pipeline.data.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import WEIGHTS, read_meta
 from pipeline.jobs.job import Job
-from pipeline.tracking.runs import _flat
+from pipeline.tracking.runs import flatten
 
 if TYPE_CHECKING:
     from lsvit.routed import RoutedModel
@@ -108,7 +108,7 @@ def add(column: str, amount: float, **where: Any) -> Change:
 
 def shared(job: Job) -> dict[str, Any]:
     """What a job is made with, but for what sets it apart from those that it is averaged with."""
-    return {key: value for key, value in _flat(job.record()).items() if key not in job.apart}
+    return {key: value for key, value in flatten(job.record()).items() if key not in job.apart}
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ PAPER = Paper(
     title="LayerShuffle",
     sections=(PruneEval, Analysis),
     rows="prune_eval",
+    trained=("baseline", "finetune"),
     check="papers.layershuffle.checks:check",
     limit_images="papers.layershuffle.checks:image_limits",
     limit_layers="papers.layershuffle.checks:layer_limits",

@@ -54,6 +54,7 @@ class Paper:
     title: str
     sections: tuple[type[PaperSection], ...]
     rows: str  # the paper has results where results/<rows>.csv exists
+    trained: tuple[str, ...] = ()  # folders of outs/ with its trainings, beside outs/<name>
     variant_keys: tuple[VariantKey, ...] = ()
     check: str | None = None  # (params, file) -> lines, one a mistake
     limit_images: str | None = None  # (params, train, validation) -> list[Limit]

@@ -41,7 +41,7 @@ from pipeline.report.ledger import (
 )
 from pipeline.report.statistics import estimate, holm, n_to_decide, p_value
 from pipeline.smoke import environment
-from pipeline.tracking.runs import _flat
+from pipeline.tracking.runs import flatten
 from stages import commands as cli
 from tests.conftest import ALL_CLAIMS, ROOT
 
@@ -215,7 +215,7 @@ def test_the_headline_is_short() -> None:
         entry["measured"]["mean"] for entry in ledger["claims"] if entry["id"] == "painters.order"
     )
     means = json.loads((RESULTS / "metrics.json").read_text())
-    names = [*_flat(found, separator="/"), *_flat(means, separator="/")]
+    names = [*flatten(found, separator="/"), *flatten(means, separator="/")]
     assert len(names) <= 30
     assert len(names) <= 11 + 2 * len(means) + sum(
         "position_accuracy" in each for each in means.values()
@@ -227,7 +227,7 @@ def test_the_headline_is_short() -> None:
 def test_mlflow_takes_the_names_of_the_headline(file: str) -> None:
     from mlflow.utils.validation import _validate_metric_name
 
-    names = _flat(json.loads((RESULTS / file).read_text()), separator="/")
+    names = flatten(json.loads((RESULTS / file).read_text()), separator="/")
     assert names
     for name in names:
         _validate_metric_name(name)

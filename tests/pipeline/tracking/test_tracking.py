@@ -5,30 +5,28 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import psutil
 import pytest
-from PIL import Image
 
-from pipeline.declared import declared_stages
+from papers import PAPERS
+from pipeline.declared import declared_stages, stage_results
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.job import Job
 from pipeline.jobs.pool import run
 from pipeline.tracking import runs as tracking
-from pipeline.tracking.runs import Tracker
+from pipeline.tracking.runs import Tracker, summarise
 from pipeline.tracking.sync import sync
 from pipeline.training.gather import gather_trainings
 from tests.conftest import ROOT
@@ -40,6 +38,10 @@ if TYPE_CHECKING:
 
 Config = Callable[..., TrainConfig]
 pytestmark = pytest.mark.filterwarnings("default")  # mlflow's own dependencies warn
+CELL = "layershuffle/bars/pico/smoke"
+VARIANT = Path("outs/finetune/test")
+# How stages/*.py say that the results of a stage are logged, as in `stage.results("pretrain")`.
+LOGGED = re.compile(r'(?:results|measure)\(\s*f?"([\w{}-]+)"')
 
 
 def free_port() -> int:
@@ -52,10 +54,14 @@ def free_port() -> int:
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Path]:
     """A store that two processes opened at once when there was none, and how they ended."""
     folder = tmp_path_factory.mktemp("fresh")
-    code = (
-        f"from pathlib import Path; from pipeline.tracking.runs import Tracker\n"
-        f"tracker = Tracker('e', Path({str(folder)!r})); tracker._guard(tracker.client); exit(tracker.failed)"
-    )
+    code = f"""if True:
+        import sys, threading
+        from pathlib import Path
+        from pipeline.tracking.runs import Tracker
+        tracker = Tracker('e', Path({str(folder)!r}))
+        assert 'mlflow' not in sys.modules and threading.active_count() == 1
+        tracker.client()
+    """
     started = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(2)]
     return [process.wait(120) for process in started], folder / tracking.DATABASE
 
@@ -111,7 +117,7 @@ def finished(
         patch.setenv("DVC_ROOT", str(folder))
         jobs = jobs_for(train_config, prepared)
         run(jobs, "cpu")
-        gather_trainings({job.config.seed: job for job in jobs}, Path("outs/finetune/test"))  # type: ignore[attr-defined]
+        gather_trainings({job.config.seed: job for job in jobs}, VARIANT)  # type: ignore[attr-defined]
     shutil.copy(ROOT / "dvc.yaml", folder)  # says which results are whose
     (folder / "results").mkdir()
     (folder / "results/cell.json").write_text(
@@ -158,6 +164,10 @@ def jobs_for(train_config: Config, prepared: Path) -> list[Job]:
     ]
 
 
+def history_of(job: Job) -> list[dict[str, float]]:
+    return json.loads((job.folder / "history.json").read_text())
+
+
 def client_of(uri: str) -> "MlflowClient":
     """Imported where it is used: it takes a second."""
     from mlflow import MlflowClient
@@ -172,302 +182,142 @@ def runs(uri: str, scale: str = "smoke") -> dict[str, "Run"]:
     return {run.info.run_name or "": run for run in client.search_runs(experiments)}
 
 
-def check_store(uri: str) -> None:
-    found, client = runs(uri), client_of(uri)
+def steps(uri: str, title: str, metric: str) -> list[int]:
+    """The epochs of a run's curve."""
+    run_id = runs(uri)[title].info.run_id
+    return [each.step for each in client_of(uri).get_metric_history(run_id, metric)]
+
+
+def check_store(uri: str, live: bool = True) -> None:
+    """One run a training below its variant's, with parameters, curves, files and a summary."""
+    found = runs(uri)
+    client = client_of(uri)
     assert set(found) == {"test", "test seed 0", "test seed 1", "prune-eval"}
-    child, parent = found["test seed 0"], found["test"]
+    child = found["test seed 0"]
+    parent = found["test"]
+    tags = child.data.tags
     assert child.info.status == parent.info.status == "FINISHED"
-    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    for tag in ("mlflow.source.git.commit", "mlflow.source.git.branch", "git.dirty"):
-        assert tag in child.data.tags
-    assert child.data.tags["mlflow.user"]
-    assert child.data.tags["mlflow.source.name"]
-    assert (child.data.tags["kind"], parent.data.tags["kind"], child.data.tags["paper"]) == (
-        "training",
-        "variant",
-        "layershuffle",
-    )
-    stages = {name: run.data.tags["stage"] for name, run in found.items()}
-    assert stages == {
-        name: "prune-eval" if name == "prune-eval" else "finetune-variants" for name in found
-    }
-    assert "its seeds lie below" in parent.data.tags["mlflow.note.content"]
-    assert (
-        "layershuffle"
-        in client.get_experiment(child.info.experiment_id).tags["mlflow.note.content"]
-    )
+    assert tags["mlflow.parentRunId"] == parent.info.run_id
+    assert (tags["kind"], parent.data.tags["kind"]) == ("training", "variant")
+    assert (tags["paper"], tags["stage"]) == ("layershuffle", "finetune-variants")
+    assert tags["execution"].endswith("fp32 (auto: width 16 is below 768)")
+    if live:
+        assert {"mlflow.user", "mlflow.source.git.commit", "git.dirty"} <= set(tags)
+    else:
+        assert tags["synced"] == "true"
+        assert "mlflow.source.git.commit" not in tags
     assert child.inputs
     (read,) = child.inputs.dataset_inputs
     assert (read.dataset.name, read.tags[0].value) == (child.data.params["dataset"], "training")
     assert child.data.params["data_sha256"].startswith(read.dataset.digest)
-    (model,) = client.search_logged_models(
-        [child.info.experiment_id], f"source_run_id = '{child.info.run_id}'"
-    )
-    assert (model.name, str(model.status)) == ("test_seed_0", "READY")
-    assert {metric.key for metric in model.metrics or ()} == {
-        name for name in child.data.metrics if name.startswith("final/")
-    }
     assert child.data.params["options.lr"] == "0.003"
-    assert child.data.params["seed"] == "0"
     curve = client.get_metric_history(child.info.run_id, "validation/arbitrary/accuracy")
-    assert [metric.step for metric in curve] == [1, 2, 3]
-    history = json.loads(Path("outs/finetune/test/seed_0/history.json").read_text())
-    assert [metric.value for metric in curve] == pytest.approx(
-        [row["validation/arbitrary/accuracy"] for row in history]
-    )
+    history = json.loads((VARIANT / "seed_0/history.json").read_text())
+    expected = [(row["epoch"], row["validation/arbitrary/accuracy"]) for row in history]
+    assert [(metric.step, metric.value) for metric in curve] == expected
     names = {file.path for file in client.list_artifacts(child.info.run_id)}
-    assert names == {
-        "config.json",
-        "history.json",
-        "final.json",
-        "weights.safetensors",
-        "execution.txt",
-    }
-    assert child.data.tags["execution"].endswith("fp32 (auto: width 16 is below 768)")
-    values = [
-        found[f"test seed {seed}"].data.metrics["final/arbitrary/accuracy"] for seed in (0, 1)
-    ]
-    assert parent.data.metrics["n"] == 2
-    assert parent.data.metrics["mean/arbitrary/accuracy"] == pytest.approx(sum(values) / 2)
-    assert parent.data.metrics["std/arbitrary/accuracy"] == pytest.approx(
-        abs(values[0] - values[1]) / 2**0.5
-    )
-    assert found["prune-eval"].data.metrics == {"test/arbitrary/accuracy": 0.5}
-    assert {file.path for file in client.list_artifacts(found["prune-eval"].info.run_id)} == {
-        "cell.json",
-        "metrics.json",
-        "prune_eval.csv",
-    }
+    assert names == {file.name for file in (VARIANT / "seed_0").iterdir()}
+    finals = [json.loads((VARIANT / f"seed_{seed}/final.json").read_text()) for seed in (0, 1)]
+    summary = {key: parent.data.metrics[key] for key in summarise(finals)}
+    assert summary == pytest.approx(summarise(finals))
+    assert child.data.metrics.items() >= {f"final/{k}": v for k, v in finals[0].items()}.items()
+    results = found["prune-eval"]
+    assert results.data.metrics == {"test/arbitrary/accuracy": 0.5}
+    files = {file.path for file in client.list_artifacts(results.info.run_id)}
+    assert files == {"cell.json", "metrics.json", "prune_eval.csv"}
 
 
-def log_everything(jobs: list[Job]) -> Tracker:
-    """What the stages do: rows as they come, the finished variant, the results."""
-    tracker = Tracker("layershuffle/bars/pico/smoke", Path(os.environ["DVC_ROOT"]))
+def log_everything(jobs: list[Job], stages: Iterable[str] = ("prune-eval",)) -> list[Tracker]:
+    """Log what stages log: rows as they come, the finished variant, the results."""
+    root = Path(os.environ["DVC_ROOT"])
+    tracker = Tracker(CELL, root)
     for job in jobs:
-        tracker.epoch(
-            "test", job.record(), json.loads((job.folder / "history.json").read_text())[0]
-        )
-    tracker.training(Path("outs/finetune/test"))
-    stages = Tracker("stages/bars/pico/smoke", Path(os.environ["DVC_ROOT"]))
-    stages.failed = tracker.failed
-    for stage in declared_stages():
-        stages.results(stage)
-    tracker.recorded += stages.recorded
-    return tracker
+        tracker.epoch("test", job.record(), history_of(job)[0])
+    tracker.training(VARIANT)
+    results = Tracker("stages/bars/pico/smoke", root)
+    results.failed = tracker.failed
+    for stage in stages:
+        results.results(stage)
+    return [tracker, results]
+
+
+def test_a_summary_is_the_mean_and_the_deviation_over_seeds() -> None:
+    assert summarise([{"a": 1.0}, {"a": 3.0}]) == {"n": 2, "mean/a": 2, "std/a": 2**0.5}
+    assert summarise([{"a": 1.0}]) == {"n": 1, "mean/a": 1, "std/a": 0}
 
 
 @pytest.mark.slow
 def test_local_store(workspace: Path, local: str, train_config: Config, prepared: Path) -> None:
-    """Also from another folder: the store lies at DVC_ROOT, artifacts too; logging twice changes nothing."""
-    first = log_everything(jobs_for(train_config, prepared))
-    assert not first.failed
+    """The store and its artifacts lie at DVC_ROOT. Logging twice changes nothing."""
+    jobs = jobs_for(train_config, prepared)
+    assert not any(tracker.failed for tracker in log_everything(jobs))
     check_store(local)
     assert (workspace / "mlartifacts" / "layershuffle-bars-pico-smoke").is_dir()
-    assert log_everything(jobs_for(train_config, prepared)).recorded == 0
+    assert not any(tracker.recorded for tracker in log_everything(jobs))
     check_store(local)
-    assert sync() == 0
     Path("outs/params/model.json").write_text(json.dumps(["pico", "hours", {}]))
-    assert sync() == 2  # the results are of the other scale still
+    assert sync(PAPERS) == 2  # the results are of the other scale still
     assert set(runs(local, "hours")) == {"test", "test seed 0", "test seed 1"}
     check_store(local)
 
 
 @pytest.mark.slow
-def test_images_stand_over_steps(workspace: Path, local: str) -> None:
-    """Of inversion, by the number of first layers, once; none where they are not checked out."""
-    folder, key = Path("outs/inversion/arrays"), "vit trained adam"
-    Path("results/inversion.csv").write_text("point\n")
-    Tracker("e", workspace).results("inversion")
-    folder.mkdir(parents=True)
-    names = ["kind", "dataset", "model", "family", "weights", "edit", "order", "optimiser"]
-    values = ["inversion", "bars", "pico", "vit", "trained", "none", "sequential", "adam"]
-    own = dict(zip(names, values, strict=True)) | {"file": "000.npz", "seed": 0}
-    (folder / "index.json").write_text(json.dumps([own, own | {"edit": "without mlp"}]))
-    points = ["patch_embed", "first 1", "first 4", "layer 3"]
-    found = np.linspace(-0.5, 1.5, 4).astype(np.float16)[:, None, None, None, None] * np.ones(
-        (1, 2, 1, 4, 4), np.float16
-    )
-    np.savez(
-        folder / "000.npz",
-        originals=np.ones((2, 1, 4, 4), np.float32),
-        points=np.array(points),
-        found=found,
-    )
-    Path("results/inversion.csv").write_text("point\nfirst 1\n")
-    for _ in range(2):
-        tracker = Tracker("e", workspace)
-        tracker.results("inversion")
-        assert not tracker.failed
-    client = client_of(local)
-    experiment = client.get_experiment_by_name("e")
-    assert experiment
-    without, run = sorted(
-        client.search_runs([experiment.experiment_id]), key=lambda each: each.info.start_time
-    )
-    assert not client.list_artifacts(without.info.run_id, "images")
-    paths = [each.path for each in client.list_artifacts(run.info.run_id, "images")]
-    logged = {tuple(path.split("+")[:3:2]): path for path in paths if path.endswith(".png")}
-    assert len([path for path in paths if path.endswith(".png")]) == 3
-    assert set(logged) == {(f"images/{key}", step) for step in ("0", "1", "4")}
-    import mlflow
-
-    last = np.asarray(
-        Image.open(
-            mlflow.artifacts.download_artifacts(
-                run_id=run.info.run_id, artifact_path=logged[f"images/{key}", "4"]
-            )
-        )
-    )
-    assert last.shape == (4, 8)
-    assert (int(last[0, 0]), int(last[0, -1])) == (255, round(255 * float(found[2, 0, 0, 0, 0])))
+def test_after_a_tracked_run_sync_adds_nothing(
+    workspace: Path, local: str, train_config: Config, prepared: Path
+) -> None:
+    """Every stage has left all its results, and logged what its script says."""
+    for stage in declared_stages().values():
+        for out in stage.get("outs", []):
+            path = Path(next(iter(out)) if isinstance(out, dict) else out)
+            if path.parts[0] == "results" and not path.exists():
+                file = path if path.suffix else path / "file.csv"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text("{}")
+    logged = set()
+    for script in (ROOT / "stages").glob("*.py"):
+        for name in LOGGED.findall(script.read_text()):
+            logged |= {name.replace("{which}", which) for which in ("baseline", "variants")}
+    trackers = log_everything(jobs_for(train_config, prepared), sorted(logged))
+    assert not any(tracker.failed for tracker in trackers)
+    assert trackers[1].recorded == sum(bool(stage_results(name)[0]) for name in declared_stages())
+    assert sync(PAPERS) == 0
 
 
 @pytest.mark.slow
 def test_what_several_stages_log_at_once_stands_once(
     workspace: Path, local: str, train_config: Config, prepared: Path
 ) -> None:
-    """As those of experiments do that want the same trainings."""
-    jobs, fork = jobs_for(train_config, prepared), multiprocessing.get_context("fork")
-
-    def log() -> None:
-        sys.exit(log_everything(jobs).failed)
-
-    stages = [fork.Process(target=log) for _ in range(3)]
-    for stage in stages:
-        stage.start()
-    for stage in stages:
-        stage.join()
-    assert [stage.exitcode for stage in stages] == [0, 0, 0]
+    """Two experiments may want the same trainings."""
+    jobs = jobs_for(train_config, prepared)
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=log_everything, args=(jobs,)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
     client = client_of(local)
-    names = [
-        run.info.run_name
-        for each in client.search_experiments()
-        for run in client.search_runs([each.experiment_id])
-    ]
-    assert sorted(names, key=str) == ["prune-eval", "test", "test seed 0", "test seed 1"]
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    names = [run.info.run_name or "" for run in client.search_runs(experiments)]
+    assert sorted(names) == ["prune-eval", "test", "test seed 0", "test seed 1"]
     check_store(local)
-
-
-@pytest.mark.slow
-def test_trackers_of_a_process_take_turns(workspace: Path, local: str) -> None:
-    """Two threads that import mlflow at once find halves of it: none begins while another is at work."""
-    client_of(local)  # imported now, what is noted next takes no time
-    first, second = (Tracker(name, workspace) for name in ("e", "f"))
-    begun, go = threading.Event(), threading.Event()
-
-    def work() -> None:
-        begun.set()
-        go.wait(60)
-
-    threads = [threading.Thread(target=first._guarded, args=(work,))]
-    record = {
-        "dataset": "bars",
-        "data_sha256": "0" * 64,
-        "seed": 0,
-        "options": {"epochs": 3},
-        "apart": ["seed"],
-    }
-    threads.append(threading.Thread(target=second.epoch, args=("test", record, {"epoch": 1})))
-    threads[0].start()
-    assert begun.wait(60)
-    threads[1].start()
-    time.sleep(1.5)
-    noted = workspace / ".lsvit" / "context"
-    assert not noted.exists()
-    go.set()
-    for thread in threads:
-        thread.join()
-    assert noted.exists()
-    assert not second.failed
 
 
 @pytest.mark.slow
 def test_two_that_follow_one_training_log_its_epochs_once(
     workspace: Path, local: str, train_config: Config, prepared: Path
 ) -> None:
-    """What either has seen of the curve may have grown since, by the other."""
     job, _ = jobs_for(train_config, prepared)
-    rows = json.loads((job.folder / "history.json").read_text())
-    first, second = (Tracker("layershuffle/bars/pico/smoke", workspace) for _ in range(2))
-    for tracker, row in zip(
-        (first, second, first, second), (rows[0], rows[0], rows[1], rows[1]), strict=True
-    ):
-        tracker.epoch("test", job.record(), row)
-    for tracker in (first, second):
-        tracker.training(Path("outs/finetune/test"))
-    assert not first.failed
-    assert not second.failed
-    client, run = client_of(local), runs(local)["test seed 0"]
+    rows = history_of(job)
+    trackers = [Tracker(CELL, workspace) for _ in range(2)]
+    for row in rows[:2]:
+        for tracker in trackers:
+            tracker.epoch("test", job.record(), row)
+    for tracker in trackers:
+        tracker.training(VARIANT)
+        assert not tracker.failed
     for name in ("epoch", "validation/arbitrary/accuracy"):
-        assert [metric.step for metric in client.get_metric_history(run.info.run_id, name)] == [
-            1,
-            2,
-            3,
-        ]
-
-
-@pytest.mark.slow
-def test_the_machine_is_watched_where_mlflow_is_told_to(
-    workspace: Path,
-    local: str,
-    train_config: Config,
-    prepared: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    job, _ = jobs_for(train_config, prepared)
-    rows = json.loads((job.folder / "history.json").read_text())
-    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
-    monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
-    tracker = Tracker("layershuffle/bars/pico/smoke", workspace)
-    tracker.epoch("test", job.record(), rows[0])
-    (watching,) = (
-        thread for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor"
-    )
-    deadline = time.monotonic() + 60
-    while (
-        "system/system_memory_usage_percentage" not in runs(local)["test seed 0"].data.metrics
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.1)
-    for row in rows[1:]:
-        tracker.epoch("test", job.record(), row)
-    assert not watching.is_alive()  # after the last epoch
-    tracker.training(Path("outs/finetune/test"))
-    watched, other = (runs(local)[f"test seed {seed}"].data.metrics for seed in range(2))
-    assert not tracker.failed
-    assert 0 < watched["system/system_memory_usage_percentage"] <= 100
-    assert not any(name.startswith("system/") for name in other)
-
-
-@pytest.mark.slow
-def test_times_are_those_of_the_epochs(
-    workspace: Path,
-    local: str,
-    fresh: tuple[list[int], Path],
-    train_config: Config,
-    prepared: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In a store with an outage after the first epoch, and in a new one that is filled later."""
-    shutil.copy(fresh[1], workspace / "new.db")
-    (job, _), began = jobs_for(train_config, prepared), 1_700_000_000.0
-    rows = json.loads((job.folder / "history.json").read_text())
-    for epoch, row in enumerate(rows, 1):
-        monkeypatch.setattr(time, "time", lambda epoch=epoch: began + 10 * epoch)
-        tracker = Tracker("layershuffle/bars/pico/smoke", workspace)
-        tracker.failed = epoch > 1
-        tracker.epoch("test", job.record(), row | {"seconds": 10.0})
-    monkeypatch.undo()
-    monkeypatch.chdir(workspace)
-    for store in (local, f"sqlite:///{workspace}/new.db"):
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-        sync()
-        run = runs(store)["test seed 0"]
-        assert (run.info.start_time, run.info.end_time) == (began * 1000, (began + 30) * 1000)
-        curve = client_of(store).get_metric_history(run.info.run_id, "epoch")
-        assert [metric.timestamp for metric in curve] == [
-            (began + 10 * epoch) * 1000 for epoch in (1, 2, 3)
-        ]
+        assert steps(local, "test seed 0", name) == [1, 2, 3]
 
 
 @pytest.mark.slow
@@ -484,30 +334,35 @@ def test_a_training_that_is_stopped(
 ) -> None:
     """It is marked so, runs again when it goes on, and is finished in the end."""
     job, _ = jobs_for(train_config, prepared)
-    rows = json.loads((job.folder / "history.json").read_text())
-    first, second = (Tracker("layershuffle/bars/pico/smoke", workspace) for _ in range(2))
-    first.epoch("test", job.record(), rows[0])
-    assert runs(local)["test seed 0"].info.status == "RUNNING"
-    first.stopped(error)
-    assert runs(local)["test seed 0"].info.status == status
-    second.epoch("test", job.record(), rows[1])
-    assert runs(local)["test seed 0"].info.status == "RUNNING"
-    second.training(Path("outs/finetune/test"))
-    assert runs(local)["test seed 0"].info.status == "FINISHED"
-    second.stopped(error)
-    assert runs(local)["test seed 0"].info.status == "FINISHED"
+    rows = history_of(job)
+    first, second = (Tracker(CELL, workspace) for _ in range(2))
+    seen = []
+    for step in (
+        lambda: first.epoch("test", job.record(), rows[0]),
+        lambda: first.stopped(error),
+        lambda: second.epoch("test", job.record(), rows[1]),
+        lambda: second.training(VARIANT),
+        lambda: second.stopped(error),
+    ):
+        step()
+        seen.append(runs(local)["test seed 0"].info.status)
+    assert seen == ["RUNNING", status, "RUNNING", "FINISHED", "FINISHED"]
 
 
 TRAIN = """
-import pickle, sys
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
+from pipeline.config.params import Cell
 from pipeline.jobs.stage import Stage
 from pipeline.tracking.runs import Tracker
 
 stage = Stage.__new__(Stage)  # without a repository's parameters
-stage.params = SimpleNamespace(device="cpu", distributed=None, engine="local")
+cell = Cell("bars", "pico", "smoke")
+stage.params = SimpleNamespace(device="cpu", distributed=None, engine="local", cell=cell)
+stage.of = "layershuffle"
 stage.tracker = Tracker("layershuffle/bars/pico/smoke", Path())
+stage._trackers = {stage.tracker.experiment: stage.tracker}
 stage.train(pickle.loads(Path("jobs").read_bytes()), 1)
 """
 
@@ -544,74 +399,6 @@ def test_a_stage_that_is_terminated(
     assert psutil.wait_procs(children, timeout=20)[1] == []
 
 
-def test_a_server_that_does_not_answer_holds_up_no_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, never = threading.Event(), threading.Event()
-
-    def ask(*_: object) -> None:
-        asked.set()
-        never.wait()
-
-    monkeypatch.setattr(Tracker, "client", lambda self: SimpleNamespace(set_terminated=ask))
-    monkeypatch.setattr(tracking, "PATIENCE", 0.1)
-    tracker = Tracker("layershuffle/bars/pico/smoke", tmp_path)
-    tracker._running["a run"] = lambda: None
-    tracker.stopped(KeyboardInterrupt())
-    assert asked.wait(60)
-    assert not never.is_set()
-    never.set()
-
-
-@pytest.mark.slow
-def test_watching_ends_with_the_last_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then a failure elsewhere is none of its own; of a training that ended early, before the run is said to be finished."""
-    said: list[str] = []
-    runs = {
-        name: SimpleNamespace(info=SimpleNamespace(status="RUNNING")) for name in ("whole", "early")
-    }
-    client = SimpleNamespace(
-        get_run=runs.get,
-        update_run=lambda *_: None,
-        log_batch=lambda *_, **__: None,
-        set_terminated=lambda name, status="FINISHED", **_: said.append(f"{name} {status}"),
-    )
-    monkeypatch.setattr(Tracker, "client", lambda self: client)
-    monkeypatch.setattr(Tracker, "_training_run", lambda self, title, record: (title, {}))
-    monkeypatch.setattr(Tracker, "_rows", lambda *_: None)
-    monkeypatch.setattr(
-        tracking, "watch", lambda run_id, uri: lambda: said.append(f"{run_id} unwatched")
-    )
-    tracker = Tracker("layershuffle/bars/pico/smoke", tmp_path)
-    for name, epochs in (("whole", 2), ("early", 1)):
-        for epoch in range(1, epochs + 1):
-            tracker._epoch(name, {"options": {"epochs": 2}}, {"epoch": epoch})
-    tracker._finish("early", [], {})
-    tracker.stopped(UserError("another training failed"))
-    assert said == ["whole unwatched", "early unwatched", "early FINISHED"]
-
-
-@pytest.mark.slow
-def test_what_a_variants_page_says(
-    workspace: Path, local: str, train_config: Config, prepared: Path
-) -> None:
-    """What it is and the command that made it; the claims that read it, in place of those of before."""
-    log_everything(jobs_for(train_config, prepared))
-    tracker = Tracker("layershuffle/bars/pico/smoke", workspace)
-    for verdict in ("undecided", "holds"):
-        tracker.note(Path("outs/finetune/test"), f"- {verdict}: a claim")
-    note = runs(local)["test"].data.tags["mlflow.note.content"]
-    for words in (
-        "`test`: its seeds lie below",
-        "`uv run dvc repro --pull finetune-variants`",
-        "- holds: a claim",
-    ):
-        assert words in note
-    assert "undecided" not in note
-    tracker.note(Path("outs/finetune/nothing"), "- holds: a claim")
-    assert not tracker.failed
-
-
 @pytest.mark.slow
 def test_real_server(
     workspace: Path,
@@ -621,7 +408,8 @@ def test_real_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    assert not log_everything(jobs_for(train_config, prepared)).failed
+    trackers = log_everything(jobs_for(train_config, prepared))
+    assert not any(tracker.failed for tracker in trackers)
     check_store(server)
     assert not (workspace / "mlflow.db").exists()
 
@@ -634,19 +422,18 @@ def test_store_that_is_down(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One warning, no error, little waiting; the files fill a store later."""
+    """One warning, no error, little waiting. The files fill a store later, once."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
-    start = time.monotonic()
-    assert log_everything(jobs_for(train_config, prepared)).failed
-    assert time.monotonic() - start < 30
+    assert log_everything(jobs_for(train_config, prepared))[0].failed
     err = capsys.readouterr().err
     assert err.count("warning: MLflow") == 1
     assert "lsvit track sync" in err
     with pytest.raises(UserError, match="cannot be filled"):
-        sync()
+        sync(PAPERS)
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert sync() == 3
-    check_store(local)
+    assert sync(PAPERS) == 3
+    check_store(local, live=False)
+    assert sync(PAPERS) == 0
 
 
 @pytest.mark.slow
@@ -658,35 +445,49 @@ def test_store_that_dies_during_a_training(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tracker = Tracker("layershuffle/bars/pico/smoke", workspace)
-    jobs = jobs_for(train_config, prepared)
-    rows = json.loads((jobs[0].folder / "history.json").read_text())
-    tracker.epoch("test", jobs[0].record(), rows[0])
-    assert not tracker.failed
-    monkeypatch.setattr(
-        "mlflow.MlflowClient.log_batch",
-        lambda *_, **__: (_ for _ in ()).throw(ConnectionError("gone")),
-    )
-    tracker.epoch("test", jobs[0].record(), rows[1])
-    tracker.epoch("test", jobs[0].record(), rows[2])
+    """One warning. A sync fills the epochs that are missing and keeps the one that is there."""
+    job, _ = jobs_for(train_config, prepared)
+    tracker = Tracker(CELL, workspace)
+    first, *others = history_of(job)
+    tracker.epoch("test", job.record(), first)
+
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mlflow.MlflowClient.log_batch", fail)
+        for row in others:
+            tracker.epoch("test", job.record(), row)
     assert capsys.readouterr().err.count("warning: MLflow") == 1
-    monkeypatch.undo()
-    monkeypatch.chdir(workspace)
-    sync()  # fills the epochs that are missing, keeps the one that is there
-    assert (
-        len(client_of(local).get_metric_history(runs(local)["test seed 0"].info.run_id, "epoch"))
-        == 3
-    )
+    sync(PAPERS)
+    assert steps(local, "test seed 0", "epoch") == [1, 2, 3]
+
+
+def test_a_context_that_cannot_be_had_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither does a full disk."""
+
+    def fail(self: Tracker) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Tracker, "_client", property(fail))
+    tracker = Tracker(CELL, tmp_path)
+    for epoch in (1, 2):
+        tracker.epoch("ls", {"seed": 0, "apart": ["seed"]}, {"epoch": epoch, "loss": 0.5})
+    tracker.stopped(KeyboardInterrupt())
+    assert tracker.failed
+    assert capsys.readouterr().err.count("warning: MLflow") == 1
 
 
 def test_nothing_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no finished training found"):
-        sync()
+        sync(PAPERS)
     (training := tmp_path / "outs/finetune/ls/seed_0").mkdir(parents=True)
     (training / "config.json").write_text("{}")
     with pytest.raises(UserError, match="or no outs/params/"):  # nothing says at what scale
-        sync()
+        sync(PAPERS)
 
 
 @pytest.mark.slow
@@ -730,4 +531,4 @@ def test_a_damaged_store_is_one_line(
     )
     if tracker.failed:
         with pytest.raises(UserError, match=r"^MLflow at .* cannot be filled$"):
-            sync(workspace)
+            sync(PAPERS, workspace)
