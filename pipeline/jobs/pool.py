@@ -123,7 +123,7 @@ def pool(todo: Sequence[Job], device: str, threads: int) -> Events:
         workers,
         mp_context=context,
         initializer=_start_worker,
-        initargs=(slots, events, root().resolve()),
+        initargs=(slots, events, root().resolve(), workers),
     )
     try:
         futures = [
@@ -166,13 +166,14 @@ def _raise_first_error(finished: set[Future]) -> None:
             raise error
 
 
-def _start_worker(slots: Any, events: Any, place: Path) -> None:
+def _start_worker(slots: Any, events: Any, place: Path, workers: int) -> None:
     """In a new worker: take a GPU, and die with the parent, whatever ends it."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork of a stage has what the stage does at it
     signal.signal(
         signal.SIGINT, signal.SIG_DFL
     )  # Ctrl-C ends it without a word: it reaches the stage, too, which says so
     os.environ["DVC_ROOT"] = str(place)  # a fork server that has served another root knows that one
+    os.environ["LSVIT_WORKERS"] = str(workers)  # they share the memory
     slot = slots.get()
     if slot is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,7 @@
-"""Early exits on a frozen backbone (multi-exit ViT, classifier-wise strategy): every branch at every depth, on cached features."""
+"""Train early exits on a frozen backbone: every branch at every depth, on cached features.
+
+Source: multi-exit ViT, classifier-wise strategy.
+"""
 
 import copy
 import math
@@ -7,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,7 @@ from lsvit.routed import RoutedModel, Samples
 from lsvit.routes import ENDED, Route, arbitrary, generator, kept_layers, own_order, per_sample
 from papers.exits.branches import make_branch, token_shape
 from papers.exits.compute.budgets import calibration_error
+from papers.exits.compute.memory import free_for_worker
 from papers.exits.section import EXIT_WEIGHTS, LAST_EXIT, ExitConfig
 from pipeline.config.variant import BranchName
 from pipeline.data.splits import Split
@@ -26,7 +29,7 @@ from pipeline.training.optimisation import make_optimizer, make_scheduler, stops
 from pipeline.training.scoring import batches_along, open_model, open_split
 
 BATCH_SIZE = 500  # images of a pass without gradients
-SHARE = 4  # features of so many depths are cached at once that they take at most one such part of the free memory
+SHARE = 4  # features cached at once take at most one such part of the free memory
 ORDERS = ("sequential", "arbitrary", "pruned")  # in which exits are evaluated
 COLUMNS = ("branch", "depth", "order", "lr", "epochs", "accuracy", "mae", "ece")
 
@@ -43,42 +46,43 @@ class Part(NamedTuple):
 
 
 def open_parts(config: ExitConfig, data: Path, model: RoutedModel) -> dict[str, Part]:
-    """The images that train branches, that choose (learning rate, epoch, thresholds), and that only report.
+    """Open the images that train branches, those that choose, and those that only report.
 
-    Held-out images choose where there are some, else a random half of the validation images, and the other half reports.
+    Held-out images choose (learning rate, epoch, thresholds) where there are some. Else a random
+    half of the validation images does, and the other half reports.
     """
-
-    def whole(split: str, images: int | None = None) -> Part:
-        opened = open_split(config, data, split, model)
-        return Part(opened, torch.from_numpy(opened.subset(images)))
-
-    parts = {"train": whole("train", config.options.images), "report": whole("validation")}
-    if HELDOUT in read_meta(data)["counts"]:
-        return parts | {"judge": whole(HELDOUT)}
-    split = parts["report"].split
-    judge, report = torch.from_numpy(
-        generator("heldout", "validation", config.options.seed).permutation(len(split))
-    ).tensor_split(2)
-    return parts | {"judge": Part(split, judge.sort()[0]), "report": Part(split, report.sort()[0])}
+    parts = {}
+    for name, split_name in (("train", "train"), ("report", "validation"), ("judge", HELDOUT)):
+        if name == "judge" and HELDOUT not in read_meta(data)["counts"]:
+            continue
+        split = open_split(config, data, split_name, model)
+        images = config.options.images if name == "train" else None
+        parts[name] = Part(split, torch.from_numpy(split.subset(images)))
+    if "judge" not in parts:
+        split = parts["report"].split
+        draw = generator("heldout", "validation", config.options.seed)
+        halves = torch.from_numpy(draw.permutation(len(split))).tensor_split(2)
+        parts["judge"] = Part(split, halves[0].sort()[0])
+        parts["report"] = Part(split, halves[1].sort()[0])
+    return parts
 
 
 def draw_routes(order: str, images: int, num_layers: int, config: ExitConfig, part: str) -> Tensor:
-    """A route for each of `images` images, (images, L): "sequential", "arbitrary", or "pruned" (some layers, original order)."""
+    """Draw a route for each of `images` images: (images, L).
+
+    Args:
+        order: "sequential", "arbitrary", or "pruned" (some layers in their original order).
+        images, num_layers: how many.
+        config: its seeds, and how many layers a pruned route keeps.
+        part: of the images.
+    """
     if order == "sequential":
         return torch.arange(num_layers).expand(images, -1)
-    sampler = (
-        arbitrary
-        if order == "arbitrary"
-        else kept_layers(min(config.options.keep, num_layers), "sequential")
-    )
-    return torch.from_numpy(
-        per_sample(
-            sampler,
-            generator("samples", config.options.seed, config.seed, part, order),
-            num_layers,
-            images,
-        )
-    )
+    sampler: Any = arbitrary
+    if order == "pruned":
+        sampler = kept_layers(min(config.options.keep, num_layers), "sequential")
+    draw = generator("samples", config.options.seed, config.seed, part, order)
+    return torch.from_numpy(per_sample(sampler, draw, num_layers, images))
 
 
 class States:
@@ -91,29 +95,32 @@ class States:
     def __call__(
         self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
     ) -> None:
-        """Called after each block; states (n, N, D)."""
+        """See :class:`lsvit.taps.Tap`."""
         if depth + 1 in self.places:
             self.out[self.places[depth + 1], samples] = after.to(self.out.device, self.out.dtype)
 
 
 class Features(NamedTuple):
-    """Tokens (n, N, D) after one depth, or (len(depths), n, N, D), and labels (n,) of a part along its routes."""
+    """Tokens (n, N, D) after one depth, or (depths, n, N, D), and labels (n,) of a part."""
 
     tokens: Tensor
     labels: Tensor
 
     def at(self, place: int, device: torch.device) -> "Features":
-        """Those at one place of the depths, on the device if they take no more than a part of its free memory."""
+        """Those of one depth, on the device if they fit in a part of its free memory."""
         tokens = self.tokens[place]
-        fits = device.type != "cuda" or tokens.nbytes <= torch.cuda.mem_get_info(device)[0] // SHARE
-        return Features(tokens.to(device) if fits else tokens, self.labels)
+        if device.type == "cuda" and tokens.nbytes > torch.cuda.mem_get_info(device)[0] // SHARE:
+            return Features(tokens, self.labels)
+        return Features(tokens.to(device), self.labels)
 
 
 @torch.inference_mode()
 def record(
     model: RoutedModel, part: Part, routes: Tensor, depths: list[int], execution: Execution
 ) -> Features:
-    """Run every image along its own row of `routes` (n, L) up to the last of the depths, and keep the tokens after each."""
+    """Keep the tokens after each of the depths that all routes (n, L) reach, which may be none."""
+    reached = int((routes[0] != ENDED).sum())
+    depths = [depth for depth in depths if depth <= reached]
     shape = token_shape(model.backbone)
     dtype = torch.bfloat16 if execution.precision == "bf16" else torch.float32
     tokens = torch.empty(len(depths), len(part.rows), shape.length, shape.width, dtype=dtype)
@@ -130,7 +137,7 @@ def record(
 def run(
     model: RoutedModel, part: Part, routes: Tensor, execution: Execution
 ) -> tuple[Tensor, Tensor]:
-    """The model's own answers (n, C) along a route for each image, and the labels (n,)."""
+    """Run every image along its route: the model's own answers (n, C), and the labels (n,)."""
     answers, labels = [], []
     for _, images, found, route in part.along(routes):
         with execution.context():
@@ -156,13 +163,16 @@ def fit(
     config: ExitConfig,
     execution: Execution,
 ) -> Fitted:
-    """Train a branch on the tokens after one depth: Adam, reduce-on-plateau, early stopping (multi-exit ViT, section IV).
+    """Train a branch on the tokens after one depth (multi-exit ViT, section IV).
+
+    Adam, reduce-on-plateau, early stopping.
 
     Raises:
         UserError: the loss is not finite.
     """
     options = config.tuning.model_copy(update={"lr": lr})
-    branch = branch.to(execution.device)
+    device = execution.device
+    branch = branch.to(device)
     optimizer = make_optimizer(branch, options)
     scheduler = make_scheduler(optimizer, options, steps=0)
     losses: list[float] = []
@@ -171,18 +181,17 @@ def fit(
         branch.train()
         order = generator("batches", config.seed, len(losses)).permutation(len(train.labels))
         for rows in torch.from_numpy(order).split(options.batch_size):
+            tokens = train.tokens[rows.to(train.tokens.device)].to(device).float()
             optimizer.zero_grad()
             with execution.context():
-                outputs = branch(
-                    train.tokens[rows.to(train.tokens.device)].to(execution.device).float()
-                )
-                loss = task_loss(outputs.float(), train.labels[rows.to(execution.device)])
+                loss = task_loss(branch(tokens).float(), train.labels[rows.to(device)])
             loss.backward()
             optimizer.step()
         losses.append(task_loss(answers(branch, judge.tokens, execution), judge.labels).item())
         if not math.isfinite(losses[-1]):
             raise UserError(
-                f"{config.title}, seed {config.seed}: a branch's loss is not finite; try smaller exits.lrs than {lr}"
+                f"{config.title}, seed {config.seed}: a branch's loss is not finite; "
+                f"try smaller exits.lrs than {lr}"
             )
         scheduler.step(losses[-1])
         if losses[-1] <= min(losses):
@@ -202,60 +211,69 @@ def answers(branch: nn.Module, tokens: Tensor, execution: Execution) -> Tensor:
 
 
 class Answered(NamedTuple):
-    """How an exit answers n images: the confidence of its answers and whether they are right, both (n,), and the mean error of a count."""
+    """How an exit answers n images."""
 
-    confidence: np.ndarray
-    correct: np.ndarray
-    mae: float | None
+    confidence: np.ndarray  # (n,) of its answers; a regression has none (nan)
+    correct: np.ndarray  # (n,) bool
+    mae: float | None  # mean absolute error of a regression
 
     @classmethod
     def of(cls, outputs: Tensor, labels: Tensor) -> "Answered":
-        """From outputs (n, C) and labels (n,); a regression has no confidence (nan)."""
-        counts = outputs.shape[1] == 1
-        confidence = torch.full(labels.shape, torch.nan) if counts else outputs.softmax(-1).amax(-1)
-        mae = task_loss(outputs, labels).item() if counts else None
-        return cls(
-            confidence.cpu().numpy().astype(np.float32),
-            is_right(outputs, labels).cpu().numpy(),
-            mae,
-        )
+        """From outputs (n, C) and labels (n,); a regression has one output."""
+        mae = None
+        confidence = torch.full(labels.shape, torch.nan)
+        if outputs.shape[1] == 1:
+            mae = task_loss(outputs, labels).item()
+        else:
+            confidence = outputs.softmax(-1).amax(-1)
+        correct = is_right(outputs, labels).cpu().numpy()
+        return cls(confidence.cpu().numpy().astype(np.float32), correct, mae)
 
-    def numbers(self) -> tuple[float, float | None, float | None]:
-        """Accuracy, mean absolute error, expected calibration error."""
-        ece = None if self.mae is not None else calibration_error(self.confidence, self.correct)
-        return float(self.correct.mean()), self.mae, ece
+
+Stream = tuple[str, str]  # a part of the images and the order of their routes
+
+
+class Exit(NamedTuple):
+    """A trained exit and its answers."""
+
+    branch: str
+    depth: int
+    lr: float | None
+    epochs: int | None
+    state: dict[str, Tensor]
+    answered: dict[Stream, Answered]
 
 
 def depths_at_once(parts: dict[str, Part], model: RoutedModel, execution: Execution) -> int:
-    """How many depths' features fit in a part of the free memory.
+    """How many depths' features fit in a part of the memory that is free for this worker.
 
     Raises:
         UserError: not even one depth's.
     """
     shape = token_shape(model.backbone)
-    images = (
-        len(parts["train"].rows)
-        + len(parts["judge"].rows)
-        + len(ORDERS) * len(parts["report"].rows)
-    )
-    each = images * shape.length * shape.width * (2 if execution.precision == "bf16" else 4)
-    free = psutil.virtual_memory().available
-    if each > free // 2:
+    counts = {name: len(part.rows) for name, part in parts.items()}
+    images = counts["train"] + counts["judge"] + len(ORDERS) * counts["report"]
+    bytes_each = 2 if execution.precision == "bf16" else 4
+    size = images * shape.length * shape.width * bytes_each
+    free = free_for_worker()
+    if size > free // 2:
         raise UserError(
-            f"exits.images: the features of one layer take {each / 2**30:.0f} GiB, more than half of the free memory, "
-            f"accepted: fewer than {len(parts['train'].rows)} images"
+            f"exits.images: the features of one layer take {size / 2**30:.0f} GiB, more than half "
+            f"of the free memory, accepted: fewer than {counts['train']} images"
         )
-    return max(1, free // SHARE // each)
+    return max(1, free // SHARE // size)
 
 
 def train_branches(
     config: ExitConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]
 ) -> None:
-    """Train every branch at every depth of one frozen backbone, in the order it was trained for, and evaluate it in every order.
+    """Train every branch at every depth of one frozen backbone, and evaluate it in every order.
 
-    One pass over the images gives the features of all depths, or of as many as fit in memory. Writes `rows.csv`, a row an exit
-    and order, `arrays.npz`, confidence and correctness of every exit on the judging and on the reporting images in that order, and
-    `exits.safetensors`, keys {branch}.{depth}.{parameter}. Finished depths are not trained again.
+    Branches are trained in the order that the backbone was trained for. One pass over the images
+    gives the features of all depths, or of as many as fit in memory. Writes `rows.csv`, a row an
+    exit and order; `arrays.npz`, confidence and correctness of every exit on the judging and on
+    the reporting images in that order; and `exits.safetensors`, keys {branch}.{depth}.{parameter}.
+    Finished depths are not trained again.
     """
     torch.set_num_threads(1)
     options = config.options
@@ -264,159 +282,121 @@ def train_branches(
     report({"text": f"runs on {execution}"})
     parts = open_parts(config, data, model)
     own = own_order(config.variant.route)
-    streams = [("train", own), ("judge", own), *(("report", order) for order in ORDERS)]
-    routes = {
-        (part, order): draw_routes(order, len(parts[part].rows), model.num_layers, config, part)
-        for part, order in streams
-    }
-    every = options.exits_of(model.num_layers)
-    todo = [depth for depth in every if not (folder / f"depth_{depth}.pt").exists()]
+    routes = {}
+    for part, order in (("train", own), ("judge", own), *(("report", order) for order in ORDERS)):
+        images = len(parts[part].rows)
+        routes[part, order] = draw_routes(order, images, model.num_layers, config, part)
+    depths = options.exits_of(model.num_layers)
+    files = {depth: folder / f"depth_{depth}.pt" for depth in depths}
+    todo = [depth for depth in depths if not files[depth].exists()]
     at_once = depths_at_once(parts, model, execution)
-    for depths in (todo[i : i + at_once] for i in range(0, len(todo), at_once)):
+    for start in range(0, len(todo), at_once):
+        group = todo[start : start + at_once]
         features = {
-            key: _record(model, parts[key[0]], table, depths, execution)
-            for key, table in routes.items()
+            stream: record(model, parts[stream[0]], table, group, execution)
+            for stream, table in routes.items()
         }
-        for place, depth in enumerate(depths):
+        for place, depth in enumerate(group):
             here = {
-                key: each.at(place, execution.device)
-                for key, each in features.items()
-                if place < len(each.tokens)
+                stream: recorded.at(place, execution.device)
+                for stream, recorded in features.items()
+                if place < len(recorded.tokens)
             }
-            found = [
-                train_exit(kind, depth, here, model, own, config, execution)
-                for kind in options.branches
+            exits = [
+                train_exit(branch, depth, here, model, own, config, execution)
+                for branch in options.branches
             ]
             unfinished = folder / "depth.partial"
-            torch.save([each.plain() for each in found], unfinished)
-            unfinished.replace(folder / f"depth_{depth}.pt")
+            torch.save(exits, unfinished)
+            unfinished.replace(files[depth])
             report({"cell": f"exits after {depth} layers"})
-    exits = [
-        Exit.of(saved)
-        for depth in every
-        for saved in torch.load(folder / f"depth_{depth}.pt", weights_only=True)
-    ]
-    exits.append(_final(model, parts, routes, execution))
-    _write(exits, own, min(options.keep, model.num_layers), folder)
-    for depth in every:
-        (folder / f"depth_{depth}.pt").unlink()
-
-
-def _record(
-    model: RoutedModel, part: Part, routes: Tensor, depths: list[int], execution: Execution
-) -> Features:
-    """Features of the depths that the routes reach, which may be none."""
-    return record(
-        model,
-        part,
-        routes,
-        [depth for depth in depths if depth <= int((routes[0] != ENDED).sum())],
-        execution,
-    )
-
-
-class Exit(NamedTuple):
-    """A trained exit and its answers, by part and order."""
-
-    branch: str
-    depth: int
-    lr: float | None
-    epochs: int | None
-    state: dict[str, Tensor]
-    answered: dict[tuple[str, str], Answered]
-
-    def plain(self) -> dict[str, Any]:
-        """As a file without pickled classes can have it."""
-        answered = {
-            key: (*map(torch.from_numpy, (each.confidence, each.correct)), each.mae)
-            for key, each in self.answered.items()
-        }
-        return self._asdict() | {"answered": answered}
-
-    @classmethod
-    def of(cls, saved: dict[str, Any]) -> "Exit":
-        """From its plain form."""
-        answered = {
-            key: Answered(sure.numpy(), right.numpy(), mae)
-            for key, (sure, right, mae) in saved["answered"].items()
-        }
-        return cls(**saved | {"answered": answered})
+    exits = []
+    for file in files.values():
+        exits += torch.load(file, weights_only=False)
+    exits.append(evaluate_head(model, parts, routes, execution))
+    write_exits(exits, own, min(options.keep, model.num_layers), folder)
+    for file in files.values():
+        file.unlink()
 
 
 def train_exit(
-    kind: BranchName,
+    branch: BranchName,
     depth: int,
-    features: dict[tuple[str, str], Features],
+    features: dict[Stream, Features],
     model: RoutedModel,
     own: str,
     config: ExitConfig,
     execution: Execution,
 ) -> Exit:
-    """Train one branch at one depth with every learning rate and keep the best by the judging images."""
-    train, judge = features["train", own], features["judge", own]
-    found: list[Fitted] = []
+    """Train one branch at one depth, and keep the learning rate that the judging images choose."""
+    shape = token_shape(model.backbone)
+    candidates = []
     for lr in config.options.lrs:
-        torch.manual_seed(int(generator("train", config.seed, depth, kind).integers(2**62)))
-        branch = make_branch(
-            kind, token_shape(model.backbone), model.backbone.num_classes, config.options
-        )
-        found.append(fit(branch, train, judge, lr, config, execution))
-    best = min(found, key=lambda fitted: fitted.loss)
-    answered = {
-        key: Answered.of(answers(best.branch, each.tokens, execution), each.labels)
-        for key, each in features.items()
-        if key[0] != "train"
-    }
-    return Exit(
-        kind,
-        depth,
-        best.lr,
-        best.epochs,
-        {name: t.cpu() for name, t in best.branch.state_dict().items()},
-        answered,
-    )
+        torch.manual_seed(int(generator("train", config.seed, depth, branch).integers(2**62)))
+        module = make_branch(branch, shape, model.backbone.num_classes, config.options)
+        train, judge = features["train", own], features["judge", own]
+        candidates.append(fit(module, train, judge, lr, config, execution))
+    best = min(candidates, key=lambda fitted: fitted.loss)
+    answered = {}
+    for stream, recorded in features.items():
+        if stream[0] != "train":
+            outputs = answers(best.branch, recorded.tokens, execution)
+            answered[stream] = Answered.of(outputs, recorded.labels)
+    state = {name: tensor.cpu() for name, tensor in best.branch.state_dict().items()}
+    return Exit(branch, depth, best.lr, best.epochs, state, answered)
 
 
-def _final(
+def evaluate_head(
     model: RoutedModel,
     parts: dict[str, Part],
-    routes: dict[tuple[str, str], Tensor],
+    routes: dict[Stream, Tensor],
     execution: Execution,
 ) -> Exit:
     """The model's own head, after all layers of a route."""
-    answered = {
-        key: Answered.of(*run(model, parts[key[0]], table, execution))
-        for key, table in routes.items()
-        if key[0] != "train"
-    }
+    answered = {}
+    for stream, table in routes.items():
+        if stream[0] != "train":
+            answered[stream] = Answered.of(*run(model, parts[stream[0]], table, execution))
     return Exit(LAST_EXIT, model.num_layers, None, None, {}, answered)
 
 
-def _write(exits: list[Exit], own: str, keep: int, folder: Path) -> None:
+def write_exits(exits: list[Exit], own: str, keep: int, folder: Path) -> None:
+    """Write rows, arrays and weights, see :func:`train_branches`.
+
+    Args:
+        exits: the model's own head is the last.
+        own: the order that they were trained in.
+        keep: layers of a pruned route.
+        folder: to write to.
+    """
     from safetensors.torch import save_file
 
     rows = []
     for exit in exits:
         for (part, order), answered in exit.answered.items():
-            if part == "report":
-                numbers = (
-                    number if number is None else round(number, 6) for number in answered.numbers()
-                )
-                depth = keep if (exit.branch, order) == (LAST_EXIT, "pruned") else exit.depth
-                rows.append((exit.branch, depth, order, exit.lr, exit.epochs, *numbers))
+            if part != "report":
+                continue
+            depth = exit.depth
+            if exit.branch == LAST_EXIT and order == "pruned":
+                depth = keep
+            accuracy = round(float(answered.correct.mean()), 6)
+            mae = ece = None
+            if answered.mae is None:
+                ece = round(calibration_error(answered.confidence, answered.correct), 6)
+            else:
+                mae = round(answered.mae, 6)
+            rows.append((exit.branch, depth, order, exit.lr, exit.epochs, accuracy, mae, ece))
     write_rows(folder / ROWS, COLUMNS, rows)
-    arrays: dict[str, Any] = {
-        f"{name}_{part}": np.stack([getattr(exit.answered[part, own], name) for exit in exits])
-        for part in ("judge", "report")
-        for name in ("confidence", "correct")
-    }
-    arrays |= {
-        name: np.array([getattr(exit, name) for exit in exits]) for name in ("branch", "depth")
-    }
+    arrays: dict[str, Any] = {}
+    for part in ("judge", "report"):
+        own_answers = [exit.answered[part, own] for exit in exits]
+        arrays[f"confidence_{part}"] = np.stack([each.confidence for each in own_answers])
+        arrays[f"correct_{part}"] = np.stack([each.correct for each in own_answers])
+    arrays["branch"] = np.array([exit.branch for exit in exits])
+    arrays["depth"] = np.array([exit.depth for exit in exits])
     np.savez(folder / ARRAYS, **arrays)
-    states = {
-        f"{exit.branch}.{exit.depth}.{name}": t.contiguous()
-        for exit in exits
-        for name, t in exit.state.items()
-    }
+    states = {}
+    for exit in exits:
+        for name, tensor in exit.state.items():
+            states[f"{exit.branch}.{exit.depth}.{name}"] = tensor.contiguous()
     save_file(states, folder / EXIT_WEIGHTS)

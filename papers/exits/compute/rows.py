@@ -225,12 +225,11 @@ def choose(flops: np.ndarray, score: np.ndarray, depths: np.ndarray) -> np.ndarr
     The model's own head is there anyway, and the early exits, chosen as the best of many, look better than they are on these images.
     """
     index = np.flatnonzero(practical(flops, score) | (depths == depths.max()))
-    return np.array(
-        [
-            index[depths[index] == depth][score[index[depths[index] == depth]].argmax()]
-            for depth in np.unique(depths[index])
-        ]
-    )
+    chosen = []
+    for depth in np.unique(depths[index]):
+        here = index[depths[index] == depth]
+        chosen.append(here[score[here].argmax()])
+    return np.array(chosen)
 
 
 def keep(plan: Plan, found: Exits) -> dict[Path, str]:

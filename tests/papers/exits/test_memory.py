@@ -1,0 +1,72 @@
+"""The memory that is free for a worker: limits of control groups, and a share for each."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from papers.exits.compute import frozen, memory
+from papers.exits.compute.memory import WORKERS, free_for_worker, free_in_groups
+from pipeline.jobs.pool import _start_worker
+
+
+def limit(folder: Path, names: tuple[str, str, str], limit: str, used: int, cache: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 7\n{names[2]} {cache}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "top", "names"),
+    [("0::/a/b", "", memory.VERSION_2), ("4:cpu,memory:/a/b", "memory", memory.VERSION_1)],
+)
+def test_the_tightest_limit_counts(
+    line: str, top: str, names: tuple[str, str, str], tmp_path: Path
+) -> None:
+    """Pages of files can be dropped; a group without a limit, or that is not there, has none."""
+    groups, mount = tmp_path / "cgroup", tmp_path / "mount"
+    groups.write_text(f"9:name=systemd:/\n{line}\n")
+    assert free_in_groups(groups, mount) == math.inf
+    limit(mount / top / "a" / "b", names, "1000", 700, cache=200)
+    assert free_in_groups(groups, mount) == 500
+    limit(mount / top / "a", names, "900", 600)
+    assert free_in_groups(groups, mount) == 300
+    limit(mount / top, names, "max" if line.startswith("0") else str(2**63), 10**6)
+    assert free_in_groups(groups, mount) == 300
+    limit(mount / top / "a", names, "900", 950)
+    assert free_in_groups(groups, mount) == 0
+    assert free_in_groups(tmp_path / "none", mount) == math.inf
+
+
+def test_workers_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them together cache no more than a part of it."""
+    free = 8_000_000
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    monkeypatch.setattr(memory, "free_in_groups", lambda: math.inf)
+    shape = Mock(length=10, width=100)
+    monkeypatch.setattr(frozen, "token_shape", lambda backbone: shape)
+    parts: Any = {name: Mock(rows=range(10)) for name in ("train", "judge", "report")}
+    size = (2 + 3) * 10 * 10 * 100 * 4  # of one depth in fp32
+    monkeypatch.delenv(WORKERS, raising=False)
+    alone = frozen.depths_at_once(parts, Mock(), Mock(precision="fp32"))
+    assert alone == free // 4 // size == 10
+    monkeypatch.setenv(WORKERS, "4")
+    assert free_for_worker() == free // 4
+    together = frozen.depths_at_once(parts, Mock(), Mock(precision="fp32"))
+    assert 4 * together * size <= free // 4
+    monkeypatch.setattr(memory, "free_in_groups", lambda: 4 * 2.0 * size - 4)
+    with pytest.raises(Exception, match=r"^exits\.images: "):
+        frozen.depths_at_once(parts, Mock(), Mock(precision="fp32"))
+
+
+def test_a_worker_knows_how_many_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(WORKERS, "1")
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    for name in ("signal.signal", "pipeline.jobs.pool.die_with_parent"):
+        monkeypatch.setattr(name, Mock())
+    _start_worker(Mock(get=lambda: None), Mock(), tmp_path, 3)
+    assert free_for_worker() <= memory.psutil.virtual_memory().available // 2
