@@ -30,7 +30,7 @@ def smoke(
         typer.Option(file_okay=False, help="Run in this new folder and leave it there."),
     ] = None,
 ) -> None:
-    """Run the whole pipeline on tiny presets in a temporary copy of the repository and print its table: a first look."""
+    """Run the whole pipeline on tiny presets, in a copy of the repository, and print its table."""
     import tempfile
 
     from pipeline.smoke import run
@@ -64,61 +64,22 @@ def claims(
 ) -> None:
     """Print the reproduction ledger, claim by claim, and check it.
 
-    Ends with exit code 1 if it contradicts the committed ledger (or another): both decide a claim, by the same rule, and differ; or if
-    a result file was changed by hand. Other verdicts that moved are listed.
+    Ends with exit code 1 if it contradicts the committed ledger, or another one: both decide a
+    claim, by the same rule, and differ. Also if a result file was changed by hand. Other verdicts
+    that moved are listed.
     """
     from papers import PAPERS
-    from pipeline.errors import UserError
-    from pipeline.files import read_json
-    from pipeline.report.comparison import changes, edited, moved, other_ledger, same_cell
-    from pipeline.report.ledger import Evidence, judge, show
+    from pipeline.report.check import check_ledger
 
-    results = Path("results")
-    file = results / "claims.json"
-    if not file.is_file():
-        raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
-    problems = edited()
-    try:
-        show(found := read_json(file))
-        differing = changes(judge(Evidence(results, PAPERS)), found)
-    except UserError as error:
-        problems.append(str(error))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        problems.append(
-            f"{results}: cannot be judged ({type(error).__name__}: {error}); `dvc repro` writes it anew"
-        )
-    else:
-        if differing:
-            which = ", ".join(differing[:5]) + (
-                f" and {len(differing) - 5} more" if len(differing) > 5 else ""
-            )
-            problems.append(
-                f"{file}: not what the result files give for {which}; `dvc repro` writes it anew"
-            )
-        other = other_ledger(file, against)
-        if other is None:
-            print("no committed ledger to compare with", file=sys.stderr)
-        elif same_cell(found, other):
-            contradicting, marginal = moved(found, other)
-            problems += contradicting
-            for line in marginal:
-                print(f"moved: {line}", file=sys.stderr)
-        else:
-            cell = f"{other['dataset']} with {other['model']} at scale {other.get('scale')}"
-            if against:
-                problems.append(f"{against}: found a ledger of {cell}, accepted: one of this cell")
-            else:
-                print(
-                    f"the committed ledger is about {cell}: verdicts are not compared",
-                    file=sys.stderr,
-                )
-    for problem in problems:
+    findings = check_ledger(Path("results/claims.json"), PAPERS, against)
+    for note in findings.notes:
+        print(note, file=sys.stderr)
+    for problem in findings.problems:
         print(f"error: {problem}", file=sys.stderr)
-    if problems:
+    if findings.problems:
         raise SystemExit(1)
-    print(
-        f"the ledger is what the result files give, and contradicts {f'{against} nowhere' if against else 'no committed one'}"
-    )
+    nowhere = f"{against} nowhere" if against else "no committed one"
+    print(f"the ledger is what the result files give, and contradicts {nowhere}")
 
 
 @app.command()
@@ -130,7 +91,7 @@ def why(
         list[str] | None, typer.Argument(help="Of a file's rows: column=value ...")
     ] = None,
 ) -> None:
-    """Say where a number, a claim, a table or a figure comes from: rows, stage, command, inputs, parameters, seeds, hardware, commit."""
+    """Trace a number, a claim, a table or a figure to rows, stage, command, inputs and commit."""
     from papers import PAPERS
     from pipeline.report.why import why
 
@@ -142,7 +103,7 @@ def cost(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print how many trainings, images and FLOPs params.yaml asks for, and their time on known hardware."""
+    """Print what params.yaml asks for: trainings, images, FLOPs, and time on known hardware."""
     import json
 
     from papers import PAPERS
@@ -157,7 +118,7 @@ def cost(
 
 @app.command()
 def grid() -> None:
-    """Collect Table 1 of the workspace and of all DVC experiments into one table, results/grid.{csv,md,tex}, and print it."""
+    """Collect Table 1 of the workspace and of all experiments in results/grid.{csv,md,tex}."""
     from papers.layershuffle.grid import TABLE, collect, experiments, write
     from pipeline.errors import UserError
 
@@ -166,7 +127,8 @@ def grid() -> None:
     cells = collect(experiments())
     if cells.empty:
         raise UserError(
-            f"{TABLE}: not found, neither here nor in an experiment; `dvc repro` or `dvc exp run` makes it"
+            f"{TABLE}: not found, neither here nor in an experiment; "
+            "`dvc repro` or `dvc exp run` makes it"
         )
     print_table(
         write(cells, Path("results")),
@@ -195,7 +157,7 @@ def export(
         typer.Option(help="With --register: the registered model; default: <data set>_<model>."),
     ] = None,
 ) -> None:
-    """Write a training's weights as a folder that timm and the Hugging Face hub take, with a model card."""
+    """Write a training's weights as a folder that timm and the hub take, with a model card."""
     from papers import PAPERS
     from pipeline.deploy.export import export
     from pipeline.errors import UserError
@@ -217,7 +179,8 @@ def predict(
     weights: Annotated[
         str,
         typer.Option(
-            help="An exported folder, hf-hub:<repository>, or outs/finetune/<variant> or outs/baseline, /seed_<n>/weights.safetensors."
+            help="An exported folder, hf-hub:<repository>, or outs/finetune/<variant> or "
+            "outs/baseline, /seed_<n>/weights.safetensors."
         ),
     ],
     order: Annotated[
@@ -250,7 +213,7 @@ def predict(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what is on images, and how much the answer depends on the order of the layers; within a budget, with early exits."""
+    """Say what is on images, and how much the answer depends on the order of the layers."""
     import json
 
     from papers.exits.compute.dynamic import deploy
@@ -292,7 +255,7 @@ def predict(
 
 @track.command("sync")
 def track_sync() -> None:
-    """Fill the MLflow store from the files of finished stages; what is already there stays as it is."""
+    """Fill the MLflow store from the files of finished stages. What is there stays."""
     from papers import PAPERS
     from pipeline.tracking.sync import sync
 

@@ -1,0 +1,82 @@
+"""The `lsvit` command. In a clone it has all commands of `stages.commands`, elsewhere `predict`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+CLONE = Path(__file__).parents[1]
+
+
+def main() -> None:
+    """Run the command of this process's arguments."""
+    if (CLONE / "stages" / "commands.py").is_file():
+        from stages.commands import main as run_in_clone
+
+        run_in_clone()
+    else:
+        run(sys.argv[1:])
+
+
+def run(words: Sequence[str]) -> None:
+    """Run the command of these words. Exits with code 2 at a user's mistake."""
+    parser = make_parser()
+    options = parser.parse_args(words)
+    try:
+        print_predictions(options)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Declare the commands and their options."""
+    parser = argparse.ArgumentParser("lsvit", description="Transformers in any order of layers.")
+    commands = parser.add_subparsers(required=True)
+    predict = commands.add_parser("predict", help="classes of images, over orders of the layers")
+    predict.add_argument("images", nargs="+", type=Path, help="image files")
+    predict.add_argument("--weights", required=True, help="exported folder or hf-hub:<repository>")
+    predict.add_argument(
+        "--order", default="sequential", help="sequential, arbitrary, reversed, or layers: 2,0,1"
+    )
+    predict.add_argument("--keep", type=int, help="run so many random layers")
+    predict.add_argument("--orders", type=int, default=20, help="how many random orders to draw")
+    predict.add_argument("--top", type=int, default=5, help="how many classes to show")
+    predict.add_argument("--seed", type=int, default=0, help="of the random orders")
+    predict.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def print_predictions(options: argparse.Namespace) -> None:
+    """Print what is on images, and how much the answer depends on the order.
+
+    Raises:
+        ValueError: the weights, an image or an option is not what is accepted.
+    """
+    for name, least in (("orders", 1), ("top", 1), ("seed", 0)):
+        number = getattr(options, name)
+        if number < least:
+            raise ValueError(f"--{name}: found {number}, accepted: at least {least}")
+
+    from lsvit.predict import choose_routes, open_weights, predict, read_image
+
+    opened = open_weights(options.weights)
+    routes = choose_routes(opened.model, options.order, options.keep, options.orders, options.seed)
+    images = [read_image(path, opened.data) for path in options.images]
+    answers = []
+    for path, image in zip(options.images, images, strict=True):
+        answer = predict(opened, image, routes, options.top)
+        answers.append({"image": str(path), "order": options.order} | answer)
+    if options.json:
+        print(json.dumps(answers, indent=1))
+        return
+    for answer in answers:
+        print(f"{answer['image']}: {answer['order']}, {answer['orders']} orders")
+        for row in answer["top"]:
+            spread = "" if row["std"] is None else f" ± {row['std']:.4f}"
+            print(f"  {row['probability']:.4f}{spread}  {row['class']}")
+
+
+if __name__ == "__main__":
+    main()

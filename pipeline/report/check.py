@@ -1,0 +1,83 @@
+"""`lsvit claims`: the ledger against the result files and against another ledger."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.config.paper import Paper
+from pipeline.errors import UserError
+from pipeline.files import read_json
+from pipeline.report.comparison import changes, edited, moved, other_ledger, same_cell
+from pipeline.report.ledger import Evidence, judge, show
+
+SHOWN = 5  # claims that a message names
+
+
+class Findings(NamedTuple):
+    """What a check found: a line each."""
+
+    problems: list[str]  # contradictions and edited files
+    notes: list[str]  # verdicts that moved, and comparisons that were not made
+
+
+def check_ledger(file: Path, papers: tuple[Paper, ...], against: Path | None) -> Findings:
+    """Print a ledger, and check it and the result files beside it.
+
+    Args:
+        file: the ledger, claims.json.
+        papers: whose claims it judges.
+        against: another run's claims.json; None: the committed one.
+
+    Raises:
+        UserError: there is no ledger, or DVC cannot tell whether files were edited.
+    """
+    results = file.parent
+    if not file.is_file():
+        raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
+    findings = Findings(edited(), [])
+    try:
+        ledger = read_json(file)
+        show(ledger)
+        differing = changes(judge(Evidence(results, papers)), ledger)
+    except UserError as error:
+        findings.problems.append(str(error))
+        return findings
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        findings.problems.append(
+            f"{results}: cannot be judged ({reason}); `dvc repro` writes it anew"
+        )
+        return findings
+    if differing:
+        names = ", ".join(differing[:SHOWN])
+        if len(differing) > SHOWN:
+            names += f" and {len(differing) - SHOWN} more"
+        findings.problems.append(
+            f"{file}: not what the result files give for {names}; `dvc repro` writes it anew"
+        )
+    _compare(findings, ledger, other_ledger(file, against), against)
+    return findings
+
+
+def _compare(
+    findings: Findings,
+    ledger: dict[str, Any],
+    other: dict[str, Any] | None,
+    against: Path | None,
+) -> None:
+    """Add what a ledger and another one say differently."""
+    if other is None:
+        findings.notes.append("no committed ledger to compare with")
+    elif same_cell(ledger, other):
+        contradicting, marginal = moved(ledger, other)
+        findings.problems.extend(contradicting)
+        findings.notes.extend(f"moved: {line}" for line in marginal)
+    else:
+        cell = f"{other['dataset']} with {other['model']} at scale {other.get('scale')}"
+        if against:
+            findings.problems.append(
+                f"{against}: found a ledger of {cell}, accepted: one of this cell"
+            )
+        else:
+            findings.notes.append(
+                f"the committed ledger is about {cell}: verdicts are not compared"
+            )
