@@ -17,26 +17,27 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from machine import machine, show, write
+from pipeline.cost.flops import count_forward, meta_backbone
+from pipeline.cost.hardware import Hardware, Speed, Work
+from pipeline.cost.work import route_work, sampler_work, training_job
 from scipy.optimize import nnls
 
 from lsvit.routes import arbitrary, generator, per_sample
 from papers import PAPERS
+from papers.smoothing.training import Augmentation
 from pipeline.config.load import load
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import Variant
-from pipeline.cost.flops import count_forward, meta_backbone
-from pipeline.cost.hardware import Hardware, Speed, Work
-from pipeline.cost.work import route_work, sampler_work, training_job
 from pipeline.data.shards import Arrays, write_arrow
 from pipeline.data.sources import SPLITS
 from pipeline.data.splits import Split
 from pipeline.jobs.configs import TrainConfig
 from pipeline.models.weights import build, input_size
-from pipeline.training.augmentation import Augmentation
 from pipeline.training.devices import settle
-from pipeline.training.loop import TrainingStep, train, train_epoch
+from pipeline.training.loop import train, train_epoch
 from pipeline.training.optimisation import make_optimizer, make_scheduler
 from pipeline.training.scoring import score
+from pipeline.training.step import TrainingStep
 
 FILE = Path(__file__).with_suffix(".json")
 REPETITIONS = 5  # after a first one that does not count

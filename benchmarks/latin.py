@@ -25,11 +25,10 @@ from torch.nn.functional import cross_entropy
 
 from lsvit import routed
 from lsvit.latin import Latin, latin
+from lsvit.position import Position, Predict, position_loss
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, arbitrary, generator, per_sample
 from lsvit.taps import PositionLogits
-from pipeline.config.variant import Position, Predict
-from pipeline.training.losses import position_loss
 
 FILE = Path(__file__).with_suffix(".json")
 WAYS = ("batch", "stacked", "groups", "sample")

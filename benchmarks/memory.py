@@ -17,6 +17,7 @@ import torch
 from loading import write_jpegs
 from machine import machine, show, write
 
+from lsvit.routes import OneRoute
 from papers import PAPERS
 from papers.layershuffle.section import EvalConfig, PruneEval
 from pipeline.config.datasets import DatasetPreset
@@ -94,7 +95,11 @@ def work(part: str, folder: Path) -> None:
     config = EvalConfig(**run, options=params.resolve(PruneEval), seed=0, precision="fp32")
     model, execution = open_model(config, data, None)
     score(
-        model, open_split(config, data, "train", model), [tuple(range(12))], BATCH_SIZE, execution
+        model,
+        open_split(config, data, "train", model),
+        OneRoute(tuple(range(12))),
+        BATCH_SIZE,
+        execution,
     )
 
 

@@ -208,7 +208,7 @@ class LayerServer:
                 f"layer: found {layer}, accepted: {', '.join(map(str, self.layers))}, each once on a way"
             )
         # One step of the model's own loop: the state comes from elsewhere, and no state does after it.
-        state = self.model._step(message.tokens, layer, len(message.done), (), slice(None))
+        state = self.model.run_step(message.tokens, layer, len(message.done))
         answer = Message(state, (*message.done, layer)).pack()
         spent = time.perf_counter() - begun
         self.spent += spent

@@ -21,7 +21,7 @@ import torch
 from machine import machine, show, write
 
 from lsvit.routed import RoutedModel
-from lsvit.routes import arbitrary, generator, per_sample
+from lsvit.routes import OneRoute, RouteTable, arbitrary, generator, per_sample
 from papers import PAPERS
 from pipeline.config.load import load
 from pipeline.config.presets import ModelPreset
@@ -33,7 +33,7 @@ from pipeline.jobs.files import WEIGHTS, read_meta
 from pipeline.jobs.plan import run_config
 from pipeline.models.weights import build, input_size
 from pipeline.training.loop import train
-from pipeline.training.scoring import open_model, open_split, score
+from pipeline.training.scoring import InTurn, open_model, open_split, score
 
 FILE = Path(__file__).with_suffix(".json")
 REPETITIONS = 7
@@ -148,11 +148,13 @@ def gain(route: str, folder: Path) -> dict[str, Any]:
     batches, estimates = -(-len(split) // BATCH_SIZE), []
     for i in range(ESTIMATES):
         routes = per_sample(arbitrary, generator("samples", 0, i), model.num_layers, len(split))
-        a_batch = [tuple(route.tolist()) for route in routes[:batches]]
+        a_batch = InTurn(
+            [OneRoute(tuple(route)) for route in routes[:batches].tolist()], BATCH_SIZE
+        )
         estimates.append(
             [
                 score(model, split, orders, BATCH_SIZE, execution).accuracy
-                for orders in (a_batch, torch.from_numpy(routes))
+                for orders in (a_batch, RouteTable(routes))
             ]
         )
     (mean_batch, mean_sample), (std_batch, std_sample) = (

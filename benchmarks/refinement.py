@@ -14,13 +14,13 @@ from machine import machine, show, write
 from settings import SEEDS, pretrain, refine, try_settings
 
 from lsvit.latin import latin
-from lsvit.routes import generator
+from lsvit.routes import OneRoute, generator
 from papers import PAPERS
 from pipeline.config.load import load
 from pipeline.config.sections import Finetune
 from pipeline.config.variant import Encode, Position
 from pipeline.jobs.files import HELDOUT, weights_file
-from pipeline.training.scoring import open_model, open_split, score
+from pipeline.training.scoring import InTurn, open_model, open_split, score
 
 HOURS = load(papers=PAPERS).cell.scale == "hours"
 FILE = Path(__file__).with_name("refinement_hours.json" if HOURS else "refinement.json")
@@ -120,10 +120,12 @@ def measure(
     orders = [latin(generator("refinement", i), model.num_layers) for i in range(BATCHES)]
     found = {
         "sequential": score(
-            model, split, [tuple(range(model.num_layers))], len(split), execution
+            model, split, OneRoute(tuple(range(model.num_layers))), len(split), execution
         ).accuracy
     }
-    arbitrary = score(model, split, orders, len(split) // BATCHES, execution)
+    arbitrary = score(
+        model, split, InTurn(orders, len(split) // BATCHES), len(split) // BATCHES, execution
+    )
     return (
         found
         | {"arbitrary": arbitrary.accuracy}

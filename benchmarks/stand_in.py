@@ -24,7 +24,7 @@ from pipeline.config.load import load
 from pipeline.config.sections import Finetune
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import HELDOUT, weights_file
-from pipeline.training.scoring import open_model, open_split, score
+from pipeline.training.scoring import InTurn, open_model, open_split, score
 
 FILE = Path(__file__).with_suffix(".json")
 KS = (0, 1, 2, 3, 4, 6, 8, 12)
@@ -67,7 +67,9 @@ def curve(config: TrainConfig, data: Path, weights: Path) -> list[float]:
             float(
                 np.mean(
                     [
-                        score(model, split, routes, batch_size, execution).accuracy
+                        score(
+                            model, split, InTurn(routes, batch_size), batch_size, execution
+                        ).accuracy
                         for routes in drawn
                     ]
                 )

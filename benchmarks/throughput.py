@@ -24,16 +24,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
+from lsvit.position import Encode, Position, Predict
 from lsvit.routed import RoutedModel
-from lsvit.routes import Route, arbitrary, generator, per_sample
+from lsvit.routes import OneRoute, Routes, RouteTable, arbitrary, generator, per_sample
 from papers import PAPERS
 from pipeline.config.load import load
 from pipeline.config.sections import Finetune
-from pipeline.config.variant import Encode, Position, Predict
-from pipeline.training.augmentation import Batch
 from pipeline.training.devices import Execution, compile_blocks, has_bf16, pick_device, settle
-from pipeline.training.loop import TrainingStep, train_step
+from pipeline.training.objectives import Batch, ClassLoss
 from pipeline.training.optimisation import make_optimizer
+from pipeline.training.step import TrainingStep, backward_in_parts
 
 FILE = Path(__file__).with_suffix(".json")
 NUM_CLASSES, NUM_LAYERS = 1000, 12
@@ -110,12 +110,14 @@ class Bench:
         self.labels = torch.randint(NUM_CLASSES, (geometry.batch,), device=device)
         self.draws = itertools.count()
 
-    def route(self, kind: str) -> Route | Tensor:
+    def route(self, kind: str) -> Routes:
         """The next route: all layers in order, a random order, or one for every sample."""
         rng = generator("samples", next(self.draws))
         if kind == "per sample":
-            return torch.from_numpy(per_sample(arbitrary, rng, NUM_LAYERS, self.geometry.batch))
-        return tuple(range(NUM_LAYERS)) if kind == "sequential" else arbitrary(rng, NUM_LAYERS)
+            return RouteTable(per_sample(arbitrary, rng, NUM_LAYERS, self.geometry.batch))
+        return OneRoute(
+            tuple(range(NUM_LAYERS)) if kind == "sequential" else arbitrary(rng, NUM_LAYERS)
+        )
 
     def plain(self, model: Any, training: bool) -> Callable[[], None]:
         """A model that maps images to logits, as its library's users run it."""
@@ -155,12 +157,13 @@ class Bench:
         options = self.options.model_copy(update=changes)
         if self.execution.compiled:
             compile_blocks(model.backbone.blocks)
-        step, optimizer = TrainingStep(model, 1.0, self.execution), make_optimizer(model, options)
+        step = TrainingStep(model, [ClassLoss()], self.execution)
+        optimizer = make_optimizer(model, options)
 
         def steps() -> None:
             for _ in range(self.geometry.steps):
                 optimizer.zero_grad()
-                train_step(step, Batch(self.images, self.labels), self.route(kind), options)
+                backward_in_parts(step, Batch(self.images, self.labels), self.route(kind), options)
                 optimizer.step()
 
         def logits() -> Tensor:

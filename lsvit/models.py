@@ -1,4 +1,4 @@
-"""timm's models, run along a route."""
+"""The old place of :class:`lsvit.RoutedModel`, which exported model cards name."""
 
 from lsvit.routed import RoutedModel
 

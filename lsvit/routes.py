@@ -1,39 +1,163 @@
 """The route: which layers a forward pass executes, in order. No torch here.
 
-A route is an explicit argument of the model's forward, drawn outside the model from a generator keyed by (seed, ...,
-step): the same key gives the same route, whatever ran before.
+A route is an explicit argument of the model's forward pass. It is drawn outside the model from a generator keyed by
+(stream, seed, ..., step): the same key gives the same route, whatever ran before.
 """
 
-import difflib
 import itertools
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
-Step = (
-    int | tuple[int, ...]
-)  # a layer, 0-based, or several that run side by side on the same state, whose outputs are averaged
+# A layer (0-based), or several that run side by side on the same state, whose outputs are averaged.
+Step = int | tuple[int, ...]
 Route = tuple[Step, ...]  # in order of execution
 Order = Literal["sequential", "arbitrary"]
 ORDERS: tuple[Order, Order] = ("sequential", "arbitrary")
 Sampler = Callable[[np.random.Generator, int], Route]  # (generator, num_layers) -> route
-Spec = str | dict[str, Any]  # a `route:` value of params.yaml
-ENDED = -1  # fills a per-sample route after its last layer
+ENDED = -1  # fills a row of a table after its last layer
 
 
 def generator(stream: str, *key: int | str) -> np.random.Generator:
-    """A generator that depends on its key alone, whose names count by their letters. `stream` keeps uses with equal keys apart."""
+    """A generator that depends on its key alone. `stream` keeps uses with equal keys apart."""
     words = [
         zlib.crc32(word.encode()) if isinstance(word, str) else word for word in (stream, *key)
     ]
     return np.random.default_rng([len(key), *words])  # numpy takes (1,) and (1, 0) for the same
 
 
-# ---- samplers ---------------------------------------------------------------------------------------------------------
+# ---- the routes of a batch ---------------------------------------------------------------------
+
+
+class Routes(Protocol):
+    """The routes of a batch's samples: one for all, a table with one for each, or Latin."""
+
+    shared: ClassVar[bool]  # True if all samples run the same layers
+
+    def part(self, start: int, count: int) -> "Routes":
+        """The routes of `count` samples, from the sample `start` on."""
+
+    def rows(self, samples: int) -> np.ndarray:
+        """One row of layers for each of the batch's samples, (samples, length)."""
+
+    def to_depth(self, depth: int) -> "Routes":
+        """The routes without the layers after the first `depth`."""
+
+    def layer_range(self) -> tuple[int, int]:
+        """The lowest and the highest layer of all routes; (0, 0) if they are empty."""
+
+    def lengths(self) -> tuple[int, int]:
+        """How many steps the shortest and the longest route have."""
+
+
+@dataclass(frozen=True)
+class OneRoute:
+    """One route for all samples of a batch (LayerShuffle, Algorithm 1)."""
+
+    steps: Route
+    shared: ClassVar[bool] = True
+
+    def part(self, start: int, count: int) -> "OneRoute":
+        """The same route."""
+        return self
+
+    def rows(self, samples: int) -> np.ndarray:
+        """The route, repeated; (samples, length). It has no layers side by side."""
+        return np.tile(np.asarray(self.steps, dtype=np.int64), (samples, 1))
+
+    def to_depth(self, depth: int) -> "OneRoute":
+        """The first `depth` steps."""
+        return OneRoute(self.steps[:depth])
+
+    def layer_range(self) -> tuple[int, int]:
+        """The lowest and the highest layer. Raises IndexError if a step has no layer."""
+        if () in self.steps:
+            raise IndexError(f"route {self.steps}: a step has no layer")
+        layers = layers_of(self.steps)
+        return min(layers, default=0), max(layers, default=0)
+
+    def lengths(self) -> tuple[int, int]:
+        """The number of steps, twice."""
+        return len(self.steps), len(self.steps)
+
+
+@dataclass(frozen=True, eq=False)
+class RouteTable:
+    """One route for each sample: integers (samples, length), a shorter route filled with -1 at its end.
+
+    Raises:
+        ValueError: the table has another type or shape, a route is empty, or goes on after a -1.
+    """
+
+    table: np.ndarray
+    shared: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.table.ndim != 2 or not np.issubdtype(self.table.dtype, np.integer):
+            raise ValueError(
+                f"per-sample routes: found {self.table.dtype} {self.table.shape}, "
+                "accepted: integers (samples, length)"
+            )
+        ended = self.table == ENDED
+        goes_on = ended[:, :-1] & ~ended[:, 1:]
+        if goes_on.any() or ended[:, :1].any():
+            raise ValueError(
+                "per-sample routes: found -1 before a layer or an empty route, "
+                "accepted: -1 after a route's last layer alone"
+            )
+
+    def part(self, start: int, count: int) -> "RouteTable":
+        """The rows of `count` samples, from the sample `start` on."""
+        return RouteTable(self.table[start : start + count])
+
+    def rows(self, samples: int) -> np.ndarray:
+        """The table. Raises ValueError if it has another number of rows."""
+        if len(self.table) != samples:
+            raise ValueError(
+                f"per-sample routes: found {len(self.table)} rows, accepted: {samples}, one a sample"
+            )
+        return self.table
+
+    def to_depth(self, depth: int) -> "RouteTable":
+        """The first `depth` columns."""
+        return RouteTable(self.table[:, :depth])
+
+    def layer_range(self) -> tuple[int, int]:
+        """The lowest and the highest layer of all rows."""
+        layers = self.table[self.table != ENDED]
+        return int(layers.min(initial=0)), int(layers.max(initial=0))
+
+    def lengths(self) -> tuple[int, int]:
+        """The number of layers of the shortest row, and the number of columns."""
+        lengths = (self.table != ENDED).sum(axis=1)
+        return int(lengths.min()), self.table.shape[1]
+
+
+def per_sample(
+    sampler: Sampler, rng: np.random.Generator, num_layers: int, samples: int
+) -> np.ndarray:
+    """Draw a route for each of `samples` samples: a table as :class:`RouteTable` takes it."""
+    routes = [sampler(rng, num_layers) for _ in range(samples)]
+    table = np.full((samples, max(map(len, routes))), ENDED, dtype=np.int64)
+    for row, route in zip(table, routes, strict=True):
+        row[: len(route)] = route
+    return table
+
+
+def layers_of(route: Route) -> list[int]:
+    """Every layer that a route executes, in order; those side by side one after another."""
+    layers: list[int] = []
+    for step in route:
+        layers += step if isinstance(step, tuple) else (step,)
+    return layers
+
+
+# ---- samplers ----------------------------------------------------------------------------------
 
 
 def sequential(rng: np.random.Generator, num_layers: int) -> Route:
@@ -51,15 +175,17 @@ def reverse(rng: np.random.Generator, num_layers: int) -> Route:
     return tuple(reversed(range(num_layers)))
 
 
-def drop(p: float, schedule: str = "constant") -> Sampler:
-    """Each layer is kept with probability 1 - p, in the original order (LayerDrop; LayerShuffle, section 4.2).
+def drop(p: float, schedule: Literal["constant", "linear"] = "constant") -> Sampler:
+    """Keep each layer with probability 1 - p, in the original order (LayerDrop; section 4.2).
 
-    `schedule: linear` raises the probability with depth, from p / num_layers at the first layer to p at the last (the linear
-    decay rule of stochastic depth). A draw that would drop every layer is drawn again.
+    A linear schedule raises the rate with depth, from p / num_layers at the first layer to p at the
+    last (stochastic depth). A draw that would drop every layer is drawn again.
     """
 
     def draw(rng: np.random.Generator, num_layers: int) -> Route:
-        rates = p * np.arange(1, num_layers + 1) / num_layers if schedule == "linear" else p
+        rates = np.full(num_layers, p)
+        if schedule == "linear":
+            rates = p * np.arange(1, num_layers + 1) / num_layers
         kept = np.flatnonzero(rng.random(num_layers) >= rates)
         return tuple(kept.tolist()) or draw(rng, num_layers)
 
@@ -71,28 +197,32 @@ def _orders_at(num_layers: int, distance: int) -> int:
     """How many permutations of `num_layers` have `distance` inversions (Mahonian numbers)."""
     if num_layers <= 1 or distance < 0:
         return int(distance == 0)
-    return sum(
-        _orders_at(num_layers - 1, distance - i) for i in range(min(num_layers - 1, distance) + 1)
-    )
+    most = min(num_layers - 1, distance)
+    return sum(_orders_at(num_layers - 1, distance - jump) for jump in range(most + 1))
 
 
 @cache
 def _jumps(num_layers: int, distance: int) -> np.ndarray:
-    """Cumulative probability that the first of the layers in an order at `distance` has 0, 1, ... lower ones after it."""
-    return np.cumsum(
-        [_orders_at(num_layers - 1, distance - jump) for jump in range(num_layers)]
-    ) / _orders_at(num_layers, distance)
+    """Cumulative probability that 0, 1, ... lower layers come after the first one.
+
+    Of the uniformly random orders of `num_layers` layers at a Kendall tau distance.
+    """
+    counts = [_orders_at(num_layers - 1, distance - jump) for jump in range(num_layers)]
+    return np.cumsum(counts) / _orders_at(num_layers, distance)
 
 
 def swap(k: int) -> Sampler:
-    """An order that takes exactly k swaps of neighbours to reach: uniformly random among those at Kendall tau distance k."""
+    """A uniformly random order among those that take exactly k swaps of neighbours to reach."""
 
     def draw(rng: np.random.Generator, num_layers: int) -> Route:
-        left, layers, route = k, list(range(num_layers)), []
+        swaps_left = k
+        layers = list(range(num_layers))
+        route = []
         while layers:
-            jump = int(np.searchsorted(_jumps(len(layers), left), rng.random(), side="right"))
+            jumps = _jumps(len(layers), swaps_left)
+            jump = int(np.searchsorted(jumps, rng.random(), side="right"))
             route.append(layers.pop(jump))
-            left -= jump
+            swaps_left -= jump
         return tuple(route)
 
     return draw
@@ -105,182 +235,51 @@ def fixed(order: Sequence[int]) -> Sampler:
 
 def skip(layers: Sequence[int]) -> Sampler:
     """The original order without the given layers."""
-    return lambda rng, num_layers: tuple(
-        layer for layer in range(num_layers) if layer not in layers
-    )
+
+    def draw(rng: np.random.Generator, num_layers: int) -> Route:
+        return tuple(layer for layer in range(num_layers) if layer not in layers)
+
+    return draw
 
 
 def fix_first(k: int) -> Sampler:
     """The first k layers stay in place, the others run in a random order."""
-    return lambda rng, num_layers: (*range(k), *(k + rng.permutation(num_layers - k)).tolist())
+
+    def draw(rng: np.random.Generator, num_layers: int) -> Route:
+        shuffled = k + rng.permutation(num_layers - k)
+        return (*range(k), *shuffled.tolist())
+
+    return draw
 
 
 def fix_last(k: int) -> Sampler:
     """The last k layers stay in place, the others run in a random order."""
-    return lambda rng, num_layers: (
-        *rng.permutation(num_layers - k).tolist(),
-        *range(num_layers - k, num_layers),
-    )
+
+    def draw(rng: np.random.Generator, num_layers: int) -> Route:
+        shuffled = rng.permutation(num_layers - k)
+        return (*shuffled.tolist(), *range(num_layers - k, num_layers))
+
+    return draw
 
 
 def kept_layers(keep: int, order: Order) -> Sampler:
     """A random choice of `keep` layers, in their original or in a random order (section 4.2)."""
 
     def draw(rng: np.random.Generator, num_layers: int) -> Route:
-        route = rng.permutation(num_layers)[:keep]
-        return tuple((np.sort(route) if order == "sequential" else route).tolist())
+        chosen = rng.permutation(num_layers)[:keep]
+        if order == "sequential":
+            chosen = np.sort(chosen)
+        return tuple(chosen.tolist())
 
     return draw
 
 
-# ---- their names in params.yaml ---------------------------------------------------------------------------------------
-
-
-def _rate(value: Any) -> float:
-    number = math.nan if isinstance(value, bool) else float(value)  # PyYAML reads 1e-1 as text
-    if not 0 <= number < 1:
-        raise ValueError
-    return number
-
-
-def _whole(value: Any) -> int:
-    number = math.nan if isinstance(value, bool) else float(value)
-    if not (number.is_integer() and number >= 0):
-        raise ValueError
-    return int(number)
-
-
-def _layers(value: Any) -> list[int]:
-    if not isinstance(value, list) or not value:
-        raise ValueError
-    return [_whole(layer) for layer in value]
-
-
-def _pairs(num_layers: int) -> int:
-    return math.comb(num_layers, 2)
-
-
-class Kind(NamedTuple):
-    """A sampler with a parameter, `{name: value}`."""
-
-    make: Callable[..., Sampler]
-    read: Callable[
-        [Any], Any
-    ]  # the value as given -> as needed; ValueError or TypeError if it is none
-    accepted: str
-    most: Callable[[int], int] | None = (
-        None  # num_layers -> the largest value, or the largest of a list
-    )
-
-
-PLAIN: dict[str, Sampler] = {"sequential": sequential, "arbitrary": arbitrary, "reversed": reverse}
-KINDS = {
-    "drop": Kind(drop, _rate, "{drop: p} with 0 <= p < 1 (also schedule: constant or linear)"),
-    "swap": Kind(swap, _whole, "{swap: k}", _pairs),
-    "order": Kind(fixed, _layers, "{order: [layers]}", lambda num_layers: num_layers - 1),
-    "skip": Kind(skip, _layers, "{skip: [layers]}", lambda num_layers: num_layers - 1),
-    "fix_first": Kind(fix_first, _whole, "{fix_first: k}", lambda num_layers: num_layers),
-    "fix_last": Kind(fix_last, _whole, "{fix_last: k}", lambda num_layers: num_layers),
-}
-SCHEDULES = ("constant", "linear")
-
-
-def check_sampler(spec: Any) -> Spec:
-    """Validate a sampler's name as written in params.yaml. Raises ValueError saying what is accepted."""
-    if isinstance(spec, str) and spec in PLAIN:
-        return spec
-    keys = [str(key) for key in spec] if isinstance(spec, dict) else [str(spec)]
-    name = next((key for key in keys if key in KINDS), None)
-    if name is None or not isinstance(spec, dict):
-        near = difflib.get_close_matches(keys[0] if keys else "", [*PLAIN, *KINDS], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"{', '.join([*PLAIN, *(kind.accepted for kind in KINDS.values())])}{hint}"
-        )
-    rest = {key: value for key, value in spec.items() if key != name}
-    try:
-        if (
-            name == "drop"
-            and rest.keys() <= {"schedule"}
-            and rest.get("schedule", "constant") in SCHEDULES
-        ) or not rest:
-            return {name: KINDS[name].read(spec[name]), **rest}
-    except (TypeError, ValueError):
-        pass
-    raise ValueError(KINDS[name].accepted)
-
-
-def limit(spec: Spec, num_layers: int) -> tuple[int, int] | None:
-    """(found, most accepted) where a checked sampler's number, layer or count of layers is too large for `num_layers`, else None."""
-    for name, value in spec.items() if isinstance(spec, dict) else ():
-        kind = KINDS.get(name)
-        if kind and kind.most:
-            found, most = (max(value) if isinstance(value, list) else value), kind.most(num_layers)
-            if found > most:
-                return found, most
-            longest = num_layers - 1 if name == "skip" else num_layers
-            if isinstance(value, list) and len(set(value) if name == "skip" else value) > longest:
-                return len(value), longest
-    return None
-
-
-def make_sampler(spec: Spec) -> Sampler:
-    """The sampler that a checked `route:` value names."""
-    if isinstance(spec, str):
-        return PLAIN[spec]
-    name = next(key for key in spec if key in KINDS)
-    return KINDS[name].make(
-        spec[name], **{key: value for key, value in spec.items() if key != name}
-    )
-
-
-def sampler_name(spec: Spec) -> str:
-    """A checked sampler in one word and its parameters, as in tables: "arbitrary", "swap 4", "order 2-0-1"."""
-    if isinstance(spec, str):
-        return spec
-    return " ".join(
-        f"{key} {'-'.join(map(str, value)) if isinstance(value, list) else value}"
-        for key, value in spec.items()
-    )
-
-
-# ---- drawing ----------------------------------------------------------------------------------------------------------
-
-
-def per_sample(
-    sampler: Sampler, rng: np.random.Generator, num_layers: int, samples: int
-) -> np.ndarray:
-    """A route for each of `samples` samples: integers (samples, length of the longest), shorter ones end in -1."""
-    routes = [sampler(rng, num_layers) for _ in range(samples)]
-    table = np.full((samples, max(map(len, routes))), ENDED, dtype=np.int64)
-    for row, route in zip(table, routes, strict=True):
-        row[: len(route)] = route
-    return table
+# ---- routes to evaluate ------------------------------------------------------------------------
 
 
 def kendall_distance(route: Sequence[int]) -> int:
-    """Swaps of neighbours that bring the layers of a route into their original order (Kendall tau distance)."""
+    """Swaps of neighbours that bring a route's layers into their original order (Kendall tau)."""
     return sum(a > b for a, b in itertools.combinations(route, 2))
-
-
-def training_order(spec: Spec) -> str:
-    """The order a variant is trained for, under which its validation loss chooses the epoch.
-
-    LayerDrop is meant to be run with all layers; samplers beyond the paper are validated under themselves, "trained".
-    """
-    if spec == "sequential" or (isinstance(spec, dict) and "drop" in spec):
-        return "sequential"
-    return "arbitrary" if spec == "arbitrary" else "trained"
-
-
-def own_order(spec: Spec) -> Order:
-    """The order in which early exits on a frozen model are trained: the one it was trained for. Not for samplers beyond the paper."""
-    return "arbitrary" if training_order(spec) == "arbitrary" else "sequential"
-
-
-def layers_of(route: Route) -> list[int]:
-    """Every layer that a route executes, in order, those that run side by side one after another."""
-    return [layer for step in route for layer in (step if isinstance(step, tuple) else (step,))]
 
 
 def count_routes(num_layers: int, keep: int, order: Order) -> int:
@@ -291,10 +290,11 @@ def count_routes(num_layers: int, keep: int, order: Order) -> int:
 def evaluation_routes(
     num_layers: int, keep: int, order: Order, orders: int, seed: int
 ) -> list[Route]:
-    """Distinct routes of `keep` layers out of `num_layers`: all that exist if there are at most `orders`, else random ones.
+    """Distinct routes of `keep` layers: all there are if they are at most `orders`, else random ones.
 
-    Sequential: random subsets in their original order; arbitrary: random subsets in random order (section 4.2).
-    The result depends on the arguments alone, so every variant and seed is evaluated on the same routes.
+    Sequential routes are random subsets in their original order, arbitrary ones random subsets in a
+    random order (section 4.2). The result depends on the arguments alone, so every variant and seed
+    is evaluated on the same routes.
     """
     if count_routes(num_layers, keep, order) <= orders:
         choose = itertools.combinations if order == "sequential" else itertools.permutations

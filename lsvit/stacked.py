@@ -1,4 +1,4 @@
-"""Layers of equal shape as one: for Latin routes, where at each depth every layer has an equal share of the batch."""
+"""Layers of equal shape as one, for Latin routes: at each depth every layer has an equal share."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -10,41 +10,36 @@ from timm.models.mlp_mixer import Affine, ResBlock
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-ELEMENTWISE = (
-    Affine | LayerScale | ResBlock
-)  # their own parameters, (D,) or (1, 1, D), multiply or are added to tokens (B, N, D)
+# Modules whose own parameters, (D,) or (1, 1, D), multiply or are added to tokens (B, N, D).
+ELEMENTWISE = Affine | LayerScale | ResBlock
 
 
 def can_stack(modules: Sequence[nn.Module]) -> bool:
-    """Whether modules look alike but for the values of their parameters, and all of those belong to modules known here."""
+    """True if the modules differ in their parameters' values alone, and :class:`Stack` knows them."""
+    if len({repr(module) for module in modules}) != 1 or list(modules[0].buffers()):
+        return False
+    return all(_is_known(module) for module in modules[0].modules())
 
-    def known(part: nn.Module) -> bool:
-        own = [*part.parameters(recurse=False)]
-        return (
-            isinstance(part, nn.Linear | ELEMENTWISE)
-            or (isinstance(part, nn.LayerNorm) and bool(own))
-            or not own
-        )
 
-    alike = len({repr(module) for module in modules}) == 1 and not any(
-        True for _ in modules[0].buffers()
-    )
-    return alike and all(map(known, modules[0].modules()))
+def _is_known(module: nn.Module) -> bool:
+    """True if the module's own parameters can be joined, or it has none."""
+    if not list(module.parameters(recurse=False)):
+        return True
+    return isinstance(module, nn.Linear | nn.LayerNorm | ELEMENTWISE)
 
 
 class _Linear(nn.Module):
-    """(G n, ..., D) -> (G n, ..., E): each of G groups through a matrix of its own, in one batched product."""
+    """(G n, ..., D) -> (G n, ..., E): each group through its own matrix, in one batched product."""
 
     weight: Tensor  # (G, D, E)
-    bias: Tensor | None  # (G, 1, E)
+    bias: Tensor | None = None  # (G, 1, E)
 
     def forward(self, state: Tensor) -> Tensor:
         rows = state.reshape(len(self.weight), -1, state.shape[-1])
-        product = (
-            torch.bmm(rows, self.weight)
-            if self.bias is None
-            else torch.baddbmm(self.bias, rows, self.weight)
-        )
+        if self.bias is None:
+            product = torch.bmm(rows, self.weight)
+        else:
+            product = torch.baddbmm(self.bias, rows, self.weight)
         return product.view(*state.shape[:-1], -1)
 
 
@@ -52,68 +47,63 @@ class _LayerNorm(nn.Module):
     """(G n, ..., D): each of G groups with a scale and a shift of its own."""
 
     weight: Tensor  # (G, 1, D)
-    bias: Tensor | None  # (G, 1, D)
+    bias: Tensor | None = None  # (G, 1, D)
 
     def __init__(self, eps: float) -> None:
         super().__init__()
         self.eps = eps
 
     def forward(self, state: Tensor) -> Tensor:
-        rows = layer_norm(state, state.shape[-1:], eps=self.eps).reshape(
-            len(self.weight), -1, state.shape[-1]
-        )
-        return (
-            rows * self.weight if self.bias is None else torch.addcmul(self.bias, rows, self.weight)
-        ).view_as(state)
+        normal = layer_norm(state, state.shape[-1:], eps=self.eps)
+        rows = normal.reshape(len(self.weight), -1, state.shape[-1])
+        if self.bias is None:
+            scaled = rows * self.weight
+        else:
+            scaled = torch.addcmul(self.bias, rows, self.weight)
+        return scaled.view_as(state)
 
 
 class Stack:
-    """Runs modules of equal shape side by side: the first n samples through the first, the next n through the second, ...
+    """Runs modules of equal shape side by side: the first n samples through the first, and so on.
 
-    It is timm's own code that runs, on the joined batch; only what has parameters is replaced by a batched form. The parameters
-    stay where they are: :meth:`load` joins their present values, and gradients flow back to them.
+    It is timm's own code that runs, on the joined batch; only what has parameters is replaced by a
+    batched form. The parameters stay where they are: :meth:`load` joins their present values, and
+    gradients flow back to them.
 
     Args:
-        modules: for which :func:`can_stack` holds.
+        modules: :func:`can_stack` holds for them.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.modules = modules
         self.joined: nn.Module = deepcopy(modules[0])
-        # of each parameter: the joined module that has it, its name, the modules' own parts that have it
+        # Of each parameter: the joined module that has it, its name, and the modules it is joined from.
         self.places: list[tuple[nn.Module, str, list[nn.Module]]] = []
-        for name, part in modules[0].named_modules():
-            self._replace(name, part)
+        for name, module in modules[0].named_modules():
+            self._join(name, module)
 
-    def _replace(self, name: str, part: nn.Module) -> None:
-        own, parts = (
-            [key for key, _ in part.named_parameters(recurse=False)],
-            [module.get_submodule(name) for module in self.modules],
-        )
+    def _join(self, name: str, module: nn.Module) -> None:
+        """Put a module without parameters in the place of the joined module's part `name`."""
         target: Any = self.joined.get_submodule(name)
-        if isinstance(part, nn.Linear | nn.LayerNorm):
-            target = _Linear() if isinstance(part, nn.Linear) else _LayerNorm(part.eps)
-            target.bias = None
+        if isinstance(module, nn.Linear | nn.LayerNorm):
+            target = _Linear() if isinstance(module, nn.Linear) else _LayerNorm(module.eps)
             parent, _, child = name.rpartition(".")
             setattr(self.joined.get_submodule(parent), child, target)
-        for key in own:
-            if key in target._parameters:
-                del target._parameters[key]  # a plain tensor takes its place
-            self.places.append((target, key, parts))
+        sources = [each.get_submodule(name) for each in self.modules]
+        for key, _ in module.named_parameters(recurse=False):
+            target._parameters.pop(key, None)  # a plain tensor takes its place
+            self.places.append((target, key, sources))
 
     def load(self, chosen: Sequence[int], samples: int) -> nn.Module:
-        """The joined module, with the present parameters of the `chosen` modules, for `samples` samples each."""
-        for target, key, parts in self.places:
-            values = torch.stack([getattr(parts[i], key) for i in chosen])
-            # Given the shape here in which it is used at every depth: views, and their gradients', are what small layers cost.
-            values = (
-                values.transpose(1, 2)
-                if isinstance(target, _Linear) and key == "weight"
-                else values.view(len(chosen), 1, -1)
-            )
-            setattr(
-                target,
-                key,
-                values.repeat_interleave(samples, 0) if isinstance(target, ELEMENTWISE) else values,
-            )
+        """The joined module with the present parameters of the `chosen`, for `samples` samples each."""
+        for target, key, sources in self.places:
+            values = torch.stack([getattr(sources[i], key) for i in chosen])
+            # Shaped here as they are used at every depth: views and their gradients cost time.
+            if isinstance(target, _Linear) and key == "weight":
+                values = values.transpose(1, 2)
+            else:
+                values = values.view(len(chosen), 1, -1)
+            if isinstance(target, ELEMENTWISE):
+                values = values.repeat_interleave(samples, 0)
+            setattr(target, key, values)
         return self.joined.train(self.modules[0].training)

@@ -1,6 +1,5 @@
-"""Taps of the routed model's own parts: what they read along a route."""
+"""Readers along a route: position predictions and early exits."""
 
-import itertools
 from functools import cached_property
 
 import torch
@@ -14,51 +13,36 @@ class PositionLogits:
 
     def __init__(self, model: RoutedModel) -> None:
         self.predict = model.position["predict"]
-        self.groups: list[
-            list[tuple[int, Tensor]]
-        ] = []  # by depth, then by group of samples: layer, what its head reads (n, D)
+        # By depth, then by group of samples: the layer, and what its head reads (n, D).
+        self.groups: list[list[tuple[int, Tensor]]] = []
 
     def __call__(
         self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
     ) -> None:
-        """Called after each block; states (n, N, D)."""
+        """See :class:`lsvit.routed.Tap`."""
         if depth == len(self.groups):
             self.groups.append([])
         self.groups[depth].append((layer, self.predict.read(after)))
 
     @cached_property
     def logits(self) -> list[Tensor]:
-        """By depth: (n, L), the n samples whose routes reach it, grouped by the layer they ran. Asked for when the route has ended."""
-        by_layer: dict[int, list[Tensor]] = {}
-        for layer, read in itertools.chain(*self.groups):
-            by_layer.setdefault(layer, []).append(read)
-        # A head answers once for all depths, where a head for each group of a batch would be hundreds of small products.
-        answers = {
-            layer: iter(self.predict(torch.cat(reads), layer).split([*map(len, reads)]))
-            for layer, reads in by_layer.items()
-        }
-        return [torch.cat([next(answers[layer]) for layer, _ in groups]) for groups in self.groups]
+        """By depth (n, L): the n samples whose routes reach it, grouped by the layer they ran.
 
-
-class FirstTokens:
-    """A tap that keeps the tokens after the first layer of every sample's route."""
-
-    def __init__(self) -> None:
-        self.groups: list[tuple[Samples, Tensor]] = []
-
-    def __call__(
-        self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
-    ) -> None:
-        """Called after each block; states (n, N, D)."""
-        if depth == 0:
-            self.groups.append((samples, after))
-
-    @property
-    def tokens(self) -> Tensor:
-        """(B, N, D), in the batch's order."""
-        which = [samples for samples, _ in self.groups if isinstance(samples, Tensor)]
-        tokens = torch.cat([after for _, after in self.groups])
-        return tokens[torch.cat(which).argsort().to(tokens.device)] if which else tokens
+        Read it when the route has ended. A head answers once for all depths: one for each group of
+        samples would be hundreds of small products.
+        """
+        reads_of: dict[int, list[Tensor]] = {}
+        for groups in self.groups:
+            for layer, read in groups:
+                reads_of.setdefault(layer, []).append(read)
+        answers_of: dict[int, list[Tensor]] = {}
+        for layer, reads in reads_of.items():
+            sizes = [len(read) for read in reads]
+            answers_of[layer] = list(self.predict(torch.cat(reads), layer).split(sizes))
+        logits = []
+        for groups in self.groups:
+            logits.append(torch.cat([answers_of[layer].pop(0) for layer, _ in groups]))
+        return logits
 
 
 class ExitLogits:
@@ -71,18 +55,33 @@ class ExitLogits:
     def __call__(
         self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
     ) -> None:
-        """Called after each block; states (n, N, D)."""
-        if str(depth + 1) in self.exits:
-            self.groups.setdefault(depth + 1, []).append(
-                (samples, self.exits[str(depth + 1)](after))
-            )
+        """See :class:`lsvit.routed.Tap`."""
+        executed = depth + 1
+        if str(executed) in self.exits:
+            answers = self.exits[str(executed)](after)
+            self.groups.setdefault(executed, []).append((samples, answers))
 
     @property
     def logits(self) -> dict[int, tuple[Samples, Tensor]]:
-        """By depth: which samples reach the exit, and their logits (n, num_classes) in that order."""
-        found: dict[int, tuple[Samples, Tensor]] = {}
+        """By depth: which samples reach the exit, and their logits (n, num_classes)."""
+        logits: dict[int, tuple[Samples, Tensor]] = {}
         for depth, groups in self.groups.items():
-            which = [samples for samples, _ in groups if isinstance(samples, Tensor)]
-            logits = torch.cat([logits for _, logits in groups])
-            found[depth] = (torch.cat(which).to(logits.device) if which else slice(None), logits)
-        return found
+            answers = torch.cat([answers for _, answers in groups])
+            samples = _all_samples(groups)
+            if isinstance(samples, Tensor):
+                samples = samples.to(answers.device)
+            logits[depth] = samples, answers
+        return logits
+
+
+def in_batch_order(groups: list[tuple[Samples, Tensor]]) -> Tensor:
+    """What a tap read of every sample (n, ...), group by group -> (B, ...), in the batch's order."""
+    values = torch.cat([values for _, values in groups])
+    samples = _all_samples(groups)
+    return values[samples.argsort().to(values.device)] if isinstance(samples, Tensor) else values
+
+
+def _all_samples(groups: list[tuple[Samples, Tensor]]) -> Samples:
+    """The samples of several groups, one after another."""
+    indices = [samples for samples, _ in groups if isinstance(samples, Tensor)]
+    return torch.cat(indices) if indices else slice(None)

@@ -1,6 +1,9 @@
 """The papers that are reproduced here, in the order in which results show them."""
 
+from typing import Any
+
 from papers import exits, inversion, layershuffle, nodes, painters, smoothing
+from pipeline.config.variant import variant_class
 
 PAPERS = (
     layershuffle.PAPER,
@@ -10,3 +13,5 @@ PAPERS = (
     painters.PAPER,
     nodes.PAPER,
 )
+
+Variant: Any = variant_class(PAPERS)  # a variant of params.yaml with the keys of all papers

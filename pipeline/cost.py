@@ -14,12 +14,13 @@ from typing import Any
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from lsvit.routes import Spec, generator, make_sampler, training_order
+from lsvit.routes import generator
 from pipeline.config.checks import check, check_layers
 from pipeline.config.load import load, parse
 from pipeline.config.paper import Paper, Work
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
+from pipeline.config.samplers import Spec, make_sampler, training_order
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.variant import PLAIN, Variant
 from pipeline.errors import UserError

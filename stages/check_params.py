@@ -52,7 +52,6 @@ def build(params: Params) -> None:
     import torch
     from psutil import virtual_memory
 
-    from papers.smoothing.talking_heads import talk
     from pipeline.models.weights import attach, create_backbone
 
     with torch.device("meta"):
@@ -65,8 +64,6 @@ def build(params: Params) -> None:
             )
         for variant in params.all_variants.values():
             model = deepcopy(backbone)
-            if variant.talking_heads:
-                talk(model)
             attach(model, variant)
         check_layers(params, len(backbone.blocks))
         for paper in params.papers:

@@ -16,14 +16,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from papers import PAPERS
+from papers import PAPERS, Variant
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.load import load
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune
 from pipeline.config.types import Per
-from pipeline.config.variant import Variant
 from pipeline.data.prepare import prepare
 from pipeline.data.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
 from pipeline.jobs.configs import TrainConfig
@@ -241,7 +240,8 @@ def trained(outs: Path, train_config: Callable[..., TrainConfig]) -> Training:
     """
     import torch
 
-    from pipeline.models.weights import build, save_weights
+    from lsvit.weights import save_weights
+    from pipeline.models.weights import build
 
     shutil.copy(ROOT / "params.yaml", outs.parent)
     (outs / "params").mkdir()

@@ -7,6 +7,7 @@ import shutil
 import struct
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import timm
@@ -23,6 +24,7 @@ from pipeline.files import replace_text
 from pipeline.models.weights import read_tensors
 from pipeline.training.loop import CHECKPOINT, _resume
 from tests.conftest import ROOT
+from tests.models import CPU
 
 
 def test_a_safetensors_header_of_2_gb(tmp_path: Path) -> None:
@@ -214,7 +216,7 @@ def test_pickles_are_no_checkpoints(tmp_path: Path) -> None:
 
     torch.save({"model": Evil(), "history": []}, tmp_path / CHECKPOINT)
     with pytest.raises(pickle.UnpicklingError):
-        _resume(tmp_path, {}, torch.device("cpu"))
+        _resume(tmp_path, Mock(execution=CPU))
     assert not (tmp_path / "ran").exists()
 
 

@@ -14,8 +14,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from lsvit.position import Encode, Position
 from lsvit.routed import RoutedModel
-from lsvit.routes import arbitrary, generator, per_sample
+from lsvit.routes import RouteTable, arbitrary, generator, per_sample
+from lsvit.weights import save_weights
+from papers import Variant
 from papers.exits.compute import dynamic, frozen
 from papers.inversion.compute import class_images, descent
 from papers.inversion.section import ClassImagesConfig, InversionConfig
@@ -26,10 +29,9 @@ from papers.smoothing.compute import measures
 from papers.smoothing.section import ProfileConfig, SmoothingProfiles
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import Encode, Position, Variant
 from pipeline.jobs.configs import RunConfig, TrainConfig
 from pipeline.jobs.files import EXECUTION, read_meta
-from pipeline.models.weights import build, save_weights
+from pipeline.models.weights import build
 from pipeline.training import devices, loop
 from pipeline.training.scoring import open_model, open_split, score
 from tests.papers.exits import test_branches
@@ -206,7 +208,7 @@ def test_the_analysis_and_answers_of_early_exits(
             )
             split = open_split(config, prepared, "validation", model)
             taken = analysis.record(model.eval(), split, np.arange(40), routes, 2, execution)
-            scored = score(model, split, torch.from_numpy(routes), 16, execution)
+            scored = score(model, split, RouteTable(routes), 16, execution)
             images, split.resident = split.take(slice(0, 40))[0], None
             assert torch.equal(split.take(slice(0, 40))[0], images)
             file = tmp_path / "exits.safetensors"

@@ -1,13 +1,16 @@
 """Early exits."""
 
-from papers.exits.section import Exits
-from pipeline.config.paper import Paper
+from papers.exits.section import ExitHeads, Exits
+from pipeline.config.paper import Paper, VariantKey
 
 PAPER = Paper(
     name="exits",
     title="Early exits",
     sections=(Exits,),
     rows="exits",
+    variant_keys=(
+        VariantKey("exits", ExitHeads | None, None, "papers.exits.training:ExitTraining"),
+    ),
     check="papers.exits.checks:check",
     limit_images="papers.exits.checks:image_limits",
     limit_layers="papers.exits.checks:layer_limits",

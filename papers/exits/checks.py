@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from lsvit.routes import training_order
+from lsvit.routes import generator
 from papers.exits.section import Exits
 from pipeline.config.params import Params
+from pipeline.config.samplers import make_sampler, training_order
 from pipeline.config.sections import Limit
 
 
@@ -14,6 +15,9 @@ def check(params: Params, file: str) -> Iterator[str]:
     options, processes = params.resolve(Exits), params.distributed.world_size
     if options.batch_size < processes:
         yield f"{file}: exits.batch_size: found {options.batch_size}, accepted: at least {processes}, one image a process"
+    for name, variant in params.all_variants.items():
+        if variant.exits and variant.exits.step is not None:
+            yield f"{file}: {name}: exits.step: found {variant.exits.step}, accepted: none (the strategy layer_wise sets it)"
     for name in options.variants:
         if training_order(spec := params.all_variants[name].route) == "trained":
             yield (
@@ -52,12 +56,28 @@ def layer_limits(params: Params, num_layers: int) -> list[Limit]:
     return [
         *(Limit(key, depth, num_layers - 1, why) for key, depth in depths),
         Limit("exits.keep", options.keep, num_layers, why),
+        *_variant_limits(params, num_layers, why),
     ]
+
+
+def _variant_limits(params: Params, num_layers: int, why: str) -> Iterator[Limit]:
+    """Variants' exits lie before the last layer, and before the end of their routes."""
+    for name, variant in params.all_variants.items():
+        if not variant.exits:
+            continue
+        key = f"{params.place_of(name)}.exits.depths"
+        last_exit = variant.exits.depths[-1]
+        layers = variant.layers or num_layers
+        yield Limit(key, last_exit, layers - 1, why)
+        if not (isinstance(variant.route, dict) and "drop" in variant.route):
+            route = make_sampler(variant.route)(generator("train", 0), layers)
+            yield Limit(key, last_exit, len(route), why)
 
 
 def build(params: Params, backbone: Any) -> None:
     """Make every branch for the chosen model's tokens. Raises UserError: one does not fit."""
-    from papers.exits.branches import make_branch, token_shape
+    from papers.exits.branches import make_branch
+    from pipeline.models.tokens import token_shape
 
     options = params.resolve(Exits)
     for kind in options.every_branch if options.strategies or options.counting_strategies else ():

@@ -1,15 +1,48 @@
 """The section `exits` of params.yaml, and what its jobs depend on. No torch here."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
+from lsvit.routes import Order
+from pipeline.config.samplers import Spec, training_order
 from pipeline.config.sections import Optimisation, PaperSection
 from pipeline.config.types import NUMBER, Count, Depths, Fraction, Positive, Section, Seed
-from pipeline.config.variant import BRANCHES, BranchName, BranchSizes
 from pipeline.jobs.configs import MeasureConfig
 
 COUNTING = "counting"  # the task, and the name of its data in results/
+BranchName = Literal["mlp", "cnn_ignore", "cnn_add", "cnn_project", "vit", "mixer", "resmlp"]
+BRANCHES: tuple[BranchName, ...] = get_args(BranchName)
+
+
+class BranchSizes(Section):
+    """Sizes of an exit's branch. The paper gives none; 16 channels take as many FLOPs as its Table I."""
+
+    channels: Count = 16
+    hidden: Count = 256
+    dropout: Fraction = 0.1
+
+
+class ExitHeads(BranchSizes):
+    """Early exits of a model that is trained with them: one branch at each depth (section II-A).
+
+    The loss is final_weight x the last exit's + weight x the sum of the others'. `step` is for the
+    layer-wise strategy: the layers up to the step-th depth that come after the depth before it, and
+    its exit, are trained alone.
+    """
+
+    branch: BranchName
+    depths: Depths
+    weight: Positive = 1.0
+    final_weight: Positive = 2.0
+    step: Annotated[int, Field(ge=0), NUMBER] | None = None
+
+    @property
+    def trained_exit(self) -> int | None:
+        """The depth of the exit that a layer-wise step trains; None: the last one, or all."""
+        if self.step is None or self.step == len(self.depths):
+            return None
+        return self.depths[self.step]
 
 
 class Counting(Section):
@@ -83,6 +116,11 @@ class Exits(BranchTraining, PaperSection):
         return BranchTraining.model_validate(
             self.model_dump(include=set(BranchTraining.model_fields))
         )
+
+
+def own_order(route: Spec) -> Order:
+    """The order in which exits on a frozen model are trained: the one it was trained for."""
+    return "arbitrary" if training_order(route) == "arbitrary" else "sequential"
 
 
 EXIT_WEIGHTS, EXIT_COSTS = "exits.safetensors", "costs.json"

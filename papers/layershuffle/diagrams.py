@@ -1,12 +1,11 @@
 """The paper's figures 1a, 2 and 3, drawn from a route of a run: what layers are given and asked in each approach."""
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from lsvit.latin import Latin, draw_routes
-from lsvit.routes import ENDED, generator, layers_of
+from lsvit.routes import ENDED, generator
 from pipeline.config.params import Params
+from pipeline.config.samplers import draw_routes
 from pipeline.config.sections import Finetune
 from pipeline.report.evaluations import label
 from pipeline.report.figures import Figures, colours_by_depth
@@ -100,14 +99,18 @@ def first_routes(
     params: Params, variant: str, num_layers: int, seed: int
 ) -> tuple[str, list[list[int]]]:
     """What a training's routes are drawn for, and the first of them, as the training loop draws them."""
-    route, options = params.all_variants[variant].route, params.resolve(Finetune, variant)
-    steps = (generator("train", seed, 1, step) for step in range(ROUTES_SHOWN))
-    drawn = [draw_routes(route, options.per, rng, num_layers, options.batch_size) for rng in steps]
-    first = drawn[0]
-    if isinstance(first, Latin):
-        return "group of the batch", [list(map(int, each)) for each in first.routes[:ROUTES_SHOWN]]
-    if isinstance(first, np.ndarray):
-        return "image", [
-            [layer for layer in row if layer != ENDED] for row in first[:ROUTES_SHOWN].tolist()
-        ]
-    return "step", [layers_of(each) for each in drawn if isinstance(each, tuple)]
+    route = params.all_variants[variant].route
+    options = params.resolve(Finetune, variant)
+    drawn = []
+    for step in range(ROUTES_SHOWN):
+        rng = generator("train", seed, 1, step)
+        drawn.append(draw_routes(route, options.per, rng, num_layers, options.batch_size))
+    if options.per == "batch":
+        rows = [routes.rows(1)[0] for routes in drawn]
+    else:
+        rows = list(drawn[0].rows(options.batch_size))
+    routes = [[int(layer) for layer in row if layer != ENDED] for row in rows]
+    if options.per == "latin":  # the groups' routes come again and again
+        routes = [list(route) for route in dict.fromkeys(map(tuple, routes))]
+    titles = {"batch": "step", "sample": "image", "latin": "group of the batch"}
+    return titles[options.per], routes[:ROUTES_SHOWN]

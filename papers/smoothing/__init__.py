@@ -1,13 +1,20 @@
 """Over-smoothing."""
 
-from papers.smoothing.section import Smoothing
-from pipeline.config.paper import Paper
+from papers.smoothing.section import Losses, Recipe, Smoothing
+from pipeline.config.paper import Paper, VariantKey
+
+TRAINING = "papers.smoothing.training:SmoothingTraining"
 
 PAPER = Paper(
     name="smoothing",
     title="Over-smoothing",
     sections=(Smoothing,),
     rows="smoothing",
+    variant_keys=(
+        VariantKey("losses", Losses, Losses(), TRAINING),
+        VariantKey("recipe", Recipe, Recipe(), TRAINING),
+        VariantKey("talking_heads", bool, False, TRAINING),
+    ),
     check="papers.smoothing.checks:check",
     limit_images="papers.smoothing.checks:image_limits",
     build="papers.smoothing.checks:build",

@@ -56,12 +56,12 @@ def image_limits(params: Params, train: int, validation: int) -> list[Limit]:
 
 def build(params: Params, backbone: Any) -> None:
     """Make the models that are trained from scratch, without memory. Raises UserError: timm or a part refuses one."""
-    from papers.smoothing.talking_heads import talk
+    from papers.smoothing.talking_heads import use_talking_heads
     from pipeline.models.weights import create_backbone
 
     options = params.resolve(Smoothing)
     if options.talking_heads:
-        talk(deepcopy(backbone))
+        use_talking_heads(deepcopy(backbone))
     for depth in options.depths:
         create_backbone(preset(params, depth).model_copy(update={"init_std": None}), 1)
 

@@ -3,10 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from lsvit.latin import forms
-from lsvit.routes import generator, limit, make_sampler, sampler_name
 from pipeline.config.params import Cell, Params, resolved
 from pipeline.config.presets import ModelPreset
+from pipeline.config.samplers import forms, limit, sampler_name
 from pipeline.config.sections import Finetune, Limit, Optimisation, Pretrain, at_most
 from pipeline.config.variant import BASELINE, PRETRAINED, UNTRAINED
 from pipeline.errors import accepted, collect_errors, raise_all
@@ -144,8 +143,6 @@ def _check_variants(params: Params, file: str) -> Iterator[str]:
             yield f"{file}: {name}: finetune.per belongs to the section; accepted here: the variant's own key per"
         if "baseline_epochs" in variant.finetune:
             yield f"{file}: {name}: finetune.baseline_epochs belongs to the section; accepted here: epochs"
-        if variant.exits and variant.exits.step is not None:
-            yield f"{file}: {name}: exits.step: found {variant.exits.step}, accepted: none (the strategy layer_wise sets it)"
 
 
 def _check_cell(params: Params, cell: Cell, file: str) -> Iterator[str]:
@@ -215,11 +212,6 @@ def check_layers(params: Params, num_layers: int) -> None:
     ]
     for name, v in params.all_variants.items():
         layers = v.layers or num_layers
-        if v.exits:
-            limits.append((f"{params.place_of(name)}.exits.depths", v.exits.depths[-1], layers - 1))
-            if not (isinstance(v.route, dict) and "drop" in v.route):
-                length = len(make_sampler(v.route)(generator("train", 0), layers))
-                limits.append((f"{params.place_of(name)}.exits.depths", v.exits.depths[-1], length))
         if beyond := limit(v.route, layers):
             limits.append((f"{params.place_of(name)}.route", *beyond))
     why = f"model {params.model!r} has {num_layers} layers"

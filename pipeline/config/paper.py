@@ -32,14 +32,15 @@ class Work(NamedTuple):
 class VariantKey:
     """A key that a paper adds to the variants of params.yaml.
 
-    `default` is the value of a variant that does not have the key. `module` is the module of the
-    paper that acts on the key; stages import it when a variant sets the key.
+    `default` is the value of a variant that does not have the key. `extension` is the "module:class"
+    of the paper's :class:`pipeline.models.extensions.Extension` that acts on the key; jobs import
+    it when a variant sets the key.
     """
 
     name: str
     type: Any
     default: Any
-    module: str
+    extension: str
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, Typ
 
 from pydantic import Field, PrivateAttr, ValidationError, create_model
 
-from lsvit.latin import forms
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.paper import Paper
 from pipeline.config.presets import ModelPreset
+from pipeline.config.samplers import forms
 from pipeline.config.sections import (
     Distributed,
     Finetune,
@@ -26,7 +26,7 @@ from pipeline.config.sections import (
     Pretrain,
 )
 from pipeline.config.types import Section, Seed
-from pipeline.config.variant import BASELINE, Variant
+from pipeline.config.variant import BASELINE, Variant, variant_class
 from pipeline.errors import UserError, line, one_line
 
 
@@ -241,12 +241,16 @@ class Params(Section):
             ) from None
 
     @property
-    def all_variants(self) -> dict[str, Variant]:
+    def all_variants(self) -> dict[str, Any]:
         """The baseline first, then the variants as declared, then those of the scale."""
         variants = self.variants | self.scales[self.cell.scale].variants
         return {BASELINE: self.baseline} | {
             name: variant for name, variant in variants.items() if variant
         }
+
+    def make_variant(self, **keys: Any) -> Any:
+        """A variant that params.yaml does not have, of the class with the papers' keys."""
+        return type(self.baseline)(**keys)
 
     def place_of(self, variant: str) -> str:
         """The key of params.yaml that a variant stands at."""
@@ -375,7 +379,13 @@ def whole(papers: tuple[Paper, ...]) -> type[Params]:
         ("models", ModelPreset),
         ("datasets", DatasetPreset),
     )
+    variant: Any = variant_class(papers)
+    of_scales: dict[str, Any] = {
+        "variants": (dict[str, variant | None], Field(default_factory=dict))
+    }
     for name, kind in kinds:
-        preset: Any = create_model(kind.__name__, __base__=kind, **overrides)
+        fields = overrides | (of_scales if kind is Scale else {})
+        preset: Any = create_model(kind.__name__, __base__=kind, **fields)
         sections[name] = (dict[str, preset], ...)
+    sections |= {"baseline": (variant, ...), "variants": (dict[str, variant], ...)}
     return create_model("Params", __base__=Params, **sections)

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from lsvit.routes import check_sampler
+from pipeline.config.samplers import check_sampler
 
 
 def _number(value: Any) -> Any:

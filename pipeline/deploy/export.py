@@ -152,7 +152,7 @@ def stock_notes(model: RoutedModel, spec: dict[str, Any]) -> list[str]:
         notes.append(
             f"the heads that predict positions are apart, in {PARTS}; the answer does not need them"
         )
-    if model.patch_head is not None:
+    if hasattr(model, "patch_head"):
         notes.append(
             "the head on every patch, which the patch mixing loss trained, is left out; the answer does not need it"
         )

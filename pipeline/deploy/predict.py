@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, evaluation_routes
+from lsvit.weights import load_weights
 from pipeline.config.types import Float, Positive
-from pipeline.config.variant import Variant
+from pipeline.config.variant import Variant, read_variant
 from pipeline.data.decode import in_mode
 from pipeline.declared import changed
 from pipeline.errors import UserError, one_line, plain
@@ -20,7 +21,7 @@ from pipeline.files import read_json, reading
 from pipeline.jobs.configs import RunConfig
 from pipeline.jobs.files import CONFIG, DATA, sha256
 from pipeline.jobs.job import has
-from pipeline.models.weights import build, input_size, load_weights, normalisation, read_tensors
+from pipeline.models.weights import attach, build, input_size, normalisation, read_tensors
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -166,7 +167,7 @@ def open_export(file: Path) -> Opened:
     config, spec = file.parent / CONFIG, file.parent / SPEC
     try:
         noted = read_json(spec) if spec.is_file() else {"variant": {"route": "sequential"}}
-        variant = Variant.model_validate(noted["variant"])
+        variant = read_variant(noted["variant"])
         damaged = [
             name
             for name, digest in noted.get("sha256", {}).items()
@@ -234,8 +235,6 @@ def _make(file: Path, variant: Variant) -> RoutedModel:
     """The model that a folder's config asks for, with a variant's parts and random weights. Raises UserError if there is none."""
     import timm
 
-    from papers.smoothing.talking_heads import talk
-
     try:
         backbone: Any = timm.create_model(f"local-dir:{file.parent}", pretrained=False)
     except Exception as error:  # timm raises many kinds
@@ -244,11 +243,7 @@ def _make(file: Path, variant: Variant) -> RoutedModel:
         ) from None
     if not getattr(backbone, "num_classes", 0):
         raise UserError(f"{file}: a model without a head, accepted: one with classes")
-    if variant.talking_heads:
-        talk(backbone)
-    model = RoutedModel(backbone, variant.position, variant.exits)
-    backbone.blocks = backbone.blocks[: variant.layers]
-    return model
+    return attach(backbone, variant)
 
 
 def _accept(section: type[BaseModel], values: object, file: Path, prefix: str = "") -> None:

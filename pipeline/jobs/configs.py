@@ -1,11 +1,17 @@
 """What every job, and what a training depends on. No torch here."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, SerializeAsAny
 
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Optimisation
 from pipeline.config.types import Per, Section
-from pipeline.config.variant import Variant
+from pipeline.config.variant import Variant, read_variant
+
+
+def _with_papers_keys(variant: Any) -> Any:
+    return read_variant(variant) if isinstance(variant, dict) else variant
 
 
 class RunConfig(Section):
@@ -15,7 +21,7 @@ class RunConfig(Section):
     dataset: str
     model_name: str
     model: ModelPreset
-    variant: Variant
+    variant: Annotated[SerializeAsAny[Variant], BeforeValidator(_with_papers_keys)]
     device: str
     deterministic: bool = False
     data_sha256: str

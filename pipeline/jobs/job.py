@@ -57,8 +57,13 @@ class Job:
         return _hash(
             self.config.effective(defaults=False),
             self.function,
-            code_digest(self.function.split(":")[0]),
+            [code_digest(place.split(":")[0]) for place in self.places],
         )
+
+    @property
+    def places(self) -> list[str]:
+        """The code that the job runs: its function, and what papers' keys of its variant name."""
+        return [self.function, *self.config.variant.extension_places()]
 
     @property
     def folder(self) -> Path:

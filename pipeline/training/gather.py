@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.variant import Variant
 from pipeline.jobs.files import CONFIG, EXECUTION, FINAL, HISTORY, TABLE
 from pipeline.jobs.job import Job
 from pipeline.training.judging import kept_epoch
@@ -31,9 +30,7 @@ def gather_trainings(jobs: Mapping[int, Job], out: Path, judge: str = "validatio
             shutil.copyfile(path, target / path.name)
         (target / CONFIG).write_text(json.dumps(record, indent=1) + "\n")
         history = json.loads((job.folder / HISTORY).read_text())
-        kept = (
-            kept_epoch(history, Variant.model_validate(record["variant"]), judge) if history else {}
-        )
+        kept = kept_epoch(history, record["variant"]["route"], judge) if history else {}
         final = {
             key.replace("validation/", ""): value
             for key, value in kept.items()

@@ -1,15 +1,17 @@
 """A model on a data set: the opened model and split, loss and accuracy along given routes."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lsvit.latin import Latin
+from lsvit.position import position_hits
 from lsvit.routed import RoutedModel
-from lsvit.routes import Route
+from lsvit.routes import Route, Routes
 from lsvit.taps import ExitLogits, PositionLogits
 from pipeline.data.decode import resizing
 from pipeline.data.splits import Split
@@ -18,13 +20,13 @@ from pipeline.jobs.files import read_meta
 from pipeline.models.weights import build, input_size, normalisation
 from pipeline.training.devices import Execution, pick_device, settle, sums_type
 from pipeline.training.distributed import rank_and_world, sum_over_processes
-from pipeline.training.losses import exit_objective, is_right, position_hits, task_loss
+from pipeline.training.objectives import is_right, task_loss
 
 
 def open_model(
     config: TrainConfig | MeasureConfig, data: Path, weights: Path | None
 ) -> tuple[RoutedModel, Execution]:
-    """The configured model, with the variant's position parts and layers and the given weights, on the device; how it is run."""
+    """The configured model with its parts and weights, on the device, and how it is run."""
     num_classes = len(read_meta(data)["classes"])
     model = build(config.model, num_classes, config.variant, weights)
     compile = config.options.compile if isinstance(config, TrainConfig) else "none"
@@ -44,128 +46,129 @@ def open_split(
     """A prepared split as the model wants it: channels, size, normalisation, device."""
     meta = read_meta(data)
     mean, std = normalisation(config.model, meta)
-    resize = (
-        None if "shards" in meta else resizing(config.model, meta["resize"])
-    )  # shards were resized when they were decoded
-    return Split(
-        data,
-        split,
-        next(model.parameters()).device,
-        *input_size(model, config.model),
-        mean,
-        std,
-        limit,
-        resize,
-    )
+    in_chans, size = input_size(model, config.model)
+    resize = None
+    if "shards" not in meta:  # shards were resized when they were decoded
+        resize = resizing(config.model, meta["resize"])
+    device = next(model.parameters()).device
+    return Split(data, split, device, in_chans, size, mean, std, limit, resize)
 
 
 def batches_along(
     split: Split, rows: Tensor, routes: Tensor, batch_size: int
 ) -> Iterator[tuple[slice, Tensor, Tensor, Route | Tensor]]:
-    """The images at `rows` (n,) of a split, each with its own row of `routes` (n, L), batch by batch.
+    """The images at `rows` (n,) of a split, each with its own row of `routes` (n, L), in batches.
 
     Yields:
-        Their places among the n, images, labels, and their routes: one where all of the batch share it, the faster way to run them.
+        Their places among the n, images, labels, and their routes: one where all of the batch
+        share it, which is the faster way to run them.
     """
     for start in range(0, len(rows), batch_size):
         place = slice(start, min(start + batch_size, len(rows)))
+        images, labels = split.take(rows[place])
         table = routes[place]
-        yield (
-            place,
-            *split.take(rows[place]),
-            tuple(table[0].tolist()) if (table == table[0]).all() else table,
-        )
+        if (table == table[0]).all():
+            yield place, images, labels, tuple(table[0].tolist())
+        else:
+            yield place, images, labels, table
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """Routes of whole batches of a split: batch i runs the i-th of `routes`, cyclically."""
+
+    routes: Sequence[Routes]
+    batch_size: int
+
+    def part(self, start: int, count: int) -> Routes:
+        """The route of the batch that begins at the image `start`."""
+        return self.routes[start // self.batch_size % len(self.routes)]
+
+    def rows(self, images: int) -> np.ndarray:
+        """The route of every image, (images, length)."""
+        tables = []
+        for start in range(0, images, self.batch_size):
+            count = min(self.batch_size, images - start)
+            tables.append(self.part(start, count).rows(count))
+        return np.concatenate(tables)
 
 
 class Score(NamedTuple):
-    """Means over the images: cross-entropy, top-1 accuracy and, for models that predict it, position accuracy.
+    """Means over the images: cross-entropy and top-1 accuracy.
 
     Of a regression the absolute error, and how often the rounded answer is right.
     """
 
     loss: float
     accuracy: float
-    position_accuracy: float | None
+    position_accuracy: float | None  # of models that predict positions
     correct: Tensor  # (n,) bool, on the CPU: which images are answered correctly
-    exits: dict[
-        int, tuple[float, float]
-    ]  # by depth: loss and accuracy of an early exit, over the images that reach it
-    objective: (
-        float | None
-    )  # of models with early exits, see :func:`pipeline.training.losses.exit_objective`
+    exits: dict[int, tuple[float, float]]  # by depth: loss, accuracy of the images that reach it
+    objective: float | None = None  # what is minimised, where it is not the loss
 
     def numbers(self) -> dict[str, float]:
         """The means there are, by name."""
-        names = ("loss", "accuracy", "position_accuracy", "objective")
-        found = {key: value for key in names if (value := getattr(self, key)) is not None}
+        numbers = {"loss": self.loss, "accuracy": self.accuracy}
+        if self.position_accuracy is not None:
+            numbers["position_accuracy"] = self.position_accuracy
+        if self.objective is not None:
+            numbers["objective"] = self.objective
         for depth, (loss, accuracy) in self.exits.items():
-            found |= {f"exit_{depth}_loss": loss, f"exit_{depth}_accuracy": accuracy}
-        return found
+            numbers[f"exit_{depth}_loss"] = loss
+            numbers[f"exit_{depth}_accuracy"] = accuracy
+        return numbers
 
 
 @torch.inference_mode()
 def score(
     model: RoutedModel,
     split: Split,
-    routes: Sequence[Route | Latin] | Tensor,
+    routes: Routes | InTurn,
     batch_size: int,
     execution: Execution,
 ) -> Score:
-    """Run every image once; where several processes train, each runs some of the batches and all get the result.
+    """Run every image of a split once, along `routes`.
 
-    Batch i takes the i-th of `routes`, cyclically (one route: every image under it); or, if it is an integer tensor
-    (len(split), L), every image takes its own row.
+    Where several processes train, each runs some of the batches and all get the result.
     """
     model.eval()
-    device, dtype = execution.device, sums_type(execution.device)
-    loss, positions = torch.zeros(2, dtype=dtype, device=device)
+    device = execution.device
+    dtype = sums_type(device)
+    loss = torch.zeros((), dtype=dtype, device=device)
+    position_hits_sum = torch.zeros((), dtype=dtype, device=device)
     correct = torch.zeros(len(split), dtype=torch.uint8, device=device)
-    predicts = "predict" in model.position
-    early = {
+    exit_sums = {  # by depth: loss, right answers, images
         int(depth): torch.zeros(3, dtype=dtype, device=device) for depth in model.exits
-    }  # loss, right, images
-    for i, images, labels in split.in_order(batch_size, *rank_and_world()):
-        part = slice(i * batch_size, i * batch_size + len(labels))
-        tap, exits = ([PositionLogits(model)] if predicts else []), ExitLogits(model)
-        with execution.context():
-            logits = model(
-                images,
-                routes[part] if isinstance(routes, Tensor) else routes[i % len(routes)],
-                [*tap, exits],
-            ).float()
-            if tap:
-                positions += position_hits(tap[0].logits) * len(labels)
-        loss += task_loss(logits, labels, "sum")
-        correct[part] = is_right(logits, labels)
-        for depth, (samples, answers) in exits.logits.items():
-            asked = labels[samples]
-            right = is_right(answers, asked).sum()
-            early[depth] += torch.stack(
-                [
-                    task_loss(answers.float(), asked, "sum"),
-                    right,
-                    torch.full_like(right, len(asked)),
-                ]
-            )
-    sum_over_processes((loss, positions, correct, *early.values()))
-    n, hits = len(split), correct.bool().cpu()
-    found = {
-        depth: (total / count, right / count)
-        for depth, (total, right, count) in ((d, t.tolist()) for d, t in early.items())
-        if count
     }
-    objective = (
-        exit_objective(
-            model.exit_heads, loss.item() / n, {d: each for d, (each, _) in found.items()}
-        )
-        if model.exit_heads
-        else None
-    )
+    predicts = "predict" in model.position
+    for i, images, labels in split.in_order(batch_size, *rank_and_world()):
+        start = i * batch_size
+        count = len(labels)
+        exits = ExitLogits(model)
+        taps: list[Any] = [exits, PositionLogits(model)] if predicts else [exits]
+        with execution.context():
+            logits = model(images, routes.part(start, count), taps).float()
+            if predicts:
+                position_hits_sum += position_hits(taps[1].logits) * count
+        loss += task_loss(logits, labels, "sum")
+        correct[start : start + count] = is_right(logits, labels)
+        for depth, (samples, answers) in exits.logits.items():
+            own_labels = labels[samples]
+            right = is_right(answers, own_labels).sum()
+            reached = torch.full_like(right, len(own_labels))
+            exit_loss = task_loss(answers.float(), own_labels, "sum")
+            exit_sums[depth] += torch.stack([exit_loss, right, reached])
+    sum_over_processes((loss, position_hits_sum, correct, *exit_sums.values()))
+    exit_means = {}
+    for depth, sums in exit_sums.items():
+        loss_sum, right_sum, reached_sum = sums.tolist()
+        if reached_sum:
+            exit_means[depth] = loss_sum / reached_sum, right_sum / reached_sum
+    hits = correct.bool().cpu()
     return Score(
-        loss.item() / n,
-        hits.double().mean().item(),
-        positions.item() / n if predicts else None,
-        hits,
-        found,
-        objective,
+        loss=loss.item() / len(split),
+        accuracy=hits.double().mean().item(),
+        position_accuracy=position_hits_sum.item() / len(split) if predicts else None,
+        correct=hits,
+        exits=exit_means,
     )

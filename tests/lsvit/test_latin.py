@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 import timm
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lsvit import routed
-from lsvit.latin import Latin, latin, latin_ends
+from lsvit.latin import Latin, latin
+from lsvit.position import Encode, Position, Predict
 from lsvit.routed import RoutedModel
 from lsvit.routes import generator
 from lsvit.stacked import can_stack
-from lsvit.taps import ExitLogits, FirstTokens, PositionLogits
-from papers.smoothing.talking_heads import talk
-from pipeline.config.variant import Encode, ExitHeads, Position, Predict
+from lsvit.taps import ExitLogits, PositionLogits
+from papers.smoothing.talking_heads import use_talking_heads
+from papers.smoothing.training import FirstTokens
+from pipeline.config.samplers import latin_ends
 
 from .test_routed import FAMILIES, SMALL, images_for
 
@@ -30,11 +32,22 @@ FORMS = {
 }
 
 
+class Head(nn.Module):
+    """An early exit: a linear head on the mean of the tokens."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 7)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.linear(tokens.mean(1))
+
+
 def double(name: str, position: Position = PARTS, **kwargs: Any) -> RoutedModel:
     torch.manual_seed(0)
     backbone: Any = timm.create_model(name, **(FAMILIES[name] | kwargs)).double()
     backbone.blocks = backbone.blocks[:4]
-    exits = ExitHeads(branch="mlp", depths=[1, 2], hidden=4, dropout=0.0)
+    exits = {depth: Head(backbone.embed_dim) for depth in (1, 2)}
     model = RoutedModel(backbone, position, exits).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -95,7 +108,7 @@ def test_any_batch_and_form(form: str, batch: int) -> None:
     """Also fewer samples than layers."""
     model = double("vit_tiny_patch16_224")
     images = images_for(model.backbone, batch).double()
-    assert model._stacks
+    assert model._stacks()
     exit = 1 if form == "square" else None
     routes = FORMS[form]
     assert_same(
@@ -106,10 +119,10 @@ def test_any_batch_and_form(form: str, batch: int) -> None:
 
 def test_talking_heads() -> None:
     model = double("vit_tiny_patch16_224")
-    talk(model.backbone)
+    use_talking_heads(model.backbone)
     model.double()
     images = images_for(model.backbone, 6).double()
-    assert model._stacks
+    assert model._stacks()
     assert_same(
         everything(model, images, SQUARE),
         everything(model, images, torch.from_numpy(SQUARE.rows(6))),
@@ -120,7 +133,7 @@ def test_wide_models_run_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routed, "WIDEST_STACK", 0)
     model = double("vit_tiny_patch16_224")
     images = images_for(model.backbone, 6).double()
-    assert model._stacks is None
+    assert model._stacks() is None
     assert_same(
         everything(model, images, SQUARE),
         everything(model, images, torch.from_numpy(SQUARE.rows(6))),
@@ -197,7 +210,7 @@ def test_form(num_layers: int, first: int, last: int, keep: int | None) -> None:
         assert len(set(route)) == len(route) == (keep or num_layers)
         assert route[:first] == tuple(range(first))
         assert np.array_equal(drawn.rows(3 * free)[free + i], route)
-    assert np.array_equal(drawn.after(5).rows(6), drawn.rows(11)[5:])
+    assert np.array_equal(drawn.part(5, 6).rows(6), drawn.rows(11)[5:])
     assert drawn.to_depth(1).routes == tuple(route[:1] for route in drawn.routes)
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lsvit.position import PositionEncoding
-from pipeline.config.variant import Encode
+from lsvit.position import Encode, PositionEncoding
 
 PUBLISHED = 768
 

@@ -12,14 +12,16 @@ from timm.models.mlp_mixer import MlpMixer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from lsvit.position import Encode, Position, Predict, position_hits, position_loss
 from lsvit.routed import RoutedModel
 from lsvit.routes import arbitrary, drop, generator, per_sample
 from lsvit.taps import PositionLogits
+from lsvit.weights import load_weights, save_weights
+from pipeline.config import variant as config
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import Encode, Position, Predict, Variant
+from pipeline.config.variant import Variant
 from pipeline.errors import UserError
-from pipeline.models.weights import build, create_backbone, load_weights, save_weights
-from pipeline.training.losses import position_hits, position_loss
+from pipeline.models.weights import build, create_backbone
 
 SMALL = {
     "img_size": 32,
@@ -158,7 +160,7 @@ def test_other_models_are_refused(name: str) -> None:
     with (
         torch.device("meta"),
         pytest.raises(
-            UserError, match="not routable, accepted: timm's VisionTransformer and MlpMixer"
+            ValueError, match="not routable, accepted: timm's VisionTransformer and MlpMixer"
         ) as error,
     ):
         RoutedModel(timm.create_model(name))
@@ -186,7 +188,7 @@ def test_a_subclass_with_a_forward_of_its_own_is_refused() -> None:
         def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             return 2 * super().forward_features(x, *args, **kwargs)
 
-    with torch.device("meta"), pytest.raises(UserError, match="model Twice: not routable"):
+    with torch.device("meta"), pytest.raises(ValueError, match="model Twice: not routable"):
         RoutedModel(Twice(depth=1))
 
 
@@ -239,7 +241,7 @@ def test_class_token_head_of_one_head_is_timms(pico: ModelPreset) -> None:
 def test_position_encoding_knows_the_position(pico: ModelPreset) -> None:
     torch.manual_seed(0)
     model = build(
-        pico, 10, Variant(route="sequential", position=Position(encode=Encode(dim=8)))
+        pico, 10, Variant(route="sequential", position=config.Position(encode=config.Encode(dim=8)))
     ).eval()
     encode = model.position["encode"]
     state = torch.randn(2, 5, 16)
@@ -252,7 +254,7 @@ def test_position_encoding_knows_the_position(pico: ModelPreset) -> None:
 
 def test_shared_position_encoding_starts_at_zero(pico: ModelPreset) -> None:
     """The published code's reading: one embedding for all layers, initialised to zero."""
-    position = Position(encode=Encode(dim=32, shared=True, init="zeros"))
+    position = config.Position(encode=config.Encode(dim=32, shared=True, init="zeros"))
     encode = build(pico, 10, Variant(route="sequential", position=position)).position["encode"]
     assert [embedding.weight.shape for embedding in encode.embeddings] == [(4, 32)]
     assert not encode.embeddings[0].weight.any()
@@ -333,11 +335,11 @@ def test_per_sample_routes_that_all_agree_are_one_route(pico: ModelPreset) -> No
         (
             [[0, 4]],
             IndexError,
-            r"route \(0, 4\): layer 4 does not exist, the model has layers 0 to 3",
+            r"layer 4 does not exist, the model has layers 0 to 3",
         ),
         ([[0, -2]], IndexError, "layer -2 does not exist"),
         ([[0.0, 1.0]], ValueError, "accepted: integers"),
-        ([[0, 1], [1, 0]], ValueError, r"accepted: integers \(1, length\)"),
+        ([[0, 1], [1, 0]], ValueError, r"found 2 rows, accepted: 1, one a sample"),
         ([[0, -1, 1]], ValueError, "found -1 before a layer"),
         ([[-1, -1]], ValueError, "or an empty route"),
     ],
@@ -352,7 +354,9 @@ def test_wrong_per_sample_routes(
 @pytest.mark.parametrize("token", ["mean", "class_token"])
 def test_position_prediction(pico: ModelPreset, token: Any) -> None:
     model = build(
-        pico, 10, Variant(route="sequential", position=Position(predict=Predict(token=token)))
+        pico,
+        10,
+        Variant(route="sequential", position=config.Position(predict=config.Predict(token=token))),
     )
     tap, states = PositionLogits(model), []
     model(
@@ -368,18 +372,20 @@ def test_position_prediction(pico: ModelPreset, token: Any) -> None:
 
 def test_class_token_prediction_needs_a_class_token() -> None:
     mixer = timm.create_model("mixer_s16_224", **FAMILIES["mixer_s16_224"])
-    with pytest.raises(UserError, match="no class token"):
+    with pytest.raises(ValueError, match="no class token"):
         RoutedModel(mixer, Position(predict=Predict(token="class_token")))
 
 
 def test_route_longer_than_the_positions(pico: ModelPreset) -> None:
-    model = build(pico, 10, Variant(route="sequential", position=Position(encode=Encode())))
+    model = build(
+        pico, 10, Variant(route="sequential", position=config.Position(encode=config.Encode()))
+    )
     with pytest.raises(IndexError, match="know 4 positions"):
         model(torch.zeros(1, 1, 28, 28), (0, 1, 2, 3, 0))
 
 
 def test_position_parts_travel_with_the_weights(pico: ModelPreset, tmp_path: Path) -> None:
-    position = Position(encode=Encode(), predict=Predict())
+    position = config.Position(encode=config.Encode(), predict=config.Predict())
     model = build(pico, 10, Variant(route="sequential", position=position)).eval()
     save_weights(model, tmp_path / "w.safetensors")
     again = build(

@@ -8,22 +8,27 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from lsvit.latin import Latin, draw_routes
+from lsvit.latin import Latin
 from lsvit.routes import (
+    OneRoute,
+    RouteTable,
     arbitrary,
-    check_sampler,
     drop,
     evaluation_routes,
     fix_first,
     fix_last,
     generator,
     kendall_distance,
-    limit,
-    make_sampler,
     per_sample,
-    sampler_name,
     sequential,
     swap,
+)
+from pipeline.config.samplers import (
+    check_sampler,
+    draw_routes,
+    limit,
+    make_sampler,
+    sampler_name,
     training_order,
 )
 
@@ -198,10 +203,10 @@ def test_what_a_training_step_runs_along() -> None:
         draw_routes("arbitrary", per, generator("train", 0), 4, 6)
         for per in ("batch", "sample", "latin")
     )
-    assert isinstance(one, tuple)
-    assert isinstance(each, np.ndarray)
-    assert each.shape == (6, 4)
+    assert isinstance(one, OneRoute)
+    assert isinstance(each, RouteTable)
     assert isinstance(square, Latin)
+    assert one.rows(6).shape == each.rows(6).shape == square.rows(6).shape == (6, 4)
 
 
 def test_a_schedule_of_dropping_is_accepted() -> None:

@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lsvit.routed import RoutedModel
+from lsvit.weights import save_weights
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
-from pipeline.models.weights import build, create_backbone, load_start, save_weights
+from pipeline.models.weights import build, create_backbone, load_start
 from pipeline.training.loop import fetch
 
 TAGGED = "vit_small_patch16_224.augreg_in21k_ft_in1k"

@@ -13,13 +13,21 @@ from torch import Tensor, nn
 
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route
-from papers.exits.branches import make_branch, token_shape
+from papers.exits.branches import make_branch
 from papers.exits.compute.budgets import exit_thresholds
 from papers.exits.compute.flops import count_exits
-from papers.exits.section import EXIT_COSTS, EXIT_WEIGHTS, EXITS_IN_USE, LAST_EXIT, ExitConfig
-from pipeline.config.variant import BranchName, BranchSizes
+from papers.exits.section import (
+    EXIT_COSTS,
+    EXIT_WEIGHTS,
+    EXITS_IN_USE,
+    LAST_EXIT,
+    BranchName,
+    BranchSizes,
+    ExitConfig,
+)
 from pipeline.errors import UserError
 from pipeline.jobs.files import ARRAYS, read_meta
+from pipeline.models.tokens import token_shape
 from pipeline.models.weights import input_size, read_tensors
 from pipeline.training.scoring import open_model
 

@@ -5,10 +5,12 @@ from typing import NamedTuple
 
 import torch
 
-from papers.exits.branches import TokenShape, make_branch, token_shape
+from papers.exits.branches import make_branch
+from papers.exits.section import BranchName, BranchSizes
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import PLAIN, BranchName, BranchSizes, Variant
+from pipeline.config.variant import PLAIN, Variant
 from pipeline.flops import ModelFlops, count, count_model, countable, meta_model
+from pipeline.models.tokens import TokenShape, token_shape
 
 
 class ExitFlops(NamedTuple):

@@ -3,21 +3,21 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from papers.exits.section import COUNTING, ExitConfig, Exits, Strategy
+from papers.exits.section import (
+    COUNTING,
+    BranchName,
+    BranchSizes,
+    ExitConfig,
+    ExitHeads,
+    Exits,
+    Strategy,
+)
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, Optimisation
-from pipeline.config.variant import (
-    BASELINE,
-    PLAIN,
-    BranchName,
-    BranchSizes,
-    ExitHeads,
-    Position,
-    Variant,
-)
+from pipeline.config.variant import BASELINE, Position, Variant
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import (
     DATA,
@@ -32,7 +32,7 @@ from pipeline.jobs.files import (
 from pipeline.jobs.job import TRAIN, Job
 from pipeline.jobs.plan import Plan as BasePlan
 from pipeline.jobs.plan import run_config
-from pipeline.training.judging import judging_loss, kept_epoch
+from pipeline.training.judging import judged_loss, kept_epoch
 
 # Seeds of one model may keep different learning rates, and start a step of the layer-wise strategy from weights of their own.
 APART = ("seed", "weights_sha256", "options.lr")
@@ -59,7 +59,7 @@ class Trained(NamedTuple):
     branch: BranchName | None
     placement: tuple[int, ...]
     seed: int
-    variant: Variant
+    variant: Any  # of the class with the papers' keys
     costs: Job
     jobs: list[Job]
 
@@ -80,10 +80,10 @@ class Trained(NamedTuple):
         """The job whose best epoch has the lowest loss on the judging images, and that epoch."""
         judge = self.task.judge
         kept = [
-            kept_epoch(json.loads((job.folder / HISTORY).read_text()), self.variant, judge)
+            kept_epoch(json.loads((job.folder / HISTORY).read_text()), self.variant.route, judge)
             for job in self.jobs
         ]
-        losses = [row[judging_loss(judge, self.variant)] for row in kept]
+        losses = [judged_loss(row, self.variant.route, judge) for row in kept]
         best = losses.index(min(losses))
         return self.jobs[best], kept[best]
 
@@ -113,6 +113,7 @@ class Plan(BasePlan):
         pretrained: Path = PRETRAINED,
     ) -> None:
         super().__init__(params, Exits, data, folder, pretrained)
+        self.plain = params.make_variant(route="sequential")
         self.sizes = BranchSizes.model_validate(
             self.options.model_dump(include=set(BranchSizes.model_fields))
         ).model_dump()
@@ -161,9 +162,16 @@ class Plan(BasePlan):
             if branch
             else None
         )
-        variant = PLAIN.model_copy(update={"exits": heads})
+        variant = self.params.make_variant(route="sequential", exits=heads)
         found = Trained(
-            task, strategy, branch, tuple(placement), seed, variant, self.costs(task, PLAIN), []
+            task,
+            strategy,
+            branch,
+            tuple(placement),
+            seed,
+            variant,
+            self.costs(task, self.plain),
+            [],
         )
         start = start or task.starts[seed]
         run = self._run(found.title, task, variant, self.digest(start))
@@ -283,14 +291,14 @@ class Plan(BasePlan):
     def backbones(self, trained: list[Trained]) -> list[Frozen]:
         """All branches on models that were trained without exits."""
         return [
-            self.frozen(each.task, each.task.name, PLAIN, each.weights(), each.seed)
+            self.frozen(each.task, each.task.name, self.plain, each.weights(), each.seed)
             for each in trained
         ]
 
     def head_for(self, task: Task, seed: int) -> Job:
         """Gives the starting weights of a seed a head for the task."""
         start = task.starts[seed]
-        run = self._run(task.name, task, PLAIN, self.digest(start))
+        run = self._run(task.name, task, self.plain, self.digest(start))
         run["model"] = run["model"].model_copy(
             update={"sha256": None}
         )  # that of the published file
@@ -302,14 +310,14 @@ class Plan(BasePlan):
             {"data": task.data, "weights": start},
         )
 
-    def costs(self, task: Task, variant: Variant) -> Job:
+    def costs(self, task: Task, variant: Any) -> Job:
         """FLOPs and latency of every exit that any strategy uses, on a model like the variant's; runs alone."""
         options = self.options
         depths = options.depths and sorted(
             {*options.depths, *(depth for placement in options.placements for depth in placement)}
         )
         position = Position(encode=variant.position.encode)
-        executed = Variant(
+        executed = self.params.make_variant(
             route="sequential",
             layers=variant.layers,
             position=position,

@@ -9,11 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lsvit.routes import own_order
 from papers.exits.compute.budgets import cumulative_cost, exit_thresholds, leave, pick, practical
 from papers.exits.compute.plan import Frozen, Plan, Trained
 from papers.exits.compute.rounds import Exits
-from papers.exits.section import COUNTING, EXIT_COSTS, EXIT_WEIGHTS, EXITS_IN_USE, LAST_EXIT
+from papers.exits.section import (
+    COUNTING,
+    EXIT_COSTS,
+    EXIT_WEIGHTS,
+    EXITS_IN_USE,
+    LAST_EXIT,
+    own_order,
+)
 from pipeline.jobs.files import ARRAYS, RESULTS, ROWS
 from pipeline.jobs.rows import read_rows
 from pipeline.training.gather import gather_trainings

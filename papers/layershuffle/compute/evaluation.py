@@ -7,29 +7,28 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lsvit.latin import Latin, latin, latin_ends
+from lsvit.latin import latin
 from lsvit.routed import RoutedModel
 from lsvit.routes import (
     ORDERS,
+    OneRoute,
     Order,
     Route,
+    RouteTable,
     Sampler,
-    Spec,
     count_routes,
     evaluation_routes,
     generator,
     kendall_distance,
     kept_layers,
-    limit,
-    make_sampler,
     per_sample,
-    sampler_name,
 )
 from papers.layershuffle.section import SAMPLER_ROWS, EvalConfig
+from pipeline.config.samplers import Spec, latin_ends, limit, make_sampler, sampler_name
 from pipeline.data.splits import Split
 from pipeline.jobs.files import ROWS, write_rows
 from pipeline.training.devices import Execution
-from pipeline.training.scoring import Score, open_model, open_split, score
+from pipeline.training.scoring import InTurn, Score, open_model, open_split, score
 
 COLUMNS = (
     "keep",
@@ -82,11 +81,27 @@ def evaluate_cell(
         used = routes[: math.ceil(len(split) / options.batch_size)]
         name = f"{len(used)} routes, one a batch" if len(used) > 1 else _name(used[0])
         passes.append(
-            (name, len(used), split, score(model, split, used, options.batch_size, execution))
+            (
+                name,
+                len(used),
+                split,
+                score(
+                    model,
+                    split,
+                    InTurn([OneRoute(route) for route in used], options.batch_size),
+                    options.batch_size,
+                    execution,
+                ),
+            )
         )
     else:
         passes += [
-            (_name(route), 1, split, score(model, split, [route], options.batch_size, execution))
+            (
+                _name(route),
+                1,
+                split,
+                score(model, split, OneRoute(route), options.batch_size, execution),
+            )
             for route in routes
         ]
     # How much the images differ: of each image's share of correct answers over the routes
@@ -103,11 +118,8 @@ def evaluate_cell(
             model, len(whole), kept_layers(keep, order), ends, keep, config
         )
         result = score(model, whole, drawn, options.batch_size, execution)
-        name = (
-            f"{count} routes, one a sample"
-            if isinstance(drawn, torch.Tensor)
-            else f"{count} routes, Latin"
-        )
+        latin_drawn = options.per == "latin" and ends
+        name = f"{count} routes, Latin" if latin_drawn else f"{count} routes, one a sample"
         rows.append(
             (
                 keep,
@@ -129,7 +141,7 @@ def _mixed_routes(
     ends: tuple[int, int] | None,
     keep: int | None,
     config: EvalConfig,
-) -> tuple[torch.Tensor | list[Latin], int]:
+) -> tuple[RouteTable | InTurn, int]:
     """Routes for the images of a split, and how many: a route of its own for each or, under ``per: latin`` and for samplers that
     leave so many layers in place at either end, Latin routes for each batch."""
     rng, options = _generator(config, model), config.options
@@ -139,17 +151,9 @@ def _mixed_routes(
             for start in range(0, images, options.batch_size)
         ]
         batches = [latin(rng, model.num_layers, *ends, keep) for _ in sizes]
-        return batches, sum(
-            min(len(each.routes), size) for each, size in zip(batches, sizes, strict=True)
-        )
-    return torch.from_numpy(per_sample(sampler, rng, model.num_layers, images)), images
-
-
-def _rows(batches: list[Latin], images: int, batch_size: int) -> np.ndarray:
-    """Every image's route, (images, L), of Latin routes for each batch."""
-    return np.concatenate(
-        [each.rows(min(batch_size, images - i * batch_size)) for i, each in enumerate(batches)]
-    )
+        count = sum(min(len(each.routes), size) for each, size in zip(batches, sizes, strict=True))
+        return InTurn(batches, options.batch_size), count
+    return RouteTable(per_sample(sampler, rng, model.num_layers, images)), images
 
 
 def _name(route: Route) -> str:
@@ -165,11 +169,7 @@ def evaluate_sampler(
 ) -> tuple:
     """One row: a pass in which every image runs along a route of its own, or that of its group."""
     routes, _ = _mixed_routes(model, len(split), make_sampler(spec), latin_ends(spec), None, config)
-    table = (
-        routes.numpy()
-        if isinstance(routes, torch.Tensor)
-        else _rows(routes, len(split), config.options.batch_size)
-    )
+    table = routes.rows(len(split))
     layers = [tuple(route[route >= 0].tolist()) for route in table]
     result = score(model, split, routes, config.options.batch_size, execution)
     distance, length = (np.mean(list(map(f, layers))).item() for f in (kendall_distance, len))

@@ -95,7 +95,7 @@ def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -
     epochs = {}
     for protocol, variant, seed in jobs:
         history = json.loads((plan.weights_of(variant, seed).parent / HISTORY).read_text())
-        best = kept_epoch(history, params.all_variants[variant], JUDGES[protocol])
+        best = kept_epoch(history, params.all_variants[variant].route, JUDGES[protocol])
         epochs[protocol, variant, seed] = int(best["epoch"])
     write_results(protocol_rows(rows, epochs), RESULTS / "protocols.csv")
     chosen = rows[params.protocol]

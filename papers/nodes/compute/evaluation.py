@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lsvit.routes import ENDED
+from lsvit.routes import ENDED, RouteTable
 from papers.nodes.compute.simulation import Run, simulate
 from papers.nodes.section import Nodes, NodesConfig
 from pipeline.jobs.files import ROWS, write_rows
@@ -69,7 +69,10 @@ def evaluate(
                 right = answered  # of nobody
                 if answered.any():
                     right = (
-                        score(model, split, table, options.batch_size, execution).correct & answered
+                        score(
+                            model, split, RouteTable(table.numpy()), options.batch_size, execution
+                        ).correct
+                        & answered
                     )
                 rows.append(
                     (

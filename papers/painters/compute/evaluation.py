@@ -6,6 +6,7 @@ from statistics import fmean
 
 import torch
 
+from lsvit.routes import OneRoute
 from papers.painters.compute.strategies import cells
 from papers.painters.section import PaintersConfig
 from pipeline.jobs.files import ROWS, write_rows
@@ -33,7 +34,8 @@ def evaluate(
     for treated, strategies in cells(model.num_layers, options).items():
         for kind, routes in strategies.items():
             scores = [
-                score(model, split, [route], options.batch_size, execution) for route in routes
+                score(model, split, OneRoute(route), options.batch_size, execution)
+                for route in routes
             ]
             accuracy = round(fmean(one.accuracy for one in scores), 6)
             loss = round(fmean(one.loss for one in scores), 6)

@@ -17,11 +17,11 @@ from torch.utils.hooks import RemovableHandle
 
 from lsvit.routed import RoutedModel, Samples
 from lsvit.routes import Order, arbitrary, generator, per_sample, sequential
+from papers.smoothing.losses import patch_cosine
 from papers.smoothing.section import PROFILE, ProfileConfig
 from pipeline.data.splits import Split
-from pipeline.models.weights import check_pairs
+from pipeline.models.tokens import check_pairs
 from pipeline.training.devices import Execution, sums_type
-from pipeline.training.losses import patch_cosine
 from pipeline.training.scoring import batches_along, open_model, open_split
 
 ATTENTION = (Attention, TalkingHeadAttn)

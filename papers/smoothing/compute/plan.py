@@ -4,15 +4,22 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lsvit.routes import ORDERS, Order
 from papers.smoothing.compute.presets import preset
-from papers.smoothing.section import SCRATCH, WHOLE, ProfileConfig, Smoothing, SmoothingProfiles
+from papers.smoothing.section import (
+    SCRATCH,
+    WHOLE,
+    Losses,
+    ProfileConfig,
+    Smoothing,
+    SmoothingProfiles,
+)
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import PLAIN, UNTRAINED, Losses, Variant
+from pipeline.config.variant import UNTRAINED
 from pipeline.jobs.files import DATA, FINETUNED, HISTORY, RESULTS, weights_file
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan as BasePlan
@@ -24,7 +31,7 @@ class Model(NamedTuple):
     """One model whose profile is taken."""
 
     training: str  # "scratch", "untrained", or a variant of params.yaml
-    variant: Variant
+    variant: Any  # of the class with the papers' keys
     preset: ModelPreset
     seed: int
     removed: str = WHOLE
@@ -87,7 +94,7 @@ class Plan(BasePlan):
             recipe = options.recipe
             if removed != WHOLE:
                 recipe = recipe.without(removed)
-            variant = Variant(
+            variant = self.params.make_variant(
                 route="sequential", losses=losses, recipe=recipe, talking_heads=talking_heads
             )
             smaller = preset(self.params, depth)
@@ -104,8 +111,9 @@ class Plan(BasePlan):
     def references(self) -> list[Model]:
         """Random initialisations, one a depth and seed."""
         depths = sorted(set(self.options.depths), reverse=True)
+        plain = self.params.make_variant(route="sequential")
         return [
-            Model(UNTRAINED, PLAIN, preset(self.params, depth), seed)
+            Model(UNTRAINED, plain, preset(self.params, depth), seed)
             for depth in depths
             for seed in self.seeds
         ]
@@ -145,7 +153,7 @@ class Plan(BasePlan):
             return None, {}
         if model.job:
             history = json.loads((model.job.folder / HISTORY).read_text())
-            kept = kept_epoch(history, model.variant, self.judge)
+            kept = kept_epoch(history, model.variant.route, self.judge)
             accuracies = {"sequential": kept["validation/sequential/accuracy"]}
             return model.job.folder / weights_file(self.judge), accuracies
         means = seed_means(read_rows(self.evaluated)).loc[(model.training, model.seed)]

@@ -15,11 +15,14 @@ from torch.nn.functional import cross_entropy
 from lsvit.routed import RoutedModel
 from lsvit.routes import arbitrary, drop, generator, per_sample
 from lsvit.taps import ExitLogits
-from papers.exits.branches import TokenShape, make_branch, token_shape
+from papers.exits.branches import make_branch
 from papers.exits.compute.dynamic import anytime, leave_early
-from pipeline.config.variant import BRANCHES, BranchSizes, ExitHeads
+from papers.exits.section import BRANCHES, BranchSizes, ExitHeads
+from papers.exits.training import exit_objective
 from pipeline.errors import UserError
-from pipeline.training.losses import exit_objective, is_right, task_loss
+from pipeline.models.tokens import TokenShape, token_shape
+from pipeline.training.objectives import is_right, task_loss
+from tests.models import images, small, with_parts
 
 SIZES = BranchSizes(channels=8, hidden=12, dropout=0.3)
 MIXING = ("vit", "mixer", "resmlp")
@@ -33,34 +36,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def small(kind: type = VisionTransformer, **changes: Any) -> Any:
-    """A 4-layer backbone of width 16 on a grid of 2 x 3."""
-    own = {"num_blocks": 4} if kind is MlpMixer else {"depth": 4, "num_heads": 2}
-    torch.manual_seed(0)
-    model: Any = kind(
-        **(
-            {"img_size": (16, 24), "patch_size": 8, "embed_dim": 16, "num_classes": 7}
-            | own
-            | changes
-        )
-    )
-    with torch.no_grad():  # so that layers, and tokens, differ enough
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model.eval()
-
-
 def heads(branch: Any = "cnn_add", depths: tuple[int, ...] = (1, 3), **changes: Any) -> ExitHeads:
     return ExitHeads(branch=branch, depths=list(depths), **(SIZES.model_dump() | changes))
 
 
 @pytest.fixture
 def model() -> RoutedModel:
-    return RoutedModel(small(), exits=heads()).eval()
-
-
-def images(n: int = 6) -> Tensor:
-    return torch.randn(n, 3, 16, 24, generator=torch.Generator().manual_seed(1))
+    return with_parts(small(), exits=heads()).eval()
 
 
 def count_calls(model: RoutedModel) -> list[tuple[str, int]]:
@@ -187,7 +169,7 @@ def test_a_class_token_is_needed_to_add_or_project_it(kind: Any) -> None:
         UserError,
         match=f"found branch '{kind}' on a model without a class token, accepted: mlp, .*resmlp",
     ) as error:
-        RoutedModel(small(MlpMixer), exits=heads(kind))
+        with_parts(small(MlpMixer), exits=heads(kind))
     assert "\n" not in str(error.value)
 
 
@@ -199,7 +181,7 @@ def test_register_tokens_are_no_class_token() -> None:
     assert tokens.grad is not None
     assert tokens.grad[:, 4:].any()
     with pytest.raises(UserError, match="without a class token"):
-        RoutedModel(backbone, exits=heads("cnn_add"))
+        with_parts(backbone, exits=heads("cnn_add"))
 
 
 @pytest.mark.parametrize("width", [16, 384, 512])
@@ -215,7 +197,7 @@ def test_patch_dropout_is_refused() -> None:
     assert isinstance(backbone.patch_drop, PatchDropout)
     RoutedModel(backbone)
     with pytest.raises(UserError, match="found a model with patch dropout, accepted: ") as error:
-        RoutedModel(backbone, exits=heads())
+        with_parts(backbone, exits=heads())
     assert "\n" not in str(error.value)
 
 
@@ -228,7 +210,7 @@ def test_patch_dropout_is_refused() -> None:
 def test_all_branches_on_all_families(kind: type, branch: Any) -> None:
     """With exits attached the model's own answer is still timm's, bit for bit; an exit's is its branch's on the tokens there."""
     backbone = small(kind)
-    model, batch, route = RoutedModel(backbone, exits=heads(branch)).eval(), images(), (3, 0, 0, 2)
+    model, batch, route = with_parts(backbone, exits=heads(branch)).eval(), images(), (3, 0, 0, 2)
     with torch.no_grad():
         expected = backbone(batch)
         assert torch.equal(model(batch), expected)

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from papers.exits.branches import TokenShape, make_branch, token_shape
+from papers.exits.branches import make_branch
 from papers.exits.compute.flops import ExitFlops, count_branch, count_exits
+from papers.exits.section import BRANCHES, BranchName, BranchSizes
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import BRANCHES, BranchName, BranchSizes
 from pipeline.errors import UserError
 from pipeline.flops import meta_model
+from pipeline.models.tokens import TokenShape, token_shape
 from pipeline.models.weights import build
 
 SIZES = BranchSizes(channels=5, hidden=24)

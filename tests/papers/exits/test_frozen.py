@@ -16,41 +16,43 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from lsvit.routed import RoutedModel
+from lsvit.weights import save_weights
 from papers.exits.compute import frozen as exits
 from papers.exits.compute.counting import write_canvases
 from papers.exits.compute.dynamic import attach, deploy, measure
 from papers.exits.section import (
+    BRANCHES,
     EXIT_COSTS,
     EXIT_WEIGHTS,
     EXITS_IN_USE,
     LAST_EXIT,
+    BranchName,
     BranchTraining,
     Counting,
     ExitConfig,
 )
+from papers.exits.training import ExitTraining
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Optimisation
-from pipeline.config.variant import BRANCHES, BranchName, Variant
+from pipeline.config.variant import Variant
 from pipeline.data.prepare import prepare
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import ARRAYS, HISTORY, ROWS, WEIGHTS, read_meta, sha256
-from pipeline.models.weights import build, save_weights
+from pipeline.models.weights import build
 from pipeline.training import loop as training
-from pipeline.training.augmentation import Batch
-from pipeline.training.devices import Execution
 from pipeline.training.judging import kept_epoch
-from pipeline.training.loop import TrainingStep, freeze, train, validate
-from pipeline.training.losses import is_right, task_loss
+from pipeline.training.loop import open_run, train, validate
+from pipeline.training.objectives import Batch, is_right, task_loss
 from pipeline.training.scoring import open_model, open_split
-from tests.papers.exits.test_branches import FAMILIES, SIZES, heads, images, small
+from tests.models import CPU, images, small, step_of, variant, with_parts
+from tests.papers.exits.test_branches import FAMILIES, SIZES, heads
 from tests.pipeline.training.ranks import gradients
 from tests.pipeline.training.test_loop import Killed, outcome, run
 
 Config = Callable[..., TrainConfig]
-CPU = Execution(torch.device("cpu"), "fp32")
 
 
 def with_exits(config: TrainConfig, **changes: Any) -> TrainConfig:
@@ -66,21 +68,19 @@ def test_a_training_steps_loss() -> None:
     batch, labels, route, backbone = images(), torch.arange(6), (2, 1, 0, 3), small()
     plain = RoutedModel(backbone).eval()
     assert torch.equal(
-        TrainingStep(plain, 1.0, CPU)(Batch(batch, labels), route)["loss"],
+        step_of(plain)(Batch(batch, labels), route)["loss"],
         cross_entropy(plain(batch, route), labels),
     )
-    model = RoutedModel(backbone, exits=heads()).eval()
+    model = with_parts(backbone, exits=heads()).eval()
     losses = {
         exit: float(cross_entropy(model(batch, route, exit=exit), labels)) for exit in (1, 3, None)
     }
-    found = TrainingStep(model, 1.0, CPU)(Batch(batch, labels), route)
+    found = step_of(model, exits=heads())(Batch(batch, labels), route)
     assert float(found["loss"]) == pytest.approx(losses[1] + losses[3] + 2 * losses[None])
     assert torch.equal(found["loss"], found["objective"])
     for step, exit in enumerate((1, 3, None)):
-        model.exit_heads = heads(step=step)
-        assert float(
-            TrainingStep(model, 1.0, CPU)(Batch(batch, labels), route)["loss"]
-        ) == pytest.approx(losses[exit])
+        layer_wise = step_of(model, exits=heads(step=step))
+        assert float(layer_wise(Batch(batch, labels), route)["loss"]) == pytest.approx(losses[exit])
 
 
 def trained(
@@ -140,11 +140,11 @@ def test_layer_wise_steps_share_out_every_parameter(family: str) -> None:
     """Each is trained in one step, and reached by that step's loss."""
     taken: list[str] = []
     for step in range(3):
-        model = RoutedModel(small(**FAMILIES[family]), exits=heads("cnn_ignore", step=step))
-        freeze(model)
-        TrainingStep(model, 1.0, CPU)(Batch(images(), torch.arange(6)), (0, 1, 2, 3))[
-            "loss"
-        ].backward()
+        own_heads = heads("cnn_ignore", step=step)
+        model = with_parts(small(**FAMILIES[family]), exits=own_heads)
+        ExitTraining(variant(exits=own_heads)).freeze(model)
+        batch = Batch(images(), torch.arange(6))
+        step_of(model, exits=own_heads)(batch, (0, 1, 2, 3))["loss"].backward()
         own = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         assert own == {
             name for name, parameter in model.named_parameters() if parameter.grad is not None
@@ -163,10 +163,13 @@ def test_the_kept_epoch_has_the_lowest_objective(
         [row[f"validation/sequential/{name}"] for row in history] for name in ("objective", "loss")
     )
     assert objectives.index(min(objectives)) != losses.index(min(losses))  # else this shows nothing
-    assert kept_epoch(history, config.variant)["validation/sequential/objective"] == min(objectives)
+    assert kept_epoch(history, config.variant.route)["validation/sequential/objective"] == min(
+        objectives
+    )
     model, execution = open_model(config, prepared, tmp_path / "run" / WEIGHTS)
     split = open_split(config, prepared, "validation", model)
-    row = validate(model, split, "validation", ["sequential"], config, execution)
+    opened = open_run(config, prepared, tmp_path / "run" / WEIGHTS, lambda event: None)
+    row = validate(opened, "validation", ["sequential"])
     assert row["validation/sequential/objective"] == pytest.approx(min(objectives), rel=1e-6)
     batch, labels = split.take(slice(None))
     assert float(task_loss(model(batch, exit=3), labels).detach()) == pytest.approx(

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from papers.exits.branches import make_branch, token_shape
+from papers import Variant
+from papers.exits.branches import make_branch
 from papers.exits.compute.dynamic import measure
 from papers.exits.compute.flops import count_exits
 from papers.exits.compute.plan import Plan, Task
@@ -16,7 +17,8 @@ from papers.exits.section import EXIT_COSTS, BranchTraining, ExitConfig
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Optimisation
-from pipeline.config.variant import PLAIN, Encode, Position, Variant
+from pipeline.config.variant import PLAIN, Encode, Position
+from pipeline.models.tokens import token_shape
 from pipeline.models.weights import build
 from tests.papers.exits.test_flops import SIZES, SMALL
 
@@ -101,7 +103,8 @@ def test_the_plan_keeps_them_apart(params: Params, prepared: Path, tmp_path: Pat
     """Variants of one architecture share their costs, and those with talking heads have others."""
     plan, task = Plan(params, prepared), Task("bars", prepared, {0: tmp_path / "start"})
     plain, arbitrary, talking = (
-        plan.costs(task, variant) for variant in (PLAIN, Variant(route="arbitrary"), TALKING)
+        plan.costs(task, variant)
+        for variant in (Variant(route="sequential"), Variant(route="arbitrary"), TALKING)
     )
     assert plain.key == arbitrary.key != talking.key
     assert talking.config.variant.talking_heads

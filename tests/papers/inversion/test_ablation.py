@@ -19,7 +19,7 @@ from papers.inversion.compute.ablation import Ablated, ablate, patch_embedding, 
 from pipeline.config.presets import ModelPreset
 from pipeline.errors import UserError
 from pipeline.models.weights import build
-from tests.papers.exits.test_branches import images, small
+from tests.models import images, small
 
 RESMLP: dict[str, Any] = {
     "kind": MlpMixer,

@@ -14,7 +14,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lsvit.position import Encode, Position
 from lsvit.routed import RoutedModel
+from lsvit.weights import save_weights
 from papers.inversion.compute import class_images
 from papers.inversion.compute import descent as inversion
 from papers.inversion.compute.ablation import ablate, transplant
@@ -43,12 +45,12 @@ from papers.inversion.section import (
     InversionMeasure,
 )
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import Encode, Position, Variant
+from pipeline.config.variant import Variant
 from pipeline.data.shards import Maps
 from pipeline.jobs.files import ARRAYS, ROWS, read_meta, sha256
-from pipeline.models.weights import build, save_weights
+from pipeline.models.weights import build
 from tests.conftest import PICO
-from tests.papers.exits.test_branches import small
+from tests.models import small
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = (3, 16, 24)  # of the images that `small` models take

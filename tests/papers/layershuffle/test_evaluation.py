@@ -11,25 +11,29 @@ import torch
 
 from lsvit.latin import Latin
 from lsvit.routed import RoutedModel
-from lsvit.routes import arbitrary, generator, per_sample
+from lsvit.routes import OneRoute, RouteTable, arbitrary, generator, per_sample
+from lsvit.weights import save_weights
+from papers import Variant
+from papers.exits.section import ExitHeads
 from papers.layershuffle.compute import analysis, evaluation
 from papers.layershuffle.compute.analysis import Contributions, record
 from papers.layershuffle.compute.evaluation import evaluate
 from papers.layershuffle.section import SAMPLER_ROWS, AnalysisConfig, EvalConfig, PruneEval
+from papers.smoothing.section import Recipe
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import ExitHeads, Recipe, Variant
 from pipeline.data.decode import Resize, resizing
 from pipeline.data.splits import Split
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import ARRAYS, ROWS, WEIGHTS, read_meta
-from pipeline.models.weights import build, save_weights
+from pipeline.models.weights import build
 from pipeline.training import scoring
 from pipeline.training.devices import Execution
 from pipeline.training.loop import train
-from pipeline.training.losses import exit_objective, is_right, task_loss
-from pipeline.training.scoring import Score, open_model, open_split, score
-from tests.papers.exits.test_branches import FAMILIES, small
+from pipeline.training.objectives import is_right, task_loss
+from pipeline.training.scoring import InTurn, Score, open_model, open_split, score
+from tests.models import small
+from tests.papers.exits.test_branches import FAMILIES
 
 
 @pytest.fixture
@@ -119,10 +123,8 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Score]]:
         model: RoutedModel, split: Split, routes: Any, batch_size: int, execution: Execution
     ) -> Score:
         result = score(model, split, routes, batch_size, execution)
-        if isinstance(routes, list) and isinstance(routes[0], Latin):
-            table = torch.from_numpy(
-                np.concatenate([each.rows(batch_size) for each in routes])[: len(split)]
-            )
+        if isinstance(routes, InTurn) and isinstance(routes.routes[0], Latin):
+            table = RouteTable(routes.rows(len(split)))
             alone = score(model, split, table, batch_size, execution)
             assert alone.loss == pytest.approx(result.loss, rel=1e-6)
             assert torch.equal(alone.correct, result.correct)
@@ -147,7 +149,7 @@ def test_latin_routes(
     squares = [
         (routes, result)
         for routes, result in scored
-        if isinstance(routes, list) and isinstance(routes[0], Latin)
+        if isinstance(routes, InTurn) and isinstance(routes.routes[0], Latin)
     ]
     sample, _ = rows(config(params, pico, images=10, per="sample"), prepared, weights, tmp_path)
     is_latin = latin["route"] == "12 routes, Latin"
@@ -158,8 +160,8 @@ def test_latin_routes(
     for (routes, result), (_, row), length in zip(
         squares, latin[is_latin].iterrows(), (2, 4), strict=True
     ):
-        assert [np.shape(each.routes) for each in routes] == [(4, length)] * 3
-        assert len(set(routes)) == 3
+        assert [np.shape(each.routes) for each in routes.routes] == [(4, length)] * 3
+        assert len(set(routes.routes)) == 3
         assert (row["accuracy"], row["loss"]) == (
             pytest.approx(result.accuracy, abs=1e-6),
             pytest.approx(result.loss, abs=1e-6),
@@ -203,17 +205,17 @@ def test_samplers_with_latin_routes(
     one = config(params, pico, samplers=specs, images=10, per="latin")
     _, latin = rows(one, prepared, weights, tmp_path)
     drawn = [routes for routes, _ in scored[-len(specs) :]]
-    assert [isinstance(routes, list) for routes in drawn] == [True] * 5 + [False] * 3
-    ends = [{(each.first, each.last) for each in routes} for routes in drawn[:4]]
+    assert [isinstance(routes, InTurn) for routes in drawn] == [True] * 5 + [False] * 3
+    ends = [{(each.first, each.last) for each in routes.routes} for routes in drawn[:4]]
     assert ends == [{(0, 0)}, {(0, 0)}, {(2, 0)}, {(0, 1)}]
-    assert [[len(each.routes) for each in routes] for routes in drawn[:5]] == [
+    assert [[len(each.routes) for each in routes.routes] for routes in drawn[:5]] == [
         [4] * 3,
         [4] * 3,
         [2] * 3,
         [3] * 3,
         [1] * 3,
     ]
-    assert {route for each in drawn[4] for route in each.routes} == {(0, 1, 2, 3)}
+    assert {route for each in drawn[4].routes for route in each.routes} == {(0, 1, 2, 3)}
     _, sample = rows(
         config(params, pico, samplers=specs, images=10, per="sample"), prepared, weights, tmp_path
     )
@@ -277,17 +279,10 @@ def test_an_order_a_sample_estimates_better_than_an_order_a_batch(
     losses: dict[str, list[float]] = {"batch": [], "sample": []}
     for draw in range(30):
         rng = generator("samples", draw)
-        batches = [arbitrary(rng, 4) for _ in range(2)]
+        batches = InTurn([OneRoute(arbitrary(rng, 4)) for _ in range(2)], 20)
         losses["batch"].append(score(model, split, batches, 20, execution).loss)
-        losses["sample"].append(
-            score(
-                model,
-                split,
-                torch.from_numpy(per_sample(arbitrary, rng, 4, len(split))),
-                20,
-                execution,
-            ).loss
-        )
+        table = RouteTable(per_sample(arbitrary, rng, 4, len(split)))
+        losses["sample"].append(score(model, split, table, 20, execution).loss)
     assert np.std(losses["sample"]) < 0.6 * np.std(losses["batch"])
     assert abs(np.mean(losses["sample"]) - np.mean(losses["batch"])) < 3 * np.std(
         losses["batch"]
@@ -308,12 +303,10 @@ def test_a_score_has_the_means_of_every_exit(
             exits=ExitHeads(branch="mlp", depths=[1, 3], channels=4, hidden=4, dropout=0.0),
         ),
     ).eval()
-    result, route = score(model, split, [(2, 0, 3)], 16, execution), (2, 0, 3)
+    route = (2, 0, 3)
+    result = score(model, split, OneRoute(route), 16, execution)
     found = result.exits
     images, labels = split.take(slice(0, len(split)))
-    assert model.exit_heads
-    means = {depth: loss for depth, (loss, _) in result.exits.items()}
-    assert result.objective == pytest.approx(exit_objective(model.exit_heads, result.loss, means))
     for depth in (1, 3):
         answers = model(images, route, exit=depth)
         assert found[depth] == (

@@ -546,9 +546,9 @@ def test_the_routes_shown_are_those_trained(variant: str, per: str, params: Para
     )
     what, shown = first_routes(changed, variant, 12, seed)
     drawn: Any = [draw_route(config, 12, 1, step) for step in range(len(shown))]
-    if per == "latin":
-        drawn = drawn[0].rows(len(shown))
-    elif per == "sample":
-        drawn = drawn[0][: len(shown)]
+    if per == "batch":
+        drawn = [routes.steps for routes in drawn]
+    else:
+        drawn = drawn[0].rows(options.batch_size)[: len(shown)]
     assert [list(map(int, route)) for route in drawn] == shown
     assert what == {"latin": "group of the batch", "sample": "image", "batch": "step"}[per]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
+from lsvit.weights import save_weights
 from papers import PAPERS
 from papers.nodes.compute.evaluation import evaluate
 from papers.nodes.compute.plan import Plan
@@ -22,7 +23,7 @@ from pipeline.config.variant import PLAIN
 from pipeline.errors import UserError
 from pipeline.jobs.files import ROWS
 from pipeline.jobs.rows import read_rows
-from pipeline.models.weights import build, save_weights
+from pipeline.models.weights import build
 from pipeline.training.scoring import open_model, open_split
 from tests.conftest import ROOT
 

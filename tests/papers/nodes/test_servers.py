@@ -18,12 +18,13 @@ from safetensors.torch import save
 
 from lsvit.routed import RoutedModel
 from lsvit.routes import generator
+from lsvit.weights import save_weights
+from papers import Variant
 from papers.nodes.compute.scheduler import Answer, Client, Journey, News, Send, place
 from papers.nodes.section import Fault, Policy, Service
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import PLAIN
 from pipeline.errors import UserError
-from pipeline.models.weights import build, save_weights
+from pipeline.models.weights import build
 from tests.conftest import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -50,7 +51,7 @@ def weights(
 ) -> "nodes_servers.Weights":
     """A saved model of six layers."""
     six = pico.model_copy(update={"kwargs": pico.kwargs | {"depth": 6}})
-    variant = PLAIN.model_validate(MODELS[request.param])
+    variant = Variant.model_validate(MODELS[request.param])
     torch.manual_seed(0)
     save_weights(build(six, 10, variant), tmp_path / "w.safetensors")
     return nodes_servers.Weights(six, 10, variant, tmp_path / "w.safetensors")

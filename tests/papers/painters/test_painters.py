@@ -14,7 +14,8 @@ import yaml
 from torch import Tensor
 
 from lsvit.routed import RoutedModel
-from lsvit.routes import Route
+from lsvit.routes import OneRoute, Route
+from lsvit.weights import save_weights
 from papers import PAPERS
 from papers.painters.compute import rows as painters_rows
 from papers.painters.compute.evaluation import evaluate
@@ -30,7 +31,7 @@ from pipeline.config.variant import PLAIN
 from pipeline.errors import UserError
 from pipeline.jobs.files import ROWS, WEIGHTS, sha256
 from pipeline.jobs.rows import read_rows
-from pipeline.models.weights import build, save_weights
+from pipeline.models.weights import build
 from pipeline.report.results import Results
 from pipeline.training.scoring import open_model, open_split, score
 from tests.conftest import ROOT
@@ -201,7 +202,7 @@ def test_a_row_is_the_mean_over_a_strategys_routes(
     split = open_split(setting, prepared, "validation", opened)
     for row in found.itertuples():
         routes = cells(6, setting.options)[row.treated][row.kind]
-        scores = [score(opened, split, [route], 40, execution) for route in routes]
+        scores = [score(opened, split, OneRoute(route), 40, execution) for route in routes]
         assert row.accuracy == pytest.approx(fmean(one.accuracy for one in scores), abs=1e-6)
         assert row.loss == pytest.approx(fmean(one.loss for one in scores), abs=1e-5)
     part = evaluated(

@@ -19,37 +19,35 @@ from timm.models.mlp_mixer import MlpMixer, ResBlock
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy, one_hot
 
+from lsvit.position import Encode, Position, Predict, position_loss
 from lsvit.routed import RoutedModel
-from lsvit.routes import arbitrary, drop, generator, per_sample
+from lsvit.routes import OneRoute, RouteTable, arbitrary, drop, generator, per_sample
 from lsvit.taps import PositionLogits
+from lsvit.weights import load_weights, save_weights
+from papers import Variant
+from papers.exits.training import exit_objective
+from papers.smoothing.augmentation import mix_patches
 from papers.smoothing.compute.measures import Smoothness, attention_scores, measure, profile
-from papers.smoothing.section import PROFILE, ProfileConfig, SmoothingProfiles
-from papers.smoothing.talking_heads import talk
+from papers.smoothing.losses import patch_classification, patch_contrastive, patch_cosine
+from papers.smoothing.section import PROFILE, Losses, ProfileConfig, Recipe, SmoothingProfiles
+from papers.smoothing.talking_heads import use_talking_heads
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import Encode, Losses, Position, Predict, Recipe, Variant
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import WEIGHTS, read_meta
-from pipeline.models.weights import build, load_weights, save_weights
-from pipeline.training.augmentation import Batch, mix_patches, seed
+from pipeline.models.weights import build
 from pipeline.training.devices import Execution
-from pipeline.training.loop import CHECKPOINT, TrainingStep, train_step
-from pipeline.training.losses import (
-    exit_objective,
-    is_right,
-    patch_classification,
-    patch_contrastive,
-    patch_cosine,
-    position_loss,
-    task_loss,
-)
+from pipeline.training.loop import CHECKPOINT
+from pipeline.training.loop import seed_libraries as seed
+from pipeline.training.objectives import Batch, is_right, task_loss
 from pipeline.training.scoring import open_model, open_split
-from tests.papers.exits.test_branches import heads, images, small
+from pipeline.training.step import backward_in_parts
+from tests.models import images, small, step_of, with_parts
+from tests.papers.exits.test_branches import heads
 from tests.pipeline.training.test_loop import Killed, outcome, run
 
 Config = Callable[..., TrainConfig]
-CPU = Execution(torch.device("cpu"), "fp32")
 LOSSES = Losses.model_validate(
     {"cosine": 0.5, "contrastive": {"weight": 0.3, "normalize": True}, "mixing": 2.0}
 )
@@ -351,16 +349,18 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }
 
 
-def equipped(backbone: Any = None, **parts: Any) -> RoutedModel:
-    return noisy(RoutedModel(backbone or small(), patch_head=True, **parts)).eval()
+def equipped(backbone: Any = None, **parts: Any) -> Any:
+    keys = {"losses": LOSSES} | parts
+    return noisy(with_parts(backbone or small(), **keys)).eval()
 
 
 def mixed(n: int = 6) -> Batch:
     """A batch with mixed patches of the grid of 2 x 3."""
     seed(4)
     batch = mix_patches(images(n), torch.arange(n), 7, (2, 3), 1.0)
-    assert batch.patches is not None
-    assert (batch.patches != torch.arange(n)[:, None]).any()  # else this shows nothing
+    assert (
+        batch.extras["patch_labels"] != torch.arange(n)[:, None]
+    ).any()  # else this shows nothing
     return batch
 
 
@@ -393,7 +393,7 @@ def test_a_steps_loss_is_the_weighted_sum_of_its_parts(
         {"exits": heads("cnn_ignore")} if family == "mixer" and "exits" in PARTS[parts] else {}
     )
     model, batch = equipped(FAMILIES[family](), **own), mixed()
-    found = scalars(TrainingStep(model, 0.7, CPU, LOSSES)(batch, route))
+    found = scalars(step_of(model, 0.7, losses=LOSSES, exits=own.get("exits"))(batch, route))
     state, first = model.embed(batch.images), None
     for depth, layer in enumerate(route):
         encoded = (
@@ -402,14 +402,12 @@ def test_a_steps_loss_is_the_weighted_sum_of_its_parts(
         state = model.backbone.blocks[layer](encoded)
         first = state if first is None else first
     assert first is not None
-    assert batch.patches is not None
     prefix = model.backbone.num_prefix_tokens if hasattr(model.backbone, "num_prefix_tokens") else 0
     e, h = first[:, prefix:], model.backbone.norm(state)[:, prefix:]
     assert h.shape == (6, 6, 16)
-    assert model.patch_head is not None
     each = [
         cross_entropy(model.patch_head(x)[None], y[None])
-        for x, y in zip(h.flatten(0, 1), batch.patches.flatten(), strict=True)
+        for x, y in zip(h.flatten(0, 1), batch.extras["patch_labels"].flatten(), strict=True)
     ]
     expected = {
         "cosine_loss": torch.stack([cosine_by_pairs(x) for x in h]).mean(),
@@ -422,13 +420,13 @@ def test_a_steps_loss_is_the_weighted_sum_of_its_parts(
         ),
     }
     final = expected["class_loss"]
-    if model.exit_heads:
+    if "exits" in own:
         reached = {
             d: task_loss(model(batch.images, route, exit=d), batch.labels)
             for d in (1, 3)
             if d <= len(route)
         }
-        final = expected["objective"] = exit_objective(model.exit_heads, final, reached)
+        final = expected["objective"] = exit_objective(own["exits"], final, reached)
     if "predict" in model.position:
         model(batch.images, route, [tap := PositionLogits(model)])
         expected["position_loss"] = position_loss(tap.logits)
@@ -453,7 +451,7 @@ def test_a_loss_alone_is_what_it_is_among_others(name: str) -> None:
         LOSSES.model_copy(update={each: None for each in Losses.model_fields if each != name}),
     )
     every, found = (
-        scalars(TrainingStep(model, 0.0, CPU, losses)(batch, (1, 0))) for losses in (LOSSES, one)
+        scalars(step_of(model, 0.0, losses=losses)(batch, (1, 0))) for losses in (LOSSES, one)
     )
     assert found[f"{name}_loss"] == every[f"{name}_loss"]
     assert found["loss"] == pytest.approx(
@@ -467,7 +465,7 @@ def test_a_step_with_a_route_a_sample_is_the_mean_of_its_images(parts: str, samp
     """Every part of the loss, and the gradients."""
     model, batch, routes = equipped(**PARTS[parts]), mixed(), table(sampler)
     assert len({alone(route) for route in routes}) > 2
-    step = TrainingStep(model, 0.7, CPU, LOSSES)
+    step = step_of(model, 0.7, losses=LOSSES, exits=PARTS[parts].get("exits"))
     found = step(batch, routes)
     found["loss"].backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -488,9 +486,8 @@ def test_a_step_with_a_route_a_sample_is_the_mean_of_its_images(parts: str, samp
 def test_shares_reach_the_patch_head_where_patches_are_not_mixed() -> None:
     """A batch of mixup: the labels of every patch are its image's."""
     model, labels = equipped(), random(6, 7).softmax(-1)
-    found = TrainingStep(model, 1.0, CPU, LOSSES)(Batch(images(), labels), (1, 0))
+    found = step_of(model, losses=LOSSES)(Batch(images(), labels), (1, 0))
     h = model.backbone.norm(model.tokens(images(), (1, 0)))[:, 1:]
-    assert model.patch_head is not None
     expected = -(labels[:, None] * model.patch_head(h).log_softmax(-1)).sum(-1).mean()
     assert float(found["mixing_loss"]) == pytest.approx(float(expected.detach()), rel=1e-5)
 
@@ -500,7 +497,7 @@ def test_plain_products_in_a_step() -> None:
     model, batch = equipped(), mixed()
     with torch.no_grad():
         model.backbone.norm.weight.mul_(0.02)  # else the products saturate
-    found = TrainingStep(model, 1.0, CPU, PLAIN)(batch, (2,))
+    found = step_of(model, losses=PLAIN)(batch, (2,))
     (gradient,) = torch.autograd.grad(
         found["loss"] - task_loss(model(batch.images, (2,)), batch.labels), model.backbone.pos_embed
     )
@@ -523,7 +520,9 @@ def gradients_of(
     model.zero_grad()
     model.checkpointing = options.get("checkpointing", False)
     seed(9)
-    train_step(TrainingStep(model, 0.7, CPU, LOSSES), mixed(), route, own)
+    step = step_of(model, 0.7, losses=LOSSES, exits=options.get("exits"))
+    routes: Any = RouteTable(route.numpy()) if isinstance(route, Tensor) else OneRoute(route)
+    backward_in_parts(step, mixed(), routes, own)
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -546,7 +545,8 @@ def test_less_memory_gives_the_same_gradients(
     params: Params, parts: str, route: Any, options: dict[str, Any]
 ) -> None:
     model = equipped(**PARTS[parts])
-    plain, less = (gradients_of(model, params, route, **each) for each in ({}, options))
+    exits = {"exits": PARTS[parts].get("exits")}
+    plain, less = (gradients_of(model, params, route, **exits, **each) for each in ({}, options))
     assert plain.keys() == less.keys()
     assert all(torch.allclose(plain[name], less[name], rtol=1e-3, atol=1e-5) for name in plain)
     assert {"patch_head.weight", "backbone.norm.weight"} <= plain.keys()
@@ -554,7 +554,7 @@ def test_less_memory_gives_the_same_gradients(
 
 @pytest.mark.parametrize("route", [(2, 0, 3, 1), table(arbitrary)], ids=["batch", "sample"])
 def test_checkpointing_draws_the_same_drop_path_again(params: Params, route: Any) -> None:
-    model = RoutedModel(small(drop_path_rate=0.5), patch_head=True)
+    model = with_parts(small(drop_path_rate=0.5), losses=LOSSES)
     still = gradients_of(model.eval(), params, route)
     plain, again = (
         gradients_of(model.train(), params, route, checkpointing=checkpointing)
@@ -696,7 +696,6 @@ def test_stock_timm_loads_a_model_trained_with_the_mixing_loss(
         {name: tensor for name, tensor in tensors.items() if not name.startswith("patch_head.")}
     )
     model, _ = open_model(config, prepared, tmp_path / "run" / WEIGHTS)
-    assert model.patch_head is not None
     assert torch.equal(model.patch_head.weight, tensors["patch_head.weight"])
     plain = build(
         config.model, 10, Variant(route="arbitrary"), tmp_path / "run" / WEIGHTS
@@ -713,7 +712,6 @@ def test_a_fresh_patch_head_on_plain_weights(pico: ModelPreset, tmp_path: Path) 
     model = build(
         pico, 10, Variant(route="arbitrary", losses=LOSSES), tmp_path / "plain.safetensors"
     )
-    assert model.patch_head is not None
     assert model.patch_head.weight.any()
     assert torch.equal(
         model.backbone.head.weight, load_file(tmp_path / "plain.safetensors")["head.weight"]
@@ -768,7 +766,7 @@ TALKING = Variant(route="arbitrary", talking_heads=True)
 
 def talking() -> Any:
     """A backbone whose heads talk, in matrices far from the identity."""
-    talk(backbone := small())
+    use_talking_heads(backbone := small())
     return noisy(backbone).eval()
 
 
@@ -777,7 +775,7 @@ def talking() -> Any:
 def test_talking_heads_begin_as_the_plain_model(kind: str) -> None:
     backbone = FAMILIES[kind]()
     plain, model = RoutedModel(deepcopy(backbone)), RoutedModel(backbone)
-    talk(backbone)
+    use_talking_heads(backbone)
     assert all(isinstance(block.attn, TalkingHeadAttn) for block in backbone.blocks)
     for route in (None, (2, 0, 0, 3), table(arbitrary)):
         expected = plain(images(), route)
@@ -811,7 +809,7 @@ def test_talking_heads_mix_before_and_after_the_softmax() -> None:
 
 def test_talking_heads_learn(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     """Along routes a sample: every layer's matrices get gradients, and a training moves them away from the identity."""
-    talk(backbone := small())
+    use_talking_heads(backbone := small())
     RoutedModel(backbone)(images(), table(arbitrary)).square().sum().backward()
     for block in backbone.blocks:
         for gradient in (

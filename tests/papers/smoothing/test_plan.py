@@ -8,9 +8,8 @@ import pytest
 
 from papers.smoothing.compute.plan import Model, Plan
 from papers.smoothing.compute.rows import COLUMNS, profile_rows
-from papers.smoothing.section import PROFILE, Smoothing
+from papers.smoothing.section import PROFILE, Losses, Smoothing
 from pipeline.config.params import Params
-from pipeline.config.variant import Losses
 from pipeline.jobs.files import HISTORY, weights_file
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from lsvit.latin import forms
 from pipeline.config.params import Params
+from pipeline.config.samplers import forms
 from pipeline.config.sections import Finetune
 from pipeline.errors import UserError
 from tests.pipeline.config.conftest import Load

@@ -17,10 +17,11 @@ import pytest
 import yaml
 
 from papers import PAPERS
+from papers.smoothing.section import Losses
 from pipeline.config.load import load
 from pipeline.config.presets import ModelPreset
 from pipeline.config.types import Section
-from pipeline.config.variant import PLAIN, Losses
+from pipeline.config.variant import PLAIN
 from pipeline.jobs import identity
 from pipeline.jobs.configs import RunConfig
 from pipeline.jobs.files import CONFIG, DATA, starting_weights

@@ -1,49 +1,37 @@
 """What the processes of test_distributed.py run."""
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from pipeline.jobs.configs import TrainConfig
-from pipeline.training.augmentation import Batch
+from pipeline.training import loop
 from pipeline.training.devices import compile_blocks
-from pipeline.training.distributed import parallel, rank_and_world
-from pipeline.training.loop import TrainingStep, draw_route, freeze, train_step
-from pipeline.training.scoring import open_model, open_split
+from pipeline.training.distributed import rank_and_world
+from pipeline.training.loop import Report, draw_route, open_run
+from pipeline.training.objectives import Batch
+from pipeline.training.step import backward_in_parts
 
-STEPS, PATCHES = 3, 4
+STEPS = 3
+PATCHES = 4
 
 
-def gradients(
-    config: TrainConfig, data: Path, folder: Path, report: Callable[[dict], None]
-) -> None:
+def gradients(config: TrainConfig, data: Path, folder: Path, report: Report) -> None:
     """Write the gradients of a few steps, all from the same weights, to `gradients_<rank>.pt`."""
-    torch.manual_seed(config.seed)
-    model, execution = open_model(config, data, None)
-    model.checkpointing = config.options.checkpointing
-    freeze(model)
-    if execution.compiled:
-        compile_blocks(model.backbone.blocks, "aot_eager")
-    split = open_split(config, data, "train", model)
-    step = parallel(
-        TrainingStep(model, config.options.position_weight, execution, config.variant.losses)
-    )
+    loop.compile_blocks = partial(compile_blocks, backend="aot_eager")
+    rank, world = rank_and_world()
+    run = open_run(config, data, None, report)
+    options = config.options
     found = []
-    batches = split.shuffled(config.options.batch_size, config.seed, 1, *rank_and_world())
+    batches = run.train_split.shuffled(options.batch_size, config.seed, 1, rank, world)
     for i, (images, labels) in zip(range(STEPS), batches, strict=False):
-        model.zero_grad()
-        patches = (
-            labels.unsqueeze(1).expand(-1, PATCHES) if config.variant.losses.mixing else None
-        )  # nothing that processes draw
-        train_step(
-            step,
-            Batch(images, labels, patches),
-            draw_route(config, model.num_layers, 1, i),
-            config.options,
-        )
-        found.append(
-            {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-        )
-    torch.save(found, folder / f"gradients_{rank_and_world()[0]}.pt")
+        run.model.zero_grad()
+        # Each patch has its image's label: nothing that processes draw.
+        extras = {"patch_labels": labels.unsqueeze(1).expand(-1, PATCHES)}
+        routes = draw_route(config, run.model.num_layers, 1, i)
+        backward_in_parts(run.step, Batch(images, labels, extras), routes, options)
+        parameters = run.model.named_parameters()
+        found.append({name: p.grad.clone() for name, p in parameters if p.grad is not None})
+    torch.save(found, folder / f"gradients_{rank}.pt")
     report({"text": "done"})

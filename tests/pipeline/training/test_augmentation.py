@@ -18,18 +18,21 @@ from torch.nn.functional import one_hot
 
 from lsvit.routed import RoutedModel
 from lsvit.routes import generator
-from papers.exits.branches import token_shape
+from papers import Variant
+from papers.smoothing.augmentation import mix_patches
+from papers.smoothing.section import Losses, Recipe
+from papers.smoothing.training import Augmentation
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import Losses, Recipe, Variant
 from pipeline.data.splits import Split
 from pipeline.jobs.configs import TrainConfig
+from pipeline.models.tokens import token_shape
 from pipeline.models.weights import build
-from pipeline.training.augmentation import Augmentation, Batch, mix_patches, seed
-from pipeline.training.loop import train_epoch
+from pipeline.training.loop import open_run, train_epoch
+from pipeline.training.loop import seed_libraries as seed
+from pipeline.training.objectives import Batch
 from pipeline.training.optimisation import make_optimizer, make_scheduler
-from pipeline.training.scoring import open_split
-from tests.papers.exits.test_branches import small
+from tests.models import small
 
 CPU = torch.device("cpu")
 MIXING = Losses.model_validate({"mixing": 1.0})
@@ -51,9 +54,12 @@ def patch(images: Tensor, image: int, number: int, grid: tuple[int, int]) -> Ten
 
 def augmentation(losses: Losses | None = None, **recipe: Any) -> Augmentation:
     """Of a model on a grid of 2 x 3 with 7 outputs."""
-    return Augmentation(
-        Variant(route="arbitrary", losses=losses or Losses(), recipe=Recipe(**recipe)), small(), CPU
-    )
+    return Augmentation(Recipe(**recipe), losses or Losses(), small(), CPU)
+
+
+def tensors(batch: Batch) -> list[Tensor]:
+    """All that a batch has."""
+    return [batch.images, batch.labels, *batch.extras.values()]
 
 
 # ---- mixed patches ----------------------------------------------------------------------------------------------------
@@ -75,20 +81,20 @@ def test_every_patch_comes_whole_from_the_image_it_is_labelled_by(
         seed(draw)
         batch = mix_patches(images, labels, 5, grid, alpha=1.0)
         assert torch.equal(images, unique(5, *size))  # the originals stay
-        assert batch.patches is not None
-        assert batch.patches.shape == (5, math.prod(grid))
+        assert batch.extras
+        assert batch.extras["patch_labels"].shape == (5, math.prod(grid))
         for i in range(5):
-            for number, label in enumerate(batch.patches[i].tolist()):
+            for number, label in enumerate(batch.extras["patch_labels"][i].tolist()):
                 assert torch.equal(
                     patch(batch.images, i, number, grid),
                     patch(images, int(image_of[label]), number, grid),
                 )
-            counts = Counter(batch.patches[i].tolist())
+            counts = Counter(batch.extras["patch_labels"][i].tolist())
             assert len(counts) <= 2  # an image's own patches and those of one other
             assert batch.labels[i].tolist() == pytest.approx(
                 [counts[label] / math.prod(grid) for label in range(5)]
             )
-        strange = (batch.patches != labels[:, None]).view(5, *grid)
+        strange = (batch.extras["patch_labels"] != labels[:, None]).view(5, *grid)
         assert (strange == strange[0]).all()  # one box for the batch
         assert strange[0].sum() == strange[0].any(0).sum() * strange[0].any(1).sum()  # a rectangle
         sizes.add(int(strange[0].sum()))
@@ -98,9 +104,9 @@ def test_every_patch_comes_whole_from_the_image_it_is_labelled_by(
 def test_patches_of_two_images_of_a_class_have_its_label() -> None:
     seed(1)
     batch = mix_patches(unique(4), torch.tensor([6, 6, 2, 2]), 7, (4, 4), alpha=1.0)
-    assert batch.patches is not None
-    assert set(batch.patches.flatten().tolist()) == {2, 6}
-    assert torch.equal(batch.labels, one_hot(batch.patches, 7).float().mean(1))
+    assert batch.extras
+    assert set(batch.extras["patch_labels"].flatten().tolist()) == {2, 6}
+    assert torch.equal(batch.labels, one_hot(batch.extras["patch_labels"], 7).float().mean(1))
     assert batch.labels.sum(1).tolist() == pytest.approx([1.0] * 4)
 
 
@@ -112,11 +118,7 @@ def test_mixed_patches_repeat_with_the_seed() -> None:
         return mix_patches(images, labels, 6, (14, 14), alpha=1.0)
 
     again, first, others = draw(3), draw(3), [draw(value) for value in range(4, 8)]
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(first, again, strict=True)
-        if a is not None and b is not None
-    )
+    assert all(torch.equal(a, b) for a, b in zip(tensors(first), tensors(again), strict=True))
     assert not any(torch.equal(first.images, other.images) for other in others)
 
 
@@ -127,10 +129,9 @@ def test_how_often_and_how_much_is_mixed() -> None:
     def shares(grid: tuple[int, int], alpha: float) -> Tensor:
         seed(0)
         labels = torch.arange(3)
-        patches = [mix_patches(unique(3), labels, 3, grid, alpha).patches for _ in range(150)]
-        return torch.stack(
-            [(found != labels[:, None]).float().mean() for found in patches if found is not None]
-        )
+        batches = [mix_patches(unique(3), labels, 3, grid, alpha) for _ in range(150)]
+        patches = [batch.extras["patch_labels"] for batch in batches]
+        return torch.stack([(found != labels[:, None]).float().mean() for found in patches])
 
     coarse, fine, rare = shares((2, 2), 1.0), shares((14, 14), 1.0), shares((14, 14), 0.1)
     assert ((coarse > 0) & (coarse < 1)).float().mean() > 0.7
@@ -153,10 +154,10 @@ def test_without_parts_a_batch_is_what_it_was() -> None:
     """The very same tensors, and no random number drawn."""
     images, labels, augment = unique(4), torch.arange(4), augmentation()
     states = torch.get_rng_state(), random.getstate()
-    batch = augment(images, labels)
+    batch = augment(Batch(images, labels))
     assert batch.images is images
     assert batch.labels is labels
-    assert batch.patches is None
+    assert not batch.extras
     assert torch.equal(images, unique(4))
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
@@ -165,14 +166,14 @@ def test_without_parts_a_batch_is_what_it_was() -> None:
 def test_one_part_leaves_what_the_others_change_alone() -> None:
     images, labels = unique(4, 16, 24, 3), torch.arange(4)
     seed(0)
-    erased = augmentation(erasing=1.0)(images, labels)
+    erased = augmentation(erasing=1.0)(Batch(images, labels))
     assert erased.labels is labels
-    assert erased.patches is None
-    mixed_up = augmentation(mixup=0.8)(images := unique(4, 16, 24, 3), labels)
-    assert mixed_up.patches is None
+    assert not erased.extras
+    mixed_up = augmentation(mixup=0.8)(Batch(images := unique(4, 16, 24, 3), labels))
+    assert not mixed_up.extras
     assert torch.equal(images, unique(4, 16, 24, 3))
-    mixed = augmentation(MIXING)(images, labels)
-    assert mixed.patches is not None
+    mixed = augmentation(MIXING)(Batch(images, labels))
+    assert mixed.extras
     assert set(mixed.images.flatten().tolist()) <= set(
         images.flatten().tolist()
     )  # nothing erased or blended
@@ -180,9 +181,8 @@ def test_one_part_leaves_what_the_others_change_alone() -> None:
 
 def test_random_erasing_takes_its_share_of_the_images() -> None:
     seed(0)
-    images = augmentation(erasing=0.3)(
-        torch.full((1000, 3, 16, 24), 7.0), torch.zeros(1000, dtype=torch.long)
-    ).images
+    batch = Batch(torch.full((1000, 3, 16, 24), 7.0), torch.zeros(1000, dtype=torch.long))
+    images = augmentation(erasing=0.3)(batch).images
     erased = (images != 7).any(1)  # (B, H, W); noise, which 7 is not among
     touched = erased.flatten(1).any(1)
     assert float(touched.float().mean()) == pytest.approx(0.3, abs=0.04)
@@ -205,7 +205,7 @@ def test_mixup_blends_images_as_it_blends_labels() -> None:
         set(),
     )
     for _ in range(20):
-        batch = augment(images, labels)
+        batch = augment(Batch(images, labels))
         share = float(batch.labels[0, 0])
         assert batch.labels.sum(1).tolist() == pytest.approx([1.0] * 7)
         assert torch.allclose(batch.labels.diagonal(), torch.tensor(share))
@@ -225,7 +225,7 @@ def test_mixups_alpha_says_how_evenly_images_are_blended() -> None:
     images, labels = unique(7, 16, 24, 3), torch.arange(7)
     for alpha, expected in ((0.2, beta.cdf(0.1, 0.2, 0.2) * 2), (0.8, beta.cdf(0.1, 0.8, 0.8) * 2)):
         augment = augmentation(mixup=alpha)
-        shares = [float(augment(images, labels).labels[0, 0]) for _ in range(400)]
+        shares = [float(augment(Batch(images, labels)).labels[0, 0]) for _ in range(400)]
         assert np.mean([min(share, 1 - share) < 0.1 for share in shares]) == pytest.approx(
             expected, abs=0.08
         )
@@ -234,8 +234,8 @@ def test_mixups_alpha_says_how_evenly_images_are_blended() -> None:
 def test_mixup_and_mixed_patches_share_the_batches() -> None:
     seed(0)
     augment, images, labels = augmentation(MIXING, mixup=0.8), unique(4, 16, 24, 3), torch.arange(4)
-    batches = [augment(images, labels) for _ in range(200)]
-    mixed = [batch for batch in batches if batch.patches is not None]
+    batches = [augment(Batch(images, labels)) for _ in range(200)]
+    mixed = [batch for batch in batches if batch.extras]
     assert 75 < len(mixed) < 125
     assert all(
         batch.labels.shape == (4, 7) and float(batch.labels.sum()) == pytest.approx(4)
@@ -245,17 +245,16 @@ def test_mixup_and_mixed_patches_share_the_batches() -> None:
         set(batch.images.flatten().tolist()) <= set(images.flatten().tolist())
         for batch in mixed[:20]
     )  # not blended as well
-    assert all(augmentation(MIXING)(images, labels).patches is not None for _ in range(20))
+    assert all(augmentation(MIXING)(Batch(images, labels)).extras for _ in range(20))
 
 
 def test_labels_are_as_many_as_the_models_outputs(pico: ModelPreset) -> None:
     """A head of more outputs than the data has classes, as the published code keeps it for CIFAR."""
     backbone = build(pico.model_copy(update={"num_classes": 23}), 10).backbone
     for losses, recipe in ((MIXING, Recipe()), (Losses(), Recipe(mixup=0.5))):
-        augment = Augmentation(
-            Variant(route="arbitrary", losses=losses, recipe=recipe), backbone, CPU
-        )
-        assert augment(torch.randn(5, 1, 28, 28), torch.arange(5)).labels.shape == (5, 23)
+        augment = Augmentation(recipe, losses, backbone, CPU)
+        batch = augment(Batch(torch.randn(5, 1, 28, 28), torch.arange(5)))
+        assert batch.labels.shape == (5, 23)
 
 
 def test_seed_sets_both_generators() -> None:
@@ -279,11 +278,9 @@ def test_a_split_batch_is_the_batch(parts: int) -> None:
         assert [len(piece.images) for piece in pieces] == [
             len(part) for part in np.array_split(np.arange(10), parts)
         ]
-        for whole, each in zip(batch, zip(*pieces, strict=True), strict=True):
-            if whole is None:
-                assert set(each) == {None}
-            else:
-                assert torch.equal(torch.cat([part for part in each if part is not None]), whole)
+        whole = tensors(batch)
+        for i, joined in enumerate(zip(*map(tensors, pieces), strict=True)):
+            assert torch.equal(torch.cat(joined), whole[i])
 
 
 # ---- repeated augmentation --------------------------------------------------------------------------------------------
@@ -367,36 +364,21 @@ def test_an_epoch_trains_on_augmented_repeated_images(
         seen.append(batch)
         return {"loss": torch.zeros(())}
 
-    monkeypatch.setattr("pipeline.training.loop.train_step", spy)
+    monkeypatch.setattr("pipeline.training.loop.backward_in_parts", spy)
     variant = Variant(route="arbitrary", losses=MIXING, recipe=Recipe(repeats=4, erasing=0.5))
     config = train_config().model_copy(update={"variant": variant})
-    model = build(pico, 10, variant)
-    optimizer = make_optimizer(model, config.options)
-    augment, split = (
-        Augmentation(variant, model.backbone, CPU),
-        open_split(config, prepared, "train", model),
-    )
+    opened = open_run(config, prepared, None, lambda event: None)
     for epoch in (1, 2, 1):
-        train_epoch(
-            model,
-            split,
-            augment,
-            config,
-            4,
-            epoch,
-            optimizer,
-            make_scheduler(optimizer, config.options, 9),
-            lambda row: None,
-        )
+        train_epoch(opened, epoch)
     first, second, again = seen[:3], seen[3:6], seen[6:]
     assert all(
         torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
         for a, b in zip(first, again, strict=True)
     )
     assert not any(torch.equal(a.images, b.images) for a, b in zip(first, second, strict=True))
-    assert all(batch.patches is not None and batch.patches.shape == (32, 4) for batch in seen)
+    assert all(batch.extras and batch.extras["patch_labels"].shape == (32, 4) for batch in seen)
     shown = set()
-    for images, _ in split.shuffled(32, config.seed, 1, repeats=4):
+    for images, _ in opened.train_split.shuffled(32, config.seed, 1, repeats=4):
         assert len(images.flatten(1).unique(dim=0)) == 8
         shown |= {tuple(image) for image in images.flatten(1)[:, :40].tolist()}
     assert len(shown) == 24

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from lsvit.routed import RoutedModel
-from lsvit.routes import arbitrary, generator, per_sample
+from lsvit.routes import OneRoute, arbitrary, generator, per_sample
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import Encode, Position, Predict, Variant
+from pipeline.config.variant import PLAIN, Encode, Position, Predict, Variant
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.models.weights import build
 from pipeline.training import devices
-from pipeline.training.augmentation import Batch
 from pipeline.training.devices import Execution, compile_blocks, settle
-from pipeline.training.loop import TrainingStep
+from pipeline.training.loop import make_step
+from pipeline.training.objectives import Batch, ClassLoss
+from pipeline.training.step import TrainingStep
 from tests.pipeline.training.test_loop import run
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def test_a_new_order_compiles_nothing_new(pico: ModelPreset) -> None:
     )
     counter = CompileCounter()
     compile_blocks(model.backbone.blocks, counter)
-    step = TrainingStep(model, 1.0, Execution(CPU, "fp32"))
+    step = make_step(model, PLAIN, 1.0, Execution(CPU, "fp32"))
     images, labels = torch.randn(8, 1, 28, 28), torch.arange(8)
 
     def train(route: object) -> int:
@@ -129,9 +129,9 @@ def test_attention_is_unfused_where_it_says_so(precision: str, pico: ModelPreset
     model = build(pico, 10)
     model.checkpointing = True
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        TrainingStep(model, 1.0, execution)(
-            Batch(torch.randn(4, 1, 28, 28), torch.arange(4)), (2, 0)
-        )["loss"].backward()
+        step = TrainingStep(model, [ClassLoss()], execution)
+        batch = Batch(torch.randn(4, 1, 28, 28), torch.arange(4))
+        step(batch, OneRoute((2, 0)))["loss"].backward()
     names = {event.key for event in profile.key_averages()}
     fused = {name for name in names if "flash_attention" in name}
     assert bool(fused) == (precision == "fp32"), fused
@@ -143,9 +143,8 @@ def test_no_training_step_waits_for_the_device(
     train_config: Config, prepared: Path, pico: ModelPreset
 ) -> None:
     """CUDA raises where the host would wait for the device."""
-    from pipeline.training.loop import draw_route, train_step
-    from pipeline.training.optimisation import make_optimizer
-    from pipeline.training.scoring import open_model, open_split
+    from pipeline.training.loop import draw_route, open_run
+    from pipeline.training.step import backward_in_parts
 
     for changes in (
         {"per": "batch"},
@@ -155,12 +154,8 @@ def test_no_training_step_waits_for_the_device(
         config = train_config(precision="bf16", position={"predict": {}}, **changes).model_copy(
             update={"device": "cuda"}
         )
-        model, execution = open_model(config, prepared, None)
-        assert isinstance(model, RoutedModel)
-        model.checkpointing = config.options.checkpointing
-        split = open_split(config, prepared, "train", model)
-        step, optimizer = TrainingStep(model, 1.0, execution), make_optimizer(model, config.options)
-        batches = split.shuffled(config.options.batch_size, 0, 1)
+        opened = open_run(config, prepared, None, lambda event: None)
+        batches = opened.train_split.shuffled(config.options.batch_size, 0, 1)
         first = next(
             batches
         )  # the order of an epoch's images is copied to the device before the first step
@@ -168,9 +163,10 @@ def test_no_training_step_waits_for_the_device(
         torch.cuda.set_sync_debug_mode("error")
         try:
             for i, (images, labels) in enumerate(itertools.chain([first], batches)):
-                optimizer.zero_grad()
-                train_step(step, Batch(images, labels), draw_route(config, 4, 1, i), config.options)
-                optimizer.step()
+                routes = draw_route(config, 4, 1, i)
+                opened.optimizer.zero_grad()
+                backward_in_parts(opened.step, Batch(images, labels), routes, config.options)
+                opened.optimizer.step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from lsvit.weights import save_weights
 from pipeline.config.datasets import DatasetPreset
 from pipeline.data.prepare import prepare
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import HISTORY, Row, sha256, weights_file
-from pipeline.models.weights import save_weights
 from pipeline.training import loop
 from pipeline.training.loop import CHECKPOINT, train
 

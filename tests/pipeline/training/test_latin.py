@@ -10,13 +10,18 @@ import torch
 
 from lsvit.latin import Latin
 from lsvit.routed import RoutedModel
-from pipeline.config.variant import ExitHeads, Losses, Position, Variant
+from lsvit.routes import Routes, RouteTable
+from papers import Variant
+from papers.exits.section import ExitHeads
+from papers.smoothing.section import Losses
+from pipeline.config.variant import Position
 from pipeline.jobs.configs import TrainConfig
 from pipeline.models.weights import build
 from pipeline.training import loop
-from pipeline.training.augmentation import Batch
 from pipeline.training.devices import Execution
-from pipeline.training.loop import TrainingStep, draw_route, train_step
+from pipeline.training.loop import draw_route, make_step
+from pipeline.training.objectives import Batch
+from pipeline.training.step import backward_in_parts
 from tests.pipeline.training.test_loop import Killed, outcome, run
 
 Config = Callable[..., TrainConfig]
@@ -67,17 +72,14 @@ def test_processes_with_routes_of_their_own(
     assert len({alone, *others}) == 3
 
 
-def gradients(
-    config: TrainConfig, routes: Latin | torch.Tensor, batch: Batch
-) -> dict[str, torch.Tensor]:
+def gradients(config: TrainConfig, routes: Routes, batch: Batch) -> dict[str, torch.Tensor]:
     """Of one step in double precision, with all parts of the variant."""
     torch.manual_seed(0)
     model = build(config.model, 10, config.variant).double()
     execution = Execution(torch.device("cpu"), "fp32")
     model.checkpointing = config.options.checkpointing
-    found = train_step(
-        TrainingStep(model, 1.0, execution, config.variant.losses), batch, routes, config.options
-    )
+    step = make_step(model, config.variant, 1.0, execution)
+    found = backward_in_parts(step, batch, routes, config.options)
     assert torch.isfinite(found["loss"])
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -119,7 +121,7 @@ def test_parts_of_a_batch_give_the_gradients_of_the_whole(
         name: gradients(config.model_copy(update={"options": options}), routes, batch)
         for name, options in others.items()
     }
-    found["a table"] = gradients(config, torch.from_numpy(routes.rows(13)), batch)
+    found["a table"] = gradients(config, RouteTable(routes.rows(13)), batch)
     for name, each in found.items():
         assert each.keys() == expected.keys()
         for key, gradient in expected.items():

@@ -12,10 +12,12 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
+from lsvit.position import position_hits, position_loss
 from lsvit.routed import RoutedModel
+from lsvit.routes import OneRoute, RouteTable
+from lsvit.weights import save_weights
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.sections import Optimisation
-from pipeline.config.variant import Variant
 from pipeline.data.prepare import prepare
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
@@ -31,20 +33,13 @@ from pipeline.jobs.files import (
     weights_file,
 )
 from pipeline.jobs.job import Job
-from pipeline.models.weights import build, save_weights
+from pipeline.models.weights import build
 from pipeline.training.gather import gather_trainings
 from pipeline.training.judging import kept_epoch
-from pipeline.training.loop import (
-    CHECKPOINT,
-    count_passes,
-    fetch,
-    train,
-    validate,
-    validation_routes,
-)
-from pipeline.training.losses import position_hits, position_loss
+from pipeline.training.loop import CHECKPOINT, fetch, open_run, train, validate, validation_routes
 from pipeline.training.optimisation import make_optimizer, make_scheduler, stops
-from pipeline.training.scoring import batches_along, open_model, open_split
+from pipeline.training.scoring import batches_along
+from pipeline.training.step import count_passes
 from tests.pipeline.training.ranks import gradients
 
 Config = Callable[..., TrainConfig]
@@ -138,7 +133,7 @@ def test_kept_weights_are_the_lowest_validation_losss(
         torch.equal(a, b)
         for a, b in zip(first.values(), load_file(folder / WEIGHTS).values(), strict=True)
     )
-    assert kept_epoch(history, Variant(route="arbitrary")) in history[:2]
+    assert kept_epoch(history, "arbitrary") in history[:2]
 
 
 def test_position_weight_zero_equals_no_prediction(
@@ -296,11 +291,14 @@ def test_adam_is_the_papers(params: Any) -> None:
 
 def test_validation_orders_are_many_and_fixed() -> None:
     routes = validation_routes(12, 10, {"drop": 0.2})
-    assert routes["sequential"] == [tuple(range(12))]
+    assert routes["sequential"] == [OneRoute(tuple(range(12)))]
     assert len(set(routes["arbitrary"])) == 10
     assert validation_routes(12, 10, {"drop": 0.2}) == routes
     assert set(routes) == {"sequential", "arbitrary"}
-    assert validation_routes(12, 10, "reversed")["trained"] == [tuple(reversed(range(12)))] * 10
+    assert (
+        validation_routes(12, 10, "reversed")["trained"]
+        == [OneRoute(tuple(reversed(range(12))))] * 10
+    )
 
 
 def test_refit_trains_k_layers_alone(train_config: Config, prepared: Path, tmp_path: Path) -> None:
@@ -495,8 +493,8 @@ def test_an_order_a_sample(
         taps: Any = (),
         exit: int | None = None,
     ) -> torch.Tensor:
-        if isinstance(route, torch.Tensor):
-            seen.append(route)
+        if isinstance(route, RouteTable):
+            seen.append(torch.from_numpy(route.table))
         return tokens(self, images, route, taps, exit)
 
     monkeypatch.setattr(RoutedModel, "tokens", spy)
@@ -534,16 +532,16 @@ def test_two_protocols_keep_two_epochs(
     job = trained(config, tmp_path / "data")
     history = json.loads((job.folder / HISTORY).read_text())
     kept = {
-        judge: int(kept_epoch(history, Variant(route="arbitrary"), judge)["epoch"])
+        judge: int(kept_epoch(history, "arbitrary", judge)["epoch"])
         for judge in ("validation", "heldout")
     }
     for judge, epoch in kept.items():
         assert history[epoch - 1][f"{judge}/arbitrary/loss"] == min(
             row[f"{judge}/arbitrary/loss"] for row in history
         )
-        model, execution = open_model(config, tmp_path / "data", job.folder / weights_file(judge))
-        split = open_split(config, tmp_path / "data", judge, model)
-        row = validate(model, split, judge, ["arbitrary"], config, execution)
+        weights = job.folder / weights_file(judge)
+        opened = open_run(config, tmp_path / "data", weights, lambda event: None)
+        row = validate(opened, judge, ["arbitrary"])
         assert row[f"{judge}/arbitrary/loss"] == pytest.approx(
             history[epoch - 1][f"{judge}/arbitrary/loss"], rel=1e-6
         )
@@ -560,6 +558,6 @@ def test_a_sampler_beyond_the_paper_is_judged_under_itself(
 ) -> None:
     run(train_config(route="reversed", epochs=2), prepared, tmp_path / "run")
     history = json.loads((tmp_path / "run" / HISTORY).read_text())
-    assert kept_epoch(history, Variant(route="reversed"))["validation/trained/loss"] == min(
+    assert kept_epoch(history, "reversed")["validation/trained/loss"] == min(
         row["validation/trained/loss"] for row in history
     )

@@ -1,0 +1,212 @@
+"""How params.yaml names the routes of a variant: a sampler, and what a route is drawn for."""
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lsvit.latin import latin
+from lsvit.routes import (
+    OneRoute,
+    Routes,
+    RouteTable,
+    Sampler,
+    arbitrary,
+    drop,
+    fix_first,
+    fix_last,
+    fixed,
+    per_sample,
+    reverse,
+    sequential,
+    skip,
+    swap,
+)
+
+Spec = str | dict[str, Any]  # a `route:` value of params.yaml
+SCHEDULES = ("constant", "linear")
+
+
+def _read_rate(value: Any) -> float:
+    rate = math.nan if isinstance(value, bool) else float(value)  # PyYAML reads 1e-1 as text
+    if not 0 <= rate < 1:
+        raise ValueError
+    return rate
+
+
+def _read_count(value: Any) -> int:
+    number = math.nan if isinstance(value, bool) else float(value)
+    if not (number.is_integer() and number >= 0):
+        raise ValueError
+    return int(number)
+
+
+def _read_layers(value: Any) -> list[int]:
+    if not isinstance(value, list) or not value:
+        raise ValueError
+    return [_read_count(layer) for layer in value]
+
+
+def _most_swaps(num_layers: int) -> int:
+    return math.comb(num_layers, 2)
+
+
+def _last_layer(num_layers: int) -> int:
+    return num_layers - 1
+
+
+def _all_layers(num_layers: int) -> int:
+    return num_layers
+
+
+@dataclass(frozen=True)
+class Parametrised:
+    """A sampler with a parameter, `{name: value}` in params.yaml.
+
+    `read` turns the value as given into the value as needed and raises ValueError or TypeError if
+    it is none. `most` tells the largest value, or the largest of a list, for a number of layers.
+    """
+
+    make: Callable[..., Sampler]
+    read: Callable[[Any], Any]
+    accepted: str
+    most: Callable[[int], int] | None = None
+
+
+PLAIN: dict[str, Sampler] = {"sequential": sequential, "arbitrary": arbitrary, "reversed": reverse}
+PARAMETRISED = {
+    "drop": Parametrised(
+        drop, _read_rate, "{drop: p} with 0 <= p < 1 (also schedule: constant or linear)"
+    ),
+    "swap": Parametrised(swap, _read_count, "{swap: k}", _most_swaps),
+    "order": Parametrised(fixed, _read_layers, "{order: [layers]}", _last_layer),
+    "skip": Parametrised(skip, _read_layers, "{skip: [layers]}", _last_layer),
+    "fix_first": Parametrised(fix_first, _read_count, "{fix_first: k}", _all_layers),
+    "fix_last": Parametrised(fix_last, _read_count, "{fix_last: k}", _all_layers),
+}
+
+
+def _split(spec: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name of a checked sampler with a parameter, and its other keys."""
+    name = next(key for key in spec if key in PARAMETRISED)
+    return name, {key: value for key, value in spec.items() if key != name}
+
+
+def check_sampler(spec: Any) -> Spec:
+    """Validate a sampler as written in params.yaml. Raises ValueError saying what is accepted."""
+    if isinstance(spec, str) and spec in PLAIN:
+        return spec
+    keys = [str(key) for key in spec] if isinstance(spec, dict) else [str(spec)]
+    if not isinstance(spec, dict) or not spec.keys() & PARAMETRISED.keys():
+        accepted = [*PLAIN, *(sampler.accepted for sampler in PARAMETRISED.values())]
+        near = difflib.get_close_matches("".join(keys[:1]), [*PLAIN, *PARAMETRISED], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(", ".join(accepted) + hint)
+    name, rest = _split(spec)
+    sampler = PARAMETRISED[name]
+    has_schedule = name == "drop" and rest.get("schedule") in SCHEDULES
+    if set(rest) != ({"schedule"} if has_schedule else set()):
+        raise ValueError(sampler.accepted)
+    try:
+        return {name: sampler.read(spec[name]), **rest}
+    except (TypeError, ValueError):
+        raise ValueError(sampler.accepted) from None
+
+
+def limit(spec: Spec, num_layers: int) -> tuple[int, int] | None:
+    """(found, most accepted) of a number in a checked sampler that is too large for `num_layers`.
+
+    The number is a layer, a count of layers, or a distance. None if all fit.
+    """
+    if isinstance(spec, str):
+        return None
+    name, _ = _split(spec)
+    value = spec[name]
+    most = PARAMETRISED[name].most
+    if most is None:
+        return None
+    largest = max(value) if isinstance(value, list) else value
+    if largest > most(num_layers):
+        return largest, most(num_layers)
+    if name == "skip" and len(set(value)) == num_layers:  # no layer would be left
+        return len(value), num_layers - 1
+    if name == "order" and len(value) > num_layers:
+        return len(value), num_layers
+    return None
+
+
+def make_sampler(spec: Spec) -> Sampler:
+    """The sampler that a checked `route:` value names."""
+    if isinstance(spec, str):
+        return PLAIN[spec]
+    name, rest = _split(spec)
+    return PARAMETRISED[name].make(spec[name], **rest)
+
+
+def sampler_name(spec: Spec) -> str:
+    """A checked sampler in words, as tables show it: "arbitrary", "swap 4", "order 2-0-1"."""
+    if isinstance(spec, str):
+        return spec
+    words = []
+    for key, value in spec.items():
+        shown = "-".join(map(str, value)) if isinstance(value, list) else value
+        words.append(f"{key} {shown}")
+    return " ".join(words)
+
+
+def training_order(spec: Spec) -> str:
+    """The order a variant is trained for; its validation loss chooses the epoch.
+
+    LayerDrop is meant to be run with all layers. Samplers beyond the paper are validated under
+    themselves: "trained".
+    """
+    if spec == "sequential" or (isinstance(spec, dict) and "drop" in spec):
+        return "sequential"
+    return "arbitrary" if spec == "arbitrary" else "trained"
+
+
+def latin_ends(spec: Spec) -> tuple[int, int] | None:
+    """How many layers a sampler leaves in place at either end; None if it has no Latin routes."""
+    if spec == "arbitrary":
+        return 0, 0
+    if isinstance(spec, dict) and ("fix_first" in spec or "fix_last" in spec):
+        return spec.get("fix_first", 0), spec.get("fix_last", 0)
+    return None
+
+
+def forms(spec: Spec) -> tuple[str, ...]:
+    """What a sampler's routes can be drawn for; nothing where all its routes are the same."""
+    always_same = isinstance(spec, dict) and ("order" in spec or "skip" in spec)
+    if spec in ("sequential", "reversed") or always_same:
+        return ()
+    return ("batch", "sample", "latin") if latin_ends(spec) else ("batch", "sample")
+
+
+def draw_routes(
+    spec: Spec, per: str, rng: np.random.Generator, num_layers: int, samples: int
+) -> Routes:
+    """What a training step runs along.
+
+    Args:
+        spec: a checked `route:` value.
+        per: "batch" (one route), "sample" (one for each sample) or "latin".
+        rng: where the routes are drawn from.
+        num_layers, samples: of the model and of the batch.
+
+    Raises:
+        ValueError: the sampler has no Latin routes.
+    """
+    if per == "latin":
+        ends = latin_ends(spec)
+        if ends is None:
+            raise ValueError(
+                f"per: found 'latin' with route {spec}, accepted: arbitrary, fix_first, fix_last"
+            )
+        return latin(rng, num_layers, *ends)
+    sampler = make_sampler(spec)
+    if per == "sample":
+        return RouteTable(per_sample(sampler, rng, num_layers, samples))
+    return OneRoute(sampler(rng, num_layers))
