@@ -87,8 +87,7 @@ def test_no_reader_makes_a_stage_run(stage: str) -> None:
     assert not {
         path
         for path in paths
-        if Path(path).stem in READERS
-        or "/report" in path.removeprefix(ROOT.as_posix())
+        if Path(path).stem in READERS or "/report" in path.removeprefix(ROOT.as_posix())
     }
 
 

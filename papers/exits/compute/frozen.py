@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from lsvit.routed import RoutedModel, Samples
-from lsvit.routes import ENDED, Route, arbitrary, generator, kept_layers, own_order, per_sample
-from papers.exits.branches import make_branch, token_shape
+from lsvit.routes import ENDED, Route, arbitrary, generator, kept_layers, per_sample
+from papers.exits.branches import make_branch
 from papers.exits.compute.budgets import calibration_error
 from papers.exits.compute.memory import free_for_worker
-from papers.exits.section import EXIT_WEIGHTS, LAST_EXIT, ExitConfig
-from pipeline.config.variant import BranchName
+from papers.exits.section import EXIT_WEIGHTS, LAST_EXIT, BranchName, ExitConfig, own_order
 from pipeline.data.splits import Split
 from pipeline.errors import UserError
 from pipeline.jobs.files import ARRAYS, HELDOUT, ROWS, read_meta, write_rows
+from pipeline.models.tokens import token_shape
 from pipeline.training.devices import Execution
-from pipeline.training.losses import is_right, task_loss
+from pipeline.training.objectives import is_right, task_loss
 from pipeline.training.optimisation import make_optimizer, make_scheduler, stops
 from pipeline.training.scoring import batches_along, open_model, open_split
 
