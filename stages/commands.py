@@ -216,41 +216,38 @@ def predict(
     """Say what is on images, and how much the answer depends on the order of the layers."""
     import json
 
+    from lsvit.predict import choose_routes, read_image
+    from lsvit.predict import predict as answer
     from papers.exits.compute.dynamic import deploy
-    from papers.exits.predict import choose_exit
-    from pipeline.deploy import predict
+    from papers.exits.predict import Budget
+    from papers.exits.predict import answer as answer_early
+    from pipeline.deploy.predict import open_weights, show, training_sha256
     from pipeline.errors import UserError
+    from pipeline.models.weights import user_errors
 
-    opened = predict.open_weights(weights)
-    routes = predict.choose_routes(opened.model, order, keep, orders, seed)
-    read = [predict.read_image(image, opened.data) for image in images]
-    deployed = deploy(opened.model, exits, predict.training_sha256(weights)) if exits else None
-    if not deployed and (flops is not None or latency is not None or average):
+    opened = open_weights(weights)
+    with user_errors():
+        routes = choose_routes(opened.model, order, keep, orders, seed)
+        inputs = [read_image(image, opened.data) for image in images]
+    budget = Budget(flops, latency, average)
+    if not exits and budget != Budget(None, None, False):
         raise UserError(
             "--flops, --latency, --average: accepted with --exits, which says what exits there are"
         )
-    found = []
-    for path, image in zip(images, read, strict=True):
-        one = {"image": str(path), "order": order, "keep": len(routes[0])}
-        taken = (
-            choose_exit(opened, deployed, image, routes, flops, latency, average)
-            if deployed
-            else None
-        )
-        depth = None
-        if deployed and taken is not None:
-            one["exit"] = deployed.describe(taken, average)
-            depth = (
-                deployed.depths[taken]
-                if str(deployed.depths[taken]) in opened.model.exits
-                else None
-            )
-        found.append(one | predict.predict(opened, image, routes, top, depth))
+    deployed = deploy(opened.model, exits, training_sha256(weights)) if exits else None
+    answers = []
+    for path, image in zip(images, inputs, strict=True):
+        found = {"image": str(path), "order": order, "keep": len(routes[0])}
+        if deployed:
+            found |= answer_early(opened, deployed, image, routes, budget, top)
+        else:
+            found |= answer(opened, image, routes, top)
+        answers.append(found)
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(answers, indent=1))
     else:
-        for one in found:
-            predict.show(one)
+        for found in answers:
+            show(found)
 
 
 @track.command("sync")

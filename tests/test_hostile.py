@@ -3,22 +3,20 @@
 import json
 import pickle
 import resource
-import shutil
 import struct
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import timm
 import torch
 import yaml
 from PIL import Image
-from safetensors.torch import save_file
 
+from lsvit.predict import read_image
 from papers import PAPERS
 from pipeline.config.load import load, parse
-from pipeline.deploy.predict import open_weights, read_image, show
+from pipeline.deploy.predict import open_weights, show
 from pipeline.errors import UserError, one_line_errors
 from pipeline.files import replace_text
 from pipeline.models.weights import read_tensors
@@ -43,7 +41,7 @@ def test_pickles_are_no_weights(tmp_path: Path) -> None:
 def test_an_image_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("1", (300, 300)).save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
-    with pytest.raises(UserError, match=r"a\.png: not an image that can be read"):
+    with pytest.raises(ValueError, match=r"a\.png: not an image that can be read"):
         read_image(tmp_path / "a.png", {"input_size": (1, 28, 28)})
 
 
@@ -69,142 +67,12 @@ def test_hostile_yaml(tmp_path: Path, text: str, said: str) -> None:
     assert len(str(error.value)) < 10_000
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"architecture": "../../etc/passwd"},
-        {"architecture": "__import__"},
-        {"architecture": ["x"]},
-        {"architecture": None},
-        [],
-    ],
-)
+@pytest.mark.parametrize("config", [[], {"architecture": "__import__"}, {"architecture": None}])
 def test_a_hub_folder_with_a_hostile_config(tmp_path: Path, config: object) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"config\.json"):
         open_weights(str(tmp_path))
-
-
-@pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as timm leaves it for the hub."""
-    folder = tmp_path_factory.mktemp("stock")
-    timm.models.save_for_hf(
-        timm.create_model("test_vit", num_classes=3), str(folder), safe_serialization=True
-    )
-    return folder
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "num_classes",
-        "label_names",
-        "input_size",
-        "mean",
-        "std",
-        "crop_pct",
-        "interpolation",
-        "none",
-    ],
-)
-def test_a_hub_folder_whose_images_and_classes_are_hostile(
-    stock: Path, tmp_path: Path, key: str
-) -> None:
-    """Whatever would fill the memory, or be no word or number where the images or the classes are read, is named."""
-    values = {
-        "num_classes": "x",
-        "label_names": [None, {}],
-        "input_size": [3, 10**9, 10**9],
-        "mean": "x",
-        "std": [0, 0, 0],
-        "crop_pct": 1e-9,
-        "interpolation": ["x"],
-    }
-    folder = Path(shutil.copytree(stock, tmp_path / "hostile"))
-    config = json.loads((folder / "config.json").read_text())
-    if key in values:
-        (config if key in config or key == "label_names" else config["pretrained_cfg"])[key] = (
-            values[key]
-        )
-    (folder / "config.json").write_text(json.dumps(config))
-    if key == "none":
-        assert open_weights(str(folder)).data["input_size"] == (3, 160, 160)
-        return
-    with pytest.raises(UserError, match=rf"config\.json: (timm cannot make|{key})") as error:
-        open_weights(str(folder))
-    assert len(str(error.value)) < 1000
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (
-            {"depth": 10**5},
-            r"config\.json: model_args\.depth: found 100000, accepted: less than or equal to 512",
-        ),
-        ({"depth": "x"}, r"config\.json: model_args\.depth: found 'x', accepted: an integer$"),
-        ([1], r"config\.json: model_args: found \[1\], accepted: a "),
-        (
-            {"num_blocks": 10**5},
-            r"config\.json: model_args\.num_blocks: found 100000, accepted: less than or equal to 512",
-        ),
-        (
-            {"embed_dim": 600_000, "num_heads": 6},
-            r"model\.safetensors: does not fit its config\.json: it holds [\d,]+ numbers, the model has",
-        ),
-    ],
-    ids=["depth", "no depth", "list", "blocks", "width"],
-)
-def test_a_hub_folder_whose_model_would_fill_the_memory(
-    stock: Path, tmp_path: Path, args: object, said: str
-) -> None:
-    """Refused before anything of that size is made."""
-    folder = Path(shutil.copytree(stock, tmp_path / "hostile"))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_args": args}))
-    with pytest.raises(UserError, match=said):
-        open_weights(str(folder))
-
-
-def test_a_hub_folder_whose_parts_would_fill_the_memory(stock: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(stock, tmp_path / "hostile"))
-    variant = {"route": "arbitrary", "position": {"encode": {"dim": 10**9}}}
-    (folder / "lsvit.json").write_text(json.dumps({"variant": variant}))
-    save_file({"encodings": torch.zeros(4)}, folder / "position.safetensors")
-    with pytest.raises(
-        UserError,
-        match=r"position\.safetensors: does not fit its config\.json: it holds 4 numbers, the model has [\d,]{12,}$",
-    ):
-        open_weights(str(folder))
-
-
-def test_a_hybrid_of_a_hub_folder(tmp_path: Path) -> None:
-    """Its patch embedding takes what a ResNet makes of the image."""
-    model = timm.create_model(
-        "vit_small_r26_s32_224", num_classes=3, embed_dim=12, depth=2, num_heads=2
-    )
-    timm.models.save_for_hf(
-        model,
-        str(tmp_path),
-        model_args={"embed_dim": 12, "depth": 2, "num_heads": 2},
-        safe_serialization=True,
-    )
-    assert open_weights(str(tmp_path)).data["input_size"] == (3, 224, 224)
-
-
-def test_a_hub_folder_whose_model_takes_other_images(stock: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(stock, tmp_path / "hostile"))
-    config = json.loads((folder / "config.json").read_text())
-    config["pretrained_cfg"]["input_size"] = [3, 64, 64]
-    config["model_args"]["dynamic_img_size"] = False
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        UserError,
-        match=r"config\.json: input_size: found \(3, 64, 64\), accepted: \(3, 160, 160\), what its model takes",
-    ):
-        open_weights(str(folder))
 
 
 def test_pickles_are_no_checkpoints(tmp_path: Path) -> None:

@@ -1,68 +1,96 @@
-"""Which exit answers for an image, within a budget."""
+"""Answers about images by early exits, within a budget."""
+
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lsvit.predict import Opened, predict
 from lsvit.routes import Route
 from papers.exits.compute.budgets import pick
 from papers.exits.compute.dynamic import Deployed, leave_early
 from papers.exits.section import LAST_EXIT
-from pipeline.deploy.predict import Opened
 from pipeline.errors import UserError
+
+
+class Budget(NamedTuple):
+    """What an image may cost: FLOPs or ms.
+
+    `average`: the FLOPs hold on average over images like those that the exits were chosen on, and
+    an image leaves when its answer is sure enough. Otherwise all images leave at the best exit that
+    fits.
+    """
+
+    flops: float | None
+    latency: float | None
+    average: bool
+
+
+def check_routes(deployed: Deployed, routes: list[Route], average: bool) -> None:
+    """Raise UserError if the exits do not lie on the routes, or were calibrated for others."""
+    last, length = deployed.depths[-1], len(routes[0])
+    if length < last or (length > last and deployed.branches[-1] == LAST_EXIT):
+        raise UserError(
+            f"--exits: found a route of {length} layers, "
+            f"accepted: {last}, the depth of the last exit"
+        )
+    order = "sequential" if routes == [tuple(range(length))] else "arbitrary"
+    if average and (len(routes) > 1 or order != deployed.order):
+        raise UserError(
+            f"--average: its thresholds are calibrated for one route an image, "
+            f"accepted: --order {deployed.order} --orders 1"
+        )
 
 
 @torch.inference_mode()
 def choose_exit(
-    opened: Opened,
-    deployed: Deployed,
-    image: Tensor,
-    routes: list[Route],
-    flops: float | None,
-    latency: float | None,
-    average: bool,
+    opened: Opened, deployed: Deployed, image: Tensor, routes: list[Route], budget: Budget
 ) -> int:
-    """Which of the deployed exits answers about an image (C, H, W): its index.
-
-    One budget, in FLOPs or ms, for every image: the best exit that fits, the same for all. `average`: the FLOPs hold on average
-    over images like those that the exits were chosen on, and an image leaves when its answer is sure enough.
+    """The index of the deployed exit that answers about an image (C, H, W).
 
     Raises:
-        UserError: the budget is below the cheapest exit's cost, no or two budgets are given, a route ends before the last exit or
-            goes on after the model's own head, or the thresholds of `average` were not calibrated for these routes.
+        UserError: no or two budgets are given, or one below the cheapest exit's cost, or
+            :func:`check_routes` refuses the routes.
     """
+    flops, latency, average = budget
     if (flops is None) == (latency is None) or (average and flops is None):
         raise UserError(
             "--exits: accepted with either --flops or --latency; --average with --flops"
         )
-    last, length = deployed.depths[-1], len(routes[0])
-    if length < last or (length > last and deployed.branches[-1] == LAST_EXIT):
+    check_routes(deployed, routes, average)
+    if flops is None:
+        name, amount, cost = "latency", latency, deployed.latency
+    else:
+        name, amount, cost = "flops", flops, deployed.spent if average else deployed.flops
+    assert amount is not None
+    if not amount >= cost.min():  # nan is refused too
         raise UserError(
-            f"--exits: found a route of {length} layers, accepted: {last}, the depth of the last exit"
+            f"--{name}: found {amount:g}, "
+            f"accepted: at least {cost.min():g}, the cost of the cheapest exit"
         )
-    sequential = routes == [tuple(range(length))]
-    if average and (len(routes) > 1 or (deployed.order == "sequential") != sequential):
-        wanted = (
-            "--order sequential"
-            if deployed.order == "sequential"
-            else "--order arbitrary --orders 1"
-        )
-        raise UserError(
-            f"--average: its thresholds are calibrated for {deployed.order} order and one route an image, accepted: {wanted}"
-        )
-    budget, unit, cost = (
-        (flops, "flops", deployed.flops)
-        if flops is not None
-        else (latency, "latency", deployed.latency)
-    )
-    assert budget is not None
-    least = deployed.spent[0] if average else cost.min()
-    if not budget >= least:  # nan
-        raise UserError(
-            f"--{unit}: found {budget:g}, accepted: at least {least:g}, the cost of the cheapest exit"
-        )
-    if not average:
-        chosen = pick(cost, deployed.accuracy, budget)
-        assert chosen is not None
-        return chosen
-    _, left = leave_early(opened.model, image[None], deployed.thresholds(budget), routes[0])
-    return deployed.depths.index(int(left))
+    if average:
+        _, depth = leave_early(opened.model, image[None], deployed.thresholds(amount), routes[0])
+        return deployed.depths.index(int(depth))
+    chosen = pick(cost, deployed.accuracy, amount)
+    assert chosen is not None
+    return chosen
+
+
+def answer(
+    opened: Opened,
+    deployed: Deployed,
+    image: Tensor,
+    routes: list[Route],
+    budget: Budget,
+    top: int,
+) -> dict[str, Any]:
+    """What :func:`lsvit.predict.predict` finds at the exit that the budget chooses, and the `exit`.
+
+    Raises:
+        UserError: as :func:`choose_exit`.
+    """
+    chosen = choose_exit(opened, deployed, image, routes, budget)
+    depth = deployed.depths[chosen]
+    head = depth if str(depth) in opened.model.exits else None  # else the model's own
+    found = predict(opened, image, routes, top, head)
+    return {"exit": deployed.describe(chosen, budget.average), **found}

@@ -6,68 +6,28 @@ import math
 import multiprocessing
 import os
 import re
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock
 
-from pipeline.config.presets import ModelPreset
+from lsvit.images import in_mode
 from pipeline.data.imagefiles import Items
+from pipeline.data.resize import Resize
 from pipeline.data.shards import BATCH, Arrays, moments, write_arrow
 from pipeline.errors import UserError
 from pipeline.jobs.display import Display
 from pipeline.jobs.files import sha256
 from pipeline.jobs.processes import die_with_parent
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 FORMAT = 1  # part of every key: raise it when decoded images change
 LARGEST = 4096  # images of a shard
 UNREADABLE = "unreadable.txt"
-REPORT_SECONDS = 5  # between plain lines
-
-
-class Resize(NamedTuple):
-    """The published evaluation transform: resize, then crop the centre.
-
-    `size` is the shorter side, or (height, width) of an image squeezed into a square. `crop` is the
-    side of the cropped image.
-    """
-
-    size: int | tuple[int, int]
-    interpolation: str  # bilinear or bicubic, with antialiasing
-    crop: int
-
-
-def resizing(model: ModelPreset, reading: str) -> Resize:
-    """How images are brought to the model's size: `published`, or as `timm` evaluates the weights.
-
-    Raises:
-        UserError: timm evaluates these weights in another way than by resizing and cropping.
-    """
-    import timm
-
-    cfg: Any = timm.get_pretrained_cfg(model.timm)
-    size = model.kwargs.get("img_size") or cfg.input_size[-1]
-    if reading == "published":
-        return Resize(size, "bilinear", size)
-    crop_mode = cfg.crop_mode if cfg else None
-    if crop_mode not in ("center", "squash"):
-        raise UserError(
-            f"datasets.*.resize: found 'timm', accepted: published "
-            f"(timm's crop of {model.timm} is {crop_mode!r})"
-        )
-    scaled = math.floor(size / cfg.crop_pct)
-    if crop_mode == "squash":
-        return Resize((scaled, scaled), cfg.interpolation, size)
-    return Resize(scaled, cfg.interpolation, size)
 
 
 def key(splits: dict[str, Items], resize: Resize) -> str:
@@ -77,13 +37,6 @@ def key(splits: dict[str, Items], resize: Resize) -> str:
     for items in splits.values():
         digest.update(items.table.tobytes())
     return digest.hexdigest()[:20]
-
-
-def in_mode(image: "Image.Image", mode: str) -> "Image.Image":
-    """The image in mode RGB or L. Like torchvision's loader it is not turned as EXIF says."""
-    if image.mode.startswith("I"):  # 16 bits; Pillow would cut them off at 255
-        image = image.convert("I").point(lambda value: value * (1 / 257)).convert("L")
-    return image.convert(mode)
 
 
 def decode(content: bytes, resize: Resize) -> np.ndarray:
@@ -205,18 +158,12 @@ def run_shards(
         cores = len(os.sched_getaffinity(0))
     pool = ProcessPoolExecutor(min(cores, len(shards)), context, initializer=die_with_parent)
     done = 0
-    start = last_shown = time.monotonic()
     try:
         with FileLock(folder / "lock"), Display([Progress(title, len(shards))]) as display:
             futures = [pool.submit(make_shard, path, items, resize) for path, items in shards]
             for future in as_completed(futures):
                 done += future.result()["images"]
-                now = time.monotonic()
-                if display.bars or done == total or now - last_shown > REPORT_SECONDS:
-                    rate = done / (now - start)
-                    text = f"{done:,} of {total:,} images, {rate:.0f} images/s"
-                    display.show(0, {"cell": text})
-                    last_shown = now
+                display.show(0, {"cell": f"{done:,} of {total:,} images"})
             return [future.result() for future in futures]
     except BrokenProcessPool:
         raise UserError(

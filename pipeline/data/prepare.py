@@ -12,8 +12,9 @@ import numpy as np
 from lsvit.routes import generator
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.presets import ModelPreset
-from pipeline.data.decode import Resize, decode_splits, key, resizing
+from pipeline.data.decode import decode_splits, key
 from pipeline.data.imagefiles import Items
+from pipeline.data.resize import Resize, resizing
 from pipeline.data.shards import Arrays, identity, mean_and_std, moments, write_arrow
 from pipeline.data.sources import SPLITS, find
 from pipeline.errors import UserError

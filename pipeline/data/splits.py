@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
 from lsvit.routes import generator
-from pipeline.data.decode import Resize
+from pipeline.data.resize import Resize
 from pipeline.data.shards import Maps
 from pipeline.jobs.files import read_meta
 from pipeline.jobs.processes import root

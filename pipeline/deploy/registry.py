@@ -1,4 +1,4 @@
-"""An exported folder in MLflow's model registry, as a `mlflow.pyfunc` model that `mlflow models serve` answers with."""
+"""Registers an export in MLflow, as a model that `mlflow models serve` answers with."""
 
 import os
 from importlib.metadata import requires
@@ -7,50 +7,54 @@ from pathlib import Path
 import mlflow
 import numpy as np
 from mlflow.exceptions import MlflowException
-from mlflow.models import Model, ModelSignature
-from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
-from mlflow.types.schema import Array
+from mlflow.models import Model, ModelSignature, infer_signature
+from mlflow.types import Schema, TensorSpec
 
+from lsvit.predict import open_weights, read_spec
 from pipeline.deploy.export import find_training
-from pipeline.deploy.predict import SPEC, open_weights, read_json
-from pipeline.deploy.served import EXPORT
 from pipeline.errors import UserError
+from pipeline.models.weights import user_errors
 from pipeline.tracking.runs import Tracker, experiment_name, store_uri
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def register(folder: Path, name: str | None = None) -> str:
-    """Register an export as the newest version of a model, linked to its training's run if that is tracked.
+    """Register an export as the newest version of a model, linked to its training's run.
 
     Args:
         folder: what :func:`pipeline.deploy.export.export` wrote of a training in `outs/`.
-        name: of the registered model; None: `<data set>_<model>`, of which the variants are aliases.
+        name: of the registered model; None: `<data set>_<model>`, with the variants as aliases.
 
     Returns:
-        The version's URI, `models:/NAME@ALIAS`; its alias is the variant's name, and moves to it from an earlier version.
+        The version's URI, `models:/NAME@ALIAS`. Its alias is the variant's name, and moves to it
+        from an earlier version.
 
     Raises:
         UserError: there is no store, or it refuses.
     """
-    spec, uri = read_json(folder / SPEC), store_uri(Path())
-    name = name or f"{spec['dataset']}_{spec['model']}"
-    if not (store := Path(uri.removeprefix("sqlite:///"))).is_file() and uri.startswith("sqlite:"):
+    spec = read_spec(folder)
+    uri = store_uri(Path())
+    store = Path(uri.removeprefix("sqlite:///"))
+    if uri.startswith("sqlite:") and not store.is_file():
         raise UserError(
-            f"{store}: not found, no MLflow store to register in; `lsvit track sync` makes it, MLFLOW_TRACKING_URI names another"
+            f"{store}: not found, no MLflow store to register in; `lsvit track sync` makes it, "
+            "MLFLOW_TRACKING_URI names another"
         )
-    signature, example = inputs(folder)
-    tracker = Tracker(
-        experiment_name("layershuffle", (spec["dataset"], spec["model"], spec["scale"])),
-        Path(),
-        retries=3,
-    )
-    os.environ |= {
-        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-        "MLFLOW_UV_AUTO_DETECT": "false",
-    }  # the requirements are given
+    with user_errors():
+        model, data, _ = open_weights(str(folder))
+    channels = data["input_size"][0]
+    pixels = TensorSpec(np.dtype(np.float32), (-1, -1, -1, channels))
+    route = {"order": "sequential", "keep": model.num_layers, "seed": 0}
+    signature = ModelSignature(Schema([pixels]), params=infer_signature(params=route).params)
+    name = name or f"{spec['dataset']}_{spec['model']}"
+    experiment = experiment_name("layershuffle", (spec["dataset"], spec["model"], spec["scale"]))
+    tracker = Tracker(experiment, Path(), retries=3)
+    os.environ["MLFLOW_UV_AUTO_DETECT"] = "false"  # the requirements are given
     try:
         client = tracker.client()
         mlflow.set_tracking_uri(uri)
-        mlflow.set_experiment(tracker.experiment)
+        mlflow.set_experiment(experiment)
         run = tracker.find(find_training(spec["name"], spec["seed"]))
         made = Model.log(  # `log_model` takes no finished run
             None,
@@ -58,41 +62,19 @@ def register(folder: Path, name: str | None = None) -> str:
             name=f"{spec['name']}_seed_{spec['seed']}",
             registered_model_name=name,
             run_id=run.info.run_id if run else None,
-            python_model=str(Path(__file__).with_name("served.py")),
-            artifacts={EXPORT: str(folder)},
+            python_model=str(REPOSITORY / "pipeline/deploy/served.py"),
+            artifacts={"export": str(folder)},
             signature=signature,
-            input_example=example,
-            code_paths=[
-                str(Path(__file__).parents[2] / name) for name in ("lsvit", "pipeline", "papers")
-            ],
+            input_example=np.full((1, 8, 8, channels), 128, np.float32),
+            code_paths=[str(REPOSITORY / "lsvit")],
             pip_requirements=requires("lsvit"),
         )
         version = str(made.registered_model_version)
-        for key in ("name", "seed", "scale", "protocol", "weights_sha256"):
-            client.set_model_version_tag(
-                name, version, "variant" if key == "name" else key, str(spec[key])
-            )
+        client.set_model_version_tag(name, version, "variant", spec["name"])
+        for key in ("seed", "scale", "protocol", "weights_sha256"):
+            client.set_model_version_tag(name, version, key, str(spec[key]))
         client.set_registered_model_alias(name, spec["name"], version)
     except (MlflowException, OSError) as error:
-        raise UserError(
-            f"MLflow at {uri} does not register {name!r}: {' '.join(str(error).split())[:200]}"
-        ) from None
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"MLflow at {uri} does not register {name!r}: {reason}") from None
     return f"models:/{name}@{spec['name']}"
-
-
-def inputs(folder: Path) -> tuple[ModelSignature, np.ndarray]:
-    """What an export takes and answers, see :meth:`pipeline.deploy.served.Served.predict`, and a small grey image."""
-    model, data, _ = open_weights(str(folder))
-    channels = data["input_size"][0]
-    route = [
-        ParamSpec("order", DataType.string, "sequential"),
-        ParamSpec("keep", DataType.long, model.num_layers),
-        ParamSpec("seed", DataType.long, 0),
-    ]
-    pixels = Schema([TensorSpec(np.dtype(np.float32), (-1, -1, -1, channels))])
-    names, numbers = Array(DataType.string), Array(Array(DataType.double))
-    answer = {"class": names, "probabilities": numbers, "logits": numbers, "classes": names}
-    outputs = Schema([ColSpec(kind, column) for column, kind in answer.items()])
-    return ModelSignature(pixels, outputs, ParamSchema(route)), np.full(
-        (1, 8, 8, channels), 128, np.float32
-    )

@@ -13,7 +13,7 @@ from lsvit.position import position_hits
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, Routes
 from lsvit.taps import ExitLogits, PositionLogits
-from pipeline.data.decode import resizing
+from pipeline.data.resize import resizing
 from pipeline.data.splits import Split
 from pipeline.jobs.configs import MeasureConfig, RunConfig, TrainConfig
 from pipeline.jobs.files import read_meta

@@ -22,7 +22,7 @@ from papers.layershuffle.section import SAMPLER_ROWS, AnalysisConfig, EvalConfig
 from papers.smoothing.section import Recipe
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.data.decode import Resize, resizing
+from pipeline.data.resize import Resize, resizing
 from pipeline.data.splits import Split
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import ARRAYS, ROWS, WEIGHTS, read_meta

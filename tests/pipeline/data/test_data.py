@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.presets import ModelPreset
 from pipeline.data import sources
-from pipeline.data.decode import decode, resizing
+from pipeline.data.decode import decode
 from pipeline.data.prepare import prepare
+from pipeline.data.resize import resizing
 from pipeline.data.shards import Arrays, open_arrow, write_arrow
 from pipeline.data.sources import CLASSES, DEBIAN_FOLDER, read_checksums, read_idx, write_subset
 from pipeline.data.splits import Split

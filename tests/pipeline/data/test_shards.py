@@ -21,8 +21,9 @@ from torchvision import transforms
 
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.presets import ModelPreset
-from pipeline.data.decode import UNREADABLE, Resize, decode, resizing
+from pipeline.data.decode import UNREADABLE, decode
 from pipeline.data.prepare import prepare
+from pipeline.data.resize import Resize, resizing
 from pipeline.data.shards import open_arrow
 from pipeline.data.splits import Split
 from pipeline.errors import UserError
@@ -230,6 +231,7 @@ from pathlib import Path
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.presets import ModelPreset
 from pipeline.data.prepare import prepare
+from pipeline.data.resize import Resize, resizing
 home = Path(sys.argv[1])
 preset = DatasetPreset.model_validate_json(sys.argv[2])
 model = ModelPreset.model_validate_json(sys.argv[3])

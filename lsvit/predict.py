@@ -1,0 +1,271 @@
+"""Opens exported models, and predicts classes of images over orders of the layers."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import timm
+import torch
+from timm.data import (
+    ImageNetInfo,
+    create_transform,
+    infer_imagenet_subset,
+    resolve_model_data_config,
+)
+from torch import Tensor
+
+from lsvit.images import in_mode
+from lsvit.position import Encode, Position, Predict
+from lsvit.routed import RoutedModel
+from lsvit.routes import Route, evaluation_routes
+from lsvit.weights import load_weights, read_tensors
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# Files of an export. Whatever lsvit attaches to timm's model has a file of its own.
+MODEL = "model.safetensors"
+CONFIG = "config.json"  # in timm's layout
+SPEC = "lsvit.json"  # the variant, and the sha256 of every file
+PART_FILES = {"position": "position.safetensors", "exits": "exits.safetensors"}
+CHUNK = 64  # orders run at once
+
+
+class Opened(NamedTuple):
+    """A trained model on the CPU, in eval mode."""
+
+    model: RoutedModel
+    data: dict[str, Any]  # timm's: input_size (C, H, W), mean, std, crop_pct, interpolation, ...
+    classes: list[str]  # names of the first outputs; a model may have more
+
+
+Attach = Callable[[Any, dict[str, Any]], RoutedModel]  # timm's model, the variant as in lsvit.json
+
+
+# ---- open --------------------------------------------------------------------------------------
+
+
+def open_weights(where: str) -> Opened:
+    """Open an exported folder, ``hf-hub:<repository>``, or a safetensors file in such a folder.
+
+    Early exits are not attached. A model that a paper changed is opened by the pipeline.
+
+    Raises:
+        ValueError: there is nothing to open, or it is no model that lsvit can run.
+    """
+    return open_export(find_weights(where))
+
+
+def find_weights(where: str) -> Path:
+    """The safetensors file of a folder, of ``hf-hub:<repository>``, or the file itself.
+
+    Raises:
+        ValueError: there is none, or no config.json beside it.
+    """
+    path = Path(where)
+    if where.startswith("hf-hub:"):
+        path = _download(where.removeprefix("hf-hub:"))
+    file = path / MODEL if path.is_dir() else path
+    for needed in (file, file.parent / CONFIG):
+        if not needed.is_file():
+            raise ValueError(
+                f"weights: {needed} does not exist; accepted: an exported folder ({MODEL}, "
+                f"{CONFIG}), hf-hub:<repository>, a .safetensors file beside its {CONFIG}"
+            )
+    return file
+
+
+def _download(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    files = [MODEL, CONFIG, SPEC, *PART_FILES.values()]
+    try:
+        return Path(snapshot_download(repository, allow_patterns=files))
+    except Exception as error:  # the hub client raises many kinds
+        raise ValueError(
+            f"hf-hub:{repository} cannot be had ({type(error).__name__}), "
+            "accepted also: an exported folder"
+        ) from None
+
+
+def read_spec(folder: Path) -> dict[str, Any]:
+    """What lsvit.json says of an export; of a folder that timm alone wrote: {}.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    path = folder / SPEC
+    if not path.is_file():
+        return {}
+    try:
+        spec = json.loads(path.read_text())
+        variant = spec["variant"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error})") from None
+    if not isinstance(variant, dict):
+        raise ValueError(f"{path}: variant: found {variant!r}, accepted: a mapping")
+    return spec
+
+
+def attach_parts(backbone: Any, variant: dict[str, Any]) -> RoutedModel:
+    """The routed model of timm's, with a variant's number of layers and its position parts."""
+    specs = variant.get("position") or {}
+    encode, predict = specs.get("encode"), specs.get("predict")
+    position = Position(
+        None if encode is None else Encode(**encode),
+        None if predict is None else Predict(**predict),
+    )
+    backbone.blocks = backbone.blocks[: variant.get("layers")]
+    return RoutedModel(backbone, position)
+
+
+def open_export(file: Path, attach: Attach = attach_parts) -> Opened:
+    """Open a safetensors file in a folder of timm's layout.
+
+    Args:
+        file: the weights of timm's model.
+        attach: makes the routed model that lsvit.json describes.
+
+    Raises:
+        ValueError: a file is not as it was exported, timm cannot make the model, it is not
+            routable, or the weights do not fit.
+    """
+    folder = file.parent
+    spec = read_spec(folder)
+    for name, digest in spec.get("sha256", {}).items():
+        path = folder / name
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            raise ValueError(f"{path}: not what was exported, by the sha256 in {SPEC}")
+    try:
+        backbone: Any = timm.create_model(f"local-dir:{folder}", pretrained=False)
+    except Exception as error:  # timm raises many kinds
+        raise ValueError(
+            f"{folder / CONFIG}: timm cannot make this model: {_shorten(error)}"
+        ) from None
+    if not backbone.num_classes or not hasattr(backbone, "blocks"):
+        raise ValueError(
+            f"{folder}: {type(backbone).__name__} is not routable, accepted: timm's "
+            "VisionTransformer and MlpMixer families, with a head"
+        )
+    model = attach(backbone, spec.get("variant", {}))
+    try:
+        load_weights(model, file)
+        for name, part_file in PART_FILES.items():
+            part: Any = getattr(model, name)
+            if len(part):
+                part.load_state_dict(read_tensors(folder / part_file))
+    except RuntimeError as error:
+        raise ValueError(f"{file}: does not fit its {CONFIG}: {_shorten(error)}") from None
+    classes = backbone.pretrained_cfg.get("label_names")
+    subset = infer_imagenet_subset(backbone)
+    if not classes and subset:
+        classes = ImageNetInfo(subset).label_descriptions()
+    names = [str(name) for name in classes or ()]
+    return Opened(model.eval(), resolve_model_data_config(backbone), names)
+
+
+def _shorten(error: Exception) -> str:
+    """An error's text on one line of at most 200 characters."""
+    return " ".join(str(error).split())[:200]
+
+
+# ---- predict -----------------------------------------------------------------------------------
+
+
+def choose_routes(
+    model: RoutedModel, order: str, keep: int | None, orders: int, seed: int
+) -> list[Route]:
+    """The routes of a prediction: the named one, or at most `orders` random ones.
+
+    Args:
+        model: whose layers are ordered.
+        order: sequential, arbitrary, reversed, or layers with commas between them, which may repeat
+            or be absent.
+        keep: so many random layers; None: all.
+        orders: how many random routes; all where fewer exist.
+        seed: of random routes.
+
+    Raises:
+        ValueError: no such order, layer or number of layers.
+    """
+    num_layers = model.num_layers
+    num_kept = num_layers if keep is None else keep
+    if not 1 <= num_kept <= num_layers:
+        raise ValueError(
+            f"keep: found {num_kept}, accepted: 1 to {num_layers}, the layers of the model"
+        )
+    if order == "arbitrary":
+        return evaluation_routes(num_layers, num_kept, "arbitrary", orders, seed)
+    if order in ("sequential", "reversed"):
+        routes = evaluation_routes(num_layers, num_kept, "sequential", orders, seed)
+        if order == "reversed":
+            routes = [route[::-1] for route in routes]
+        return routes
+    names = [name.strip() for name in order.split(",")]
+    are_layers = all(name.isdecimal() and int(name) < num_layers for name in names)
+    too_long = len(model.position) > 0 and len(names) > num_layers
+    if not are_layers or too_long or keep is not None:
+        limit = f", at most {num_layers} of them" if len(model.position) else ""
+        raise ValueError(
+            f"order: found {order!r}, accepted: sequential, arbitrary, reversed, or, without keep, "
+            f"layers from 0 to {num_layers - 1}{limit}, with commas between them"
+        )
+    return [tuple(int(name) for name in names)]
+
+
+def transform(data: dict[str, Any]) -> "Callable[[Image], Tensor]":
+    """What makes an image (mode L or RGB, any size) a model's input (C, H, W)."""
+    return create_transform(**data, is_training=False)
+
+
+def read_image(path: Path, data: dict[str, Any]) -> Tensor:
+    """An image file as the model takes it: (C, H, W), resized, cropped and normalised.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    from PIL import Image
+
+    mode = "L" if data["input_size"][0] == 1 else "RGB"
+    try:
+        with Image.open(path) as file:
+            image = in_mode(file, mode)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise ValueError(f"{path}: not an image that can be read ({reason})") from None
+    return transform(data)(image)
+
+
+@torch.inference_mode()
+def predict(
+    opened: Opened, image: Tensor, routes: list[Route], top: int, exit: int | None = None
+) -> dict[str, Any]:
+    """Run an image (C, H, W) along every route.
+
+    Args:
+        opened: the model.
+        image: normalised.
+        routes: all of one length.
+        top: how many classes to answer.
+        exit: depth of the early exit that answers; None: the model's own head.
+
+    Returns:
+        `orders`, how many routes; `top`, the classes of highest mean probability with its standard
+        deviation over the orders (n - 1; None for a single one); `agree`, in how many orders the
+        first of them is the answer.
+    """
+    outputs = []
+    for table in torch.tensor(routes).split(CHUNK):
+        batch = image.expand(len(table), -1, -1, -1)
+        outputs.append(opened.model(batch, table, exit=exit))
+    probabilities = torch.cat(outputs).softmax(-1)  # (R, C)
+    mean, best = probabilities.mean(0).topk(min(top, probabilities.shape[1]))
+    rows = []
+    for probability, index in zip(mean.tolist(), best.tolist(), strict=True):
+        std = float(probabilities[:, index].std()) if len(routes) > 1 else None
+        name = opened.classes[index] if index < len(opened.classes) else f"output {index}"
+        rows.append({"class": name, "index": index, "probability": probability, "std": std})
+    agree = int((probabilities.argmax(-1) == best[0]).sum())
+    return {"orders": len(routes), "agree": agree, "top": rows}

@@ -1,0 +1,43 @@
+"""How images are brought to a model's size."""
+
+import math
+from typing import Any, NamedTuple
+
+from pipeline.config.presets import ModelPreset
+from pipeline.errors import UserError
+
+
+class Resize(NamedTuple):
+    """The published evaluation transform: resize, then crop the centre.
+
+    `size` is the shorter side, or (height, width) of an image squeezed into a square. `crop` is the
+    side of the cropped image.
+    """
+
+    size: int | tuple[int, int]
+    interpolation: str  # bilinear or bicubic, with antialiasing
+    crop: int
+
+
+def resizing(model: ModelPreset, reading: str) -> Resize:
+    """How images are brought to the model's size: `published`, or as `timm` evaluates the weights.
+
+    Raises:
+        UserError: timm evaluates these weights in another way than by resizing and cropping.
+    """
+    import timm
+
+    cfg: Any = timm.get_pretrained_cfg(model.timm)
+    size = model.kwargs.get("img_size") or cfg.input_size[-1]
+    if reading == "published":
+        return Resize(size, "bilinear", size)
+    crop_mode = cfg.crop_mode if cfg else None
+    if crop_mode not in ("center", "squash"):
+        raise UserError(
+            f"datasets.*.resize: found 'timm', accepted: published "
+            f"(timm's crop of {model.timm} is {crop_mode!r})"
+        )
+    scaled = math.floor(size / cfg.crop_pct)
+    if crop_mode == "squash":
+        return Resize((scaled, scaled), cfg.interpolation, size)
+    return Resize(scaled, cfg.interpolation, size)
