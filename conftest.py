@@ -1,4 +1,7 @@
-"""The examples of the README and docs/, by sybil: in a clone Python runs, and commands of seconds; the others are only checked."""
+"""Sybil tests the examples of the README and docs/.
+
+Python and commands of seconds run in a clone. Other commands are parsed.
+"""
 
 import os
 import re
@@ -21,10 +24,9 @@ from sybil.integration.pytest import SybilItem
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 ROOT = Path(__file__).parent
-if (
-    sys.dont_write_bytecode
-):  # as many a container says: each of the tests' processes would compile torch and the like again
-    sys.dont_write_bytecode, sys.pycache_prefix = False, str(ROOT / ".pytest_cache" / "pycache")
+if sys.dont_write_bytecode:  # else each of the tests' processes compiles torch again
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = str(ROOT / ".pytest_cache" / "pycache")
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 PROGRAMS = Path(sys.executable).parent
@@ -37,7 +39,7 @@ SECONDS = re.compile(
 
 @pytest.fixture(scope="session")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is committed, with the released weights and a photo."""
+    """A clone of what is committed, with the released weights and a photo."""
     folder = tmp_path_factory.mktemp("examples") / "clone"
     subprocess.run(["git", "clone", "-q", ROOT, folder], check=True)
     subprocess.run([PROGRAMS / "dvc", "pull", "-q", "weights.dvc"], cwd=folder, check=True)
@@ -49,39 +51,44 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def in_clone(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Examples write there, if anywhere."""
+    """Run an example in the clone, where it may write."""
     monkeypatch.chdir(clone)
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores: for a third of its time a worker waits for processes that its test has started."""
+    """One more than cores: workers wait a third of their time for processes of their tests."""
     return (os.cpu_count() or 1) + 1
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Examples take seconds, or import what does."""
+    """Mark examples as slow."""
     if isinstance(item, SybilItem):
         item.add_marker("slow")
 
 
 class Commands:
-    """sybil's parser of commands, without `uv run`, each where it is met first: those of seconds, which run, or the others."""
+    """Sybil's parser of commands, each where a page has it first, without `uv run`.
+
+    Args:
+        seconds: yield the commands that take seconds, which run, or the others, which are checked.
+    """
 
     def __init__(self, seconds: bool) -> None:
         self.seconds = seconds
         self.found: set[tuple[str, ...]] = set()
 
     def __call__(self, document: Document) -> Iterator[Region]:
-        """The page's."""
+        """Yield the commands of a page."""
         for match in COMMAND.finditer(document.text):
             words = tuple(shlex.split(match[1].replace("\\\n", " ")))
-            if words not in self.found and bool(SECONDS.fullmatch(" ".join(words))) is self.seconds:
+            takes_seconds = SECONDS.fullmatch(" ".join(words)) is not None
+            if words not in self.found and takes_seconds is self.seconds:
                 self.found.add(words)
                 yield Region(match.start(), match.end(), words, run if self.seconds else check)
 
 
 def run(example: Example) -> None:
-    """By the programs of this environment; lsvit's in this process, which has imported what it needs."""
+    """Run a command by this environment's programs. lsvit's run in this process."""
     program, *words = example.parsed
     if program == "lsvit":
         from typer.testing import CliRunner
@@ -95,12 +102,12 @@ def run(example: Example) -> None:
 
 
 def check(example: Example) -> None:
-    """The program is there; of lsvit, mlflow and DVC the command and its options, too. Raises what the program raises."""
+    """Check a command by :func:`check_words`."""
     check_words(*example.parsed)
 
 
 def check_words(program: str, *words: str) -> None:
-    """The same, of words."""
+    """Check that the program is there and, of lsvit, mlflow and DVC, that it takes the words."""
     assert shutil.which(program, path=PROGRAMS), program
     if program == "lsvit":
         from typer.main import get_command
@@ -109,7 +116,7 @@ def check_words(program: str, *words: str) -> None:
 
         check_options(get_command(app), words)
     elif program == "mlflow":
-        with warnings.catch_warnings(action="ignore"):  # of what mlflow is made of
+        with warnings.catch_warnings(action="ignore"):
             from mlflow.cli import cli
 
         check_options(cli, words)
@@ -120,7 +127,7 @@ def check_words(program: str, *words: str) -> None:
 
 
 def check_options(command: Any, words: Sequence[str]) -> None:
-    """Click's own parser takes the words."""
+    """Let click parse the words. Raises what click raises."""
     context = command.context_class(command)
     if hasattr(command, "commands"):
         _, found, words = command.resolve_command(context, list(words))
@@ -130,7 +137,7 @@ def check_options(command: Any, words: Sequence[str]) -> None:
 
 
 def check_dvc(words: Sequence[str]) -> None:
-    """Stages are those of dvc.yaml, files are there, and a params.yaml with each `-S` loads and is another."""
+    """Check that stages and files are there, and that params.yaml with each `-S` loads."""
     from dvc.cli import parse_args
     from dvc.utils.hydra import apply_overrides, get_hydra_sweeps
 
