@@ -31,7 +31,7 @@ TRAINING_STEP = 3  # forward passes: the backward pass takes two
 NOTES = (
     "One multiply-add is 2 FLOPs. A training step counts as 3 forward passes.",
     "Time: the models of a row side by side, one a worker; the rows one after another.",
-    "Not counted: branches of early exits, talking heads, losses beyond the class loss, reading and "
+    "Not counted: branches of early exits, talking heads, losses beyond the class loss, reading, "
     "writing, UMAP, figures, start of processes; what early stopping, bf16 or a compilation saves.",
     "Another machine: `uv run python benchmarks/cost.py` measures it.",
 )
@@ -115,7 +115,7 @@ def mean_length(spec: Spec, num_layers: int) -> float:
 
 
 def count_training(work: Work, sizes: tuple[int, int, int]) -> tuple[int, int]:
-    """Count the images that one training of `work` trains on and validates on, over all its epochs."""
+    """Count the images that one training trains on, and validates on, over all its epochs."""
     options = work.training
     if options is None:
         return 0, 0
@@ -139,8 +139,8 @@ def estimate(params: Params, known: Mapping[str, Hardware]) -> dict[str, Any]:
 
     if params.sizes is None:
         raise UserError(
-            f"datasets.{params.dataset}: its folder tells how many images there are; accepted here: "
-            "datasets.NAME.train and datasets.NAME.validation"
+            f"datasets.{params.dataset}: its folder tells how many images there are; "
+            "accepted here: datasets.NAME.train and datasets.NAME.validation"
         )
     classes = params.dataset_preset.num_classes
 

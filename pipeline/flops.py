@@ -41,7 +41,7 @@ def count(run: Callable[..., Any], *inputs: Any) -> int:
 
 
 def countable(module: Any) -> Any:
-    """Return the module, prepared for :func:`count`: unfused attention, evaluation, no gradients."""
+    """Return the module, prepared for :func:`count`: unfused attention, no gradients."""
     for part in module.modules():
         if hasattr(part, "fused_attn"):
             part.fused_attn = False

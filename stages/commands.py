@@ -277,7 +277,6 @@ def subset(
 
 def show_table(file: Path) -> None:
     """Print a table1.csv in the paper's form."""
-
     from papers.layershuffle.tables import TABLE1, paper_table
     from pipeline.errors import UserError
     from pipeline.jobs.rows import read_rows
@@ -285,7 +284,8 @@ def show_table(file: Path) -> None:
     if not file.is_file():
         raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
     rows = read_rows(file)
-    if missing := [column for column in TABLE1 if column not in rows]:
+    missing = [column for column in TABLE1 if column not in rows]
+    if missing:
         raise UserError(
             f"{file}: found no column {missing[0]!r}, accepted: a table1.csv of the pipeline"
         )
@@ -300,10 +300,10 @@ def print_table(paper: "pd.DataFrame", title: str) -> None:
 
     from pipeline.report.tables import console
 
-    shown = Table(*paper.columns, title=title)
+    printed = Table(*paper.columns, title=title)
     for row in paper.itertuples(index=False):
-        shown.add_row(*row)
-    console(200).print(shown)
+        printed.add_row(*row)
+    console(200).print(printed)
 
 
 @one_line_errors()

@@ -1,10 +1,14 @@
 """The command `lsvit`: all of a clone's commands there, `predict` where the wheel is alone."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
+from PIL import Image
 
 from lsvit import cli
 
@@ -41,6 +45,32 @@ def test_without_a_clone_a_mistake_is_one_line(
         cli.main()
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_without_a_clone_predict_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """About an image, by a folder that timm has written."""
+    kwargs: dict[str, Any] = {"img_size": 28, "patch_size": 14, "embed_dim": 16, "depth": 3}
+    kwargs["num_heads"] = 2
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=4, **kwargs)
+    timm.models.save_for_hf(
+        model, str(tmp_path / "vit"), model_args=kwargs, safe_serialization=True
+    )
+    image = tmp_path / "a.png"
+    Image.new("RGB", (30, 40), "red").save(image)
+    words = ["predict", str(image), "--weights", str(tmp_path / "vit"), "--order", "arbitrary"]
+    cli.run([*words, "--top", "2", "--json"])
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert answer["image"] == str(image)
+    assert answer["orders"] == 6  # all that there are of 3 layers
+    assert len(answer["top"]) == 2
+    cli.run([*words, "--keep", "2"])
+    assert f"{image}: arbitrary, 6 orders" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        cli.run([*words, "--keep", "4"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: keep: found 4")
 
 
 def test_the_wheel_needs_no_pipeline() -> None:

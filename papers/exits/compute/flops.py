@@ -49,7 +49,7 @@ def count_exits(
     are multiply-adds: half of these.
 
     Raises:
-        UserError: timm does not know the model, its tokens are no grid, or a branch does not fit them.
+        UserError: timm does not know the model, its tokens are no grid, or a branch does not fit.
     """
     model = meta_model(preset, num_classes, variant)
     shape = token_shape(model.backbone)
