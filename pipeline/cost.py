@@ -101,9 +101,7 @@ def list_work(params: Params, num_layers: int) -> list[Work]:
         tuning = params.resolve(Finetune, name)
         work.append(Work("finetune", name, len(params.seeds), preset, variant, tuning))
     for paper in params.papers:
-        list_own = paper.import_function("work")
-        if list_own:
-            work += list_own(params, num_layers)
+        work += paper.run("work", params, num_layers)
     return work
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from papers import PAPERS
 from pipeline.config.checks import check_sizes
 from pipeline.config.load import load
+from pipeline.config.remarks import describe_lowered
 from pipeline.data.prepare import prepare
 from pipeline.errors import one_line_errors
 
@@ -18,7 +19,7 @@ def main() -> None:
     def check(train: int, validation: int, heldout: int) -> None:
         check_sizes(params, train, validation, heldout)
         if params.sizes is None:  # else check-params has said so
-            for line in params.with_sizes(train, validation, heldout).lowered():
+            for line in describe_lowered(params.with_sizes(train, validation, heldout)):
                 print(line)
 
     meta = prepare(params.dataset, params.dataset_preset, embedded, out, params.model_preset, check)

@@ -7,35 +7,54 @@ from pydantic import Field
 from lsvit.routes import Order
 from pipeline.config.samplers import Spec, training_order
 from pipeline.config.sections import Optimisation, PaperSection
-from pipeline.config.types import NUMBER, Count, Depths, Fraction, Positive, Section, Seed
+from pipeline.config.types import (
+    NUMBER,
+    AtMost,
+    Count,
+    Depths,
+    Fraction,
+    Natural,
+    Positive,
+    Section,
+    Seed,
+)
 from pipeline.jobs.configs import MeasureConfig
 
 COUNTING = "counting"  # the task, and the name of its data in results/
+EXIT_WEIGHTS = "exits.safetensors"
+EXIT_COSTS = "costs.json"
+EXITS_IN_USE = "exits.json"  # beside a backbone's exit weights: those worth using, with their costs
+LAST_EXIT = "final"  # the model's own head, beside the names of the branches
+
 BranchName = Literal["mlp", "cnn_ignore", "cnn_add", "cnn_project", "vit", "mixer", "resmlp"]
 BRANCHES: tuple[BranchName, ...] = get_args(BranchName)
+Strategy = Literal["classifier_wise", "end_to_end", "layer_wise"]
+Rates = Annotated[list[Positive], Field(min_length=1)]
+Branches = Annotated[list[BranchName], Field(min_length=1)]
 
 
 class BranchSizes(Section):
-    """Sizes of an exit's branch. The paper gives none; 16 channels take as many FLOPs as its Table I."""
+    """Sizes of an exit's branch, which the paper does not give."""
 
     channels: Count = 16
+    """Of the convolution; the paper's Table I counts the operations of 16."""
     hidden: Count = 256
+    """Of the MLP that ends every branch."""
     dropout: Fraction = 0.1
 
 
 class ExitHeads(BranchSizes):
-    """Early exits of a model that is trained with them: one branch at each depth (section II-A).
-
-    The loss is final_weight x the last exit's + weight x the sum of the others'. `step` is for the
-    layer-wise strategy: the layers up to the step-th depth that come after the depth before it, and
-    its exit, are trained alone.
-    """
+    """Early exits of a model that is trained with them: one branch at each depth (section II-A)."""
 
     branch: BranchName
     depths: Depths
     weight: Positive = 1.0
+    """Of the sum of the early exits' losses."""
     final_weight: Positive = 2.0
-    step: Annotated[int, Field(ge=0), NUMBER] | None = None
+    """Of the last exit's loss."""
+    step: Natural | None = None
+    """For the layer-wise strategy: the layers up to the step-th depth that come after the depth
+    before it, and its exit, are trained alone."""
 
     @property
     def trained_exit(self) -> int | None:
@@ -49,28 +68,31 @@ class Counting(Section):
     """The data set of :mod:`papers.exits.compute.counting`: canvases with objects to count."""
 
     canvas: Annotated[int, Field(ge=16), NUMBER]
+    """Pixels of a side."""
     most: Count
+    """Objects of a canvas."""
     train: Count
     validation: Count
     heldout: Count
-    epochs: Count  # at most, of the backbone
-    lrs: Annotated[list[Positive], Field(min_length=1)] | None = (
-        None  # of the backbone; None: those of `backbone_lrs`
-    )
+    epochs: Count
+    """Of the backbone, at most."""
+    lrs: Rates | None = None
+    """Of the backbone; null: `backbone_lrs`."""
     seed: Seed
 
 
-Strategy = Literal["classifier_wise", "end_to_end", "layer_wise"]
-
-
 class BranchTraining(BranchSizes):
-    """Branches on a frozen backbone: which, where, how they are trained and in which orders they are evaluated."""
+    """Branches on a frozen backbone: which, where, how they are trained, in which orders."""
 
-    branches: Annotated[list[BranchName], Field(min_length=1)]
-    depths: Depths | None
-    lrs: Annotated[list[Positive], Field(min_length=1)]
+    branches: Branches
+    depths: Annotated[Depths | None, AtMost("layers", less=1)]
+    """Of classifier_wise: an exit after so many layers; null: after every layer but the last."""
+    lrs: Rates
+    """Of a branch on a frozen backbone; the best is kept, by the loss on held-out images."""
     images: Count | None
-    keep: Count
+    """Train on so many random images, always the same; null: on all."""
+    keep: Annotated[Count, AtMost("layers")]
+    """Layers kept of a pruned backbone."""
     seed: Seed
 
     def exits_of(self, num_layers: int) -> list[int]:
@@ -82,40 +104,49 @@ class Exits(BranchTraining, PaperSection):
     """Early exits: seven branches, three strategies, and a counting task (multi-exit ViT)."""
 
     name = "exits"
-    within = {"batch_size": "train"}  # noqa: RUF012 (a ClassVar)
     taken = (COUNTING,)
-    variants: Annotated[
-        dict[str, Annotated[list[BranchName], Field(min_length=1)] | None], Field(min_length=1)
-    ]
+    variants: Annotated[dict[str, Branches | None], Field(min_length=1)]
+    """Frozen backbones of classifier_wise, each with its branches; null: all of `branches`."""
     seeds: Count | None
+    """Use only the first n of `seeds`; null: all."""
     strategies: list[Strategy]
-    placements: list[Depths]
+    placements: Annotated[list[Depths], AtMost("layers", less=1)]
+    """Of the exits of end_to_end and layer_wise."""
     layer_wise_branches: list[BranchName]
+    """The paper reports no more than that it is difficult."""
     weight: Positive
+    """Of each early exit's loss in end_to_end."""
     final_weight: Positive
-    backbone_lrs: Annotated[list[Positive], Field(min_length=1)]
+    """Of the last exit's loss in end_to_end."""
+    backbone_lrs: Rates
+    """Learning rates where the backbone is trained."""
     plateau_factor: Fraction
+    """By it the learning rate is multiplied."""
     plateau_patience: Count
+    """Epochs without gain after which the next one lowers the learning rate."""
     stop_patience: Count
-    batch_size: Count
+    """Epochs without gain before a training ends."""
+    batch_size: Annotated[Count, AtMost("train")]
     epochs: Count
+    """At most, of a branch on a frozen backbone."""
     backbone_epochs: Count
+    """At most, where the backbone is trained."""
     counting_strategies: list[Strategy]
+    """[] leaves the counting task out."""
     counting: Counting
 
     @property
     def every_branch(self) -> list[BranchName]:
-        """Those that any strategy uses."""
-        own = (kind for kinds in self.variants.values() for kind in kinds or ())
-        asked = {*self.branches, *self.layer_wise_branches, *own}
-        return [kind for kind in BRANCHES if kind in asked]
+        """The branches that any strategy uses."""
+        used = {*self.branches, *self.layer_wise_branches}
+        for branches in self.variants.values():
+            used |= {*(branches or ())}
+        return [branch for branch in BRANCHES if branch in used]
 
     @property
     def branch_training(self) -> BranchTraining:
         """The part that a job on a frozen backbone depends on."""
-        return BranchTraining.model_validate(
-            self.model_dump(include=set(BranchTraining.model_fields))
-        )
+        return self.narrow(BranchTraining)
 
 
 def own_order(route: Spec) -> Order:
@@ -123,15 +154,11 @@ def own_order(route: Spec) -> Order:
     return "arbitrary" if training_order(route) == "arbitrary" else "sequential"
 
 
-EXIT_WEIGHTS, EXIT_COSTS = "exits.safetensors", "costs.json"
-EXITS_IN_USE = (
-    "exits.json"  # beside the weights of a backbone's exits: those worth using, with their costs
-)
-LAST_EXIT = "final"  # the model's own head, beside the names of the branches
-
-
 class ExitConfig(MeasureConfig):
-    """Early exits on one frozen backbone; `seed` is the backbone's training's, and of the branches'."""
+    """Early exits on one frozen backbone.
+
+    `seed` is that of the backbone's training and of the branches'.
+    """
 
     options: BranchTraining
     tuning: Optimisation

@@ -9,7 +9,6 @@ PAPER = Paper(
     sections=(Inversion,),
     rows="inversion",
     check="papers.inversion.checks:check",
-    limit_images="papers.inversion.checks:image_limits",
     build="papers.inversion.checks:build",
     tables="papers.inversion.tables",
     figures="papers.inversion.figures",

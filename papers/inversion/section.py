@@ -1,4 +1,4 @@
-"""The section `inversion` of params.yaml, its validation, and what its jobs depend on. No torch here."""
+"""The section `inversion` of params.yaml, and what its jobs depend on. No torch here."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -6,28 +6,41 @@ from pydantic import Field, model_validator
 
 from lsvit.routes import Order
 from pipeline.config.sections import PaperSection
-from pipeline.config.types import NUMBER, Count, Float, NonNegative, Positive, Section, Seed
+from pipeline.config.types import (
+    AtMost,
+    Count,
+    Float,
+    Merged,
+    Natural,
+    NoEffect,
+    NonNegative,
+    Positive,
+    Section,
+    Seed,
+    refuse,
+)
 from pipeline.jobs.configs import MeasureConfig
 
 TRAINED = "trained"  # in results/: the trained weights of a family
 NO_EDIT = "none"  # of a model as it is
 Part = Literal["residuals", "norms", "attention", "mlp"]
 Transplant = Literal["patch_embed", "pos_embed", "norm1"]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
 
 
 class Descent(Section):
     """How an input is found that gives a state: plain gradient descent, as in the source, or Adam."""
 
     method: Literal["gd", "adam"]
-    lrs: Annotated[
-        list[Positive], Field(min_length=1)
-    ]  # tried beside each other; every image and point keeps the best
+    lrs: Annotated[list[Positive], Field(min_length=1)]
+    """Tried beside each other; every image and point keeps the best."""
     steps: Count
-    schedule: Literal["constant", "cosine"] = "constant"  # cosine: to 0
-    blur: NonNegative = 0.0  # sigma of a 3x3 Gaussian blur after every step, in pixels; 0: none
-    total_variation: NonNegative = (
-        0.0  # weight of the mean absolute difference of neighbouring pixels; 0: none
-    )
+    schedule: Literal["constant", "cosine"] = "constant"
+    """cosine: to 0."""
+    blur: NonNegative = 0.0
+    """Sigma of a 3x3 Gaussian blur after every step, in pixels; 0: none."""
+    total_variation: NonNegative = 0.0
+    """Weight of the mean absolute difference of neighbouring pixels; 0: none."""
 
 
 class ClassImages(Section):
@@ -35,74 +48,84 @@ class ClassImages(Section):
 
     steps: Count
     lr: Positive
-    target: Float  # C, the large constant that the class's output is drawn to
-    blur: NonNegative  # sigma of the 3x3 Gaussian blur, in pixels, at first
-    jitter: Annotated[int, Field(ge=0), NUMBER]  # pixels by which crops move
-    jitter_after: Annotated[int, Field(ge=0), NUMBER]  # steps
-    batch_size: Count  # classes that go through the model at once
-
-    def without_effect(self) -> set[str]:
-        """The classes do not depend on each other."""
-        return {"batch_size"}
+    target: Float
+    """C, the large constant that the class's output is drawn to."""
+    blur: NonNegative
+    """Sigma of the 3x3 Gaussian blur, in pixels, at first."""
+    jitter: Natural
+    """Pixels by which crops move."""
+    jitter_after: Natural
+    """Steps."""
+    batch_size: Annotated[Count, NoEffect()]
+    """Classes that go through the model at once."""
 
 
 class Family(Section):
-    """A model trained from scratch by the stage; without keys: the chosen model and its starting weights."""
+    """A model trained from scratch by the stage; {} is the chosen model and its starting weights.
+
+    Its img_size and in_chans are those of the chosen model.
+    """
 
     timm: Annotated[str, Field(min_length=1)] | None = None
     kwargs: dict[str, Any] = Field(default_factory=dict)
     init_std: Positive | None = None
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _check_whole(self) -> Self:
         if self.timm is None and (self.kwargs or self.init_std):
-            raise ValueError(
-                "timm\nnull\na timm model, or no keys for the chosen model and its starting weights"
-            )
+            wanted = "a timm model, or no keys for the chosen model and its starting weights"
+            raise refuse("timm", None, wanted)
         return self
 
 
 class InversionMeasure(Section):
     """Which images are inverted, and the yardstick."""
 
-    images: Count
+    images: Annotated[Count, AtMost("validation")]
+    """Validation images, always the same."""
     depths: Annotated[list[Count], Field(min_length=1)] | None
+    """Invert the states after so many layers, and the last of these alone; null: 1, a third, two
+    thirds, all."""
     sigma: Positive
+    """Of the yardstick's slightly shifted images, of pixels in [0, 1]; the source has 1/18, 1/20."""
     shifts: Count
+    """Shifted images of each."""
     met: Positive
-    batch_size: Count
+    """For the verdict an embedding distance below this share of the yardstick counts as 0."""
+    batch_size: Annotated[Count, NoEffect()]
+    """Inputs that are found at once, times the learning rates."""
     records: Count
+    """Points of a curve."""
     seed: Seed
-
-    def without_effect(self) -> set[str]:
-        """The points and images do not depend on each other."""
-        return {"batch_size"}
+    """Of the noise that inputs are found from."""
 
 
 class Inversion(InversionMeasure, PaperSection):
     """What layers represent: inversion, ablation, transplant, class-maximising inputs, filters."""
 
     name = "inversion"
-    within = {"images": "validation"}  # noqa: RUF012 (a ClassVar)
     taken = (TRAINED,)
-    merged = ("training", "class_images")
     seeds: Count | None
-    families: Annotated[
-        dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")], Family], Field(min_length=1)
-    ]
-    training: dict[str, Any]
-    optimisers: Annotated[
-        dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")], Descent],
-        Field(min_length=1),
-    ]
+    """Use only the first n of `seeds`; null: all."""
+    families: Annotated[dict[Name, Family], Field(min_length=1)]
+    training: Annotated[dict[str, Any], Merged()]
+    """Of the families, over the values of `pretrain`; a preset may change single keys."""
+    optimisers: Annotated[dict[Name, Descent], Field(min_length=1)]
+    """The first is that of edited models and variants; others are for the first family as it is."""
     ablations: dict[str, list[Annotated[list[Part], Field(min_length=1)]]]
+    """By family, the parts taken out of every block."""
     transplants: dict[str, list[Annotated[list[Transplant], Field(min_length=1)]]]
+    """By family, the trained parts put into the untrained model."""
     variants: list[str]
-    class_images: ClassImages
+    """Refined models, in sequential and arbitrary order."""
+    class_images: Annotated[ClassImages, Merged()]
 
 
 class InversionConfig(MeasureConfig):
-    """Inversions of one model along routes in one order; `seed` is the training's, or of a random initialisation."""
+    """Inversions of one model along routes in one order.
+
+    `seed` is the training's, or that of a random initialisation.
+    """
 
     options: InversionMeasure
     descent: Descent
@@ -116,7 +139,7 @@ class InversionConfig(MeasureConfig):
 
 
 class ClassImagesConfig(MeasureConfig):
-    """The class-maximising inputs of one model; another training of it tells what it takes them for."""
+    """The class-maximising inputs of one model; another training of it judges them."""
 
     options: ClassImages
     judge_sha256: str | None

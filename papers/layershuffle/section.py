@@ -5,29 +5,45 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pipeline.config.sections import PaperSection
-from pipeline.config.types import NUMBER, Count, Sampler, Seed, Share
+from pipeline.config.types import (
+    NUMBER,
+    AtMost,
+    Count,
+    Natural,
+    NoEffect,
+    Sampler,
+    Seed,
+    Share,
+)
 from pipeline.jobs.configs import MeasureConfig
+
+SAMPLER_ROWS = "samplers.csv"
+ANALYSIS_NUMBERS = "numbers.json"
 
 
 class PruneEval(PaperSection):
     """Accuracy with k layers kept, sequential and arbitrary (section 4.2)."""
 
     name = "prune_eval"
-    keep: Annotated[list[Count], Field(min_length=1)]
+    keep: Annotated[list[Count], Field(min_length=1), AtMost("layers")]
+    """Layers kept."""
     orders: Count
+    """Random orders of a cell, all of them where fewer exist: of per: pass, and for the spread over
+    orders."""
     per: Literal["pass", "batch", "sample", "latin"]
-    variants: list[str]  # of which the samplers are evaluated
+    """sample: one pass over the images, an order for each. pass: every image under every order.
+    batch: one pass, an order per batch (published code). latin: as sample, but Latin routes."""
+    variants: Annotated[list[str], NoEffect()]
+    """Evaluated also under those of the samplers that fit their depth, an order per image."""
     samplers: list[Sampler]
+    """fix_first: 0 is the control: how much of the collapse comes from the first layers alone."""
     images: Count | None
-    batch_size: Count
+    """Validation images for pruned layers and for the spread over orders; null: all."""
+    batch_size: Annotated[Count, NoEffect(unless="per", values=("batch", "latin"))]
     seed: Seed
 
-    def without_effect(self) -> set[str]:
-        """Each model is evaluated alone; the batch size, unless each batch has routes of its own."""
-        return {"variants"} if self.per in ("batch", "latin") else {"variants", "batch_size"}
-
     def of(self, variant: str) -> "PruneEval":
-        """For one variant: without samplers, where they are evaluated of others alone."""
+        """The options for one variant: no samplers if only others are evaluated under them."""
         return self if variant in self.variants else self.model_copy(update={"samplers": []})
 
 
@@ -35,26 +51,21 @@ class Analysis(PaperSection):
     """UMAP of a layer's output and class-token contributions (section 4.3)."""
 
     name = "analysis"
-    within = {"images": "validation", "neighbors": "images"}  # noqa: RUF012 (a ClassVar)
-    variants: Annotated[list[str], Field(min_length=1)]
-    layer: Annotated[int, Field(ge=0), NUMBER]
-    images: Annotated[
-        int, Field(ge=13), NUMBER
-    ]  # of which four fifths have the ten neighbours that tell a position
-    neighbors: Annotated[int, Field(ge=2), NUMBER]
+    variants: Annotated[list[str], Field(min_length=1), NoEffect()]
+    """Beside the starting weights."""
+    layer: Natural
+    """Whose output figures 4a and 4b show, 0-based."""
+    images: Annotated[int, Field(ge=13), NUMBER, AtMost("validation")]
+    """Four fifths of them must have the ten neighbours that tell a position."""
+    neighbors: Annotated[int, Field(ge=2), NUMBER, AtMost("images", less=1)]
+    """Of UMAP."""
     min_dist: Share
+    """Of UMAP."""
     seed: Seed
-
-    def without_effect(self) -> set[str]:
-        """Each model is analysed alone."""
-        return {"variants"}
-
-
-SAMPLER_ROWS, ANALYSIS_NUMBERS = "samplers.csv", "numbers.json"
 
 
 class EvalConfig(MeasureConfig):
-    """One evaluation; `seed` is the training's, so that every seed is evaluated on routes of its own."""
+    """One evaluation; `seed` is the training's, so that every seed has routes of its own."""
 
     seed: int
     options: PruneEval

@@ -4,30 +4,21 @@ from collections.abc import Iterator
 
 from papers.nodes.section import Nodes
 from pipeline.config.params import Params
-from pipeline.config.sections import Limit
+from pipeline.errors import at_most
 
 
-def check(params: Params, file: str) -> Iterator[str]:
-    """Of the placements: more copies of a layer than nodes."""
+def check(params: Params) -> list[str]:
+    """Check that there are nodes for every copy of a layer."""
     options = params.resolve(Nodes)
-    least = min(options.nodes)
-    if max(options.replication) > least:
-        found = max(options.replication)
-        yield f"{file}: nodes.replication: found {found}, accepted: at most {least}, the smallest of nodes.nodes"
+    copies = max(options.replication)
+    return at_most("nodes.replication", copies, min(options.nodes), "the smallest of nodes.nodes")
 
 
-def layer_limits(params: Params, num_layers: int) -> list[Limit]:
-    """What the number of layers allows: a node holds at least one."""
-    options, limits = params.resolve(Nodes), []
+def check_layers(params: Params, num_layers: int) -> Iterator[str]:
+    """Check that every node holds a layer at least."""
+    options = params.resolve(Nodes)
+    copies = min(options.replication)
     for name in options.variants:
-        depth = params.all_variants[name].layers or num_layers
-        for replication in options.replication:
-            limits.append(
-                Limit(
-                    "nodes.nodes",
-                    max(options.nodes),
-                    depth * replication,
-                    f"{replication} copies of each of {depth} layers",
-                )
-            )
-    return limits
+        layers = params.all_variants[name].layers or num_layers
+        why = f"{copies} copies of each of {layers} layers"
+        yield from at_most("nodes.nodes", max(options.nodes), layers * copies, why)

@@ -5,7 +5,16 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from pipeline.config.sections import PaperSection
-from pipeline.config.types import Count, Fraction, NonNegative, Positive, Section, Seed, Share
+from pipeline.config.types import (
+    Count,
+    Fraction,
+    NoEffect,
+    NonNegative,
+    Positive,
+    Section,
+    Seed,
+    Share,
+)
 from pipeline.jobs.configs import MeasureConfig
 
 Policy = Literal["strict", "partial", "any"]
@@ -15,47 +24,65 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 class Fault(Section):
     """What is wrong with the nodes; nothing by default."""
 
-    gone: Share = 0.0  # of the nodes, from the start and for good
-    slow: Positive = 1.0  # so many times longer takes one node
-    away: Fraction = 0.0  # share of its time that every node is away, at random
-    absence: Positive = 20.0  # mean length of it, in service times
-    shape: Positive = 1.0  # of the Weibull distributions of absence and presence; 1: exponential
-    lost: Fraction = 0.0  # share of messages that are lost
+    gone: Share = 0.0
+    """Share of the nodes that are gone, from the start and for good."""
+    slow: Positive = 1.0
+    """One node takes so many times longer."""
+    away: Fraction = 0.0
+    """Share of its time that every node is away, at random."""
+    absence: Positive = 20.0
+    """Mean length of an absence, in service times."""
+    shape: Positive = 1.0
+    """Of the Weibull distributions of absence and presence; 1: exponential."""
+    lost: Fraction = 0.0
+    """Share of messages that are lost."""
 
 
 class Service(Section):
     """How long things take, and how a client bears it."""
 
-    service: Positive  # seconds that a node takes for one layer of one micro-batch
-    handling: NonNegative = 0.0  # seconds that it takes besides, to read a message and to send on
-    hop: NonNegative  # seconds of the way there and back
-    spread: NonNegative = (
-        0.0  # sigma of a lognormal distribution of that, of which `hop` is the median
-    )
-    deadline: Positive  # of a journey, in passes through all layers
-    patience: Positive  # how many times longer than expected an answer may take
-    suspicion: Positive  # service times that a node which did not answer is left alone; twice as many each further time
-    leave_out: Share  # of the layers, at most, under the policy `partial`
+    service: Positive
+    """Seconds that a node takes for one layer of one micro-batch."""
+    handling: NonNegative = 0.0
+    """Seconds that it takes besides, to read a message and to send on."""
+    hop: NonNegative
+    """Seconds of the way there and back: the median."""
+    spread: NonNegative = 0.0
+    """Sigma of the lognormal distribution of that way."""
+    deadline: Positive
+    """Of a journey, in passes through all layers."""
+    patience: Positive
+    """So many times longer than expected may an answer take before a node is taken for silent."""
+    suspicion: Positive
+    """Service times that a silent node is left alone; twice as many each further time."""
+    leave_out: Share
+    """Share of the layers, at most, under the policy `partial`."""
 
 
 class Nodes(PaperSection):
-    """A model whose layers live on nodes that fail: which routes a scheduler finds, how fast, and what the models answer."""
+    """A model whose layers live on nodes that fail.
+
+    Which routes a scheduler finds over simulated nodes, how fast, and what models answer along them.
+    """
 
     name = "nodes"
-    variants: Annotated[dict[str, list[Policy]], Field(min_length=1)]
     nodes: Annotated[list[Count], Field(min_length=1)]
     replication: Annotated[list[Count], Field(min_length=1)]
+    """Nodes that hold each layer."""
     faults: Annotated[dict[str, Fault], Field(min_length=1)]
     service: Service
     micro_batch: Count
+    """Images that travel together."""
     in_flight: Count
+    """Micro-batches under way."""
     images: Count | None
-    batch_size: Count
+    """Validation images; null: all."""
+    batch_size: Annotated[Count, NoEffect()]
     seed: Seed
-
-    def without_effect(self) -> set[str]:
-        """Each model is evaluated alone. Every image runs along its own route."""
-        return {"variants", "batch_size"}
+    """Of faults and ties."""
+    variants: Annotated[dict[str, list[Policy]], Field(min_length=1), NoEffect()]
+    """Policies of each. strict: original order, all layers, from whichever of its nodes. partial:
+    neighbours may change places, some layers may be left out. any: whichever layer is free."""
 
 
 class NodesConfig(MeasureConfig):

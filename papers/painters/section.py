@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from pipeline.config.sections import PaperSection
-from pipeline.config.types import Count, Seed
+from pipeline.config.types import Count, NoEffect, Seed
 from pipeline.jobs.configs import MeasureConfig
 
 Kind = Literal["skip", "repeat", "reverse", "shuffle", "parallel", "loop"]
@@ -14,24 +14,28 @@ UNTOUCHED = "none"  # in results/: the kind of the model as it is
 
 
 class Painters(PaperSection):
-    """Transformer Layers as Painters (Sun, Pickett, Nain and Jones, 2024): evaluations of refined models, nothing is trained.
+    """Transformer Layers as Painters (Sun, Pickett, Nain and Jones, 2024): evaluations, no training.
 
-    In which other ways their middle layers are executed (figure 1), and on which images.
+    In which other ways the middle layers of refined models are executed (figure 1).
     """
 
     name = "painters"
-    variants: Annotated[list[str], Field(min_length=1)]
     treated: Annotated[list[Count], Field(min_length=1)]
+    """How many layers lie in the middle."""
     kinds: Annotated[list[Kind], Field(min_length=1)]
+    """skip: left out. repeat: each replaced by the one in the centre. reverse. shuffle: random order.
+    parallel: side by side, outputs averaged. loop: that, `loops` times one after another."""
     loops: Count
+    """Models with a position part know as many positions as layers: at most the least `treated`."""
     orders: Count
+    """Of shuffle, all where fewer exist; the same for every variant and seed."""
     images: Count | None
-    batch_size: Count
+    """Validation images; null: all."""
+    batch_size: Annotated[Count, NoEffect()]
     seed: Seed
-
-    def without_effect(self) -> set[str]:
-        """Each model is evaluated alone. Every image runs along every route."""
-        return {"variants", "batch_size"}
+    """Of the random orders."""
+    variants: Annotated[list[str], Field(min_length=1), NoEffect()]
+    """LayerShuffle's models know their layers in any order."""
 
 
 class PaintersConfig(MeasureConfig):

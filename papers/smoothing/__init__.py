@@ -16,7 +16,6 @@ PAPER = Paper(
         VariantKey("talking_heads", bool, False, TRAINING),
     ),
     check="papers.smoothing.checks:check",
-    limit_images="papers.smoothing.checks:image_limits",
     build="papers.smoothing.checks:build",
     tables="papers.smoothing.tables",
     figures="papers.smoothing.figures",

@@ -6,11 +6,22 @@ from pydantic import AfterValidator, BeforeValidator
 
 from lsvit.routes import Order
 from pipeline.config.sections import PaperSection
-from pipeline.config.types import Count, Fraction, NonNegative, Positive, Section, Seed, Share
+from pipeline.config.types import (
+    Count,
+    Fraction,
+    Merged,
+    NoEffect,
+    NonNegative,
+    Positive,
+    Section,
+    Seed,
+    Share,
+)
 from pipeline.jobs.configs import MeasureConfig
 
 WHOLE = "none"  # of the recipe was removed
 SCRATCH = "scratch"  # in results/: a model trained by this stage
+PROFILE = "profile.json"
 
 
 class Loss(Section):
@@ -20,18 +31,17 @@ class Loss(Section):
 
 
 class Contrastive(Loss):
-    """The patch contrastive loss, see :func:`papers.smoothing.losses.patch_contrastive`.
-
-    `normalize`: of cosines, not of the source's dot products.
-    """
+    """The patch contrastive loss, see :func:`papers.smoothing.losses.patch_contrastive`."""
 
     normalize: bool = True
+    """Of cosines; false: of the source's dot products, which saturate."""
 
 
 class Mixing(Loss):
-    """The patch mixing loss; `alpha`: of CutMix's Beta distribution."""
+    """The patch mixing loss."""
 
     alpha: Positive = 1.0
+    """Of CutMix's Beta distribution."""
 
 
 LossT = TypeVar("LossT", bound=Loss)
@@ -61,25 +71,24 @@ class Losses(Section):
 
     def __str__(self) -> str:
         names = [name for name in type(self).model_fields if getattr(self, name)]
-        dot = self.contrastive and not self.contrastive.normalize
-        return (
-            "+".join(f"{name}_dot" if dot and name == "contrastive" else name for name in names)
-            or "none"
-        )
+        sum_of_names = "+".join(names) or "none"
+        if self.contrastive and not self.contrastive.normalize:
+            return sum_of_names.replace("contrastive", "contrastive_dot")
+        return sum_of_names
 
 
 class Recipe(Section):
-    """The parts of DeiT's training recipe that over-smoothing's Table 4 removes one at a time; by default all are off.
-
-    `repeats`: repeated augmentation, how often an epoch shows an image; `erasing`: probability of random erasing; `mixup`: alpha of
-    the Beta distribution, 0: none; `drop_path`: timm's stochastic depth, of single samples, growing linearly from 0 at the first
-    layer to this rate at the last of all the model has (MLP-Mixers: the same in every layer); 0: what the preset's kwargs say.
-    """
+    """The parts of DeiT's training recipe that Table 4 removes one at a time; by default all are off."""
 
     repeats: Count = 1
+    """Repeated augmentation: how often an epoch shows an image."""
     erasing: Share = 0.0
+    """Probability of random erasing."""
     mixup: NonNegative = 0.0
+    """Alpha of the Beta distribution; 0: none."""
     drop_path: Fraction = 0.0
+    """timm's stochastic depth, of single samples. It grows linearly from 0 at the first layer to this
+    rate at the last of all the model has; MLP-Mixers have it in every layer. 0: as the preset's kwargs."""
 
     def without(self, part: str) -> "Recipe":
         """The recipe with one part as it is by default."""
@@ -90,37 +99,47 @@ class SmoothingProfiles(Section):
     """Which images the measures of a model are taken over."""
 
     images: Count
-    batch_size: Count
+    """Training images that a profile is the mean of."""
+    batch_size: Annotated[Count, NoEffect()]
     seed: Seed
-
-    def without_effect(self) -> set[str]:
-        """Every image has a route of its own."""
-        return {"batch_size"}
+    """Of the arbitrary orders."""
 
 
 class Smoothing(SmoothingProfiles, PaperSection):
-    """Over-smoothing: models trained from scratch with and without the losses against it, and profiles of them and of variants."""
+    """Over-smoothing: models trained from scratch with and without the losses against it.
+
+    Their initial weights are alike in all layers. Profiles, layer after layer, of them and of variants.
+    """
 
     name = "smoothing"
     taken = (SCRATCH,)
-    merged = ("recipe", "kwargs", "training")
     seeds: Count | None
+    """Use only the first n of `seeds`; null: all."""
     depths: list[Count]
+    """Layers; [] trains nothing (talking_heads: [] too)."""
     losses: list[Losses]
+    """The rows of Table 1, at each depth, and the source's formula as it stands."""
     best: Losses
+    """"Ours" of Tables 3 and 4."""
     removed: list[Literal["repeats", "erasing", "mixup", "drop_path"]]
+    """From the recipe, one at a time, at the smallest depth, with and without `best` (Table 4)."""
     talking_heads: list[Count]
+    """Depths at which `best` is also trained with talking heads (Table 3)."""
     variants: list[str]
-    kwargs: dict[str, Any]
-    recipe: Recipe
-    training: dict[str, Any]
-
-
-PROFILE = "profile.json"
+    """Refined models whose profiles are taken too, in sequential and arbitrary order."""
+    kwargs: Annotated[dict[str, Any], Merged()]
+    """Of the model, over those of its preset."""
+    recipe: Annotated[Recipe, Merged()]
+    """Of every row; a preset may change single keys."""
+    training: Annotated[dict[str, Any], Merged()]
+    """DeiT's; over the values of `pretrain`; a preset may change single keys."""
 
 
 class ProfileConfig(MeasureConfig):
-    """The smoothness of one model along routes in one order; `seed` is the training's, or of a random initialisation."""
+    """The smoothness of one model along routes in one order.
+
+    `seed` is the training's, or that of a random initialisation.
+    """
 
     options: SmoothingProfiles
     order: Order

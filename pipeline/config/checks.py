@@ -1,222 +1,235 @@
-"""Cross-checks of params.yaml: between sections, of every preset, and against images and layers. They raise UserError, a line a mistake."""
+"""Cross-checks of params.yaml: between sections, of every preset, against images and layers."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from pipeline.config.params import Cell, Params, resolved
+from pipeline.config.params import Cell, Params
 from pipeline.config.presets import ModelPreset
+from pipeline.config.resolve import Value, find_most, resolved
 from pipeline.config.samplers import forms, limit, sampler_name
-from pipeline.config.sections import Finetune, Limit, Optimisation, Pretrain, at_most
-from pipeline.config.variant import BASELINE, PRETRAINED, UNTRAINED
-from pipeline.errors import accepted, collect_errors, raise_all
+from pipeline.config.sections import Finetune, Optimisation, Pretrain
+from pipeline.config.types import AtMost, Section
+from pipeline.config.variant import BASELINE, PRETRAINED, UNTRAINED, Variant
+from pipeline.errors import at_most, collect_errors, mistake, raise_all, unknown_name
+
+PRESET_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+VARIANT_NAME = r"[A-Za-z0-9][A-Za-z0-9_]*"
+ENDPOINT = r"[^:\s]+:\d+"
 
 
-def check(params: Params, file: str = "params.yaml") -> None:
-    """Cross-checks between sections and of every preset's overrides, used or not.
+def check(params: Params) -> None:
+    """Check sections against each other, and every preset, used or not.
 
     Raises:
-        UserError: a line a mistake, naming the key, the value found and what is accepted; of mistaken names before all else, which
-            cannot be looked at without them.
+        UserError: a line a mistake. Mistaken names come alone: nothing else can be looked at.
     """
-    check_names(params, file)
-    raise_all(_values(params, file))
+    check_names(params)
+    raise_all(_check_values(params))
 
 
-def check_names(params: Params, file: str = "params.yaml") -> None:
-    """What needs no resolution: names of presets and variants, seeds, machines. Raises UserError as :func:`check` does."""
-    raise_all(_names(params, file))
-
-
-def _names(params: Params, file: str) -> Iterator[str]:
-    named = [("model", params.model, params.models), ("dataset", params.dataset, params.datasets)]
-    named += [] if params.scale is None else [("scale", params.scale, params.scales)]
-    named += [
-        (f"models.{name}.scale", preset.scale, params.scales)
-        for name, preset in params.models.items()
-    ]
-    named += [
-        (f"scales.{scale}.models", name, params.models)
-        for scale, preset in params.scales.items()
-        for name in preset.models
-    ]
-    for key, name, table in named:
-        if name not in table:
-            yield f"{file}: {key}: found {name!r}, {accepted(name, table)}"
-    for key, table in (
-        ("models", params.models),
-        ("datasets", params.datasets),
-        ("scales", params.scales),
-    ):
-        for name in table:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-                yield f"{file}: {key}: found the name {name!r}, accepted: letters, digits, _, ., -"
-    taken = (
-        BASELINE,
-        PRETRAINED,
-        UNTRAINED,
-        *(name for section in params.paper_sections for name in section.taken),
-    )
-    declared = {"variants": params.variants} | {
-        f"scales.{name}.variants": scale.variants for name, scale in params.scales.items()
-    }
-    for where, name, variant in (
-        (where, *item) for where, variants in declared.items() for item in variants.items()
-    ):
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", name) or name in taken:
-            yield f"{file}: {where}: found the name {name!r}, accepted: letters, digits, _, but not {', '.join(taken)}"
-        if variant is None and name not in params.variants:
-            yield f"{file}: {where}: found no such variant as {name!r} to leave out, {accepted(name, params.variants)}"
+def check_names(params: Params) -> None:
+    """Check names of presets and variants, seeds, machines. Raises UserError."""
+    lines = [*_check_presets(params), *_check_variant_names(params)]
     for seed in params.seeds:
         if params.seeds.count(seed) > 1:
-            yield f"{file}: seeds: found {seed} twice, accepted: each seed once"
+            lines.append(f"params.yaml: seeds: found {seed} twice, accepted: each seed once")
     spread = params.distributed
-    if spread.nodes > 1 and not re.fullmatch(r"[^:\s]+:\d+", spread.endpoint or ""):
-        yield (
-            f"{file}: distributed.endpoint: found {spread.endpoint!r}, accepted: host:port of the first machine, "
-            f"for {spread.nodes} machines"
-        )
+    if spread.nodes > 1 and not re.fullmatch(ENDPOINT, spread.endpoint or ""):
+        wanted = f"host:port of the first machine, for {spread.nodes} machines"
+        lines.append(mistake("distributed.endpoint", spread.endpoint, wanted))
+    raise_all(lines)
 
 
-def _values(params: Params, file: str) -> Iterator[str]:
-    """What presets, scales and variants come to, and what sections say of each other."""
-    own = params.cell
-    cells = [own._replace(model=model, scale=params.scale_of(model)) for model in params.models]
-    cells += [own._replace(dataset=dataset) for dataset in params.datasets]
-    cells += [own._replace(scale=scale) for scale in params.scales]
-    cells += [
-        own._replace(model=model, scale=scale)
-        for scale, preset in params.scales.items()
-        for model in preset.models
+def _check_presets(params: Params) -> Iterator[str]:
+    chosen: list[tuple[str, str, Mapping[str, Any]]] = [
+        ("model", params.model, params.models),
+        ("dataset", params.dataset, params.datasets),
     ]
-    broken = [line for cell in dict.fromkeys(cells) for line in _check_cell(params, cell, file)]
-    yield from broken
+    if params.scale is not None:
+        chosen.append(("scale", params.scale, params.scales))
+    for name, model in params.models.items():
+        chosen.append((f"models.{name}.scale", model.scale, params.scales))
+    for name, scale in params.scales.items():
+        chosen += [(f"scales.{name}.models", model, params.models) for model in scale.models]
+    for key, name, presets in chosen:
+        if name not in presets:
+            yield unknown_name(key, name, presets)
+    for key in ("models", "datasets", "scales"):
+        for name in getattr(params, key):
+            if not re.fullmatch(PRESET_NAME, name):
+                wanted = "letters, digits, _, ., -"
+                yield f"params.yaml: {key}: found the name {name!r}, accepted: {wanted}"
+
+
+def _check_variant_names(params: Params) -> Iterator[str]:
+    taken = [BASELINE, PRETRAINED, UNTRAINED]
+    for section in params.paper_sections:
+        taken += section.taken
+    declared: dict[str, Mapping[str, Variant | None]] = {"variants": params.variants}
+    for name, scale in params.scales.items():
+        declared[f"scales.{name}.variants"] = scale.variants
+    for place, variants in declared.items():
+        for name, variant in variants.items():
+            if not re.fullmatch(VARIANT_NAME, name) or name in taken:
+                wanted = f"letters, digits, _, but not {', '.join(taken)}"
+                yield f"params.yaml: {place}: found the name {name!r}, accepted: {wanted}"
+            if variant is None and name not in params.variants:
+                yield unknown_name(place, name, params.variants)
+
+
+def _check_values(params: Params) -> list[str]:
+    """Check what presets, scales and variants come to, and sections against each other."""
+    lines = [line for cell in _cells(params) for line in _check_cell(params, cell)]
+    unresolved = bool(lines)
     if params.protocol == "heldout" and not params.dataset_preset.heldout:
-        yield (
-            f"{file}: protocol: found 'heldout', accepted: paper ({params.dataset!r} holds no images out; "
-            f"datasets.{params.dataset}.heldout says how many)"
-        )
-    if broken:  # nothing can be resolved from them
-        return
+        wanted = f"paper (datasets.{params.dataset}.heldout says how many images are held out)"
+        lines.append(mistake("protocol", "heldout", wanted))
+    if unresolved:
+        return lines
     for scale in params.scales:
-        yield from collect_errors(
-            raise_all, _check_variants(params.model_copy(update={"scale": scale}), file)
-        )
+        lines += _check_variants(params.model_copy(update={"scale": scale}))
     if any(collect_errors(params.resolve, Finetune, name) for name in params.all_variants):
-        return
-    yield from collect_errors(
-        params.dataset_preset.check_channels, params.model_preset, f"models.{params.model}", file
-    )
-    if params.sizes:
-        yield from collect_errors(check_sizes, params, *params.sizes, file)
+        return lines
+    model = f"models.{params.model}"
+    lines += params.dataset_preset.check_channels(params.model_preset.kwargs, model)
+    lines += _check_bounds(params)
     processes = params.distributed.world_size
     for batch, source in (values["batch_size"] for values in params.trainings()):
         if int(batch) < processes:
-            yield f"{file}: {source}.batch_size: found {batch}, accepted: at least {processes}, one image a process"
-    unknown = [
-        f"{file}: {section.name}.variants: found {name!r}, {accepted(name, params.all_variants)}"
-        for section in params.paper_sections
-        for name in getattr(params.resolve(section), "variants", ())
-        if name not in params.all_variants
-    ]
-    yield from unknown
-    if unknown:
-        return
-    for paper in params.papers:
-        if check_paper := paper.import_function("check"):
-            yield from collect_errors(raise_all, check_paper(params, file))
+            wanted = f"at least {processes}, one image a process"
+            lines.append(mistake(f"{source}.batch_size", batch, wanted))
+    unknown = []
+    for section in params.paper_sections:
+        for name in getattr(params.resolve(section), "variants", ()):
+            if name not in params.all_variants:
+                unknown.append(unknown_name(f"{section.name}.variants", name, params.all_variants))
+    if not unknown:
+        for paper in params.papers:
+            lines += paper.run("check", params)
+    return lines + unknown
 
 
-def _check_variants(params: Params, file: str) -> Iterator[str]:
-    """What is wrong with the variants of the scale."""
+def _cells(params: Params) -> list[Cell]:
+    """Cells in which every preset is used, at least once."""
+    own = params.cell
+    cells = [own._replace(model=model, scale=params.scale_of(model)) for model in params.models]
+    cells += [own._replace(dataset=dataset) for dataset in params.datasets]
+    for name, scale in params.scales.items():
+        cells.append(own._replace(scale=name))
+        cells += [own._replace(model=model, scale=name) for model in scale.models]
+    return list(dict.fromkeys(cells))
+
+
+def _check_cell(params: Params, cell: Cell) -> list[str]:
+    """Check the values that presets override."""
+    lines = list(_check_overrides(params, cell))
+    if lines:
+        return lines
+    lines += collect_errors(params.preset_at, cell)
+    lines += collect_errors(resolved, Finetune, params.values(Finetune, cell=cell))
+    pretrain = collect_errors(resolved, Pretrain, params.values(Pretrain, cell=cell))
+    lines += pretrain
+    for section in params.paper_sections:
+        own = collect_errors(resolved, section, params.values(section, cell=cell))
+        lines += own
+        if not pretrain and not own and section in params.scratch_sections:
+            values = params.scratch_values(section, cell)
+            lines += collect_errors(resolved, Optimisation, values)
+    return lines
+
+
+def _check_overrides(params: Params, cell: Cell) -> Iterator[str]:
+    """Check the keys of what a scale says of a model preset, and that mappings are mappings."""
+    sections = {Pretrain.name, Finetune.name, *(paper.name for paper in params.paper_sections)}
+    known = sections | ModelPreset.model_fields.keys() - {"scale"}
+    place = f"scales.{cell.scale}.models.{cell.model}"
+    for key, value in params.scales[cell.scale].models.get(cell.model, {}).items():
+        if key not in known:
+            yield unknown_name(place, key, sorted(known))
+        elif key in sections | {"kwargs"} and not isinstance(value, dict):
+            yield mistake(f"{place}.{key}", value, "a mapping")
+
+
+def _check_variants(params: Params) -> Iterator[str]:
+    """Check the variants of the chosen scale."""
     for name, variant in params.all_variants.items():
         yield from collect_errors(params.resolve, Finetune, name)
         orders, source = params.values(Finetune, name)["validation_orders"]
         if orders != "all":
-            yield f"{file}: {source}.validation_orders: found {orders!r}, accepted: all (Table 1 has both orders)"
-        if variant.per and variant.per not in (possible := forms(variant.route)):
-            key, route = params.place_of(name), sampler_name(variant.route)
+            wanted = "all (Table 1 has both orders)"
+            yield mistake(f"{source}.validation_orders", orders, wanted)
+        possible = forms(variant.route)
+        if variant.per and variant.per not in possible:
+            names = ", ".join(possible) or "none, all images run the same layers"
             yield (
-                f"{file}: {key}.per: found {variant.per!r}, accepted with route {route}: "
-                f"{', '.join(possible) or 'none, all images run the same layers'}"
+                f"params.yaml: {params.place_of(name)}.per: found {variant.per!r}, "
+                f"accepted with route {sampler_name(variant.route)}: {names}"
             )
-        if "per" in variant.finetune:
-            yield f"{file}: {name}: finetune.per belongs to the section; accepted here: the variant's own key per"
-        if "baseline_epochs" in variant.finetune:
-            yield f"{file}: {name}: finetune.baseline_epochs belongs to the section; accepted here: epochs"
+        for key, own_key in (("per", "the variant's own key per"), ("baseline_epochs", "epochs")):
+            if key in variant.finetune:
+                yield (
+                    f"params.yaml: {name}: finetune.{key} belongs to the section; "
+                    f"accepted here: {own_key}"
+                )
 
 
-def _check_cell(params: Params, cell: Cell, file: str) -> Iterator[str]:
-    """What is wrong with what presets override."""
-    names = {
-        "pretrain",
-        "finetune",
-        *(section.name for section in params.paper_sections),
-        *ModelPreset.model_fields,
-    } - {"scale"}
-    where, whole = f"scales.{cell.scale}.models.{cell.model}", True
-    for key, value in params.scales[cell.scale].models.get(cell.model, {}).items():
-        if key not in names:
-            yield f"{file}: {where}: found {key!r}, {accepted(key, names)}"
-        elif (key == "kwargs" or key not in ModelPreset.model_fields) and not isinstance(
-            value, dict
-        ):
-            whole = False
-            yield f"{file}: {where}.{key}: found {value!r}, accepted: a mapping"
-    if not whole:
-        return
-    yield from collect_errors(params._at_scale, cell)
-    yield from collect_errors(resolved, Finetune, params._values(Finetune, cell, None))
-    yield from (base := collect_errors(resolved, Pretrain, params._values(Pretrain, cell, None)))
-    for section in params.paper_sections:
-        yield from (wrong := collect_errors(resolved, section, params._values(section, cell, None)))
-        if not base and not wrong and "training" in section.model_fields:
-            yield from collect_errors(resolved, Optimisation, params.scratch_values(section, cell))
+def _check_bounds(params: Params) -> Iterator[str]:
+    """Check numbers against the images there are, as far as they are known, and other keys."""
+    if params.sizes:
+        train, _, heldout = params.sizes
+        used = train + heldout
+        key = f"datasets.{params.dataset}.heldout"
+        yield from at_most(key, heldout, used - 1, f"{used} training images are used")
+    bounded: list[tuple[type[Section], dict[str, Value]]] = []
+    bounded += [(Optimisation, values) for values in params.trainings()]
+    bounded += [(section, params.values(section)) for section in params.paper_sections]
+    for section, values in bounded:
+        for key, bound in section.marks(AtMost).items():
+            most = find_most(bound, values, params.sizes)
+            if most is not None:
+                value, source = values[key]
+                why = _explain(bound, params.dataset)
+                yield from at_most(f"{source}.{key}", value, most, why)
 
 
-def check_sizes(
-    params: Params, train: int, validation: int, heldout: int, file: str = "params.yaml"
-) -> None:
-    """Checks against the numbers of images to train on, to validate on and held out. Raises UserError as :meth:`check` does."""
-    own = params.with_sizes(train, validation, heldout)
-    limits = [
-        Limit(
-            f"datasets.{params.dataset}.heldout",
-            heldout,
-            train + heldout - 1,
-            f"{train + heldout} training images are used",
-        )
-    ]
-    trainings = [own.values(Finetune, name) for name in own.all_variants]
-    trainings += [own.values(Pretrain)] if params.model_preset.weights == "scratch" else []
-    for batch, source in (values["batch_size"] for values in trainings):
-        limits.append(
-            Limit(
-                f"{source}.batch_size",
-                int(batch),
-                train,
-                f"{params.dataset!r} uses {train} training images",
-            )
-        )
-    for paper in params.papers:
-        if limit_images := paper.import_function("limit_images"):
-            limits += limit_images(own, train, validation)
-    at_most(limits, file)
+def _explain(bound: AtMost, dataset: str) -> str:
+    if bound.of == "train":
+        return f"so many training images of {dataset!r} are used"
+    if bound.of == "validation":
+        return f"so many validation images of {dataset!r} are used"
+    return f"less than `{bound.of}`"
+
+
+def check_sizes(params: Params, train: int, validation: int, heldout: int) -> None:
+    """Check against the numbers of images that the prepared data have. Raises UserError."""
+    raise_all(_check_bounds(params.with_sizes(train, validation, heldout)))
 
 
 def check_layers(params: Params, num_layers: int) -> None:
-    """Checks against the chosen model's number of layers. Raises UserError as :meth:`check` does."""
-    limits = [
-        (f"{params.place_of(name)}.layers", v.layers, num_layers)
-        for name, v in params.all_variants.items()
-        if v.layers
-    ]
-    for name, v in params.all_variants.items():
-        layers = v.layers or num_layers
-        if beyond := limit(v.route, layers):
-            limits.append((f"{params.place_of(name)}.route", *beyond))
+    """Check against the chosen model's number of layers. Raises UserError."""
     why = f"model {params.model!r} has {num_layers} layers"
-    more: list[Limit] = []
+    lines: list[str] = []
+    for name, variant in params.all_variants.items():
+        place = params.place_of(name)
+        layers = variant.layers or num_layers
+        lines += at_most(f"{place}.layers", layers, num_layers, why)
+        if beyond := limit(variant.route, layers):
+            lines += at_most(f"{place}.route", *beyond, why)
+    for section in params.paper_sections:
+        options = params.resolve(section)
+        for key, bound in section.marks(AtMost).items():
+            if bound.of == "layers":
+                largest = max(_numbers(getattr(options, key)), default=0)
+                most = num_layers - bound.less
+                lines += at_most(f"{section.name}.{key}", largest, most, why)
     for paper in params.papers:
-        if limit_layers := paper.import_function("limit_layers"):
-            more += limit_layers(params, num_layers)
-    at_most([*(Limit(*found, why) for found in limits), *more], "params.yaml")
+        lines += paper.run("check_layers", params, num_layers)
+    raise_all(lines)
+
+
+def _numbers(value: Any) -> list[int]:
+    """The numbers of a key: one, or those of its lists."""
+    if isinstance(value, list):
+        return [number for item in value for number in _numbers(item)]
+    return [] if value is None else [value]

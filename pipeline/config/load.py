@@ -5,44 +5,25 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
-from yaml.composer import Composer, ComposerError
 
 from pipeline.config.checks import check
 from pipeline.config.paper import Paper
 from pipeline.config.params import Params, whole
-from pipeline.errors import UserError, one_line
-
-ALIASES = 30  # of a parameter file
+from pipeline.errors import UserError, describe_errors
 
 
-class UniqueKeys(Composer, yaml.CSafeLoader):
-    """Refuses a key that stands twice in a mapping, of which YAML would take the last without a word. libyaml does the parsing."""
-
-    aliases = 0
-
-    def __init__(self, stream: Any) -> None:
-        yaml.CSafeLoader.__init__(self, stream)
-        Composer.__init__(self)
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Raises yaml.composer.ComposerError for more aliases than a file needs: of aliases of aliases a page fills any memory."""
-        if self.check_event(yaml.AliasEvent):
-            self.aliases += 1
-            if self.aliases > ALIASES:
-                event: Any = self.get_event()
-                raise ComposerError(
-                    problem=f"more than {ALIASES} aliases", problem_mark=event.start_mark
-                )
-        return super().compose_node(parent, index)
+class UniqueKeys(yaml.CSafeLoader):
+    """Refuses a key that stands twice in a mapping: YAML would take the last without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Raises yaml.constructor.ConstructorError for the first such key."""
-        keys = [key.value for key, _ in node.value]
-        for i, (key, _) in enumerate(node.value):
-            if key.value in keys[:i]:
+        keys = set[Any]()
+        for key, _ in node.value:
+            if key.value in keys:
                 raise yaml.constructor.ConstructorError(
                     problem=f"key {key.value!r} stands twice", problem_mark=key.start_mark
                 )
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -50,10 +31,11 @@ def load(path: str | Path = "params.yaml", *, papers: tuple[Paper, ...]) -> Para
     """Read, validate and cross-check a parameter file.
 
     Raises:
-        UserError: a line a mistake, naming the file, the key, the value found, what is accepted and the nearest known name.
+        UserError: a line a mistake, naming the file, the key, the value found, what is accepted and
+            the nearest known name.
     """
     params = parse(path, papers=papers)
-    check(params, Path(path).name)
+    check(params)
     return params
 
 
@@ -62,20 +44,17 @@ def parse(path: str | Path, *, papers: tuple[Paper, ...]) -> Params:
     path = Path(path)
     try:
         with path.open() as file:
-            content = UniqueKeys(file).get_single_data()
+            content = yaml.load(file, UniqueKeys)  # noqa: S506 (a safe loader)
     except FileNotFoundError:
         raise UserError(f"{path}: not found; run in the repository's root") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path}: cannot be read ({type(error).__name__}), accepted: a file of YAML"
-        ) from None
+        kind = type(error).__name__
+        raise UserError(f"{path}: cannot be read ({kind}), accepted: a file of YAML") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: found {type(content).__name__}, accepted: a mapping of sections")
     try:
-        params = whole(papers).model_validate(content)
+        return whole(papers).model_validate(content).with_papers(papers)
     except ValidationError as error:
-        raise UserError(one_line(error, whole(papers), file=path.name)) from None
-    params._papers = papers
-    return params
+        raise UserError(describe_errors(error, whole(papers))) from None

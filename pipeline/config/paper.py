@@ -1,6 +1,6 @@
 """What a paper brings to the pipeline, as one object. Importing it needs no torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
@@ -57,10 +57,9 @@ class Paper:
     rows: str  # the paper has results where results/<rows>.csv exists
     trained: tuple[str, ...] = ()  # folders of outs/ with its trainings, beside outs/<name>
     variant_keys: tuple[VariantKey, ...] = ()
-    check: str | None = None  # (params, file) -> lines, one a mistake
-    limit_images: str | None = None  # (params, train, validation) -> list[Limit]
-    limit_layers: str | None = None  # (params, num_layers) -> list[Limit]
-    build: str | None = None  # (params, backbone): makes the paper's models on the meta device
+    check: str | None = None  # (params) -> lines, one a mistake
+    check_layers: str | None = None  # (params, num_layers of the chosen model) -> lines
+    build: str | None = None  # (params, backbone) -> lines; makes the models on the meta device
     work: str | None = None  # (params, num_layers) -> list[Work]: what `lsvit cost` counts
     tables: str | None = None
     figures: str | None = None
@@ -73,12 +72,10 @@ class Paper:
         name = getattr(self, reader)
         return import_module(name) if name else None
 
-    def import_function(
-        self, function: Literal["check", "limit_images", "limit_layers", "build", "work"]
-    ) -> Callable[..., Any] | None:
-        """Import one of the paper's functions on parameters, if the paper has it."""
-        place = getattr(self, function)
+    def run(self, name: Literal["check", "check_layers", "build", "work"], *args: Any) -> list[Any]:
+        """Import and run one of the paper's functions; [] if the paper does not have it."""
+        place = getattr(self, name)
         if place is None:
-            return None
-        module, _, name = place.partition(":")
-        return getattr(import_module(module), name)
+            return []
+        module, _, function = place.partition(":")
+        return list(getattr(import_module(module), function)(*args))

@@ -1,25 +1,18 @@
-"""params.yaml as a whole: loading, cross-checks, and the resolution of presets.
+"""params.yaml as a whole, and the values of its sections for the chosen data set, model and scale."""
 
-A value resolves section < scale < model preset < data-set preset < variant, in :meth:`Params.values` and nowhere else. What a scale
-says of a model preset comes right after that preset.
-"""
-
-import re
-import sys
-from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, create_model
 
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.paper import Paper
 from pipeline.config.presets import ModelPreset
+from pipeline.config.resolve import Layer, Overrides, SectionT, Sizes, Value, lower, merge, resolved
 from pipeline.config.samplers import forms
 from pipeline.config.sections import (
     Distributed,
     Finetune,
-    Limit,
     Optimisation,
     PaperFigures,
     PaperSection,
@@ -27,18 +20,8 @@ from pipeline.config.sections import (
 )
 from pipeline.config.types import Section, Seed
 from pipeline.config.variant import BASELINE, Variant, variant_class
-from pipeline.errors import UserError, line, one_line
+from pipeline.errors import UserError, describe_errors
 
-
-class Value(NamedTuple):
-    """An effective value and the place in params.yaml it comes from."""
-
-    value: Any
-    source: str
-
-
-SectionT = TypeVar("SectionT", bound=Section)
-Overrides = dict[str, Any]
 Engine = Literal["local", "ray"]  # what runs jobs
 
 
@@ -51,24 +34,35 @@ class Cell(NamedTuple):
 
 
 class Scale(Section):
-    """How much is computed: values of sections, further variants (null leaves one out), and what differs in model presets."""
+    """How much is computed: sections beside these keys override values at the scale."""
 
     variants: dict[str, Variant | None] = Field(default_factory=dict)
+    """On top of `variants`; null leaves one out."""
     models: dict[str, Overrides] = Field(default_factory=dict)
+    """What differs in model presets at this scale."""
 
 
 class Params(Section):
     """The whole of params.yaml but for the papers' sections, which :func:`whole` adds."""
 
     dataset: str
+    """A key of `datasets`."""
     model: str
-    scale: str | None  # None: the model's own
+    """A key of `models`."""
+    scale: str | None
+    """How much is computed, a key of `scales`; null: the model's own."""
     engine: Engine = "local"
+    """local: worker processes of this machine. ray: the cluster at the environment's RAY_ADDRESS."""
     device: Literal["auto", "cpu", "cuda", "mps"]
+    """auto: CUDA where there is one. mps is untested."""
     deterministic: bool
+    """true: CUDA runs repeat bit for bit, more slowly; on a CPU they do anyway."""
     distributed: Distributed
     seeds: Annotated[list[Seed], Field(min_length=1)]
+    """Every variant is trained once per seed; the paper uses 5."""
     protocol: Literal["paper", "heldout"]
+    """Which images choose the epoch. paper: the reported validation images, as published. heldout:
+    images held out of the training set, see `datasets`; the validation images only report."""
     baseline: Variant
     variants: dict[str, Variant]
     pretrain: Pretrain
@@ -79,17 +73,25 @@ class Params(Section):
     datasets: dict[str, Any]
 
     # None unless only the prepared data know them.
-    _sizes: tuple[int, int, int] | None = PrivateAttr(default=None)
+    _sizes: Sizes | None = PrivateAttr(default=None)
     _papers: tuple[Paper, ...] = PrivateAttr(default=())
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
 
+    # ---- papers ----
+
     @property
     def papers(self) -> tuple[Paper, ...]:
         """The papers whose sections the file has."""
         return self._papers
+
+    def with_papers(self, papers: tuple[Paper, ...]) -> Self:
+        """The same parameters with the papers that their sections belong to."""
+        params = self.model_copy()
+        params._papers = papers
+        return params
 
     @property
     def paper_sections(self) -> list[type[PaperSection]]:
@@ -97,126 +99,11 @@ class Params(Section):
         return [section for paper in self._papers for section in paper.sections]
 
     @property
-    def model_preset(self) -> ModelPreset:
-        """The chosen entry of `models` as it is at the chosen scale, without its overrides of sections."""
-        return self._at_scale(self.cell)
+    def scratch_sections(self) -> list[type[PaperSection]]:
+        """The sections of all papers whose stages train models from scratch."""
+        return [section for section in self.paper_sections if "training" in section.model_fields]
 
-    @property
-    def dataset_preset(self) -> DatasetPreset:
-        """The chosen entry of `datasets`, without its overrides of sections."""
-        return DatasetPreset.model_validate(
-            self.datasets[self.dataset].model_dump(include=set(DatasetPreset.model_fields))
-        )
-
-    @property
-    def starts(self) -> list[int]:
-        """Seeds of the starting weights; where weights are given there is one set of them."""
-        return self.seeds[
-            : self.resolve(Pretrain).seeds if self.model_preset.weights == "scratch" else 1
-        ]
-
-    def start_of(self, seed: int) -> int:
-        """The seed of the starting weights of the trainings with a seed: the same, or, where there are fewer, each in its turn."""
-        return self.starts[self.seeds.index(seed) % len(self.starts)]
-
-    @property
-    def sizes(self) -> tuple[int, int, int] | None:
-        """Images to train on, to validate on, and held out; None: not known yet."""
-        return self._sizes or self.dataset_preset.sizes
-
-    def with_sizes(self, train: int, validation: int, heldout: int) -> Self:
-        """The same for so many images: values of sections and scales that exceed them are lowered."""
-        found = self.model_copy()
-        found._sizes = (train, validation, heldout)
-        return found
-
-    def lowered(self) -> list[str]:
-        """The values that the number of images lowers, a line each."""
-
-        def limited(params: Params) -> dict[str, Value]:
-            sections: tuple[type[Section], ...] = (Pretrain, Finetune, *self.paper_sections)
-            found = {section: params.values(section) for section in sections}
-            named = {
-                f"{section.name}.{key}": values[key]
-                for section, values in found.items()
-                for key in section.within
-            }
-            trained = [
-                section for section in self.paper_sections if "training" in section.model_fields
-            ]
-            return named | {
-                f"{section.name}.training.batch_size": params.scratch_values(section)["batch_size"]
-                for section in trained
-            }
-
-        given = limited(self.with_sizes(sys.maxsize, sys.maxsize, 0))
-        return [
-            f"{key}: {given[key].value} (from {source}) lowered to {value}, the images there are"
-            for key, (value, source) in limited(self).items()
-            if value != given[key].value
-        ]
-
-    def overruled(self, before: "Params") -> list[str]:
-        """Values of sections, scales and presets that differ from `before` and that something nearer sets, a line each."""
-        found = []
-        sections: tuple[type[Section], ...] = (Pretrain, Finetune, *self.paper_sections)
-        for section in sections:
-            every = [
-                self.values(section, name)
-                for name in (self.all_variants if section is Finetune else (None,))
-            ]
-            try:
-                old = dict(before._places(section.name, self.cell))
-            except KeyError:  # a preset that is new
-                continue
-            for where, keys in self._places(section.name, self.cell):
-                for key in [
-                    key
-                    for key in keys
-                    if key not in section.merged and keys[key] != old[where].get(key)
-                ]:
-                    nearer = sorted({values[key].source for values in every})
-                    if where not in nearer:
-                        found.append(
-                            f"{where}.{key}: {keys[key]} has no effect with this scale, model and data set: "
-                            f"{', '.join(nearer)} says {key}"
-                        )
-        return found
-
-    def _places(self, name: str, cell: Cell) -> Iterator[tuple[str, Overrides]]:
-        """All that sets a section's values, the nearest last: the place in params.yaml, and the keys there."""
-        yield name, getattr(self, name).model_dump()
-        yield from self._layers(name, cell)
-
-    def _within_images(
-        self, section: type[Section], values: dict[str, Value], cell: Cell
-    ) -> dict[str, Value]:
-        """What a section or scale says is lowered where there are fewer images; what a preset or variant says stays, to be refused."""
-        if not self.sizes or cell.dataset != self.dataset:
-            return values
-        lowered: set[str] = set()
-        for (
-            key,
-            bound,
-        ) in (
-            section.within.items()
-        ):  # a split, or another key, than which it is less, where that has been lowered
-            value, source = values[key]
-            if bound in values and bound not in lowered:
-                continue
-            used = values["images"].value if key == "batch_size" and "images" in values else None
-            images = (
-                values[bound].value - 1 if bound in values else self.sizes[bound == "validation"]
-            )
-            most = max(min(images, used if isinstance(used, int) else sys.maxsize), 1)
-            if (
-                isinstance(value, int)
-                and value > most
-                and re.fullmatch(r"(scales\.\w+\.)?\w+(\.training)?", source)
-            ):
-                values[key] = Value(most, source)
-                lowered.add(key)
-        return values
+    # ---- presets ----
 
     def scale_of(self, model: str) -> str:
         """The chosen scale, or else a model's own."""
@@ -224,29 +111,64 @@ class Params(Section):
 
     @property
     def cell(self) -> Cell:
-        """The chosen one."""
+        """The chosen data set, model and scale."""
         return Cell(self.dataset, self.model, self.scale_of(self.model))
 
-    def _at_scale(self, cell: Cell) -> ModelPreset:
-        own = self.models[cell.model].model_dump(include=set(ModelPreset.model_fields))
-        changed = self.scales[cell.scale].models.get(cell.model, {})
-        kwargs = own["kwargs"] | changed.get("kwargs", {})
+    @property
+    def model_preset(self) -> ModelPreset:
+        """The chosen model as it is at the chosen scale, without its overrides of sections."""
+        return self.preset_at(self.cell)
+
+    def preset_at(self, cell: Cell) -> ModelPreset:
+        """A model as it is at a scale. Raises UserError if a value of the scale does not fit."""
+        preset = self.models[cell.model].narrow(ModelPreset)
+        changes = self.scales[cell.scale].models.get(cell.model, {})
+        values = preset.model_dump()
+        values |= {key: changes[key] for key in changes if key in values}
+        values["kwargs"] = preset.kwargs | changes.get("kwargs", {})
         try:
-            return ModelPreset.model_validate(
-                own | {key: changed[key] for key in changed if key in own} | {"kwargs": kwargs}
-            )
+            return ModelPreset.model_validate(values)
         except ValidationError as error:
-            raise UserError(
-                one_line(error, ModelPreset, f"scales.{cell.scale}.models.{cell.model}")
-            ) from None
+            place = f"scales.{cell.scale}.models.{cell.model}"
+            raise UserError(describe_errors(error, ModelPreset, place)) from None
+
+    @property
+    def dataset_preset(self) -> DatasetPreset:
+        """The chosen entry of `datasets`, without its overrides of sections."""
+        return self.datasets[self.dataset].narrow(DatasetPreset)
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """Images to train on, to validate on, and held out; None: not known yet."""
+        return self._sizes or self.dataset_preset.sizes
+
+    def with_sizes(self, train: int, validation: int, heldout: int) -> Self:
+        """The same parameters for so many images."""
+        params = self.model_copy()
+        params._sizes = (train, validation, heldout)
+        return params
+
+    # ---- seeds and variants ----
+
+    @property
+    def starts(self) -> list[int]:
+        """Seeds of the starting weights; of given weights there is one set."""
+        count = self.resolve(Pretrain).seeds if self.model_preset.weights == "scratch" else 1
+        return self.seeds[:count]
+
+    def start_of(self, seed: int) -> int:
+        """The seed of the starting weights of the trainings with a seed.
+
+        If there are fewer sets of starting weights than seeds, they are taken in turn.
+        """
+        return self.starts[self.seeds.index(seed) % len(self.starts)]
 
     @property
     def all_variants(self) -> dict[str, Any]:
         """The baseline first, then the variants as declared, then those of the scale."""
         variants = self.variants | self.scales[self.cell.scale].variants
-        return {BASELINE: self.baseline} | {
-            name: variant for name, variant in variants.items() if variant
-        }
+        used = {name: variant for name, variant in variants.items() if variant}
+        return {BASELINE: self.baseline} | used
 
     def make_variant(self, **keys: Any) -> Any:
         """A variant that params.yaml does not have, of the class with the papers' keys."""
@@ -254,138 +176,127 @@ class Params(Section):
 
     def place_of(self, variant: str) -> str:
         """The key of params.yaml that a variant stands at."""
+        if variant == BASELINE:
+            return variant
         if variant in self.scales[self.cell.scale].variants:
             return f"scales.{self.cell.scale}.variants.{variant}"
-        return variant if variant == BASELINE else f"variants.{variant}"
+        return f"variants.{variant}"
 
-    def values(self, section: type[Section], variant: str | None = None) -> dict[str, Value]:
-        """Every effective value of a section with its source; `variant` counts for the section `finetune` alone."""
-        return self._values(section, self.cell, variant)
+    # ---- values ----
 
-    def _layers(self, name: str, cell: Cell) -> Iterator[tuple[str, Overrides]]:
-        """What overrides a section, in this order: the place in params.yaml, and the keys there."""
-        scale, model, dataset = (
-            self.scales[cell.scale],
-            self.models[cell.model],
-            self.datasets[cell.dataset],
-        )
-        yield f"scales.{cell.scale}.{name}", getattr(scale, name, {})
-        yield f"models.{cell.model}.{name}", getattr(model, name, {})
-        yield (
-            f"scales.{cell.scale}.models.{cell.model}.{name}",
-            scale.models.get(cell.model, {}).get(name, {}),
-        )
-        yield f"datasets.{cell.dataset}.{name}", getattr(dataset, name, {})
+    def layers(self, name: str, cell: Cell | None = None) -> list[Layer]:
+        """All places that set values of a section, the nearest last."""
+        cell = cell or self.cell
+        scale = self.scales[cell.scale]
+        places = {
+            name: getattr(self, name).model_dump(),
+            f"scales.{cell.scale}.{name}": getattr(scale, name, {}),
+            f"models.{cell.model}.{name}": getattr(self.models[cell.model], name, {}),
+            f"scales.{cell.scale}.models.{cell.model}.{name}": scale.models.get(cell.model, {}).get(
+                name, {}
+            ),
+            f"datasets.{cell.dataset}.{name}": getattr(self.datasets[cell.dataset], name, {}),
+        }
+        return [Layer(place, values) for place, values in places.items()]
 
-    def _values(self, section: type[Section], cell: Cell, variant: str | None) -> dict[str, Value]:
-        name = section.name
-        values: dict[str, Value] = {}
-        for where, keys in self._places(name, cell):
-            for key, value in keys.items():
-                merges = key in section.merged and key in values and isinstance(value, dict)
-                values[key] = Value(values[key].value | value if merges else value, where)
-        if variant == BASELINE and values["baseline_epochs"].value is not None:
-            values["epochs"] = values["baseline_epochs"]
+    def values(
+        self,
+        section: type[Section],
+        variant: str | None = None,
+        *,
+        cell: Cell | None = None,
+        lowered: bool = True,
+    ) -> dict[str, Value]:
+        """Every effective value of a section with its source.
+
+        Section < scale < model preset < the scale's values for that model < data-set preset <
+        variant. `variant` counts for the section `finetune` alone. `lowered`: values that exceed
+        the images there are come lowered, see :func:`pipeline.config.resolve.lower`.
+        """
+        values = merge(section, self.layers(section.name, cell))
         if variant is not None:
-            where, own = self.place_of(variant), self.all_variants[variant]
-            values |= {
-                key: Value(value, f"{where}.finetune") for key, value in own.finetune.items()
-            }
-            if own.per:
-                values["per"] = Value(own.per, where)
-            elif values["per"].value not in forms(own.route):
-                values["per"] = Value("batch", f"{where}.route")
-        return self._within_images(section, values, cell)
+            self._set_variant(values, variant)
+        return self._lower(section, values, [section.name], cell) if lowered else values
 
-    def resolve(self, section: type[SectionT], variant: str | None = None) -> SectionT:
-        """The effective section for the chosen model, data set and variant."""
-        return resolved(section, self.values(section, variant))
+    def _set_variant(self, values: dict[str, Value], name: str) -> None:
+        """Set what a variant says of its refinement."""
+        if name == BASELINE and values["baseline_epochs"].value is not None:
+            values["epochs"] = values["baseline_epochs"]
+        place = self.place_of(name)
+        variant = self.all_variants[name]
+        for key, value in variant.finetune.items():
+            values[key] = Value(value, f"{place}.finetune")
+        if variant.per:
+            values["per"] = Value(variant.per, place)
+        elif values["per"].value not in forms(variant.route):
+            values["per"] = Value("batch", f"{place}.route")
 
     def scratch_values(
-        self, section: type[PaperSection], cell: Cell | None = None
+        self, section: type[PaperSection], cell: Cell | None = None, *, lowered: bool = True
     ) -> dict[str, Value]:
-        """Every effective value of a stage's trainings from scratch: its key `training` wins over what `pretrain` has."""
-        cell, name = cell or self.cell, section.name
-        values = {
-            key: value
-            for key, value in self._values(Pretrain, cell, None).items()
-            if key != "seeds"
-        }
-        layers = {name: getattr(self, name).training} | {
-            where: keys.get("training", {}) for where, keys in self._layers(name, cell)
-        }
-        values |= {
-            key: Value(value, f"{where}.training")
-            for where, keys in layers.items()
-            for key, value in keys.items()
-        }
-        return self._within_images(Optimisation, values, cell)
+        """Every effective value of the trainings from scratch of a paper's stage.
+
+        Its key `training` overrides `pretrain`.
+        """
+        values = self.values(Pretrain, cell=cell, lowered=False)
+        del values["seeds"]
+        training = [
+            Layer(f"{place}.training", keys.get("training", {}))
+            for place, keys in self.layers(section.name, cell)
+        ]
+        values |= merge(Optimisation, training)
+        names = [Pretrain.name, f"{section.name}.training"]
+        return self._lower(Optimisation, values, names, cell) if lowered else values
+
+    def _lower(
+        self,
+        section: type[Section],
+        values: dict[str, Value],
+        names: list[str],
+        cell: Cell | None,
+    ) -> dict[str, Value]:
+        cell = cell or self.cell
+        if not self.sizes or cell.dataset != self.dataset:
+            return values
+        places = {*names, *(f"scales.{cell.scale}.{name}" for name in names)}
+        return lower(section, values, self.sizes, places)
+
+    def resolve(self, section: type[SectionT], variant: str | None = None) -> SectionT:
+        """The effective section for the chosen cell and variant. Raises UserError."""
+        return resolved(section, self.values(section, variant))
 
     def scratch_training(self, section: type[PaperSection]) -> Optimisation:
-        """The effective options of a stage's trainings from scratch."""
+        """The effective options of a stage's trainings from scratch. Raises UserError."""
         return resolved(Optimisation, self.scratch_values(section))
 
     def trainings(self) -> list[dict[str, Value]]:
-        """The effective values of all trainings: of the variants, of starting weights from scratch, of papers' own."""
-        found = [self.values(Finetune, name) for name in self.all_variants]
-        found += [self.values(Pretrain)] if self.model_preset.weights == "scratch" else []
-        return found + [
-            self.scratch_values(section)
-            for section in self.paper_sections
-            if "training" in section.model_fields
-        ]
-
-    def scratch_limit(self, section: type[PaperSection], train: int) -> Limit:
-        """What the number of images to train on allows a stage's trainings from scratch."""
-        training = self.scratch_training(section)
-        used = min(train, training.images or train)
-        return Limit(
-            f"{section.name}.training.batch_size",
-            training.batch_size,
-            used,
-            f"{used} training images are used",
-        )
-
-
-def resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
-    """The section with these values. Raises UserError naming the places that wrong ones come from."""
-    try:
-        return section.model_validate({key: value.value for key, value in values.items()})
-    except ValidationError as error:
-        first = next(iter(values.values()))  # a check of several keys has no place of its own
-        sources = (
-            values.get(str(each["loc"][0]), first).source if each["loc"] else first.source
-            for each in error.errors()
-        )
-        lines = (
-            line(each, section, source)
-            for each, source in zip(error.errors(), sources, strict=True)
-        )
-        raise UserError("\n".join(dict.fromkeys(lines))) from None
+        """The effective values of all trainings: refinements, starting weights, papers' own."""
+        trainings = [self.values(Finetune, name) for name in self.all_variants]
+        if self.model_preset.weights == "scratch":
+            trainings.append(self.values(Pretrain))
+        return trainings + [self.scratch_values(section) for section in self.scratch_sections]
 
 
 @cache
 def whole(papers: tuple[Paper, ...]) -> type[Params]:
-    """The whole of params.yaml: with the papers' sections, of which, as of the core's, presets may override keys."""
-    sections: dict[str, Any] = {
+    """The type of the whole params.yaml, with the papers' sections.
+
+    Scales and presets may override keys of every section, `paper_figures` apart.
+    """
+    fields: dict[str, Any] = {
         section.name: (section, ...) for paper in papers for section in paper.sections
     }
     overrides: dict[str, Any] = {
         name: (Overrides, Field(default_factory=dict))
-        for name in ("pretrain", "finetune", *sections)
+        for name in (Pretrain.name, Finetune.name, *fields)
     }
-    kinds: tuple[tuple[str, type[Section]], ...] = (
-        ("scales", Scale),
-        ("models", ModelPreset),
-        ("datasets", DatasetPreset),
-    )
     variant: Any = variant_class(papers)
-    of_scales: dict[str, Any] = {
-        "variants": (dict[str, variant | None], Field(default_factory=dict))
+    variants = (dict[str, variant | None], Field(default_factory=dict))
+    tables: dict[str, Any] = {
+        "scales": create_model("Scale", __base__=Scale, variants=variants, **overrides),
+        "models": create_model("ModelPreset", __base__=ModelPreset, **overrides),
+        "datasets": create_model("DatasetPreset", __base__=DatasetPreset, **overrides),
     }
-    for name, kind in kinds:
-        fields = overrides | (of_scales if kind is Scale else {})
-        preset: Any = create_model(kind.__name__, __base__=kind, **fields)
-        sections[name] = (dict[str, preset], ...)
-    sections |= {"baseline": (variant, ...), "variants": (dict[str, variant], ...)}
-    return create_model("Params", __base__=Params, **sections)
+    fields |= {name: (dict[str, entry], ...) for name, entry in tables.items()}
+    fields |= {"baseline": (variant, ...), "variants": (dict[str, variant], ...)}
+    return create_model("Params", __base__=Params, **fields)

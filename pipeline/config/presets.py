@@ -5,30 +5,40 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.types import Count, NonNegative, Positive, Section
+from pipeline.config.types import Count, NonNegative, Positive, Section, refuse
+
+SIZES = ("embed_dim", "num_heads", "depth", "patch_size", "img_size")  # keyword arguments of timm
 
 
 class ModelPreset(Section):
     """A timm model: architecture, arguments, and where its weights come from.
 
-    `num_classes`: outputs, None for as many as the data set has classes. `head`: how a distilled DeiT is read; timm averages two
-    heads, on the class and on the distillation token, the published code has one, on the class token. `init_std`: of the layers' initial
-    weights, of models from scratch; with `init_growth` g, that of what the l-th layer adds to its input is l^g times as large, so that
-    late layers change their input as much as early ones do. `scale`: used where params.yaml names none.
+    Sections beside these keys override values for the model.
     """
 
     timm: Annotated[str, Field(min_length=1)]
+    """Architecture and weight tag."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Of timm.create_model."""
     weights: Annotated[str, Field(min_length=1)]
+    """scratch, hub (`timm` then needs the tag), a .safetensors file, or a folder of timm's layout."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """Checksum that the weights' file must have."""
     num_classes: Count | None = None
+    """Outputs; null: as many as the data set has classes (published code: 1000 for CIFAR-100)."""
     head: Literal["timm", "class_token"] = "timm"
+    """timm: a distilled DeiT averages two heads. class_token: the published code's single one."""
     init_std: Positive | None = None
+    """Of the layers' initial weights, of models from scratch. timm's 0.02 suits a width of 768; a
+    narrower model hardly depends on layer order with it, so 0.02 * sqrt(768 / width)."""
     init_growth: NonNegative = 0.0
+    """g: what the l-th layer adds to its input starts l^g times as large, so that late layers change
+    their input as much as early ones do."""
     scale: str = "published"
+    """A key of `scales`, used where params.yaml chooses none."""
 
     def local_file(self, root: Path = Path()) -> Path | None:
-        """The safetensors file that `weights` names, itself or in a folder of timm's layout; None for scratch and hub."""
+        """The safetensors file that `weights` names, itself or in a folder; None: scratch or hub."""
         if self.weights in ("scratch", "hub"):
             return None
         path = root / self.weights
@@ -36,27 +46,20 @@ class ModelPreset(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not (
-            self.weights in ("scratch", "hub")
-            or self.weights.endswith(".safetensors")
-            or "/" in self.weights
-        ):
-            raise ValueError(
-                f"weights\n{self.weights!r}\nscratch, hub, a .safetensors file, or a folder with one (with a / in its path)"
-            )
-        for key, own in (("num_classes", "num_classes"), ("pretrained", "weights")):
+        is_local = self.weights.endswith(".safetensors") or "/" in self.weights
+        if self.weights not in ("scratch", "hub") and not is_local:
+            accepted = "scratch, hub, a .safetensors file, or a folder with one (with a /)"
+            raise refuse("weights", self.weights, accepted)
+        for key, own_key in (("num_classes", "num_classes"), ("pretrained", "weights")):
             if key in self.kwargs:
-                raise ValueError(f"kwargs.{key}\n{self.kwargs[key]!r}\nthe preset's own key {own}")
-        numbers = {k: v for k, v in self.kwargs.items() if isinstance(v, int)}
-        for key in ("embed_dim", "num_heads", "depth", "patch_size", "img_size"):
-            if key in self.kwargs and numbers.get(key, 0) < 1:
-                raise ValueError(f"kwargs.{key}\n{self.kwargs[key]!r}\na whole number, at least 1")
-        if self.kwargs.get("embed_dim", 0) % self.kwargs.get("num_heads", 1):
-            raise ValueError(
-                f"kwargs.num_heads\n{self.kwargs['num_heads']}\na divisor of embed_dim {self.kwargs['embed_dim']}"
-            )
-        if self.kwargs.get("img_size", 0) % self.kwargs.get("patch_size", 1):
-            raise ValueError(
-                f"kwargs.patch_size\n{self.kwargs['patch_size']}\na divisor of img_size {self.kwargs['img_size']}"
-            )
+                raise refuse(f"kwargs.{key}", self.kwargs[key], f"the preset's own key {own_key}")
+        for key in SIZES:
+            value = self.kwargs.get(key, 1)
+            if not isinstance(value, int) or value < 1:
+                raise refuse(f"kwargs.{key}", value, "a whole number, at least 1")
+        for part, whole in (("num_heads", "embed_dim"), ("patch_size", "img_size")):
+            total = self.kwargs.get(whole, 0)
+            value = self.kwargs.get(part, 1)
+            if total % value:
+                raise refuse(f"kwargs.{part}", value, f"a divisor of {whole} {total}")
         return self

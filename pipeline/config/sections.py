@@ -1,12 +1,21 @@
-"""The sections of params.yaml that are no paper's own: trainings, processes, size of figures. No torch here."""
+"""The sections of params.yaml that are no paper's own. No torch here."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from pipeline.config.types import NUMBER, Count, Fraction, NonNegative, Per, Positive, Section
-from pipeline.errors import UserError
+from pipeline.config.types import (
+    NUMBER,
+    AtMost,
+    Count,
+    Fraction,
+    Natural,
+    NoEffect,
+    NonNegative,
+    Per,
+    Positive,
+    Section,
+)
 
 
 class Optimisation(Section):
@@ -18,64 +27,74 @@ class Optimisation(Section):
     eps: Positive
     weight_decay: NonNegative
     schedule: Literal["constant", "linear", "one_cycle", "cosine", "plateau"]
-    batch_size: Count
+    """linear: to 0. cosine: after `warmup_epochs`. plateau: see `plateau_factor`."""
+    batch_size: Annotated[Count, AtMost("train")]
+    """The paper tries 640 and 128."""
     epochs: Count
     validation_batch_size: Count
-    validation_orders: Literal["all", "trained"] = (
-        "all"  # trained: only that which is trained for, which saves time
-    )
+    """Under `arbitrary` each validation batch has an order of its own."""
+    validation_orders: Literal["all", "trained"] = "all"
+    """trained: only the order that is trained for, which saves time."""
     precision: Literal["auto", "fp32", "tf32", "bf16"]
+    """auto: the fastest for width and processor. tf32: on CUDA. bf16: autocast."""
     compile: Literal["auto", "blocks", "none"]
+    """auto: wide models on CUDA. blocks: every block is compiled, the code is shared."""
     micro_batch_size: Count | None
-    checkpointing: bool = False
+    """Gradients accumulate over parts of a batch of at most so many images; null: no parts."""
+    checkpointing: Annotated[bool, NoEffect()] = False
+    """true: the backward pass computes activations again, block by block: less memory, more time."""
     threads: Count
+    """CPU threads of one training; trainings run side by side."""
     position_weight: NonNegative = 1.0
-    warmup_epochs: Annotated[int, Field(ge=0), NUMBER] = (
-        5  # of schedule cosine: the rate grows linearly (DeiT)
-    )
-    plateau_factor: Fraction = 0.6  # of schedule plateau (multi-exit ViT, section IV)
-    plateau_patience: Count = 2  # epochs without gain that are borne; the next one lowers the rate
-    images: Count | None = None  # train on so many random images, always the same; None: on all
-    stop_patience: Count | None = (
-        None  # epochs without gain before the training ends; None: it does not end early
-    )
-    within = {"batch_size": "train"}  # noqa: RUF012 (a ClassVar)
-
-    def without_effect(self) -> set[str]:
-        """Activations that are computed again are the same."""
-        return {"checkpointing"}
+    """Weight of the sum over layers of the position losses; published code: 1 / layers."""
+    warmup_epochs: Natural = 5
+    """Of schedule cosine: epochs in which the rate grows linearly (DeiT)."""
+    plateau_factor: Fraction = 0.6
+    """Of schedule plateau: by it the rate is multiplied (multi-exit ViT, section IV)."""
+    plateau_patience: Count = 2
+    """Of schedule plateau: epochs without gain after which the next one lowers the rate."""
+    images: Count | None = None
+    """Train on so many random images, always the same; null: on all."""
+    stop_patience: Count | None = None
+    """Epochs without gain after which the training ends; null: it runs all epochs."""
 
 
 class Pretrain(Optimisation):
-    """Training from scratch, for model presets without published weights."""
+    """Training from scratch, for models with `weights: scratch`; others have published weights."""
 
     name = "pretrain"
-    seeds: Count | None
-
-    def without_effect(self) -> set[str]:
-        """A training has one seed."""
-        return super().without_effect() | {"seeds"}
+    seeds: Annotated[Count | None, NoEffect()]
+    """Sets of starting weights, of the first n of `seeds`, taken in turn; null: one for each."""
 
 
 class Finetune(Optimisation):
-    """Refinement of the starting weights; `baseline_epochs` is for the baseline alone."""
+    """Refinement of the starting weights: the paper's values (section 4).
+
+    The published code has adamw, eps 1e-8 and schedule linear.
+    """
 
     name = "finetune"
-    baseline_epochs: Count | None
-    per: Per = "batch"  # what a random route is drawn for
-
-    def without_effect(self) -> set[str]:
-        """The baseline's epochs are resolved in `epochs`, what routes are drawn for is the training's own."""
-        return super().without_effect() | {"baseline_epochs", "per"}
+    baseline_epochs: Annotated[Count | None, NoEffect()]
+    """Epochs of the baseline alone; null: as `epochs`."""
+    per: Annotated[Per, NoEffect()] = "batch"
+    """batch: one route a batch, the paper's. sample: a route of its own for every sample. latin: L
+    routes a batch that together run every layer once at each depth. Of variants whose route has it."""
 
 
 class Distributed(Section):
-    """One training spread over several processes by torchrun: DDP, NCCL on CUDA and gloo on CPU."""
+    """One training spread over several processes by torchrun: DDP, NCCL on CUDA and gloo on CPU.
+
+    1 x 1: trainings run side by side instead.
+    """
 
     processes: Count
+    """On each machine, a GPU each where there are some. Left-out layers cost a wait each step."""
     nodes: Count
+    """Machines."""
     endpoint: str | None
+    """host:port of the first machine, for more than one."""
     routes: Literal["shared", "own"]
+    """shared: the same route in every process."""
 
     @property
     def world_size(self) -> int:
@@ -84,11 +103,9 @@ class Distributed(Section):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What of it changes a training's result."""
-        return {
-            "world_size": self.world_size,
-            "routes": self.routes if self.world_size > 1 else "shared",
-        }
+        """The values that change a training's result."""
+        routes = self.routes if self.world_size > 1 else "shared"
+        return {"world_size": self.world_size, "routes": routes}
 
 
 class PaperFigures(Section):
@@ -97,32 +114,15 @@ class PaperFigures(Section):
     name = "paper_figures"
     formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)]
     column_width: Annotated[float, Field(gt=0, le=20), NUMBER]
+    """Inches."""
     dpi: Annotated[int, Field(ge=1, le=1200), NUMBER]
 
 
-class Limit(NamedTuple):
-    """A number of params.yaml that must not be too large."""
-
-    key: str
-    found: int
-    most: int
-    why: str
-
-
 class PaperSection(Section):
-    """A paper's section of params.yaml. If it has a key `training`, its values win over those of `pretrain` where a stage trains."""
+    """A paper's section of params.yaml.
 
-    taken: ClassVar[
-        tuple[str, ...]
-    ] = ()  # names of models in the paper's results that no variant may have
+    If it has a key `training`, that overrides values of `pretrain` where its stage trains.
+    `taken` are names of models in the paper's results, which no variant may have.
+    """
 
-
-def at_most(limits: Sequence[Limit], file: str) -> None:
-    """Raises UserError for the numbers that are greater than accepted, a line each."""
-    exceeding = [each for each in limits if each.found > each.most]
-    if exceeding:
-        lines = (
-            f"{file}: {key}: found {found}, accepted: at most {most} ({why})"
-            for key, found, most, why in exceeding
-        )
-        raise UserError("\n".join(dict.fromkeys(lines)))
+    taken: ClassVar[tuple[str, ...]] = ()

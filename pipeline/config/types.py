@@ -1,21 +1,29 @@
 """The types that values of params.yaml have, and what every section shares. No torch here."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from pipeline.config.samplers import check_sampler
 
 
-def _number(value: Any) -> Any:
+def refuse(key: str, value: Any, accepted: str) -> PydanticCustomError:
+    """The error of a check across keys: the key below the section, its value, what is accepted."""
+    context = {"key": key, "value": value, "accepted": accepted}
+    return PydanticCustomError("refused", "{accepted}", context)
+
+
+def _check_number(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("a number")
     return value
 
 
-# PyYAML reads 1e-4 as text where DVC reads a number: text that spells a number is converted, true and false are not. Behind the bounds,
-# which the JSON schema has then.
-NUMBER = BeforeValidator(_number)
+# PyYAML reads 1e-4 as text where DVC reads a number: pydantic converts text that spells a number.
+# It would take true and false too. NUMBER stands behind the bounds, which the schema then has.
+NUMBER = BeforeValidator(_check_number)
 Float = Annotated[float, Field(allow_inf_nan=False), NUMBER]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NUMBER]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NUMBER]
@@ -23,53 +31,98 @@ Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NUMBER]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), NUMBER]
 Int = Annotated[int, NUMBER]
 Count = Annotated[int, Field(ge=1), NUMBER]
-Seed = Annotated[int, Field(ge=0), NUMBER]
+Natural = Annotated[int, Field(ge=0), NUMBER]
+Seed = Natural
 Per = Literal["batch", "sample", "latin"]
 Sampler = Annotated[str | dict[str, Any], BeforeValidator(check_sampler)]
+
+
+@dataclass(frozen=True)
+class NoEffect:
+    """Marks a key that changes no result, such as how much goes through the memory at once.
+
+    With `unless`, the key has an effect where that other key has one of `values`.
+    """
+
+    unless: str = ""
+    values: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Marks a mapping of which presets and scales change single keys; others they replace."""
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """Marks a key, or the numbers in its lists, that may not exceed what there is.
+
+    `of` is a split ("train", "validation"), counted in images, or "layers" of the chosen model, or
+    another key of the section. `less` is how much smaller the key must be than that.
+    """
+
+    of: str
+    less: int = 0
+
+
+Mark = TypeVar("Mark")
+SectionT = TypeVar("SectionT", bound="Section")
 
 
 class Section(BaseModel):
     """A part of params.yaml: immutable, unknown keys rejected."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     name: ClassVar[str] = ""
-    merged: ClassVar[
-        tuple[str, ...]
-    ] = ()  # mappings of which a preset changes single keys; it replaces others
-    within: ClassVar[dict[str, str]] = {}  # keys that are at most the number of images of a split
 
-    def without_effect(self) -> set[str]:
-        """Keys that change no result: names, and how much goes through the memory at once."""
-        return set()
+    @classmethod
+    def marks(cls, mark: type[Mark]) -> dict[str, Mark]:
+        """The keys that are annotated with a mark of this type, and the marks."""
+        return {
+            key: data
+            for key, field in cls.model_fields.items()
+            for data in field.metadata
+            if isinstance(data, mark)
+        }
+
+    def narrow(self, section: type[SectionT]) -> SectionT:
+        """The keys that a smaller section has."""
+        return section.model_validate({key: getattr(self, key) for key in section.model_fields})
 
     def effective(self, defaults: bool = True) -> dict[str, Any]:
-        """The values that can change a result, as JSON has them; without `defaults`, only those that are no field's default."""
-        shown = {
-            name: field
-            for name, field in type(self).model_fields.items()
-            if name not in self.without_effect()
-        }
-        if not defaults:
-            shown = {
-                n: f
-                for n, f in shown.items()
-                if f.is_required() or getattr(self, n) != f.get_default(call_default_factory=True)
-            }
-        return {name: _plain(getattr(self, name), defaults) for name in shown}
+        """The values that can change a result, as JSON has them.
+
+        `defaults=False` leaves out those that are their field's default.
+        """
+        values: dict[str, Any] = {}
+        no_effect = self.marks(NoEffect)
+        for key, field in type(self).model_fields.items():
+            value = getattr(self, key)
+            mark = no_effect.get(key)
+            if mark and not (mark.unless and getattr(self, mark.unless) in mark.values):
+                continue
+            is_default = not field.is_required() and value == field.get_default(
+                call_default_factory=True
+            )
+            if defaults or not is_default:
+                values[key] = _to_json(value, defaults)
+        return values
 
 
-def _plain(value: Any, defaults: bool) -> Any:
+def _to_json(value: Any, defaults: bool) -> Any:
     if isinstance(value, Section):
         return value.effective(defaults)
     if isinstance(value, dict):
-        return {key: _plain(each, defaults) for key, each in value.items()}
-    return [_plain(each, defaults) for each in value] if isinstance(value, list | tuple) else value
+        return {key: _to_json(item, defaults) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(item, defaults) for item in value]
+    return value
 
 
-def _increasing(depths: list[int]) -> list[int]:
+def _check_increasing(depths: list[int]) -> list[int]:
     if sorted(set(depths)) != depths:
         raise ValueError("depths in increasing order, each once")
     return depths
 
 
-Depths = Annotated[list[Count], Field(min_length=1), AfterValidator(_increasing)]
+Depths = Annotated[list[Count], Field(min_length=1), AfterValidator(_check_increasing)]

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Optimisation
-from pipeline.config.types import Per, Section
+from pipeline.config.types import NoEffect, Per, Section
 from pipeline.config.variant import Variant, read_variant
 
 
@@ -17,19 +17,15 @@ def _with_papers_keys(variant: Any) -> Any:
 class RunConfig(Section):
     """What every job depends on; the digests stand for the data and the weights."""
 
-    title: str = ""  # the variant's name
-    dataset: str
-    model_name: str
+    title: Annotated[str, NoEffect()] = ""  # the variant's name
+    dataset: Annotated[str, NoEffect()]
+    model_name: Annotated[str, NoEffect()]
     model: ModelPreset
     variant: Annotated[SerializeAsAny[Variant], BeforeValidator(_with_papers_keys)]
     device: str
     deterministic: bool = False
     data_sha256: str
     weights_sha256: str | None
-
-    def without_effect(self) -> set[str]:
-        """Names: the digests stand for what they name."""
-        return {"title", "dataset", "model_name"}
 
 
 class TrainConfig(RunConfig):

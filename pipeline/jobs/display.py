@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
-from pipeline.config.params import Params, Value
+from pipeline.config.params import Params
+from pipeline.config.resolve import Value
 from pipeline.config.variant import Variant
 from pipeline.jobs.configs import RunConfig, TrainConfig
 

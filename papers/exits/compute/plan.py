@@ -114,15 +114,13 @@ class Plan(BasePlan):
     ) -> None:
         super().__init__(params, Exits, data, folder, pretrained)
         self.plain = params.make_variant(route="sequential")
-        self.sizes = BranchSizes.model_validate(
-            self.options.model_dump(include=set(BranchSizes.model_fields))
-        ).model_dump()
+        self.sizes = self.options.narrow(BranchSizes).model_dump()
 
     def tuning(self, epochs: int, lr: float) -> Optimisation:
         """Adam as published (section IV): reduce-on-plateau, early stopping; what the paper leaves open as torch and `finetune` have it."""
         options, own = (
             self.options,
-            self.params.resolve(Finetune).model_dump(include=set(Optimisation.model_fields)),
+            self.params.resolve(Finetune).narrow(Optimisation).model_dump(),
         )
         published = {
             "optimizer": "adam",

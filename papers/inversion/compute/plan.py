@@ -191,10 +191,9 @@ class Plan(BasePlan):
         return [self._inversion(*chosen) for chosen in self.inverted(models)]
 
     def _inversion(self, subject: Subject, optimiser: str, order: Order) -> Task:
-        names = set(InversionMeasure.model_fields)
         config = InversionConfig(
             **self._fields_of(subject),
-            options=InversionMeasure.model_validate(self.options.model_dump(include=names)),
+            options=self.options.narrow(InversionMeasure),
             descent=self.options.optimisers[optimiser],
             alone=order == "sequential" and subject.edit == NO_EDIT,
             order=order,

@@ -1,8 +1,9 @@
 """The models that stage inversion looks into."""
 
 from papers.inversion.section import Inversion
-from pipeline.config.params import Params, Value, resolved
+from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
+from pipeline.config.resolve import Value, resolved
 
 
 def family_preset(params: Params, name: str) -> ModelPreset:

@@ -128,8 +128,7 @@ class Plan(BasePlan):
 
     def profiles(self, models: Sequence[Model]) -> list[Profiled]:
         """The profiles of models whose trainings have ended, of variants in both orders."""
-        names = set(SmoothingProfiles.model_fields)
-        options = SmoothingProfiles.model_validate(self.options.model_dump(include=names))
+        options = self.options.narrow(SmoothingProfiles)
         profiles = []
         for model in models:
             weights, accuracies = self._result(model)

@@ -1,8 +1,9 @@
 """The models that stage smoothing trains from scratch."""
 
 from papers.smoothing.section import Smoothing
-from pipeline.config.params import Params, Value, resolved
+from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
+from pipeline.config.resolve import Value, resolved
 
 
 def preset(params: Params, num_layers: int) -> ModelPreset:

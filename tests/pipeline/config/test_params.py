@@ -23,9 +23,10 @@ from pipeline.config.datasets import COLOURED
 from pipeline.config.load import load, parse
 from pipeline.config.params import whole
 from pipeline.config.presets import ModelPreset
+from pipeline.config.remarks import describe_lowered, describe_overruled
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.types import Section
-from pipeline.errors import UserError
+from pipeline.errors import UserError, raise_all
 from pipeline.jobs.plan import run_config
 from stages.check_params import build, main
 from tests.conftest import ROOT
@@ -251,7 +252,7 @@ WRONG: list[tuple[str, Any, list[str]]] = [
     (
         "models.vit_micro.inversion.families",
         {"vit": {"kwargs": {"depth": 2}}},
-        ["inversion.families.vit", "timm", "null"],
+        ["inversion.families.vit", "timm", "None"],
     ),
     (
         "models.vit_micro.inversion.families",
@@ -481,9 +482,8 @@ def test_models_of_inversion_that_can_be_made(
         ),
         torch.device("meta"),
     ):
-        checks.build(
-            params, SimpleNamespace(blocks=[None] * (depth - 1))
-        )  # the chosen model counts, too
+        # The chosen model counts, too.
+        raise_all(checks.build(params, SimpleNamespace(blocks=[None] * (depth - 1))))
 
 
 @pytest.mark.slow
@@ -649,8 +649,8 @@ def test_changes_without_effect_are_said(
         }
 
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(merged(content, changes)))
-    found = parse(tmp_path / "params.yaml", papers=PAPERS).overruled(
-        load(ROOT / "params.yaml", papers=PAPERS)
+    found = describe_overruled(
+        parse(tmp_path / "params.yaml", papers=PAPERS), load(ROOT / "params.yaml", papers=PAPERS)
     )
     assert len(found) == len(said)
     assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
@@ -670,7 +670,7 @@ def test_what_nobody_set_is_lowered_to_the_images(content: dict[str, Any], tmp_p
     )
     assert params.resolve(Analysis).images == 40
     assert params.scratch_training(Smoothing).batch_size == 32
-    said = params.lowered()
+    said = describe_lowered(params)
     assert (
         "finetune.batch_size: 120 (from scales.minutes.finetune) lowered to 60, the images there are"
         in said
@@ -681,7 +681,7 @@ def test_what_nobody_set_is_lowered_to_the_images(content: dict[str, Any], tmp_p
         "exits.batch_size",
         "analysis.images",
     }
-    assert load(ROOT / "params.yaml", papers=PAPERS).lowered() == []
+    assert describe_lowered(load(ROOT / "params.yaml", papers=PAPERS)) == []
     own["fashion_mnist_tiny"] |= {"finetune": {"batch_size": 61}, "analysis": {"images": 41}}
     changed |= {
         "variants": changed["variants"]
@@ -713,15 +713,13 @@ def test_fifteen_validation_images_are_enough(content: dict[str, Any], tmp_path:
             )
         )
         if said:
-            with pytest.raises(
-                UserError, match=f"^params.yaml: analysis.neighbors: {said} [^\n]*$"
-            ):
+            with pytest.raises(UserError, match=f"analysis.neighbors: {said} [^\n]*$"):
                 load(tmp_path / "params.yaml", papers=PAPERS)
         else:
             params = load(tmp_path / "params.yaml", papers=PAPERS)
             assert (
                 "analysis.neighbors: 15 (from analysis) lowered to 14, the images there are"
-                in params.lowered()
+                in describe_lowered(params)
             )
             assert (params.resolve(Analysis).images, params.resolve(Analysis).neighbors) == (15, 14)
 

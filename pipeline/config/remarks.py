@@ -1,0 +1,60 @@
+"""What a user is told about values that do not act as they are written."""
+
+from collections.abc import Iterator
+
+from pipeline.config.params import Params
+from pipeline.config.resolve import Value
+from pipeline.config.sections import Finetune, Pretrain
+from pipeline.config.types import AtMost, Merged, Section
+
+
+def describe_lowered(params: Params) -> list[str]:
+    """The values that are lowered to the images there are, a line each."""
+    lines = []
+    given = dict(_bounded_values(params, lowered=False))
+    for key, value in _bounded_values(params, lowered=True):
+        if value != given[key]:
+            was = f"{key}: {given[key].value} (from {value.source})"
+            lines.append(f"{was} lowered to {value.value}, the images there are")
+    return lines
+
+
+def _bounded_values(params: Params, *, lowered: bool) -> Iterator[tuple[str, Value]]:
+    """The keys with a bound, and their values with or without lowering."""
+    sections: list[type[Section]] = [Pretrain, Finetune, *params.paper_sections]
+    for section in sections:
+        values = params.values(section, lowered=lowered)
+        for key in section.marks(AtMost):
+            yield f"{section.name}.{key}", values[key]
+    for trained in params.scratch_sections:
+        values = params.scratch_values(trained, lowered=lowered)
+        yield f"{trained.name}.training.batch_size", values["batch_size"]
+
+
+def describe_overruled(params: Params, before: Params) -> list[str]:
+    """The values that changed since `before` but that a nearer place sets, a line each."""
+    lines: list[str] = []
+    sections: list[type[Section]] = [Pretrain, Finetune, *params.paper_sections]
+    for section in sections:
+        try:
+            old_layers = {layer.place: layer.values for layer in before.layers(section.name)}
+        except KeyError:  # a preset that is new
+            continue
+        for layer in params.layers(section.name):
+            old_values = old_layers.get(layer.place, {})
+            for key, value in layer.values.items():
+                if key in section.marks(Merged) or value == old_values.get(key):
+                    continue
+                sources = _sources(params, section, key)
+                if layer.place not in sources:
+                    lines.append(
+                        f"{layer.place}.{key}: {value} has no effect with this scale, model and "
+                        f"data set: {', '.join(sources)} says {key}"
+                    )
+    return lines
+
+
+def _sources(params: Params, section: type[Section], key: str) -> list[str]:
+    """The places that a key's effective values come from: of the refinements, one a variant."""
+    variants = list(params.all_variants) if section is Finetune else [None]
+    return sorted({params.values(section, variant)[key].source for variant in variants})

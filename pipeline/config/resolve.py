@@ -1,0 +1,89 @@
+"""How a value of params.yaml is found among all the places that set it."""
+
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import ValidationError
+
+from pipeline.config.types import AtMost, Merged, Section
+from pipeline.errors import UserError, describe_error
+
+SectionT = TypeVar("SectionT", bound=Section)
+Overrides = dict[str, Any]
+Sizes = tuple[int, int, int]  # images to train on, to validate on, held out
+
+
+class Value(NamedTuple):
+    """An effective value and the place in params.yaml it comes from."""
+
+    value: Any
+    source: str
+
+
+class Layer(NamedTuple):
+    """A place in params.yaml that sets values of a section, and those values."""
+
+    place: str
+    values: Overrides
+
+
+def merge(section: type[Section], layers: Iterable[Layer]) -> dict[str, Value]:
+    """The values of a section, each from the last layer that sets it."""
+    merged = section.marks(Merged)
+    values: dict[str, Value] = {}
+    for layer in layers:
+        for key, value in layer.values.items():
+            if key in merged and key in values and isinstance(value, dict):
+                value = values[key].value | value
+            values[key] = Value(value, layer.place)
+    return values
+
+
+def lower(
+    section: type[Section], values: dict[str, Value], sizes: Sizes, places: set[str]
+) -> dict[str, Value]:
+    """Lower the values that exceed the images there are, where one of `places` sets them.
+
+    Places are the section and its scale. What a preset or a variant sets stays, to be refused.
+    """
+    values = dict(values)
+    lowered = set[str]()
+    for key, bound in section.marks(AtMost).items():
+        value, source = values[key]
+        if source not in places or not isinstance(value, int):
+            continue
+        if bound.of in values and bound.of not in lowered:
+            continue
+        most = find_most(bound, values, sizes)
+        if most is not None and value > most:
+            values[key] = Value(most, source)
+            lowered.add(key)
+    return values
+
+
+def find_most(bound: AtMost, values: dict[str, Value], sizes: Sizes | None) -> int | None:
+    """The largest value that images or another key allow; None if it is not known here."""
+    most: Any = None
+    if bound.of in values:
+        most = values[bound.of].value
+    elif sizes and bound.of == "train":
+        used = values["images"].value if "images" in values else None
+        most = min(sizes[0], used if isinstance(used, int) else sys.maxsize)
+    elif sizes and bound.of == "validation":
+        most = sizes[1]
+    return max(most - bound.less, 1) if isinstance(most, int) else None
+
+
+def resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
+    """The section with these values. Raises UserError naming the places that wrong ones come from."""
+    try:
+        return section.model_validate({key: value.value for key, value in values.items()})
+    except ValidationError as error:
+        lines = []
+        for details in error.errors():
+            key = str(details["loc"][0]) if details["loc"] else ""
+            # A check across keys has no place of its own: the first one stands for it.
+            place = values.get(key, next(iter(values.values()))).source
+            lines.append(describe_error(details, section, place))
+        raise UserError("\n".join(dict.fromkeys(lines))) from None
