@@ -26,9 +26,9 @@ FAULTS = [
         "torch.zeros(3, dtype=dtype)",
     ),
     (
-        "pipeline/training/losses.py",
-        "torch.full(u.shape[:1], depth, device=u.device)",
-        "torch.full(u.shape[:1], depth)",
+        "lsvit/position.py",
+        "torch.full(answers.shape[:1], depth, device=answers.device)",
+        "torch.full(answers.shape[:1], depth)",
     ),
     (
         "pipeline/data/splits.py",

@@ -59,25 +59,35 @@ MODULES = {  # -> the tests whose work it is to find its faults
     "papers/smoothing/talking_heads.py": (
         "tests/lsvit",
         "tests/papers/exits/test_talking_heads.py",
-        "tests/papers/smoothing/test_measures.py",
+        "tests/papers/smoothing/test_training.py",
     ),
-    "pipeline/training/losses.py": (
-        "tests/papers/smoothing/test_measures.py",
-        "tests/papers/exits/test_branches.py",
+    "papers/exits/training.py": ("tests/papers/exits/test_frozen.py",),
+    "papers/smoothing/augmentation.py": ("tests/papers/smoothing/test_augmentation.py",),
+    "papers/smoothing/losses.py": ("tests/papers/smoothing/test_losses.py",),
+    "papers/smoothing/training.py": (
+        "tests/papers/smoothing/test_training.py",
+        "tests/papers/smoothing/test_augmentation.py",
+    ),
+    "pipeline/config/samplers.py": ("tests/pipeline/config/test_samplers.py",),
+    "pipeline/training/objectives.py": (
         "tests/pipeline/training/test_loop.py",
         "tests/pipeline/training/test_plain_loop.py",
+        "tests/papers/smoothing/test_losses.py",
+    ),
+    "pipeline/training/step.py": (
+        "tests/pipeline/training",
+        "tests/papers/smoothing/test_training.py",
     ),
     "pipeline/training/loop.py": (
         "tests/pipeline/training",
         "tests/papers/exits/test_frozen.py",
-        "tests/papers/smoothing/test_measures.py",
+        "tests/papers/smoothing/test_training.py",
     ),
     "pipeline/training/optimisation.py": (
         "tests/pipeline/training/test_loop.py",
         "tests/pipeline/training/test_plain_loop.py",
     ),
     "pipeline/training/judging.py": ("tests/pipeline/training/test_loop.py",),
-    "pipeline/training/augmentation.py": ("tests/pipeline/training/test_augmentation.py",),
     "pipeline/training/scoring.py": (
         "tests/papers/layershuffle/test_evaluation.py",
         "tests/pipeline/training/test_loop.py",

@@ -39,6 +39,10 @@ def executed(stage: str) -> set[str]:
     }
     for name in named:
         modules |= imported_modules(name)
+    if "pipeline.models.extensions" in modules:  # a variant may have any paper's keys
+        for paper in PAPERS:
+            for key in paper.variant_keys:
+                modules |= imported_modules(key.extension.partition(":")[0])
     return {name for name in modules if name.split(".")[0] in PACKAGES} - APART
 
 

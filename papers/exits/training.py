@@ -1,7 +1,7 @@
 """Training of whole models with early exits (multi-exit ViT, section II-A)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -19,7 +19,9 @@ from pipeline.training.objectives import (
     is_right,
     task_loss,
 )
-from pipeline.training.scoring import Score
+
+if TYPE_CHECKING:
+    from pipeline.training.scoring import Score
 
 Loss = TypeVar("Loss", Tensor, float)
 
@@ -67,7 +69,7 @@ class ExitTraining(Extension):
         others = [each for each in objectives if not isinstance(each, ClassLoss)]
         return [ExitLoss(self.heads), *others]
 
-    def judge(self, score: Score) -> Score:
+    def judge(self, score: "Score") -> "Score":
         """The objective, from the validation's losses."""
         exits = {depth: loss for depth, (loss, _) in score.exits.items()}
         return score._replace(objective=exit_objective(self.heads, score.loss, exits))

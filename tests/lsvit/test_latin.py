@@ -1,11 +1,14 @@
 """Latin routes: their form, and that a batch along them is what each sample gives along its own."""
 
+from copy import deepcopy
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import timm
 import torch
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from lsvit import routed
@@ -171,6 +174,42 @@ def test_present_parameters_count() -> None:
         )
         assert not torch.equal(model.train()(images, SQUARE), model(images, SQUARE))
     assert "stack" not in " ".join(model.state_dict())
+
+
+def test_a_model_is_copied_after_a_latin_pass() -> None:
+    """As averages of weights copy it; the copy runs its own blocks."""
+    model = double("vit_tiny_patch16_224")
+    images = images_for(model.backbone, 8).double()
+    expected = model(images, SQUARE)
+    expected.sum().backward()
+    averaged: Any = ModelEmaV3(model, decay=0.5)
+    copied = deepcopy(model)
+    assert torch.equal(copied(images, SQUARE), expected)
+    assert torch.equal(averaged.module(images, SQUARE), expected)
+    with torch.no_grad():
+        copied.backbone.blocks[0].mlp.fc2.weight.zero_()
+    assert not torch.equal(copied(images, SQUARE), expected)
+    assert torch.equal(model(images, SQUARE), expected)
+
+
+def test_a_block_that_is_replaced_after_a_latin_pass_runs() -> None:
+    """The whole block, or a part of it."""
+    model = double("vit_tiny_patch16_224")
+    images = images_for(model.backbone, 8).double()
+    table = torch.from_numpy(SQUARE.rows(8))
+    outputs = [model(images, SQUARE)]
+    other: Any = double("vit_tiny_patch16_224").backbone.blocks
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.2)
+    model.backbone.blocks[0] = other[0]
+    outputs.append(model(images, SQUARE))
+    assert torch.allclose(outputs[-1], model(images, table), rtol=0, atol=1e-12)
+    model.backbone.blocks[1].mlp = other[1].mlp
+    outputs.append(model(images, SQUARE))
+    assert torch.allclose(outputs[-1], model(images, table), rtol=0, atol=1e-12)
+    for before, after in pairwise(outputs):
+        assert (before - after).abs().max() > 1e-3
 
 
 def test_checkpointing_gives_the_same() -> None:
