@@ -138,13 +138,15 @@ def test_names_are_such_that_tables_and_paths_can_bear_them(
         OSError(28, "No space left on device", "results/table1.csv"),
         OSError(30, "Read-only file system", ".lsvit/jobs"),
         RuntimeError(
-            "[enforce fail at inline_container.cc:664] . PytorchStreamWriter failed writing file data/3: file write failed"
+            "[enforce fail at inline_container.cc:664] . PytorchStreamWriter failed writing file "
+            "data/3: file write failed"
         ),
         MemoryError(),
         OSError(12, "Cannot allocate memory"),
         RuntimeError("can't start new thread"),
         RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: can't allocate memory"
+            "[enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: "
+            "can't allocate memory"
         ),
     ],
 )

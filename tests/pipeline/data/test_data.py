@@ -173,14 +173,6 @@ def test_embedded_data_is_what_its_readme_says(
         assert sums == (folder / "SHA256SUMS").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not DEBIAN_FOLDER.is_dir(), reason="no Debian package dataset-fashion-mnist")
-def test_all_of_fashion_mnist(tmp_path: Path) -> None:
-    preset = DatasetPreset(source="fashion_mnist")
-    meta = prepare("fashion_mnist", preset, Path("none"), tmp_path / "debian")
-    assert meta["counts"] == {"train": 60_000, "validation": 10_000}
-
-
 def test_fashion_mnist_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The download is torchvision's; where it fails, the line names all three sources."""
 

@@ -150,6 +150,7 @@ def images(tmp_path: Path) -> Path:
 def test_image_folder(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Classes are sorted; subfolders are read, hidden files are not."""
     train_folder = images / "train"
+    (images / "val").rename(images / "test")
     (train_folder / "cat" / "more").mkdir()
     shutil.move(train_folder / "cat" / "cat_0.JPEG", train_folder / "cat" / "more" / "cat.PNG")
     (train_folder / ".cache").mkdir()
@@ -183,12 +184,6 @@ def empty_class(images: Path) -> None:
 def no_classes(images: Path) -> None:
     shutil.rmtree(images / "val")
     (images / "val").mkdir()
-
-
-@pytest.mark.parametrize("name", ["validation", "test"])
-def test_other_names_of_the_validation_folder(images: Path, name: str) -> None:
-    rename("val", name)(images)
-    assert list_image_folder(images)[0]["validation"].root.name == name
 
 
 @pytest.mark.parametrize(
@@ -292,10 +287,6 @@ def test_imagenet_in_tar_files_is_imagenet_in_folders(imagenet: Path) -> None:
     assert first == imagenet / "tars" / TRAIN_TAR / "n01440764" / "n01440764_0.JPEG"
 
 
-def replace(name: str, content: bytes) -> Damage:
-    return lambda tars: (tars / name).write_bytes(content)
-
-
 def keep_one_synset(tars: Path) -> None:
     with tarfile.open(tars / TRAIN_TAR) as tar:
         member = tar.getmembers()[0]
@@ -314,15 +305,13 @@ def cut(tars: Path) -> None:
     [
         (lambda tars: (tars / VALIDATION_TAR).unlink(), VALIDATION_TAR, "missing, truncated"),
         (cut, TRAIN_TAR, "truncated or not a tar file"),
-        (replace(TRAIN_TAR, b"x" * 5000), TRAIN_TAR, "truncated or not a tar file"),
         (
             lambda tars: write_tar(tars / VALIDATION_TAR, {"a.JPEG": b"a"}),
             VALIDATION_TAR,
             "found 1 images, accepted: 4",
         ),
         (keep_one_synset, TRAIN_TAR, "found 1 classes, accepted: 3"),
-        (lambda tars: (tars / f"{DEVKIT}.tar.gz").unlink(), f"{DEVKIT}.tar.gz", "missing"),
-        (replace(f"{DEVKIT}.tar.gz", b"x"), f"{DEVKIT}.tar.gz", "its md5 is"),
+        (lambda tars: (tars / f"{DEVKIT}.tar.gz").write_bytes(b"x"), f"{DEVKIT}.tar.gz", "its md5"),
         (lambda tars: (tars / TRAIN_TAR).unlink(), "", "found no ImageNet there .*, accepted: "),
     ],
 )
