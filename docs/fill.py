@@ -2,7 +2,7 @@
 changed; tests hold it.
 
 `<!-- table1: ... -->` begins a block, see below; `<!--= file column=value ... expression format
--->` a number, see :func:`pipeline.report.why.number`.
+-->` a number, see :func:`pipeline.report.numbers.number`.
 """
 
 import io
@@ -20,10 +20,12 @@ sys.path.insert(0, str(ROOT))  # as a script it has its own folder alone
 
 from docs.reference import campaign, parameters, plots_page, schema, speed  # noqa: E402
 from papers import PAPERS  # noqa: E402
-from pipeline.report.comparison import Pooled, moved  # noqa: E402
+from docs.pooled import Pooled  # noqa: E402
+from pipeline.report.comparison import moved  # noqa: E402
 from pipeline.report.evaluations import label  # noqa: E402
-from pipeline.report.ledger import FAILS, HOLDS, UNDECIDED, VERDICTS, WEAKER, Claim, judge  # noqa: E402
-from pipeline.report.why import NUMBER, Read, number  # noqa: E402
+from pipeline.report.claims import Claim, load_claims  # noqa: E402
+from pipeline.report.ledger import FAILS, HOLDS, UNDECIDED, VERDICTS, WEAKER, judge  # noqa: E402
+from pipeline.report.numbers import NUMBER, Read, number  # noqa: E402
 
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 PRETRAINED, HOURS = (
@@ -146,7 +148,7 @@ def counts(old: list[str], read: Read) -> str:
         ]
         return ", ".join(str(found.count(verdict)) if found else "–" for found in there)
 
-    papers = {paper.title: paper.import_reader("claims").CLAIMS for paper in PAPERS}
+    papers = {paper.title: [*load_claims(paper).claims] for paper in PAPERS}
     papers["all"] = [claim for claims in papers.values() for claim in claims]
     columns = [
         ("verdict", HOLDS),

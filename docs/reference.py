@@ -11,7 +11,7 @@ import yaml
 
 from papers import PAPERS
 from pipeline.config.params import whole
-from pipeline.report.why import Read, parts
+from pipeline.report.numbers import Read
 
 BENCHMARKS = (
     "pipeline",
@@ -160,9 +160,18 @@ def speed(read: Read) -> str:
     pages = []
     for name in BENCHMARKS:
         pages.append(f"## {name}\n\n[benchmarks/{name}.json](../benchmarks/{name}.json)")
-        for each in parts(read(f"benchmarks/{name}.json")):
+        for each in _parts(json.loads(read(f"benchmarks/{name}.json"))):
             pages += _measured(each)
     return "\n\n".join(pages)
+
+
+def _parts(document: Any) -> list[dict[str, Any]]:
+    """A benchmark's content, by machine where it has several, each with its name if it has one."""
+    if isinstance(document, list):
+        return document
+    if all(isinstance(value, dict) for value in document.values()):
+        return [{"name": name} | value for name, value in document.items()]
+    return [document]
 
 
 def campaign(read: Read, name: str) -> str:

@@ -4,43 +4,52 @@ import json
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
+from typing import Any
 
 from papers import PAPERS
 from pipeline.config.load import load
 from pipeline.errors import one_line_errors
 from pipeline.jobs.files import RESULTS
 from pipeline.jobs.processes import root
-from pipeline.report.ledger import Evidence, headline, judge, markdown
+from pipeline.report.claims import load_claims
+from pipeline.report.evidence import Evidence
+from pipeline.report.ledger import headline, judge, markdown
 from pipeline.report.results import Results
 from pipeline.tracking.runs import STAGES, Tracker, experiment_name
 
 
 def draw(module: str) -> dict[str, str]:
-    """A paper's figures. Returns their captions by title."""
+    """Draw a paper's figures. Returns their captions by title."""
     return import_module(module).draw(Results(RESULTS, PAPERS), load(papers=PAPERS))
+
+
+def write_json(name: str, content: dict[str, Any]) -> None:
+    """Write `<name>.json` into results/."""
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 @one_line_errors()
 def main() -> None:
     """results/, outs/analysis/, outs/inversion/ -> results/: tables, statistics, claims, figures/"""
-    params, results = load(papers=PAPERS), Evidence(RESULTS, PAPERS)
+    params = load(papers=PAPERS)
+    evidence = Evidence(RESULTS, PAPERS)
     captions: dict[str, str] = {}
-    for tables in results.readers("tables"):
-        captions |= tables.write(results, params)
-    with ProcessPoolExecutor(
-        mp_context=get_context("fork")
-    ) as pool:  # drawing takes most of the time
-        for drawn in pool.map(draw, [figures.__name__ for figures in results.readers("figures")]):
+    for tables in evidence.readers("tables"):
+        captions |= tables.write(evidence, params)
+    modules = [figures.__name__ for figures in evidence.readers("figures")]
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:  # drawing takes longest
+        for drawn in pool.map(draw, modules):
             captions |= drawn
-    found = judge(results)
-    (RESULTS / "claims.json").write_text(json.dumps(found, indent=1) + "\n")
-    (RESULTS / "claims.md").write_text(markdown(found))
-    shown = [name for claims in results.readers("claims") for name in claims.HEADLINE]
-    (RESULTS / "headline.json").write_text(json.dumps(headline(found, shown), indent=1) + "\n")
-    head = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"
-    text = head + "".join(
-        f"\n**{name}.** {caption}\n" for name, caption in sorted(captions.items())
-    )
+
+    ledger = judge(evidence)
+    write_json("claims", ledger)
+    (RESULTS / "claims.md").write_text(markdown(ledger))
+    shown = [name for paper in evidence.papers_here() for name in load_claims(paper).headline]
+    write_json("headline", headline(ledger, shown))
+
+    text = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"
+    for name, caption in sorted(captions.items()):
+        text += f"\n**{name}.** {caption}\n"
     (RESULTS / "figures" / "captions.md").write_text(text)
     Tracker(experiment_name(STAGES, params.cell), root()).results("paper-figures")
 

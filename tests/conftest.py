@@ -28,6 +28,7 @@ from pipeline.data.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import WEIGHTS, read_meta
 from pipeline.jobs.job import Job
+from pipeline.report.claims import load_claims
 from pipeline.tracking.runs import flatten
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixed": {"route": "arbitrary", "losses": {"mixing": 1.0}},
     "talking": {"route": "arbitrary", "talking_heads": True},
 }
-ALL_CLAIMS = [claim for paper in PAPERS for claim in paper.import_reader("claims").CLAIMS]
+ALL_CLAIMS = [claim for paper in PAPERS for claim in load_claims(paper).claims]
 Change = Callable[[pd.DataFrame], None]
 Training = Callable[..., "RoutedModel"]
 

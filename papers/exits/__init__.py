@@ -17,6 +17,7 @@ PAPER = Paper(
     tables="papers.exits.tables",
     figures="papers.exits.figures",
     charts="papers.exits.charts",
-    claims="papers.exits.claims",
+    claims="papers.exits:claims.yaml",
+    measures="papers.exits.measures",
     work="papers.exits.compute.plan:list_work",
 )

@@ -13,6 +13,7 @@ PAPER = Paper(
     tables="papers.inversion.tables",
     figures="papers.inversion.figures",
     charts="papers.inversion.charts",
-    claims="papers.inversion.claims",
+    claims="papers.inversion:claims.yaml",
+    measures="papers.inversion.measures",
     work="papers.inversion.compute.plan:list_work",
 )

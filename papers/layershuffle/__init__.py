@@ -13,6 +13,7 @@ PAPER = Paper(
     tables="papers.layershuffle.tables",
     figures="papers.layershuffle.figures",
     charts="papers.layershuffle.charts",
-    claims="papers.layershuffle.claims",
+    claims="papers.layershuffle:claims.yaml",
+    measures="papers.layershuffle.measures",
     work="papers.layershuffle.compute.plan:list_work",
 )

@@ -4,19 +4,20 @@ import pandas as pd
 
 from pipeline.report.charts import (
     ORDERS,
-    PALETTE,
     SPREAD,
     Chart,
     Charts,
     Grid,
     Picture,
+    colours_of,
     lines,
     spread,
 )
 from pipeline.report.evaluations import CONTROLS, label
 from pipeline.report.results import Results
 
-DRAWN_FROM = {  # beginnings of the names of tables and figures -> the result files they are made from
+# Beginnings of the names of tables and figures -> the result files that they are made from
+DRAWN_FROM: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("table1", "figure1", "figure_1", "statistics", "differences", "pruning"),
         ("prune_eval.csv",),
@@ -31,68 +32,48 @@ DRAWN_FROM = {  # beginnings of the names of tables and figures -> the result fi
 
 def charts(results: Results) -> Charts:
     """Table 1, accuracy by layers kept, the control of the first layers."""
-    kept = (
-        results.table("figure1").rename(columns={"std": "spread"}).fillna({"spread": 0.0})
-    )  # one seed has none
-    kept = kept.assign(
-        mean=100 * kept["mean"],
-        low=100 * (kept["mean"] - kept["spread"]),
-        high=100 * (kept["mean"] + kept["spread"]),
-    )
-    kept = kept[~kept["variant"].isin(CONTROLS)].assign(variant=kept["variant"].map(label))
-    kept = pd.concat(
-        [kept[kept["variant"] != "LS"], kept[kept["variant"] == "LS"]]
-    )  # the paper's method in front
-    names = dict.fromkeys(["baseline", "LS", *kept["variant"]])
-    colours = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
-    columns = ["variant", "keep", "mean", "low", "high"]
-    shown = [
-        Chart(
-            f"Accuracy with some of the layers, {words}",
-            SPREAD,
-            "figure1.csv",
-            lines(
-                kept[kept["order"] == order][columns],
-                "keep",
-                "variant",
-                "layers kept",
-                "accuracy (%)",
-                (0, 100),
-                colours,
-            ),
-        )
-        for order, words in ORDERS.items()
-    ]
+    kept = _kept(results.table("figure1"))
+    colours = colours_of(dict.fromkeys(["baseline", "LS", *kept["variant"]]))
+    shown = []
+    for order, words in ORDERS.items():
+        rows = kept[kept["order"] == order].drop(columns="order")
+        spec = lines(rows, "keep", "variant", "layers kept", "accuracy (%)", (0, 100), colours)
+        title = f"Accuracy with some of the layers, {words}"
+        shown.append(Chart(title, SPREAD, "figure1.csv", spec))
     samplers = results.table("samplers")
-    fixed = samplers[samplers["sampler"].str.startswith("fix_first")] if len(samplers) else samplers
-    if len(fixed):
-        fixed = fixed.assign(
-            layers=fixed["sampler"].str.split().str[1].astype(int),
-            variant=fixed["variant"].map(label),
+    if len(samplers):
+        samplers = samplers[samplers["sampler"].str.startswith("fix_first")]
+    if len(samplers):
+        layers = samplers["sampler"].str.split().str[1].astype(int)
+        samplers = samplers.assign(layers=layers, variant=samplers["variant"].map(label))
+        rows = spread(samplers, ["variant", "layers"], "accuracy")
+        spec = lines(
+            rows, "layers", "variant", "layers in place", "accuracy (%)", (0, 100), colours
         )
-        shown.append(
-            Chart(
-                "The control: first layers in place, the others shuffled",
-                SPREAD,
-                "samplers.csv",
-                lines(
-                    spread(fixed, ["variant", "layers"], "accuracy"),
-                    "layers",
-                    "variant",
-                    "layers in place",
-                    "accuracy (%)",
-                    (0, 100),
-                    colours,
-                ),
-            )
-        )
-    tables = [Grid("Table 1: top-1 accuracy (%)", "table1.csv", "variant", "order")]
+        title = "The control: first layers in place, the others shuffled"
+        shown.append(Chart(title, SPREAD, "samplers.csv", spec))
+    table = Grid("Table 1: top-1 accuracy (%)", "table1.csv", "variant", "order")
+    headline = table._replace(
+        title="LayerShuffle: top-1 accuracy (%)", only=("baseline", "ls", "ls_batch")
+    )
     pictures = [
         Picture("The approaches (figures 1a, 2 and 3)", "approaches", "Approaches"),
         Picture("Figure 4a", "figure_4a", "Figure 4a"),
         Picture("Figure 4b", "figure_4b", "Figure 4b"),
     ]
-    headline = tables[0]._replace(
-        title="LayerShuffle: top-1 accuracy (%)", only=("baseline", "ls", "ls_batch")
+    return Charts([table], shown, pictures, [headline], shown[1:2])
+
+
+def _kept(rows: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy in % by layers kept, without controls, the paper's method in front."""
+    rows = rows[~rows["variant"].isin(CONTROLS)]
+    std = rows["std"].fillna(0.0)  # one seed has none
+    rows = rows.assign(
+        variant=rows["variant"].map(label),
+        low=100 * (rows["mean"] - std),
+        high=100 * (rows["mean"] + std),
+        mean=100 * rows["mean"],
     )
-    return Charts(tables, shown, pictures, [headline], shown[1:2])
+    is_ls = rows["variant"] == "LS"
+    columns = ["variant", "keep", "mean", "low", "high", "order"]
+    return pd.concat([rows[~is_ls], rows[is_ls]])[columns]

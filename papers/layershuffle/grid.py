@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from papers.layershuffle.tables import PUBLISHED, published_row
+from papers.layershuffle.tables import CELLS, PUBLISHED, published_row
 from pipeline.errors import UserError
 from pipeline.files import reading
 from pipeline.jobs.rows import parse_rows
 from pipeline.report.evaluations import CONTROLS, label
-from pipeline.report.ledger import CELLS
 from pipeline.report.tables import NOT_RUN, cell_text, write_table
 
 TABLE, LEDGER = (

@@ -1,154 +1,130 @@
-"""What LayerShuffle's claims are decided on: quantities with a value a seed, in % and points."""
+"""What LayerShuffle's claims are decided on: quantities with one value a seed, in % and points."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from lsvit.routes import ORDERS, Order
-from papers.layershuffle.tables import PUBLISHED, PUBLISHED_VARIANTS
+from papers.layershuffle.tables import CELLS
 from pipeline.config.variant import BASELINE, PRETRAINED
 from pipeline.report.evaluations import label
-from pipeline.report.ledger import CannotTell, Evidence, NotComparable, NotRun
+from pipeline.report.evidence import Evidence, NothingToTell, NotRun
 from pipeline.report.statistics import Estimate, from_error
 
-LAYERSHUFFLED = ("ls", "ls_pos", "ls_pred")
+
+def trained(e: Evidence, variant: str, latin: bool | None) -> str:
+    """The variant that was trained with this form of orders, of any if `latin` is None.
+
+    Raises:
+        NotRun: `latin`, but the variant was not trained with Latin orders.
+    """
+    has_latin = variant in e.cell["latin"]
+    if latin and not has_latin:
+        raise NotRun(f"{label(variant)} was not trained with Latin orders")
+    return f"{variant}_batch" if has_latin and latin is False else variant
 
 
-def without_route(e: Evidence, variant: str, order: Order, route: str) -> np.ndarray:
-    """Accuracy in % with all layers, one route left out of the mean."""
-    rows = e.evaluations(variant, order, None)
-    if route not in set(rows["route"]):
-        raise NotRun(f"{label(variant)}, {order}: its routes were not evaluated one by one")
-    return 100 * e.by_seed(rows[rows["route"] != route], "accuracy", f"{label(variant)}, {order}")
+def accuracy(
+    e: Evidence,
+    variant: str,
+    order: Order,
+    keep: int | None = None,
+    latin: bool | None = None,
+    family: str = "",
+) -> np.ndarray:
+    """Accuracy with `keep` layers, by default all.
+
+    Args:
+        e: the results.
+        variant: of params.yaml.
+        order: of the layers.
+        keep: number of layers.
+        latin: whether it is about the variant as trained with Latin orders, or with one a batch.
+        family: of models that it is about; their presets' names begin with it.
+    """
+    accuracies = e.accuracy(trained(e, variant, latin), order, keep)
+    if family and not e.cell["model"].startswith(f"{family.lower()}_"):
+        raise NotRun(f"the claim is about {family}")
+    return accuracies
+
+
+def best_accuracy(e: Evidence, variants: Sequence[str], order: Order) -> np.ndarray:
+    """Accuracy of each seed's best variant."""
+    return np.max([e.accuracy(variant, order) for variant in variants], axis=0)
+
+
+def worst_accuracy(e: Evidence, variants: Sequence[str], order: Order) -> np.ndarray:
+    """Accuracy of each seed's worst variant."""
+    return np.min([e.accuracy(variant, order) for variant in variants], axis=0)
+
+
+def layerdrop_lead(e: Evidence, keep: int) -> np.ndarray:
+    """LayerDrop's lead over LS in the original order."""
+    return e.accuracy("layerdrop", "sequential", keep) - e.accuracy("ls", "sequential", keep)
+
+
+def position_accuracy(e: Evidence, variant: str, latin: bool | None = None) -> np.ndarray:
+    """How often a variant names a layer's position under arbitrary orders, in %."""
+    rows = e.evaluations(trained(e, variant, latin), "arbitrary", None)
+    what = f"{label(variant)}'s position accuracy"
+    return 100 * e.by_seed(rows, "position_accuracy", what)
+
+
+def distances(e: Evidence, variant: str, latin: bool | None = None) -> np.ndarray:
+    """Distance of each seed's accuracy under arbitrary orders from the seeds' median.
+
+    Raises:
+        NotRun: fewer than four seeds, whose distances follow from each other too much.
+    """
+    values = e.accuracy(trained(e, variant, latin), "arbitrary")
+    if len(values) < 4:
+        raise NotRun(f"{len(values)} seeds: how much they differ takes at least 4")
+    return np.abs(values - np.median(values))
+
+
+def share_left(e: Evidence, variant: str, order: Order, keep: int | None = None) -> np.ndarray:
+    """Accuracy above chance in % of that with all layers in the original order."""
+    return e.excess(e.accuracy(variant, order, keep), e.accuracy(variant, "sequential"))
 
 
 def ahead_of_start(e: Evidence) -> np.ndarray:
-    """What the baseline is ahead of each seed's starting weights in the original order, where this project trained them."""
+    """The baseline minus each seed's starting weights, in the original order.
+
+    Raises:
+        NotRun: the starting weights were not trained here.
+    """
     pretrain = e.table("pretrain")
-    judges = [
-        f"{judge}/sequential/loss"
-        for judge in ("heldout", "validation")
-        if f"{judge}/sequential/loss" in pretrain
-    ]
-    if not judges:
+    losses = [f"{split}/sequential/loss" for split in ("heldout", "validation")]
+    loss = next((column for column in losses if column in pretrain), None)
+    if loss is None:
         raise NotRun("the accuracy of the starting weights is not among the results")
-    kept = pretrain.loc[
-        pretrain.groupby("seed", sort=False)[judges[0]].idxmin(), "validation/sequential/accuracy"
-    ]
-    refined = e.accuracy(BASELINE, "sequential")
-    return refined - np.resize(100 * kept, len(refined))
+    best_epochs = pretrain.groupby("seed", sort=False)[loss].idxmin()
+    start = 100 * pretrain.loc[best_epochs, "validation/sequential/accuracy"]
+    return e.accuracy(BASELINE, "sequential") - start.to_numpy()
 
 
-def position_accuracy(e: Evidence, variant: str = "ls_pred") -> np.ndarray:
-    """How often LS-pred names a layer's position under arbitrary orders, in %."""
-    return 100 * e.by_seed(
-        e.evaluations(variant, "arbitrary", None),
-        "position_accuracy",
-        f"{label(variant)}'s position accuracy",
-    )
+def undecidable(e: Evidence, needs: str) -> np.ndarray:
+    """Raise NothingToTell: no cell can decide the claim alone."""
+    raise NothingToTell(f"needs {needs}")
 
 
 def positions_named(e: Evidence, variant: str) -> np.ndarray:
     """Position accuracy in % of the way from chance to certainty."""
-    return 100 * (position_accuracy(e, variant) - 100 / e.num_layers) / (100 - 100 / e.num_layers)
+    chance = 100 / e.num_layers
+    return 100 * (position_accuracy(e, variant) - chance) / (100 - chance)
 
 
-def kept_first(e: Evidence, variant: str, k: int) -> np.ndarray:
-    """Accuracy in % with the first k layers in place, an order per image of the others."""
-    rows, sampler = e.table("samplers"), f"fix_first {k}"
-    rows = rows[(rows["variant"] == variant) & (rows["sampler"] == sampler)]
-    if len(rows):
-        e.orders.append(min(int(rows["images"].iloc[0]), math.factorial(e.num_layers - k)))
-    return 100 * e.by_seed(rows, "accuracy", f"{label(variant)} under {sampler}")
-
-
-def analysed(e: Evidence, model: str, name: str, of: str = "seeds") -> np.ndarray:
-    """A number of the analysis, in which every image has an order of its own, or its standard errors over the images: by seed."""
-    analysis = e.read("analysis")
-    if model not in analysis["models"]:
-        raise NotRun(f"the analysis of {label(model)} is not among the results")
-    e.orders.append(analysis["images"])
-    return np.array(list(analysis["models"][model][name][of].values()))
-
-
-def of_start(name: str) -> Callable[[Evidence], Estimate | np.ndarray]:
-    """A number of the starting weights, one each; where there is one set of them the interval is over its images, each with an order
-    of its own, and too narrow in that the plane of figure 4a and other starting weights stay out of it."""
-
-    def measure(e: Evidence) -> Estimate | np.ndarray:
-        values, errors = (analysed(e, PRETRAINED, name, of) for of in ("seeds", "errors"))
-        return (
-            values
-            if len(values) > 1
-            else from_error(values.item(), errors.item(), e.read("analysis")["images"])
-        )
-
-    return measure
-
-
-def gained(e: Evidence, name: str) -> np.ndarray:
-    """What refinement with LS adds to a number of each seed's starting weights."""
-    refined = analysed(e, "ls", name)
-    return refined - np.resize(analysed(e, PRETRAINED, name), len(refined))
-
-
-def protocol_change(e: Evidence) -> np.ndarray:
-    """Largest change of a row of Table 1, in points, when held-out images choose the epoch."""
-    protocols = e.table("protocols")
-    if set(protocols["protocol"]) != {"paper", "heldout"}:
-        raise NotRun("no images were held out")
-    for order in ORDERS:
-        e.evaluations(BASELINE, order, None)
-    moved = protocols.groupby(["variant", "seed"])["epoch"].transform("nunique") > 1
-    if not moved.any():
-        raise CannotTell(
-            "held-out images chose the same epoch of every training: nothing could change"
-        )
-    table = protocols[moved].set_index(["protocol", "variant", "seed"])[["sequential", "arbitrary"]]
-    change = (100 * (table.loc["heldout"] - table.loc["paper"])).abs().max(axis=1)
-    return change.groupby("seed", sort=False).max().to_numpy()
-
-
-def published_range(measure: Callable[[dict[str, float], dict[str, float]], float]) -> str:
-    """The range, over the paper's four cells, of a measure of (sequential, arbitrary), each the accuracies in % by variant."""
-    rows = {
-        cell: {v: mean for v, (mean, _) in zip(PUBLISHED_VARIANTS, row, strict=True)}
-        for cell, row in PUBLISHED.items()
-    }
-    found = [
-        measure(rows[data, model, "sequential"], row)
-        for (data, model, order), row in rows.items()
-        if order == "arbitrary"
-    ]
-    return f"{min(found):.1f} to {max(found):.1f} points"
-
-
-def shuffled(e: Evidence, order: Order) -> list[np.ndarray]:
-    """Accuracies of LS, LS-pos and LS-pred."""
-    return [e.accuracy(variant, order) for variant in LAYERSHUFFLED]
-
-
-def approaches(row: dict[str, float]) -> list[float]:
-    """What a published row has of the three."""
-    return [row[variant] for variant in LAYERSHUFFLED]
-
-
-def refit(e: Evidence, order: Order, keep: int) -> np.ndarray:
-    """refit-k; with all layers that is the baseline."""
-    return e.accuracy(BASELINE if keep == e.num_layers else f"refit_{keep}", order)
-
-
-def lead(e: Evidence, variant: str, other: str, keep: int) -> np.ndarray:
-    """What a variant is ahead of another in original order."""
-    return e.accuracy(variant, "sequential", keep) - e.accuracy(other, "sequential", keep)
-
-
-def regained(e: Evidence, variant: str, k: int) -> np.ndarray:
-    """Of what arbitrary orders cost, the part in % that is regained by keeping the first k layers in place."""
-    worst, kept, best = (kept_first(e, variant, i) for i in (0, k, e.num_layers))
-    return 100 * (kept - worst) / (best - worst)
+def last_gain(e: Evidence) -> np.ndarray:
+    """What the last five epochs add to LS on ImageNet under arbitrary orders."""
+    dataset, model, scale = (e.cell[key] for key in ("dataset", "model", "scale"))
+    if dataset != "imagenet" or (dataset, model) not in CELLS or scale != "published":
+        raise NotRun("needs ImageNet")
+    epochs = e.table("finetune/ls")
+    curve = epochs.pivot(index="epoch", columns="seed", values="validation/arbitrary/accuracy")
+    if len(curve) < 6:
+        raise NotRun(f"{len(curve)} epochs: there is no gain of the last five")
+    return 100 * (curve.iloc[-1] - curve.iloc[-6]).to_numpy()
 
 
 def numbers_kept(e: Evidence) -> list[int]:
@@ -161,80 +137,147 @@ def numbers_kept(e: Evidence) -> list[int]:
 
 
 def smallest_gain(e: Evidence, order: Order) -> np.ndarray:
-    """Of LS, from one number of layers to the next."""
-    return np.min(np.diff([e.accuracy("ls", order, k) for k in numbers_kept(e)], axis=0), axis=0)
+    """The smallest gain of LS from one number of layers to the next."""
+    accuracies = [e.accuracy("ls", order, keep) for keep in numbers_kept(e)]
+    return np.min(np.diff(accuracies, axis=0), axis=0)
+
+
+def farthest_from(e: Evidence, accuracy: float, keep: int) -> np.ndarray:
+    """An accuracy plus the larger distance of LS and LayerDrop from it, in the original order."""
+    variants = ("ls", "layerdrop")
+    differences = [e.accuracy(name, "sequential", keep) - accuracy for name in variants]
+    return accuracy + np.max(np.abs(differences), axis=0)
+
+
+def refit(e: Evidence, order: Order, keep: int) -> np.ndarray:
+    """Accuracy of refit-k. With all layers that is the baseline."""
+    return e.accuracy(BASELINE if keep == e.num_layers else f"refit_{keep}", order)
+
+
+def refit_lead(e: Evidence) -> np.ndarray:
+    """refit-k's smallest lead over LS and LayerDrop with 3 and 6 layers, in the original order."""
+    leads = []
+    for keep in (3, 6):
+        for variant in ("ls", "layerdrop"):
+            own = refit(e, "sequential", keep)
+            leads.append(own - e.accuracy(variant, "sequential", keep))
+    return np.min(leads, axis=0)
+
+
+def refit_left(e: Evidence) -> np.ndarray:
+    """What a random order leaves of refit-6 or refit-9, whichever keeps more."""
+    shares = [e.excess(refit(e, "arbitrary", k), refit(e, "sequential", k)) for k in (6, 9)]
+    return np.max(shares, axis=0)
+
+
+def layerdrop_left(e: Evidence) -> np.ndarray:
+    """What a random order leaves of LayerDrop, with the number of layers that it does best with."""
+    best = np.max([e.accuracy("layerdrop", "arbitrary", k) for k in numbers_kept(e)], axis=0)
+    return e.excess(best, e.accuracy("layerdrop", "sequential"))
+
+
+def without_trained_order(e: Evidence) -> np.ndarray:
+    """refit-3 over the orders that it was not trained in, minus refit-6, in random order."""
+    rows = e.evaluations("refit_3", "arbitrary", None)
+    what = f"{label('refit_3')}, arbitrary"
+    if "0-1-2" not in set(rows["route"]):
+        raise NotRun(f"{what}: its routes were not evaluated one by one")
+    others = 100 * e.by_seed(rows[rows["route"] != "0-1-2"], "accuracy", what)
+    return others - e.accuracy("refit_6", "arbitrary")
 
 
 def only_ls(e: Evidence) -> np.ndarray:
-    """The smallest lead of LS over all others, whatever the number of layers, in arbitrary order."""
+    """The smallest lead of LS over all others, whatever the number of layers, in random order."""
+    leads = []
+    for keep in numbers_kept(e):
+        ls = e.accuracy("ls", "arbitrary", keep)
+        for variant in ("layerdrop", BASELINE):
+            leads.append(ls - e.accuracy(variant, "arbitrary", keep))
+        leads.append(ls - refit(e, "arbitrary", keep))
+    return np.min(leads, axis=0)
 
-    def others(k: int) -> list[np.ndarray]:
-        return [
-            e.accuracy("layerdrop", "arbitrary", k),
-            e.accuracy(BASELINE, "arbitrary", k),
-            refit(e, "arbitrary", k),
-        ]
 
-    return np.min(
-        [e.accuracy("ls", "arbitrary", k) - other for k in numbers_kept(e) for other in others(k)],
-        axis=0,
+def analysed(e: Evidence, model: str, number: str, of: str = "seeds") -> np.ndarray:
+    """A number of the analysis by seed, or its standard errors over the images (`of` "errors").
+
+    Every image of the analysis has an order of its own.
+    """
+    analysis = e.read("analysis")
+    if model not in analysis["models"]:
+        raise NotRun(f"the analysis of {label(model)} is not among the results")
+    e.orders.append(analysis["images"])
+    return np.array(list(analysis["models"][model][number][of].values()))
+
+
+def of_start(e: Evidence, number: str) -> Estimate | np.ndarray:
+    """A number of the analysis, of each seed's starting weights.
+
+    Where all seeds share their starting weights the interval is over the images. It is too narrow:
+    other starting weights and other planes of figure 4a are not in it.
+    """
+    values = analysed(e, PRETRAINED, number)
+    errors = analysed(e, PRETRAINED, number, "errors")
+    if len(values) > 1:
+        return values
+    return from_error(values.item(), errors.item(), e.read("analysis")["images"])
+
+
+def kept_first(e: Evidence, variant: str, k: int) -> np.ndarray:
+    """Accuracy in % with the first k layers in place and an order of the others for each image."""
+    sampler = f"fix_first {k}"
+    rows = e.rows("samplers", "samplers are", variant=variant, sampler=sampler)
+    if len(rows):
+        e.orders.append(min(int(rows["images"].iloc[0]), math.factorial(e.num_layers - k)))
+    return 100 * e.by_seed(rows, "accuracy", f"{label(variant)} under {sampler}")
+
+
+def regained(e: Evidence, variant: str, k: int) -> np.ndarray:
+    """The part in % of what arbitrary orders cost that the first k layers in place bring back."""
+    worst, kept, best = (kept_first(e, variant, first) for first in (0, k, e.num_layers))
+    return 100 * (kept - worst) / (best - worst)
+
+
+def protocol_change(e: Evidence) -> np.ndarray:
+    """The largest change of a row of Table 1, in points, when held-out images choose the epoch."""
+    protocols = e.table("protocols")
+    if protocols.empty or set(protocols["protocol"]) != {"paper", "heldout"}:
+        raise NotRun("no images were held out")
+    for order in ORDERS:
+        e.evaluations(BASELINE, order, None)
+    moved = protocols.groupby(["variant", "seed"])["epoch"].transform("nunique") > 1
+    if not moved.any():
+        raise NothingToTell(
+            "held-out images chose the same epoch of every training: nothing could change"
+        )
+    table = protocols[moved].set_index(["protocol", "variant", "seed"])[["sequential", "arbitrary"]]
+    change = (100 * (table.loc["heldout"] - table.loc["paper"])).abs().max(axis=1)
+    return change.groupby("seed", sort=False).max().to_numpy()
+
+
+MEASURES = {
+    measure.__name__: measure
+    for measure in (
+        accuracy,
+        best_accuracy,
+        worst_accuracy,
+        layerdrop_lead,
+        distances,
+        position_accuracy,
+        share_left,
+        ahead_of_start,
+        undecidable,
+        positions_named,
+        last_gain,
+        smallest_gain,
+        farthest_from,
+        refit_lead,
+        refit_left,
+        layerdrop_left,
+        without_trained_order,
+        only_ls,
+        analysed,
+        of_start,
+        regained,
+        protocol_change,
     )
-
-
-def by_batch(e: Evidence) -> str:
-    """LS trained with one order a batch, as in the paper."""
-    return "ls_batch" if "ls" in e.cell["latin"] else "ls"
-
-
-def around(figure: float) -> dict[str, Any]:
-    """The fields of a claim about a figure that the paper's text gives for ImageNet with ViT-B/16 alone."""
-
-    def centre(e: Evidence) -> float:
-        if e.published_cell() != ("ImageNet", "ViT-B/16"):
-            raise NotComparable("the figure is about ImageNet with ViT-B/16")
-        return figure
-
-    return {"centre": centre, "middle": figure}
-
-
-def if_of(e: Evidence, family: str, values: np.ndarray) -> np.ndarray:
-    """The values, if the model's preset is named after this family; else NotRun."""
-    if not e.cell["model"].startswith(f"{family.lower()}_"):
-        raise NotRun(f"the claim is about {family}")
-    return values
-
-
-def trained_latin(e: Evidence, variant: str) -> str:
-    """A variant, if it was trained with Latin orders."""
-    if variant not in e.cell["latin"]:
-        raise NotRun(f"{label(variant)} was not trained with Latin orders")
-    return variant
-
-
-def distances(e: Evidence, variant: str) -> np.ndarray:
-    """Of each seed's accuracy under arbitrary orders from the seeds' median. Of fewer than four too much follows from each other."""
-    values = e.accuracy(variant, "arbitrary")
-    if len(values) < 4:
-        raise NotRun(f"{len(values)} seeds: how much they differ takes at least 4")
-    return np.abs(values - np.median(values))
-
-
-def last_gain(e: Evidence) -> np.ndarray:
-    """What the last five epochs add to LS on ImageNet under arbitrary orders."""
-    if e.cell["dataset"] != "imagenet" or not e.is_published:
-        raise NotRun("needs ImageNet")
-    curve = e.table("finetune/ls").pivot(
-        index="epoch", columns="seed", values="validation/arbitrary/accuracy"
-    )
-    if len(curve) < 6:
-        raise NotRun(f"{len(curve)} epochs: there is no gain of the last five")
-    return 100 * (curve.iloc[-1] - curve.iloc[-6]).to_numpy()
-
-
-def needs(what: str) -> Callable[[Evidence], np.ndarray]:
-    """Of a claim that no cell can decide alone."""
-
-    def measure(e: Evidence) -> np.ndarray:
-        raise CannotTell(f"needs {what}")
-
-    return measure
+}

@@ -25,6 +25,13 @@ TABLE1 = ["dataset", "model", "order", "variant", "mean", "std", "n"]
 
 # LayerShuffle, table 1: top-1 validation accuracy, mean and standard deviation over 5 seeds, in per cent
 PUBLISHED_VARIANTS = (BASELINE, "ls", "ls_pos", "ls_pred")
+# (data-set preset, model preset) -> the paper's names of the cell
+CELLS = {
+    ("imagenet", "vit_b16"): ("ImageNet", "ViT-B/16"),
+    ("imagenet", "deit_b16"): ("ImageNet", "DeiT-B dist."),
+    ("cifar100", "vit_b16"): ("CIFAR-100", "ViT-B/16"),
+    ("cifar100", "deit_b16"): ("CIFAR-100", "DeiT-B dist."),
+}
 PUBLISHED = {
     ("ImageNet", "ViT-B/16", "sequential"): (
         (82.61, 0.08),

@@ -12,6 +12,7 @@ PAPER = Paper(
     check_layers="papers.nodes.checks:check_layers",
     figures="papers.nodes.figures",
     charts="papers.nodes.charts",
-    claims="papers.nodes.claims",
+    claims="papers.nodes:claims.yaml",
+    measures="papers.nodes.measures",
     work="papers.nodes.compute.plan:list_work",
 )

@@ -12,6 +12,7 @@ PAPER = Paper(
     check_layers="papers.painters.checks:check_layers",
     figures="papers.painters.figures",
     charts="papers.painters.charts",
-    claims="papers.painters.claims",
+    claims="papers.painters:claims.yaml",
+    measures="papers.painters.measures",
     work="papers.painters.compute.plan:list_work",
 )

@@ -1,6 +1,6 @@
 """What the report shows of the middle layers executed in other ways."""
 
-from pipeline.report.charts import SPREAD, Chart, Charts, lines, spread
+from pipeline.report.charts import SPREAD, Chart, Charts, accuracy_lines
 from pipeline.report.evaluations import label
 from pipeline.report.results import Results
 
@@ -11,21 +11,9 @@ def charts(results: Results) -> Charts:
     """Accuracy by number of middle layers so treated, a chart a variant."""
     rows = results.table("painters")
     rows = rows[rows["treated"] > 0]
-    return Charts(
-        charts=[
-            Chart(
-                f"{label(variant)}: its middle layers in other ways",
-                SPREAD,
-                "painters.csv",
-                lines(
-                    spread(own, ["kind", "treated"], "accuracy"),
-                    "treated",
-                    "kind",
-                    "middle layers so treated",
-                    "accuracy (%)",
-                    (0, 100),
-                ),
-            )
-            for variant, own in rows.groupby("variant", sort=False)
-        ]
-    )
+    shown = []
+    for variant, of_variant in rows.groupby("variant", sort=False):
+        title = f"{label(variant)}: its middle layers in other ways"
+        spec = accuracy_lines(of_variant, "treated", "kind", "middle layers so treated")
+        shown.append(Chart(title, SPREAD, "painters.csv", spec))
+    return Charts(charts=shown)

@@ -20,6 +20,7 @@ PAPER = Paper(
     tables="papers.smoothing.tables",
     figures="papers.smoothing.figures",
     charts="papers.smoothing.charts",
-    claims="papers.smoothing.claims",
+    claims="papers.smoothing:claims.yaml",
+    measures="papers.smoothing.measures",
     work="papers.smoothing.compute.plan:list_work",
 )

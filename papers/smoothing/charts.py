@@ -9,42 +9,21 @@ WHAT = {
     "attention_std": "standard deviation of attention scores",
 }
 
-DRAWN_FROM = {
-    "smoothing_": ("smoothing.csv",)
-}  # tables and figures, by the beginnings of their names
+DRAWN_FROM = {"smoothing_": ("smoothing.csv",)}  # by the beginnings of names
 
 
 def charts(results: Results) -> Charts:
     """Table 1 of the source, and both measures layer after layer."""
     rows = results.table("smoothing")
-    rows = rows[
-        (rows["training"] == "scratch")
-        & (rows["removed"] == NONE)
-        & (~rows["talking_heads"].astype(bool))
-    ]
+    rows = rows[(rows["training"] == "scratch") & (rows["removed"] == NONE)]
+    rows = rows[~rows["talking_heads"].astype(bool) & (rows["order"] == "sequential")]
     shown = []
-    for depth in sorted(rows["num_layers"].unique()):
-        own = rows[(rows["num_layers"] == depth) & (rows["order"] == "sequential")]
+    for depth, of_depth in rows.groupby("num_layers"):
         for column, words in WHAT.items():
-            found = spread(own.dropna(subset=[column]), ["losses", "layer"], column, 1)
-            shown.append(
-                Chart(
-                    f"{words.capitalize()}, layer after layer, {depth} layers",
-                    SPREAD,
-                    "smoothing.csv",
-                    lines(found, "layer", "losses", "layer", words),
-                )
-            )
+            means = spread(of_depth.dropna(subset=[column]), ["losses", "layer"], column, 1)
+            title = f"{words.capitalize()}, layer after layer, {depth} layers"
+            spec = lines(means, "layer", "losses", "layer", words)
+            shown.append(Chart(title, SPREAD, "smoothing.csv", spec))
     where = ("metric=accuracy", "removed=none", "talking_heads=False")
-    return Charts(
-        [
-            Grid(
-                "Table 1: accuracy (%) by layers",
-                "smoothing_table1.csv",
-                "losses",
-                "num_layers",
-                where,
-            )
-        ],
-        shown,
-    )
+    title = "Table 1: accuracy (%) by layers"
+    return Charts([Grid(title, "smoothing_table1.csv", "losses", "num_layers", where)], shown)

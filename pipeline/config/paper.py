@@ -9,7 +9,7 @@ from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Optimisation, PaperSection
 from pipeline.config.variant import PLAIN, Variant
 
-Reader = Literal["tables", "figures", "charts", "claims", "measures"]
+Reader = Literal["tables", "figures", "charts", "measures"]
 
 
 class Work(NamedTuple):
@@ -64,7 +64,7 @@ class Paper:
     tables: str | None = None
     figures: str | None = None
     charts: str | None = None
-    claims: str | None = None
+    claims: str | None = None  # "package:file"
     measures: str | None = None
 
     def import_reader(self, reader: Reader) -> Any:

@@ -1,12 +1,13 @@
-"""Interactive charts of the report, as Vega-Lite specifications: what every paper's share. No JavaScript of ours here."""
+"""Interactive charts of the report, as Vega-Lite specifications. What every paper's share."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-# Okabe and Ito's colour-blind safe palette, as in the figures, and two more; black and white follow the page.
+# Okabe and Ito's colour-blind safe palette, as in the figures, and two more.
+# The first follows the page, black or white.
 PALETTE = [
     "currentColor",
     "#0072B2",
@@ -34,8 +35,9 @@ CONFIG: dict[str, Any] = {
     },
 }
 ORDERS = {"sequential": "in the original order", "arbitrary": "in random order"}
-GRID = "Grid"  # of the metadata of a figure of pictures: :func:`pipeline.report.figures.grid_of_pictures`
+GRID = "Grid"  # key of a PNG's metadata: where a figure of pictures has them
 CHOICE = "The first name chosen is shown alone, each further one joins it."
+NO_ZERO = {"zero": False}
 SHOWN = {"name": "shown", "value": []}  # parameter: the names that are shown, none: all
 SPREAD = f"Mean and standard deviation over the seeds. {CHOICE}"  # of lines
 
@@ -89,14 +91,15 @@ class Charts(NamedTuple):
 
 
 def spread(rows: pd.DataFrame, by: Sequence[str], value: str, factor: float = 100) -> pd.DataFrame:
-    """Mean and standard deviation over the seeds: columns `by`, mean, low, high (one deviation either way)."""
+    """Mean and standard deviation over the seeds.
+
+    Returns:
+        The columns `by`, mean, low and high (one deviation either way).
+    """
     seeds = rows.groupby([*by, "seed"], sort=False)[value].mean()
-    found = factor * seeds.groupby(list(by), sort=False).agg(["mean", "std"]).fillna({"std": 0.0})
-    return (
-        found.assign(low=found["mean"] - found["std"], high=found["mean"] + found["std"])
-        .drop(columns="std")
-        .reset_index()
-    )
+    table = factor * seeds.groupby(list(by), sort=False).agg(["mean", "std"]).fillna({"std": 0.0})
+    low, high = table["mean"] - table["std"], table["mean"] + table["std"]
+    return table.assign(low=low, high=high).drop(columns="std").reset_index()
 
 
 def lines(
@@ -108,130 +111,140 @@ def lines(
     domain: Sequence[float] | None = None,
     colours: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Lines of `mean` with bands from `low` to `high`, those chosen alone, see :func:`_chosen`.
+    """Lines of `mean` with bands from `low` to `high`; chosen ones are shown alone.
 
-    `colours`: of the lines, where several charts share them.
+    Args:
+        rows: with these columns.
+        x: column of the horizontal axis.
+        colour: column with the names of the lines.
+        x_title: of the axis.
+        y_title: of the axis.
+        domain: of the vertical axis. Default: that of the values.
+        colours: of the lines, where several charts share them.
     """
-
-    def opacity(shown: float, faded: float) -> dict[str, Any]:
-        return {"condition": {"test": _chosen(colour), "value": shown}, "value": faded}
-
-    y = {
-        "field": "mean",
-        "type": "quantitative",
-        "title": y_title,
-        "scale": {"domain": domain} if domain else {"zero": False},
+    y = _quantitative("mean", y_title) | {"scale": {"domain": domain} if domain else NO_ZERO}
+    x_axis = {"values": sorted(set(rows[x].tolist())), "format": ".0f"}
+    band = {
+        "y": y | {"field": "low"},
+        "y2": {"field": "high"},
+        "opacity": _opacity(colour, 0.15, 0),
     }
-    unit: dict[str, Any] = {
-        "height": 240,
-        "params": [SHOWN],
-        "encoding": {
-            "x": {
-                "field": x,
-                "type": "quantitative",
-                "title": x_title,
-                "axis": {"values": sorted(set(rows[x].tolist())), "format": ".0f"},
+    line = {"y": y, "opacity": _opacity(colour, 1, 0.06), "tooltip": _tooltip([colour, x], rows)}
+    return _whole(
+        rows,
+        {
+            "height": 240,
+            "params": [SHOWN],
+            "encoding": {
+                "x": _quantitative(x, x_title) | {"axis": x_axis},
+                "color": _colour(rows, colour, colours),
             },
-            "color": _colour(rows, colour, colours),
+            "layer": [
+                {"mark": {"type": "area", "clip": True}, "encoding": band},
+                {"mark": {"type": "line", "point": True}, "encoding": line},
+            ],
         },
-        "layer": [
-            {
-                "mark": {"type": "area", "clip": True},
-                "encoding": {
-                    "y": y | {"field": "low"},
-                    "y2": {"field": "high"},
-                    "opacity": opacity(0.15, 0),
-                },
-            },
-            {
-                "mark": {"type": "line", "point": True},
-                "encoding": {
-                    "y": y,
-                    "opacity": opacity(1, 0.06),
-                    "tooltip": _tooltip([colour, x], rows),
-                },
-            },
-        ],
-    }
-    return _whole(rows, unit)
+    )
+
+
+def accuracy_lines(
+    rows: pd.DataFrame,
+    x: str,
+    colour: str,
+    x_title: str,
+    value: str = "accuracy",
+    y_title: str = "accuracy (%)",
+) -> dict[str, Any]:
+    """Lines of a share of right answers in %, means over the seeds."""
+    return lines(spread(rows, [colour, x], value), x, colour, x_title, y_title, (0, 100))
 
 
 def budget(
     rows: pd.DataFrame, cost: str, colour: str, x_title: str, y_title: str
 ) -> dict[str, Any]:
-    """Points of `mean` against a cost, those chosen alone, with a slider: what exceeds the budget fades, the best of the rest is named."""
+    """Points of `mean` against a cost, with a slider; chosen ones are shown alone.
+
+    What exceeds the budget fades. The best of the rest is named.
+    """
     step = 10.0 ** math.floor(math.log10(rows[cost].max() / 20))
     most = round(math.ceil(rows[cost].max() / step) * step, 9)
-    y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": {"zero": False}}
-    x = {"field": cost, "type": "quantitative", "title": x_title, "scale": {"domain": [0, most]}}
     fits = f"datum.{cost} <= budget && {_chosen(colour)}"
-    text = f"datum.best.{colour} + ' after layer ' + datum.best.depth + ': ' + format(datum.best.mean, '.1f')"
+    text = (
+        f"datum.best.{colour} + ' after layer ' + datum.best.depth + ': ' "
+        "+ format(datum.best.mean, '.1f')"
+    )
     best = [
         {"filter": fits},
         {"aggregate": [{"op": "argmax", "field": "mean", "as": "best"}]},
         {"calculate": text, "as": "text"},
     ]
     plain = {"color": {"value": "currentColor"}}
-    layers = [
-        {
-            "mark": {"type": "point", "filled": True, "size": 45},
-            "encoding": {
-                "x": x,
-                "y": y,
-                "opacity": {"condition": {"test": fits, "value": 1}, "value": 0.1},
-                "tooltip": _tooltip([colour, "depth", cost], rows),
-            },
-        },
-        {
-            "mark": {"type": "rule", "strokeDash": [4, 4]},
-            "encoding": plain | {"x": {"datum": {"expr": "budget"}, "type": "quantitative"}},
-        },
-        {
-            "transform": best,
-            "mark": {"type": "text", "align": "left", "fontWeight": "bold"},
-            "encoding": plain | {"x": {"value": 8}, "y": {"value": 6}, "text": {"field": "text"}},
-        },
-    ]
-    slider = {
-        "name": "budget",
-        "value": most,
-        "bind": {"input": "range", "min": 0, "max": most, "step": step, "name": "budget "},
+    point = {
+        "x": _quantitative(cost, x_title) | {"scale": {"domain": [0, most]}},
+        "y": _quantitative("mean", y_title) | {"scale": NO_ZERO},
+        "opacity": {"condition": {"test": fits, "value": 1}, "value": 0.1},
+        "tooltip": _tooltip([colour, "depth", cost], rows),
     }
+    rule = {"x": {"datum": {"expr": "budget"}, "type": "quantitative"}}
+    name = {"x": {"value": 8}, "y": {"value": 6}, "text": {"field": "text"}}
+    slider = {"input": "range", "min": 0, "max": most, "step": step, "name": "budget "}
     return _whole(
         rows,
         {
             "height": 260,
-            "params": [slider, SHOWN],
+            "params": [{"name": "budget", "value": most, "bind": slider}, SHOWN],
             "encoding": {"color": _colour(rows, colour)},
-            "layer": layers,
+            "layer": [
+                {"mark": {"type": "point", "filled": True, "size": 45}, "encoding": point},
+                {"mark": {"type": "rule", "strokeDash": [4, 4]}, "encoding": plain | rule},
+                {
+                    "transform": best,
+                    "mark": {"type": "text", "align": "left", "fontWeight": "bold"},
+                    "encoding": plain | name,
+                },
+            ],
         },
     )
 
 
+def _quantitative(field: str, title: str) -> dict[str, Any]:
+    return {"field": field, "type": "quantitative", "title": title}
+
+
 def _chosen(colour: str) -> str:
-    """Vega's expression that a mark is shown. The page has buttons for it in place of a legend, which no keyboard reaches."""
+    """Vega's expression that a mark is shown.
+
+    The page has buttons for it in place of a legend, which no keyboard reaches.
+    """
     return f"(!length(shown) || indexof(shown, datum['{colour}']) >= 0)"
+
+
+def _opacity(colour: str, shown: float, faded: float) -> dict[str, Any]:
+    return {"condition": {"test": _chosen(colour), "value": shown}, "value": faded}
 
 
 def _colour(
     rows: pd.DataFrame, field: str, colours: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     names = list(dict.fromkeys(rows[field]))
-    colours = colours or {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
-    return {
-        "field": field,
-        "type": "nominal",
-        "legend": None,
-        "scale": {"domain": names, "range": [colours[name] for name in names]},
-    }
+    if colours is None:
+        colours = colours_of(names)
+    scale = {"domain": names, "range": [colours[name] for name in names]}
+    return {"field": field, "type": "nominal", "legend": None, "scale": scale}
+
+
+def colours_of(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each name, in the palette's order."""
+    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
 
 
 def _whole(rows: pd.DataFrame, unit: dict[str, Any]) -> dict[str, Any]:
     """A specification with its data, as wide as the page."""
-    values = [
-        {key: round(v, 5) if isinstance(v, float) else v for key, v in row.items()}
-        for row in rows.to_dict("records")
-    ]
+    values = rows.to_dict("records")
+    for record in values:
+        for key, value in record.items():
+            if isinstance(value, float):
+                record[key] = round(value, 5)
     return {
         "config": CONFIG,
         "width": "container",
@@ -242,6 +255,6 @@ def _whole(rows: pd.DataFrame, unit: dict[str, Any]) -> dict[str, Any]:
 
 def _tooltip(fields: Sequence[str], rows: pd.DataFrame) -> list[dict[str, Any]]:
     numbers = [name for name in ("mean", "low", "high") if name in rows]
-    return [{"field": name} for name in fields] + [
-        {"field": name, "type": "quantitative", "format": ".2f"} for name in numbers
-    ]
+    tooltip: list[dict[str, Any]] = [{"field": name} for name in fields]
+    tooltip += [{"field": name, "type": "quantitative", "format": ".2f"} for name in numbers]
+    return tooltip

@@ -1,4 +1,4 @@
-"""The rows of stage prune-eval, which more than one paper reads: queries and means over seeds. No torch here."""
+"""The rows of stage prune-eval, which more than one paper reads: names and means over seeds."""
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,8 @@ LABELS = {
     "ls_pred_batch": "LS-pred, one order a batch",
     "ls_pred_sum": "LS-pred, summed loss",
 }
-# Variants that differ from another in what an order is drawn for, or in a weight alone: the figures of variants do without them.
+# Variants that differ from another in what an order is drawn for, or in a weight alone.
+# The figures of variants do without them.
 CONTROLS = ("ls_batch", "ls_sample", "ls_pred_batch", "ls_pred_sum")
 
 
@@ -30,13 +31,16 @@ def label(variant: str) -> str:
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row a (variant, order, keep): mean accuracy with its interval; three spreads, kept apart: seeds, orders, images.
+    """Average the rows of prune_eval.csv.
 
-    `mean`, `std`, `low`, `high`: of the seeds' means over their routes, see :class:`pipeline.report.statistics.Estimate`. `std_orders`: over
-    the `spread_orders` single routes of one seed, averaged over the seeds. `se_images`: standard error from the finite number
-    of images, of one seed, averaged over the seeds; an image's value is its share of correct answers over the single routes.
-    Sample standard deviations (n - 1), absent for a single value. `n`: seeds. `orders`: different routes a seed, drawn or all
-    there are. `full`: all layers.
+    Returns:
+        A row a (data set, model, variant, order, keep). `mean`, `std`, `low`, `high` and `n` are of
+        the seeds' means over their routes, see :class:`pipeline.report.statistics.Estimate`.
+        `std_orders` is over the `spread_orders` single routes of one seed, averaged over the seeds.
+        `se_images` is the standard error from the finite number of images, of one seed, averaged
+        over the seeds; an image's value is its share of correct answers over the single routes.
+        Standard deviations are of samples (n - 1), and absent for a single value. `orders`:
+        different routes a seed, drawn or all there are. `full`: all layers.
     """
     means, single = mean_rows(rows), single_rows(rows)
     by_seed = means.groupby([*KEYS, "seed"], sort=False)
@@ -45,22 +49,20 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     spread = singles["accuracy"].std().groupby(KEYS, sort=False).mean().rename("std_orders")
     counts = singles["routes"].sum().groupby(KEYS, sort=False).first().rename("spread_orders")
     std_images = singles["std_images"].first().groupby(KEYS, sort=False).mean().rename("std_images")
+
     by_cell = seeds.groupby(KEYS, sort=False)
-    cells = (
-        by_cell["mean"]
-        .apply(lambda values: pd.Series(estimate(values.to_numpy())._asdict()))
-        .unstack(sort=False)
-    )
+    estimates = by_cell["mean"].apply(lambda values: pd.Series(estimate(values)._asdict()))
+    cells = estimates.unstack(sort=False)
     cells = cells.join([spread, counts, std_images, by_cell.agg(orders=("routes", "first"))])
-    cells = cells.join(
-        means.groupby(KEYS, sort=False)[["position_accuracy", "images"]].mean()
-    ).reset_index()
+    others = means.groupby(KEYS, sort=False)[["position_accuracy", "images"]].mean()
+    cells = cells.join(others).reset_index()
     cells["n"] = cells["n"].astype(int)
     cells["se_images"] = cells.pop("std_images") / np.sqrt(cells["images"])
+
     most = cells.groupby("variant")["keep"].transform("max")
     existing = [
-        count_routes(layers, c.keep, c.order)
-        for layers, c in zip(most, cells.itertuples(), strict=True)
+        count_routes(layers, keep, order)
+        for layers, keep, order in zip(most, cells["keep"], cells["order"], strict=True)
     ]
     cells["orders"] = np.minimum(cells["orders"], existing)
     cells["full"] = cells["keep"] == most
@@ -68,6 +70,9 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def count_orders(cells: pd.DataFrame, noun: str) -> str:
-    """How many orders a cell's mean is over: "20 random orders", or "2000 random orders (one an image)"."""
+    """How many orders a mean is over: "20 random orders", "2000 random orders (one an image)"."""
     most = cells.loc[cells["orders"].idxmax()]  # in small cells fewer may exist
-    return f"{most['orders']:.0f} {noun}{' (one an image)' if 1 < most['orders'] == most['images'] else ''}"
+    text = f"{most['orders']:.0f} {noun}"
+    if 1 < most["orders"] == most["images"]:
+        text += " (one an image)"
+    return text

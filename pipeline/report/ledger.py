@@ -1,322 +1,221 @@
-"""The reproduction ledger: how a claim is decided on the result files, and the pages that say so.
+"""The reproduction ledger: how claims are decided on the result files, and the pages that say so.
 
-A claim's rule (in a paper's claims.py) names a quantity with one value a seed, the range the claim says it lies in, and the range
-outside which the claim is contradicted. The 95 % interval over the seeds decides; beside it stands what is left of the verdict when
-all lines are corrected for their number (Holm).
+A claim's measure gives one value a seed. The 95 % interval over the seeds decides, by the claim's
+ranges. Beside the verdict stands what is left of it when all claims are corrected for their number
+(Holm).
 """
 
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from lsvit.routes import Order, count_routes
-from pipeline.config.paper import Paper
-from pipeline.jobs.rows import mean_rows
+from pipeline.report.claims import Claim, Range, load_claims
 from pipeline.report.evaluations import label
-from pipeline.report.results import Results
+from pipeline.report.evidence import Counts, Evidence, NotComparable, NothingToTell, NoVerdict
 from pipeline.report.statistics import LEVEL, METHOD, Estimate, estimate, holm, n_to_decide, p_value
 from pipeline.report.tables import console
 
 VERDICTS = ("holds", "does not hold", "weaker here", "undecided", "not comparable", "not run")
 HOLDS, FAILS, WEAKER, UNDECIDED, NOT_COMPARABLE, NOT_RUN = VERDICTS
 PLURAL = {HOLDS: "hold", FAILS: "do not hold"}
-RULES = (
-    "Rules as of 2026-11-22: written when earlier results of the micro models, and one seed of a pre-trained ViT-S measured apart, were "
-    "known; before the runs of vit_s14_56 and of scale hours. Those of layers on nodes as of 2026-11-23: written when the simulation's "
-    "times were known, before any accuracy of LS there; how the scheduler waits, that nodes drop what nobody waits for, and that times and "
-    "throughput are those of the steady load were changed afterwards. "
-    "No range has moved since; the words of three rules, and the least spread of counts of few things, were corrected."
-)
-Range = tuple[float, float]
-INF = math.inf
-ABOVE_ZERO: Range = (0, INF)
-SHARE: Range = (0, 100)
-COLLAPSE: tuple[Range, Range] = (
-    (-INF, 5),
-    (-INF, 50),
-)  # what is left, in %, where a paper says next to nothing; contradicted above
-HOURS = "-S scale=hours"  # a claim's `run`
-# (data-set preset, model preset) -> the paper's name of that cell
-CELLS = {
-    ("imagenet", "vit_b16"): ("ImageNet", "ViT-B/16"),
-    ("imagenet", "deit_b16"): ("ImageNet", "DeiT-B dist."),
-    ("cifar100", "vit_b16"): ("CIFAR-100", "ViT-B/16"),
-    ("cifar100", "deit_b16"): ("CIFAR-100", "DeiT-B dist."),
+COLOURS = {
+    HOLDS: "green",
+    FAILS: "red",
+    WEAKER: "yellow",
+    UNDECIDED: "cyan",
+    NOT_COMPARABLE: "dim",
+    NOT_RUN: "dim",
 }
-FULL_SIZE = ("vit_b16", "deit_b16", "vit_b16_384")
+Measured = np.ndarray | Counts | Estimate
+Measures = Mapping[str, Callable[..., Measured]]
 
 
-class NotRun(Exception):
-    """The results lack what a claim is about; the message says what."""
+def judge_claim(
+    claim: Claim, measures: Measures, evidence: Evidence, full_size: Collection[str] = ()
+) -> dict[str, Any]:
+    """Judge one claim.
 
+    Args:
+        claim: the claim.
+        measures: functions of the evidence by name.
+        evidence: the results of one cell.
+        full_size: model presets for which, at scale `published`, a small model is no reason.
 
-class CannotTell(NotRun):
-    """They have it, and no more of it would tell."""
-
-
-class NotComparable(NotRun):
-    """They have it, for another data set or model than the published figure."""
-
-
-class Evidence(Results):
-    """The result files of one cell. Accessors give one value a seed, in the order of the seeds, or raise NotRun."""
-
-    def __init__(self, folder: Path, papers: tuple[Paper, ...] = ()) -> None:
-        super().__init__(folder, papers)
-        self.orders: list[int] = []  # orders behind the values asked for since this was emptied
-        self.variants: set[str] = set()  # whose accuracy was asked for, likewise
-        self.asked: dict[str, set[str]] = {}  # the same by the id of the claim that asked
-
-    @property
-    def num_layers(self) -> int:
-        """Of the chosen model."""
-        return int(self.table("prune_eval")["keep"].max())
-
-    def rows(self, name: str, what: str, **where: object) -> pd.DataFrame:
-        """The rows of a table with these values in its columns, maybe none. Raises NotRun if it is empty: `what`, "exits are", it lacks."""
-        rows = self.table(name)
-        if rows.empty:
-            raise NotRun(f"{what} not among the results")
-        for column, value in where.items():
-            rows = rows[rows[column] == value]
-        return rows
-
-    def by_seed(self, rows: pd.DataFrame, column: str, what: str) -> np.ndarray:
-        """Mean of a column over the rows of each seed."""
-        if rows.empty or rows[column].isna().any():
-            raise NotRun(f"{what} is not among the results")
-        return rows.groupby("seed", sort=False)[column].mean().to_numpy()
-
-    def evaluations(self, variant: str, order: Order, keep: int | None) -> pd.DataFrame:
-        """The rows of stage prune-eval behind a variant's accuracy with `keep` layers (None: all it has)."""
-        self.variants.add(variant)
-        rows = self.table("prune_eval")
-        rows = rows[(rows["variant"] == variant) & (rows["order"] == order)]
-        depth = rows["keep"].max()
-        rows = mean_rows(rows[rows["keep"] == (depth if keep is None else keep)])
-        if len(rows):
-            drawn = int(rows.groupby("seed")["routes"].sum().iloc[0])
-            self.orders.append(
-                min(drawn, count_routes(depth, depth if keep is None else keep, order))
-            )
-        return rows
-
-    def accuracy(self, variant: str, order: Order, keep: int | None = None) -> np.ndarray:
-        """Accuracy in % with `keep` layers (default: all the variant has), mean over the routes."""
-        what = f"{label(variant)}, {order}" + (f", {keep} layers" if keep else "")
-        return 100 * self.by_seed(self.evaluations(variant, order, keep), "accuracy", what)
-
-    def excess(self, values: np.ndarray, of: np.ndarray) -> np.ndarray:
-        """Accuracy above chance in % of another accuracy above chance."""
-        return 100 * (values - self.chance) / (of - self.chance)
-
-    @property
-    def is_published(self) -> bool:
-        """Whether this is one of the paper's cells, at the paper's scale."""
-        return (self.cell["dataset"], self.cell["model"]) in CELLS and self.cell[
-            "scale"
-        ] == "published"
-
-    @property
-    def is_full_size(self) -> bool:
-        """Whether the model is one that papers use, trained as long as theirs."""
-        return self.cell["model"] in FULL_SIZE and self.cell["scale"] == "published"
-
-    def published_cell(self) -> tuple[str, str]:
-        """The paper's name of this cell. Raises NotRun if it is none of the paper's."""
-        key = (self.cell["dataset"], self.cell["model"])
-        if not self.is_published:
-            what = f"{' with '.join(key)} at scale {self.cell['scale']}"
-            raise NotComparable(
-                f"{what} is none of the paper's cells; the figure is shown for comparison"
-            )
-        return CELLS[key]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One claim of a paper and the rule that decides it."""
-
-    id: str
-    source: str
-    text: str
-    published: str
-    quantity: str  # what is measured, in words
-    measure: Callable[
-        [Evidence], np.ndarray | Estimate
-    ]  # one value a seed, or the mean of one model over images
-    holds: Range
-    plausible: Range | None = None  # outside: contradicted; default: as `holds`
-    unit: str = "points"
-    centre: Callable[[Evidence], float] | None = (
-        None  # what the ranges are relative to, for claims about one cell alone
-    )
-    middle: float = 0  # the centre, where it is no published figure
-    scale: str = ""  # why a small model may not show it
-    possible: Range = (-INF, INF)  # of the quantity; no interval leaves it
-    step: Callable[[Evidence], float] | None = (
-        None  # of a count of few things: the next value is so far away
-    )
-    run: str = ""  # what `dvc exp run` takes to make the results, where the default run does not
-    quote: str = ""  # the sentence of the source, word for word; none for what is beyond it
-
-    @property
-    def rule(self) -> str:
-        """The rule in words."""
-        around = " around the published figure" if self.centre and not self.middle else ""
-        holds, plausible = (
-            (low + self.middle, high + self.middle)
-            for low, high in (self.holds, self.plausible or self.holds)
+    Returns:
+        The ledger's entry: the claim, what was measured, the verdict and its reason.
+    """
+    evidence.orders = []
+    entry: dict[str, Any] = {
+        "id": claim.id,
+        "source": claim.source,
+        "claim": claim.claim,
+        "published": claim.published,
+        "quantity": claim.quantity,
+        "rule": claim.rule,
+        "measured": None,
+    }
+    run = ""
+    p = None
+    try:
+        values = _measure(claim, measures, evidence)
+        interval = _interval(claim, values)
+        entry["measured"] = _describe(claim, values, interval)
+        centre = _centre(claim, evidence)
+        if interval.n < 2:
+            raise NothingToTell("one seed, or one model, gives no interval")
+        distance = interval._replace(
+            mean=interval.mean - centre, low=interval.low - centre, high=interval.high - centre
         )
-        text = f"holds if the interval of {self.quantity} lies {_within(holds, self.unit)}{around}, does not hold if "
-        return text + f"it lies wholly {_outside(plausible, self.unit)}{around}"
-
-    def judge(self, evidence: Evidence) -> dict[str, Any]:
-        """The ledger entry: the claim, what was measured, the verdict and its reason."""
-        evidence.orders, evidence.variants = [], set()
-        evidence.asked[self.id] = evidence.variants
-        entry: dict[str, Any] = {
-            "id": self.id,
-            "source": self.source,
-            "claim": self.text,
-            "published": self.published,
-            "quantity": self.quantity,
-            "rule": self.rule,
-        }
-        run, p = "", None
-        value: dict[str, Any] | None = None
-        try:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                values = self.measure(evidence)
-            step = self.step(evidence) if self.step else 0
-            found, over = (
-                (values, "images")
-                if isinstance(values, Estimate)
-                else (estimate(values, step), "seeds")
-            )
-            if not math.isfinite(found.mean):
-                raise CannotTell("the quantity is a quotient by zero")
-            low, high = np.clip((found.low, found.high), *self.possible)
-            found = found._replace(low=low, high=high)
-            value = {name: _rounded(number) for name, number in found._asdict().items()} | {
-                "unit": self.unit,
-                "over": over,
-            }
-            if over == "seeds":
-                value["values"] = [_rounded(float(each)) for each in values]
-            centre = self.centre(evidence) if self.centre else 0.0
-            if found.n < 2:
-                raise CannotTell("one seed, or one model, gives no interval")
-            found = found._replace(mean=found.mean - centre, low=low - centre, high=high - centre)
-            verdict, reason = self._verdict(found, over)
-            p = round(p_value(found, self._nearest(found.mean)), 6)
-            if self.scale and verdict in (FAILS, WEAKER) and not evidence.is_full_size:
-                reason += f"; possible reason: {self.scale}"
-        except NotRun as missing:
-            verdict, reason = (
-                NOT_COMPARABLE if isinstance(missing, NotComparable) else NOT_RUN,
-                str(missing),
-            )
-            run = (
-                f"uv run dvc exp run {self.run}"
-                if self.run and not isinstance(missing, CannotTell)
-                else ""
-            )
-        orders = (
-            {"min": min(evidence.orders), "max": max(evidence.orders)} if evidence.orders else None
-        )
-        return entry | {
-            "measured": value,
-            "orders": orders,
-            "verdict": verdict,
-            "reason": reason,
-            "run": run,
-            "p": p,
-        }
-
-    def _nearest(self, mean: float) -> float:
-        """The border nearest to a mean, but for those that nothing can lie beyond."""
-        borders = {*self.holds, *(self.plausible or ())} - (
-            {*self.possible} if self.centre is None else set()
-        )
-        return min(borders, key=lambda border: abs(border - mean))
-
-    def _verdict(self, found: Estimate, over: str) -> tuple[str, str]:
-        """The verdict on an interval, and the reason if it is not `holds`."""
-        (least, most), low, high = self.plausible or self.holds, found.low, found.high
-        if _inside(low, high, self.holds):
-            return HOLDS, ""
-        if high < least or low > most:
-            return FAILS, "the interval lies wholly outside"
-        if (least <= low and high < self.holds[0]) or (self.holds[1] < low and high <= most):
-            return WEAKER, "between the two ranges"
-        n = n_to_decide(found, self._nearest(found.mean))
-        many = f"about {n}" if n else f"more than {20 * found.n}"
-        return UNDECIDED, f"the interval includes a border; {many} {over} would probably decide"
+        verdict, reason = _decide(claim, distance, entry["measured"]["over"])
+        p = round(p_value(distance, _nearest_border(claim, distance.mean)), 6)
+        is_full_size = evidence.cell["model"] in full_size and evidence.cell["scale"] == "published"
+        if claim.scale and verdict in (FAILS, WEAKER) and not is_full_size:
+            reason += f"; possible reason: {claim.scale}"
+    except NoVerdict as missing:
+        verdict = NOT_COMPARABLE if isinstance(missing, NotComparable) else NOT_RUN
+        reason = str(missing)
+        if claim.run and not isinstance(missing, NothingToTell):
+            run = f"uv run dvc exp run {claim.run}"
+    orders = evidence.orders
+    return entry | {
+        "orders": {"min": min(orders), "max": max(orders)} if orders else None,
+        "verdict": verdict,
+        "reason": reason,
+        "run": run,
+        "p": p,
+    }
 
 
-def _inside(low: float, high: float, bounds: Range) -> bool:
-    """Whether an interval lies in a range, whose border counts unless it is the only one: zero is not "above zero"."""
-    least, most = bounds
-    return (low > least if math.isinf(most) else low >= least) and (
-        high < most if math.isinf(least) else high <= most
-    )
+def _measure(claim: Claim, measures: Measures, evidence: Evidence) -> Measured:
+    """What the claim's quantity is measured as."""
+    measure = measures[claim.measure]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values: Any = measure(evidence, **claim.arguments)
+        if claim.minus is not None:
+            values = values - measure(evidence, **(claim.arguments | claim.minus))
+    return values
 
 
-def _rounded(number: float) -> float | None:
+def _interval(claim: Claim, values: Measured) -> Estimate:
+    """Mean and interval of what was measured, within what is possible.
+
+    Raises:
+        NothingToTell: there is no mean.
+    """
+    if isinstance(values, Estimate):
+        interval = values
+    elif isinstance(values, Counts):
+        interval = estimate(values.values, values.step)
+    else:
+        interval = estimate(values)
+    if not math.isfinite(interval.mean):
+        raise NothingToTell("the quantity is a quotient by zero")
+    low, high = np.clip((interval.low, interval.high), *claim.possible)
+    return interval._replace(low=low, high=high)
+
+
+def _describe(claim: Claim, values: Measured, interval: Estimate) -> dict[str, Any]:
+    """What was measured, as the ledger's file has it."""
+    record: dict[str, Any] = {name: _round(number) for name, number in interval._asdict().items()}
+    record["unit"] = claim.unit
+    if isinstance(values, Estimate):
+        return record | {"over": "images"}
+    by_seed = values.values if isinstance(values, Counts) else values
+    return record | {"over": "seeds", "values": [_round(float(value)) for value in by_seed]}
+
+
+def _round(number: float) -> float | None:
     return None if math.isnan(number) else round(number, 4)
 
 
-def _within(bounds: Range, unit: str) -> str:
-    low, high = bounds
-    if math.isinf(high):
-        return f"above {low:g} {unit}".strip()
-    return (
-        f"below {high:g} {unit}" if math.isinf(low) else f"between {low:g} and {high:g} {unit}"
-    ).strip()
+def _centre(claim: Claim, evidence: Evidence) -> float:
+    """What the claim's ranges are relative to.
+
+    Raises:
+        NotComparable: the published figure is about other data sets or models.
+    """
+    if not claim.centre:
+        return 0.0
+    dataset, model, scale = (evidence.cell[key] for key in ("dataset", "model", "scale"))
+    figure = claim.centre.get(dataset, {}).get(model)
+    if figure is None and scale == "published":
+        cells = [f"{data} with {name}" for data, names in claim.centre.items() for name in names]
+        raise NotComparable(f"the figure is about {', '.join(cells)}")
+    if figure is None or scale != "published":
+        raise NotComparable(
+            f"{dataset} with {model} at scale {scale} is none of the paper's cells; "
+            "the figure is shown for comparison"
+        )
+    return figure
 
 
-def _outside(bounds: Range, unit: str) -> str:
-    low, high = bounds
-    if math.isinf(high):
-        return f"below {low:g} {unit}".strip()
-    return (
-        f"above {high:g} {unit}" if math.isinf(low) else f"outside {low:g} to {high:g} {unit}"
-    ).strip()
+def _nearest_border(claim: Claim, mean: float) -> float:
+    """The border nearest to a mean, but for those that nothing can lie beyond."""
+    borders = {*claim.holds, *claim.contradicted_outside}
+    if not claim.centre:
+        borders -= {*claim.possible}
+    return min(borders, key=lambda border: abs(border - mean))
+
+
+def _decide(claim: Claim, interval: Estimate, over: str) -> tuple[str, str]:
+    """The verdict on an interval, and the reason if it is not `holds`."""
+    low, high = interval.low, interval.high
+    least, most = claim.contradicted_outside
+    if _is_inside(low, high, claim.holds):
+        return HOLDS, ""
+    if high < least or low > most:
+        return FAILS, "the interval lies wholly outside"
+    below = least <= low and high < claim.holds[0]
+    above = claim.holds[1] < low and high <= most
+    if below or above:
+        return WEAKER, "between the two ranges"
+    n = n_to_decide(interval, _nearest_border(claim, interval.mean))
+    number = f"about {n}" if n else f"more than {20 * interval.n}"
+    return UNDECIDED, f"the interval includes a border; {number} {over} would probably decide"
+
+
+def _is_inside(low: float, high: float, bounds: Range) -> bool:
+    """True if an interval lies in a range.
+
+    A border belongs to the range unless it is the only one: zero is not "above zero".
+    """
+    least, most = bounds
+    above = low > least if math.isinf(most) else low >= least
+    below = high < most if math.isinf(least) else high <= most
+    return above and below
 
 
 def judge(evidence: Evidence) -> dict[str, Any]:
     """The ledger: every claim of the papers with rows among the evidence, judged on it."""
-    head = {key: evidence.cell[key] for key in ("dataset", "model", "scale", "protocol", "seeds")}
-    entries = [
-        claim.judge(evidence) for module in evidence.readers("claims") for claim in module.CLAIMS
-    ]
-    corrected = iter(holm([entry["p"] for entry in entries if entry["p"] is not None]))
+    entries = []
+    for paper in evidence.papers_here():
+        stated = load_claims(paper)
+        measures = paper.import_reader("measures").MEASURES
+        for claim in stated.claims:
+            entries.append(judge_claim(claim, measures, evidence, stated.full_size))
+    with_p = [entry for entry in entries if entry["p"] is not None]
+    corrected = holm([entry["p"] for entry in with_p])
+    sure = {e["id"]: p <= 1 - LEVEL for e, p in zip(with_p, corrected, strict=True)}
     for entry in entries:
-        sure = entry["p"] is None or next(corrected) <= 1 - LEVEL
-        entry["corrected"] = entry["verdict"] if sure else UNDECIDED
-    return head | {
-        "latin": evidence.cell["latin"],
+        entry["corrected"] = entry["verdict"] if sure.get(entry["id"], True) else UNDECIDED
+    head = ("dataset", "model", "scale", "protocol", "seeds", "latin")
+    return {key: evidence.cell[key] for key in head} | {
         "interval": METHOD,
-        "rules": RULES,
+        "rules": " ".join(filter(None, (load_claims(paper).rules for paper in evidence.papers))),
         "claims": entries,
     }
 
 
-def headline(found: dict[str, Any], shown: Collection[str]) -> dict[str, Any]:
-    """Few numbers for `dvc metrics` and MLflow: claims by verdict, and what was measured for some of them."""
-    verdicts = [entry["verdict"] for entry in found["claims"]]
-    measured = {
-        entry["id"]: entry["measured"]["mean"]
-        for entry in found["claims"]
-        if entry["id"] in shown and entry["measured"]
-    }
-    return {"claims": {verdict: verdicts.count(verdict) for verdict in VERDICTS}} | measured
+def headline(ledger: dict[str, Any], shown: Collection[str]) -> dict[str, Any]:
+    """Few numbers for `dvc metrics` and MLflow: claims by verdict, and the means of some claims."""
+    verdicts = [entry["verdict"] for entry in ledger["claims"]]
+    numbers: dict[str, Any] = {"claims": {name: verdicts.count(name) for name in VERDICTS}}
+    for entry in ledger["claims"]:
+        if entry["id"] in shown and entry["measured"]:
+            numbers[entry["id"]] = entry["measured"]["mean"]
+    return numbers
 
 
 def show_value(entry: dict[str, Any]) -> str:
@@ -325,114 +224,89 @@ def show_value(entry: dict[str, Any]) -> str:
     if value is None:
         return "–"
     digits = 2 if value["unit"] else 3
-    interval = (
-        f" [{value['low']:.{digits}f}, {value['high']:.{digits}f}]"
-        if value["low"] is not None
-        else ""
-    )
-    over = "" if value["over"] == "seeds" else f" {value['over']}"
-    return (
-        f"{value['mean']:.{digits}f}{interval} {value['unit']}".strip()
-        + f", n = {value['n']}{over}"
-    )
+    text = f"{value['mean']:.{digits}f}"
+    if value["low"] is not None:
+        text += f" [{value['low']:.{digits}f}, {value['high']:.{digits}f}]"
+    text = f"{text} {value['unit']}".strip() + f", n = {value['n']}"
+    return text if value["over"] == "seeds" else f"{text} {value['over']}"
 
 
 def show_orders(entry: dict[str, Any]) -> str:
     """How many different orders a seed is behind the value, in words: "20", "1 to 2000"."""
-    orders = entry["orders"]
-    return "–" if orders is None else " to ".join(map(str, dict.fromkeys(orders.values())))
+    if entry["orders"] is None:
+        return "–"
+    least, most = entry["orders"]["min"], entry["orders"]["max"]
+    return str(least) if least == most else f"{least} to {most}"
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(ledger: dict[str, Any]) -> str:
     """The ledger as a page."""
     lines = [
         "# Claims",
         "",
-        f"Data set {found['dataset']}, model {found['model']}, scale {found['scale']}, protocol {found['protocol']}, "
-        f"{len(found['seeds'])} seeds. "
-        f"Measured: mean and {found['interval']} (or over images, where n says so). {_count(found)}. {found['rules']} In brackets: where "
-        f"correcting all lines for their number (Holm) leaves a verdict undecided. {_forms(found)}",
+        f"Data set {ledger['dataset']}, model {ledger['model']}, scale {ledger['scale']}, "
+        f"protocol {ledger['protocol']}, {len(ledger['seeds'])} seeds. "
+        f"Measured: mean and {ledger['interval']} (or over images, where n says so). "
+        f"{_count(ledger)}. {ledger['rules']} In brackets: where correcting all lines for their "
+        f"number (Holm) leaves a verdict undecided. {_forms(ledger)}",
         "",
         "| id | claim | published | what is measured | value | orders | verdict |",
         "|:--|:--|:--|:--|:--|:--|:--|",
     ]
-    for entry in found["claims"]:
-        verdict = f"**{entry['verdict']}**{_holm(entry)}" + (
-            f": {entry['reason']}" if entry["reason"] else ""
-        )
-        verdict += f"; `{entry['run']}` runs it" if entry["run"] else ""
-        cells = (
-            entry["id"],
-            entry["claim"],
-            entry["published"],
-            entry["quantity"],
-            show_value(entry),
-            show_orders(entry),
-            verdict,
-        )
+    for entry in ledger["claims"]:
+        verdict = f"**{entry['verdict']}**{_holm(entry)}"
+        if entry["reason"]:
+            verdict += f": {entry['reason']}"
+        if entry["run"]:
+            verdict += f"; `{entry['run']}` runs it"
+        cells = [entry[key] for key in ("id", "claim", "published", "quantity")]
+        cells += [show_value(entry), show_orders(entry), verdict]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## Rules", ""] + [
-        f"- `{entry['id']}` ({entry['source']}): {entry['rule']}." for entry in found["claims"]
-    ]
+    lines += ["", "## Rules", ""]
+    for entry in ledger["claims"]:
+        lines.append(f"- `{entry['id']}` ({entry['source']}): {entry['rule']}.")
     return "\n".join(lines) + "\n"
 
 
-def show(found: dict[str, Any]) -> None:
+def show(ledger: dict[str, Any]) -> None:
     """Print the ledger as a table."""
     from rich.markup import escape
     from rich.table import Table
 
-    colours = {
-        HOLDS: "green",
-        FAILS: "red",
-        WEAKER: "yellow",
-        UNDECIDED: "cyan",
-        NOT_COMPARABLE: "dim",
-        NOT_RUN: "dim",
-    }
-    title = f"{found['dataset']}, {found['model']}, {found['scale']}, protocol {found['protocol']}; measured: mean and {found['interval']}"
-    table = Table(
-        "claim",
-        "published",
-        "measured",
-        "orders",
-        "verdict",
-        title=title,
-        title_justify="left",
-        show_lines=True,
-    )
-    for entry in found["claims"]:
-        reason = f"\n[dim]{entry['reason']}[/]" if entry["reason"] else ""
-        verdict = f"[{colours[entry['verdict']]}]{entry['verdict']}[/]{_holm(entry)}{reason}"
-        claim = f"{entry['claim']}\n[dim]{entry['id']}: {entry['source']}[/]"
+    cell = ", ".join(ledger[key] for key in ("dataset", "model", "scale"))
+    title = f"{cell}, protocol {ledger['protocol']}; measured: mean and {ledger['interval']}"
+    columns = ("claim", "published", "measured", "orders", "verdict")
+    table = Table(*columns, title=title, title_justify="left", show_lines=True)
+    for entry in ledger["claims"]:
+        verdict = f"[{COLOURS[entry['verdict']]}]{entry['verdict']}[/]{_holm(entry)}"
+        if entry["reason"]:
+            verdict += f"\n[dim]{entry['reason']}[/]"
         table.add_row(
-            claim,
+            f"{entry['claim']}\n[dim]{entry['id']}: {entry['source']}[/]",
             entry["published"],
             f"{escape(show_value(entry))}\n[dim]{entry['quantity']}[/]",
             show_orders(entry),
             verdict,
         )
-    console(140).print(table, _count(found))
+    console(140).print(table, _count(ledger))
 
 
-def _forms(found: dict[str, Any]) -> str:
-    names = ", ".join(label(variant) for variant in found["latin"])
-    return (
-        f"Trained with Latin orders, other than published: {names}."
-        if names
-        else "Trained with one order a batch, as published."
-    )
+def _forms(ledger: dict[str, Any]) -> str:
+    if not ledger["latin"]:
+        return "Trained with one order a batch, as published."
+    names = ", ".join(label(variant) for variant in ledger["latin"])
+    return f"Trained with Latin orders, other than published: {names}."
 
 
 def _holm(entry: dict[str, Any]) -> str:
     return " (Holm: undecided)" if entry["corrected"] != entry["verdict"] else ""
 
 
-def _count(found: dict[str, Any]) -> str:
-    plain, corrected = (
-        [entry[key] for entry in found["claims"]] for key in ("verdict", "corrected")
+def _count(ledger: dict[str, Any]) -> str:
+    verdicts = [entry["verdict"] for entry in ledger["claims"]]
+    corrected = [entry["corrected"] for entry in ledger["claims"]]
+    counts = [f"{verdicts.count(name)} {PLURAL.get(name, name)}" for name in VERDICTS]
+    return (
+        f"{len(verdicts)} claims: {', '.join(counts)}; after Holm's correction "
+        f"{corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not"
     )
-    counts = ", ".join(
-        f"{plain.count(verdict)} {PLURAL.get(verdict, verdict)}" for verdict in VERDICTS
-    )
-    return f"{len(plain)} claims: {counts}; after Holm's correction {corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not"

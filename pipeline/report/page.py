@@ -20,55 +20,59 @@ from pipeline.config.params import Params
 from pipeline.declared import checksums, declared_stages, stage_results
 from pipeline.jobs.files import RESULTS
 from pipeline.report.charts import GRID, Chart, Charts, Grid, Picture
+from pipeline.report.claims import Claim, load_claims
 from pipeline.report.evaluations import label
-from pipeline.report.ledger import VERDICTS, Claim
+from pipeline.report.ledger import VERDICTS
+from pipeline.report.numbers import number, rows_of
 from pipeline.report.results import Results
 from pipeline.report.trainings import LAST, curves, options, trainings
-from pipeline.report.why import number, rows_of
 
 CHECKLISTS = Path("docs/checklists.md")
-DOTS = 220, 34  # width and height of a claim's picture
+DOTS = (220, 34)  # width and height of a claim's picture
 
 
-class Paper(NamedTuple):
-    """A paper's page."""
+class PaperPage(NamedTuple):
+    """A paper's part of the page."""
 
     name: str
     title: str
     shown: Charts
-    claims: list[tuple[Claim, dict[str, Any]]]
+    claims: list[tuple[Claim, dict[str, Any]]]  # with their entries in the ledger
 
     @property
     def counts(self) -> dict[str, int]:
         """Claims by verdict."""
-        found = [entry["verdict"] for _, entry in self.claims]
-        return {verdict: found.count(verdict) for verdict in VERDICTS}
+        verdicts = [entry["verdict"] for _, entry in self.claims]
+        return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 
 
 class Report:
-    """Makes the page from a folder of results: the same bytes for the same files, no time and no commit in them."""
+    """Makes the page from a folder of results: the same bytes for the same files.
+
+    Args:
+        results: the folder.
+        params: with which the trainings were made, if they are known.
+    """
 
     def __init__(self, results: Results, params: Params | None = None) -> None:
-        """`params`: with which the trainings were made, if they are known."""
-        self.results, self.params = results, params
+        self.results = results
+        self.params = params
         self.texts: dict[str, str] = {}
         self.ledger = results.read("claims")
 
     def html(self) -> str:
         """The page."""
-        here = Path(__file__).parent
+        loader = FileSystemLoader(Path(__file__).parent)
         environment = Environment(
-            loader=FileSystemLoader(here), autoescape=True, trim_blocks=True, lstrip_blocks=True
+            loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
         )
         environment.filters |= {"label": label}
-        papers, trained = self.papers(), trainings(self.results)
-        claims = [
-            (paper, *each)
-            for verdict in VERDICTS
-            for paper in papers
-            for each in paper.claims
-            if each[1]["verdict"] == verdict
-        ]
+        papers = self.papers()
+        claims = [(paper, claim, entry) for paper in papers for claim, entry in paper.claims]
+        claims.sort(key=lambda row: VERDICTS.index(row[2]["verdict"]))
+        trained = trainings(self.results)
+        variants = [training.name for training in trained]
+        bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
         return environment.get_template("report.html.j2").render(
             cell=self.results.cell,
             ledger=self.ledger,
@@ -84,35 +88,29 @@ class Report:
             checklists=checklists(),
             trainings=trained,
             curves=curves(trained),
-            options=options(self.params, self.results.cell, [each.name for each in trained]),
+            options=options(self.params, self.results.cell, variants),
             last_epoch=LAST,
-            script=Markup(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")),  # noqa: S704 (a package's own)
+            script=Markup(bundle),  # noqa: S704 (a package's own)
         )
 
-    def papers(self) -> list[Paper]:
+    def papers(self) -> list[PaperPage]:
         """The papers with rows in the folder."""
         entries = {entry["id"]: entry for entry in self.ledger["claims"]}
-        shown = {
-            paper_of(module): module.charts(self.results)
-            for module in self.results.readers("charts")
-        }
-        return [
-            Paper(
-                name,
-                module.TITLE,
-                shown.get(name, Charts()),
-                [(claim, entries[claim.id]) for claim in module.CLAIMS],
-            )
-            for module in self.results.readers("claims")
-            if (name := paper_of(module))
-        ]
+        pages = []
+        for paper in self.results.papers_here():
+            charts = paper.import_reader("charts")
+            shown = charts.charts(self.results) if charts else Charts()
+            claims = [(claim, entries[claim.id]) for claim in load_claims(paper).claims]
+            pages.append(PaperPage(paper.name, paper.title, shown, claims))
+        return pages
 
     def data(self, file: str, *words: str) -> Markup:
-        """A number that says where it comes from, see :func:`pipeline.report.why.number`."""
+        """A number that says where it comes from, see :func:`pipeline.report.numbers.number`."""
         text = number((file, *words), self._read, self.results.papers)
-        return Markup(
-            '<data value="{}" data-from="{}" tabindex="0" role="button">{}</data>'
-        ).format(text, shlex.join((file, *words)), text)
+        element = '<data value="{}" data-from="{}" tabindex="0" role="button">{}</data>'
+        return Markup(element).format(  # noqa: S704 (escapes what it is filled with)
+            text, shlex.join((file, *words)), text
+        )
 
     def _read(self, file: str) -> str:
         if file not in self.texts:
@@ -121,49 +119,41 @@ class Report:
 
     def table(self, grid: Grid) -> dict[str, Any]:
         """The cells of a table: rows and columns in the file's order."""
-        rows = rows_of(f"results/{grid.file}", grid.where, self._read, self.results.papers)
-        rows = rows[rows[grid.rows].isin(grid.only)] if grid.only else rows
-        names, columns = (
-            list(dict.fromkeys(rows[key].astype(str))) for key in (grid.rows, grid.columns)
-        )
-        there = set(zip(rows[grid.rows].astype(str), rows[grid.columns].astype(str), strict=True))
+        file = f"results/{grid.file}"
+        rows = rows_of(file, grid.where, self._read, self.results.papers)
+        if grid.only:
+            rows = rows[rows[grid.rows].isin(grid.only)]
+        row_names, columns = rows[grid.rows].astype(str), rows[grid.columns].astype(str)
+        there = set(zip(row_names, columns, strict=True))
+        table = []
+        for row in dict.fromkeys(row_names):
+            cells: list[str] = []
+            for column in dict.fromkeys(columns):
+                where = (file, *grid.where, f"{grid.rows}={row}", f"{grid.columns}={column}")
+                cells.append(self._cell(where, grid.factor) if (row, column) in there else "–")
+            table.append((grid.called(row), cells))
+        return {"columns": list(dict.fromkeys(columns)), "rows": table}
 
-        def cell(row: str, column: str) -> Markup:
-            where = (
-                f"results/{grid.file}",
-                *grid.where,
-                f"{grid.rows}={row}",
-                f"{grid.columns}={column}",
-            )
-            mean, std = (
-                self.data(*where, f"{grid.factor}*{what}", ".2f") for what in ("mean", "std")
-            )
-            return mean if ">nan<" in std else Markup("{} ± {}").format(mean, std)
-
-        cells = [
-            [cell(row, column) if (row, column) in there else "–" for column in columns]
-            for row in names
-        ]
-        return {"columns": columns, "rows": list(zip(map(grid.called, names), cells, strict=True))}
+    def _cell(self, where: Sequence[str], factor: int) -> Markup:
+        mean, std = (self.data(*where, f"{factor}*{column}", ".2f") for column in ("mean", "std"))
+        return mean if ">nan<" in std else Markup("{} ± {}").format(mean, std)
 
     def pictures(self, shown: Sequence[Picture]) -> list[dict[str, Any]]:
-        """The figures that were drawn: title, name, caption, data address, and where a page of pictures has them (None: it is none)."""
-        found = []
+        """The figures that were drawn: title, name, caption, data address and grid.
+
+        The grid says where a page of pictures has them. It is None for other figures.
+        """
+        pictures = []
         for title, name, caption in shown:
-            if (file := self.results.folder / "figures" / f"{name}.png").is_file():
-                with Image.open(file) as image:
-                    grid = image.info.get(GRID)
-                source = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
-                found.append(
-                    {
-                        "title": title,
-                        "name": name,
-                        "caption": self.captions[caption],
-                        "source": source,
-                        "grid": grid,
-                    }
-                )
-        return found
+            file = self.results.folder / "figures" / f"{name}.png"
+            if not file.is_file():
+                continue
+            with Image.open(file) as image:
+                grid = image.info.get(GRID)
+            content = base64.b64encode(file.read_bytes()).decode()
+            about = {"title": title, "name": name, "caption": self.captions[caption]}
+            pictures.append(about | {"source": f"data:image/png;base64,{content}", "grid": grid})
+        return pictures
 
     @cached_property
     def captions(self) -> dict[str, str]:
@@ -172,33 +162,21 @@ class Report:
         return dict(re.findall(r"^\*\*(.+?)\.\*\* (.+)$", text, re.M))
 
     def stages(self) -> list[dict[str, Any]]:
-        """Every stage with what it is, its command, the files it left in results/, and the checksums of all that it left.
+        """Every stage with its command, its files in results/ and the checksums of what it left.
 
-        The report's own are not known before it is written; those of outs/params/ change with values that no result depends on.
+        The report's own are not known before it is written. Those of outs/params/ change with
+        values that no result depends on.
         """
-        found = []
+        stages = []
         for name, declared in declared_stages().items():
-            written = stage_results(name)[0] if name != "report" else []
-            sums = {
-                path: md5
-                for path, md5 in checksums(name).items()
-                if name != "report" and path != "outs/params"
-            }
-            found.append(
-                {
-                    "name": name,
-                    "desc": declared["desc"],
-                    "cmd": declared["cmd"],
-                    "files": written,
-                    "sums": sums,
-                }
-            )
-        return found
-
-
-def paper_of(module: Any) -> str:
-    """The paper that a room belongs to."""
-    return module.__name__.split(".")[-2]
+            stage = {"name": name, "desc": declared["desc"], "cmd": declared["cmd"]}
+            files: list[Path] = []
+            sums: dict[str, str] = {}
+            if name != "report":
+                files = stage_results(name)[0]
+                sums = {k: md5 for k, md5 in checksums(name).items() if k != "outs/params"}
+            stages.append(stage | {"files": files, "sums": sums})
+        return stages
 
 
 def spec(chart: Chart) -> Markup:
@@ -207,36 +185,39 @@ def spec(chart: Chart) -> Markup:
 
 
 def dots(claim: Claim, entry: dict[str, Any]) -> Markup:
-    """A picture of what was measured: a dot a seed, the 95 % interval, the borders of the claim; nothing where there is no interval."""
+    """A picture of what was measured: a dot a seed, the 95 % interval, the borders of the claim.
+
+    It is empty where there is no interval.
+    """
     value = entry["measured"]
     if not value or value["low"] is None:
         return Markup("")
-    borders = (
-        [border for border in {*claim.holds, *(claim.plausible or ())} if np.isfinite(border)]
-        if claim.centre is None
-        else []
-    )
-    seeds = [each for each in value.get("values", ()) if each is not None]
+    borders: list[float] = []
+    if not claim.centre:
+        borders = [b for b in {*claim.holds, *claim.contradicted_outside} if np.isfinite(b)]
+    seeds = [seed for seed in value.get("values", ()) if seed is not None]
     span = [*seeds, value["low"], value["high"], *borders]
-    low, high = min(span), max(span)
+    low, width_of_span = min(span), (max(span) - min(span)) or 1
     width, height = DOTS
-
-    def x(number: float) -> str:
-        return f"{8 + (width - 16) * (number - low) / ((high - low) or 1):.1f}"
-
     middle = height // 2 - 4
+
+    def x(position: float) -> str:
+        return f"{8 + (width - 16) * (position - low) / width_of_span:.1f}"
+
     parts = [
-        f'<line x1="{x(b)}" x2="{x(b)}" y1="2" y2="{height - 12}" class="border"/>'
-        f'<text x="{x(b)}" y="{height - 1}" text-anchor="middle">{b:g}</text>'
-        for b in borders
+        f'<line x1="{x(border)}" x2="{x(border)}" y1="2" y2="{height - 12}" class="border"/>'
+        f'<text x="{x(border)}" y="{height - 1}" text-anchor="middle">{border:g}</text>'
+        for border in borders
     ]
-    parts += [
-        f'<line x1="{x(value["low"])}" x2="{x(value["high"])}" y1="{middle}" y2="{middle}" class="interval"/>'
-    ]
-    parts += [f'<circle cx="{x(each)}" cy="{middle}" r="3"/>' for each in seeds]
+    parts.append(
+        f'<line x1="{x(value["low"])}" x2="{x(value["high"])}" y1="{middle}" y2="{middle}" '
+        'class="interval"/>'
+    )
+    parts += [f'<circle cx="{x(seed)}" cy="{middle}" r="3"/>' for seed in seeds]
     about = escape(f"{value['n']} {value['over']}, interval {value['low']:g} to {value['high']:g}")
-    return Markup(
-        f'<svg class="dots" viewBox="0 0 {width} {height}" role="img" aria-label="{about}">{"".join(parts)}</svg>'
+    return Markup(  # noqa: S704 (numbers, and what is escaped)
+        f'<svg class="dots" viewBox="0 0 {width} {height}" role="img" aria-label="{about}">'
+        f"{''.join(parts)}</svg>"
     )
 
 

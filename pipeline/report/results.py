@@ -28,7 +28,7 @@ class Results:
         self.files: dict[str, None] = {}  # names of the files that were asked for, in this order
 
     def table(self, name: str) -> pd.DataFrame:
-        """The rows of `<name>.csv`; none where its stage did not run, or not the part that fills it."""
+        """The rows of `<name>.csv`. There are none where what fills it did not run."""
         self.files[f"{name}.csv"] = None
         if name not in self.tables:
             file = self.folder / f"{name}.csv"
@@ -45,27 +45,27 @@ class Results:
         """Which cell this is: data set, model, protocol, seeds, classes, images."""
         return self.read("cell")
 
-    def readers(self, reader: Reader) -> list[ModuleType]:
-        """The modules "tables", "figures", "claims" or "charts" of the papers that have rows here: a cell need not have all.
+    def papers_here(self) -> list[Paper]:
+        """The papers that have rows here: a cell need not have all.
 
         Rows of another data set or model, left over from another cell, do not count.
         """
-        found = []
-        for paper in self.papers:
-            module = paper.import_reader(reader)
-            if module is None:
-                continue
-            rows = self.table(paper.rows)
-            own = (
-                rows.empty
-                or (
-                    (rows["dataset"] == self.cell["dataset"])
-                    & (rows["model"] == self.cell["model"])
-                ).any()
-            )
-            if own and (self.folder / f"{paper.rows}.csv").is_file():
-                found.append(module)
-        return found
+        return [paper for paper in self.papers if self._has_rows(paper)]
+
+    def _has_rows(self, paper: Paper) -> bool:
+        if not (self.folder / f"{paper.rows}.csv").is_file():
+            return False
+        rows = self.table(paper.rows)
+        if rows.empty:
+            return True
+        own_data = rows["dataset"] == self.cell["dataset"]
+        own_model = rows["model"] == self.cell["model"]
+        return bool((own_data & own_model).any())
+
+    def readers(self, reader: Reader) -> list[ModuleType]:
+        """The modules "tables", "figures" or "charts" of the papers that have rows here."""
+        modules = [paper.import_reader(reader) for paper in self.papers_here()]
+        return [module for module in modules if module is not None]
 
     @property
     def chance(self) -> float:
@@ -74,7 +74,11 @@ class Results:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file. Raises UserError: it is missing or damaged, or holds pickled objects."""
+    """The arrays of an .npz file.
+
+    Raises:
+        UserError: it is missing or damaged, or holds pickled objects.
+    """
     try:
         if sound(path):
             with np.load(path) as arrays:
@@ -82,5 +86,6 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     except ValueError:  # numpy's word for pickled objects
         pass
     raise UserError(
-        f"{path}: missing or damaged, accepted: an .npz file of numbers; `dvc checkout` or `dvc repro` brings it back"
+        f"{path}: missing or damaged, accepted: an .npz file of numbers; "
+        "`dvc checkout` or `dvc repro` brings it back"
     )

@@ -1,4 +1,4 @@
-"""Means with their interval over seeds, paired differences, and what many intervals together ask for."""
+"""Means with their interval over seeds, and what many intervals together ask for."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,10 @@ METHOD = "95 % Student's t over seeds"
 
 
 class Estimate(NamedTuple):
-    """A mean over `n` seeds, its sample standard deviation (n - 1) and its interval by METHOD; nan where n = 1 has none."""
+    """A mean over `n` seeds, its sample standard deviation (n - 1) and its interval by METHOD.
+
+    They are nan where n = 1 has none.
+    """
 
     mean: float
     std: float
@@ -28,13 +31,18 @@ def from_error(mean: float, error: float, n: int) -> Estimate:
     return Estimate(mean, error * math.sqrt(n), n, float(low), float(high))
 
 
-def p_value(found: Estimate, border: float) -> float:
-    """Two-sided, Student's t: the interval at the level 1 - p just reaches the border. Few seeds: it leans on normal differences."""
+def p_value(interval: Estimate, border: float) -> float:
+    """Two-sided, Student's t: the interval at the level 1 - p just reaches the border.
+
+    With few seeds it leans on normal differences.
+    """
     from scipy.stats import t
 
-    error = found.std / math.sqrt(found.n)
-    distance = abs(found.mean - border)
-    return float(2 * t.sf(distance / error, found.n - 1)) if error else float(not distance)
+    error = interval.std / math.sqrt(interval.n)
+    distance = abs(interval.mean - border)
+    if not error:
+        return 0.0 if distance else 1.0
+    return float(2 * t.sf(distance / error, interval.n - 1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -46,24 +54,31 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected.tolist()
 
 
-def n_to_decide(found: Estimate, border: float) -> int | None:
-    """How many would bring the border outside the interval with a power of 80 %, if mean and spread stay; None: over 20 times as many."""
+def n_to_decide(interval: Estimate, border: float) -> int | None:
+    """How many would bring the border outside the interval with a power of 80 %.
+
+    Mean and spread are taken to stay. None: over 20 times as many.
+    """
     from scipy.stats import t
 
-    n = np.arange(found.n + 1, 20 * found.n + 1)
+    n = np.arange(interval.n + 1, 20 * interval.n + 1)
     widths = t.ppf((1 + LEVEL) / 2, n - 1) + t.ppf(0.8, n - 1)
-    enough = n[widths * found.std / np.sqrt(n) < abs(found.mean - border)]
+    enough = n[widths * interval.std / np.sqrt(n) < abs(interval.mean - border)]
     return int(enough[0]) if len(enough) else None
 
 
 def estimate(values: Sequence[float] | np.ndarray, step: float = 0) -> Estimate:
-    """The estimate from one value a seed, (n,); of paired differences between two variants, if those are given.
+    """The estimate from one value a seed, (n,), or from paired differences.
 
-    A count of few things, in which few seeds may agree by chance, has a `step` from value to value, and at least the standard deviation
-    of what is rounded to it.
+    Args:
+        values: by seed.
+        step: of a count of few things, in which few seeds may agree by chance: the distance from
+            value to value. Its standard deviation is at least that of what is rounded to it.
     """
     values = np.asarray(values, dtype=float)
-    n, mean = len(values), float(values.mean())
+    n = len(values)
+    mean = float(values.mean())
     if n < 2:
         return Estimate(mean, math.nan, n, math.nan, math.nan)
-    return from_error(mean, max(float(values.std(ddof=1)), step / math.sqrt(12)) / math.sqrt(n), n)
+    std = max(float(values.std(ddof=1)), step / math.sqrt(12))
+    return from_error(mean, std / math.sqrt(n), n)

@@ -32,7 +32,16 @@ def write_table(
     name: str,
     label: str = "",
 ) -> None:
-    """Write a table as `<name>.csv` (numbers), `<name>.md` and `<name>.tex` (texts in the paper's form, with caption and label)."""
+    """Write a table.
+
+    Args:
+        numbers: go to `<name>.csv`.
+        paper: texts in the paper's form, which go to `<name>.md` and `<name>.tex`.
+        caption: below the texts.
+        folder: that the files go to.
+        name: of the files.
+        label: of the LaTeX table. Default: from the name.
+    """
     numbers.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
     (folder / f"{name}.md").write_text(
         f"{paper.to_markdown(index=False, disable_numparse=True)}\n\n{caption}\n"
@@ -51,7 +60,7 @@ def _latex(text: str) -> str:
 
 
 def console(width: int) -> "Console":
-    """A console of at least `width` columns: a narrow terminal wraps lines rather than losing numbers."""
+    """A console of at least `width` columns, whose lines a narrow terminal wraps."""
     from rich.console import Console
 
     return Console(width=max(width, Console().width), highlight=False)

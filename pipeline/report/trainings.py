@@ -1,4 +1,4 @@
-"""What the report shows of the trainings behind the results: the starting weights and the refined models, from their epochs."""
+"""What the report shows of the trainings behind the results, from their epochs."""
 
 from typing import Any, NamedTuple
 
@@ -7,14 +7,15 @@ import pandas as pd
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune
 from pipeline.jobs.display import grouped, option_rows
-from pipeline.report.charts import ORDERS, SPREAD, Chart, lines, spread
+from pipeline.report.charts import ORDERS, SPREAD, Chart, accuracy_lines
 from pipeline.report.evaluations import label
 from pipeline.report.results import Results
 
 PRETRAIN = "starting weights"
+ACCURACIES = {order: f"validation/{order}/accuracy" for order in ORDERS}
 LAST = {
     "train/accuracy": "training images",
-    **{f"validation/{order}/accuracy": f"validation, {words}" for order, words in ORDERS.items()},
+    **{ACCURACIES[order]: f"validation, {words}" for order, words in ORDERS.items()},
 }
 
 
@@ -38,55 +39,59 @@ class Training(NamedTuple):
 
 def trainings(results: Results) -> list[Training]:
     """Those with epochs: the starting weights have none where they were fetched."""
-    names = dict.fromkeys(results.table("protocols").get("variant", ()))
-    files = {PRETRAIN: "pretrain"} | {name: f"finetune/{name}" for name in names}
-    return [
-        Training(name, f"results/{file}.csv", rows)
-        for name, file in files.items()
-        if len(rows := results.table(file))
-    ]
+    files = {PRETRAIN: "pretrain"}
+    for variant in results.table("protocols").get("variant", ()):
+        files[variant] = f"finetune/{variant}"
+    with_epochs = []
+    for name, file in files.items():
+        rows = results.table(file)
+        if len(rows):
+            with_epochs.append(Training(name, f"results/{file}.csv", rows))
+    return with_epochs
 
 
-def curves(found: list[Training]) -> list[Chart]:
-    """Validation accuracy after each epoch: of the refined models an order a chart, of the starting weights in both orders."""
-    shown = []
-    refined = [each for each in found if each.refined]
+def curves(shown: list[Training]) -> list[Chart]:
+    """Validation accuracy after each epoch.
+
+    Of the refined models there is a chart an order, of the starting weights one with both orders.
+    """
+    charts = []
+    refined = [training for training in shown if training.refined]
     for order, words in ORDERS.items():
-        own = [_curve(each, order, label(each.name)) for each in refined]
         if refined:
-            shown.append(_chart(f"Refined: validation accuracy {words}", "finetune/*.csv", own))
-    for each in found:
-        if not each.refined:
-            own = [_curve(each, order, words) for order, words in ORDERS.items()]
-            shown.append(_chart("Starting weights: validation accuracy", "pretrain.csv", own))
-    return shown
+            rows = [_epochs(training, order, label(training.name)) for training in refined]
+            charts.append(_chart(f"Refined: validation accuracy {words}", "finetune/*.csv", rows))
+    for training in shown:
+        if not training.refined:
+            rows = [_epochs(training, order, words) for order, words in ORDERS.items()]
+            charts.append(_chart("Starting weights: validation accuracy", "pretrain.csv", rows))
+    return charts
 
 
-def _curve(training: Training, order: str, name: str) -> pd.DataFrame:
-    return spread(
-        training.rows.assign(variant=name), ["variant", "epoch"], f"validation/{order}/accuracy"
-    )
+def _epochs(training: Training, order: str, name: str) -> pd.DataFrame:
+    rows = training.rows
+    return rows[["epoch", "seed"]].assign(variant=name, accuracy=rows[ACCURACIES[order]])
 
 
-def _chart(title: str, file: str, own: list[pd.DataFrame]) -> Chart:
-    return Chart(
-        title,
-        SPREAD,
-        file,
-        lines(pd.concat(own), "epoch", "variant", "epoch", "accuracy (%)", (0, 100)),
-    )
+def _chart(title: str, file: str, rows: list[pd.DataFrame]) -> Chart:
+    return Chart(title, SPREAD, file, accuracy_lines(pd.concat(rows), "epoch", "variant", "epoch"))
 
 
-def options(params: Params | None, cell: dict[str, Any], names: list[str]) -> list[tuple[str, ...]]:
-    """(key, value, place in params.yaml, of which variants) of the refinements; none where the parameters are of another cell."""
+def options(
+    params: Params | None, cell: dict[str, Any], variants: list[str]
+) -> list[tuple[str, ...]]:
+    """(key, value, place in params.yaml, of which variants) of the refinements.
+
+    There are none where the parameters are of another cell.
+    """
     if params is None or (*params.cell,) != (cell["dataset"], cell["model"], cell["scale"]):
         return []
-    counts = cell["images"]
-    own = params.with_sizes(counts["train"], counts["validation"], counts.get("heldout", 0))
-    return grouped(
-        {
-            label(name): option_rows(name, own.all_variants[name], own.values(Finetune, name), own)
-            for name in names
-            if name in own.all_variants
-        }
-    )
+    images = cell["images"]
+    params = params.with_sizes(images["train"], images["validation"], images.get("heldout", 0))
+    rows = {}
+    for name in variants:
+        if name in params.all_variants:
+            variant = params.all_variants[name]
+            values = params.values(Finetune, name)
+            rows[label(name)] = option_rows(name, variant, values, params)
+    return grouped(rows)

@@ -580,7 +580,7 @@ def test_readers_run_nothing(source: Path, jobs: Listed, keys: Keys) -> None:
     rooms = [
         "papers/*/figures.py",
         "papers/*/tables.py",
-        "papers/*/claims.py",
+        "papers/*/measures.py",
         "papers/*/checks.py",
         "papers/*/cost.py",
         "pipeline/report/*.py",

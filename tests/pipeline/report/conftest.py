@@ -32,7 +32,7 @@ def browser() -> Iterator[Any]:
 
 
 def complaints_and_requests(browser: Any) -> list[str]:
-    """What the browser logged as a warning or an error since it was last asked, and what it asked for that is no file."""
+    """Warnings and errors since the browser was last asked, and requests for what is no file."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [
         event["params"]["request"]["url"]

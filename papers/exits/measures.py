@@ -1,0 +1,312 @@
+"""What multi-exit ViT's claims are decided on.
+
+A score is an accuracy in % or, of counting, the mean absolute error times -1: higher is better in
+both. `Scores` have it by branch type, each (exits, seeds).
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from lsvit.routes import count_routes
+from papers.exits.section import COUNTING, LAST_EXIT
+from papers.exits.tables import CLASSIFIER_WISE, LABELS, STRATEGIES, TABLE1, TABLE2
+from pipeline.config.variant import BASELINE
+from pipeline.report.evaluations import label
+from pipeline.report.evidence import Counts, Evidence, NotComparable, NotRun
+from pipeline.report.tables import NONE
+
+BRANCHES = tuple(LABELS)
+CNNS = ("cnn_ignore", "cnn_add", "cnn_project")
+TABLES = {(6,): TABLE1, (3, 6, 9): TABLE2}  # by the places of the early exits
+MODELS = ("vit_b16", "vit_b16_384")  # presets that have the published model's size
+Scores = dict[str, np.ndarray]
+
+
+def without(names: Iterable[str], *left_out: str) -> tuple[str, ...]:
+    """The names but for those left out."""
+    return tuple(name for name in names if name not in left_out)
+
+
+def select(e: Evidence, **where: str) -> pd.DataFrame:
+    """The exits with these values in the columns, with their score."""
+    rows = e.rows("exits", "early exits are", **where)
+    accuracy = 100 * rows["accuracy"]
+    return rows.assign(score=accuracy.where(rows["mae"].isna(), -rows["mae"]))
+
+
+def scores_of(
+    e: Evidence, rows: pd.DataFrame, column: str, exits: Sequence[tuple[str, int]], what: str
+) -> np.ndarray:
+    """Scores of exits, each a name in the column and a depth: (exits, seeds).
+
+    Raises:
+        NotRun: an exit is missing for any seed.
+    """
+    if rows.empty or not exits:
+        raise NotRun(f"{what} is not among the results")
+    index = pd.MultiIndex.from_tuples(exits)
+    table = rows.pivot_table(index=[column, "depth"], columns="seed", values="score")
+    table = table.reindex(index=index, columns=sorted(e.table("exits")["seed"].unique()))
+    missing = index[table.isna().any(axis=1)]
+    if len(missing):
+        name, depth = missing[0]
+        exit_name = f"{LABELS.get(name, name)} after layer {depth}"
+        raise NotRun(f"{what}: {exit_name} is not among the results of every seed")
+    return table.to_numpy()
+
+
+def by_name(
+    e: Evidence,
+    rows: pd.DataFrame,
+    column: str,
+    names: Sequence[str],
+    depths: Sequence[int],
+    what: str,
+) -> Scores:
+    """Scores of every name in the column after every one of the depths."""
+    exits = [(name, depth) for name in names for depth in depths]
+    scores = scores_of(e, rows, column, exits, what)
+    return dict(zip(names, scores.reshape(len(names), len(depths), -1), strict=True))
+
+
+def last_depth(e: Evidence) -> int:
+    """Depth of the model's own head: all layers."""
+    depths = select(e, branch=LAST_EXIT)["depth"]
+    if depths.empty:
+        raise NotRun("the last exit is not among the results")
+    return int(depths.max())
+
+
+def depths_from(e: Evidence, first: int) -> range:
+    """The places of early exits from a depth on. A negative one counts from the last place."""
+    return range(1, last_depth(e))[first - 1 if first > 0 else first :]
+
+
+def frozen(
+    e: Evidence, depths: Sequence[int], names: Sequence[str] = BRANCHES, counting: bool = False
+) -> Scores:
+    """Exits on a frozen backbone in the original order: the baseline, or the one that counts."""
+    variant = COUNTING if counting else BASELINE
+    dataset = COUNTING if counting else e.cell["dataset"]
+    rows = select(e, strategy=CLASSIFIER_WISE, variant=variant, dataset=dataset, order="sequential")
+    backbone = "the counting task" if counting else "the baseline"
+    return by_name(e, rows, "branch", names, depths, f"classifier-wise training on {backbone}")
+
+
+def trained(
+    e: Evidence,
+    placement: Sequence[int],
+    names: Sequence[str] = BRANCHES,
+    strategy: str = "end_to_end",
+    counting: bool = False,
+) -> Scores:
+    """Exits of models trained with them, the last exit last.
+
+    Placement () and name "none" are the control without early exits.
+    """
+    key = "-".join(map(str, placement)) or NONE
+    dataset = COUNTING if counting else e.cell["dataset"]
+    rows = select(e, strategy=strategy, dataset=dataset, placement=key)
+    task = " for counting" if counting else ""
+    where = f"exits after layers {key}" if placement else "without early exits"
+    what = f"{STRATEGIES[strategy]} training{task}, {where},"
+    return by_name(e, rows, "architecture", names, [*placement, last_depth(e)], what)
+
+
+def frozen_lead(
+    e: Evidence,
+    branches: Sequence[str],
+    depths: Sequence[int] = (),
+    first: int = 1,
+    among: Sequence[str] = BRANCHES,
+    counting: bool = False,
+) -> np.ndarray:
+    """The best of some branch types minus the best of the others, mean over the depths.
+
+    Without `depths` those from the place `first` on.
+    """
+    scores = frozen(e, depths or depths_from(e, first), among, counting)
+    best = np.max([scores[name] for name in branches], axis=0)
+    rival = np.max([scores[name] for name in without(among, *branches)], axis=0)
+    return (best - rival).mean(axis=0)
+
+
+def practical_architectures(e: Evidence) -> Counts:
+    """How many branch types have a practical exit on the baseline."""
+    frozen(e, depths_from(e, 1))  # raises where an exit is missing: practical is one among all
+    dataset = e.cell["dataset"]
+    rows = select(
+        e, strategy=CLASSIFIER_WISE, variant=BASELINE, dataset=dataset, order="sequential"
+    )
+    practical = rows[rows["practical"].astype(bool) & rows["branch"].isin(BRANCHES)]
+    return Counts(practical.groupby("seed")["branch"].nunique().to_numpy(), step=1)
+
+
+def mlp_deficit(e: Evidence) -> np.ndarray:
+    """The mean of the other branch types minus MLP-EE, mean over layers 1 to 3."""
+    scores = frozen(e, range(1, 4))
+    others = np.mean([scores[name] for name in without(BRANCHES, "mlp")], axis=0)
+    return (others - scores["mlp"]).mean(axis=0)
+
+
+def late_spread(e: Evidence) -> np.ndarray:
+    """The best minus the worst branch type, mean over the last six places."""
+    dataset = e.cell["dataset"]
+    if dataset != "cifar10" and not dataset.startswith("fashion_mnist"):
+        raise NotRun("the claim is about CIFAR-10 and Fashion-MNIST")
+    return np.ptp(list(frozen(e, depths_from(e, -6)).values()), axis=0).mean(axis=0)
+
+
+def late_counting_lead(e: Evidence) -> np.ndarray:
+    """The best early exit of the last three places minus the last exit, when counting."""
+    last = frozen(e, [last_depth(e)], [LAST_EXIT], counting=True)[LAST_EXIT][0]
+    late = frozen(e, depths_from(e, -3), counting=True)
+    return np.max(list(late.values()), axis=(0, 1)) - last
+
+
+def mixer_wins(e: Evidence) -> Counts:
+    """The share in % of the places where MLP-Mixer-EE counts better than ResMLP-EE."""
+    depths = depths_from(e, 1)
+    scores = frozen(e, depths, ("mixer", "resmlp"), counting=True)
+    wins = 100 * (scores["mixer"] > scores["resmlp"]).mean(axis=0)
+    return Counts(wins, step=100 / len(depths))
+
+
+def last_exit(
+    e: Evidence, placement: Sequence[int], names: Sequence[str] = BRANCHES, counting: bool = False
+) -> np.ndarray:
+    """The last exit's mean score over the branch types that models were trained with."""
+    scores = trained(e, placement, names, counting=counting)
+    return np.mean([exits[-1] for exits in scores.values()], axis=0)
+
+
+def vit_wins(e: Evidence) -> Counts:
+    """The share in % of (other branch type, exit) pairs in which ViT-EE is better."""
+    scores = trained(e, (3, 6, 9))
+    others = without(BRANCHES, "vit")
+    wins = 100 * np.mean([scores["vit"] > scores[name] for name in others], axis=(0, 1))
+    return Counts(wins, step=100 / len(others) / 4)
+
+
+def cnn_deficit(e: Evidence) -> np.ndarray:
+    """The mean of the other branch types minus the CNNs', over the early exits of both tables."""
+    deficits = []
+    for placement in TABLES:
+        scores = trained(e, placement)
+        others, cnns = (
+            np.mean([scores[name][:-1] for name in names], axis=0)
+            for names in (without(BRANCHES, *CNNS), CNNS)
+        )
+        deficits.append(others - cnns)
+    return np.concatenate(deficits).mean(axis=0)
+
+
+def strategy_lead(e: Evidence, strategy: str, over: str, exit: int) -> np.ndarray:
+    """A training strategy minus another at an exit (0 the first, -1 the last).
+
+    The mean is over what was trained layer-wise.
+    """
+    rows = select(e, strategy="layer_wise", dataset=e.cell["dataset"])
+    pairs = sorted(set(zip(rows["placement"], rows["architecture"], strict=True)))
+    if not pairs:
+        raise NotRun("layer-wise training is not among the results")
+    leads = []
+    for key, name in pairs:
+        placement = [int(depth) for depth in key.split("-")]
+        first, second = (trained(e, placement, [name], way)[name][exit] for way in (strategy, over))
+        leads.append(first - second)
+    return np.mean(leads, axis=0)
+
+
+def deviation(e: Evidence, placement: Sequence[int]) -> np.ndarray:
+    """The largest absolute deviation from a table's figures for this data set."""
+    dataset, model, scale = (e.cell[key] for key in ("dataset", "model", "scale"))
+    scores = trained(e, placement)
+    published = TABLES[tuple(placement)].get(dataset)
+    # The paper counts people, not objects.
+    if not published or dataset == COUNTING or model not in MODELS or scale != "published":
+        raise NotComparable(f"{dataset} with {model} at scale {scale} is none of the paper's cells")
+    deviations = [scores[name] - np.array(published[name])[:, None] for name in BRANCHES]
+    return np.max(np.abs(deviations), axis=(0, 1))
+
+
+def exit_accuracy(e: Evidence, variant: str, order: str, exits_in: str) -> np.ndarray:
+    """Accuracy of exits on a variant, mean over those that LS has in the order `exits_in`."""
+    rows = select(e, strategy=CLASSIFIER_WISE, dataset=e.cell["dataset"])
+    rows = rows[rows["branch"] != LAST_EXIT]
+    shuffled = rows[(rows["variant"] == "ls") & (rows["order"] == exits_in)]
+    if shuffled.empty:
+        raise NotRun(f"exits on a LayerShuffle backbone, {exits_in}, are not among the results")
+    exits = sorted(set(zip(shuffled["branch"], shuffled["depth"], strict=True)))
+    if exits_in == "arbitrary":
+        # Each image that reports has an order: half of them where none are held out.
+        images = e.cell["images"]["validation"]
+        if "heldout" not in e.cell["images"]:
+            images //= 2
+        for _, depth in exits:
+            e.orders.append(min(images, count_routes(e.num_layers, depth, "arbitrary")))
+    rows = rows[(rows["variant"] == variant) & (rows["order"] == order)]
+    what = f"exits on {label(variant)}, {order}"
+    return scores_of(e, rows, "branch", exits, what).mean(axis=0)
+
+
+def baseline_left(e: Evidence) -> np.ndarray:
+    """What arbitrary orders leave of exits on the baseline, in % of the accuracy above chance."""
+    original, other = (
+        exit_accuracy(e, BASELINE, order, "arbitrary") for order in ("sequential", "arbitrary")
+    )
+    return e.excess(other, original)
+
+
+def under_budgets(e: Evidence, column: str, *policies: str) -> list[pd.DataFrame]:
+    """Per seed a column of the baseline's rows under budgets: a row a budget, a column a policy."""
+    dataset = e.cell["dataset"]
+    rows = e.rows("exits_dynamic", "dynamic inference is", dataset=dataset, variant=BASELINE)
+    table = rows.pivot_table(index=["seed", "budget"], columns="policy", values=column)
+    for policy in policies:
+        if policy not in table or table[policy].isna().any():
+            what = f"dynamic inference with the baseline, policy {policy},"
+            raise NotRun(f"{what} is not among the results")
+    return [budgets.droplevel("seed") for _, budgets in table.groupby("seed")]
+
+
+def confidence_gain(e: Evidence) -> np.ndarray:
+    """Leaving by confidence minus one exit for all images, at half of the largest budget."""
+    gains = []
+    for accuracies in under_budgets(e, "accuracy", "confidence", "budget"):
+        budgets = accuracies.index.to_numpy()
+        half = accuracies.iloc[np.abs(budgets - budgets.max() / 2).argmin()]
+        gains.append(100 * (half["confidence"] - half["budget"]))
+    return np.array(gains)
+
+
+def overspent(e: Evidence) -> np.ndarray:
+    """The largest excess in % of the mean FLOPs over a budget, leaving by confidence."""
+    excesses = []
+    for flops in under_budgets(e, "flops", "confidence"):
+        excesses.append((100 * (flops["confidence"] / flops.index - 1)).max())
+    return np.array(excesses)
+
+
+MEASURES = {
+    measure.__name__: measure
+    for measure in (
+        frozen_lead,
+        practical_architectures,
+        mlp_deficit,
+        late_spread,
+        late_counting_lead,
+        mixer_wins,
+        last_exit,
+        vit_wins,
+        cnn_deficit,
+        strategy_lead,
+        deviation,
+        exit_accuracy,
+        baseline_left,
+        confidence_gain,
+        overspent,
+    )
+}

@@ -1,0 +1,81 @@
+"""What the claims about layers on nodes are decided on, on 12 nodes.
+
+Accuracy counts from chance (0 %) to that of the baseline on healthy nodes (100 %).
+"""
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pandas as pd
+
+from papers.nodes.section import Policy
+from pipeline.config.variant import BASELINE
+from pipeline.report.evaluations import label
+from pipeline.report.evidence import Evidence, NotRun
+
+NODES = 12
+
+
+def rows_of(
+    e: Evidence,
+    variant: str,
+    policy: Policy,
+    faults: Sequence[str] = (),
+    copies: Sequence[int] = (1, 2),
+) -> pd.DataFrame:
+    """The rows of a variant under a policy, of some faults (none given: any) and copies a layer."""
+    rows = e.rows("nodes", "nodes is", variant=variant, policy=policy, nodes=NODES)
+    rows = rows[rows["replication"].isin(copies)]
+    if faults:
+        rows = rows[rows["fault"].isin(faults)]
+    there = set(zip(rows["fault"], rows["replication"], strict=True))
+    if rows.empty or set(product(faults, copies)) - there:
+        which = ", ".join(faults or ("any fault",))
+        raise NotRun(f"{label(variant)} in {policy} order with {which} is not among the results")
+    return rows
+
+
+def right(
+    e: Evidence,
+    variant: str,
+    policy: Policy,
+    faults: Sequence[str],
+    copies: Sequence[int] = (1, 2),
+) -> np.ndarray:
+    """Images answered rightly in % of all, mean over faults and copies."""
+    rows = rows_of(e, variant, policy, faults, copies)
+    return 100 * e.by_seed(rows, "right", f"{label(variant)} {policy}")
+
+
+def lost(e: Evidence) -> np.ndarray:
+    """Micro-batches of LS without an answer in % of all, under the fault with most of them."""
+    rows = rows_of(e, "ls", "any")
+    shares = rows["lost"] / rows["micro_batches"]
+    return 100 * shares.groupby(rows["seed"], sort=False).max().to_numpy()
+
+
+def half_away(e: Evidence) -> np.ndarray:
+    """What LS keeps with half of the nodes away, of the baseline on healthy nodes."""
+    own = right(e, "ls", "any", ["gone_6"], [1])
+    return e.excess(own, right(e, BASELINE, "strict", ["healthy"], [1]))
+
+
+def lead_over_partial(e: Evidence, faults: Sequence[str]) -> np.ndarray:
+    """LS in any order minus the better of baseline and LayerDrop in partial order."""
+    own = right(e, "ls", "any", faults)
+    others = [right(e, name, "partial", faults) for name in (BASELINE, "layerdrop")]
+    return own - np.max(others, axis=0)
+
+
+def relative(e: Evidence, column: str, fault: str, copies: Sequence[int] = (1, 2)) -> np.ndarray:
+    """A column of LS in any order over that of the baseline in strict order, less 1, in %."""
+    any_order = rows_of(e, "ls", "any", [fault], copies)
+    strict = rows_of(e, BASELINE, "strict", [fault], copies)
+    own = e.by_seed(any_order, column, "LS any")
+    return 100 * (own / e.by_seed(strict, column, "baseline strict") - 1)
+
+
+MEASURES = {
+    measure.__name__: measure for measure in (right, lost, half_away, lead_over_partial, relative)
+}

@@ -1,0 +1,147 @@
+"""What the over-smoothing paper's claims are decided on."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lsvit.routes import ORDERS, Order
+from papers.smoothing.section import SCRATCH
+from pipeline.report.evaluations import label
+from pipeline.report.evidence import Evidence, NotRun
+from pipeline.report.tables import NONE
+
+COSINE, ATTENTION = "patch_cosine", "attention_std"
+PARTS = {
+    "repeats": "repeated augmentation",
+    "erasing": "random erasing",
+    "mixup": "mixup",
+    "drop_path": "drop path",
+}
+
+
+def depths(e: Evidence) -> tuple[int, int]:
+    """The smaller and the larger number of layers of the trainings from scratch."""
+    rows = e.rows("smoothing", "over-smoothing is", training=SCRATCH)
+    numbers = sorted(rows["num_layers"].unique())
+    if len(numbers) < 2:
+        raise NotRun("trainings from scratch at two depths are not among the results")
+    return int(numbers[0]), int(numbers[-1])
+
+
+def profile(
+    e: Evidence,
+    column: str,
+    losses: str = NONE,
+    depth: int | None = None,
+    training: str = SCRATCH,
+    order: Order = "sequential",
+    removed: str = NONE,
+    talking_heads: bool = False,
+) -> np.ndarray:
+    """A measure layer by layer: (seeds, layers).
+
+    It goes from the embedding on, of the attention from the first layer on.
+
+    Raises:
+        NotRun: it is not among the results.
+    """
+    where = {"training": training, "order": order, "removed": removed}
+    rows = e.rows("smoothing", "over-smoothing is", **where, talking_heads=talking_heads)
+    if depth is not None:
+        rows = rows[rows["num_layers"] == depth]
+    if training == SCRATCH:
+        rows = rows[rows["losses"] == losses]
+    if column == ATTENTION:
+        rows = rows[rows["layer"] > 0]
+    if rows.empty or rows[column].isna().any():
+        name = f"{label(training)}, {order}"
+        if training == SCRATCH:
+            name = f"losses {losses}, {depth} layers"
+            if removed != NONE:
+                name += f", without {PARTS[removed]}"
+            elif talking_heads:
+                name += ", talking heads"
+        raise NotRun(f"the {column.replace('_', ' ')} of {name} is not among the results")
+    return rows.pivot_table(index="seed", columns="layer", values=column, sort=False).to_numpy()
+
+
+def similarity(
+    e: Evidence,
+    losses: str = NONE,
+    deep: bool | None = None,
+    training: str = SCRATCH,
+    order: Order = "sequential",
+) -> np.ndarray:
+    """Patch cosine similarity after the last layer, at the larger depth if `deep`."""
+    depth = None if deep is None else depths(e)[deep]
+    return profile(e, COSINE, losses, depth, training, order)[:, -1]
+
+
+def rise(e: Evidence) -> np.ndarray:
+    """Similarity after the last layer minus that after the first, larger depth."""
+    similarities = profile(e, COSINE, depth=depths(e)[1])
+    return similarities[:, -1] - similarities[:, 1]
+
+
+def attention_rise(e: Evidence) -> np.ndarray:
+    """Deviation of the attention scores, last minus first third of the layers, larger depth."""
+    deviations = profile(e, ATTENTION, depth=depths(e)[1])
+    third = deviations.shape[1] // 3
+    return deviations[:, -third:].mean(1) - deviations[:, :third].mean(1)
+
+
+def attention(e: Evidence, losses: str) -> np.ndarray:
+    """Deviation of the attention scores, mean over the layers, larger depth."""
+    return profile(e, ATTENTION, losses, depths(e)[1]).mean(1)
+
+
+def accuracy(
+    e: Evidence,
+    losses: str,
+    deep: bool = False,
+    removed: str = NONE,
+    talking_heads: bool = False,
+) -> np.ndarray:
+    """Accuracy in % of a training from scratch, at the larger depth if `deep`."""
+    depth = depths(e)[deep]
+    return (
+        100
+        * profile(e, "accuracy", losses, depth, removed=removed, talking_heads=talking_heads)[:, -1]
+    )
+
+
+def best_lead(e: Evidence, losses: str, others: Sequence[str]) -> np.ndarray:
+    """The accuracy with losses minus that with the best of others."""
+    return accuracy(e, losses) - np.max([accuracy(e, other) for other in others], axis=0)
+
+
+def cost_of_removing(e: Evidence, part: str, losses: str) -> np.ndarray:
+    """What accuracy loses when a part of the recipe is removed."""
+    return accuracy(e, losses) - accuracy(e, losses, removed=part)
+
+
+def change_of_order(e: Evidence, variant: str) -> np.ndarray:
+    """The absolute change of a variant's similarity from original to arbitrary order."""
+    sequential, arbitrary = (similarity(e, training=variant, order=order) for order in ORDERS)
+    return np.abs(arbitrary - sequential)
+
+
+def ls_accuracy(e: Evidence, variant: str) -> np.ndarray:
+    """Accuracy of a refined variant under arbitrary orders."""
+    return e.accuracy(variant, "arbitrary")
+
+
+MEASURES = {
+    measure.__name__: measure
+    for measure in (
+        similarity,
+        rise,
+        attention_rise,
+        attention,
+        accuracy,
+        best_lead,
+        cost_of_removing,
+        change_of_order,
+        ls_accuracy,
+    )
+}

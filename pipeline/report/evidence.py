@@ -1,0 +1,99 @@
+"""What a claim is decided on: the result files of one cell, and why they may give no verdict."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lsvit.routes import Order, count_routes
+from pipeline.config.paper import Paper
+from pipeline.jobs.rows import mean_rows
+from pipeline.report.evaluations import label
+from pipeline.report.results import Results
+
+
+class NoVerdict(Exception):
+    """A claim cannot be decided. The message says why."""
+
+
+class NotRun(NoVerdict):
+    """The results lack what the claim is about."""
+
+
+class NothingToTell(NoVerdict):
+    """The results have what the claim is about, but no more of it would tell."""
+
+
+class NotComparable(NoVerdict):
+    """The results are of another data set or model than the published figure."""
+
+
+class Counts(NamedTuple):
+    """One value a seed of a quantity that counts few things.
+
+    `step` is the distance from a value to the next.
+    """
+
+    values: np.ndarray
+    step: float
+
+
+class Evidence(Results):
+    """The result files of one cell. Methods return one value a seed, or raise NotRun.
+
+    Attributes:
+        orders: numbers of orders behind the values asked for, since it was emptied.
+    """
+
+    def __init__(self, folder: Path, papers: tuple[Paper, ...] = ()) -> None:
+        super().__init__(folder, papers)
+        self.orders: list[int] = []
+
+    @property
+    def num_layers(self) -> int:
+        """Of the chosen model."""
+        return int(self.table("prune_eval")["keep"].max())
+
+    def rows(self, name: str, what: str, **where: object) -> pd.DataFrame:
+        """Select the rows of a table with these values in its columns, maybe none.
+
+        Raises:
+            NotRun: the table is empty. `what` and its verb name it: "exits are".
+        """
+        rows = self.table(name)
+        if rows.empty:
+            raise NotRun(f"{what} not among the results")
+        for column, value in where.items():
+            rows = rows[rows[column] == value]
+        return rows
+
+    def by_seed(self, rows: pd.DataFrame, column: str, what: str) -> np.ndarray:
+        """Mean of a column over the rows of each seed."""
+        if rows.empty or rows[column].isna().any():
+            raise NotRun(f"{what} is not among the results")
+        return rows.groupby("seed", sort=False)[column].mean().to_numpy()
+
+    def evaluations(self, variant: str, order: Order, keep: int | None) -> pd.DataFrame:
+        """The rows of prune_eval.csv behind an accuracy with `keep` layers (None: all)."""
+        rows = self.table("prune_eval")
+        rows = rows[(rows["variant"] == variant) & (rows["order"] == order)]
+        depth = rows["keep"].max()
+        if keep is None:
+            keep = depth
+        rows = mean_rows(rows[rows["keep"] == keep])
+        if len(rows):
+            drawn = int(rows.groupby("seed")["routes"].sum().iloc[0])
+            self.orders.append(min(drawn, count_routes(depth, keep, order)))
+        return rows
+
+    def accuracy(self, variant: str, order: Order, keep: int | None = None) -> np.ndarray:
+        """Accuracy in % with `keep` layers (default: all the variant has), mean over the routes."""
+        what = f"{label(variant)}, {order}"
+        if keep:
+            what += f", {keep} layers"
+        return 100 * self.by_seed(self.evaluations(variant, order, keep), "accuracy", what)
+
+    def excess(self, values: np.ndarray, of: np.ndarray) -> np.ndarray:
+        """Accuracy above chance in % of another accuracy above chance."""
+        return 100 * (values - self.chance) / (of - self.chance)

@@ -1,0 +1,87 @@
+"""The papers' claims as their claims.yaml state them."""
+
+import hashlib
+import inspect
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from papers import PAPERS
+from pipeline.config.load import load
+from pipeline.config.paper import Paper
+from pipeline.report.claims import Claim, ClaimFile, load_claims
+from tests.conftest import ALL_CLAIMS, ROOT
+
+RULES_KNOWN = "f60fe5c143a9a861"
+# Papers of which there is no text, or none at hand that a quote could be compared with.
+WITHOUT_QUOTES = ("painters", "nodes")
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+def test_a_file_of_claims(paper: Paper) -> None:
+    """Its measures exist and take the arguments; what a paper claims is quoted, and no more."""
+    stated = load_claims(paper)
+    measures = paper.import_reader("measures").MEASURES
+    assert set(measures) == {claim.measure for claim in stated.claims}
+    for claim in stated.claims:
+        signature = inspect.signature(measures[claim.measure])
+        signature.bind("evidence", **claim.arguments)
+        signature.bind("evidence", **(claim.arguments | (claim.minus or {})))
+        quotable = paper.name not in WITHOUT_QUOTES and not claim.source.startswith("beyond")
+        assert bool(claim.quote) == quotable, claim.id
+    assert set(stated.headline) <= {claim.id for claim in stated.claims}
+
+
+def test_ids_are_told_apart() -> None:
+    assert len({claim.id for claim in ALL_CLAIMS}) == len(ALL_CLAIMS)
+
+
+def test_unknown_and_missing_keys_are_refused() -> None:
+    claim = dict.fromkeys(("id", "source", "claim", "published", "quantity", "measure"), "x")
+    assert ClaimFile.model_validate({"claims": [claim | {"holds": [0, 1]}]}).claims[0].id == "x"
+    for wrong in ({}, {"holds": [0]}, {"holds": [0, 1], "plausibel": [0, 2]}):
+        with pytest.raises(ValidationError):
+            ClaimFile.model_validate({"claims": [claim | wrong]})
+
+
+@pytest.mark.parametrize("claim", ALL_CLAIMS, ids=lambda claim: claim.id)
+def test_a_result_could_contradict_it(claim: Claim) -> None:
+    """What is possible reaches beyond `plausible`, and that beyond `holds`."""
+    least, most = claim.contradicted_outside
+    beyond = claim.possible[0] < least or most < claim.possible[1]
+    assert beyond or claim.centre  # around a published figure
+    assert least <= claim.holds[0] <= claim.holds[1] <= most
+    assert claim.plausible != claim.holds
+    assert "|" not in claim.claim + claim.published + claim.quantity  # cells of a table
+
+
+@pytest.mark.parametrize("quote", sorted({claim.quote for claim in ALL_CLAIMS if claim.quote}))
+def test_a_quote_is_short_and_says_where_it_was_shortened(quote: str) -> None:
+    assert 20 < len(quote) <= 240
+    assert quote == " ".join(quote.split())
+    assert quote[0].isupper() or quote.startswith("[...] ")
+    assert quote.endswith((".", ")", "[...]"))
+
+
+def test_rules_do_not_move_unsaid() -> None:
+    """Whoever changes a rule says so in `rules`, with what was known by then, and then here."""
+    said = " ".join(filter(None, (load_claims(paper).rules for paper in PAPERS)))
+    rules = [said, *((claim.id, claim.rule) for claim in ALL_CLAIMS)]
+    assert hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16] == RULES_KNOWN
+
+
+@pytest.mark.slow
+def test_the_commands_of_claims_are_accepted(tmp_path: Path) -> None:
+    """And change something."""
+    from dvc.utils.hydra import apply_overrides
+
+    default = load(ROOT / "params.yaml", papers=PAPERS)
+    for command in {claim.run for claim in ALL_CLAIMS} - {""}:
+        shutil.copy(ROOT / "params.yaml", tmp_path)
+        overrides = [word for word in shlex.split(command) if not word.startswith("-")]
+        apply_overrides(tmp_path / "params.yaml", overrides)
+        assert load(tmp_path / "params.yaml", papers=PAPERS) != default, command
