@@ -30,7 +30,7 @@ def write_json(name: str, content: dict[str, Any]) -> None:
 
 @one_line_errors()
 def main() -> None:
-    """results/, outs/analysis/, outs/inversion/ -> results/: tables, statistics, claims, figures/"""
+    """results/, outs/analysis/, outs/inversion/ -> results/: tables, claims, figures/"""
     params = load(papers=PAPERS)
     evidence = Evidence(RESULTS, PAPERS)
     captions: dict[str, str] = {}

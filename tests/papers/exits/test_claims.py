@@ -196,7 +196,7 @@ KNOWN = {
     "confidence": 5,
     "budget-held": 3.125,
 }
-SEEDS = dict.fromkeys(KNOWN, 5)
+SEED_COUNTS = dict.fromkeys(KNOWN, 5)
 CHANGES = [
     ("practical-each", practical(branch=VIT), WEAKER, 6),
     ("practical-each", practical(branch=(VIT, MLP, *CNNS)), FAILS, 2),
@@ -285,7 +285,7 @@ MISSING = [
 class TestExits(ClaimSuite):
     paper = PAPER
     known = KNOWN
-    seeds = SEEDS
+    seeds = SEED_COUNTS
     changes = CHANGES
     missing = MISSING
 

@@ -1,17 +1,13 @@
-"""The claims on layers on nodes; the figure and the chart of their rows."""
+"""The claims on layers on nodes, and the chart of their rows."""
 
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pytest
 
 from papers.nodes import PAPER
 from papers.nodes.charts import charts
-from papers.nodes.figures import NodesFigures, draw
-from pipeline.config.params import Params
-from pipeline.jobs.files import sha256
 from pipeline.report.ledger import FAILS, HOLDS, UNDECIDED, WEAKER
 from pipeline.report.results import Results
 from tests.papers.claim_suite import Change, ClaimSuite, Tables, add
@@ -104,21 +100,6 @@ class TestNodes(ClaimSuite):
         frame = pd.DataFrame(rows).assign(nodes=12, images=500)
         seeds = [frame.assign(seed=seed) for seed in range(3)]
         return {"nodes": pd.concat(seeds, ignore_index=True)}
-
-
-@pytest.mark.slow
-def test_the_figure_is_the_same_bytes_again(params: Params, tmp_path: Path) -> None:
-    rows = TestNodes.made()["nodes"]
-    digests = []
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        NodesFigures(folder, params.paper_figures, ["baseline", "ls"]).away(rows, 10, "nodes")
-        digests.append({path.name: sha256(path) for path in folder.iterdir()})
-    assert digests[0] == digests[1]
-    assert digests[0].keys() == {"nodes.png"}
-
-
-def test_what_did_not_run_is_not_drawn(params: Params, tmp_path: Path) -> None:
-    assert draw(Results(tmp_path), params) == {}
 
 
 def test_a_chart_for_each_number_of_copies(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from pipeline.report.charts import GRID
 from pipeline.report.ledger import VERDICTS
 from pipeline.report.page import Report
 from pipeline.report.results import Results
-from pipeline.report.why import number
+from pipeline.report.numbers import number
 from tests.conftest import ALL_CLAIMS, ROOT
 from tests.pipeline.report.conftest import complaints_and_requests
 
