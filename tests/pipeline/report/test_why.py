@@ -129,7 +129,9 @@ def test_why_goes_on_to_the_stage_that_computed_it() -> None:
     lines = why("table1.csv", PAPERS, ["variant=ls", "order=arbitrary"])
     starts = [line.partition(":")[0] for line in lines if ": stage " in line]
     assert starts == ["results/table1.csv", "results/prune_eval.csv"]
-    parameters = dict(line.strip().split(": ", 1) for line in lines if line.startswith("    "))
+    parameters = dict(
+        line.strip().split(": ", 1) for line in lines if line[:4] == " " * 4 and ": " in line
+    )
     assert json.loads(parameters["variants"]).keys() == {"ls"}
     assert json.loads(parameters["prune_eval"])[0]["keep"] == [3, 6, 9, 12]
 
