@@ -7,7 +7,8 @@ from pipeline.config.paper import Paper
 from pipeline.errors import UserError
 from pipeline.files import read_json
 from pipeline.report.comparison import changes, edited, moved, other_ledger, same_cell
-from pipeline.report.ledger import Evidence, judge, show
+from pipeline.report.evidence import Evidence
+from pipeline.report.ledger import judge, show
 
 SHOWN = 5  # claims that a message names
 
