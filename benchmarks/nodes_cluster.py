@@ -16,7 +16,7 @@ from papers.nodes.compute.scheduler import Answer, Client, Journey, News, Send, 
 from papers.nodes.section import Policy, Service
 from pipeline.errors import UserError
 from pipeline.jobs.address import check_cluster
-from pipeline.jobs.cluster import connect
+from pipeline.jobs.ray import connect
 
 READY = 300.0  # seconds in which a node must have opened a model: a dozen processes import torch at once
 

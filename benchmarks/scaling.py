@@ -24,7 +24,7 @@ from pipeline.config.variant import Variant
 from pipeline.data.shards import Arrays, write_arrow
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.job import Job
-from pipeline.jobs.pool import run
+from pipeline.jobs.run import run
 from pipeline.jobs.processes import cuda_devices
 
 FILE = Path(__file__).with_suffix(".json")

@@ -1,21 +1,23 @@
 """Stage inversion: inputs found for what layers put out, class-maximising inputs, filters."""
 
 from papers import PAPERS
-from papers.inversion.compute.plan import Plan
-from papers.inversion.compute.rows import keep
-from papers.inversion.section import Inversion
-from pipeline.errors import one_line_errors
-from pipeline.jobs.display import show_values
+from pipeline.jobs.processes import stage_process
 from pipeline.jobs.stage import Stage
 
 
-@one_line_errors()
+@stage_process()
 def main() -> None:
-    """outs/prepare_data/, outs/pretrain/, outs/finetune/ -> outs/inversion/, results/inversion*.csv (a row a point, image), .json"""
+    """outs/pretrain/, outs/finetune/ -> outs/inversion/, results/inversion*.csv (a row a point), .json"""
     stage = Stage("pipeline.training.loop", PAPERS, of="inversion")
+    from papers.inversion.compute.plan import Plan
+    from papers.inversion.compute.rows import keep
+    from papers.inversion.section import Inversion
+    from pipeline.jobs.display import show_values
+
     plan = Plan(stage.params)
     show_values("inversion", stage.params.values(Inversion))
-    if trainings := plan.trainings():
+    trainings = plan.trainings()
+    if trainings:
         show_values("inversion, trainings", stage.params.scratch_values(Inversion))
         stage.train(list(trainings.values()), stage.params.scratch_training(Inversion).threads)
     models = plan.models(trainings)

@@ -1,21 +1,18 @@
 """Stage painters: accuracy of refined models whose middle layers are executed in other ways."""
 
 from papers import PAPERS
-from papers.painters.compute.plan import Plan
-from papers.painters.compute.rows import keep
-from pipeline.errors import one_line_errors
+from pipeline.jobs.processes import stage_process
 from pipeline.jobs.stage import Stage
 
 
-@one_line_errors()
+@stage_process()
 def main() -> None:
-    """outs/finetune/ -> results/painters.csv (a row a model, strategy and number of layers treated)"""
+    """outs/finetune/ -> results/painters.csv (a row a model, strategy and number of layers)"""
     stage = Stage("papers.painters.compute.evaluation", PAPERS)
-    plan = Plan(stage.params)
-    jobs = plan.jobs()
-    stage.run(list(jobs.values()))
-    keep(plan, jobs)
-    stage.results("painters")
+    from papers.painters.compute.plan import Plan
+    from papers.painters.compute.rows import keep
+
+    stage.measure("painters", Plan(stage.params), keep)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ from typing import Any
 
 from papers import PAPERS
 from pipeline.config.load import load
-from pipeline.errors import one_line_errors
 from pipeline.jobs.files import RESULTS
-from pipeline.jobs.processes import root
+from pipeline.jobs.processes import root, stage_process, start_workers
 from pipeline.report.claims import load_claims
 from pipeline.report.evidence import Evidence
 from pipeline.report.ledger import headline, judge, markdown
@@ -28,16 +27,17 @@ def write_json(name: str, content: dict[str, Any]) -> None:
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
-@one_line_errors()
+@stage_process()
 def main() -> None:
     """results/, outs/analysis/, outs/inversion/ -> results/: tables, claims, figures/"""
+    start_workers("pipeline.report.figures", "stages.paper_figures")
     params = load(papers=PAPERS)
     evidence = Evidence(RESULTS, PAPERS)
     captions: dict[str, str] = {}
     for tables in evidence.readers("tables"):
         captions |= tables.write(evidence, params)
     modules = [figures.__name__ for figures in evidence.readers("figures")]
-    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:  # drawing takes longest
+    with ProcessPoolExecutor(mp_context=get_context("forkserver")) as pool:  # drawing takes longest
         for drawn in pool.map(draw, modules):
             captions |= drawn
 

@@ -7,10 +7,10 @@ from pipeline.config.checks import check_sizes
 from pipeline.config.load import load
 from pipeline.config.remarks import describe_lowered
 from pipeline.data.prepare import prepare
-from pipeline.errors import one_line_errors
+from pipeline.jobs.processes import stage_process
 
 
-@one_line_errors()
+@stage_process()
 def main() -> None:
     """data/, or the data set's folder -> outs/prepare_data/"""
     params = load(papers=PAPERS)

@@ -1,21 +1,18 @@
-"""Stage prune-eval: accuracy of every model with k layers kept, sequential and arbitrary, over many routes and samplers."""
+"""Stage prune-eval: accuracy of every model with k layers kept, over many routes and samplers."""
 
 from papers import PAPERS
-from papers.layershuffle.compute.plan import Evaluations
-from papers.layershuffle.compute.rows import keep_evaluations
-from pipeline.errors import one_line_errors
+from pipeline.jobs.processes import stage_process
 from pipeline.jobs.stage import Stage
 
 
-@one_line_errors()
+@stage_process()
 def main() -> None:
-    """outs/finetune/ -> results/prune_eval.csv (a row a route), samplers.csv, protocols.csv, cell.json, metrics.json (means)"""
+    """outs/finetune/ -> results/prune_eval.csv (a row a route), samplers.csv, protocols.csv, ..."""
     stage = Stage("papers.layershuffle.compute.evaluation", PAPERS)
-    plan = Evaluations(stage.params)
-    jobs = plan.jobs()
-    stage.run(list(jobs.values()))  # where two protocols chose the same epoch they share the job
-    keep_evaluations(plan, jobs)
-    stage.results("prune-eval")
+    from papers.layershuffle.compute.plan import Evaluations
+    from papers.layershuffle.compute.rows import keep_evaluations
+
+    stage.measure("prune-eval", Evaluations(stage.params), keep_evaluations)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,14 @@
 
 from papers import PAPERS
 from pipeline.config.load import load
-from pipeline.errors import one_line_errors
 from pipeline.jobs.files import RESULTS
-from pipeline.jobs.processes import root
+from pipeline.jobs.processes import root, stage_process
 from pipeline.report.page import Report
 from pipeline.report.results import Results
 from pipeline.tracking.runs import STAGES, Tracker, experiment_name
 
 
-@one_line_errors()
+@stage_process()
 def main() -> None:
     """results/, dvc.lock -> results/report.html"""
     params = load(papers=PAPERS)

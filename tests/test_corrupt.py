@@ -31,7 +31,7 @@ from pipeline.files import read_json, sound
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import WEIGHTS
 from pipeline.jobs.job import DONE, TRAIN, Job, call
-from pipeline.jobs.pool import run
+from pipeline.jobs.run import run
 from pipeline.jobs.rows import read_rows
 from pipeline.models.weights import check_folder, read_tensors
 from pipeline.report.comparison import other_ledger
@@ -303,10 +303,10 @@ def finished(
     """A job of three epochs, marked as finished over what could be its files."""
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     job = Job("test seed 0", TRAIN, train_config(), {"data": prepared, "weights": None}, 3)
-    job.begin(job.folder)
+    job.begin()
     (job.folder / WEIGHTS).write_bytes(tensors(tmp_path, 0))
     (job.folder / "history.json").write_bytes(as_json([{"epoch": 1}]))
-    job.finish(job.folder)
+    job.finish()
     return job
 
 
@@ -315,18 +315,18 @@ def finished(
 )  # of which a sum takes seconds
 def test_a_finished_job_is_checked(finished: Job, damage: str, tmp_path: Path) -> None:
     """Also where a changed bit makes other weights, which nothing else would notice."""
-    assert finished.damaged() == []
+    assert finished.discard_damaged() == []
     path = finished.folder / WEIGHTS
     content = path.read_bytes()
     path.unlink()
     DAMAGES[damage](path, content, tensors(tmp_path, 1), random.Random(damage))
-    assert finished.damaged() == [WEIGHTS]
+    assert finished.discard_damaged() == [WEIGHTS]
     assert not finished.done
 
 
 def test_weights_of_another_job_are_noticed(finished: Job, tmp_path: Path) -> None:
     (finished.folder / WEIGHTS).write_bytes(tensors(tmp_path, 1))
-    assert finished.damaged() == [WEIGHTS]
+    assert finished.discard_damaged() == [WEIGHTS]
 
 
 def test_another_run_finds_the_same_damage_first(
@@ -336,19 +336,19 @@ def test_another_run_finds_the_same_damage_first(
     content = (finished.folder / WEIGHTS).read_bytes()
 
     @contextmanager
-    def held(folder: Path, _: object) -> Iterator[None]:
-        (folder / WEIGHTS).write_bytes(content)
+    def held(job: Job) -> Iterator[None]:
+        (job.folder / WEIGHTS).write_bytes(content)
         yield
 
     @contextmanager
-    def removed(folder: Path, _: object) -> Iterator[None]:
-        (folder / DONE).unlink()
+    def removed(job: Job) -> Iterator[None]:
+        (job.folder / DONE).unlink()
         yield
 
     for other, done in ((held, True), (removed, False)):
         (finished.folder / WEIGHTS).write_bytes(b"")
-        monkeypatch.setattr("pipeline.jobs.job.locked", other)
-        assert finished.damaged() == []
+        monkeypatch.setattr(Job, "locked", other)
+        assert finished.discard_damaged() == []
         assert (finished.done, (finished.folder / "history.json").exists()) == (done, True)
 
 
@@ -359,11 +359,11 @@ def test_a_damaged_job_is_run_again_and_it_is_said(
     (finished.folder / WEIGHTS).write_bytes(b"")
     run([finished], "cpu")
     assert (
-        f"test seed 0: {WEIGHTS} in .lsvit/jobs/train/{finished.key} damaged since it finished, run again"
+        f"test seed 0: {WEIGHTS} in .lsvit/jobs/train/{finished.folder.name} damaged since it finished"
         in capsys.readouterr().out
     )
     assert finished.done
-    assert finished.damaged() == []
+    assert finished.discard_damaged() == []
     assert len(read_tensors(finished.folder / WEIGHTS)) > 1
 
 
@@ -380,10 +380,10 @@ def test_a_damaged_checkpoint_is_left_out_and_it_is_said(
         "pipeline.training.loop.train", lambda config, folder, **_: at_start.append(sound(path))
     )
     path.write_bytes(checkpoint(0))
-    call(finished, finished.folder, said.append)
+    call(finished, said.append)
     assert (at_start, said) == ([True], [])
     path.unlink()
     DAMAGES[damage](path, checkpoint(0), checkpoint(1), random.Random(damage))
-    call(finished, finished.folder, said.append)
+    call(finished, said.append)
     assert not path.exists()
     assert said == [{"text": "checkpoint.pt is damaged: what it had is computed again"}]

@@ -10,14 +10,15 @@ import pytest
 import yaml
 
 from papers import PAPERS
-from pipeline.jobs.identity import NOT_CODE, PACKAGES, imported_modules
+from pipeline.jobs.identity import PACKAGES, imported_modules
 from tests.conftest import ROOT
 
 STAGES: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 READERS = ("tables", "figures", "claims", "charts")
 # What writes beside the results, and what finds papers: their sections are read by every stage, and checked by check-params.
 APART = {
-    *NOT_CODE,
+    "pipeline.errors",
+    "pipeline.config.paper",
     "pipeline.tracking.runs",
     "pipeline.tracking.context",
     "pipeline.declared",
@@ -26,24 +27,36 @@ APART = {
 }
 
 
+def follow(module: str) -> bool:
+    """Papers' own modules only declare them."""
+    return module != "papers" and module.rpartition(".")[0] != "papers"
+
+
 def executed(stage: str) -> set[str]:
-    """The modules of lsvit behind a stage's script: those it imports, and those that the jobs it makes import."""
-    modules = imported_modules(f"stages.{STAGES[stage]['cmd'].split()[3]}")
-    texts = [
-        path_of(module).read_text() for module in modules if module != "pipeline.jobs.server"
-    ]  # which imports what any stage may need
+    """The modules behind a stage's script: its imports, and those of the jobs that it makes."""
+    modules = imported_modules(script_of(stage), follow=follow)
+    texts = [path_of(module).read_text() for module in modules]
     named = {
         name
         for text in texts
         for name in re.findall(r'"((?:lsvit|pipeline|papers)\.[\w.]+)(?::\w+)?"', text)
     }
     for name in named:
+<<<<<<< HEAD
         modules |= imported_modules(name)
     if "pipeline.models.extensions" in modules:  # a variant may have any paper's keys
         for paper in PAPERS:
             for key in paper.variant_keys:
                 modules |= imported_modules(key.extension.partition(":")[0])
+=======
+        modules |= imported_modules(name, follow=follow)
+>>>>>>> c4d3b5f (Stages are ordinary processes; jobs know their libraries and processor; the warm server is gone)
     return {name for name in modules if name.split(".")[0] in PACKAGES} - APART
+
+
+def script_of(stage: str) -> str:
+    """The module that dvc.yaml runs."""
+    return str(STAGES[stage]["cmd"].split()[2])
 
 
 def path_of(module: str) -> Path:
@@ -65,7 +78,7 @@ def test_a_stage_depends_on_what_it_executes(stage: str) -> None:
             for room in (("section", "checks") if stage[0] == "c" else READERS)
         }
         more = {
-            name for room in rooms if path_of(room).exists() for name in imported_modules(room)
+            name for room in rooms if path_of(room).exists() for name in imported_modules(room, follow=follow)
         } - APART
         files |= {path_of(name).relative_to(ROOT).as_posix() for name in more}
     missing = {
@@ -106,19 +119,3 @@ def test_imports_point_one_way() -> None:
     )
     assert found.returncode == 0, found.stdout[-3000:]
     assert "0 broken" in found.stdout
-
-
-def test_a_python_without_the_environment_is_one_line() -> None:
-    """As DVC finds it that is called by its own path, without `uv run`."""
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "stages", "report"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(
-        r"error: \S+: has no torch, accepted: the environment's Python, as under `uv run dvc repro`\n",
-        done.stderr,
-    )

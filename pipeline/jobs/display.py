@@ -4,17 +4,13 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from pipeline.config.params import Params
 from pipeline.config.resolve import Value
 from pipeline.config.variant import Variant
 from pipeline.jobs.configs import RunConfig, TrainConfig
-
-Event = dict[
-    str, Any
-]  # what a job reports: an epoch's numbers by name, a part of an epoch, a finished `cell`, or a `text`
-ENDED: Event = {}  # the last event of a job
+from pipeline.jobs.events import Event
 
 
 class Titled(Protocol):

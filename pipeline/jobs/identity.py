@@ -1,116 +1,186 @@
-"""What makes work the same work: a digest of the code that a job runs, which comments, docstrings and formatting do not change."""
+"""What makes two jobs the same: a digest of the code that they run, of its libraries, the processor."""
 
 import ast
 import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.params import Engine
+from pipeline.jobs.processes import cuda_devices
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("lsvit", "pipeline", "papers")
-# How a user's mistake is told, and what a paper declares to the pipeline: no job runs these.
-NOT_CODE = {"pipeline.errors", "papers", "pipeline.config.paper"}
+# What no job runs: configuration, whose values are part of a job's key, and how jobs are told, shown
+# and started. Of these rooms two modules count all the same.
+NOT_RUN = ("pipeline.config", "pipeline.errors", "pipeline.jobs", "pipeline.tracking")
+RUN = ("pipeline.jobs.files", "pipeline.jobs.configs")
+MESSAGES = ("print", "warn")  # functions whose text changes no result
+BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # of /proc/cpuinfo, as torch looks for them
+ASK_TORCH = """
+import json, torch
+there = torch.cuda.is_available()
+print(json.dumps([there, there and torch.cuda.is_bf16_supported(including_emulation=False)]))
+"""
 
 
-def imported_modules(module: str) -> dict[str, ast.Module]:
-    """The project's modules that a module imports, directly or not, itself included, with their syntax trees (nothing is run)."""
-    found: dict[str, ast.Module] = {}
-    todo = [module]
+def imported_modules(
+    *modules: str, follow: Callable[[str], bool] = lambda name: True
+) -> dict[str, ast.Module]:
+    """Parse the project's modules that some modules import, directly or not, themselves included.
+
+    Imports for type checkers alone do not count, nor do modules that are not to be followed.
+    Nothing is executed.
+    """
+    trees: dict[str, ast.Module] = {}
+    todo = list(modules)
     while todo:
         name = todo.pop()
         path = ROOT / name.replace(".", "/")
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        if name in found or name in NOT_CODE or name.rpartition(".")[0] == "papers":
+        if name in trees or not follow(name) or not path.exists():
             continue
-        if not path.exists():
-            continue
-        _Executed().visit(tree := ast.parse(path.read_text()))
-        found[name] = tree
+        tree = _Executed().visit(ast.parse(path.read_text()))
+        trees[name] = tree
         todo += name.rpartition(".")[:1]  # a package's own module runs first
-        for node in ast.walk(found[name]):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                todo += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            elif isinstance(node, ast.Import):
-                todo += [alias.name for alias in node.names]
-        todo = [each for each in todo if each.split(".")[0] in PACKAGES]
-    return found
+        todo += [each for each in imported_names(tree) if each.split(".")[0] in PACKAGES]
+    return trees
+
+
+def imported_names(tree: ast.Module) -> set[str]:
+    """Whatever a module imports: modules, and names that may be modules."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+    return names
+
+
+def is_run(module: str) -> bool:
+    """Whether a module can change what a job leaves. A paper's own module only declares it."""
+    if module == "papers" or module.rpartition(".")[0] == "papers":
+        return False
+    return module in RUN or not module.startswith(NOT_RUN)
 
 
 @cache
-def code_digest(module: str) -> str:
-    """A hash of the code that a job of this module runs, and of the libraries' versions.
+def code_digest(*modules: str) -> str:
+    """A hash of the code that jobs of these modules run, and of the versions of its libraries.
 
-    Left out is what cannot change a result: comments, docstrings, formatting, the order of imports, and the fields of the typed
-    sections, whose effective values are part of a job's identity.
+    Comments, docstrings, formatting, the order of imports and the texts of `raise`, `print` and
+    `warn` are no part of it. Of a module of sections only the functions are: the values of their
+    fields belong to a job's options.
     """
-    modules = imported_modules(module)
-    classes = [
-        (c.name, {ast.unparse(base) for base in c.bases})
-        for tree in modules.values()
-        for c in ast.walk(tree)
-        if isinstance(c, ast.ClassDef)
-    ]
-    sections = {"Section"}
-    while more := {name for name, bases in classes if name not in sections and bases & sections}:
-        sections |= more
-    digest = hashlib.sha256(f"torch {version('torch')} timm {version('timm')}".encode())
-    for name, tree in sorted(modules.items()):
-        imports = sorted(
-            ast.dump(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)
-        )
-        code = [
-            node
-            for node in _WithoutFields(sections).visit(tree).body
-            if not isinstance(node, ast.Import | ast.ImportFrom)
-        ]
-        digest.update("\n".join([name, *imports, *map(ast.dump, code)]).encode())
+    digest = hashlib.sha256()
+    libraries: set[str] = set()
+    for name, tree in sorted(imported_modules(*modules, follow=is_run).items()):
+        body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
+        imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        if name.endswith((".section", ".configs")):
+            body = _functions(body)
+        else:
+            libraries |= {each.split(".")[0] for each in imported_names(tree)}
+        lines = [name, *sorted(map(ast.dump, imports)), *map(ast.dump, body)]
+        digest.update("\n".join(lines).encode())
+    digest.update(json.dumps(versions(libraries)).encode())
     return digest.hexdigest()
 
 
-class _Executed(ast.NodeTransformer):
-    """Takes out what is not executed: docstrings, and imports for type checkers alone."""
+def versions(packages: set[str]) -> dict[str, str]:
+    """The versions of what was installed for these packages; the standard library has none."""
+    installed = _distributions()
+    names = {name for package in packages for name in installed.get(package, ())}
+    return {name: version(name) for name in sorted(names)}
 
-    def visit(self, node: ast.AST) -> ast.AST:
+
+@cache
+def _distributions() -> dict[str, list[str]]:
+    own = (*PACKAGES, "stages")
+    found = packages_distributions()
+    return {package: sorted(set(names)) for package, names in found.items() if package not in own}
+
+
+def _functions(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements without fields of classes, and without the classes that have nothing else."""
+    kept: list[ast.stmt] = []
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            node.body = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+            if not node.body:
+                continue
+        kept.append(node)
+    return kept
+
+
+class _Executed(ast.NodeTransformer):
+    """Takes out what changes no result: docstrings, messages, imports for type checkers alone."""
+
+    def visit(self, node: ast.AST) -> Any:
         """A node without them."""
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            return ast.Pass()
+            return None
+        if isinstance(node, ast.Raise) and node.exc:
+            node.exc = _Silent().visit(node.exc)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in MESSAGES:
+            node = _Silent().visit(node)
         self.generic_visit(node)
         if isinstance(node, ast.Import | ast.ImportFrom):
             node.names.sort(key=lambda alias: alias.name)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                node.body = node.body[1:]
+        scopes = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        if isinstance(node, scopes) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
         return node
 
 
-class _WithoutFields(ast.NodeTransformer):
-    """Takes the fields out of typed sections, and which of them have no effect."""
+class _Silent(ast.NodeTransformer):
+    """Empties texts."""
 
-    def __init__(self, sections: set[str]) -> None:
-        self.sections = sections
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        return ast.Constant("") if isinstance(node.value, str) else node
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        """A class without its fields, if it is a section."""
-        self.generic_visit(node)
-        if node.name in self.sections:
-            node.body = [each for each in node.body if not _is_field(each)]
-        return node
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        return ast.Constant("")
 
 
-def merged(recorded: Any, wanted: Any) -> Any:
-    """Recorded options, as JSON, and those of the wanted ones that they lack."""
-    if isinstance(recorded, dict) and isinstance(wanted, dict):
-        return recorded | {
-            key: merged(recorded[key], value) if key in recorded else value
-            for key, value in wanted.items()
-        }
-    return recorded
+@cache
+def processor(device: str, engine: Engine) -> tuple[str, bool]:
+    """The kind of device that a `device:` value means here, and whether it has bf16.
+
+    Where no GPU may be there, no torch is asked. Whether a cluster's GPUs have bf16 is not known.
+    """
+    if device == "auto" and engine == "ray":
+        from pipeline.jobs.ray import has_gpus
+
+        if has_gpus():
+            return "cuda", False
+        device = "cpu"
+    if device in ("auto", "cuda") and cuda_devices():
+        asked = subprocess.run(
+            [sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, check=False
+        )
+        has_cuda, has_bf16 = json.loads(asked.stdout) if asked.returncode == 0 else (False, False)
+        if has_cuda:
+            return "cuda", has_bf16
+    if device in ("cuda", "mps"):
+        return device, False
+    return "cpu", _cpu_has_bf16()
+
+
+def _cpu_has_bf16() -> bool:
+    with suppress(OSError):  # there is no such file on macOS
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return not set(BF16_FLAGS).isdisjoint(line.split())
+    return False
 
 
 def agree(recorded: Any, wanted: Any) -> bool:
@@ -119,10 +189,4 @@ def agree(recorded: Any, wanted: Any) -> bool:
         return all(agree(recorded[key], wanted[key]) for key in recorded.keys() & wanted.keys())
     if isinstance(recorded, list) and isinstance(wanted, list):
         return len(recorded) == len(wanted) and all(map(agree, recorded, wanted))
-    return recorded == wanted
-
-
-def _is_field(node: ast.AST) -> bool:
-    if isinstance(node, ast.FunctionDef):
-        return node.name == "without_effect"
-    return isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation)
+    return bool(recorded == wanted)

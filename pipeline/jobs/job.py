@@ -1,18 +1,16 @@
 """A job: what it depends on, and the folder it works in.
 
-A job's folder is `.lsvit/jobs/<kind>/<key>` below the real repository (also from a queued experiment's copy). The key is
-a hash of the options that have an effect and are no defaults, of the code that its function runs and of the versions of torch
-and timm: a finished job is never run again, an unfinished one goes on from what its folder holds.
+A job's folder is `.lsvit/jobs/<function>/<key>-<options>` below the real repository, also from a queued
+experiment's copy. A finished job is never run again, an unfinished one goes on from what its folder holds.
 """
 
 import hashlib
 import importlib
-import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,78 +19,103 @@ from filelock import FileLock, Timeout
 
 from pipeline.errors import UserError
 from pipeline.files import read_json, reading, replace_text, sound
-from pipeline.jobs.configs import RunConfig
-from pipeline.jobs.display import Event
+from pipeline.jobs.configs import WIDE, RunConfig
+from pipeline.jobs.events import Event
 from pipeline.jobs.files import CONFIG, sha256
-from pipeline.jobs.identity import agree, code_digest, merged
+from pipeline.jobs.identity import agree, code_digest, processor
 from pipeline.jobs.processes import root
 
 DONE, LOCK = "done", "lock"
+WAITS = "waits for another run of the same job"
 TRAIN = "pipeline.training.loop:train"
 
 
 @dataclass(frozen=True)
 class Job:
-    """`function`, "module:name", is called as name(config, **inputs, folder=..., report=...) in a worker process.
+    """A function to run in a worker process: `name(config, **inputs, folder=..., report=...)`.
 
-    `config` alone (with the code) decides whether two jobs are the same; `inputs` are paths, which may differ.
+    Args:
+        title: shown to the user. No part of what the job is.
+        function: "module:name".
+        config: decides, with the code, whether two jobs are the same.
+        inputs: paths by argument, which may differ: digests in `config` stand for their content.
+        total: reports expected.
+        apart: what of the options differs between trainings that are averaged, as "options.lr".
+        first: sha256 of the first seed's starting weights, where each seed has its own. It tells
+            averages apart.
+        here: runs on this machine, whatever the engine: it measures it, or fetches what others need
+            not have.
     """
 
     title: str
     function: str
     config: RunConfig
     inputs: Mapping[str, Path | None] = field(default_factory=dict)
-    total: int = 1  # reports expected
-    apart: tuple[str, ...] = (
-        "seed",
-    )  # what of the options differs between the trainings that are averaged, as "options.lr"
-    first: str | None = (
-        None  # sha256 of the first seed's starting weights, where each seed has its own: it tells averages apart
-    )
-    here: bool = False  # runs on this machine, whatever the engine: it measures it, or fetches what others need not have
+    total: int = 1
+    apart: tuple[str, ...] = ("seed",)
+    first: str | None = None
+    here: bool = False
+
+    @property
+    def code(self) -> str:
+        """Digest of the code that the job runs, and of its libraries' versions."""
+        return code_digest(self.function.split(":")[0], *self.config.modules())
 
     @cached_property
     def key(self) -> str:
-        """Identity of the job: options, code and library versions."""
-        return _hash(
-            self.config.effective(defaults=False),
-            self.function,
-            [code_digest(place.split(":")[0]) for place in self.places],
-        )
+        """Identity of the job: its options but for defaults, its code, the processor."""
+        options = self.config.effective(defaults=False)
+        return _hash(options, self.function, self.code, self._processor())
 
-    @property
-    def places(self) -> list[str]:
-        """The code that the job runs: its function, and what papers' keys of its variant name."""
-        return [self.function, *self.config.variant.extension_places()]
+    def _processor(self) -> tuple[str, bool]:
+        """The kind of device, and whether it has bf16 where `precision: auto` depends on that."""
+        device, has_bf16 = processor(self.config.device, self.config.engine)
+        width = self.config.model.kwargs.get("embed_dim", WIDE[device])
+        matters = getattr(self.config, "precision", None) == "auto" and width >= WIDE[device]
+        return device, has_bf16 and matters
 
-    @property
+    @cached_property
     def folder(self) -> Path:
-        """Where the job keeps its state and its results: of folders with its key the first that no job under other defaults has."""
-        place, options = (
-            root() / ".lsvit" / "jobs" / self.function.split(":")[1],
-            json.loads(json.dumps(self.config.effective())),
-        )
-        folders = (
-            place / (f"{self.key}-{number}" if number else self.key) for number in itertools.count()
-        )
-        return next(
-            each
-            for each in folders
-            if not (each / CONFIG).exists() or agree(read_json(each / CONFIG), options)
-        )
+        """Where the job keeps its state and its results. Looked for once."""
+        return self.find_folder()
 
-    def begin(self, folder: Path) -> None:
-        """Note every effective option in the job's `folder`, also of a finished job those that have come since."""
-        file, options = folder / CONFIG, self.config.effective()
-        before = read_json(file) if file.exists() else None
-        noted = merged(before, options) if before else options
-        if noted != before:
+    def find_folder(self) -> Path:
+        """Find the folder for this key whose recorded options agree with ours, or name a new one.
+
+        They do not where a default, which the key leaves out, has changed.
+        """
+        place = root().resolve() / ".lsvit" / "jobs" / self.function.split(":")[1]
+        options = self.options()
+        for file in sorted(place.glob(f"{self.key}-*/{CONFIG}")):
+            if agree(read_json(file), options):
+                return file.parent
+        return place / f"{self.key}-{_hash(options)[:6]}"
+
+    def moved(self, folder: Path, inputs: Mapping[str, Path | None]) -> "Job":
+        """The same job, which finds its folder and its inputs elsewhere."""
+        job = replace(self, inputs=inputs)
+        job.__dict__.update(key=self.key, folder=folder)
+        return job
+
+    def options(self) -> dict[str, Any]:
+        """Every effective option, as JSON."""
+        options: dict[str, Any] = json.loads(json.dumps(self.config.effective()))
+        return options
+
+    def begin(self) -> None:
+        """Record every effective option in the job's folder; later also those that have come since."""
+        file = self.folder / CONFIG
+        options = self.options()
+        if not file.exists() or read_json(file) != options:
             file.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(file, json.dumps(noted, indent=1) + "\n")
+            replace_text(file, json.dumps(options, indent=1) + "\n")
 
     def record(self) -> dict[str, Any]:
-        """What the job is made with, but for defaults, for a reader of its results: the same for equal jobs of this data and model, which
-        are averaged with others from the same first starting weights."""
+        """What the job is made with, but for defaults, for a reader of its results.
+
+        It is the same for equal jobs of this data and model that are averaged with others from the
+        same first starting weights.
+        """
         names = {"dataset": self.config.dataset, "model_name": self.config.model_name}
         first = {"first_weights_sha256": self.first} if self.first else {}
         return names | self.config.effective(defaults=False) | {"apart": list(self.apart)} | first
@@ -102,89 +125,94 @@ class Job:
         """Finished, in this or an earlier run."""
         return (self.folder / DONE).exists()
 
-    def finish(self, folder: Path) -> None:
-        """Mark the job in its `folder` as finished, with the sha256 of what it left there."""
+    def finish(self) -> None:
+        """Mark the job as finished, with the size, time and sha256 of every file that it left."""
         left = {
-            path.name: sha256(path)
-            for path in sorted(folder.iterdir())
+            path.name: [*_size_and_time(path), sha256(path)]
+            for path in sorted(self.folder.iterdir())
             if path.is_file() and path.name not in (CONFIG, LOCK)
         }
-        replace_text(folder / DONE, json.dumps(left, indent=1) + "\n")
+        replace_text(self.folder / DONE, json.dumps(left, indent=1) + "\n")
 
-    def damaged(self) -> list[str]:
-        """Names of what a finished job left and is no longer what it was; then it is one no more. An older version noted no checksums."""
-        names, _ = self._damage()
-        if names:
-            with locked(
-                self.folder, self.waits
-            ):  # another run may have found the same, and have made it anew
-                names, left = self._damage()
-                for name in (
-                    (DONE, *left) if names else ()
-                ):  # a training whose history is there has ended
+    def discard_damaged(self) -> list[str]:
+        """Names of files that changed since the job finished. If any, the job is unfinished again."""
+        if not self._find_damage():
+            return []
+        with self.locked():  # another run may have found the same, and have made it anew
+            names = self._find_damage()
+            if names:
+                for name in (DONE, *self._left()):  # a training with a history would not go on
                     _remove(self.folder / name)
         return names
 
-    def _damage(self) -> tuple[list[str], list[str]]:
-        """Names of what a finished job left and is no longer what it was, and of all that it left; none of an unfinished one."""
+    def _find_damage(self) -> list[str]:
+        """Names of files with another size, or another time and another sha256."""
+        names: list[str] = []
+        for name, (size, time, digest) in self._left().items():
+            path = self.folder / name
+            is_same = path.is_file() and path.stat().st_size == size
+            if is_same and path.stat().st_mtime_ns != time:
+                is_same = sha256(path) == digest
+            if not is_same:
+                names.append(name)
+        return names
+
+    def _left(self) -> dict[str, tuple[int, int, str]]:
+        """What a finished job left: (size, time, sha256) by name. Nothing of an unfinished one."""
         if not self.done:
-            return [], []
-        with reading(done := self.folder / DONE, f"remove {self.folder} and the job is run again"):
-            noted = json.loads(done.read_text() or "{}")
-            names = [name for name, digest in noted.items() if not has(self.folder / name, digest)]
-        return names, [*noted]
+            return {}
+        with reading(self.folder / DONE, f"remove {self.folder} and the job is run again"):
+            left = json.loads((self.folder / DONE).read_text())
+            return {name: tuple(noted) for name, noted in left.items()}
 
-    def waits(self) -> None:
-        """Say that another run has the job's lock."""
-        print(f"{self.title}: waits for another run of the same job", flush=True)
-
-
-@contextmanager
-def locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold a job's lock: two experiments may want the same job."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
-    try:
-        held = lock.acquire(timeout=1)
-    except Timeout:
-        on_wait()
-        held = lock.acquire()
-    with held:
-        yield
+    @contextmanager
+    def locked(self, on_wait: Callable[[], object] | None = None) -> Iterator[None]:
+        """Hold the job's lock: two experiments may want the same job."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.folder / LOCK)
+        try:
+            held = lock.acquire(timeout=1)
+        except Timeout:
+            if on_wait:
+                on_wait()
+            else:
+                print(f"{self.title}: {WAITS}", flush=True)
+            held = lock.acquire()
+        with held:
+            yield
 
 
 @contextmanager
 def all_locked(jobs: Iterable[Job]) -> Iterator[None]:
-    """Hold the locks of several jobs, taken in one order, whoever asks: else two runs may wait for each other."""
+    """Hold the locks of several jobs, taken in one order: else two runs may wait for each other."""
     with ExitStack() as stack:
         for job in sorted(jobs, key=lambda job: job.folder):
-            stack.enter_context(locked(job.folder, job.waits))
+            stack.enter_context(job.locked())
         yield
 
 
-def call(job: Job, folder: Path, report: Callable[[Event], None]) -> None:
-    """Run a job's function in this process. Raises UserError if the device has too little memory for it."""
+def call(job: Job, report: Callable[[Event], None]) -> None:
+    """Run a job's function in this process. Raises UserError: the device has too little memory."""
     import torch
 
-    module, name = job.function.split(":")
-    for file in folder.glob("*.pt"):  # what an interrupted run goes on from
+    for file in job.folder.glob("*.pt"):  # what an interrupted run goes on from
         if not sound(file):
             report({"text": f"{file.name} is damaged: what it had is computed again"})
             _remove(file)
+    module, name = job.function.split(":")
+    function = getattr(importlib.import_module(module), name)
     try:
-        getattr(importlib.import_module(module), name)(
-            job.config, **job.inputs, folder=folder, report=report
-        )
+        function(job.config, **job.inputs, folder=job.folder, report=report)
     except torch.OutOfMemoryError as error:
+        said = " ".join(str(error).split())[:120]
         raise UserError(
-            f"{job.title}: the device's memory is too small ({' '.join(str(error).split())[:120]}); accepted: a smaller "
+            f"{job.title}: the device's memory is too small ({said}); accepted: a smaller "
             "batch_size, finetune.micro_batch_size, or finetune.checkpointing: true"
         ) from None
 
 
-def has(path: Path, digest: str) -> bool:
-    """Whether a file is there and has this sha256."""
-    return path.is_file() and sha256(path) == digest
+def _size_and_time(path: Path) -> tuple[int, int]:
+    return path.stat().st_size, path.stat().st_mtime_ns
 
 
 def _remove(path: Path) -> None:

@@ -54,6 +54,7 @@ def run_config(
         "model": model,
         "variant": variant.model_copy(update={"finetune": {}, "per": None}),
         "device": params.device,
+        "engine": params.engine,
         "deterministic": params.deterministic,
         "data_sha256": data_sha256,
         "weights_sha256": weights_sha256,

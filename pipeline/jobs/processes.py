@@ -1,12 +1,23 @@
-"""What the processes of a run share: the repository they belong to, the GPUs, and their end."""
+"""What the processes of a run share: the repository they belong to, the processor, and their end."""
 
 import multiprocessing
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
 from pathlib import Path
+
+import psutil
+
+from pipeline.errors import one_line_errors
+
+LOOK_SECONDS = 0.5  # between two looks whether this process is still needed
+LAST_SECONDS = 6.0  # that it has to end in order, from SIGTERM to SIGKILL
 
 
 def root() -> Path:
@@ -14,8 +25,51 @@ def root() -> Path:
     return Path(os.environ.get("DVC_ROOT", "."))
 
 
+def available_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # absent on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cuda_devices() -> int:
+    """How many NVIDIA GPUs there are. Asks the driver, so that a stage need not import torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name not in ("", "-1")])
+    if shutil.which("nvidia-smi") is None:  # in some containers
+        return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    listed = subprocess.run(
+        ["nvidia-smi", "-L"], capture_output=True, text=True, check=False
+    ).stdout
+    return len(re.findall(r"^GPU \d+:", listed, re.M))
+
+
+@contextmanager
+def stage_process() -> Iterator[None]:
+    """The process of a stage: a user's mistake ends it in one line, and the end of DVC ends it."""
+    with one_line_errors():
+        if "DVC_STAGE" not in os.environ:
+            yield
+        else:
+            with ends_unless(find_dvc()):
+                yield
+
+
+def start_workers(*modules: str) -> None:
+    """Start the process that all workers are forked from. It imports these modules, torch among them.
+
+    The stage itself never does, and reads its parameters in the meantime.
+    """
+    multiprocessing.set_forkserver_preload(list(modules))
+    forkserver.ensure_running()
+
+
 def die_with_parent() -> None:
-    """In a worker process: end when the parent does, whatever ended it."""
+    """In a worker of multiprocessing: end when the parent does, whatever ended it.
+
+    The thread may outlive the main one: such a worker ends by `os._exit`.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -26,14 +80,68 @@ def die_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def cuda_devices() -> int:
-    """How many NVIDIA GPUs there are; asks the driver, so that the parent process need not import torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([name for name in visible.split(",") if name not in ("", "-1")])
-    if shutil.which("nvidia-smi") is None:  # in some containers
-        return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    listed = subprocess.run(
-        ["nvidia-smi", "-L"], capture_output=True, text=True, check=False
-    ).stdout
-    return len(re.findall(r"^GPU \d+:", listed, re.M))
+@contextmanager
+def ends_unless(needed: Callable[[], bool]) -> Iterator[None]:
+    """Within the block, send this process SIGTERM once it is no longer `needed`, later SIGKILL.
+
+    The thread that looks is joined before the block ends: one that still runs while the interpreter
+    ends can crash it.
+    """
+    left = threading.Event()
+
+    def watch() -> None:
+        while not left.wait(LOOK_SECONDS):
+            if not needed():
+                os.kill(os.getpid(), signal.SIGTERM)
+                if not left.wait(LAST_SECONDS):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process runs; one that has ended and waits to be asked for its end does not."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def find_dvc() -> Callable[[], bool]:
+    """Find the DVC that runs this stage. Returns a function that says whether it still does.
+
+    A stage that outlived a killed DVC would write where the next run does.
+    """
+    child = psutil.Process()
+    try:
+        parent = psutil.Process(child.ppid())
+        while _belongs_to_a_stage(parent):  # a shell may stay between DVC and its command
+            child = parent
+            parent = psutil.Process(child.ppid())
+        other_session = os.getsid(parent.pid) != os.getsid(0)
+        is_shell = not parent.name().startswith(("dvc", "python"))
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return lambda: False
+    # Where DVC was killed before this look, the parent is whoever adopts orphans: a process of
+    # another session, or the first of a container, which may be DVC itself, but then is no shell.
+    if other_session or (parent.pid == 1 and is_shell):
+        return lambda: False
+
+    def runs() -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return child.ppid() == parent.pid
+        return False
+
+    return runs
+
+
+def _belongs_to_a_stage(process: psutil.Process) -> bool:
+    with suppress(psutil.AccessDenied):
+        return "DVC_STAGE" in process.environ()
+    return False

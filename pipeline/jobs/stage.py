@@ -1,18 +1,19 @@
-"""What a stage's script starts from: its parameters, its tracker, and a way to run jobs."""
+"""What a stage's script starts from: its process, its parameters, its tracker, its jobs."""
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from pipeline.config.load import load
 from pipeline.config.paper import Paper
 from pipeline.files import reading
-from pipeline.jobs.display import Event
+from pipeline.jobs.events import Event
 from pipeline.jobs.files import DATA, HELDOUT, read_meta
 from pipeline.jobs.job import Job
-from pipeline.jobs.pool import run, warm_up
-from pipeline.jobs.processes import root
+from pipeline.jobs.processes import root, start_workers
+from pipeline.jobs.run import run
 from pipeline.tracking.runs import STAGES, Tracker, experiment_name
 
 
@@ -20,54 +21,67 @@ class Stage:
     """A running stage.
 
     Args:
-        module: of its jobs; workers import it while the stage reads its parameters.
+        module: of its jobs. Workers import it while the stage reads its parameters.
         papers: whose sections params.yaml has.
-        of: whose trainings its tracker logs: a paper's, or those of "pretrain"; a stage that trains nothing logs its results alone.
+        of: whose trainings its tracker logs: a paper's, or those of "pretrain". A stage that trains
+            nothing logs its results alone.
     """
 
     def __init__(self, module: str, papers: tuple[Paper, ...], of: str = STAGES) -> None:
-        warm_up(module)
+        start_workers(module, "timm", "papers", "pipeline.jobs.stage")
         with reading(DATA / "meta.json", "`dvc repro -f prepare-data` makes it again"):
             counts = read_meta(DATA)["counts"]
             sizes = counts["train"], counts["validation"], counts.get(HELDOUT, 0)
-        self.params, self.of = load(papers=papers).with_sizes(*sizes), of
+        self.params = load(papers=papers).with_sizes(*sizes)
+        self.of = of
         self.tracker = Tracker(experiment_name(of, self.params.cell), root())
+        self._trackers = {self.tracker.experiment: self.tracker}
 
     def tracker_of(self, dataset: str, of: str | None = None) -> Tracker:
-        """Logs to the experiment of a data set with the chosen model and scale."""
+        """The tracker of the experiment of a data set with the chosen model and scale."""
         cell = self.params.cell._replace(dataset=dataset)
-        if (name := experiment_name(of or self.of, cell)) == self.tracker.experiment:
-            return self.tracker
-        found = Tracker(name, root())
-        found.failed = self.tracker.failed  # and has said so
-        return found
+        name = experiment_name(of or self.of, cell)
+        if name not in self._trackers:
+            self._trackers[name] = Tracker(name, root())
+            self._trackers[name].failed = self.tracker.failed  # and has said so
+        return self._trackers[name]
 
     def results(self, name: str) -> None:
-        """Log what the stage of this name left in results/."""
+        """Log what the stage of this name left in results/, the last thing that it does."""
+        for tracker in self._trackers.values():
+            tracker.close()
         self.tracker_of(self.params.dataset, STAGES).results(name)
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Run measurements, a thread each. Raises UserError as :func:`pipeline.jobs.pool.run` does."""
+        """Run measurements, a thread each. Raises UserError as :func:`pipeline.jobs.run.run`."""
         run(jobs, self.params.device, engine=self.params.engine)
 
-    def train(self, jobs: Sequence[Job], threads: int) -> None:
-        """Run trainings, spread over processes if params.yaml asks for that; epochs are tracked as they end."""
+    def measure(self, name: str, plan: Any, keep: Callable[[Any, Any], object]) -> None:
+        """The whole of a stage that measures: run the plan's jobs, keep their rows, log the results."""
+        jobs = plan.jobs()
+        self.run(list(jobs.values()))
+        keep(plan, jobs)
+        self.results(name)
 
-        def on_epoch(job: Job, row: Event) -> None:
-            self.tracker.epoch(job.config.title, job.record(), row)
+    def train(self, jobs: Sequence[Job], threads: int) -> None:
+        """Run trainings, spread over processes if params.yaml says so. Tracks epochs as they end."""
+
+        def track(job: Job, row: Event) -> None:
+            self.tracker_of(job.config.dataset).epoch(job.config.title, job.record(), row)
 
         with terminated():
             try:
                 run(
                     jobs,
                     self.params.device,
-                    on_epoch,
+                    track,
                     threads,
                     self.params.distributed,
                     self.params.engine,
                 )
             except BaseException as error:
-                self.tracker.stopped(error)
+                for tracker in self._trackers.values():
+                    tracker.stopped(error)
                 raise
 
 
@@ -77,7 +91,7 @@ class _Terminated(BaseException):
 
 @contextmanager
 def terminated() -> Iterator[None]:
-    """Let SIGTERM raise, as SIGINT does, so that what is under way is left in order; then the process ends by the signal all the same."""
+    """Within the block SIGTERM raises, as SIGINT does, and then ends the process all the same."""
 
     def stop(*_: object) -> None:
         raise _Terminated

@@ -127,6 +127,13 @@ class Tracker:
             self._client.set_terminated(run_id, status)
 
     @_never_raises
+    def close(self) -> None:
+        """Mark the other trainings that ran as finished: those of which a stage kept nothing."""
+        for run_id in self._running:
+            self._client.set_terminated(run_id)
+        self._running.clear()
+
+    @_never_raises
     def training(self, folder: Path) -> None:
         """Log a finished variant and its mean and standard deviation over the seeds.
 

@@ -1,6 +1,5 @@
 """How a model runs on a processor: device, precision, attention kernel, compiled blocks, determinism."""
 
-import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,11 +9,8 @@ from torch import nn
 from torch.backends import cuda as backends
 
 from pipeline.errors import UserError
+from pipeline.jobs.configs import WIDE
 
-# Width from which low precision and compiled blocks pay. CPU: with avx512_bf16 ViT-B/16 (768) trains and evaluates 1.8 times faster
-# in bf16, width 64 at half the speed; between them nothing was measured. CUDA: ViT-S; narrower ones wait for kernel launches. MPS: nothing
-# was measured.
-WIDE = {"cpu": 768, "cuda": 384, "mps": math.inf}
 
 
 def pick_device(name: str) -> torch.device:

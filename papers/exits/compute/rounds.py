@@ -1,90 +1,78 @@
-"""The jobs of stage `exits`, round by round: those of a later one start from what an earlier one left."""
+"""The trainings of stage `exits`, round by round: those of a later one start from an earlier one."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from papers.exits.compute.counting import write_canvases
 from papers.exits.compute.plan import Frozen, Plan, Task, Trained, advance
 from papers.exits.section import COUNTING
-from pipeline.config.sections import Finetune
 from pipeline.jobs.files import WEIGHTS
 from pipeline.jobs.job import Job
-from pipeline.jobs.pool import run
+
+Run = Callable[[Sequence[Job]], None]
 
 
 class Exits(NamedTuple):
-    """What the stage trained: branches on frozen variants, on backbones that count, and models trained with their exits."""
+    """What the stage trained: branches on frozen models, and models trained with their exits."""
 
-    frozen: list[Frozen]
-    counted: list[Frozen]
+    frozen: list[Frozen]  # on variants
+    counted: list[Frozen]  # on backbones that count
     trained: list[Trained]
 
-
-def train(plan: Plan, out: Path) -> Exits:
-    """Train every exit that params.yaml asks for, and measure what each costs; canvases to count on go to `out`."""
-    params = plan.params
-
-    def run_all(jobs: Sequence[Job]) -> None:
-        run(
-            jobs,
-            params.device,
-            threads=params.resolve(Finetune).threads,
-            distributed=params.distributed,
-            engine=params.engine,
-        )
-
-    waiting = rounds(plan, out)
-    while True:
-        try:
-            run_all(next(waiting))
-        except StopIteration as end:
-            found: Exits = end.value
-            break
-    costs = [
-        *(each.costs for each in found.frozen + found.counted),
-        *(each.costs for each in found.trained),
-    ]
-    for job in {
-        job.key: job for job in costs
-    }.values():  # one after another, alone: they measure time
-        run_all([job])
-    return found
+    def costs(self) -> list[Job]:
+        """What measures the costs of the exits, each job once."""
+        models: list[Frozen | Trained] = [*self.frozen, *self.counted, *self.trained]
+        jobs = [model.costs for model in models]
+        return list({job.key: job for job in jobs}.values())
 
 
-def rounds(plan: Plan, out: Path) -> Generator[list[Job], None, Exits]:
-    """The trainings, round by round: those of a round have ended when the next one is asked for.
+def train(plan: Plan, out: Path, run: Run) -> Exits:
+    """Train every exit that params.yaml asks for.
 
-    The first round starts from the starting weights alone, the second one also from the refined models.
+    Args:
+        plan: of the stage.
+        out: folder for the canvases to count on.
+        run: runs a round of jobs, which have ended when it returns.
     """
-    options, params = plan.options, plan.params
+    options = plan.options
     starts = {seed: plan.start(seed) for seed in plan.seeds}
-    classes, counting = (
-        Task(params.dataset, plan.data, starts),
-        Task(COUNTING, out / COUNTING, starts),
-    )
-    trained = plan.end_to_end(classes) if "end_to_end" in options.strategies else []
-    steps = plan.first_steps(classes) if "layer_wise" in options.strategies else []
+    classes = Task(plan.params.dataset, plan.data, starts)
+    trained: list[Trained] = []
+    steps: list[Trained] = []
+    if "end_to_end" in options.strategies:
+        trained += plan.end_to_end(classes)
+    if "layer_wise" in options.strategies:
+        steps += plan.first_steps(classes)
     backbones: list[Trained] = []
     if options.counting_strategies:
-        write_canvases(plan.data, options.counting, counting.data)
-        heads = {seed: plan.head_for(counting, seed) for seed in starts}
-        run(list({head.key: head for head in heads.values()}.values()), params.device)
-        counting = counting._replace(
-            starts={seed: head.folder / WEIGHTS for seed, head in heads.items()}
-        )
-        steps += plan.first_steps(counting) if "layer_wise" in options.counting_strategies else []
+        counting = _counting_task(plan, starts, out / COUNTING, run)
         backbones = plan.control(counting)
-        trained += (
-            plan.end_to_end(counting) if "end_to_end" in options.counting_strategies else backbones
-        )
-    yield [job for each in trained + steps for job in each.jobs]
+        if "end_to_end" in options.counting_strategies:
+            trained += plan.end_to_end(counting)
+        else:
+            trained += backbones
+        if "layer_wise" in options.counting_strategies:
+            steps += plan.first_steps(counting)
+    run([job for model in trained + steps for job in model.jobs])
+
     frozen = plan.variants(classes) if "classifier_wise" in options.strategies else []
     counted = plan.backbones(backbones) if "classifier_wise" in options.counting_strategies else []
-    done, steps = advance(plan, steps)
-    yield [*(each.job for each in frozen + counted), *(job for step in steps for job in step.jobs)]
-    while steps:
+    finished, steps = advance(plan, steps)
+    trained += finished
+    first_jobs = [each.job for each in frozen + counted]
+    while first_jobs or steps:
+        run([*first_jobs, *(job for step in steps for job in step.jobs)])
+        first_jobs = []
         finished, steps = advance(plan, steps)
-        done += finished
-        yield [job for step in steps for job in step.jobs]
-    return Exits(frozen, counted, trained + done)
+        trained += finished
+    return Exits(frozen, counted, trained)
+
+
+def _counting_task(plan: Plan, starts: dict[int, Path], data: Path, run: Run) -> Task:
+    """Counting on canvases, from starting weights that have a head for it."""
+    write_canvases(plan.data, plan.options.counting, data)
+    task = Task(COUNTING, data, starts)
+    heads = {seed: plan.head_for(task, seed) for seed in starts}
+    run(list(heads.values()))
+    return task._replace(starts={seed: head.folder / WEIGHTS for seed, head in heads.items()})

@@ -1,14 +1,7 @@
-"""Every job of every plan that can be listed without running one.
+"""Every job of every plan that can be listed without running one."""
 
-As a script, `python listing.py [--finish] PARAMS...` prints, for each parameter file, {kind: {title: [key, folder, done]}} as JSON,
-of the package on its path and the folder it is started in; `--finish` then leaves every job as if it had been run, and prints again.
-"""
-
-import json
-import sys
 from collections.abc import Iterable
 
-from papers import PAPERS
 from papers.exits.compute.plan import Plan as Exits
 from papers.exits.compute.plan import Task
 from papers.inversion.compute.plan import Plan as Inversion
@@ -16,11 +9,10 @@ from papers.layershuffle.compute.plan import Analyses, Evaluations
 from papers.nodes.compute.plan import Plan as Nodes
 from papers.painters.compute.plan import Plan as Painters
 from papers.smoothing.compute.plan import Plan as Smoothing
-from pipeline.config.load import load
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.variant import PLAIN
-from pipeline.jobs.job import DONE, Job
+from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan
 
 Listed = dict[str, dict[str, Job]]  # kind -> title -> job
@@ -70,30 +62,3 @@ def _by_title(jobs: list[Job]) -> dict[str, Job]:
             title += " again"
         named[title] = job
     return named
-
-
-def finish(found: Listed) -> None:
-    """Leave every job as if it had been run."""
-    for jobs in found.values():
-        for job in jobs.values():
-            job.begin(job.folder)
-            (job.folder / DONE).touch()
-
-
-def shown(found: Listed) -> dict[str, dict[str, tuple[str, str, bool]]]:
-    """What is printed of them."""
-    return {
-        kind: {title: (job.key, job.folder.name, job.done) for title, job in jobs.items()}
-        for kind, jobs in found.items()
-    }
-
-
-if __name__ == "__main__":
-    every = [listed(load(path, papers=PAPERS)) for path in sys.argv[1:] if path != "--finish"]
-    printed = [shown(found) for found in every]
-    if "--finish" in sys.argv:
-        for found in every:
-            finish(found)
-        printed += [shown(found) for found in every]
-    assert "torch" not in sys.modules
-    print(json.dumps(printed))

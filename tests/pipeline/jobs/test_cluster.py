@@ -15,7 +15,7 @@ from pipeline.config.sections import Distributed
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.job import Job
-from pipeline.jobs.pool import run
+from pipeline.jobs.run import run
 from tests.conftest import ROOT
 from tests.pipeline.jobs.test_pool import jobs
 
@@ -123,7 +123,7 @@ import os, signal, sys
 from pathlib import Path
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.job import Job
-from pipeline.jobs.pool import run
+from pipeline.jobs.run import run
 config, data = TrainConfig.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
 
 def end(job, event):

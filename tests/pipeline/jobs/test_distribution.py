@@ -12,9 +12,9 @@ from papers.exits.section import Exits
 from pipeline.config.params import Params
 from pipeline.config.sections import Distributed
 from pipeline.config.types import Section
-from pipeline.jobs import pool
+from pipeline.jobs import run as running
 from pipeline.jobs.configs import TrainConfig
-from pipeline.jobs.display import ENDED, Event
+from pipeline.jobs.events import ENDED, Event
 from pipeline.jobs.files import read_meta
 from pipeline.jobs.job import TRAIN, Job
 
@@ -41,8 +41,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
 
         return events
 
-    monkeypatch.setattr(pool, "pool", spy("pool"))
-    monkeypatch.setattr(pool, "spread", spy("torchrun"))
+    monkeypatch.setattr(running, "pool", spy("pool"))
+    monkeypatch.setattr(running, "spread", spy("torchrun"))
     return found
 
 
@@ -65,16 +65,16 @@ def test_trainings_are_spread_and_all_else_runs_side_by_side(
     train_config: Config, runs: list[tuple[str, list[str]]]
 ) -> None:
     jobs = mixed(train_config())
-    pool.run(jobs, "cpu", distributed=TWO)
+    running.run(jobs, "cpu", distributed=TWO)
     assert runs == [("pool", ["fetch", "train_branches"]), ("torchrun", ["train", "train"])]
     for alone in (None, ONE):
         runs.clear()
-        pool.run(jobs, "cpu", distributed=alone)
+        running.run(jobs, "cpu", distributed=alone)
         assert runs == [("pool", ["train", "fetch", "train", "train_branches"])]
     runs.clear()
-    pool.run(jobs[1::2], "cpu", distributed=TWO)
-    pool.run(jobs[::2], "cpu", distributed=TWO)
-    pool.run([], "cpu", distributed=TWO)
+    running.run(jobs[1::2], "cpu", distributed=TWO)
+    running.run(jobs[::2], "cpu", distributed=TWO)
+    running.run([], "cpu", distributed=TWO)
     assert runs == [("pool", ["fetch", "train_branches"]), ("torchrun", ["train", "train"])]
 
 
@@ -88,10 +88,10 @@ def test_epochs_are_those_of_their_jobs(
             yield i, {"epoch": int(job.title.split()[1]), "seconds": 0.0}
             yield i, ENDED
 
-    monkeypatch.setattr(pool, "pool", events)
-    monkeypatch.setattr(pool, "spread", events)
+    monkeypatch.setattr(running, "pool", events)
+    monkeypatch.setattr(running, "spread", events)
     seen: list[tuple[str, Any]] = []
-    pool.run(
+    running.run(
         mixed(train_config()),
         "cpu",
         lambda job, event: seen.append((job.title, event["epoch"])),
@@ -164,7 +164,10 @@ def test_stage_exits_spreads_its_trainings(
     """The branches of frozen backbones and the costs run in one process each."""
     plan = stage(distributed)
     assert len(read_meta(plan.data)["classes"]) == 10
-    found = train(plan, tmp_path / "out")
+    found = train(
+        plan, tmp_path / "out", lambda jobs: running.run(jobs, "cpu", distributed=distributed)
+    )
+    running.run(found.costs(), "cpu", distributed=distributed)
     trained = ["train"] * len([job for each in found.trained for job in each.jobs])
     assert len(trained) == 2 * len(plan.options.backbone_lrs)  # with exits and without
     assert runs == [

@@ -17,9 +17,8 @@ from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.display import describe
 from pipeline.jobs.files import HISTORY, WEIGHTS, sha256
-from pipeline.jobs.identity import code_digest, imported_modules
-from pipeline.jobs.job import LOCK, Job, all_locked, locked
-from pipeline.jobs.pool import run
+from pipeline.jobs.job import LOCK, Job, all_locked
+from pipeline.jobs.run import run
 from tests.conftest import ROOT, shared
 
 Config = Callable[..., TrainConfig]
@@ -44,46 +43,14 @@ def jobs(train_config: Config, prepared: Path, seeds: list[int], **options: obje
     ]
 
 
-def test_keys(train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b, a_again, other = (
-        *jobs(train_config, prepared, [0, 1, 0]),
-        *jobs(train_config, prepared, [0], lr=0.5),
-    )
-    assert a.key == a_again.key
-    assert len({a.key, b.key, other.key}) == 3
-    assert shared(a) == shared(b) != shared(other)
-    with monkeypatch.context() as patch:
-        patch.setattr("pipeline.jobs.identity.version", lambda name: "another")
-        code_digest.cache_clear()
-        assert jobs(train_config, prepared, [0])[0].key != a.key
-    code_digest.cache_clear()
-    assert jobs(train_config, prepared, [0])[0].key == a.key
-
-
-def test_keys_follow_the_code_that_runs() -> None:
-    found = imported_modules("pipeline.training.loop").keys()
-    assert {
-        "pipeline.training.loop",
-        "lsvit.routed",
-        "pipeline.training.losses",
-        "lsvit.routes",
-        "pipeline.data.splits",
-    } <= found
-    assert (
-        not {
-            "pipeline.tracking.runs",
-            "pipeline.report.figures",
-            "papers.layershuffle.compute.analysis",
-        }
-        & found
-    )
-
-
-def test_a_lock_ends_where_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_ends_where_it_should(
+    train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not when its object is collected."""
     lock = FileLock(tmp_path / LOCK)
     monkeypatch.setattr("pipeline.jobs.job.FileLock", lambda path: lock)
-    with locked(tmp_path, lambda: pytest.fail("waits")):
+    (job,) = jobs(train_config, prepared, [0])
+    with job.locked(lambda: pytest.fail("waits")):
         assert lock.is_locked
     assert not lock.is_locked
 
@@ -190,7 +157,7 @@ from pathlib import Path
 from pipeline.errors import one_line_errors
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.job import Job
-from pipeline.jobs.pool import run
+from pipeline.jobs.run import run
 config, data = TrainConfig.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
 if __name__ == "__main__":
     configs = [config.model_copy(update={"seed": seed}) for seed in (0, 1)]

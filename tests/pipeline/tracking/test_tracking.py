@@ -24,7 +24,7 @@ from pipeline.declared import declared_stages, stage_results
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.job import Job
-from pipeline.jobs.pool import run
+from pipeline.jobs.run import run
 from pipeline.tracking import runs as tracking
 from pipeline.tracking.runs import Tracker, summarise
 from pipeline.tracking.sync import sync

@@ -20,11 +20,11 @@ import torch
 
 from pipeline.config.sections import Distributed
 from pipeline.errors import UserError
-from pipeline.jobs import pool
 from pipeline.jobs.configs import TrainConfig
-from pipeline.jobs.display import Event
+from pipeline.jobs.events import Event
 from pipeline.jobs.files import HISTORY
 from pipeline.jobs.job import Job
+from pipeline.jobs.run import run as run_jobs
 from pipeline.training import loop as training
 from tests.conftest import ROOT
 from tests.papers.exits.test_frozen import with_exits
@@ -143,7 +143,7 @@ def launched(
             {"whole": train_config(**LONG), "diverges": train_config(lr=1e30)}, prepared
         )
         with pytest.raises(UserError) as error:
-            pool.run(
+            run_jobs(
                 [*gradients, *metrics, whole, diverges],
                 "cpu",
                 lambda job, event: events.append((job.title, event)),
@@ -217,7 +217,7 @@ def test_metrics_equal_those_of_one_process(
                 if key != "seconds"
             }
             assert all(close.values()) == (job.title != "own"), close
-    pool.run(todo, "cpu", lambda job, event: pytest.fail("ran again"), distributed=TWO)
+    run_jobs(todo, "cpu", lambda job, event: pytest.fail("ran again"), distributed=TWO)
 
 
 @pytest.mark.slow
@@ -251,7 +251,7 @@ def test_a_killed_process_ends_the_job_and_two_machines_go_on(
     with pytest.raises(
         UserError, match=r"a process of the training died .*finished epochs are kept"
     ):
-        pool.run(todo, "cpu", kill_one, distributed=TWO)
+        run_jobs(todo, "cpu", kill_one, distributed=TWO)
     assert (todo[0].folder / "checkpoint.pt").exists()
     assert not todo[0].done
     first = seen.copy()
@@ -297,7 +297,7 @@ def on_two_machines(
 
     thread = threading.Thread(target=join)
     thread.start()
-    pool.run(todo, "cpu", on_epoch, distributed=many)
+    run_jobs(todo, "cpu", on_epoch, distributed=many)
     thread.join()
     assert others[0].wait(60) == 0
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import CONFIG, FINAL, HISTORY, TABLE, WEIGHTS
-from pipeline.jobs.job import DONE, TRAIN, Job, call
+from pipeline.jobs.job import TRAIN, Job, call
 from pipeline.training.gather import gather_trainings
 
 Config = Callable[..., TrainConfig]
@@ -42,9 +42,9 @@ def train(jobs: dict[int, Job]) -> None:
     """Run the unfinished ones, here."""
     for job in jobs.values():
         if not job.done:
-            (folder := job.folder).mkdir(parents=True)
-            call(job, folder, lambda event: None)
-            (folder / DONE).touch()
+            job.begin()
+            call(job, lambda event: None)
+            job.finish()
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -75,6 +75,7 @@ def test_the_same_work_leaves_the_same_bytes(
     assert content(tmp_path / "renamed") == kept
 
     monkeypatch.setenv("DVC_ROOT", str(tmp_path / "another root"))
+    others = {seed: renamed(job, "second_name") for seed, job in jobs.items()}
     assert not any(job.done for job in others.values())
     train(others)
     gather_trainings(others, tmp_path / "trained again")

@@ -1,0 +1,171 @@
+"""Stages as processes: they end in order, and with the DVC that started them."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline.jobs import processes
+from pipeline.jobs.processes import available_cores, cuda_devices, ends_unless, is_alive
+from tests.conftest import ROOT
+
+SHORT = """
+from pipeline.jobs.processes import ends_unless, find_dvc
+with ends_unless(find_dvc()):
+    print("done")
+"""
+# Notes the process and a child that multiprocessing made, and then has much to do.
+LONG = """
+import multiprocessing, os, time
+from pathlib import Path
+from pipeline.jobs.processes import die_with_parent, ends_unless, find_dvc
+
+def wait():
+    die_with_parent()
+    Path(f"{os.getpid()}.pid").touch()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    with ends_unless(find_dvc()):
+        multiprocessing.get_context("forkserver").Process(target=wait).start()
+        Path(f"{os.getpid()}.pid").touch()
+        time.sleep(60)
+"""
+
+
+def command(script: Path | str, **environment: str) -> dict[str, Any]:
+    """Arguments of subprocess for a stage."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "DVC_STAGE": "stage"} | environment
+    return {"args": [sys.executable, script], "env": env, "text": True}
+
+
+def ended(folder: Path, seconds: float = 20) -> bool:
+    """Whether all processes that left their number in a folder end soon."""
+    numbers = [int(path.stem) for path in folder.glob("*.pid")]
+    assert len(numbers) == 2
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(psutil.pid_exists(n) and is_alive(psutil.Process(n)) for n in numbers):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.slow
+def test_short_stages_end_in_order_under_load(tmp_path: Path) -> None:
+    """No thread of theirs still runs while the interpreter ends."""
+    script = tmp_path / "short.py"
+    script.write_text(SHORT)
+    for _ in range(6):
+        stages = [
+            subprocess.Popen(**command(script), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for _ in range(10)
+        ]
+        for stage in stages:
+            assert stage.communicate() == ("done\n", "")
+            assert stage.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["command", "in a shell that stays"])
+def test_a_stage_ends_with_dvc(tmp_path: Path, shell: str, wrapped: bool) -> None:
+    """DVC is killed alone, without its stage and the shell that may stay between them."""
+    (tmp_path / "long.py").write_text(LONG)
+    line = f"{sys.executable} long.py"
+    line = f"{line}; true" if wrapped else line
+    (tmp_path / "dvc.yaml").write_text(f"stages:\n  wait:\n    cmd: {line}\n")
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
+    how = command("", SHELL=shell) | {"args": [sys.executable, "-m", "dvc", "repro"]}
+    del how["env"]["DVC_STAGE"]
+    with subprocess.Popen(
+        **how, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as dvc:
+        while len(list(tmp_path.glob("*.pid"))) < 2:
+            assert dvc.poll() is None
+            time.sleep(0.05)
+        dvc.kill()
+    assert ended(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_stage_ends_with_a_dvc_that_it_never_saw(tmp_path: Path) -> None:
+    """Killed while the stage's interpreter was starting."""
+    (tmp_path / "long.py").write_text(LONG)
+    how = command(tmp_path / "long.py")
+    start = (
+        f"import subprocess; print(subprocess.Popen({list(map(str, how['args']))}, "
+        "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
+    )
+    how |= {"args": [sys.executable, "-c", start], "cwd": tmp_path, "start_new_session": True}
+    done = subprocess.run(**how, check=True, capture_output=True)
+    number = int(done.stdout)
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(number) and is_alive(psutil.Process(number)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def signals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The signals that this process sends itself; it gets none."""
+    sent: list[int] = []
+    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(processes, "LAST_SECONDS", 0.01)
+    monkeypatch.setattr(processes.os, "kill", lambda pid, number: sent.append(number))
+    return sent
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_no_thread_is_left(signals: list[int], needed: bool) -> None:
+    before = threading.active_count()
+    with ends_unless(lambda: needed):
+        assert threading.active_count() == before + 1
+        deadline = time.monotonic() + 5
+        while not needed and len(signals) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert threading.active_count() == before
+    assert signals == ([] if needed else [signal.SIGTERM, signal.SIGKILL])
+
+
+def test_a_process_that_nobody_has_asked_for_its_end_is_not_alive() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        known = psutil.Process(process.pid)
+        while known.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert not is_alive(known)
+    assert not is_alive(known)
+    assert is_alive(psutil.Process())
+
+
+def test_cores_where_none_are_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: 7)
+    assert available_cores() == 7
+
+
+@pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("2,5", 2)])
+def test_visible_gpus_are_counted(
+    monkeypatch: pytest.MonkeyPatch, visible: str, count: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert cuda_devices() == count
+
+
+def test_the_process_of_a_stage_imports_no_torch() -> None:
+    """Nor does it start one: no stage has `torch` or `timm` when its script has been imported."""
+    names = [path.stem for path in (ROOT / "stages").glob("*.py") if path.stem != "commands"]
+    code = (
+        f"import sys, importlib\nfor name in {names}:\n    importlib.import_module('stages.' + name)\n"
+        "assert not {'torch', 'timm', 'ray', 'mlflow', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
