@@ -30,7 +30,7 @@ def write_json(name: str, content: dict[str, Any]) -> None:
 @stage_process()
 def main() -> None:
     """results/, outs/analysis/, outs/inversion/ -> results/: tables, claims, figures/"""
-    start_workers("pipeline.report.figures", "stages.paper_figures")
+    start_workers("pipeline.report.figures", "pipeline.report.evidence", "papers")
     params = load(papers=PAPERS)
     evidence = Evidence(RESULTS, PAPERS)
     captions: dict[str, str] = {}

@@ -42,15 +42,11 @@ def executed(stage: str) -> set[str]:
         for name in re.findall(r'"((?:lsvit|pipeline|papers)\.[\w.]+)(?::\w+)?"', text)
     }
     for name in named:
-<<<<<<< HEAD
-        modules |= imported_modules(name)
+        modules |= imported_modules(name, follow=follow)
     if "pipeline.models.extensions" in modules:  # a variant may have any paper's keys
         for paper in PAPERS:
             for key in paper.variant_keys:
-                modules |= imported_modules(key.extension.partition(":")[0])
-=======
-        modules |= imported_modules(name, follow=follow)
->>>>>>> c4d3b5f (Stages are ordinary processes; jobs know their libraries and processor; the warm server is gone)
+                modules |= imported_modules(key.extension.partition(":")[0], follow=follow)
     return {name for name in modules if name.split(".")[0] in PACKAGES} - APART
 
 
