@@ -1,17 +1,21 @@
 """From evaluation rows to the paper's tables, with the published figures beside ours."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import yaml
 
 from lsvit.routes import ORDERS, count_routes
 from pipeline.config.params import Params
 from pipeline.config.variant import BASELINE
-from pipeline.jobs.rows import seed_means
+from pipeline.jobs.rows import seed_means, write_results
+from pipeline.report.captions import read_captions
 from pipeline.report.evaluations import CONTROLS, count_orders, label, summarise
 from pipeline.report.results import Results
 from pipeline.report.statistics import METHOD, estimate
 from pipeline.report.tables import (
+    ABSENT,
     cell_text,
     count_seeds,
     interval,
@@ -21,275 +25,223 @@ from pipeline.report.tables import (
     write_table,
 )
 
+CAPTIONS = read_captions(__file__)
 TABLE1 = ["dataset", "model", "order", "variant", "mean", "std", "n"]
-
-# LayerShuffle, table 1: top-1 validation accuracy, mean and standard deviation over 5 seeds, in per cent
 PUBLISHED_VARIANTS = (BASELINE, "ls", "ls_pos", "ls_pred")
-# (data-set preset, model preset) -> the paper's names of the cell
-CELLS = {
+CELLS = {  # (data-set preset, model preset) -> the paper's names of the cell
     ("imagenet", "vit_b16"): ("ImageNet", "ViT-B/16"),
     ("imagenet", "deit_b16"): ("ImageNet", "DeiT-B dist."),
     ("cifar100", "vit_b16"): ("CIFAR-100", "ViT-B/16"),
     ("cifar100", "deit_b16"): ("CIFAR-100", "DeiT-B dist."),
 }
-PUBLISHED = {
-    ("ImageNet", "ViT-B/16", "sequential"): (
-        (82.61, 0.08),
-        (75.22, 0.28),
-        (75.28, 0.18),
-        (74.41, 0.20),
-    ),
-    ("ImageNet", "ViT-B/16", "arbitrary"): (
-        (0.13, 0.03),
-        (62.77, 0.41),
-        (63.61, 0.23),
-        (61.18, 1.06),
-    ),
-    ("ImageNet", "DeiT-B dist.", "sequential"): (
-        (81.16, 0.06),
-        (76.57, 0.12),
-        (76.18, 0.46),
-        (75.08, 0.27),
-    ),
-    ("ImageNet", "DeiT-B dist.", "arbitrary"): (
-        (0.12, 0.05),
-        (66.62, 0.40),
-        (65.89, 1.28),
-        (64.51, 0.85),
-    ),
-    ("CIFAR-100", "ViT-B/16", "sequential"): (
-        (89.62, 0.26),
-        (64.43, 0.95),
-        (61.98, 0.49),
-        (60.88, 0.76),
-    ),
-    ("CIFAR-100", "ViT-B/16", "arbitrary"): (
-        (0.64, 0.13),
-        (54.34, 2.64),
-        (55.47, 1.41),
-        (53.53, 1.45),
-    ),
-    ("CIFAR-100", "DeiT-B dist.", "sequential"): (
-        (87.31, 0.25),
-        (75.04, 0.83),
-        (72.13, 1.50),
-        (66.94, 0.60),
-    ),
-    ("CIFAR-100", "DeiT-B dist.", "arbitrary"): (
-        (0.53, 0.16),
-        (64.99, 0.76),
-        (64.31, 1.70),
-        (58.77, 1.18),
-    ),
-}
+
+
+def read_published() -> dict[tuple[str, str, str], tuple[tuple[float, float], ...]]:
+    """Read the paper's table 1: (data, model, order) -> mean and std of each variant, in %."""
+    text = Path(__file__).with_name("published.yaml").read_text()
+    table = {}
+    for data, models in yaml.safe_load(text).items():
+        for model, orders in models.items():
+            for order, row in orders.items():
+                table[data, model, order] = tuple(tuple(cell) for cell in row)
+    return table
+
+
+PUBLISHED = read_published()
 
 
 def compare_protocols(protocols: pd.DataFrame) -> pd.DataFrame:
-    """Table 1 under both protocols: a row a (order, variant), and the paired difference heldout - paper over the seeds.
+    """Compare Table 1 under both protocols.
 
-    `other_epoch`: for how many seeds the two protocols keep different epochs.
+    Returns:
+        A row an (order, variant): both means, and the paired difference heldout - paper over the
+        seeds. `other_epoch` is the number of seeds for which the protocols keep different epochs.
     """
-    paper, heldout = (
-        protocols[protocols["protocol"] == name].set_index(["variant", "seed"])
-        for name in ("paper", "heldout")
-    )
+    by_protocol = {
+        protocol: rows.set_index(["variant", "seed"])
+        for protocol, rows in protocols.groupby("protocol")
+    }
     records = []
     for order in ORDERS:
         for variant in dict.fromkeys(protocols["variant"]):
-            a, b = paper.loc[variant], heldout.loc[variant]
-            difference = estimate((b[order] - a[order]).to_numpy())
-            record = {
-                "order": order,
-                "variant": variant,
-                "n": difference.n,
-                "other_epoch": int((a["epoch"] != b["epoch"]).sum()),
-            }
-            for name, values in (("paper", a), ("heldout", b)):
-                found = estimate(values[order].to_numpy())
-                record |= {name: found.mean, f"{name}_std": found.std}
-            records.append(
-                record
-                | {"difference": difference.mean, "low": difference.low, "high": difference.high}
-            )
+            paper = by_protocol["paper"].loc[variant]
+            heldout = by_protocol["heldout"].loc[variant]
+            record: dict[str, Any] = {"order": order, "variant": variant, "n": len(paper)}
+            record["other_epoch"] = int((paper["epoch"] != heldout["epoch"]).sum())
+            for name, rows in (("paper", paper), ("heldout", heldout)):
+                own = estimate(rows[order].to_numpy())
+                record |= {name: own.mean, f"{name}_std": own.std}
+            paired = estimate((heldout[order] - paper[order]).to_numpy())
+            record |= {"difference": paired.mean, "low": paired.low, "high": paired.high}
+            records.append(record)
     return pd.DataFrame(records).round(6)
 
 
 def differences(rows: pd.DataFrame) -> pd.DataFrame:
-    """Paired differences in accuracy, seed by seed: every variant minus the baseline and minus LS, with all layers."""
+    """Compare accuracies with all layers, seed by seed: every variant minus the baseline and LS."""
     means = seed_means(rows)
     variants = list(dict.fromkeys(rows["variant"]))
     records = []
     for order in ORDERS:
         for reference in (BASELINE, "ls"):
+            if reference not in variants:
+                continue
             for variant in variants:
-                if variant not in (BASELINE, reference) and reference in variants:
-                    found = estimate(
-                        (means.loc[variant][order] - means.loc[reference][order]).to_numpy()
-                    )
-                    records.append(
-                        {
-                            "order": order,
-                            "variant": variant,
-                            "minus": reference,
-                            **found._asdict(),
-                            "interval": METHOD,
-                        }
-                    )
+                if variant in (BASELINE, reference):
+                    continue
+                paired = means.loc[variant][order] - means.loc[reference][order]
+                record = {"order": order, "variant": variant, "minus": reference}
+                record |= estimate(paired.to_numpy())._asdict()
+                records.append(record | {"interval": METHOD})
     return pd.DataFrame(records).round(6)
+
+
+def sort_by_order(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells with all layers, first in original order, then in arbitrary orders."""
+    full = cells[cells["full"]].copy()
+    full["order"] = pd.Categorical(full["order"], ORDERS, ordered=True)
+    return full.sort_values("order", kind="stable")
 
 
 def table1(cells: pd.DataFrame) -> pd.DataFrame:
     """Table 1 as numbers: accuracy as a fraction, every variant, both orders, all layers."""
-    full = cells[cells["full"]].copy()
-    full["order"] = pd.Categorical(full["order"], ["sequential", "arbitrary"], ordered=True)
-    return full.sort_values("order", kind="stable")[TABLE1].round({"mean": 6, "std": 6})
+    return sort_by_order(cells)[TABLE1].round({"mean": 6, "std": 6})
 
 
 def paper_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Table 1 in the paper's form, in per cent: our rows, without the controls, then the published ones."""
+    """Table 1 in the paper's form, in %: our rows without the controls, then the published ones."""
     table = table[~table["variant"].isin(CONTROLS)]
-    variants = list(dict.fromkeys(table["variant"]))
-    rows: list[dict[str, str]] = []
-    for (dataset, model, order), group in table.groupby(
-        ["dataset", "model", "order"], sort=False, observed=True
-    ):
-        row = {"source": "ours", "data": dataset, "model": model, "order": order}
-        rows.append(
-            row
-            | {
-                label(c["variant"]): cell_text(100 * c["mean"], 100 * c["std"])
-                for c in group.to_dict("records")
-            }
-        )
-    for dataset, model, order in PUBLISHED:
-        row = {"source": "published", "data": dataset, "model": model, "order": order}
-        rows.append(row | published_row(dataset, model, order))
-    return pd.DataFrame(
-        rows, columns=["source", "data", "model", "order", *map(label, variants)]
-    ).fillna("–")
+    cell = ["data", "model", "order"]
+    records = []
+    keys = ["dataset", "model", "order"]
+    for key, rows in table.groupby(keys, sort=False, observed=True):
+        records.append({"source": "ours"} | dict(zip(cell, key, strict=True)) | our_row(rows))
+    for key in PUBLISHED:
+        head = {"source": "published"} | dict(zip(cell, key, strict=True))
+        records.append(head | published_row(*key))
+    columns = ["source", *cell, *map(label, dict.fromkeys(table["variant"]))]
+    return pd.DataFrame(records, columns=columns).fillna(ABSENT)
+
+
+def our_row(rows: pd.DataFrame) -> dict[str, str]:
+    """A row of Table 1 from ours, in %, by column."""
+    texts = {}
+    for row in rows.to_dict("records"):
+        texts[label(row["variant"])] = cell_text(100 * row["mean"], 100 * row["std"])
+    return texts
 
 
 def published_row(dataset: str, model: str, order: str) -> dict[str, str]:
-    """A row of the paper's table 1, by column."""
-    return {
-        label(v): cell_text(*cell)
-        for v, cell in zip(PUBLISHED_VARIANTS, PUBLISHED[dataset, model, order], strict=True)
-    }
+    """A row of the paper's table 1, in %, by column."""
+    cells = zip(PUBLISHED_VARIANTS, PUBLISHED[dataset, model, order], strict=True)
+    return {label(variant): cell_text(*cell) for variant, cell in cells}
 
 
 def table_caption(cells: pd.DataFrame) -> str:
-    """What the numbers of Table 1 are."""
+    """Say what the numbers of Table 1 are."""
     full = cells[cells["full"] & ~cells["variant"].isin(CONTROLS)]
     arbitrary = full[full["order"] == "arbitrary"]
-    exist = [count_routes(keep, keep, "arbitrary") for keep in arbitrary["keep"]]
-    few, drawn = arbitrary[arbitrary["orders"] == exist], arbitrary[arbitrary["orders"] != exist]
-    common = count_orders(drawn if len(drawn) else few, "random orders")
-    text = (
-        f"Top-1 validation accuracy in %, mean ± standard deviation over {count_seeds(full)}, "
-        f"{value_range(full['images'])} validation images; arbitrary order: mean over {common}"
-    )
-    if len(few) and len(drawn):
-        text += f" ({', '.join(f'{label(c.variant)}: all {c.orders:.0f} there are' for c in few.itertuples())})"
-    positions = arbitrary.dropna(subset="position_accuracy")
-    for cell in positions.to_dict("records"):
-        text += (
-            f". {label(cell['variant'])} names a layer's position correctly in {100 * cell['position_accuracy']:.2f} % of cases "
-            f"under arbitrary orders (published: 99.99 %, ImageNet)"
+    existing = [count_routes(keep, keep, "arbitrary") for keep in arbitrary["keep"]]
+    all_orders = arbitrary[arbitrary["orders"] == existing]
+    drawn_orders = arbitrary[arbitrary["orders"] != existing]
+    exhaustive = ""
+    if len(all_orders) and len(drawn_orders):
+        texts = [
+            f"{label(cell.variant)}: all {cell.orders:.0f} there are"
+            for cell in all_orders.itertuples()
+        ]
+        exhaustive = f" ({', '.join(texts)})"
+    positions = ""
+    for cell in arbitrary.dropna(subset="position_accuracy").to_dict("records"):
+        share = 100 * cell["position_accuracy"]
+        positions += CAPTIONS["table1_positions"].format(
+            variant=label(cell["variant"]), share=share
         )
-    return text + ". Published: 5 seeds."
-
-
-def write_table1(cells: pd.DataFrame, folder: Path) -> None:
-    """Write table1.csv (fractions), table1.md and table1.tex (per cent, the published rows beside ours)."""
-    table = table1(cells)
-    write_table(table, paper_table(table), table_caption(cells), folder, "table1", "layershuffle")
+    orders = drawn_orders if len(drawn_orders) else all_orders
+    return CAPTIONS["table1"].format(
+        seeds=count_seeds(full),
+        images=value_range(full["images"]),
+        orders=count_orders(orders, "random orders"),
+        exhaustive=exhaustive,
+        positions=positions,
+    )
 
 
 def write_statistics(cells: pd.DataFrame, rows: pd.DataFrame, folder: Path) -> None:
-    """Write differences.csv and statistics.md: intervals, the three spreads of every full cell, paired differences."""
+    """Write differences.csv and statistics.md.
+
+    The page has intervals, the three spreads of every full cell, and paired differences.
+    """
     paired = differences(rows)
-    paired.to_csv(folder / "differences.csv", index=False, lineterminator="\n")
-    full = cells[cells["full"]].copy()
-    full["order"] = pd.Categorical(full["order"], ORDERS, ordered=True)
-    spreads = [
-        {
-            "order": c.order,
-            "variant": label(c.variant),
-            "mean": f"{100 * c.mean:.2f}",
-            "interval": interval(c.low, c.high),
-            "seeds": percent(c.std),
-            "orders": f"{percent(c.std_orders)} ({c.spread_orders})",
-            "images": percent(c.se_images),
-            "n seeds": c.n,
-            "n orders": c.orders,
-            "n images": f"{c.images:.0f}",
-        }
-        for c in full.sort_values("order", kind="stable").itertuples()
-    ]
-    pairs = [
-        {
-            "order": d.order,
-            "difference": f"{label(d.variant)} - {label(d.minus)}",
-            "mean": f"{100 * d.mean:+.2f}",
-            "interval": interval(d.low, d.high, "+"),
-            "std": percent(d.std),
-            "n": d.n,
-        }
-        for d in paired.itertuples()
-    ]
-    text = (
-        f"# Statistics\n\nAccuracy with all layers in %, mean over *n orders* and *n images*. Interval: {METHOD}. Three spreads: *seeds*, "
-        "standard deviation of the seeds' means; *orders*, standard deviation over as many single orders of one seed as the number in "
-        "brackets says, averaged over the seeds; *images*, standard error from the finite number of validation images. The interval "
-        "covers the seeds, and the orders where every seed draws its own (one an image); it does not cover the images, which are the "
-        f"same for all.\n\n{markdown_table(spreads)}\n\n## Paired differences\n\nSeed by seed (same starting weights, batches and "
-        f"evaluation orders), in points. Few seeds: intervals are shown, significance is not claimed.\n\n{markdown_table(pairs)}\n"
+    write_results(paired, folder / "differences.csv")
+    spreads = []
+    for cell in sort_by_order(cells).itertuples():
+        spreads.append(
+            {
+                "order": cell.order,
+                "variant": label(cell.variant),
+                "mean": f"{100 * cell.mean:.2f}",
+                "interval": interval(cell.low, cell.high),
+                "seeds": percent(cell.std),
+                "orders": f"{percent(cell.std_orders)} ({cell.spread_orders})",
+                "images": percent(cell.se_images),
+                "n seeds": cell.n,
+                "n orders": cell.orders,
+                "n images": f"{cell.images:.0f}",
+            }
+        )
+    pairs = []
+    for pair in paired.itertuples():
+        pairs.append(
+            {
+                "order": pair.order,
+                "difference": f"{label(pair.variant)} - {label(pair.minus)}",
+                "mean": f"{100 * pair.mean:+.2f}",
+                "interval": interval(pair.low, pair.high, "+"),
+                "std": percent(pair.std),
+                "n": pair.n,
+            }
+        )
+    text = CAPTIONS["statistics"].format(
+        method=METHOD, spreads=markdown_table(spreads), pairs=markdown_table(pairs)
     )
     (folder / "statistics.md").write_text(text)
 
 
 def write_protocols(protocols: pd.DataFrame, folder: Path) -> None:
-    """Write protocols.md: Table 1 under both protocols, their paired difference, and how often they chose another epoch."""
-    head = (
-        "# Protocols\n\nTable 1 in %, mean ± standard deviation over the seeds. *paper*: the epoch is chosen on the reported validation "
-        "images, as published. *heldout*: it is chosen on training images that were held out of the training; the validation images "
-        "only report.\n\n"
-    )
-    if set(protocols["protocol"]) != {"paper", "heldout"}:
-        (folder / "protocols.md").write_text(
-            head + "No images were held out: protocol paper alone.\n"
+    """Write protocols.md: Table 1 under both protocols, and their paired difference."""
+    text = CAPTIONS["protocols_alone"]
+    if set(protocols["protocol"]) == {"paper", "heldout"}:
+        compared = compare_protocols(protocols)
+        table = []
+        for row in compared.itertuples():
+            table.append(
+                {
+                    "order": row.order,
+                    "variant": label(row.variant),
+                    "paper": cell_text(100 * row.paper, 100 * row.paper_std),
+                    "heldout": cell_text(100 * row.heldout, 100 * row.heldout_std),
+                    "heldout - paper": f"{100 * row.difference:+.2f}",
+                    "interval": interval(row.low, row.high, "+"),
+                    "seeds with another epoch": f"{row.other_epoch} of {row.n}",
+                }
+            )
+        worst = 100 * compared["difference"].abs().max()
+        text = CAPTIONS["protocols_compared"].format(
+            table=markdown_table(table), worst=worst, method=METHOD
         )
-        return
-    compared = compare_protocols(protocols)
-    table = [
-        {
-            "order": c.order,
-            "variant": label(c.variant),
-            "paper": cell_text(100 * c.paper, 100 * c.paper_std),
-            "heldout": cell_text(100 * c.heldout, 100 * c.heldout_std),
-            "heldout - paper": f"{100 * c.difference:+.2f}",
-            "interval": interval(c.low, c.high, "+"),
-            "seeds with another epoch": f"{c.other_epoch} of {c.n}",
-        }
-        for c in compared.itertuples()
-    ]
-    worst = compared["difference"].abs().max()
-    text = (
-        f"{head}{markdown_table(table)}\n\nThe largest difference of a row is {100 * worst:.2f} points; interval: {METHOD}, of the paired "
-        "differences. Both protocols share their trainings, which never see the held-out images: the difference is that of the choice "
-        "alone.\n"
-    )
-    (folder / "protocols.md").write_text(text)
+    (folder / "protocols.md").write_text(CAPTIONS["protocols"].format(text=text))
 
 
 def write(results: Results, params: Params) -> dict[str, str]:
-    """Write Table 1, figure1.csv, statistics, differences and protocols. Returns captions by title."""
+    """Write Table 1, figure1.csv, statistics and protocols. Returns captions by title."""
     rows = results.table("prune_eval")
     cells = summarise(rows)
-    cells.drop(columns="full").round(6).to_csv(
-        results.folder / "figure1.csv", index=False, lineterminator="\n"
-    )
-    write_table1(cells, results.folder)
-    write_statistics(cells, rows, results.folder)
-    write_protocols(results.table("protocols"), results.folder)
-    return {"Table 1": table_caption(cells)}
+    folder = results.folder
+    write_results(cells.drop(columns="full").round(6), folder / "figure1.csv")
+    table = table1(cells)
+    caption = table_caption(cells)
+    write_table(table, paper_table(table), caption, folder, "table1", "layershuffle")
+    write_statistics(cells, rows, folder)
+    write_protocols(results.table("protocols"), folder)
+    return {"Table 1": caption}

@@ -1,4 +1,7 @@
-"""What layers put out at which position: UMAP of a layer's output, class-token contributions (LayerShuffle, section 4.3)."""
+"""What layers put out at which position (LayerShuffle, section 4.3).
+
+UMAP of a layer's output, and the contributions of layers to the class token.
+"""
 
 import json
 from collections.abc import Callable
@@ -23,9 +26,9 @@ RESAMPLES = 200
 
 
 class Contributions:
-    """A tap: the norm of each layer's additive contribution to the class token, ||z_t^0 - z_(t-1)^0||.
+    """A tap: the norm of each layer's contribution to the class token, ||z_t^0 - z_(t-1)^0||.
 
-    Models without a class token classify the mean of their tokens, whose contribution is taken instead.
+    Models without a class token classify the mean of their tokens, which is taken instead.
     """
 
     def __init__(self, model: RoutedModel, batch: int) -> None:
@@ -35,8 +38,9 @@ class Contributions:
     def __call__(
         self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
     ) -> None:
-        """Called after each block; states (n, N, D)."""
-        change = (after - before)[:, 0] if self.class_token else (after - before).mean(dim=1)
+        """Record the norms of n images; states (n, N, D)."""
+        change = after - before
+        change = change[:, 0] if self.class_token else change.mean(dim=1)  # (n, D)
         self.norms[samples, layer] = change.float().norm(dim=-1).cpu()
 
 
@@ -50,7 +54,7 @@ class Output:
     def __call__(
         self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
     ) -> None:
-        """Called after each block; states (n, N, D)."""
+        """Keep the outputs of n images; states (n, N, D)."""
         if layer == self.layer:
             vectors = after.float().flatten(1).cpu()
             if not self.vectors.numel():
@@ -67,17 +71,26 @@ def record(
     layer: int,
     execution: Execution,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run the `chosen` images (n,) of a split, each under its own row of `routes` (n, L), as the paper does one by one.
+    """Run images of a split, each along its own route, as the paper does one by one.
+
+    Args:
+        model: of L layers.
+        split: of the images.
+        chosen: (n,), which images.
+        routes: (n, L), a row an image.
+        layer: whose output is kept.
+        execution: device and precision.
 
     Returns:
         (outputs of `layer` (n, N * D), contribution norms by layer (n, L)).
     """
     model.eval()
-    outputs, norms = [], []
-    for _, images, _, route in batches_along(
-        split, torch.from_numpy(chosen), torch.from_numpy(routes), BATCH_SIZE
-    ):
-        output, contributions = Output(layer, len(images)), Contributions(model, len(images))
+    outputs = []
+    norms = []
+    batches = batches_along(split, torch.from_numpy(chosen), torch.from_numpy(routes), BATCH_SIZE)
+    for _, images, _, route in batches:
+        output = Output(layer, len(images))
+        contributions = Contributions(model, len(images))
         with execution.context():
             model(images, route, [output, contributions])
         outputs.append(output.vectors)
@@ -92,84 +105,99 @@ def project(vectors: np.ndarray, options: Analysis) -> np.ndarray:
     from sklearn.neighbors import NearestNeighbors
     from umap import UMAP, umap_
 
-    for compiled in (
-        umap_.smooth_knn_dist,
-        umap_.compute_membership_strengths,
-    ):  # numba compiles them anew in every process, for 6 s
+    # numba would compile both anew in every process, for 6 s.
+    for compiled in (umap_.smooth_knn_dist, umap_.compute_membership_strengths):
         with suppress(RuntimeError):  # no folder to keep them in
             compiled.enable_caching()
-    # Exact neighbours from scikit-learn: as umap's own for few points, without 8 s of compilation.
-    distances, neighbours = (
-        NearestNeighbors(n_neighbors=options.neighbors).fit(vectors).kneighbors(vectors)
+    # Exact neighbours from scikit-learn, as umap's own for few points, without 8 s of compilation.
+    nearest = NearestNeighbors(n_neighbors=options.neighbors).fit(vectors)
+    distances, neighbours = nearest.kneighbors(vectors)
+    reducer = UMAP(
+        n_neighbors=options.neighbors,
+        min_dist=options.min_dist,
+        random_state=options.seed,
+        n_jobs=1,
+        precomputed_knn=(neighbours, distances.astype(np.float32)),
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="precomputed_knn"
-        )  # new points could not be added later; none are
-        reducer = UMAP(
-            n_neighbors=options.neighbors,
-            min_dist=options.min_dist,
-            random_state=options.seed,
-            n_jobs=1,
-            precomputed_knn=(neighbours, distances.astype(np.float32)),
-        )
+        # It warns that new points could not be added later. None are.
+        warnings.filterwarnings("ignore", message="precomputed_knn")
         return np.asarray(reducer.fit_transform(vectors), dtype=np.float32)
 
 
-def told_positions(plane: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """The positions (n,) of a layer as the plane tells them: 5-fold cross-validated 10-nearest-neighbour regression."""
+def tell_positions(plane: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Predict the positions (n,) of a layer from the plane (n, 2).
+
+    5-fold cross-validated 10-nearest-neighbour regression.
+    """
     from sklearn.model_selection import KFold, cross_val_predict
     from sklearn.neighbors import KNeighborsRegressor
 
-    return cross_val_predict(
-        KNeighborsRegressor(10), plane, positions, cv=KFold(5, shuffle=True, random_state=0)
-    )
+    folds = KFold(5, shuffle=True, random_state=0)
+    return cross_val_predict(KNeighborsRegressor(10), plane, positions, cv=folds)
 
 
 def analysis_numbers(
     plane: np.ndarray, positions: np.ndarray, norms: np.ndarray, layer: int
 ) -> dict[str, dict[str, float]]:
-    """Each number with its standard error over the images, each with an order of its own: a bootstrap of 200 resamples.
+    """Compute the numbers of one model, each with its standard error over the images.
 
-    `position_r2`: how well the plane tells where `layer` ran, R^2 of :func:`told_positions`; others: :func:`contribution_numbers`.
+    The error is that of a bootstrap of 200 resamples of images, each with its own order.
+
+    Args:
+        plane: (n, 2).
+        positions: (n, L), where each layer ran.
+        norms: (n, L), of its contribution.
+        layer: whose outputs the plane shows.
+
+    Returns:
+        Number -> `value` and `error`. `position_r2` is how well the plane tells where `layer` ran,
+        R^2 of :func:`tell_positions`. See :func:`contribution_numbers` for the others.
     """
     from sklearn.metrics import r2_score
 
-    told = told_positions(plane, positions[:, layer])
+    told = tell_positions(plane, positions[:, layer])
 
-    def numbers(images: np.ndarray) -> dict[str, float]:
-        found = {"position_r2": float(r2_score(positions[images, layer], told[images]))}
-        return found | contribution_numbers(positions[images], norms[images])
+    def compute(images: np.ndarray) -> dict[str, float]:
+        numbers = {"position_r2": float(r2_score(positions[images, layer], told[images]))}
+        return numbers | contribution_numbers(positions[images], norms[images])
 
-    rng, n = generator("analysis bootstrap"), len(plane)
-    resampled = [numbers(rng.integers(n, size=n)) for _ in range(RESAMPLES)]
-    return {
-        name: {
-            "value": round(value, 6),
-            "error": round(float(np.std([each[name] for each in resampled], ddof=1)), 6),
-        }
-        for name, value in numbers(np.arange(n)).items()
-    }
+    rng = generator("analysis bootstrap")
+    count = len(plane)
+    resampled = [compute(rng.integers(count, size=count)) for _ in range(RESAMPLES)]
+    numbers = {}
+    for name, value in compute(np.arange(count)).items():
+        error = float(np.std([resample[name] for resample in resampled], ddof=1))
+        numbers[name] = {"value": round(value, 6), "error": round(error, 6)}
+    return numbers
 
 
 def contribution_numbers(positions: np.ndarray, norms: np.ndarray) -> dict[str, float]:
-    """Numbers behind figures 4c and 4d, from the position (n, L) and contribution norm (n, L) of each layer per image.
+    """Compute the numbers behind figures 4c and 4d.
 
-    `distance_spearman`: mean over layers of Spearman's correlation of |position - original place| with the norm; the paper
-    says negative for LayerShuffle. `near_far_ratio`: mean norm within 1 of the original place over mean norm at least half
-    the depth away; the paper says above 1. `slope_late_minus_early`: Spearman's correlation of position with the norm, mean
-    of the last quarter of the layers minus the first quarter: positive where each layer gives most near its own end.
+    Args:
+        positions: (n, L), where each layer ran for each image.
+        norms: (n, L), of its contribution.
+
+    Returns:
+        `distance_spearman`: mean over layers of Spearman's correlation of |position - original
+        place| with the norm. The paper says negative for LayerShuffle.
+        `near_far_ratio`: mean norm within 1 of the original place over mean norm at least half the
+        depth away. The paper says above 1.
+        `slope_late_minus_early`: Spearman's correlation of position with the norm, mean of the last
+        quarter of the layers minus the first quarter. Positive where each layer gives most near its
+        own end.
     """
     num_layers = norms.shape[1]
     distance = np.abs(positions - np.arange(num_layers))
-    slopes, falls = _spearman(positions, norms), _spearman(distance, norms)
+    slopes = _spearman(positions, norms)
     quarter = max(1, num_layers // 4)
     relative = norms / norms.mean(axis=0)
+    near = relative[distance <= 1].mean()
+    far = relative[distance >= num_layers // 2].mean()
     return {
-        "distance_spearman": float(np.mean(falls)),
-        "near_far_ratio": float(
-            relative[distance <= 1].mean() / relative[distance >= num_layers // 2].mean()
-        ),
+        "distance_spearman": float(np.mean(_spearman(distance, norms))),
+        "near_far_ratio": float(near / far),
         "slope_late_minus_early": float(slopes[-quarter:].mean() - slopes[:quarter].mean()),
     }
 
@@ -184,7 +212,7 @@ def _spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def analyse(
     config: AnalysisConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]
 ) -> None:
-    """Analyse one model: images and orders are drawn from the section's seed, the same for every model.
+    """Analyse one model. Images and orders come from the section's seed, the same for all models.
 
     Writes `arrays.npz` (plane (n, 2), positions (n, L), norms (n, L)) and `numbers.json`.
     """
@@ -195,15 +223,14 @@ def analyse(
     split = open_split(config, data, "validation", model)
     if options.images > len(split):
         raise UserError(
-            f"analysis.images: found {options.images}, accepted: at most the {len(split)} validation images"
+            f"analysis.images: found {options.images}, "
+            f"accepted: at most the {len(split)} validation images"
         )
     chosen = generator("analysis", options.seed).permutation(len(split))[: options.images]
-    routes = np.array(
-        [
-            arbitrary(generator("analysis", options.seed, i), model.num_layers)
-            for i in range(len(chosen))
-        ]
-    )
+    drawn = []
+    for image in range(len(chosen)):
+        drawn.append(arbitrary(generator("analysis", options.seed, image), model.num_layers))
+    routes = np.array(drawn)
     vectors, norms = record(model, split, chosen, routes, options.layer, execution)
     report({"cell": f"{len(chosen)} images recorded"})
     positions = np.argsort(routes, axis=1)  # positions[i, layer]: where the layer ran for image i

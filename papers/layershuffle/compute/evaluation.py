@@ -1,4 +1,4 @@
-"""Accuracy with k layers kept, sequential and arbitrary, over many routes, and under any sampler (LayerShuffle, section 4.2)."""
+"""Accuracy with k layers kept in both orders, and under any sampler (section 4.2)."""
 
 import math
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from lsvit.routes import (
     OneRoute,
     Order,
     Route,
+    Routes,
     RouteTable,
     Sampler,
     count_routes,
@@ -45,13 +46,13 @@ SAMPLER_COLUMNS = ("sampler", "distance", "length", "images", "accuracy", "loss"
 
 
 def cells(num_layers: int, config: EvalConfig) -> list[int]:
-    """The numbers of layers to keep: those asked for and all; for a model trained on its first k layers, k alone."""
-    return [num_layers] if config.variant.layers else sorted({*config.options.keep, num_layers})
+    """The numbers of layers to keep: those asked for and all.
 
-
-def _generator(config: EvalConfig, model: RoutedModel) -> np.random.Generator:
-    """Of a pass with a route a sample: the same for all variants (paired), another for every seed (its spread counts the routes')."""
-    return generator("samples", config.options.seed, config.seed, model.num_layers)
+    A model that was trained on its first k layers is evaluated with k alone.
+    """
+    if config.variant.layers:
+        return [num_layers]
+    return sorted({*config.options.keep, num_layers})
 
 
 def evaluate_cell(
@@ -63,118 +64,117 @@ def evaluate_cell(
     config: EvalConfig,
     execution: Execution,
 ) -> list[tuple]:
-    """Rows of one cell: accuracy along single routes (one row each) and along many in one pass (one row).
+    """Evaluate one cell: accuracy along single routes (a row each) and along many in one pass.
 
-    Where at most `orders` routes exist, a row for each, on all images. Else, under ``per: sample``, one pass over all images
-    with a route of its own for each, which gives the mean, and `orders` routes on the images of `part`, which give the spread
-    over orders; under ``per: latin`` the same with Latin routes for each batch, where arbitrary order is asked for. Under
-    ``per: pass`` those routes give both; under ``per: batch`` (the published code's reading) there is one pass with a route a
-    batch. All layers use all images throughout.
+    If at most `orders` routes exist, each gets a row, on all images. Otherwise it depends on `per`:
+
+    - sample: one pass over all images with a route of its own for each gives the mean; `orders`
+      routes on the images of `part` give the spread over orders.
+    - latin: the same with Latin routes for each batch, in arbitrary order.
+    - pass: `orders` single routes give both.
+    - batch (the published code's reading): one pass with a route a batch.
+
+    All layers use all images throughout.
     """
     options = config.options
-    routes = evaluation_routes(model.num_layers, keep, order, options.orders, options.seed)
-    exhaustive = count_routes(model.num_layers, keep, order) <= options.orders
+    num_layers = model.num_layers
+    routes = evaluation_routes(num_layers, keep, order, options.orders, options.seed)
+    exhaustive = count_routes(num_layers, keep, order) <= options.orders
     mixed = options.per in ("sample", "latin")
-    split = whole if exhaustive or (not mixed and keep == model.num_layers) else part
-    passes: list[tuple[str, int, Split, Score]] = []
+    uses_all = exhaustive or (keep == num_layers and not mixed)
+    split = whole if uses_all else part
+
+    def run(images: Split, routes: Routes) -> Score:
+        return score(model, images, routes, options.batch_size, execution)
+
+    scores: dict[str, tuple[int, Score]] = {}  # name -> number of routes, score
     if options.per == "batch" and not exhaustive:
         used = routes[: math.ceil(len(split) / options.batch_size)]
         name = f"{len(used)} routes, one a batch" if len(used) > 1 else _name(used[0])
-        passes.append(
-            (
-                name,
-                len(used),
-                split,
-                score(
-                    model,
-                    split,
-                    InTurn([OneRoute(route) for route in used], options.batch_size),
-                    options.batch_size,
-                    execution,
-                ),
-            )
-        )
+        in_turn = InTurn([OneRoute(route) for route in used], options.batch_size)
+        scores[name] = len(used), run(split, in_turn)
     else:
-        passes += [
-            (
-                _name(route),
-                1,
-                split,
-                score(model, split, OneRoute(route), options.batch_size, execution),
-            )
-            for route in routes
-        ]
-    # How much the images differ: of each image's share of correct answers over the routes
-    std_images = (
-        torch.stack([result.correct for *_, result in passes]).double().mean(0).std().item()
-    )
-    rows = [
-        (keep, order, name, count, len(images), *_numbers(result), std_images)
-        for name, count, images, result in passes
-    ]
+        for route in routes:
+            scores[_name(route)] = 1, run(split, OneRoute(route))
+    # How much the images differ: the spread of their shares of correct answers over the routes.
+    correct = torch.stack([one.correct for _, one in scores.values()]).double()
+    std_images = correct.mean(0).std().item()
+    rows = []
+    for name, (count, one) in scores.items():
+        rows.append(_row(keep, order, name, count, split, one, std_images))
     if mixed and not exhaustive:
         ends = (0, 0) if order == "arbitrary" else None
-        drawn, count = _mixed_routes(
-            model, len(whole), kept_layers(keep, order), ends, keep, config
-        )
-        result = score(model, whole, drawn, options.batch_size, execution)
-        latin_drawn = options.per == "latin" and ends
-        name = f"{count} routes, Latin" if latin_drawn else f"{count} routes, one a sample"
-        rows.append(
-            (
-                keep,
-                order,
-                name,
-                count,
-                len(whole),
-                *_numbers(result),
-                result.correct.double().std().item(),
-            )
-        )
-    return [tuple(round(v, 6) if isinstance(v, float) else v for v in row) for row in rows]
+        drawn, count = _draw_mixed(model, whole, kept_layers(keep, order), ends, keep, config)
+        one = run(whole, drawn)
+        kind = "Latin" if options.per == "latin" and ends else "one a sample"
+        std_images = one.correct.double().std().item()
+        rows.append(_row(keep, order, f"{count} routes, {kind}", count, whole, one, std_images))
+    return rows
 
 
-def _mixed_routes(
+def _draw_mixed(
     model: RoutedModel,
-    images: int,
+    split: Split,
     sampler: Sampler,
     ends: tuple[int, int] | None,
     keep: int | None,
     config: EvalConfig,
 ) -> tuple[RouteTable | InTurn, int]:
-    """Routes for the images of a split, and how many: a route of its own for each or, under ``per: latin`` and for samplers that
-    leave so many layers in place at either end, Latin routes for each batch."""
-    rng, options = _generator(config, model), config.options
-    if options.per == "latin" and ends:
-        sizes = [
-            min(options.batch_size, images - start)
-            for start in range(0, images, options.batch_size)
-        ]
-        batches = [latin(rng, model.num_layers, *ends, keep) for _ in sizes]
-        count = sum(min(len(each.routes), size) for each, size in zip(batches, sizes, strict=True))
-        return InTurn(batches, options.batch_size), count
-    return RouteTable(per_sample(sampler, rng, model.num_layers, images)), images
+    """Draw routes for the images of a split, and count them.
+
+    Every variant gets the same routes (differences are paired), every seed its own (the spread over
+    seeds counts the routes').
+
+    Args:
+        model: the routes are for.
+        split: its images run along them.
+        sampler: draws a route for each image.
+        ends: layers that the sampler leaves in place at either end. Under ``per: latin`` such a
+            sampler gives way to Latin routes for each batch. None: it has no Latin form.
+        keep: the length of Latin routes. None: all layers.
+        config: of the evaluation.
+    """
+    options = config.options
+    num_layers = model.num_layers
+    rng = generator("samples", options.seed, config.seed, num_layers)
+    if options.per != "latin" or not ends:
+        table = per_sample(sampler, rng, num_layers, len(split))
+        return RouteTable(table), len(split)
+    batches = []
+    count = 0
+    for start in range(0, len(split), options.batch_size):
+        batch = latin(rng, num_layers, *ends, keep)
+        batches.append(batch)
+        count += min(len(batch.routes), len(split) - start, options.batch_size)
+    return InTurn(batches, options.batch_size), count
+
+
+def _row(
+    keep: int, order: str, name: str, count: int, split: Split, one: Score, std_images: float
+) -> tuple:
+    numbers = (one.accuracy, one.loss, one.position_accuracy, std_images)
+    rounded = [None if value is None else round(value, 6) for value in numbers]
+    return (keep, order, name, count, len(split), *rounded)
 
 
 def _name(route: Route) -> str:
     return "-".join(map(str, route))
 
 
-def _numbers(result: Score) -> tuple[float, float, float | None]:
-    return result.accuracy, result.loss, result.position_accuracy
-
-
 def evaluate_sampler(
     model: RoutedModel, split: Split, spec: Spec, config: EvalConfig, execution: Execution
 ) -> tuple:
-    """One row: a pass in which every image runs along a route of its own, or that of its group."""
-    routes, _ = _mixed_routes(model, len(split), make_sampler(spec), latin_ends(spec), None, config)
-    table = routes.rows(len(split))
+    """Evaluate a sampler in one pass in which every image, or its group, has a route of its own."""
+    batch_size = config.options.batch_size
+    sampler = make_sampler(spec)
+    routes, _ = _draw_mixed(model, split, sampler, latin_ends(spec), None, config)
+    table = routes.rows(len(split))  # (n, L)
     layers = [tuple(route[route >= 0].tolist()) for route in table]
-    result = score(model, split, routes, config.options.batch_size, execution)
-    distance, length = (np.mean(list(map(f, layers))).item() for f in (kendall_distance, len))
-    numbers = (round(value, 6) for value in (result.accuracy, result.loss))
-    return (sampler_name(spec), round(distance, 3), round(length, 3), len(split), *numbers)
+    distance = np.mean([kendall_distance(route) for route in layers]).item()
+    length = np.mean([len(route) for route in layers]).item()
+    one = score(model, split, routes, batch_size, execution)
+    numbers = (round(distance, 3), round(length, 3), len(split))
+    return (sampler_name(spec), *numbers, round(one.accuracy, 6), round(one.loss, 6))
 
 
 def evaluate(

@@ -24,11 +24,14 @@ OUT = Path("outs/analysis")
 def protocol_rows(
     rows: dict[str, pd.DataFrame], epochs: dict[tuple[str, str, int], int]
 ) -> pd.DataFrame:
-    """What each protocol keeps and how it scores: a row a (protocol, variant, seed), accuracy with all layers in both orders.
+    """Say which epoch each protocol keeps, and its accuracy with all layers in both orders.
 
     Args:
         rows: protocol -> evaluation rows.
         epochs: (protocol, variant, seed) -> epoch kept.
+
+    Returns:
+        A row a (protocol, variant, seed).
     """
     frames = [
         seed_means(frame).reset_index().assign(protocol=protocol)
@@ -40,7 +43,7 @@ def protocol_rows(
 
 
 def table_metrics(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Few numbers for `dvc metrics` and `dvc exp show`: variant -> order -> mean accuracy with all layers.
+    """Select numbers for `dvc metrics`: variant -> order -> mean accuracy with all layers.
 
     Models that predict positions also have `position_accuracy`, under arbitrary orders.
     """
@@ -59,8 +62,10 @@ def table_metrics(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
 def summarise_analysis(
     numbers: dict[tuple[str, int], dict[str, dict[str, float]]], options: Analysis
 ) -> dict[str, Any]:
-    """Mean and standard deviation over the seeds of every number of the analysis, by model, and each seed's value with its
-    standard error over the images."""
+    """Average every number of the analysis over the seeds, by model.
+
+    Each seed's value stands beside it, with its standard error over the images.
+    """
     rows = []
     for (name, seed), values in numbers.items():
         for number, value in values.items():
