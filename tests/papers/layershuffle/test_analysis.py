@@ -1,0 +1,99 @@
+"""Numbers of the analysis are those of their definitions."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from sklearn.metrics import r2_score
+
+from papers.layershuffle.compute.analysis import (
+    analysis_numbers,
+    contribution_numbers,
+    project,
+    tell_positions,
+)
+from papers.layershuffle.compute.rows import summarise_analysis
+from pipeline.config.params import Params
+
+
+def test_position_r2_tells_order_from_noise() -> None:
+    rng = np.random.default_rng(0)
+    # Sorted: folds in this order would be told from other positions alone.
+    positions = np.sort(rng.integers(0, 12, 600))
+    line = np.stack([positions + rng.normal(size=600), rng.normal(size=600)], axis=1)
+    assert r2_score(positions, tell_positions(line, positions)) > 0.7
+    assert r2_score(positions, tell_positions(positions[:, None], positions)) == 1
+    assert r2_score(positions, tell_positions(rng.normal(size=(600, 2)), positions)) < 0.1
+
+
+def test_errors_of_the_analysis_are_those_of_other_images() -> None:
+    """The bootstrap's standard error is near the number's spread over 60 draws of images."""
+
+    def draw(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        positions = np.argsort(rng.random((300, 6)), axis=1)
+        norms = 2 - 0.1 * np.abs(positions - np.arange(6)) + rng.normal(size=(300, 6))
+        return rng.normal(size=(300, 2)), positions, norms
+
+    error = analysis_numbers(*draw(0), layer=2)["distance_spearman"]["error"]
+    draws = [contribution_numbers(*draw(seed)[1:])["distance_spearman"] for seed in range(60)]
+    assert 0.6 < error / np.std(draws, ddof=1) < 1.6
+
+
+def test_contribution_numbers_know_the_papers_claim() -> None:
+    rng = np.random.default_rng(0)
+    positions = np.argsort(rng.random((500, 12)), axis=1)
+    distance = np.abs(positions - np.arange(12))
+    noise = 0.1 * rng.random((500, 12))
+    claimed = contribution_numbers(positions, 2 - distance / 12 + noise)
+    assert claimed["distance_spearman"] < -0.8
+    assert claimed["near_far_ratio"] > 1.3
+    assert claimed["slope_late_minus_early"] > 1
+    flat = contribution_numbers(positions, 1 + noise)
+    assert abs(flat["distance_spearman"]) < 0.1
+
+
+@pytest.mark.parametrize(("layers", "quarter"), [(8, 2), (4, 1), (3, 1)])
+def test_contribution_numbers_are_those_of_their_definition(layers: int, quarter: int) -> None:
+    rng = np.random.default_rng(1)
+    positions = np.argsort(rng.random((80, layers)), axis=1)
+    norms = rng.random((80, layers))
+    away = np.abs(positions - np.arange(layers))
+    numbers = contribution_numbers(positions, norms)
+    falls = [spearmanr(away[:, i], norms[:, i]).statistic for i in range(layers)]
+    slopes = [spearmanr(positions[:, i], norms[:, i]).statistic for i in range(layers)]
+    relative = norms / norms.mean(axis=0)
+    assert numbers == pytest.approx(
+        {
+            "distance_spearman": np.mean(falls),
+            "near_far_ratio": relative[away < 2].mean() / relative[away >= layers // 2].mean(),
+            "slope_late_minus_early": np.mean(slopes[-quarter:]) - np.mean(slopes[:quarter]),
+        }
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of what umap misses
+def test_the_plane_depends_on_its_options_alone(params: Params) -> None:
+    vectors = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    options = params.analysis
+    plane = project(vectors, options)
+    assert np.array_equal(project(vectors, options), plane)
+    changes: list[dict[str, Any]] = [{"seed": 1}, {"min_dist": 0.9}, {"neighbors": 5}]
+    for change in changes:
+        assert not np.allclose(project(vectors, options.model_copy(update=change)), plane)
+
+
+def test_analysis_summary(params: Params) -> None:
+    values = {("pretrained", 0): 0.2, ("ls", 0): 0.5, ("ls", 1): 0.7}
+    numbers = {}
+    for key, value in values.items():
+        numbers[key] = {"position_r2": {"value": value, "error": value / 10}}
+    models = summarise_analysis(numbers, params.analysis)["models"]
+    pretrained = models["pretrained"]["position_r2"]
+    assert (pretrained["mean"], pretrained["std"], pretrained["n"]) == (0.2, None, 1)
+    assert pretrained["errors"] == {"0": 0.02}
+    ls = models["ls"]["position_r2"]
+    assert ls["seeds"] == {"0": 0.5, "1": 0.7}
+    assert (ls["mean"], ls["std"]) == (0.6, 0.141421)

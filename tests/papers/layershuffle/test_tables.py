@@ -1,0 +1,233 @@
+"""Tables: right numbers with the published rows beside them; the grid of several cells."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from dvc.repo import Repo
+from typer.testing import CliRunner
+
+from papers.layershuffle.compute.rows import protocol_rows, table_metrics
+from papers.layershuffle.grid import collect, paper_form, write
+from papers.layershuffle.tables import (
+    PUBLISHED,
+    TABLE1,
+    compare_protocols,
+    differences,
+    paper_table,
+    table1,
+    table_caption,
+    write_protocols,
+    write_statistics,
+)
+from pipeline.errors import UserError
+from pipeline.report.evaluations import summarise
+from stages import commands
+from tests.papers.layershuffle.conftest import VARIANTS
+
+
+def test_spreads_are_kept_apart(rows: pd.DataFrame) -> None:
+    cells = summarise(rows).set_index(["variant", "order", "keep"])
+    cell = cells.loc["ls", "arbitrary", 6]
+    assert (cell["n"], cell["orders"]) == (5, 20)
+    assert cell["std"] == pytest.approx(np.std([0, 0.01, 0.02, 0.03, 0.04], ddof=1), rel=0.02)
+    assert cell["std_orders"] == pytest.approx(np.std(np.arange(20) * 0.001, ddof=1), rel=0.05)
+    assert cell["se_images"] == pytest.approx(0.4 / np.sqrt(200))
+    assert cell["low"] == pytest.approx(cell["mean"] - 2.776 * cell["std"] / np.sqrt(5), abs=1e-5)
+    assert np.isnan(cells.loc["ls", "sequential", 12]["std_orders"])  # one order has no spread
+    assert cells.loc["refit_3", "arbitrary", 3]["full"]
+
+
+def test_a_pass_with_an_order_an_image_gives_the_mean_and_single_orders_the_spread(
+    rows: pd.DataFrame,
+) -> None:
+    pruned = rows[(rows["variant"] == "ls") & (rows["keep"] == 6) & (rows["order"] == "sequential")]
+    one_pass = pruned.groupby("seed").head(1)
+    one_pass = one_pass.assign(route="mixed", routes=1000, images=1000, accuracy=0.7)
+    cells = summarise(pd.concat([rows, one_pass])).set_index(["variant", "order", "keep"])
+    cell = cells.loc["ls", "sequential", 6]
+    assert cell["mean"] == pytest.approx(0.7)
+    assert cell["orders"] == 924  # of the 1,000 drawn, so many exist
+    assert (cell["images"], cell["spread_orders"]) == (1000, 20)
+    assert cell["std_orders"] == pytest.approx(np.std(np.arange(20) * 0.001, ddof=1), rel=0.05)
+
+
+def test_differences_are_paired(rows: pd.DataFrame, tmp_path: Path) -> None:
+    """All variants are 0.1 above the baseline for every seed: the seeds' spread drops out."""
+    rows = rows[rows["variant"] != "refit_3"]
+    better = rows["accuracy"] + 0.1
+    rows = rows.assign(accuracy=rows["accuracy"].where(rows["variant"] == "baseline", better))
+    table = differences(rows).set_index(["order", "minus", "variant"])
+    difference = table.loc["arbitrary", "baseline", "ls"]
+    assert difference["mean"] == pytest.approx(0.1, abs=1e-3)
+    assert difference["std"] < 2e-4
+    assert difference["n"] == 5
+    assert difference["low"] < difference["mean"] < difference["high"]
+    assert table.loc["arbitrary", "ls", "layerdrop"]["mean"] == pytest.approx(0, abs=1e-3)
+    assert ("arbitrary", "ls", "baseline") not in table.index
+    write_statistics(summarise(rows), rows, tmp_path)
+    assert len(pd.read_csv(tmp_path / "differences.csv")) == len(table)
+    assert f"{100 * difference['mean']:+.2f}" in (tmp_path / "statistics.md").read_text()
+
+
+def test_protocols_are_compared_seed_by_seed(rows: pd.DataFrame, tmp_path: Path) -> None:
+    worse = rows["accuracy"] - 0.01
+    heldout = rows.assign(accuracy=rows["accuracy"].where(rows["variant"] != "ls", worse))
+    epochs = {}
+    for variant in VARIANTS:
+        for seed in range(5):
+            epochs["paper", variant, seed] = 3
+            epochs["heldout", variant, seed] = 2 if variant == "ls" and seed < 2 else 3
+    table = protocol_rows({"paper": rows, "heldout": heldout}, epochs)
+    compared = compare_protocols(table).set_index(["order", "variant"])
+    assert compared.loc["arbitrary", "ls"]["difference"] == pytest.approx(-0.01)
+    assert compared.loc["arbitrary", "ls"]["other_epoch"] == 2
+    assert compared.loc["arbitrary", "baseline"]["difference"] == 0
+    page = tmp_path / "protocols.md"
+    write_protocols(table, tmp_path)
+    assert "1.00 points" in page.read_text()
+    write_protocols(table[table["protocol"] == "paper"], tmp_path)
+    assert "No images were held out" in page.read_text()
+
+
+def test_table1(rows: pd.DataFrame) -> None:
+    cells = summarise(rows)
+    table = table1(cells)
+    assert list(table.columns) == TABLE1
+    assert len(table) == 2 * len(VARIANTS)
+    own = rows.query("variant == 'ls' and order == 'arbitrary' and keep == 12")["accuracy"].mean()
+    ours = table.query("variant == 'ls' and order == 'arbitrary'")["mean"].item()
+    assert ours == pytest.approx(own, abs=1e-6)
+    paper = paper_table(table)
+    assert f"{100 * own:.2f} ±" in paper.query("order == 'arbitrary'")["LS"].iloc[0]
+    published = paper[paper["source"] == "published"]
+    assert len(published) == len(PUBLISHED) == 8
+    row = published[(published["data"] == "CIFAR-100") & (published["model"] == "ViT-B/16")]
+    assert row["LS-pred"].tolist() == ["60.88 ± 0.76", "53.53 ± 1.45"]
+    caption = table_caption(cells)
+    assert "20 random orders (refit-3: all 6 there are)" in caption
+    assert "60.00 % of cases" in caption
+    one_seed = summarise(rows[rows["seed"] == 0])
+    assert "±" not in paper_table(table1(one_seed))["LS"][0]
+
+
+def test_metrics_for_dvc(rows: pd.DataFrame) -> None:
+    metrics = table_metrics(rows)
+    assert set(metrics) == set(VARIANTS)
+    own = rows.query("variant == 'ls' and order == 'sequential' and keep == 12")["accuracy"]
+    assert metrics["ls"]["sequential"] == pytest.approx(own.mean(), abs=1e-6)
+    assert metrics["ls_pred"]["position_accuracy"] == 0.6
+
+
+def test_grid_in_the_papers_form(rows: pd.DataFrame, tmp_path: Path) -> None:
+    """Two data sets by two models, one at two scales, some not run, and a cell of the paper."""
+    one = table1(summarise(rows))
+    cells = [
+        ("a", "x", "minutes", 5),
+        ("a", "x", "hours", 4),
+        ("a", "y", "minutes", 3),
+        ("b", "x", "minutes", 5),
+        ("imagenet", "vit_b16", "published", 5),
+    ]
+    tables = [one.assign(dataset=d, model=m, scale=s, n=n, source="e") for d, m, s, n in cells]
+    table = pd.concat(tables, ignore_index=True)
+    grid = write(table, tmp_path)
+    arbitrary = grid[grid["order"] == "arbitrary"].set_index(["data", "model", "scale", "source"])
+    assert arbitrary.index.is_unique
+    ls = one.query("variant == 'ls' and order == 'arbitrary'")
+    ours = f"{100 * ls['mean'].item():.2f} ±"
+    for key, text in {
+        ("a", "x", "minutes", "ours (e), n = 5"): ours,
+        ("a", "x", "hours", "ours (e), n = 4"): ours,
+        ("b", "x", "hours", "ours"): "not run",
+        ("b", "y", "minutes", "ours"): "not run",
+        ("ImageNet", "ViT-B/16", "published", "published"): "62.77 ± 0.41",
+        ("ImageNet", "ViT-B/16", "published", "ours (e), n = 5"): ours,
+        ("CIFAR-100", "DeiT-B dist.", "published", "ours"): "not run",
+    }.items():
+        assert arbitrary.loc[key, "LS"].startswith(text), key
+    assert "imagenet" not in set(grid["data"])  # under the paper's name alone
+    small = paper_form(table.replace({"scale": {"published": "minutes"}}))
+    assert "imagenet" in set(small["data"])
+    assert set(small.loc[small["data"] == "ImageNet", "source"]) == {"published", "ours"}
+    assert {file.name for file in tmp_path.iterdir()} == {"grid.csv", "grid.md", "grid.tex"}
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty git repository as the working folder."""
+    monkeypatch.chdir(tmp_path)
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_NAME", "a")
+        monkeypatch.setenv(f"GIT_{who}_EMAIL", "a@localhost")
+    subprocess.run(["git", "init", "-q"], check=True)
+    (tmp_path / "results").mkdir()
+    return tmp_path
+
+
+def commit() -> str:
+    subprocess.run(["git", "add", "-A"], check=True)
+    subprocess.run(["git", "commit", "-qm", "one"], check=True)
+    return subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
+
+
+def test_cells_are_collected_from_experiments(rows: pd.DataFrame, clone: Path) -> None:
+    """The workspace counts first, then the most seeds, each scale apart. No table is no cell."""
+    one = table1(summarise(rows))
+    table = clone / "results/table1.csv"
+    ledger = clone / "results/claims.json"
+    ledger.write_text("{}")
+    revisions = {"empty": commit()}
+    for name, model, n, scale in (
+        ("few", "x", 2, "minutes"),
+        ("many", "x", 9, "minutes"),
+        ("hidden", "y", 9, "minutes"),
+        ("wide", "y", 5, "hours"),
+        ("old", "y", 9, None),
+    ):
+        one.assign(model=model, n=n).to_csv(table, index=False)
+        ledger.write_text(json.dumps({"scale": scale} if scale else {}))
+        revisions[name] = commit()
+    table.unlink()
+    assert collect({}).empty
+    one.assign(model="y", n=1).to_csv(table, index=False)
+    ledger.write_text(json.dumps({"scale": "minutes"}))
+    cells = collect(revisions).groupby(["model", "scale"])["source"].unique()
+    assert {cell: list(sources) for cell, sources in cells.items()} == {
+        ("y", "minutes"): ["workspace"],
+        ("x", "minutes"): ["many"],
+        ("y", "hours"): ["wide"],
+        ("y", "–"): ["old"],
+    }
+
+
+@pytest.mark.slow
+def test_without_experiments_the_grid_stays(rows: pd.DataFrame, clone: Path) -> None:
+    Repo.init().close()
+    table1(summarise(rows)).to_csv("results/table1.csv", index=False)
+    (clone / "dvc.yaml").touch()
+    grid = clone / "results/grid.md"
+    grid.write_text("collected elsewhere")
+    commit()
+    done = CliRunner().invoke(commands.app, ["grid"])
+    assert isinstance(done.exception, UserError)
+    assert grid.read_text() == "collected elsewhere"
+    with Repo() as repo:
+        repo.experiments.save(name="one")
+    assert CliRunner().invoke(commands.app, ["grid"], catch_exceptions=False).exit_code == 0
+    assert "ours (workspace), n = 5" in grid.read_text()
+
+
+def test_a_wrong_table_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    table = tmp_path / "results/table1.csv"
+    table.write_text("dataset,mean\nd,0.")
+    with pytest.raises(UserError, match=r"results/table1\.csv of workspace: .*last row is torn"):
+        collect({})
+    table.write_text("dataset,model,order,variant,accuracy\n")
+    done = CliRunner().invoke(commands.app, ["table", str(table)])
+    assert "found no column 'mean'" in str(done.exception)
