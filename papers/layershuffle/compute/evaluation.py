@@ -84,7 +84,7 @@ def evaluate_cell(
     uses_all = exhaustive or (keep == num_layers and not mixed)
     split = whole if uses_all else part
 
-    def run(images: Split, routes: Routes) -> Score:
+    def run(images: Split, routes: Routes | InTurn) -> Score:
         return score(model, images, routes, options.batch_size, execution)
 
     scores: dict[str, tuple[int, Score]] = {}  # name -> number of routes, score

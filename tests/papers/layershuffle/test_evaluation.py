@@ -160,7 +160,7 @@ def test_latin_routes(
     for (routes, result), (_, row), length in zip(
         squares, latin[is_latin].iterrows(), (2, 4), strict=True
     ):
-        assert [np.shape(each.routes) for each in routes.routes] == [(4, length)] * 3
+        assert [np.shape(each.routes) for each in routes.routes] == [(4, length)] * 3  # type: ignore[attr-defined]
         assert len(set(routes.routes)) == 3
         assert (row["accuracy"], row["loss"]) == (
             pytest.approx(result.accuracy, abs=1e-6),

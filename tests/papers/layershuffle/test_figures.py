@@ -207,6 +207,6 @@ def test_the_routes_shown_are_those_trained(variant: str, per: str, params: Para
     if per == "batch":
         drawn = [routes.steps for routes in drawn]
     else:
-        drawn = drawn[0].rows(options.batch_size)[: len(shown)]
+        drawn = drawn[0].rows(config.options.batch_size)[: len(shown)]
     assert [list(map(int, route)) for route in drawn] == shown
     assert unit == {"latin": "group of the batch", "sample": "image", "batch": "step"}[per]
