@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import vl_convert
@@ -23,7 +21,6 @@ BENCHMARKS = (
     "loading",
     "memory",
 )
-Notes = Mapping[str, str]  # by key
 BOUNDS = {
     "minimum": "at least",
     "exclusiveMinimum": "above",
@@ -83,76 +80,59 @@ def accepted(field: dict[str, Any], kinds: dict[str, Any]) -> str:
     return " ".join([names.get(field.get("type", ""), "any value"), ", ".join(bounds)]).strip()
 
 
-def notes(text: str) -> Notes:
-    """The comments of params.yaml on the keys of its sections: what stands behind a key, and on the lines below, up to the next key."""
-    found: dict[str, str] = {}
-    section = key = ""
-    for line in text.splitlines():
-        code, _, comment = line.partition("#")
-        if top := re.match(r"(\w+):", code):
-            section, key = top[1], top[1]
-        elif own := re.match(r"  (\w+):", code):
-            key = f"{section}.{own[1]}"
-        elif code.strip() or not line.startswith(" "):
-            key = ""
-        if key and comment:
-            found[key] = f"{found.get(key, '')} {comment.strip()}".strip()
-    return found
-
-
 def _rows(
     kind: dict[str, Any],
     kinds: dict[str, Any],
     given: dict[str, Any] | None = None,
     prefix: str = "",
-    said: Notes = MappingProxyType({}),
-) -> Iterator[dict[str, str]]:
+) -> list[dict[str, str]]:
+    """A row a key of a schema: what it accepts, its default (or what is given), its description."""
+    rows = []
     for key, field in kind["properties"].items():
-        required = given is None and key in kind.get("required", ())
-        default = (
-            "required" if required else json.dumps((given or {}).get(key, field.get("default", {})))
+        if given is not None:
+            default = json.dumps(given.get(key, field.get("default", {})))
+        elif key in kind.get("required", ()):
+            default = "required"
+        else:
+            default = json.dumps(field.get("default", {}))
+        rows.append(
+            {
+                "key": f"`{prefix}{key}`",
+                "accepted": accepted(field, kinds),
+                "default": f"`{default}`" if len(default) < 90 else "long",
+                "note": " ".join(field.get("description", "").split()),
+            }
         )
-        row = {
-            "key": f"`{prefix}{key}`",
-            "accepted": accepted(field, kinds),
-            "default": f"`{default}`" if len(default) < 90 else "long",
-        }
-        yield row | ({"note": said.get(f"{prefix}{key}", "")} if said else {})
+    return rows
 
 
 def parameters(read: Read) -> str:
     """Every key: what it accepts, and what it is without a scale or preset."""
     whole_schema = whole(PAPERS).model_json_schema()
-    kinds, given, said = (
-        whole_schema["$defs"],
-        yaml.safe_load(read("params.yaml")),
-        notes(read("params.yaml")),
-    )
-    plain = {
-        key: field
-        for key, field in whole_schema["properties"].items()
-        if "$ref" not in field and key not in GIVEN
-    }
-    pages = ["## At the top", _table(list(_rows({"properties": plain}, kinds, given, "", said)))]
-    sections = {
-        key: field["$ref"].rpartition("/")[2]
-        for key, field in whole_schema["properties"].items()
-        if "$ref" in field
-    }
+    kinds = whole_schema["$defs"]
+    given = yaml.safe_load(read("params.yaml"))
+    plain = {}
+    sections = {}
+    for key, field in whole_schema["properties"].items():
+        if key in GIVEN:
+            continue
+        if "$ref" in field:
+            sections[key] = field["$ref"].rpartition("/")[2]
+        else:
+            plain[key] = field
+    pages = ["## At the top", _table(_rows({"properties": plain}, kinds, given))]
     for key, name in sections.items():
-        if key not in GIVEN:
-            pages += [
-                f"## `{key}`",
-                _table(list(_rows(kinds[name], kinds, given[key], f"{key}.", said))),
-            ]
+        rows = _rows(kinds[name], kinds, given[key], f"{key}.")
+        pages += [f"## `{key}`", _about(kinds[name]), _table(rows)]
     for name, kind in kinds.items():
-        if (
-            name not in {kind for key, kind in sections.items() if key not in GIVEN}
-            and kind.get("type") == "object"
-        ):
-            about = re.split(r"\n\n|(?<=\.)\s", kind.get("description", ""))[0].replace("\n", " ")
-            pages += [f"## `{name}`", *([about] if about else []), _table(list(_rows(kind, kinds)))]
-    return "\n\n".join(pages)
+        if name not in sections.values() and kind.get("type") == "object":
+            pages += [f"## `{name}`", _about(kind), _table(_rows(kind, kinds))]
+    return "\n\n".join(page for page in pages if page)
+
+
+def _about(kind: dict[str, Any]) -> str:
+    """What a class says of itself: its first paragraphs, without references to code."""
+    return kind.get("description", "").partition("see :")[0].rstrip(", ")
 
 
 def speed(read: Read) -> str:

@@ -291,12 +291,15 @@ def whole(papers: tuple[Paper, ...]) -> type[Params]:
         for name in (Pretrain.name, Finetune.name, *fields)
     }
     variant: Any = variant_class(papers)
-    variants = (dict[str, variant | None], Field(default_factory=dict))
-    tables: dict[str, Any] = {
-        "scales": create_model("Scale", __base__=Scale, variants=variants, **overrides),
-        "models": create_model("ModelPreset", __base__=ModelPreset, **overrides),
-        "datasets": create_model("DatasetPreset", __base__=DatasetPreset, **overrides),
+    variants: Any = (dict[str, variant | None], Field(default_factory=dict))
+    scale: Any = create_model("Scale", __base__=Scale, variants=variants, **overrides)
+    model: Any = create_model("ModelPreset", __base__=ModelPreset, **overrides)
+    dataset: Any = create_model("DatasetPreset", __base__=DatasetPreset, **overrides)
+    fields |= {
+        "baseline": (variant, ...),
+        "variants": (dict[str, variant], ...),
+        "scales": (dict[str, scale], ...),
+        "models": (dict[str, model], ...),
+        "datasets": (dict[str, dataset], ...),
     }
-    fields |= {name: (dict[str, entry], ...) for name, entry in tables.items()}
-    fields |= {"baseline": (variant, ...), "variants": (dict[str, variant], ...)}
     return create_model("Params", __base__=Params, **fields)

@@ -21,7 +21,9 @@ class Encode(Section):
     """LayerShuffle-position, see :class:`lsvit.position.Encode`."""
 
     dim: Count | None = None
+    """Of the embedding; null: as in the paper, 32 of a width of 768."""
     std: Positive | None = None
+    """Of the projections' initial weights; null: as at a width of 768, 0.0204."""
     shared: bool = False
     init: Literal["normal", "zeros"] = "normal"
     dropout: Fraction = 0.0
@@ -44,10 +46,17 @@ class Variant(Section):
     """One column of the paper's tables. :func:`variant_class` adds the keys of papers."""
 
     route: Sampler
+    """sequential, arbitrary (LayerShuffle: a fresh random permutation), {drop: p} (LayerDrop). Beyond
+    the paper: reversed, {drop: p, schedule: linear} (p grows with depth), {swap: k} (k swaps of
+    neighbours), {order: [layers]}, {skip: [layers]}, {fix_first: k}, {fix_last: k} (k layers stay)."""
     per: Per | None = None
+    """What a random route is drawn for; null: `finetune.per`, where the route has that."""
     position: Position = Position()
+    """LayerShuffle-position and LayerShuffle-predict (sections 3.2, 3.3)."""
     layers: Count | None = None
+    """Keep only the first k layers, trained and run as a k-layer model."""
     finetune: dict[str, Any] = Field(default_factory=dict)
+    """Any key of the section `finetune`, for this variant alone."""
 
     extensions: ClassVar[dict[str, str]] = {}  # by a paper's key: "module:class" that acts on it
 
