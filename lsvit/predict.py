@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,13 +111,20 @@ def read_spec(folder: Path) -> dict[str, Any]:
 
 
 def attach_parts(backbone: Any, variant: dict[str, Any]) -> RoutedModel:
-    """The routed model of timm's, with a variant's number of layers and its position parts."""
-    specs = variant.get("position") or {}
-    encode, predict = specs.get("encode"), specs.get("predict")
-    position = Position(
-        None if encode is None else Encode(**encode),
-        None if predict is None else Predict(**predict),
-    )
+    """The routed model of timm's, with a variant's number of layers and its position parts.
+
+    Raises:
+        ValueError: it is not routable, or the variant has unknown keys.
+    """
+    position = Position()
+    try:
+        specs = variant.get("position") or {}
+        if specs.get("encode") is not None:
+            position = replace(position, encode=Encode(**specs["encode"]))
+        if specs.get("predict") is not None:
+            position = replace(position, predict=Predict(**specs["predict"]))
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{SPEC}: position: not of this version ({error})") from None
     backbone.blocks = backbone.blocks[: variant.get("layers")]
     return RoutedModel(backbone, position)
 

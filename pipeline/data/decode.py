@@ -21,6 +21,7 @@ from pipeline.data.imagefiles import Items
 from pipeline.data.resize import Resize
 from pipeline.data.shards import BATCH, Arrays, moments, write_arrow
 from pipeline.errors import UserError
+from pipeline.files import replace_text
 from pipeline.jobs.display import Display
 from pipeline.jobs.files import sha256
 from pipeline.jobs.processes import die_with_parent
@@ -94,9 +95,7 @@ def make_shard(path: Path, items: Items, resize: Resize) -> dict[str, Any]:
         "sha256": sha256(path),
         "moments": np.sum(batch_moments, axis=0).tolist(),
     }
-    partial = record_path.with_suffix(".json.partial")
-    partial.write_text(json.dumps(record))
-    partial.replace(record_path)  # from here on the shard counts as finished
+    replace_text(record_path, json.dumps(record))  # from here on the shard counts as finished
     return record
 
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lsvit.predict import CONFIG, Opened, find_weights, open_export, read_spec
+from lsvit.predict import CONFIG, SPEC, Opened, find_weights, open_export, read_spec
 from lsvit.routed import RoutedModel
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import read_variant
@@ -23,7 +23,11 @@ def open_weights(where: str) -> Opened:
     """
 
     def attach_variant(backbone: Any, variant: dict[str, Any]) -> RoutedModel:
-        return attach(backbone, read_variant({"route": "sequential"} | variant))
+        try:
+            read = read_variant({"route": "sequential"} | variant)
+        except ValueError:
+            raise UserError(f"{file.parent / SPEC}: variant: not of this version") from None
+        return attach(backbone, read)
 
     with user_errors():
         file = find_weights(where)

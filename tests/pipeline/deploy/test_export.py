@@ -282,6 +282,12 @@ def configure(**config: Any) -> Callable[[Path], object]:
         (configure(architecture="test_vit", num_classes=0), "not routable"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
         (lambda folder: (folder / "lsvit.json").write_text("{}"), r"lsvit\.json: cannot be read"),
+        (
+            lambda folder: (folder / "lsvit.json").write_text(
+                '{"variant": {"position": {"a": 1}}}'
+            ),
+            r"lsvit\.json: variant: not of this version",
+        ),
     ],
 )
 def test_weights_that_cannot_be_opened(
