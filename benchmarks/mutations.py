@@ -58,7 +58,7 @@ MODULES = {  # -> the tests whose work it is to find its faults
     "papers/exits/branches.py": ("tests/papers/exits/test_branches.py",),
     "papers/smoothing/talking_heads.py": (
         "tests/lsvit",
-        "tests/papers/exits/test_talking_heads.py",
+        "tests/papers/exits/test_flops.py",
         "tests/papers/smoothing/test_training.py",
     ),
     "papers/exits/training.py": ("tests/papers/exits/test_frozen.py",),

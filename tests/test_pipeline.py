@@ -332,6 +332,11 @@ def test_weights_that_changed_since_their_stage(
 
 
 @pytest.mark.slow
+def test_after_a_tracked_run_sync_adds_nothing(smoked: Path) -> None:
+    assert "0 runs added" in run(["-m", "stages.commands", "track", "sync"], smoked)
+
+
+@pytest.mark.slow
 def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None:
     """Through the queue, in a temporary copy: nothing is trained again, and what is new is in the one store at the root."""
     store = smoked / "mlflow.db"
@@ -347,6 +352,7 @@ def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None
         "painters",
         "nodes",
         "paper-figures",
+        "report",
     }
     trainings = {name for v in variants for name in (v, f"{v} seed 0")} | {
         "pretrain seed 0",

@@ -1,22 +1,28 @@
-"""FLOPs up to an exit: against formulas, against real models and branches as they run, and against the paper's Table I."""
+"""FLOPs up to an exit: against formulas, real models and branches, and the paper's Table I."""
 
 from collections.abc import Callable
-from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from papers import Variant
 from papers.exits.branches import make_branch
-from papers.exits.compute.flops import ExitFlops, count_branch, count_exits
+from papers.exits.compute.flops import count_branch, count_exits
+from papers.exits.compute.plan import Plan, Task
 from papers.exits.section import BRANCHES, BranchName, BranchSizes
+from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
+from pipeline.config.variant import PLAIN
 from pipeline.errors import UserError
-from pipeline.flops import meta_model
+from pipeline.flops import countable, meta_model
 from pipeline.models.tokens import TokenShape, token_shape
 from pipeline.models.weights import build
 
+TALKING = Variant(route="sequential", talking_heads=True)
 SIZES = BranchSizes(channels=5, hidden=24)
 SMALL = {
     "img_size": 28,
@@ -69,14 +75,6 @@ def expected_branch(kind: BranchName, shape: TokenShape, outputs: int, sizes: Br
     )
 
 
-@cache
-def vit_b16_at_384() -> ExitFlops:
-    """The paper's backbone: 24 x 24 patches and a class token."""
-    return count_exits(
-        ModelPreset(timm="vit_base_patch16_384", weights="scratch"), 10, BRANCHES, BranchSizes()
-    )
-
-
 @pytest.mark.parametrize(
     "shape",
     [
@@ -109,44 +107,61 @@ def test_an_mlp_backbone_and_its_exits_take_what_the_formulas_say(timm: str, blo
     assert counted.branches == expected
 
 
-def test_vit_b16_and_its_exits_take_what_the_formulas_say() -> None:
-    counted = vit_b16_at_384()
-    assert counted.model.embed == 2 * 576 * 16**2 * 3 * 768
-    assert (counted.model.block, counted.model.head) == (encoder(577, 768, 3072), 2 * 768 * 10)
-    shape = TokenShape(768, 1, (24, 24), 12)
-    expected = {branch: expected_branch(branch, shape, 10, BranchSizes()) for branch in BRANCHES}
-    assert counted.branches == expected
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("timm", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
-def test_flops_up_to_an_exit_are_those_of_a_real_run(timm: str) -> None:
+@pytest.mark.parametrize(
+    ("timm", "variant"),
+    [
+        ("vit_tiny_patch16_224", PLAIN),
+        ("deit_tiny_distilled_patch16_224", PLAIN),
+        ("vit_tiny_patch16_224", TALKING),
+    ],
+)
+def test_flops_up_to_an_exit_are_those_of_a_real_run(timm: str, variant: Variant) -> None:
     preset = ModelPreset(timm=timm, kwargs=SMALL, weights="scratch")
-    found, model = count_exits(preset, 7, BRANCHES, SIZES), build(preset, 7).eval()
-    branches = {
-        kind: make_branch(kind, token_shape(model.backbone), 7, SIZES).eval() for kind in BRANCHES
-    }
-    for part in (part for module in (model, *branches.values()) for part in module.modules()):
-        if hasattr(part, "fused_attn"):
-            setattr(part, "fused_attn", False)  # noqa: B010
+    counted = count_exits(preset, 7, BRANCHES, SIZES, variant)
+    model = countable(build(preset, 7, variant))
+    shape = token_shape(model.backbone)
 
-    def run(depth: int, then: Callable[[Tensor], Tensor]) -> int:
+    def run(depth: int, head: Callable[[Tensor], Tensor]) -> int:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            then(model.backbone.blocks[:depth](model.embed(torch.zeros(1, 1, 28, 28))))
+            head(model.backbone.blocks[:depth](model.embed(torch.zeros(1, 1, 28, 28))))
         return counter.get_total_flops()
 
-    for kind, branch in branches.items():
-        assert [found.at(kind, depth) for depth in (0, 3)] == [
-            run(depth, branch) for depth in (0, 3)
-        ], kind
-    assert found.model.whole(3) == run(
-        3, lambda tokens: model.backbone.forward_head(model.backbone.norm(tokens))
-    )
+    for kind in BRANCHES:
+        branch = countable(make_branch(kind, shape, 7, SIZES))
+        for depth in (0, 3):
+            assert counted.at(kind, depth) == run(depth, branch), kind
+    own_head = lambda tokens: model.backbone.forward_head(model.backbone.norm(tokens))  # noqa: E731
+    assert counted.model.whole(3) == run(3, own_head)
+
+
+@pytest.mark.parametrize("kwargs", [SMALL, SMALL | {"patch_size": 4, "num_heads": 4}])
+def test_talking_heads_take_two_mixes_a_layer(kwargs: dict[str, Any]) -> None:
+    preset = ModelPreset(timm="vit_tiny_patch16_224", kwargs=kwargs, weights="scratch")
+    plain, talking = (count_exits(preset, 7, [], SIZES, each).model for each in (PLAIN, TALKING))
+    tokens = (28 // kwargs["patch_size"]) ** 2 + 1
+    more = 2 * 2 * tokens**2 * kwargs["num_heads"] ** 2
+    assert talking == plain._replace(block=plain.block + more)
+
+
+def test_variants_of_one_architecture_share_their_costs(
+    params: Params, prepared: Path, tmp_path: Path
+) -> None:
+    """Those with talking heads have others."""
+    plan = Plan(params, prepared)
+    task = Task("bars", prepared, {0: tmp_path / "start"})
+    variants = (Variant(route="sequential"), Variant(route="arbitrary"), TALKING)
+    plain, arbitrary, talking = (plan.costs(task, variant) for variant in variants)
+    assert plain.key == arbitrary.key != talking.key
+    assert talking.config.variant.talking_heads
 
 
 def test_the_published_flops() -> None:
     """Table I within 1 %, and what one branch takes more than another within 0.05 G."""
-    found = {kind: vit_b16_at_384().at(kind, 6) / 2 / 1e9 for kind in PUBLISHED}
+    preset = ModelPreset(timm="vit_base_patch16_384", weights="scratch")
+    counted = count_exits(preset, 10, BRANCHES, BranchSizes())
+    assert counted.model.block == encoder(577, 768, 3072)
+    found = {kind: counted.at(kind, 6) / 2 / 1e9 for kind in PUBLISHED}
     assert found == pytest.approx(PUBLISHED, rel=0.01)
     more = {kind: found[kind] - found["mlp"] for kind in found}
     assert more == pytest.approx(
@@ -170,5 +185,3 @@ def test_what_cannot_be_counted_is_refused() -> None:
     )
     with pytest.raises(UserError, match="patch dropout"):
         count_exits(dropping, 7, ["mlp"], SIZES)
-    with pytest.raises(KeyError):
-        vit_b16_at_384().at("none", 6)  # type: ignore[arg-type]

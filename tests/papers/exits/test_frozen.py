@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from lsvit.routed import RoutedModel
 from lsvit.weights import save_weights
+from papers import Variant
 from papers.exits.compute import frozen as exits
 from papers.exits.compute.counting import write_canvases
 from papers.exits.compute.dynamic import attach, deploy, measure
@@ -36,7 +37,6 @@ from pipeline.config.datasets import DatasetPreset
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Optimisation
-from pipeline.config.variant import Variant
 from pipeline.data.prepare import prepare
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
@@ -576,3 +576,8 @@ def test_costs_of_exits(bench: Bench, tmp_path: Path) -> None:
         == flops["vit.1"] - found["branch_flops"]["vit"]
         < flops["final.1"]
     )
+    talking = Variant(route="sequential", talking_heads=True)
+    config = bench.config(branches=["mlp"]).model_copy(update={"variant": talking})
+    measure(config, bench.data, tmp_path, lambda event: None)
+    more = json.loads((tmp_path / EXIT_COSTS).read_text())["flops"]
+    assert more["mlp.2"] - more["mlp.1"] > steps.pop()
