@@ -1,6 +1,7 @@
 """Vision transformers whose layers run in any order (LayerShuffle, Freiberger et al., 2024).
 
-A *route* is the tuple of layer indices that a forward pass executes, in order. It is drawn outside the model:
+A *route* is the tuple of layer indices that a forward pass executes, in order. It is drawn outside
+the model:
 
     model = RoutedModel(timm.create_model("vit_tiny_patch16_224"))
     model(images, arbitrary(generator("train", seed, step), model.num_layers))
@@ -31,7 +32,8 @@ from lsvit.routes import (
     swap,
 )
 
-# Names whose modules import torch. They are imported at their first use: drawing routes needs no torch.
+# Names whose modules import torch. They are imported at their first use, so that drawing routes
+# needs no torch.
 NEED_TORCH = {
     "Encode": "position",
     "Position": "position",

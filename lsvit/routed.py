@@ -132,7 +132,7 @@ class RoutedModel(nn.Module):
                   state; the outputs are averaged.
                 - An integer tensor (B, L), a route for each image, a shorter one ending in -1s: at
                   each depth the images that run the same layer next go through it together.
-                - :class:`lsvit.Latin`: gives what its rows would give image by image, and is faster.
+                - :class:`lsvit.Latin`: gives what its rows would give, and is faster.
             taps: called after each block.
             exit: the depth of an early exit: its head answers, and the layers of the route after it
                 are not executed.
@@ -315,8 +315,9 @@ class RoutedModel(nn.Module):
                 state = self.position["encode"].side_by_side(state, layers, depth, projection)
             return block(state)
 
-        # The state is (groups, share, N, D). Inside the square a group lies in the slot of the layer
-        # that it runs. E.g. groups 0, 1, 2 run layers 7, 3, 5: slots 0, 1, 2 hold groups 1, 2, 0.
+        # The state is (groups, share, N, D). Inside the square a group lies in the slot of the
+        # layer that it runs. E.g. groups 0, 1, 2 run layers 7, 3, 5: slots 0, 1, 2 hold groups 1,
+        # 2, 0.
         group_in: list[list[int]] = []  # by depth, then by slot
         for depth in depths:
             group_of = {route[depth]: group for group, route in enumerate(latin.routes)}

@@ -1,7 +1,7 @@
 """The route: which layers a forward pass executes, in order. No torch here.
 
-A route is an explicit argument of the model's forward pass. It is drawn outside the model from a generator keyed by
-(stream, seed, ..., step): the same key gives the same route, whatever ran before.
+A route is an explicit argument of the model's forward pass. It is drawn outside the model from a
+generator keyed by (stream, seed, ..., step): the same key gives the same route.
 """
 
 import itertools
@@ -88,7 +88,7 @@ class OneRoute:
 
 @dataclass(frozen=True, eq=False)
 class RouteTable:
-    """One route for each sample: integers (samples, length), a shorter route filled with -1 at its end.
+    """One route for each sample: integers (samples, length), a shorter route ends in -1s.
 
     Raises:
         ValueError: the table has another type or shape, a route is empty, or goes on after a -1.
@@ -119,7 +119,8 @@ class RouteTable:
         """The table. Raises ValueError if it has another number of rows."""
         if len(self.table) != samples:
             raise ValueError(
-                f"per-sample routes: found {len(self.table)} rows, accepted: {samples}, one a sample"
+                f"per-sample routes: found {len(self.table)} rows, "
+                f"accepted: {samples}, one a sample"
             )
         return self.table
 
@@ -290,7 +291,7 @@ def count_routes(num_layers: int, keep: int, order: Order) -> int:
 def evaluation_routes(
     num_layers: int, keep: int, order: Order, orders: int, seed: int
 ) -> list[Route]:
-    """Distinct routes of `keep` layers: all there are if they are at most `orders`, else random ones.
+    """At most `orders` distinct routes of `keep` layers: all there are, or random ones.
 
     Sequential routes are random subsets in their original order, arbitrary ones random subsets in a
     random order (section 4.2). The result depends on the arguments alone, so every variant and seed

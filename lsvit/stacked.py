@@ -15,7 +15,7 @@ ELEMENTWISE = Affine | LayerScale | ResBlock
 
 
 def can_stack(modules: Sequence[nn.Module]) -> bool:
-    """True if the modules differ in their parameters' values alone, and :class:`Stack` knows them."""
+    """True if modules differ in their parameters' values alone, and :class:`Stack` knows them."""
     if len({repr(module) for module in modules}) != 1 or list(modules[0].buffers()):
         return False
     return all(_is_known(module) for module in modules[0].modules())
@@ -77,7 +77,7 @@ class Stack:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.modules = modules
         self.joined: nn.Module = deepcopy(modules[0])
-        # Of each parameter: the joined module that has it, its name, and the modules it is joined from.
+        # Of each parameter: the joined module that has it, its name, the modules it comes from.
         self.places: list[tuple[nn.Module, str, list[nn.Module]]] = []
         for name, module in modules[0].named_modules():
             self._join(name, module)
@@ -95,7 +95,7 @@ class Stack:
             self.places.append((target, key, sources))
 
     def load(self, chosen: Sequence[int], samples: int) -> nn.Module:
-        """The joined module with the present parameters of the `chosen`, for `samples` samples each."""
+        """Join the present parameters of the `chosen` modules, for `samples` samples each."""
         for target, key, sources in self.places:
             values = torch.stack([getattr(sources[i], key) for i in chosen])
             # Shaped here as they are used at every depth: views and their gradients cost time.

@@ -75,7 +75,7 @@ class ExitLogits:
 
 
 def in_batch_order(groups: list[tuple[Samples, Tensor]]) -> Tensor:
-    """What a tap read of every sample (n, ...), group by group -> (B, ...), in the batch's order."""
+    """What a tap read of every sample, group by group -> (B, ...), in the batch's order."""
     values = torch.cat([values for _, values in groups])
     samples = _all_samples(groups)
     return values[samples.argsort().to(values.device)] if isinstance(samples, Tensor) else values

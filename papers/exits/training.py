@@ -27,7 +27,7 @@ Loss = TypeVar("Loss", Tensor, float)
 
 
 class ExitTraining(Extension):
-    """The key `exits` of a variant: all exits trained together, or one step of the layer-wise way."""
+    """The key `exits` of a variant: all exits together, or one step of the layer-wise way."""
 
     def __init__(self, variant: Any) -> None:
         super().__init__(variant)
@@ -104,7 +104,8 @@ class ExitLoss:
 def exit_objective(heads: ExitHeads, final: Loss, exits: Mapping[int, Loss]) -> Loss:
     """The loss of a model with early exits.
 
-    End-to-end: l_t = final_weight l + sum over b of weight l_b. Layer-wise: that of the step's exit.
+    End-to-end it is l_t = final_weight l + sum over b of weight l_b; layer-wise that of the step's
+    exit.
 
     Args:
         heads: the weights, and the step of the layer-wise strategy.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Extension:
-    """The work of a paper's keys of a variant. Each method does nothing unless a paper overrides it.
+    """The work of a paper's keys of a variant. A method does nothing unless it is overridden.
 
     Attributes:
         variant: of the class `papers.Variant`, which has the paper's keys.

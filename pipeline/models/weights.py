@@ -168,7 +168,7 @@ def build(
 
 
 def input_size(model: RoutedModel, preset: ModelPreset) -> tuple[int, int]:
-    """(in_chans, img_size) of the images the model takes. Raises UserError if they are no squares."""
+    """(in_chans, img_size) of the model's images. Raises UserError if they are no squares."""
     height, width = patch_embed(model.backbone).img_size
     if height != width:
         raise UserError(f"img_size: found {height}x{width}, accepted: square images")
@@ -178,7 +178,7 @@ def input_size(model: RoutedModel, preset: ModelPreset) -> tuple[int, int]:
 def normalisation(
     preset: ModelPreset, meta: dict[str, Any]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the pixels: the published weights' own, else the data set's."""
+    """Mean and standard deviation of the pixels: of the published weights, else of the data."""
     import timm
 
     cfg: Any = timm.get_pretrained_cfg(preset.timm)

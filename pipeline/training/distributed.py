@@ -1,4 +1,4 @@
-"""The processes of one training, where torchrun started several: who this one is, sums over all, averaged gradients."""
+"""The processes of one training that torchrun started: ranks, sums over all, mean gradients."""
 
 import os
 from collections.abc import Iterable
@@ -31,8 +31,9 @@ def barrier() -> None:
 def parallel(step: nn.Module) -> nn.Module:
     """The module with gradients averaged over the processes after each backward pass.
 
-    Layers that a route leaves out, and heads that a reading does not use, have no gradient: DDP looks for them at every step.
-    Inputs are on the right device already (`device_ids` would move a table of routes to it and wait).
+    Layers that a route leaves out, and heads that a reading does not use, have no gradient: DDP
+    looks for them at every step. Inputs are on the right device already (`device_ids` would move
+    them and wait).
     """
     return (
         DistributedDataParallel(step, find_unused_parameters=True)
@@ -42,7 +43,7 @@ def parallel(step: nn.Module) -> nn.Module:
 
 
 def without_averaging(step: nn.Module, skip: bool) -> AbstractContextManager:
-    """Within it, if `skip`, gradients stay in this process and accumulate until the next pass outside."""
+    """Within it, if `skip`, gradients stay in this process until the next pass outside of it."""
     return step.no_sync() if skip and isinstance(step, DistributedDataParallel) else nullcontext()
 
 

@@ -100,11 +100,11 @@ def train(
 ) -> None:
     """Train one model in `folder`, going on from the checkpoint there if there is one.
 
-    Leaves `execution.txt`, `history.json` and, for each judging split, the weights of the epoch with
-    the lowest loss in the order that the variant trains for. The judging splits are the validation
-    images and, if some training images are held out, those. The learning rate on a plateau and early
-    stopping go by the held-out images, where there are some. `report` receives every finished
-    epoch's metrics and its seconds.
+    Leaves `execution.txt`, `history.json` and, for each judging split, the weights of the epoch
+    with the lowest loss in the order that the variant trains for. The judging splits are the
+    validation images and, if some training images are held out, those. The learning rate on a
+    plateau and early stopping go by the held-out images, where there are some. `report` receives
+    every finished epoch's metrics and its seconds.
 
     Raises:
         UserError: the loss is not finite, or an epoch has no complete batch.
@@ -301,7 +301,7 @@ def validate_epoch(run: Run) -> Row:
 
 
 def validate(run: Run, judge: str, orders: Sequence[str] | None) -> Row:
-    """The metrics on a judging split, named {split}/{order}/{metric}, in the given orders or all."""
+    """The metrics on a split, named {split}/{order}/{metric}, in the given orders or all."""
     split = run.judges[judge]
     batch_size = run.config.options.validation_batch_size
     batches = math.ceil(len(split) / batch_size)

@@ -10,8 +10,8 @@ from pipeline.config.sections import Optimisation
 
 def make_optimizer(model: torch.nn.Module, options: Optimisation) -> torch.optim.Optimizer:
     """Adam or AdamW, one fused step for all parameters."""
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[options.optimizer]
-    return kind(
+    optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[options.optimizer]
+    return optimizer(
         model.parameters(),
         lr=options.lr,
         betas=options.betas,
@@ -22,7 +22,10 @@ def make_optimizer(model: torch.nn.Module, options: Optimisation) -> torch.optim
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, options: Optimisation, steps: int) -> Any:
-    """The learning rate over `steps` optimiser steps; under `plateau` it is told a loss after every epoch instead."""
+    """The learning rate over `steps` optimiser steps.
+
+    Under `plateau` it is told a loss after every epoch instead.
+    """
     schedulers = torch.optim.lr_scheduler
     if options.schedule == "plateau":
         return schedulers.ReduceLROnPlateau(
@@ -48,9 +51,7 @@ def make_scheduler(optimizer: torch.optim.Optimizer, options: Optimisation, step
 
 
 def stops(losses: Sequence[float], patience: int | None) -> bool:
-    """Early stopping: whether the last `patience` epochs brought no gain in the loss, given epoch by epoch."""
-    return (
-        patience is not None
-        and len(losses) > patience
-        and min(losses[-patience:]) >= min(losses[:-patience])
-    )
+    """Early stopping: True if the last `patience` epochs brought no gain in the epochs' losses."""
+    if patience is None or len(losses) <= patience:
+        return False
+    return min(losses[-patience:]) >= min(losses[:-patience])

@@ -34,7 +34,7 @@ class TrainingStep(nn.Module):
         self.exit = exit
 
     def forward(self, batch: Batch, routes: Routes) -> dict[str, Tensor]:
-        """Scalars, means over the batch: `loss` and, for the history, its terms without gradient."""
+        """Scalars, means over the batch: `loss`, and its terms without gradient."""
         taps = [objective.taps(self.model) for objective in self.objectives]
         # Later objectives read first. The order decides in which order autograd sums gradients, and
         # so the last bits of results.

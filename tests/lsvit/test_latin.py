@@ -95,7 +95,9 @@ def any_width(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("any_width")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_equals_a_route_a_sample(name: str) -> None:
-    """In double precision, gradients too, with all parts and taps; 10 samples are not divided by 4 layers."""
+    """In double precision, gradients too, with all parts and taps; 10 samples are not divided by 4
+    layers.
+    """
     model = double(name)
     images = images_for(model.backbone, 10).double()
     for form in (SQUARE, FORMS["first in place"]):
@@ -158,7 +160,9 @@ def test_what_can_be_stacked() -> None:
 
 
 def test_present_parameters_count() -> None:
-    """A stack holds none of its own: after a change of the model's it gives what they give; both modes reach its dropout."""
+    """A stack holds none of its own: after a change of the model's it gives what they give; both
+    modes reach its dropout.
+    """
     model = double("vit_tiny_patch16_224", proj_drop_rate=0.5)
     images = images_for(model.backbone, 8).double()
     model.eval()
@@ -254,7 +258,9 @@ def test_form(num_layers: int, first: int, last: int, keep: int | None) -> None:
 
 
 def test_each_route_alone_is_a_random_permutation() -> None:
-    """Of 3 layers: every order of every group is equally frequent (chi-squared, 5 degrees of freedom, 20.5 at 0.001)."""
+    """Of 3 layers: every order of every group is equally frequent (chi-squared, 5 degrees of
+    freedom, 20.5 at 0.001).
+    """
     counts: list[dict[tuple[int, ...], int]] = [{} for _ in range(3)]
     for i in range(3000):
         for count, route in zip(counts, latin(generator("test", i), 3).routes, strict=True):

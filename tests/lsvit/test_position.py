@@ -1,4 +1,6 @@
-"""The position encoding's sizes and initial weights: the paper's at the paper's width, in proportion at others."""
+"""The position encoding's sizes and initial weights: the paper's at the paper's width, in
+proportion at others.
+"""
 
 from typing import Any
 
@@ -57,7 +59,9 @@ def test_at_the_papers_width_it_is_torchs_initialisation_bit_for_bit(spec: Encod
 def test_the_spread_of_the_weights_is_that_of_the_papers_width(
     width: int, std: float | None
 ) -> None:
-    """The same draws as torch's, and its biases', at the spread that was asked for; the embedding stays as it is."""
+    """The same draws as torch's, and its biases', at the spread that was asked for; the embedding
+    stays as it is.
+    """
     encoding = made(width, Encode(dim=8, std=std))
     tables, projections = torchs(width, 8)
     factor = (std or (3 * 800) ** -0.5) * (3 * (width + 8)) ** 0.5

@@ -99,7 +99,9 @@ def test_only_executed_layers_get_a_gradient(backbone: Any) -> None:
 
 @pytest.mark.slow
 def test_route_is_executed_in_order(backbone: Any) -> None:
-    """Any route, with repetitions and gaps, equals the blocks applied by hand; a layer not in it is not executed."""
+    """Any route, with repetitions and gaps, equals the blocks applied by hand; a layer not in it is
+    not executed.
+    """
     images, model = images_for(backbone), RoutedModel(backbone)
     calls: list[int] = []
     for layer, block in enumerate(backbone.blocks):
@@ -193,7 +195,9 @@ def test_a_subclass_with_a_forward_of_its_own_is_refused() -> None:
 
 
 def test_class_token_head_is_one_head_on_the_class_token() -> None:
-    """Published code: a distilled DeiT read at its class token alone; timm averages it with the distillation token's."""
+    """Published code: a distilled DeiT read at its class token alone; timm averages it with the
+    distillation token's.
+    """
     preset = ModelPreset(
         timm="deit_tiny_distilled_patch16_224", kwargs=SMALL_DEIT, weights="scratch"
     )
@@ -270,7 +274,9 @@ def rows(routes: Tensor) -> list[tuple[int, ...]]:
     "sampler", [arbitrary, drop(0.5)], ids=["permutations", "of different lengths"]
 )
 def test_per_sample_routes_equal_running_each_sample_alone(backbone: Any, sampler: Any) -> None:
-    """All families, with both position parts: outputs, position predictions, taps and gradients, in double precision."""
+    """All families, with both position parts: outputs, position predictions, taps and gradients, in
+    double precision.
+    """
     backbone.blocks = backbone.blocks[:3]
     model = RoutedModel(backbone, Position(encode=Encode(dim=8), predict=Predict())).double()
     images = images_for(backbone, 7).double()

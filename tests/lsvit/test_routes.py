@@ -46,7 +46,9 @@ def test_a_route_depends_on_its_key_alone() -> None:
 
 
 def test_arbitrary_is_uniform() -> None:
-    """Every layer is at every place equally often: 3,000 draws, standard deviation of a share 0.005."""
+    """Every layer is at every place equally often: 3,000 draws, standard deviation of a share
+    0.005.
+    """
     routes = np.array([arbitrary(generator("train", 0, step), 12) for step in range(3000)])
     assert (np.sort(routes, axis=1) == np.arange(12)).all()
     shares = np.array([(routes == layer).mean(axis=0) for layer in range(12)])
@@ -121,7 +123,9 @@ def test_samplers_know_the_models_they_fit() -> None:
 
 
 def test_swaps_are_uniform_at_their_distance() -> None:
-    """All 6 orders of 4 layers with 3 inversions, equally often: 6,000 draws, standard deviation of a count 29."""
+    """All 6 orders of 4 layers with 3 inversions, equally often: 6,000 draws, standard deviation of
+    a count 29.
+    """
     counts = Counter(swap(3)(generator("samples", step), 4) for step in range(6000))
     assert set(counts) == {
         route for route in itertools.permutations(range(4)) if kendall_distance(route) == 3
@@ -151,7 +155,9 @@ def test_fixed_ends() -> None:
 
 
 def test_layer_drop_with_a_linear_schedule() -> None:
-    """The first of 4 layers is dropped with p / 4, the last with p: 4,000 draws, standard deviation of a share below 0.0079."""
+    """The first of 4 layers is dropped with p / 4, the last with p: 4,000 draws, standard deviation
+    of a share below 0.0079.
+    """
     routes = [drop(0.6, "linear")(generator("samples", step), 4) for step in range(4000)]
     rates = (0.15, 0.3, 0.45, 0.6)
     nothing_left = math.prod(rates)  # drawn again

@@ -1,4 +1,6 @@
-"""A graph with the names of the package's ONNX file becomes timm's tensors: benchmarks/vit_s14_weights.py."""
+"""A graph with the names of the package's ONNX file becomes timm's tensors:
+benchmarks/vit_s14_weights.py.
+"""
 
 import json
 from pathlib import Path
@@ -43,7 +45,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def graph(state: dict[str, torch.Tensor]) -> tuple[dict[str, np.ndarray], list[Node]]:
-    """Initialisers and nodes as the exporter writes them: weights of linear layers transposed and without a name."""
+    """Initialisers and nodes as the exporter writes them: weights of linear layers transposed and
+    without a name.
+    """
     place, found, nodes = "backbone.encoder.layer", {}, list[Node]()
 
     def linear(name: str, weight: Any, bias: Any) -> None:

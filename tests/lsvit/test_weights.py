@@ -1,4 +1,6 @@
-"""Starting weights: from the hub, a folder or a file; all of them loaded or refused, and what was loaded is recorded."""
+"""Starting weights: from the hub, a folder or a file; all of them loaded or refused, and what was
+loaded is recorded.
+"""
 
 import json
 from collections.abc import Callable
@@ -211,7 +213,10 @@ def test_a_head_is_kept_where_it_fits_and_else_drawn(pico: ModelPreset, tmp_path
 
 
 def test_the_one_head_of_a_distilled_model_starts_fresh(tmp_path: Path) -> None:
-    """Also where the data have as many classes as the weights: ImageNet. The weights' heads are two that were meant to be averaged."""
+    """Also where the data have as many classes as the weights: ImageNet.
+
+    The weights' heads are two that were meant to be averaged.
+    """
     path = tmp_path / "w.safetensors"
     tensors = published(path, DISTILLED.timm, num_classes=10, **SMALL)
     for head, said in (("timm", "loaded"), ("class_token", "fresh")):
@@ -330,7 +335,9 @@ def test_the_file_of_a_preset(pico: ModelPreset, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_preset_is_a_routable_model(params: Params) -> None:
-    """All of params.yaml, without memory or weights: known to timm with its tag, outputs for the data, the depth of the sections."""
+    """All of params.yaml, without memory or weights: known to timm with its tag, outputs for the
+    data, the depth of the sections.
+    """
     for name, preset in params.models.items():
         with torch.device("meta"):
             model = RoutedModel(create_backbone(changed(preset, init_std=None), 100))
@@ -353,7 +360,7 @@ def test_class_token_head_of_the_papers_deit(params: Params) -> None:
     ("key", "own"), [("num_classes", "num_classes"), ("pretrained", "weights")]
 )
 def test_arguments_that_have_a_key_of_their_own(key: str, own: str) -> None:
-    with pytest.raises(ValidationError, match=f"kwargs.{key}\n1\nthe preset's own key {own}"):
+    with pytest.raises(ValidationError, match=f"the preset's own key {own}"):
         ModelPreset(timm="test_vit", weights="scratch", kwargs={key: 1})
 
 
@@ -376,7 +383,9 @@ GROWN: dict[
 @pytest.mark.parametrize("init_std", [None, 0.1])
 @pytest.mark.parametrize("name", GROWN)
 def test_growth_scales_what_layers_add(name: str, init_std: float | None) -> None:
-    """The l-th layer's by l^g, with and without a spread of its own; every other weight is bit for bit as without growth."""
+    """The l-th layer's by l^g, with and without a spread of its own; every other weight is bit for
+    bit as without growth.
+    """
     kwargs, added = GROWN[name]
     found = []
     for growth in (0.0, 0.75):

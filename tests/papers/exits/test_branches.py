@@ -1,4 +1,6 @@
-"""Early-exit branches: what each reads of the tokens; models with exits, and inference that stops at them."""
+"""Early-exit branches: what each reads of the tokens; models with exits, and inference that stops
+at them.
+"""
 
 import math
 from typing import Any
@@ -58,7 +60,7 @@ def count_calls(model: RoutedModel) -> list[tuple[str, int]]:
     return calls
 
 
-# ---- branches ---------------------------------------------------------------------------------------------------------
+# ---- branches ------------------------------------------------------------------------------------
 
 
 def all_but_refused(classless: Any, *others: Any) -> list[tuple[Any, str]]:
@@ -75,7 +77,9 @@ def all_but_refused(classless: Any, *others: Any) -> list[tuple[Any, str]]:
     ("layout", "kind"), all_but_refused((0, (3, 3)), (1, (2, 2)), (2, (3, 5)), (1, (1, 1))), ids=str
 )
 def test_what_each_branch_reads(layout: tuple[int, tuple[int, int]], kind: Any) -> None:
-    """Answers (B, C) depend on exactly these tokens, those at the rim of an odd grid among them, and train every parameter."""
+    """Answers (B, C) depend on exactly these tokens, those at the rim of an odd grid among them,
+    and train every parameter.
+    """
     torch.manual_seed(0)
     prefix, grid = layout
     shape = TokenShape(16, prefix, grid, 2)
@@ -95,7 +99,9 @@ def test_what_each_branch_reads(layout: tuple[int, tuple[int, int]], kind: Any) 
 
 @pytest.mark.parametrize("kind", ["cnn_ignore", "cnn_add", "cnn_project"])
 def test_patches_lie_where_they_were_in_the_image(kind: Any) -> None:
-    """A change of one patch of pixels changes the grid there alone, also of an image that is not square."""
+    """A change of one patch of pixels changes the grid there alone, also of an image that is not
+    square.
+    """
     backbone = small()
     shape = token_shape(backbone)
     assert (shape.grid, shape.prefix) == ((2, 3), 1)
@@ -111,7 +117,9 @@ def test_patches_lie_where_they_were_in_the_image(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["cnn_ignore", "cnn_add", "cnn_project"])
 def test_convolution_sees_neighbours_on_the_grid(kind: Any) -> None:
-    """Equal to the same layers on a grid laid by hand; two patches that change places change the answer as their cells do."""
+    """Equal to the same layers on a grid laid by hand; two patches that change places change the
+    answer as their cells do.
+    """
     torch.manual_seed(0)
     branch = make_branch(kind, TokenShape(4, 2, (2, 3), 1), 5, SIZES).eval()
     tokens = torch.randn(3, 8, 4)
@@ -174,7 +182,9 @@ def test_a_class_token_is_needed_to_add_or_project_it(kind: Any) -> None:
 
 
 def test_register_tokens_are_no_class_token() -> None:
-    """timm's vit_medium_patch16_reg4_gap_256 has four registers and no class token: `mlp` reads the mean, as its head does."""
+    """timm's vit_medium_patch16_reg4_gap_256 has four registers and no class token: `mlp` reads the
+    mean, as its head does.
+    """
     backbone = small(class_token=False, reg_tokens=4, global_pool="avg")
     tokens = torch.randn(2, 10, 16, requires_grad=True)
     make_branch("mlp", token_shape(backbone), 7, SIZES).eval()(tokens).square().sum().backward()
@@ -201,14 +211,16 @@ def test_patch_dropout_is_refused() -> None:
     assert "\n" not in str(error.value)
 
 
-# ---- models with exits ------------------------------------------------------------------------------------------------
+# ---- models with exits ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("kind", "branch"), all_but_refused(MlpMixer, VisionTransformer, VisionTransformerDistilled)
 )
 def test_all_branches_on_all_families(kind: type, branch: Any) -> None:
-    """With exits attached the model's own answer is still timm's, bit for bit; an exit's is its branch's on the tokens there."""
+    """With exits attached the model's own answer is still timm's, bit for bit; an exit's is its
+    branch's on the tokens there.
+    """
     backbone = small(kind)
     model, batch, route = with_parts(backbone, exits=heads(branch)).eval(), images(), (3, 0, 0, 2)
     with torch.no_grad():
@@ -328,7 +340,7 @@ def test_states_are_computed_when_asked_for_and_for_those_that_go_on(model: Rout
     assert torch.allclose(model.answer(state), model(batch[index]), atol=1e-12)
 
 
-# ---- inference that stops at exits ------------------------------------------------------------------------------------
+# ---- inference that stops at exits ---------------------------------------------------------------
 
 
 def test_anytime_answers(model: RoutedModel) -> None:

@@ -1,4 +1,6 @@
-"""What a training does to its batches, which images they have, and the rest of DeiT's recipe: drop path and the cosine schedule."""
+"""What a training does to its batches, which images they have, and the rest of DeiT's recipe: drop
+path and the cosine schedule.
+"""
 
 import math
 import random
@@ -62,7 +64,7 @@ def tensors(batch: Batch) -> list[Tensor]:
     return [batch.images, batch.labels, *batch.extras.values()]
 
 
-# ---- mixed patches ----------------------------------------------------------------------------------------------------
+# ---- mixed patches -------------------------------------------------------------------------------
 
 
 SQUARE, OBLONG = (
@@ -123,7 +125,9 @@ def test_mixed_patches_repeat_with_the_seed() -> None:
 
 
 def test_how_often_and_how_much_is_mixed() -> None:
-    """Also on a coarse grid most draws mix; the box has as large a share as torchvision's, and `alpha` says how its area varies."""
+    """Also on a coarse grid most draws mix; the box has as large a share as torchvision's, and
+    `alpha` says how its area varies.
+    """
     from torchvision.transforms.v2 import CutMix
 
     def shares(grid: tuple[int, int], alpha: float) -> Tensor:
@@ -147,7 +151,7 @@ def test_how_often_and_how_much_is_mixed() -> None:
     assert coarse.mean() == pytest.approx(float(fine.mean()), abs=0.06)
 
 
-# ---- the recipe's parts -----------------------------------------------------------------------------------------------
+# ---- the recipe's parts --------------------------------------------------------------------------
 
 
 def test_without_parts_a_batch_is_what_it_was() -> None:
@@ -220,7 +224,9 @@ def test_mixup_blends_images_as_it_blends_labels() -> None:
 
 
 def test_mixups_alpha_says_how_evenly_images_are_blended() -> None:
-    """Beta(alpha, alpha): two thirds of the shares within a tenth of 0 or 1 at 0.2 (of 400, standard deviation 0.024), a third at 0.8."""
+    """Beta(alpha, alpha): two thirds of the shares within a tenth of 0 or 1 at 0.2 (of 400,
+    standard deviation 0.024), a third at 0.8.
+    """
     seed(0)
     images, labels = unique(7, 16, 24, 3), torch.arange(7)
     for alpha, expected in ((0.2, beta.cdf(0.1, 0.2, 0.2) * 2), (0.8, beta.cdf(0.1, 0.8, 0.8) * 2)):
@@ -283,7 +289,7 @@ def test_a_split_batch_is_the_batch(parts: int) -> None:
             assert torch.equal(torch.cat(joined), whole[i])
 
 
-# ---- repeated augmentation --------------------------------------------------------------------------------------------
+# ---- repeated augmentation -----------------------------------------------------------------------
 
 
 class Places(Split):
@@ -328,7 +334,9 @@ def test_repeated_images(batch_size: int, repeats: int) -> None:
 
 @pytest.mark.parametrize(("batch_size", "images"), [(12, None), (32, None), (20, 50), (35, None)])
 def test_repeated_images_are_timms(batch_size: int, images: int | None) -> None:
-    """The same places of the shuffled images in the same batch as timm's sampler has; it draws another shuffle."""
+    """The same places of the shuffled images in the same batch as timm's sampler has; it draws
+    another shuffle.
+    """
     count = images or 96
     sampler = RepeatAugSampler(
         range(count), num_replicas=1, rank=0, shuffle=False, num_repeats=3, selected_round=0
@@ -384,7 +392,7 @@ def test_an_epoch_trains_on_augmented_repeated_images(
     assert len(shown) == 24
 
 
-# ---- drop path --------------------------------------------------------------------------------------------------------
+# ---- drop path -----------------------------------------------------------------------------------
 
 
 def dropping(pico: ModelPreset, rate: float) -> RoutedModel:
@@ -427,13 +435,15 @@ def test_a_recipe_without_a_part() -> None:
     )
 
 
-# ---- the cosine schedule ----------------------------------------------------------------------------------------------
+# ---- the cosine schedule -------------------------------------------------------------------------
 
 
 def rates(
     params: Params, steps: int, epochs: int, warmup_epochs: int, stop: int | None = None
 ) -> list[float]:
-    """Of every step; the state of optimiser and schedule goes through `state_dict` before step `stop`."""
+    """Of every step; the state of optimiser and schedule goes through `state_dict` before step
+    `stop`.
+    """
     options = params.finetune.model_copy(
         update={"schedule": "cosine", "lr": 2.0, "epochs": epochs, "warmup_epochs": warmup_epochs}
     )
@@ -480,7 +490,9 @@ def test_cosine_goes_on(params: Params, stop: int) -> None:
 
 
 def test_grid_of_the_models_patches(pico: ModelPreset) -> None:
-    """What patches are mixed along is what the model sees: blanking a patch's pixels changes that token of the embedding alone."""
+    """What patches are mixed along is what the model sees: blanking a patch's pixels changes that
+    token of the embedding alone.
+    """
     backbone = small()
     grid = token_shape(backbone).grid
     images = torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(0))

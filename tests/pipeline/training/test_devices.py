@@ -1,4 +1,6 @@
-"""Precision, attention and compilation are settled by width and processor, and compiled blocks serve every order."""
+"""Precision, attention and compilation are settled by width and processor, and compiled blocks
+serve every order.
+"""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -76,7 +78,9 @@ def test_deterministic_training_runs(train_config: Config, prepared: Path, tmp_p
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
 def test_a_new_order_compiles_nothing_new(pico: ModelPreset) -> None:
-    """One compilation for training and one for evaluation serve all blocks in all orders; other sizes of a batch add few."""
+    """One compilation for training and one for evaluation serve all blocks in all orders; other
+    sizes of a batch add few.
+    """
     from torch._dynamo.testing import CompileCounter
 
     torch._dynamo.reset()

@@ -1,4 +1,6 @@
-"""One training in several processes (torchrun, gloo): the same numbers as in one, and nothing lost when a process dies."""
+"""One training in several processes (torchrun, gloo): the same numbers as in one, and nothing lost
+when a process dies.
+"""
 
 import os
 import re
@@ -100,7 +102,9 @@ def jobs(
 
 
 def metrics_configs(train_config: Config) -> dict[str, TrainConfig]:
-    """40 validation images in batches of 12: the last has 4, and one process has two batches, the other two."""
+    """40 validation images in batches of 12: the last has 4, and one process has two batches, the
+    other two.
+    """
     configs = {
         name: train_config(epochs=2, validation_batch_size=12, **setting)
         for name, setting in METRICS.items()
@@ -110,7 +114,9 @@ def metrics_configs(train_config: Config) -> dict[str, TrainConfig]:
 
 
 class Launched(NamedTuple):
-    """What one torchrun of two processes did; one of its own would take every test longer to start than its jobs take."""
+    """What one torchrun of two processes did; one of its own would take every test longer to start
+    than its jobs take.
+    """
 
     root: Path
     gradients: list[Job]
@@ -234,7 +240,9 @@ def test_a_killed_process_ends_the_job_and_two_machines_go_on(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """A process is killed; the rest of the training, on two machines, ends as the one that nobody disturbed."""
+    """A process is killed; the rest of the training, on two machines, ends as the one that nobody
+    disturbed.
+    """
     seen: list[int] = []
 
     def kill_one(job: Job, event: Event) -> None:
@@ -266,14 +274,17 @@ def test_a_killed_process_ends_the_job_and_two_machines_go_on(
 def on_two_machines(
     todo: list[Job], on_epoch: Callable[[Job, Event], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Two of torchrun's agents on this one: the stage's own, and the one that its printed line starts."""
+    """Two of torchrun's agents on this one: the stage's own, and the one that its printed line
+    starts.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     many = Distributed(processes=1, nodes=2, endpoint=f"127.0.0.1:{port}", routes="shared")
     others: list[subprocess.Popen] = []
 
     def join() -> None:
-        # The line stands before the agent begins, and is read once: what is written while capfd reads would be lost.
+        # The line stands before the agent begins, and is read once: what is written while capfd
+        # reads would be lost.
         deadline, agent = time.monotonic() + 120, f"--rdzv-endpoint={many.endpoint}"
         while not any(
             agent in (each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])
@@ -303,7 +314,9 @@ def on_two_machines(
 
 
 def test_routes_of_the_processes(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shared: the same in every process; own: another in each, the first one's unchanged; a table of routes is cut in parts."""
+    """Shared: the same in every process; own: another in each, the first one's unchanged; a table
+    of routes is cut in parts.
+    """
     shared, own = train_config(), train_config().model_copy(update={"routes": "own"})
     sample = train_config(per="sample", batch_size=7)
     table = training.draw_route(sample, 12, 1, 0)

@@ -1,4 +1,6 @@
-"""What stages keep of trainings: the same bytes for the same work, whatever it is called and whenever it was done."""
+"""What stages keep of trainings: the same bytes for the same work, whatever it is called and
+whenever it was done.
+"""
 
 import json
 import re

@@ -42,7 +42,9 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def kill_at(patch: pytest.MonkeyPatch, number: int, when: str) -> list[str]:
-    """Kill the training at one of the files that it writes, in the middle of writing or after it; the names of all so far."""
+    """Kill the training at one of the files that it writes, in the middle of writing or after it;
+    the names of all so far.
+    """
     written: list[str] = []
     replace = loop._replace
 
@@ -64,7 +66,9 @@ def kill_at(patch: pytest.MonkeyPatch, number: int, when: str) -> list[str]:
 def test_an_interrupted_training_equals_an_undisturbed_one(
     train_config: Config, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """Killed at every file, of epochs that are the best so far and of others, every run goes on to the same bytes."""
+    """Killed at every file, of epochs that are the best so far and of others, every run goes on to
+    the same bytes.
+    """
     config = train_config(epochs=4, lr=0.2, batch_size=16)
     with monkeypatch.context() as patch:
         files = kill_at(patch, 100, when)
@@ -103,7 +107,9 @@ def test_the_kept_weights_are_of_the_epoch_that_the_history_says(
     when: str,
     losses: tuple[float, ...],
 ) -> None:
-    """On a device that does not repeat itself, an epoch that is run again has other weights and another loss."""
+    """On a device that does not repeat itself, an epoch that is run again has other weights and
+    another loss.
+    """
     config = train_config(epochs=3, batch_size=40)
     number = 0
     while True:
@@ -138,7 +144,9 @@ def test_the_kept_weights_are_of_the_epoch_that_the_history_says(
 def scripted(
     losses: dict[str, Iterator[float]], made: dict[tuple[str, float], str], file: Path
 ) -> Callable[..., Row]:
-    """A validation that answers with given losses, one after another, and notes the weights that it saw: (judge, loss) -> sha256."""
+    """A validation that answers with given losses, one after another, and notes the weights that it
+    saw: (judge, loss) -> sha256.
+    """
 
     def validate(model: Any, split: Any, suite: str, *rest: Any) -> Row:
         loss = next(losses[suite])

@@ -1,4 +1,6 @@
-"""Training with Latin routes: parts of a batch, be they of processes or passes, have the rows of the whole batch."""
+"""Training with Latin routes: parts of a batch, be they of processes or passes, have the rows of
+the whole batch.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -99,7 +101,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_parts_of_a_batch_give_the_gradients_of_the_whole(
     train_config: Config, setting: str, route: Any
 ) -> None:
-    """Passes of at most 1, 5 or 7 of 13 images, which neither these numbers nor 4 layers divide; and as its rows sample by sample."""
+    """Passes of at most 1, 5 or 7 of 13 images, which neither these numbers nor 4 layers divide;
+    and as its rows sample by sample.
+    """
     config = train_config(per="latin", batch_size=13, route=route)
     config = config.model_copy(update={"variant": Variant(route=route, **SETTINGS[setting])})
     torch.manual_seed(1)
@@ -132,7 +136,9 @@ def test_parts_of_a_batch_give_the_gradients_of_the_whole(
 def test_every_layer_has_an_equal_share_at_each_depth(
     train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a training asks its model for; it trains to other weights than with an order a batch or a sample, and again to the same."""
+    """What a training asks its model for; it trains to other weights than with an order a batch or
+    a sample, and again to the same.
+    """
     seen: list[Latin] = []
     tokens = RoutedModel.tokens
 

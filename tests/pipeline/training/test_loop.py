@@ -238,7 +238,9 @@ def test_images_with_routes_of_their_own_come_batch_by_batch() -> None:
 def test_a_training_follows_its_schedule(
     train_config: Config, prepared: Path, tmp_path: Path, schedule: str
 ) -> None:
-    """The rate at the start of each epoch is that of as many steps, also when it goes on after a stop."""
+    """The rate at the start of each epoch is that of as many steps, also when it goes on after a
+    stop.
+    """
     config = train_config(schedule=schedule, epochs=4, batch_size=40, warmup_epochs=2)
     with pytest.raises(Killed):
         run(config, prepared, tmp_path / "run", stop_after=2)
@@ -347,7 +349,9 @@ def test_bf16_is_close_to_fp32(train_config: Config, prepared: Path, tmp_path: P
 def test_less_memory_gives_the_same_gradients(
     train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any], per: str
 ) -> None:
-    """Accumulated over parts of a batch, the last one smaller, and with activations computed again along the same route."""
+    """Accumulated over parts of a batch, the last one smaller, and with activations computed again
+    along the same route.
+    """
     setting = {"position": {"encode": {}, "predict": {}}, "route": {"drop": 0.3}, "per": per}
     found = []
     for name, config in (
@@ -407,7 +411,9 @@ def test_checkpointing_runs_each_block_twice(pico: Any) -> None:
 def test_bf16_reaches_the_same_verdict(
     train_config: Config, prepared: Path, tmp_path: Path
 ) -> None:
-    """Low precision must not change what is concluded: LayerShuffle's gain over the baseline under arbitrary orders."""
+    """Low precision must not change what is concluded: LayerShuffle's gain over the baseline under
+    arbitrary orders.
+    """
     gains = {}
     for precision in ("fp32", "bf16"):
         accuracy = [
@@ -482,7 +488,9 @@ def test_trains_on_cuda(
 def test_an_order_a_sample(
     train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`per: sample` draws a route for every sample of a batch, and trains to other weights than `per: batch`."""
+    """`per: sample` draws a route for every sample of a batch, and trains to other weights than
+    `per: batch`.
+    """
     seen: list[torch.Tensor] = []
     tokens = RoutedModel.tokens
 
@@ -525,7 +533,9 @@ def test_layer_drop_a_sample(train_config: Config, prepared: Path, tmp_path: Pat
 def test_two_protocols_keep_two_epochs(
     train_config: Config, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Validation images choose one epoch, held-out training images another; both weights are kept, each from its epoch."""
+    """Validation images choose one epoch, held-out training images another; both weights are kept,
+    each from its epoch.
+    """
     prepare("bars", DatasetPreset(source="embedded", heldout=16), raw, tmp_path / "data")
     config = train_config(epochs=12, lr=0.02, batch_size=16)
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))

@@ -1,4 +1,6 @@
-"""Weights from a file, refined and evaluated by the pipeline's own functions, against a plain loop over timm."""
+"""Weights from a file, refined and evaluated by the pipeline's own functions, against a plain loop
+over timm.
+"""
 
 import json
 from pathlib import Path
@@ -26,7 +28,8 @@ from pipeline.jobs.plan import run_config
 from pipeline.jobs.rows import read_rows
 from pipeline.training.loop import fetch, train
 
-# Architectures of published weights: a plain one; with layer scale; with that and register tokens. Here narrow, weights random.
+# Architectures of published weights: a plain one; with layer scale; with that and register tokens.
+# Here narrow, weights random.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "vit_small_patch16_224": {"patch_size": 14},
     "vit_small_patch14_dinov2": {},
@@ -37,7 +40,9 @@ EPOCHS, BATCH = 7, 12  # 56 steps with 96 images
 
 
 def fetched(name: str, data: Path, folder: Path, params: Params) -> tuple[dict[str, Any], Path]:
-    """A checkpoint of 1,000 classes, 70 pixels and three channels, as the pipeline starts from it: fields of a configuration, weights."""
+    """A checkpoint of 1,000 classes, 70 pixels and three channels, as the pipeline starts from it:
+    fields of a configuration, weights.
+    """
     torch.manual_seed(1)
     published: Any = timm.create_model(
         name, **(SMALL | PUBLISHED[name] | {"num_classes": 1000, "in_chans": 3, "img_size": 70})
@@ -65,7 +70,9 @@ def fetched(name: str, data: Path, folder: Path, params: Params) -> tuple[dict[s
 
 
 def pixels(raw: Path, split: str) -> Tensor:
-    """Images as a plain script makes them: 56 pixels, bilinear, normalised by the training set's mean and standard deviation."""
+    """Images as a plain script makes them: 56 pixels, bilinear, normalised by the training set's
+    mean and standard deviation.
+    """
     images = {
         name: read_idx(raw / f"{file}-images-idx3-ubyte.gz")
         for name, file in (("train", "train"), ("validation", "t10k"))
@@ -84,7 +91,9 @@ def pixels(raw: Path, split: str) -> Tensor:
 def test_training_from_a_checkpoint_equals_a_plain_loop(
     name: str, route: str, prepared: Path, tmp_path: Path, params: Params
 ) -> None:
-    """Loss of each of 7 epochs, 56 steps of Adam in all, to 1e-5; the trained model is then evaluated, pruned too."""
+    """Loss of each of 7 epochs, 56 steps of Adam in all, to 1e-5; the trained model is then
+    evaluated, pruned too.
+    """
     fields, start = fetched(name, prepared, tmp_path, params)
     options = params.finetune.model_copy(
         update={"batch_size": BATCH, "epochs": EPOCHS, "lr": 1e-4, "validation_batch_size": 20}
