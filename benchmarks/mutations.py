@@ -107,10 +107,10 @@ MODULES = {  # -> the tests whose work it is to find its faults
         "tests/papers/smoothing/test_profiles.py",
         "tests/papers/smoothing/test_measures.py",
     ),
-    "pipeline/report/statistics.py": ("tests/pipeline/report/test_ledger.py",),
+    "pipeline/report/statistics.py": ("tests/pipeline/report/test_statistics.py",),
     "pipeline/report/ledger.py": (
         "tests/pipeline/report/test_ledger.py",
-        "tests/pipeline/report/test_notes.py",
+        "tests/pipeline/report/test_claims.py",
     ),
 }
 OPERATORS: dict[type, type] = {

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import subprocess
-import tomllib
 from collections.abc import Collection, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -238,14 +237,12 @@ def _parameters(
 
 
 def _commit(file: Path) -> list[str]:
-    """The commit that a file is of, with the versions that it pins."""
+    """The commit that a file is of."""
     commit = _git("log", "-1", "--format=%h", "--", str(file))
     if not commit or _git("status", "--porcelain", "--", str(file)):
         return ["  last change is not committed"]
     date = _git("log", "-1", "--format=%cs", commit)
-    project = tomllib.loads(_git("show", f"{commit}:./pyproject.toml")).get("project", {})
-    pins = [pin for pin in project.get("dependencies", ()) if pin.startswith(("torch=", "timm="))]
-    return [f"  last change {commit} ({date}) {', '.join(pins)}".rstrip()]
+    return [f"  last change {commit} ({date})"]
 
 
 def _git(*args: str) -> str:

@@ -267,7 +267,7 @@ CHANGES = [
     ("budget-held", budgets("flops", 390, "confidence", 300), FAILS, 30),
     ("budget-held", budgets("flops", 390, "budget", 300), HOLDS, 3.125),
 ]
-MISSING = [
+MISSING: list[tuple[dict[str, Any], set[str]]] = [
     ({"branch": VIT, "depth": 2, "variant": "baseline", "seed": 1}, {*ON_BASELINE}),
     ({"variant": "counting"}, {*COUNTS} - {"e2e-counting"}),
     (

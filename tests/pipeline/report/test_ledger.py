@@ -368,7 +368,7 @@ def test_a_contradiction_fails_the_check_and_a_marginal_line_does_not(
     """As after a run that went another way: the committed ledger said otherwise."""
     file = clone / "results" / "claims.json"
     ledger = json.loads(file.read_text())
-    first = {}
+    first: dict[str, Any] = {}
     for entry in ledger["claims"]:
         first.setdefault(entry["verdict"], entry)
     fallen, unclear = first[FAILS], first[UNDECIDED]

@@ -1,4 +1,4 @@
-"""DVC's plots: the templates in .dvc/plots/ and the page in .dvc/plots.html, as `dvc plots` draws them in a real browser."""
+"""DVC's plots: the templates in .dvc/plots/ and the page .dvc/plots.html in a real browser."""
 
 import json
 import re
@@ -69,7 +69,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_plots(browser: Any, copy: Path, *command: str) -> dict[str, Any]:
-    """The charts of the page that `dvc plots` makes, by id; it leaves no file to track, no error in the browser, and asks for nothing."""
+    """The charts of the page that `dvc plots` makes, by id.
+
+    It leaves no file to track and no error in the browser, and asks for nothing.
+    """
     before = subprocess.run(
         ["git", "status", "--porcelain"], cwd=copy, capture_output=True, text=True, check=True
     ).stdout
