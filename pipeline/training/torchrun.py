@@ -1,4 +1,7 @@
-"""One of the processes that torchrun started: `python -m pipeline.training.torchrun FOLDER` trains the jobs there, all of them together."""
+"""One of the processes that torchrun started: `python -m pipeline.training.torchrun FOLDER`.
+
+All of them train the jobs in the folder together.
+"""
 
 import json
 import os

@@ -1,0 +1,74 @@
+"""Losses as the source writes them, and noisy models, for the tests of over-smoothing."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from lsvit.routes import generator, per_sample
+from papers import Variant
+from papers.smoothing.section import Losses, Recipe
+from papers.smoothing.talking_heads import use_talking_heads
+from pipeline.jobs.configs import TrainConfig
+from tests.models import small
+
+LOSSES = Losses.model_validate(
+    {"cosine": 0.5, "contrastive": {"weight": 0.3, "normalize": True}, "mixing": 2.0}
+)
+PLAIN = Losses.model_validate({"contrastive": {"weight": 1.0, "normalize": False}})
+RECIPE = Recipe(repeats=2, erasing=0.5, mixup=0.8, drop_path=0.5)
+
+
+def random(*shape: int, value: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(value))
+
+
+def changed(config: TrainConfig, **keys: Any) -> TrainConfig:
+    """The configuration with other keys of its variant."""
+    return config.model_copy(
+        update={"variant": Variant.model_validate(config.variant.model_dump() | keys)}
+    )
+
+
+def noisy(module: Any) -> Any:
+    """With parameters that differ enough for layers, tokens and heads to differ."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return module
+
+
+def cosine_by_pairs(patches: Tensor) -> Tensor:
+    """CosSim of one image's patches (N, D), as the source writes it."""
+    pairs = [(i, j) for i in range(len(patches)) for j in range(len(patches)) if i != j]
+    return torch.stack(
+        [cosine_similarity(patches[i], patches[j], dim=0) for i, j in pairs]
+    ).sum() / len(pairs)
+
+
+def unit(patches: Tensor) -> Tensor:
+    return patches / patches.norm(dim=-1, keepdim=True)
+
+
+def contrastive_as_written(early: Tensor, late: Tensor) -> Tensor:
+    """l_cons of one image's patches (N, D), as the source writes it."""
+    mean, losses = sum(late) / len(late), []
+    for e, h in zip(early, late, strict=True):
+        losses.append(-torch.log(torch.exp(e @ h) / (torch.exp(e @ h) + torch.exp(e @ mean))))
+    return torch.stack(losses).mean()
+
+
+def table(sampler: Any, n: int = 6) -> Tensor:
+    return torch.from_numpy(per_sample(sampler, generator("samples", 3), 4, n))
+
+
+def alone(route: Tensor) -> tuple[int, ...]:
+    return tuple(layer for layer in route.tolist() if layer >= 0)
+
+
+def talking() -> Any:
+    """A backbone whose heads talk, in matrices far from the identity."""
+    use_talking_heads(backbone := small())
+    return noisy(backbone).eval()

@@ -1,0 +1,95 @@
+"""A paper's key of variants: what its extension adds to a model and its training."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from lsvit.routed import RoutedModel, Tap
+from pipeline.config.paper import Paper, VariantKey
+from pipeline.config.variant import variant_class
+from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.files import HISTORY, WEIGHTS
+from pipeline.models.extensions import Extension, extensions_of
+from pipeline.models.weights import build
+from pipeline.training.loop import train
+from pipeline.training.objectives import Augment, Batch, ForwardPass, Objective, Terms
+from pipeline.training.scoring import Score
+
+
+class Mean:
+    """A loss on a part of its own."""
+
+    def taps(self, model: RoutedModel) -> Sequence[Tap]:
+        return ()
+
+    def terms(self, forward: ForwardPass, taps: Sequence[Any]) -> Terms:
+        model: Any = forward.model
+        value = model.extra(forward.state.mean(1)).square().mean()
+        return {"extra_loss": (model.weight, value), "noted": (None, value * 0 + 7)}
+
+
+class Extra(Extension):
+    """What the key `extra` does."""
+
+    repeats = 2
+
+    def prepare(self, backbone: Any) -> None:
+        backbone.norm.weight.data.fill_(1.5)
+
+    def attach(self, model: RoutedModel) -> None:
+        model.weight = self.variant.extra
+        model.extra = nn.Linear(model.backbone.embed_dim, 1)
+
+    def freeze(self, model: RoutedModel) -> None:
+        model.backbone.head.weight.requires_grad_(False)
+
+    def objectives(self, model: RoutedModel, objectives: list[Objective]) -> list[Objective]:
+        return [*objectives, Mean()]
+
+    def augmentation(self, model: RoutedModel, device: torch.device) -> Augment:
+        return lambda batch: Batch(torch.zeros_like(batch.images), batch.labels)
+
+    def judge(self, score: Score) -> Score:
+        return score._replace(objective=-score.loss)
+
+
+KEY = VariantKey("extra", float, 0.0, f"{__name__}:Extra")
+PAPER = Paper(name="made_up", title="", sections=(), rows="none", variant_keys=(KEY,))
+Variant: Any = variant_class((PAPER,))
+
+
+def test_a_key_that_is_not_set_does_nothing() -> None:
+    assert extensions_of(Variant(route="sequential")) == []
+    (extension,) = extensions_of(Variant(route="sequential", extra=2))
+    assert isinstance(extension, Extra)
+
+
+def test_a_paper_with_a_loss_edits_no_file_of_the_pipeline(
+    train_config: Callable[..., TrainConfig], prepared: Path, tmp_path: Path
+) -> None:
+    """Parts, loss, frozen weights, batches and the epoch that is kept are the extension's."""
+    config = train_config(epochs=2).model_copy(
+        update={"variant": Variant(route="arbitrary", extra=0.5)}
+    )
+    train(config, prepared, None, tmp_path, lambda event: None)
+    history = json.loads((tmp_path / HISTORY).read_text())
+    for row in history:
+        assert row["train/noted"] == pytest.approx(7)
+        expected = row["train/class_loss"] + 0.5 * row["train/extra_loss"]
+        assert row["train/loss"] == pytest.approx(expected, rel=1e-5)
+        assert row["validation/arbitrary/objective"] == -row["validation/arbitrary/loss"]
+    tensors: dict[str, Tensor] = load_file(tmp_path / WEIGHTS)
+    assert {"extra.weight", "extra.bias"} <= tensors.keys()
+    torch.manual_seed(config.seed)
+    start = build(config.model, 10, config.variant)
+    assert torch.equal(start.backbone.norm.weight, torch.full((16,), 1.5))
+    assert torch.equal(tensors["head.weight"], start.backbone.head.weight)
+    # Images are black: no weight of the patch embedding has a gradient.
+    start_weight = start.backbone.patch_embed.proj.weight
+    assert torch.equal(tensors["patch_embed.proj.weight"], start_weight)
