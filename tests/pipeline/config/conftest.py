@@ -1,6 +1,7 @@
 """params.yaml with other values."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +14,37 @@ from pipeline.config.params import Params
 from tests.conftest import ROOT
 
 Load = Callable[[dict[str, Any]], Params]
+DELETE = object()  # as a value: the key is removed
 
 
 @pytest.fixture(scope="session")
-def text() -> str:
-    """params.yaml without its comments."""
-    return yaml.safe_dump(yaml.safe_load((ROOT / "params.yaml").read_text()), sort_keys=False)
+def content() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "params.yaml").read_text())
 
 
 @pytest.fixture
-def changed(text: str, tmp_path: Path) -> Load:
-    """Loads params.yaml with other values, put in one after another: {"models.vit_micro.timm": "vit"}."""
+def write(content: dict[str, Any], tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    """Writes params.yaml with other values, put in one after another, by dotted key."""
 
-    def make(values: dict[str, Any]) -> Params:
-        content = yaml.safe_load(text)
+    def make(values: dict[str, Any]) -> Path:
+        changed = deepcopy(content)
         for key, value in values.items():
             *path, last = key.split(".")
-            place = content
+            place = changed
             for part in path:
                 place = place.setdefault(part, {})
-            place[last] = value
-        (tmp_path / "params.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-        return load(tmp_path / "params.yaml", papers=PAPERS)
+            if value is DELETE:
+                del place[last]
+            else:
+                place[last] = value
+        file = tmp_path / "params.yaml"
+        file.write_text(yaml.safe_dump(changed, sort_keys=False))
+        return file
 
     return make
+
+
+@pytest.fixture
+def changed(write: Callable[[dict[str, Any]], Path]) -> Load:
+    """Loads params.yaml with other values: {"models.vit_micro.timm": "vit"}."""
+    return lambda values: load(write(values), papers=PAPERS)
