@@ -45,17 +45,10 @@ def test_an_image_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_image(tmp_path / "a.png", {"input_size": (1, 28, 28)})
 
 
-BOMB = "a: &a [x, x, x, x]\n" + "".join(
-    f"a{i}: &a{i} [{', '.join(['*a' + str(i - 1 if i else '')] * 8)}]\n" for i in range(1, 12)
-)
-BOMB = BOMB.replace("*a0", "*a")
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("scale: a\nscale: b\n", "key 'scale' stands twice"),
-        (BOMB, "more than 30 aliases"),
         ("x: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
     ],
 )
@@ -132,22 +125,22 @@ def test_names_are_such_that_tables_and_paths_can_bear_them(
         load(path, papers=PAPERS)
 
 
+def caused_by(cause: Exception) -> Exception:
+    """A library's error about another one."""
+    error = RuntimeError("cannot write")
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     "error",
     [
         OSError(28, "No space left on device", "results/table1.csv"),
         OSError(30, "Read-only file system", ".lsvit/jobs"),
-        RuntimeError(
-            "[enforce fail at inline_container.cc:664] . PytorchStreamWriter failed writing file "
-            "data/3: file write failed"
-        ),
-        MemoryError(),
+        OSError(122, "Disk quota exceeded"),
         OSError(12, "Cannot allocate memory"),
-        RuntimeError("can't start new thread"),
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: "
-            "can't allocate memory"
-        ),
+        MemoryError(),
+        caused_by(MemoryError()),
     ],
 )
 def test_no_room_on_disk_or_in_memory_is_one_line(

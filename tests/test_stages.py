@@ -74,7 +74,10 @@ def test_a_stage_depends_on_what_it_executes(stage: str) -> None:
             for room in (("section", "checks") if stage[0] == "c" else READERS)
         }
         more = {
-            name for room in rooms if path_of(room).exists() for name in imported_modules(room, follow=follow)
+            name
+            for room in rooms
+            if path_of(room).exists()
+            for name in imported_modules(room, follow=follow)
         } - APART
         files |= {path_of(name).relative_to(ROOT).as_posix() for name in more}
     missing = {

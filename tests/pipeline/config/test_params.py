@@ -94,7 +94,7 @@ FAMILIES = "scales.minutes.inversion.families"
     ("key", "value", "words"),
     [
         ("vit.timm", "vit_tiny_patch16_225", "'vit_tiny_patch16_225'"),
-        ("mixer.kwargs.depth", 6, "mixer_custom .*'depth'"),
+        ("mixer.kwargs.depth", 6, "mixer_custom.*'depth'"),
         ("vit.kwargs.pos_embed", "none", "transplants.*'pos_embed'.*it has none of that name"),
         ("mixer", {"timm": "gmlp_s16_224", "kwargs": {"img_size": 224}}, "SpatialGatingBlock"),
     ],
@@ -123,9 +123,12 @@ def test_depths_of_inversion_fit_all_its_models(changed: Load, model: str, depth
 
 def test_families_of_inversion_have_the_chosen_models_sizes(changed: Load) -> None:
     """Of images, where they have none of their own; without keys they are the chosen model."""
-    own = {"timm": "mixer_custom", "kwargs": {"img_size": 14, "patch_size": 7, "embed_dim": 8}}
+    own: dict[str, Any] = {
+        "timm": "mixer_custom",
+        "kwargs": {"img_size": 14, "patch_size": 7, "embed_dim": 8},
+    }
     mixer = own | {"kwargs": {"patch_size": 7}}
-    empty = {"families": {"chosen": {}}, "ablations": {}, "transplants": {}}
+    empty: dict[str, Any] = {"families": {"chosen": {}}, "ablations": {}, "transplants": {}}
     params = changed(
         {
             "models.vit_micro.kwargs.in_chans": 3,
