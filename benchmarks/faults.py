@@ -2,8 +2,8 @@
 
     uv run python benchmarks/faults.py [--faults 100] [--minutes 60] [--seed 0] [--ways repro served ...]   writes benchmarks/faults.json
 
-Every way runs once undisturbed. Then, in fresh copies of the repository, random processes of the run (DVC, its shell, the stage, the warm
-process, workers; in `served` MLflow's server, in `queue` the worker of DVC's queue, in `ray` those of two Ray nodes) get SIGKILL, SIGTERM,
+Every way runs once undisturbed. Then, in fresh copies of the repository, random processes of the run (DVC, its shell, the stage, its
+workers; in `served` MLflow's server, in `queue` the worker of DVC's queue, in `ray` those of two Ray nodes) get SIGKILL, SIGTERM,
 SIGINT, or SIGSTOP for a while. In the way `memory` a process can have no more memory for a while than it has; in `disk`, for root alone,
 the disk below the repository is filled, runs out of inodes or becomes read-only, until the run has ended. What each copy has in the end
 must be what the undisturbed one has: see `compare`, else this ends with 1. The draws follow from the seed, not the moments at which
@@ -65,10 +65,10 @@ KINDS = {  # words of a command -> what that process is; the first that fits
     "targets queue": "queue's command",
     "queue-worker": "queue's worker",
     "mlflow": "MLflow's server",
-    "forkserver": "fork server",
+    "forkserver": "fork server or worker",
     "resource_tracker": "resource tracker",
     "sh -c": "shell",
-    "-m stages": "stage's command",
+    "-m stages": "stage",
     "dvc": "DVC",
 }
 SERVERS = {
@@ -266,17 +266,6 @@ def kind(process: psutil.Process) -> str:
     """What a process of a run is; an empty word where it has ended."""
     with suppress(psutil.Error, ProcessLookupError):
         command = " ".join(process.cmdline())
-        if (
-            "pipeline.jobs.server" in command
-        ):  # so are those called that forked from it: a stage leads a group, a worker leads nothing
-            own = process.pid
-            return (
-                "warm process"
-                if os.getsid(own) == own
-                else "stage"
-                if os.getpgid(own) == own
-                else "worker"
-            )
         for words, name in KINDS.items():
             if words in command:
                 return name
@@ -365,7 +354,7 @@ def disturb(run: Run, draw: random.Random, most: int, deadline: float) -> dict[s
             )
         ended = driver.returncode == 0
         if run.way != "queue":  # whose work goes on without whoever waits for it
-            seconds, left = run.until_gone(ORPHANED, {"", "warm process", *SERVERS})
+            seconds, left = run.until_gone(ORPHANED, {"", *SERVERS})
             slowest, orphans = max(slowest, seconds), orphans + left
     return {
         "struck": struck,

@@ -84,7 +84,7 @@ def pipeline(folder: Path, command: list[str]) -> tuple[float, list[dict[str, An
         assert process.stdout is not None
         stage = ""
         for line in process.stdout:
-            if found := re.match(r"> python -m stages (.+)", line):
+            if found := re.match(r"> python -m stages\.(.+)", line):
                 stage = found[1].strip()
             elif re.match(r"\[ *[\d.]+ s\]", line):
                 first.setdefault(stage, time.time())
@@ -95,7 +95,7 @@ def pipeline(folder: Path, command: list[str]) -> tuple[float, list[dict[str, An
     for i in range(0, len(lines), 4):
         (busy, idle), (busy_after, idle_after) = (cpu(lines[i + j]) for j in (0, 2))
         start, stop = (float(lines[i + j].split()[1]) for j in (1, 3))
-        name = lines[i + 1].split(" stages ")[1]
+        name = lines[i + 1].split(" stages.")[1]
         rows.append(
             {
                 "stage": name,
@@ -153,7 +153,7 @@ def main() -> None:
             total, rows = pipeline(whole := clone(place / "whole"), [*dvc, "--pull"])
             found |= {"repro_s": total, "repro": rows}
             found["nothing_to_do_s"] = median(lambda: seconds(dvc, whole))
-            stage = [sys.executable, "-m", "stages", "painters"]
+            stage = [sys.executable, "-m", "stages.painters"]
             seconds(stage, whole)
             found["finished_stage_s"] = median(lambda: seconds(stage, whole))
         if "tests" in asked:

@@ -7,7 +7,7 @@ from pipeline.jobs.stage import Stage
 
 @stage_process()
 def main() -> None:
-    """outs/pretrain/, outs/finetune/ -> outs/exits/, results/exits*.csv (a row an exit), exits.json"""
+    """outs/pretrain/, outs/finetune/ -> outs/exits/, results/exits*.csv (a row an exit), .json"""
     stage = Stage("papers.exits.compute.frozen", PAPERS, of="exits")
     from papers.exits.compute.plan import Plan
     from papers.exits.compute.rounds import train

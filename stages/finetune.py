@@ -1,4 +1,4 @@
-"""Stages finetune-baseline and finetune-variants: refine the starting weights, a training a seed."""
+"""Stages finetune-baseline and finetune-variants: refine starting weights, a training a seed."""
 
 import shutil
 import sys
@@ -10,7 +10,7 @@ from pipeline.jobs.stage import Stage
 
 @stage_process()
 def main(which: str) -> None:
-    """outs/pretrain/ -> outs/baseline/, or outs/finetune/<variant>/ and results/finetune/ (epochs)"""
+    """outs/pretrain/ -> outs/baseline/, or outs/finetune/<variant>/ and results/finetune/"""
     stage = Stage("pipeline.training.loop", PAPERS, of="layershuffle")
     from pipeline.config.sections import Finetune
     from pipeline.config.variant import BASELINE

@@ -7,7 +7,7 @@ from pipeline.jobs.stage import Stage
 
 @stage_process()
 def main() -> None:
-    """outs/pretrain/, outs/finetune/ -> outs/inversion/, results/inversion*.csv (a row a point), .json"""
+    """outs/pretrain/, outs/finetune/ -> outs/inversion/, results/inversion*.csv (a row a point)"""
     stage = Stage("pipeline.training.loop", PAPERS, of="inversion")
     from papers.inversion.compute.plan import Plan
     from papers.inversion.compute.rows import keep

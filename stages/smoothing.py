@@ -7,7 +7,7 @@ from pipeline.jobs.stage import Stage
 
 @stage_process()
 def main() -> None:
-    """outs/finetune/ -> outs/smoothing/, results/smoothing.csv (a row a model, order, layer), .json"""
+    """outs/finetune/ -> outs/smoothing/, results/smoothing.csv (a row a model, order, layer)"""
     stage = Stage("pipeline.training.loop", PAPERS, of="smoothing")
     from papers.smoothing.compute.plan import Plan
     from papers.smoothing.compute.rows import keep

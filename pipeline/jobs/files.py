@@ -25,7 +25,7 @@ ROWS, ARRAYS = (
 TABLE = "history.csv"  # every epoch of all seeds
 ORIGIN = "weights.json"  # what a file of starting weights was made from
 EXECUTION = "execution.txt"  # the processor, and what `auto` picked on it
-HELDOUT = "heldout"  # training images set aside: never trained on, they choose the epoch of protocol heldout
+HELDOUT = "heldout"  # training images set aside, which choose the epoch of protocol heldout
 JUDGES = {
     "paper": "validation",
     HELDOUT: HELDOUT,
@@ -38,7 +38,7 @@ def weights_file(judge: str) -> str:
 
 
 def starting_weights(seed: int, folder: Path = PRETRAINED) -> Path:
-    """The weights of a seed that stage pretrain left: of the epoch that held-out images chose, if some are held out.
+    """The weights of a seed that stage pretrain left, of the epoch that held-out images chose if any.
 
     Raises:
         UserError: there are none.
@@ -61,7 +61,7 @@ def has(path: Path, digest: str) -> bool:
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a CSV file, in which what is missing or no number is empty, so that `nan` can be a name."""
+    """Write a CSV file in which what is missing or no number is empty: `nan` can be a name."""
     with open(path, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
@@ -71,7 +71,7 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """The metadata of prepared images, as :func:`pipeline.data.prepare.prepare` wrote it. Raises UserError if there is none."""
+    """The metadata that stage prepare-data wrote. Raises UserError: there are no images."""
     try:
         return json.loads((folder / "meta.json").read_text())
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def finetuned(variant: str, seed: int, judge: str = "validation", folder: Path = FINETUNED) -> Path:
-    """The weights of a refined variant, of the epoch that a split chose; the files of its training lie beside them."""
+    """The weights of a refined variant, of the epoch that a split chose, in its training's folder."""
     place = (
         folder.with_name(BASELINE) if variant == BASELINE else folder / variant
     )  # outputs of stages do not contain each other

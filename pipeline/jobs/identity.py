@@ -1,4 +1,4 @@
-"""What makes two jobs the same: a digest of the code that they run, of its libraries, the processor."""
+"""What makes two jobs the same: the code that they run, its libraries, and the processor."""
 
 import ast
 import hashlib
@@ -17,8 +17,8 @@ from pipeline.jobs.processes import cuda_devices
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("lsvit", "pipeline", "papers")
-# What no job runs: configuration, whose values are part of a job's key, and how jobs are told, shown
-# and started. Of these rooms two modules count all the same.
+# What no job runs: configuration, whose values are part of a job's key, and how jobs are told,
+# shown and started. Of these rooms two modules count all the same.
 NOT_RUN = ("pipeline.config", "pipeline.errors", "pipeline.jobs", "pipeline.tracking")
 RUN = ("pipeline.jobs.files", "pipeline.jobs.configs")
 MESSAGES = ("print", "warn")  # functions whose text changes no result

@@ -1,7 +1,8 @@
 """A job: what it depends on, and the folder it works in.
 
-A job's folder is `.lsvit/jobs/<function>/<key>-<options>` below the real repository, also from a queued
-experiment's copy. A finished job is never run again, an unfinished one goes on from what its folder holds.
+A job's folder is `.lsvit/jobs/<function>/<key>-<options>` below the real repository, also from a
+queued experiment's copy. A finished job is never run again, an unfinished one goes on from what its
+folder holds.
 """
 
 import hashlib
@@ -103,7 +104,7 @@ class Job:
         return options
 
     def begin(self) -> None:
-        """Record every effective option in the job's folder; later also those that have come since."""
+        """Record every effective option in the job's folder, also those that have come since."""
         file = self.folder / CONFIG
         options = self.options()
         if not file.exists() or read_json(file) != options:
@@ -135,7 +136,7 @@ class Job:
         replace_text(self.folder / DONE, json.dumps(left, indent=1) + "\n")
 
     def discard_damaged(self) -> list[str]:
-        """Names of files that changed since the job finished. If any, the job is unfinished again."""
+        """Names of files that changed since the job finished. If any, the job is unfinished."""
         if not self._find_damage():
             return []
         with self.locked():  # another run may have found the same, and have made it anew

@@ -1,4 +1,4 @@
-"""What the processes of a run share: the repository they belong to, the processor, and their end."""
+"""What the processes of a run share: their repository, their processor, and their end."""
 
 import multiprocessing
 import os
@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -48,16 +49,37 @@ def cuda_devices() -> int:
 @contextmanager
 def stage_process() -> Iterator[None]:
     """The process of a stage: a user's mistake ends it in one line, and the end of DVC ends it."""
-    with one_line_errors():
-        if "DVC_STAGE" not in os.environ:
+    if "DVC_STAGE" not in os.environ:
+        with one_line_errors():
             yield
-        else:
-            with ends_unless(find_dvc()):
-                yield
+        return
+    code = 0
+    try:
+        with one_line_errors(), ends_unless(find_dvc()):
+            yield
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    if "ray" in sys.modules:
+        _leave(code)
+    if code:
+        sys.exit(code)
+
+
+def _leave(code: int) -> None:
+    """End this process at once: the end of the interpreter may wait for ever for Ray's driver.
+
+    It did after the driver's node had been killed.
+    """
+    import ray
+
+    ray.shutdown()  # ends a cluster that this process started, and leaves another
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def start_workers(*modules: str) -> None:
-    """Start the process that all workers are forked from. It imports these modules, torch among them.
+    """Start the process that all workers are forked from. It imports these modules, and torch.
 
     The stage itself never does, and reads its parameters in the meantime.
     """

@@ -1,8 +1,8 @@
 """Jobs on a Ray cluster: each a task on some node, whose files come back while it runs.
 
-This process, the driver, holds everything that lasts. A job's state and its inputs go to a node as bytes,
-and with every event come the files that have changed. Ray repeats no task: a job that lost its node is
-sent again from here, with the newest state.
+This process, the driver, holds everything that lasts. A job's state and its inputs go to a node as
+bytes, and with every event come the files that have changed. Ray repeats no task: a job that lost
+its node is sent again from here, with the newest state.
 """
 
 import hashlib

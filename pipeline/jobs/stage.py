@@ -57,14 +57,14 @@ class Stage:
         run(jobs, self.params.device, engine=self.params.engine)
 
     def measure(self, name: str, plan: Any, keep: Callable[[Any, Any], object]) -> None:
-        """The whole of a stage that measures: run the plan's jobs, keep their rows, log the results."""
+        """All that a measuring stage does: run the plan's jobs, keep their rows, log results."""
         jobs = plan.jobs()
         self.run(list(jobs.values()))
         keep(plan, jobs)
         self.results(name)
 
     def train(self, jobs: Sequence[Job], threads: int) -> None:
-        """Run trainings, spread over processes if params.yaml says so. Tracks epochs as they end."""
+        """Run trainings, spread over processes if params.yaml says so. Tracks their epochs."""
 
         def track(job: Job, row: Event) -> None:
             self.tracker_of(job.config.dataset).epoch(job.config.title, job.record(), row)

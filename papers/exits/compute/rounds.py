@@ -1,4 +1,4 @@
-"""The trainings of stage `exits`, round by round: those of a later one start from an earlier one."""
+"""The trainings of stage `exits`, round by round: later ones start from what earlier ones left."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

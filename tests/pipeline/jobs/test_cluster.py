@@ -14,7 +14,7 @@ import pytest
 from pipeline.config.sections import Distributed
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
-from pipeline.jobs.job import Job
+from pipeline.jobs.job import DONE, LOCK, Job
 from pipeline.jobs.run import run
 from tests.conftest import ROOT
 from tests.pipeline.jobs.test_pool import jobs
@@ -61,7 +61,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files(job: Job) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in job.folder.iterdir() if file.name != "lock"}
+    return {
+        file.name: file.read_bytes()
+        for file in job.folder.iterdir()
+        if file.name not in (DONE, LOCK)  # which has times
+    }
 
 
 def with_two_processes(todo: list[Job]) -> list[Job]:
@@ -211,10 +215,10 @@ def test_mistakes_are_one_line(
             "cpu",
             engine="ray",
         )
-    monkeypatch.setattr("pipeline.jobs.job.code_digest", lambda module: "of other code")
+    monkeypatch.setattr("pipeline.jobs.job.code_digest", lambda *modules: "of other code")
     with pytest.raises(
         UserError,
-        match=r"^test seed 1: node \S+ 127.0.0.1 has other code of lsvit, torch or timm than",
+        match=r"^test seed 1: node \S+ 127.0.0.1 has other code or libraries than",
     ):
         run(jobs(train_config, prepared, [1]), "cpu", engine="ray")
     ray.shutdown()
