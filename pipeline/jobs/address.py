@@ -10,7 +10,7 @@ ADDRESS = "RAY_ADDRESS"  # environment variable, also Ray's own
 
 
 def check_cluster(asked: str = "params.yaml: engine: found 'ray', accepted here: local") -> None:
-    """Raises UserError, soon: Ray, `asked` for, is not installed, or RAY_ADDRESS does not answer."""
+    """Raises UserError, soon: Ray, which was `asked` for, is absent, or RAY_ADDRESS is silent."""
     if find_spec("ray") is None:
         raise UserError(f"{asked} (Ray is not installed; `uv sync --group cluster` installs it)")
     address = os.environ.get(ADDRESS)
@@ -25,6 +25,6 @@ def reach(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, ValueError, OverflowError) as error:
         raise UserError(
-            f"{ADDRESS}: found {address!r}, which does not answer ({error}); accepted: host:port as "
-            "`ray start --head` prints it, or auto (the cluster of this machine)"
+            f"{ADDRESS}: found {address!r}, which does not answer ({error}); accepted: host:port "
+            "as `ray start --head` prints it, or auto (the cluster of this machine)"
         ) from None

@@ -17,8 +17,8 @@ def _with_papers_keys(variant: Any) -> Any:
 
 
 # Width from which low precision and compiled blocks pay. CPU: with avx512_bf16 ViT-B/16 (768)
-# trains and evaluates 1.8 times faster in bf16, width 64 at half the speed; between them nothing was
-# measured. CUDA: ViT-S; narrower ones wait for kernel launches. MPS: nothing was measured.
+# trains and evaluates 1.8 times faster in bf16, width 64 at half the speed; between them nothing
+# was measured. CUDA: ViT-S; narrower ones wait for kernel launches. MPS: nothing was measured.
 WIDE = {"cpu": 768, "cuda": 384, "mps": math.inf}
 
 

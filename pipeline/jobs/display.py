@@ -80,7 +80,7 @@ class Display:
 
 
 def describe(event: Event, total: int) -> str:
-    """One line for a reported epoch, a part of one (`progress`, in epochs), a finished `cell`, or a `text`."""
+    """One line for an epoch, a part of one (`progress`), a finished `cell`, or a `text`."""
     if "epoch" not in event:
         if "progress" in event:
             epoch = math.ceil(event["progress"])
@@ -109,7 +109,7 @@ def show_trainings(
     seeds: Sequence[int],
     params: Params,
 ) -> None:
-    """Print one table of every effective hyper-parameter of trainings, by name, and the place it comes from.
+    """Print one table of every hyper-parameter of trainings, and where its value comes from.
 
     A value that all of them share stands once; another for each of those that have it.
     """
@@ -119,12 +119,14 @@ def show_trainings(
             for title, (config, values) in trainings.items()
         }
     )
-    count = f"{len(trainings) * len(seeds)} training{'s' if len(trainings) * len(seeds) > 1 else ''}, seeds {', '.join(map(str, seeds))}"
-    _print(f"{', '.join(trainings)}: {count}", ("key", "value", "from", "of"), rows)
+    count = len(trainings) * len(seeds)
+    trainings_text = "1 training" if count == 1 else f"{count} trainings"
+    title = f"{', '.join(trainings)}: {trainings_text}, seeds {', '.join(map(str, seeds))}"
+    _print(title, ("key", "value", "from", "of"), rows)
 
 
 def grouped(rows: Mapping[str, Sequence[tuple[str, ...]]]) -> list[tuple[str, ...]]:
-    """Rows by name: each once, followed by the names that have it, or by nothing where all have it; these first."""
+    """Rows by name: each once, with the names that have it, first those that all names have."""
     names: dict[tuple[str, ...], list[str]] = {}
     for name, own in rows.items():
         for row in own:

@@ -38,7 +38,7 @@ def weights_file(judge: str) -> str:
 
 
 def starting_weights(seed: int, folder: Path = PRETRAINED) -> Path:
-    """The weights of a seed that stage pretrain left, of the epoch that held-out images chose if any.
+    """The weights of a seed that stage pretrain left, of the epoch that held-out images chose.
 
     Raises:
         UserError: there are none.
@@ -79,7 +79,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def finetuned(variant: str, seed: int, judge: str = "validation", folder: Path = FINETUNED) -> Path:
-    """The weights of a refined variant, of the epoch that a split chose, in its training's folder."""
+    """The weights of a refined variant, of the epoch that a split chose."""
     place = (
         folder.with_name(BASELINE) if variant == BASELINE else folder / variant
     )  # outputs of stages do not contain each other

@@ -1,4 +1,4 @@
-"""What every plan makes its jobs from: the parameters, and the digests of the files that stand for data and weights."""
+"""What every plan makes its jobs from: parameters, and digests of data and weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -39,10 +39,10 @@ def run_config(
     weights_sha256: str | None,
     preset: ModelPreset | None = None,
 ) -> dict[str, Any]:
-    """The fields of a RunConfig for one variant of the chosen model and data set; `preset` stands in for the model's own.
+    """The fields of a RunConfig for one variant; `preset` stands in for the chosen model's own.
 
-    Left out is what must not change its key: the variant's `per` and overrides of `finetune`, whose effect the job's own options hold,
-    the checksum that published weights should have, and the scale, as are its values.
+    Left out is what must not change its key: the variant's `per` and overrides of `finetune`, whose
+    effect the job's own options hold, the checksum of published weights, and the scale.
     """
     model = (preset or params.model_preset).model_copy(
         update={"sha256": None, "scale": "published"}
@@ -66,7 +66,7 @@ class Plan:
 
     Args:
         params: params.yaml.
-        section: of the plan's stage; its key `seeds`, if it has one, says for how many of the seeds.
+        section: of the plan's stage. Its key `seeds`, if any, says for how many of the seeds.
         data: prepared images.
         folder: of the refined models.
         pretrained: folder of the starting weights.
@@ -115,7 +115,7 @@ class Plan:
         preset: ModelPreset | None = None,
         per: Per = "batch",
     ) -> Job:
-        """One training, from the weights of a file or from scratch; a random route is drawn for each batch, or `per` something else."""
+        """One training, from the weights of a file or from scratch; a route for each `per`."""
         if not variant.position.predict:
             options = options.model_copy(update={"position_weight": 1.0})  # of nothing
         fields = self.fields(title, variant, weights, preset) | self.params.distributed.identity
@@ -141,7 +141,7 @@ class Plan:
         Args:
             function: "module:name", see :class:`Job`.
             config: class of the job's configuration.
-            variant: name of the variant. A name that params.yaml does not have stands for a plain model.
+            variant: its name. One that params.yaml does not have stands for a plain model.
             seed: of its training.
             weights: by default the refined ones of variant and seed.
             title: of the job on the screen, without the seed. By default the variant's name.
@@ -161,13 +161,16 @@ class Plan:
     def gather(
         self, jobs: Mapping[Any, Job], file: str = ROWS, keys: Sequence[str] = ("variant", "seed")
     ) -> pd.DataFrame:
-        """Concatenate a file of rows of each job. The jobs' keys become columns with these names."""
+        """Concatenate a file of rows of each job. The jobs' keys become columns of these names."""
         files = {key: job.folder / file for key, job in jobs.items()}
         return gather_rows(self.params.dataset, self.params.model, files, keys)
 
     def starting(self) -> dict[int, Job]:
-        """What makes the starting weights, by seed: trainings from scratch, or the fetching of published ones or those of a file or folder,
-        which get a head for the data. Of a plan for `pretrain`."""
+        """What makes the starting weights, by seed, of a plan for `pretrain`.
+
+        Trainings from scratch, or the fetching of published weights or those of a file or folder,
+        which get a head for the data.
+        """
         preset = self.params.model_preset
         if preset.weights == "scratch":
             return {
@@ -189,7 +192,7 @@ class Plan:
         }
 
     def refinements(self, variants: Iterable[str]) -> dict[str, dict[int, Job]]:
-        """The trainings of variants from the starting weights of their seeds, by variant and seed."""
+        """Trainings of variants from the starting weights of their seeds, by variant and seed."""
         found: dict[str, dict[int, Job]] = {}
         for name in variants:
             variant, own = self.params.all_variants[name], self.params.resolve(Finetune, name)
@@ -209,7 +212,7 @@ class Plan:
         return starting_weights(self.params.start_of(seed), self.pretrained)
 
     def weights_of(self, variant: str, seed: int, judge: str | None = None) -> Path:
-        """The weights of a refined variant: of the epoch that the protocol's split chose, or another."""
+        """The weights of a refined variant, of the epoch that a split chose, or the protocol's."""
         return finetuned(variant, seed, judge or self.judge, self.folder)
 
     def precision(self, variant: str | None = None) -> str:

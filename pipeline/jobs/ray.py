@@ -80,8 +80,8 @@ def work(task: Task) -> Generator[tuple[Event, Files], None, None]:
     node = f"{socket.gethostname()} {ray.util.get_node_ip_address()}"
     if task.job.code != task.code:
         raise UserError(
-            f"{task.job.title}: node {node} has other code or libraries than the machine that sends "
-            "the jobs; accepted: the same commit and `uv sync` on all of them"
+            f"{task.job.title}: node {node} has other code or libraries than the machine that "
+            "sends the jobs; accepted: the same commit and `uv sync` on all of them"
         )
     needed = [each for each in (*task.inputs.values(), *task.shards.values()) if each]
     missing = [each.path for each in needed if each.path not in task.sent and not _is_here(each)]
@@ -229,8 +229,8 @@ def connect(**alone: Any) -> bool:
         if not address:
             raise UserError(f"Ray does not start on this machine: {reason}") from None
         raise UserError(
-            f"{ADDRESS}: found {address!r}, no cluster to join ({reason}); accepted: host:port of a "
-            "cluster that this machine is part of, or auto; with RAY_AUTH_MODE=token where the "
+            f"{ADDRESS}: found {address!r}, no cluster to join ({reason}); accepted: host:port of "
+            "a cluster that this machine is part of, or auto; with RAY_AUTH_MODE=token where the "
             "cluster has a token"
         ) from None
     finally:
@@ -391,7 +391,7 @@ class _Driver:
         if self.deaths[i] == DEATHS:
             raise UserError(
                 f"{self.todo[i].title}: its worker died {DEATHS} times without finishing an epoch, "
-                f"the last time: {reason}; finished epochs are kept, the next run goes on from there"
+                f"the last time: {reason}; finished epochs are kept, the next run goes on there"
             )
         if isinstance(error, OutOfMemoryError):
             self.memory[i] *= 2  # fewer jobs beside it

@@ -1,4 +1,4 @@
-"""Rows of result files: how they are read, and the queries of those of stage prune-eval, which more than one paper needs."""
+"""Rows of result files, and the queries of those of stage prune-eval that papers share."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ TEXTS = dict.fromkeys(NAMES, str)  # also where they look like numbers
 
 
 def read_rows(path: Path) -> pd.DataFrame:
-    """A CSV file of the pipeline, in which nothing but an empty cell is missing: a variant or a class may be named NA.
+    """A CSV file in which nothing but an empty cell is missing: a variant may be named NA.
 
     Raises:
         UserError: the file cannot be read, or a line has fewer or more cells than the first.
@@ -86,16 +86,16 @@ def write_results(rows: pd.DataFrame, path: Path) -> None:
 
 
 def mean_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows that give a cell's mean: of the pass over many routes where there is one, else of all single routes."""
+    """The rows of a cell's mean: of the pass over many routes if any, else of single routes."""
     return rows[rows["routes"] == rows.groupby(KEYS)["routes"].transform("max")]
 
 
 def single_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of single routes, which tell the spread; of the one pass where there are none (`per: batch`)."""
+    """The rows of single routes, which tell the spread; else of the one pass (`per: batch`)."""
     return rows[rows["routes"] == rows.groupby(KEYS)["routes"].transform("min")]
 
 
 def seed_means(rows: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy of each seed with all layers, mean over the routes: a row a (variant, seed), columns sequential, arbitrary."""
+    """Accuracy with all layers, mean over routes: rows (variant, seed), a column an order."""
     full = mean_rows(rows[rows["keep"] == rows.groupby("variant")["keep"].transform("max")])
     return full.pivot_table("accuracy", ["variant", "seed"], "order", "mean", sort=False)
