@@ -121,7 +121,7 @@ class ExitFigures(Figures):
         scale, unit = (1e9, "G") if final["cost"] >= 1e9 else (1e6, "M")
         early = early.assign(cost=early["cost"] / scale)
         late = early[early["depth"] >= np.median(early["depth"].unique())]
-        figure, axes = self._figure(1.75, nrows=3)
+        figure, axes = self.panels(1.75, nrows=3)
         for axis, part, cost in zip(
             axes[:, 0], (early, late, early), ("cost", "cost", "latency"), strict=True
         ):
@@ -144,7 +144,7 @@ class ExitFigures(Figures):
             xlabel="latency of one image (ms)",
         )
         _legend(figure, axes[0, 0])
-        self._save(figure, name)
+        self.save(figure, name)
         circled = early[early["circled"]]
         chosen = f"{len(circled)} of {len(early)} exits, {(circled['share'] > 0.5).sum()} of which are so in more than half of the seeds"
         better, task, variant = "above", "Accuracy", label(rows["variant"].iloc[0])
@@ -191,7 +191,7 @@ class ExitFigures(Figures):
         variants = list(dict.fromkeys(rows["variant"]))
         of_each = [set(rows.loc[rows["variant"] == variant, "branch"]) for variant in variants]
         branches = [branch for branch in LABELS if all(branch in found for found in of_each)]
-        figure, axes = self._figure(
+        figure, axes = self.panels(
             0.3 + 0.45 * len(variants),
             nrows=len(variants),
             ncols=len(ORDERS),
@@ -214,7 +214,7 @@ class ExitFigures(Figures):
             xticks=np.unique(np.linspace(0, depth, 5).round()[1:]),
         )
         _legend(figure, axes[0, 0])
-        self._save(figure, name)
+        self.save(figure, name)
         return (
             f"Early exits keyed by depth when the layers before them run in another order: accuracy after so many layers, by branch (those "
             f"all backbones have). Branches were trained in the order of their backbone's own training (LS: arbitrary). Arbitrary: a "
@@ -242,7 +242,7 @@ class ExitFigures(Figures):
 
     def dynamic(self, rows: pd.DataFrame, exits: pd.DataFrame, name: str) -> str:
         """Accuracy under budgets by policy, and how well the exits' confidence is calibrated. Returns the caption."""
-        figure, axes = self._figure(1.45, nrows=2)
+        figure, axes = self.panels(1.45, nrows=2)
         above, below = axes[:, 0]
         scale, unit = (1e9, "G") if exits["flops"].max() >= 2e9 else (1e6, "M")
         for policy, (title, colour, marker) in POLICIES.items():
@@ -287,7 +287,7 @@ class ExitFigures(Figures):
         )
         for axis in (above, below):
             axis.grid(axis="y", linewidth=0.4, alpha=0.5)
-        self._save(figure, name)
+        self.save(figure, name)
         sure = rows[rows["policy"] == "confidence"]
         return (
             f"Above: accuracy under a budget, with the exits of a frozen backbone ({label(exits['variant'].iloc[0])}) that are practical "

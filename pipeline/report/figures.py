@@ -134,13 +134,6 @@ class Figures:
             figure.savefig(file, dpi=self.size.dpi, metadata=metadata)
         plt.close(figure)
 
-    # Names that go as soon as no paper uses them.
-    _figure = panels
-    _save = save
-
-    def _chance(self, axis: Axes, chance: float) -> None:
-        draw_chance(axis, chance)
-
 
 def distinct_looks(labels: Mapping[Any, str]) -> dict[Any, Look]:
     """Colour, marker and label of each key, in the order of the palette."""

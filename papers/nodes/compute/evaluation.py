@@ -1,4 +1,7 @@
-"""What a model answers along the routes that the scheduler finds over nodes that fail; the nodes are simulated, the model is run."""
+"""What a model answers along the routes that the scheduler finds over nodes that fail.
+
+The nodes are simulated, the model is run.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,9 +36,10 @@ COLUMNS = (
 def evaluate(
     config: NodesConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]
 ) -> None:
-    """One model under one policy over all placements and faults. Writes `rows.csv`, a row each.
+    """Evaluate one model under one policy over all placements and faults.
 
-    `accuracy` is over the images that were answered, empty if none were; `right` the share of all images that were answered rightly.
+    Writes `rows.csv`, a row each. `accuracy` is over the images that were answered, empty if none
+    were. `right` is the share of all images that were answered rightly.
     """
     torch.set_num_threads(1)
     model, execution = open_model(config, data, weights)
@@ -45,13 +49,10 @@ def evaluate(
     batches = -(-len(split) // options.micro_batch)
     rows = []
     for nodes in options.nodes:
+        # The same nodes fail whatever the policy and the number of copies.
+        key = (options.seed, config.draw, nodes)
         for replication in options.replication:
             for name, fault in options.faults.items():
-                key = (
-                    options.seed,
-                    config.draw,
-                    nodes,
-                )  # the same nodes in trouble, whatever the policy and the copies
                 run = simulate(
                     nodes,
                     replication,
@@ -66,68 +67,63 @@ def evaluate(
                 table, answered = routes_of_images(
                     run, len(split), options.micro_batch, model.num_layers
                 )
-                right = answered  # of nobody
+                right = answered  # none, unless a micro-batch was answered
                 if answered.any():
-                    right = (
-                        score(
-                            model, split, RouteTable(table.numpy()), options.batch_size, execution
-                        ).correct
-                        & answered
-                    )
-                rows.append(
-                    (
-                        nodes,
-                        replication,
-                        name,
-                        fault.gone,
-                        *summary(run, options, right.numpy(), answered.numpy()),
-                    )
-                )
+                    routes = RouteTable(table)
+                    correct = score(model, split, routes, options.batch_size, execution).correct
+                    right = correct.numpy() & answered
+                row = summary(run, options, right, answered)
+                rows.append((nodes, replication, name, fault.gone, *row))
         report({"cell": f"{nodes} nodes"})
     write_rows(folder / ROWS, COLUMNS, rows)
 
 
 def routes_of_images(
     run: Run, images: int, micro_batch: int, num_layers: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The routes of the images (n, L), ended by -1, and which images were answered (n,); those that were not have any route."""
-    table = torch.full((len(run.answers), num_layers), ENDED, dtype=torch.int64)
+) -> tuple[np.ndarray, np.ndarray]:
+    """List the route of every image.
+
+    Returns:
+        Routes (n, L), ended by -1, and which images were answered (n,) bool. An image without an
+        answer has any route.
+    """
+    table = np.full((len(run.answers), num_layers), ENDED, dtype=np.int64)
     for row, answer in zip(table, run.answers, strict=True):
         route = (0,) if answer.lost else answer.route
-        row[: len(route)] = torch.tensor(route)
-    answered = torch.tensor([not answer.lost for answer in run.answers])
-    return table.repeat_interleave(micro_batch, 0)[:images], answered.repeat_interleave(
-        micro_batch
-    )[:images]
+        row[: len(route)] = route
+    answered = np.array([not answer.lost for answer in run.answers])
+    routes = table.repeat(micro_batch, axis=0)[:images]
+    return routes, answered.repeat(micro_batch)[:images]
 
 
 def summary(
     run: Run, options: Nodes, right: np.ndarray, answered: np.ndarray
 ) -> tuple[float | None, ...]:
-    """What a row says of a run. Times and images a second are those of its steady part (:meth:`Run.steady`), if any, all else of the whole.
+    """Summarise a run for a row, from `micro_batches` on.
+
+    Times and images a second are those of the run's steady part (:meth:`Run.steady`), None if it
+    has none. All other numbers are those of the whole run.
 
     Args:
         run: how the journeys ended.
-        options: how many images travel together, and how many micro-batches at a time.
+        options: images of a micro-batch, and micro-batches under way at a time.
         right: (n,) bool, which images were answered rightly.
         answered: (n,) bool, which were answered.
     """
+    size = options.micro_batch
     whole = [answer for answer in run.answers if not answer.lost]
-    counted, seconds = run.steady(options.in_flight)
-    times = [run.answers[number].seconds for number in counted if not run.answers[number].lost]
+    accuracy = None
+    layers = None
+    if whole:
+        accuracy = right.sum() / answered.sum()
+        layers = sum(len(answer.route) for answer in whole) / len(whole)
+    steady, seconds = run.steady(options.in_flight)
+    images_per_s = None
+    if steady:
+        count = sum(answered[number * size : (number + 1) * size].sum() for number in steady)
+        images_per_s = count / seconds
+    times = [run.answers[number].seconds for number in steady if not run.answers[number].lost]
     p50, p99 = np.percentile(times, [50, 99]).tolist() if times else (None, None)
-    starts = [number * options.micro_batch for number in counted]
-    images_per_s = (
-        sum(answered[start : start + options.micro_batch].sum() for start in starts) / seconds
-        if counted
-        else None
-    )
-    accuracy = right.sum() / answered.sum() if answered.any() else None
-    layers = sum(len(answer.route) for answer in whole) / len(whole) if whole else None
-    found = (accuracy, right.mean(), layers, images_per_s, p50, p99, run.busy)
-    return (
-        len(run.answers),
-        len(run.answers) - len(whole),
-        len(right),
-        *(None if v is None else round(float(v), 6) for v in found),
-    )
+    numbers = (accuracy, right.mean(), layers, images_per_s, p50, p99, run.busy)
+    rounded = [None if value is None else round(float(value), 6) for value in numbers]
+    return (len(run.answers), len(run.answers) - len(whole), len(right), *rounded)

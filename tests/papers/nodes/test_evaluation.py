@@ -1,6 +1,7 @@
-"""Stage nodes: what a row says follows from the journeys and the model; jobs, costs, wrong parameters."""
+"""Stage nodes: what a row says follows from the journeys and the model; jobs, wrong parameters."""
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -129,39 +130,19 @@ def test_one_job_a_variant_policy_and_seed_and_what_evaluates_again(plan: Plan) 
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "key"),
     [
-        (
-            {"nodes": [13]},
-            ["nodes.nodes: found 13, accepted: at most 12", "1 copies of each of 12 layers"],
-        ),
-        (
-            {"nodes": [2, 4], "replication": [3]},
-            ["nodes.replication: found 3, accepted: at most 2, the smallest of nodes.nodes"],
-        ),
-        ({"variants": {"lss": ["any"]}}, ["nodes.variants: found 'lss', did you mean 'ls'?"]),
-        (
-            {"variants": {"ls": ["anny"]}},
-            ["nodes.variants.ls.0: found 'anny', did you mean 'any'?"],
-        ),
-        (
-            {"faults": {"x": {"gone": 1.5}}},
-            ["nodes.faults.x.gone: found 1.5", "less than or equal to 1"],
-        ),
-        ({"faults": {}}, ["nodes.faults: found {}", "at least 1"]),
-        ({"service": {"service": 0}}, ["nodes.service.service: found 0", "greater than 0"]),
+        ({"nodes": [13]}, "nodes: found 13, accepted: at most 12"),
+        ({"nodes": [2, 4], "replication": [3]}, "replication: found 3, accepted: at most 2"),
+        ({"variants": {"lss": ["any"]}}, "variants: found 'lss'"),
+        ({"variants": {"ls": ["anny"]}}, "variants.ls.0: found 'anny'"),
+        ({"faults": {"x": {"gone": 1.5}}}, "faults.x.gone: found 1.5"),
+        ({"faults": {}}, "faults: found {}"),
     ],
 )
-def test_a_wrong_value_is_one_line(
-    changes: dict[str, Any], said: list[str], tmp_path: Path
-) -> None:
+def test_a_wrong_value_is_named(changes: dict[str, Any], key: str, tmp_path: Path) -> None:
     content = yaml.safe_load((ROOT / "params.yaml").read_text())
-    content["nodes"] |= changes | (
-        {"service": content["nodes"]["service"] | changes["service"]}
-        if "service" in changes
-        else {}
-    )
+    content["nodes"] |= changes
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=re.escape(f"params.yaml: nodes.{key}")):
         check_layers(load(tmp_path / "params.yaml", papers=PAPERS), 12)
-    assert all(part in str(error.value) for part in said), error.value
