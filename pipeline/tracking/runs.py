@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
@@ -30,7 +30,6 @@ DATABASE = "mlflow.db"
 LOCK_SECONDS = 60.0  # to wait for another stage that logs
 STAGES = "stages"  # the experiment with what stages left in results/
 Row = dict[str, float]
-Words = ParamSpec("Words")
 
 
 def experiment_name(of: str, cell: Sequence[str]) -> str:
@@ -52,18 +51,16 @@ def _default_uri(root: Path) -> str:
     return f"sqlite:///{root.resolve() / DATABASE}"
 
 
-def _never_raises(
-    action: Callable[Concatenate["Tracker", Words], None],
-) -> Callable[Concatenate["Tracker", Words], None]:
+def _never_raises(action: Callable[..., None]) -> Callable[..., None]:
     """Warn about the first failure of a tracker, and do nothing after it."""
 
     @wraps(action)
-    def run(tracker: "Tracker", *args: Words.args, **kwargs: Words.kwargs) -> None:
+    def run(tracker: "Tracker", *args: Any) -> None:
         if tracker.failed:
             return
         try:
             with tracker.lock:
-                action(tracker, *args, **kwargs)
+                action(tracker, *args)
         except Exception as error:  # a store may raise anything
             tracker.failed = True
             reason = " ".join(str(error).split())[:160]
@@ -117,7 +114,7 @@ class Tracker:
         if run_id not in self._running and not self._is_finished(run_id):
             self._client.update_run(run_id, "RUNNING")  # it may have been killed before
             self._running.add(run_id)
-        self._log_rows(run_id, [row])
+        self._log_rows(run_id, [{name: row[name] for name in row if name != "seconds"}])
 
     @_never_raises
     def stopped(self, error: BaseException) -> None:
@@ -292,8 +289,7 @@ class Tracker:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        names = [name for name in values if name != "seconds"]
-        metrics = [Metric(name, values[name], now, step) for name in names]
+        metrics = [Metric(name, value, now, step) for name, value in values.items()]
         self._client.log_batch(run_id, metrics=metrics)
 
     def _finish(self, run_id: str, files: Sequence[Path], metrics: Row) -> None:

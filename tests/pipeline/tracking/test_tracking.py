@@ -70,7 +70,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Path]:
 def server(
     fresh: tuple[list[int], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """A real `mlflow server` on the loopback interface, without the processes of the jobs that it can run."""
+    """A real `mlflow server` on the loopback interface."""
     folder, port = tmp_path_factory.mktemp("server"), free_port()
     shutil.copy(fresh[1], folder / "server.db")  # making a store takes ten seconds
     command = [
@@ -117,7 +117,7 @@ def finished(
         patch.setenv("DVC_ROOT", str(folder))
         jobs = jobs_for(train_config, prepared)
         run(jobs, "cpu")
-        gather_trainings({job.config.seed: job for job in jobs}, VARIANT)  # type: ignore[attr-defined]
+        gather_trainings(dict(enumerate(jobs)), VARIANT)
     shutil.copy(ROOT / "dvc.yaml", folder)  # says which results are whose
     (folder / "results").mkdir()
     (folder / "results/cell.json").write_text(
@@ -518,7 +518,7 @@ def test_a_damaged_store_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     damage: str,
 ) -> None:
-    """A flipped bit may lie where nothing is kept; what links to itself is taken for no store, and one is made."""
+    """A flipped bit may do nothing. A link to itself is taken for no store, and one is made."""
     monkeypatch.setattr("mlflow.store.db.utils.MAX_RETRY_COUNT", 1)  # of 10, which take 100 s
     content = fresh[1].read_bytes()
     DAMAGES[damage](workspace / tracking.DATABASE, content, content, random.Random(damage))
