@@ -134,7 +134,7 @@ def train(
             run.scheduler.step(run.judged(history, run.chief)[-1])
         if is_first:
             state = {name: part.state_dict() for name, part in run.resumable().items()}
-            _replace(folder / CHECKPOINT, partial(torch.save, state | {"history": history}))
+            _replace(folder / CHECKPOINT, partial(_save, state | {"history": history}))
             _keep_best(folder, run, history)
         report(row | {"seconds": time.perf_counter() - start})
 
@@ -351,6 +351,12 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
     unfinished = path.with_suffix(".partial")
     write(unfinished)
     unfinished.replace(path)
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    """Write with Python's own file, whose error says when a disk is full."""
+    with path.open("wb") as file:
+        torch.save(state, file)
 
 
 # ---- published weights -------------------------------------------------------------------------

@@ -307,7 +307,8 @@ def train_branches(
                 for branch in options.branches
             ]
             unfinished = folder / "depth.partial"
-            torch.save(exits, unfinished)
+            with unfinished.open("wb") as file:  # whose errors say that a disk is full
+                torch.save(exits, file)
             unfinished.replace(files[depth])
             report({"cell": f"exits after {depth} layers"})
     exits = []
