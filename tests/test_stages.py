@@ -1,4 +1,4 @@
-"""dvc.yaml: a stage depends on all code that can change what it writes, and on no reader of results; imports point one way."""
+"""dvc.yaml: a stage depends on all code that can change what it writes, and on no reader."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 STAGES: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 READERS = ("tables", "figures", "claims", "charts")
-# What writes beside the results, and what finds papers: their sections are read by every stage, and checked by check-params.
+# What writes beside the results, and what declares papers, whose sections every stage reads.
 APART = {
     "pipeline.errors",
     "pipeline.config.paper",

@@ -19,7 +19,7 @@ Listed = dict[str, dict[str, Job]]  # kind -> title -> job
 
 
 def listed(params: Params) -> Listed:
-    """The jobs by kind and title; what starts from the result of another job of its stage is left out."""
+    """The jobs by kind and title, but those that start from another of their stage."""
     pretrain, refine = Plan(params, Pretrain), Plan(params, Finetune)
     exits, smoothing, inversion = Exits(params), Smoothing(params), Inversion(params)
     task = Task(params.dataset, exits.data, {seed: exits.start(seed) for seed in exits.seeds})

@@ -89,7 +89,7 @@ def test_the_same_bytes_as_here_and_found_by_the_local_engine(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The nodes do not see the images: a path of /proc/self is another folder in every process. One training is of two processes."""
+    """Nodes see no images: /proc/self is another there. One training is of two processes."""
     monkeypatch.chdir(prepared.parent)
     todo = with_two_processes(jobs(train_config, Path("/proc/self/cwd", prepared.name), [0, 1]))
     seen: list[tuple[str, int]] = []
@@ -134,7 +134,8 @@ def end(job, event):
     if event["epoch"] == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 
-job = Job("seed 0", "pipeline.training.loop:train", config, {"data": data, "weights": None}, config.options.epochs)
+inputs = {"data": data, "weights": None}
+job = Job("seed 0", "pipeline.training.loop:train", config, inputs, config.options.epochs)
 run([job], "cpu", end, engine="ray")
 """
 
@@ -147,8 +148,11 @@ def test_the_driver_is_killed_and_then_a_node(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What came back before stays: the next run repeats none of it. It runs on the only node with room for it, which is killed in
-    mid-training; another, which comes later, goes on from the last epoch, to the same bytes."""
+    """What came back before stays: the next run repeats none of it.
+
+    It runs on the only node with room for it, which is killed in mid-training; another, which
+    comes later, goes on from the last epoch, to the same bytes.
+    """
     todo = jobs(train_config, prepared, [0], epochs=40)
     (tmp_path / "config.json").write_text(todo[0].config.model_dump_json())
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -193,19 +197,19 @@ def test_mistakes_are_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A mistake of the job; one whose workers always die; too small nodes; other code; an address that nobody has; no Ray."""
+    """Of the job, workers that always die, small nodes, other code, a wrong address, no Ray."""
     import ray
 
     with pytest.raises(UserError, match="the loss is not finite"):
         run(jobs(train_config, prepared, [0], lr=1e30), "cpu", engine="ray")
     with pytest.raises(
         UserError,
-        match=r"^test seed 0: .* needs 99 CPUs, 0 GPUs, 1.0 GiB, found nodes with 1 CPUs, 0 GPUs, 2.0 GiB",
+        match=r"^test seed 0: .* needs 99 CPUs, 0 GPUs, 1.0 GiB, found nodes with 1 CPUs, 0 GPUs",
     ):
         run(jobs(train_config, prepared, [0]), "cpu", threads=99, engine="ray")
     with pytest.raises(
         UserError,
-        match=r"^test seed 0: its worker died 4 times without finishing an epoch, the last time: a worker",
+        match=r"^test seed 0: its worker died 4 times without finishing an epoch, the last time",
     ):
         run(
             [

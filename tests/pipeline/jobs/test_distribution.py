@@ -138,7 +138,7 @@ def _with(section: Section, values: dict[str, Any]) -> Exits:
 def test_trainings_with_exits_know_how_many_processes_they_have(
     stage: Callable[..., Plan], prepared: Path, distributed: Distributed, identity: tuple[int, str]
 ) -> None:
-    """Every strategy's: end to end, a step of the layer-wise one, the control; their keys differ from those of one process."""
+    """End to end, layer-wise, the control. Their keys differ from one process's."""
     plan = stage(distributed)
     task = Task("bars", prepared, {0: Path("outs/pretrain/seed_0/weights.safetensors")})
     found = [*plan.end_to_end(task), *plan.first_steps(task), *plan.control(task)]

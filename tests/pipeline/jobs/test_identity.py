@@ -183,7 +183,7 @@ def test_a_new_variant_runs_itself_alone(values: Values, keys: Keys, tmp_path: P
 
 
 def test_a_new_seed_runs_itself_alone(values: Values, keys: Keys, tmp_path: Path) -> None:
-    """Placed before all others. Class images are shown to the next seed's model: one of each kind has another one now."""
+    """Placed before all others. Class images are shown to the next seed's model: one is another."""
     fresh = again(keys, keys_with(values | {"seeds": [2, *SEEDS]}, tmp_path / "params.yaml"))
     assert fresh.keys() == KINDS - {"costs"}
     assert all(
@@ -438,7 +438,7 @@ NOT_RUN = [
 
 @pytest.mark.slow
 def test_what_no_job_runs_runs_nothing(source: Path, jobs: Listed, keys: Keys) -> None:
-    """Readers, plans, configuration, the tracker; a new file; new fields and classes of sections."""
+    """Readers, plans, configuration, the tracker, a new file, new fields and sections."""
     for pattern in NOT_RUN:
         files = list(source.glob(pattern))
         assert files, pattern
@@ -562,7 +562,7 @@ def finish(job: Job) -> None:
 
 
 def test_work_under_another_default_is_another_folder(job: Callable[..., Job]) -> None:
-    """Each is found again, whatever was done with the other; a new key with a default runs nothing."""
+    """Each is found again, whatever was done with the other; a new key runs nothing."""
     before, other, later = (job(kind) for kind in (Measured, OtherDefault, MoreKeys))
     assert before.key == other.key == later.key
     finish(before)

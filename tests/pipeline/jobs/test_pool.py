@@ -1,4 +1,4 @@
-"""Jobs: what makes two jobs the same, and that nothing finished is lost or repeated, whatever is killed."""
+"""Jobs in processes: nothing finished is lost or repeated, whatever is killed."""
 
 import json
 import os
@@ -156,12 +156,13 @@ import sys
 from pathlib import Path
 from pipeline.errors import one_line_errors
 from pipeline.jobs.configs import TrainConfig
-from pipeline.jobs.job import Job
+from pipeline.jobs.job import TRAIN, Job
 from pipeline.jobs.run import run
 config, data = TrainConfig.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
 if __name__ == "__main__":
     configs = [config.model_copy(update={"seed": seed}) for seed in (0, 1)]
-    jobs = [Job(f"seed {c.seed}", "pipeline.training.loop:train", c, {"data": data, "weights": None}, c.options.epochs) for c in configs]
+    inputs = {"data": data, "weights": None}
+    jobs = [Job(f"seed {c.seed}", TRAIN, c, inputs, c.options.epochs) for c in configs]
     with one_line_errors():
         run(jobs, "cpu")
 """
@@ -175,7 +176,7 @@ def test_killed_training_goes_on_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Ctrl-C and, later, SIGKILL a real two-seed training; the next run, of another process, ends with the undisturbed run's bits."""
+    """Ctrl-C and, later, SIGKILL two trainings; the next run ends with the same bits."""
     options: dict[str, Any] = {"epochs": 40, "position": {"encode": {"dropout": 0.1}}}
     (tmp_path / "config.json").write_text(train_config(**options).model_dump_json())
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -165,7 +165,8 @@ def test_the_process_of_a_stage_imports_no_torch() -> None:
     """Nor does it start one: no stage has `torch` or `timm` when its script has been imported."""
     names = [path.stem for path in (ROOT / "stages").glob("*.py") if path.stem != "commands"]
     code = (
-        f"import sys, importlib\nfor name in {names}:\n    importlib.import_module('stages.' + name)\n"
+        f"import sys, importlib\nfor name in {names}:\n"
+        "    importlib.import_module('stages.' + name)\n"
         "assert not {'torch', 'timm', 'ray', 'mlflow', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

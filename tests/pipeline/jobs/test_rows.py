@@ -20,7 +20,7 @@ NUMBERS = ["007", "1", "1e5"]
 
 
 def evaluation(accuracy: float) -> pd.DataFrame:
-    """What an evaluation leaves: a cell pruned to 2 of 4 layers, and the whole model in both orders."""
+    """What an evaluation leaves: 2 of 4 layers, and the whole model in both orders."""
     rows = [(2, "sequential", "0-1"), (4, "sequential", "0-1-2-3"), (4, "arbitrary", "3-1-0-2")]
     frame = pd.DataFrame(rows, columns=["keep", "order", "route"])
     return frame.assign(
@@ -71,7 +71,7 @@ def test_a_class_of_any_name_keeps_its_rows(names: list[str], tmp_path: Path) ->
     ["training", "weights", "family", "sampler", "dataset", "model", "losses", "removed", "edit"],
 )
 def test_no_name_in_any_column_is_missing(column: str, tmp_path: Path) -> None:
-    """Variants, models and data sets stand in more columns than one; "none" stands for no loss and no edit."""
+    """Names stand in more columns than one; "none" stands for no loss and no edit."""
     names = [*NAMES, "none"]
     pd.DataFrame(
         {
