@@ -1,4 +1,5 @@
-"""The generated pages: every parameter, every measured speed, and what DVC's plots stand in. :mod:`docs.fill` writes them."""
+"""The generated pages: every parameter, every measured speed, and what DVC's plots stand in.
+:mod:`docs.fill` writes them."""
 
 import json
 import re
@@ -42,7 +43,8 @@ def schema() -> str:
 
 
 def plots_page(page: str) -> str:
-    """The HTML template of `dvc plots` with the installed Vega inside, as DVC's own template asks a network for it."""
+    """The HTML template of `dvc plots` with the installed Vega inside, as DVC's own template asks a
+    network for it."""
     vega = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return re.sub(r"(?<=<script>).*(?=</script>)", lambda _: vega, page, flags=re.S)
 
@@ -196,7 +198,8 @@ def _text(value: Any) -> str:
 
 
 def _table(rows: list[dict[str, str]]) -> str:
-    """A Markdown table whose columns are as wide as they come: padded ones would be twice the file."""
+    """A Markdown table whose columns are as wide as they come: padded ones would be twice the
+    file."""
     lines = [
         list(rows[0]),
         ["---"] * len(rows[0]),

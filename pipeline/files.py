@@ -1,4 +1,5 @@
-"""Files that may be damaged: whatever goes wrong while one is read is a user's mistake that names it. No torch here."""
+"""Files that may be damaged: whatever goes wrong while one is read is a user's mistake that names
+it. No torch here."""
 
 import json
 import os
@@ -10,16 +11,15 @@ from typing import Any
 
 from pipeline.errors import UserError
 
-LARGEST = (
-    2**28
-)  # bytes of a text file: what is larger is none of this project's, and would fill the memory before it is seen to be none
+LARGEST = 2**28  # bytes of a text file; a larger one is not this project's and would fill memory
 
 
 @contextmanager
 def reading(
     path: Path | str, remedy: str = "`dvc checkout` or `dvc repro` brings it back"
 ) -> Iterator[None]:
-    """Turn what a damaged or missing text file raises, while it is read or what it holds is looked up, into a UserError that names it.
+    """Turn what a damaged or missing text file raises, while it is read or what it holds is looked
+    up, into a UserError that names it.
 
     Of a text that does not come from a file, a name stands in for the path.
     """
@@ -35,7 +35,8 @@ def reading(
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """A mapping, or a list where that is the `kind`, as a JSON file holds it. Raises UserError if it holds none."""
+    """A mapping, or a list where that is the `kind`, as a JSON file holds it. Raises UserError if
+    it holds none."""
     with reading(path):
         if not isinstance(found := json.loads(path.read_text()), kind):
             raise TypeError(f"found {type(found).__name__}, accepted: {kind.__name__}")
@@ -43,7 +44,8 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 
 def sound(path: Path) -> bool:
-    """Whether every part of a zip file, such as torch.save writes, has its checksum: torch itself looks at none of them."""
+    """Whether every part of a zip file, such as torch.save writes, has its checksum: torch itself
+    looks at none of them."""
     try:
         with zipfile.ZipFile(path) as parts:
             return parts.testzip() is None
@@ -52,7 +54,8 @@ def sound(path: Path) -> bool:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a file of which readers find the old text or the new one, never half, and of which nothing is left where a disk is full."""
+    """Write a file of which readers find the old text or the new one, never half, and of which
+    nothing is left where a disk is full."""
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         partial.write_text(text)

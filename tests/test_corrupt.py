@@ -1,4 +1,5 @@
-"""Damaged files: whatever reads one names it in one line, or computes it anew and says so; no traceback, no other number."""
+"""Damaged files: whatever reads one names it in one line, or computes it anew and says so; no
+traceback, no other number."""
 
 import gzip
 import hashlib
@@ -286,7 +287,8 @@ def test_a_finished_job_is_checked(finished: Job, damage: str, tmp_path: Path) -
 def test_another_run_finds_the_same_damage_first(
     finished: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And has made it anew, or is about to, when this run gets the lock: nothing of that is removed."""
+    """And has made it anew, or is about to, when this run gets the lock: nothing of that is
+    removed."""
     content = (finished.folder / WEIGHTS).read_bytes()
 
     @contextmanager

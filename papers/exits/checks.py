@@ -28,7 +28,8 @@ def check(params: Params) -> Iterator[str]:
         route = params.all_variants[name].route
         if training_order(route) == "trained":
             wanted = "variants trained in sequential or arbitrary order, or with LayerDrop"
-            yield f"params.yaml: exits.variants: found {name!r} with route {route!r}, accepted: {wanted}"
+            found = f"found {name!r} with route {route!r}"
+            yield f"params.yaml: exits.variants: {found}, accepted: {wanted}"
 
 
 def check_layers(params: Params, num_layers: int) -> Iterator[str]:

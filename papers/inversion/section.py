@@ -29,7 +29,8 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
 
 
 class Descent(Section):
-    """How an input is found that gives a state: plain gradient descent, as in the source, or Adam."""
+    """How an input is found that gives a state: plain gradient descent, as in the source, or
+    Adam."""
 
     method: Literal["gd", "adam"]
     lrs: Annotated[list[Positive], Field(min_length=1)]
@@ -87,7 +88,8 @@ class InversionMeasure(Section):
     """Invert the states after so many layers, and the last of these alone; null: 1, a third, two
     thirds, all."""
     sigma: Positive
-    """Of the yardstick's slightly shifted images, of pixels in [0, 1]; the source has 1/18, 1/20."""
+    """Of the yardstick's slightly shifted images, of pixels in [0, 1]; the source has 1/18,
+    1/20."""
     shifts: Count
     """Shifted images of each."""
     met: Positive

@@ -1,4 +1,5 @@
-"""The sections `prune_eval` and `analysis` of params.yaml, and what their jobs depend on. No torch here."""
+"""The sections `prune_eval` and `analysis` of params.yaml, and what their jobs depend on. No torch
+here."""
 
 from typing import Annotated, Literal
 

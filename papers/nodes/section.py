@@ -62,7 +62,8 @@ class Service(Section):
 class Nodes(PaperSection):
     """A model whose layers live on nodes that fail.
 
-    Which routes a scheduler finds over simulated nodes, how fast, and what models answer along them.
+    Which routes a scheduler finds over simulated nodes, how fast, and what models answer along
+    them.
     """
 
     name = "nodes"

@@ -14,7 +14,8 @@ UNTOUCHED = "none"  # in results/: the kind of the model as it is
 
 
 class Painters(PaperSection):
-    """Transformer Layers as Painters (Sun, Pickett, Nain and Jones, 2024): evaluations, no training.
+    """Transformer Layers as Painters (Sun, Pickett, Nain and Jones, 2024): evaluations, no
+    training.
 
     In which other ways the middle layers of refined models are executed (figure 1).
     """
@@ -23,8 +24,8 @@ class Painters(PaperSection):
     treated: Annotated[list[Count], Field(min_length=1)]
     """How many layers lie in the middle."""
     kinds: Annotated[list[Kind], Field(min_length=1)]
-    """skip: left out. repeat: each replaced by the one in the centre. reverse. shuffle: random order.
-    parallel: side by side, outputs averaged. loop: that, `loops` times one after another."""
+    """skip: left out. repeat: each replaced by the one in the centre. reverse. shuffle: random
+    order. parallel: side by side, outputs averaged. loop: that, `loops` times one after another."""
     loops: Count
     """Models with a position part know as many positions as layers: at most the least `treated`."""
     orders: Count

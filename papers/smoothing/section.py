@@ -78,7 +78,8 @@ class Losses(Section):
 
 
 class Recipe(Section):
-    """The parts of DeiT's training recipe that Table 4 removes one at a time; by default all are off."""
+    """The parts of DeiT's training recipe that Table 4 removes one at a time; by default all are
+    off."""
 
     repeats: Count = 1
     """Repeated augmentation: how often an epoch shows an image."""
@@ -87,8 +88,9 @@ class Recipe(Section):
     mixup: NonNegative = 0.0
     """Alpha of the Beta distribution; 0: none."""
     drop_path: Fraction = 0.0
-    """timm's stochastic depth, of single samples. It grows linearly from 0 at the first layer to this
-    rate at the last of all the model has; MLP-Mixers have it in every layer. 0: as the preset's kwargs."""
+    """timm's stochastic depth, of single samples. It grows linearly from 0 at the first layer to
+    this rate at the last of all the model has; MLP-Mixers have it in every layer. 0: as the
+    preset's kwargs."""
 
     def without(self, part: str) -> "Recipe":
         """The recipe with one part as it is by default."""
@@ -108,7 +110,8 @@ class SmoothingProfiles(Section):
 class Smoothing(SmoothingProfiles, PaperSection):
     """Over-smoothing: models trained from scratch with and without the losses against it.
 
-    Their initial weights are alike in all layers. Profiles, layer after layer, of them and of variants.
+    Their initial weights are alike in all layers. Profiles, layer after layer, of them and of
+    variants.
     """
 
     name = "smoothing"

@@ -28,11 +28,11 @@ class DatasetPreset(Section):
     source: Literal[
         "embedded", "fashion_mnist", "digits", "cifar10", "cifar100", "imagenet", "image_folder"
     ]
-    """embedded: tracked by data.dvc. fashion_mnist: `folder`, else Debian's package, else a download.
-    digits: scikit-learn's 1,797 images of 8 x 8 pixels. cifar10, cifar100: `folder` with the official
-    archive or what it holds, else a download. imagenet: `folder` with train/<synset>/ and
-    val/<synset>/, or with the three official tar files. image_folder: `folder` with train/<class>/
-    and val/<class>/ (or validation/, or test/)."""
+    """embedded: tracked by data.dvc. fashion_mnist: `folder`, else Debian's package, else a
+    download. digits: scikit-learn's 1,797 images of 8 x 8 pixels. cifar10, cifar100: `folder` with
+    the official archive or what it holds, else a download. imagenet: `folder` with train/<synset>/
+    and val/<synset>/, or with the three official tar files. image_folder: `folder` with
+    train/<class>/ and val/<class>/ (or validation/, or test/)."""
     folder: str | None = None
     """Where the files lie; a relative path begins at this repository."""
     resize: Literal["published", "timm"] = "published"

@@ -1,4 +1,5 @@
-"""What params.yaml comes to at the chosen scale: a file a section or preset, for stages to depend on."""
+"""What params.yaml comes to at the chosen scale: a file a section or preset, for stages to depend
+on."""
 
 import json
 from typing import Any
@@ -10,7 +11,8 @@ from pipeline.config.variant import BASELINE
 
 
 def stage_params(params: Params) -> dict[str, Any]:
-    """What a stage may depend on, by name: presets, variants with their refinement, sections, all as they are at the chosen scale."""
+    """What a stage may depend on, by name: presets, variants with their refinement, sections, all
+    as they are at the chosen scale."""
     found: dict[str, Any] = {
         "model": [params.model, params.cell.scale, params.model_preset.model_dump()]
     }

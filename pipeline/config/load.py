@@ -40,7 +40,8 @@ def load(path: str | Path = "params.yaml", *, papers: tuple[Paper, ...]) -> Para
 
 
 def parse(path: str | Path, *, papers: tuple[Paper, ...]) -> Params:
-    """Read a parameter file, each value checked by itself. Raises UserError as :func:`load` does."""
+    """Read a parameter file, each value checked by itself. Raises UserError as :func:`load`
+    does."""
     path = Path(path)
     try:
         with path.open() as file:

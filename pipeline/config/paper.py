@@ -32,9 +32,9 @@ class Work(NamedTuple):
 class VariantKey:
     """A key that a paper adds to the variants of params.yaml.
 
-    `default` is the value of a variant that does not have the key. `extension` is the "module:class"
-    of the paper's :class:`pipeline.models.extensions.Extension` that acts on the key; jobs import
-    it when a variant sets the key.
+    `default` is the value of a variant that does not have the key. `extension` is the
+    "module:class" of the paper's :class:`pipeline.models.extensions.Extension` that acts on the
+    key; jobs import it when a variant sets the key.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""params.yaml as a whole, and the values of its sections for the chosen data set, model and scale."""
+"""params.yaml as a whole, and the values of its sections for the chosen data set, model and
+scale."""
 
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
@@ -52,7 +53,8 @@ class Params(Section):
     scale: str | None
     """How much is computed, a key of `scales`; null: the model's own."""
     engine: Engine = "local"
-    """local: worker processes of this machine. ray: the cluster at the environment's RAY_ADDRESS."""
+    """local: worker processes of this machine. ray: the cluster at the environment's
+    RAY_ADDRESS."""
     device: Literal["auto", "cpu", "cuda", "mps"]
     """auto: CUDA where there is one. mps is untested."""
     deterministic: bool

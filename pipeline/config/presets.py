@@ -21,7 +21,8 @@ class ModelPreset(Section):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Of timm.create_model."""
     weights: Annotated[str, Field(min_length=1)]
-    """scratch, hub (`timm` then needs the tag), a .safetensors file, or a folder of timm's layout."""
+    """scratch, hub (`timm` then needs the tag), a .safetensors file, or a folder of timm's
+    layout."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """Checksum that the weights' file must have."""
     num_classes: Count | None = None
@@ -32,13 +33,14 @@ class ModelPreset(Section):
     """Of the layers' initial weights, of models from scratch. timm's 0.02 suits a width of 768; a
     narrower model hardly depends on layer order with it, so 0.02 * sqrt(768 / width)."""
     init_growth: NonNegative = 0.0
-    """g: what the l-th layer adds to its input starts l^g times as large, so that late layers change
-    their input as much as early ones do."""
+    """g: what the l-th layer adds to its input starts l^g times as large, so that late layers
+    change their input as much as early ones do."""
     scale: str = "published"
     """A key of `scales`, used where params.yaml chooses none."""
 
     def local_file(self, root: Path = Path()) -> Path | None:
-        """The safetensors file that `weights` names, itself or in a folder; None: scratch or hub."""
+        """The safetensors file that `weights` names, itself or in a folder; None: scratch or
+        hub."""
         if self.weights in ("scratch", "hub"):
             return None
         path = root / self.weights

@@ -76,7 +76,8 @@ def find_most(bound: AtMost, values: dict[str, Value], sizes: Sizes | None) -> i
 
 
 def resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
-    """The section with these values. Raises UserError naming the places that wrong ones come from."""
+    """The section with these values. Raises UserError naming the places that wrong ones come
+    from."""
     try:
         return section.model_validate({key: value.value for key, value in values.items()})
     except ValidationError as error:

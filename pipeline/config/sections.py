@@ -42,7 +42,8 @@ class Optimisation(Section):
     micro_batch_size: Count | None
     """Gradients accumulate over parts of a batch of at most so many images; null: no parts."""
     checkpointing: Annotated[bool, NoEffect()] = False
-    """true: the backward pass computes activations again, block by block: less memory, more time."""
+    """true: the backward pass computes activations again, block by block: less memory, more
+    time."""
     threads: Count
     """CPU threads of one training; trainings run side by side."""
     position_weight: NonNegative = 1.0
@@ -78,7 +79,8 @@ class Finetune(Optimisation):
     """Epochs of the baseline alone; null: as `epochs`."""
     per: Annotated[Per, NoEffect()] = "batch"
     """batch: one route a batch, the paper's. sample: a route of its own for every sample. latin: L
-    routes a batch that together run every layer once at each depth. Of variants whose route has it."""
+    routes a batch that together run every layer once at each depth. Of variants whose route has
+    it."""
 
 
 class Distributed(Section):

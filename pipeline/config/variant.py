@@ -46,9 +46,10 @@ class Variant(Section):
     """One column of the paper's tables. :func:`variant_class` adds the keys of papers."""
 
     route: Sampler
-    """sequential, arbitrary (LayerShuffle: a fresh random permutation), {drop: p} (LayerDrop). Beyond
-    the paper: reversed, {drop: p, schedule: linear} (p grows with depth), {swap: k} (k swaps of
-    neighbours), {order: [layers]}, {skip: [layers]}, {fix_first: k}, {fix_last: k} (k layers stay)."""
+    """sequential, arbitrary (LayerShuffle: a fresh random permutation), {drop: p} (LayerDrop).
+    Beyond the paper: reversed, {drop: p, schedule: linear} (p grows with depth), {swap: k} (k swaps
+    of neighbours), {order: [layers]}, {skip: [layers]}, {fix_first: k}, {fix_last: k} (k layers
+    stay)."""
     per: Per | None = None
     """What a random route is drawn for; null: `finetune.per`, where the route has that."""
     position: Position = Position()

@@ -43,7 +43,8 @@ from tests.pipeline.config.conftest import Load
 def test_a_model_that_cannot_be_made(
     values: dict[str, Any], said: list[str], changed: Load
 ) -> None:
-    """The chosen one, trained from scratch, whose keyword arguments say all about its size; those that stages add to it."""
+    """The chosen one, trained from scratch, whose keyword arguments say all about its size; those
+    that stages add to it."""
     params = changed(values)
     with pytest.raises(UserError) as error:
         build(params)
@@ -82,7 +83,8 @@ def test_a_precision_that_is_not_there(key: str, changed: Load) -> None:
 def test_gpus_of_nodes_are_not_those_of_this_machine(
     changed: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where trainings over several processes run: a node has its own; over several nodes, torchrun starts them here."""
+    """Where trainings over several processes run: a node has its own; over several nodes, torchrun
+    starts them here."""
     monkeypatch.setattr("stages.check_params.cuda_devices", lambda: 1)
     monkeypatch.setattr("stages.check_params.check_cluster", lambda: None)
     for engine, nodes, refused in (("local", 1, True), ("ray", 1, False), ("ray", 2, True)):

@@ -1,6 +1,8 @@
-"""params.yaml with values that nobody thought of: a file is refused, a line a mistake, or its whole plan can be made.
+"""params.yaml with values that nobody thought of: a file is refused, a line a mistake, or its whole
+plan can be made.
 
-`EXAMPLES=1000 uv run pytest tests/pipeline/config/test_generated.py` tries more of them, for a quarter of an hour.
+`EXAMPLES=1000 uv run pytest tests/pipeline/config/test_generated.py` tries more of them, for a
+quarter of an hour.
 """
 
 import copy

@@ -1,4 +1,5 @@
-"""`finetune.per`: what a random route is drawn for, said once for all variants and of each that cannot or shall not have it."""
+"""`finetune.per`: what a random route is drawn for, said once for all variants and of each that
+cannot or shall not have it."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Scales: how much is computed. Their values resolve in the documented order, and wrong ones end in one line, chosen or not."""
+"""Scales: how much is computed. Their values resolve in the documented order, and wrong ones end in
+one line, chosen or not."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +26,8 @@ SCALES = ["smoke", "minutes", "hours", "few_epochs", "published"]
 
 
 def places(section: str, *after: str) -> list[str]:
-    """What overrides a section, in this order, for the chosen model at its own scale, and the data set."""
+    """What overrides a section, in this order, for the chosen model at its own scale, and the data
+    set."""
     presets = [
         "scales.minutes",
         "models.vit_micro",
@@ -40,7 +42,8 @@ REFINED = places("finetune", "variants.ls.finetune")
 
 @pytest.mark.parametrize("count", range(1, len(REFINED) + 1))
 def test_resolution_order(count: int, changed: Load) -> None:
-    """Section < scale < model < what the scale says of that model < data set < variant; the last one is named as the source."""
+    """Section < scale < model < what the scale says of that model < data set < variant; the last
+    one is named as the source."""
     own: Values = {place: {} for place in REFINED[1:]}  # none but these have the key
     params = changed(own | {f"{place}.lr": (i + 1) / 8 for i, place in enumerate(REFINED[:count])})
     assert params.values(Finetune, "ls")["lr"] == (count / 8, REFINED[count - 1])
@@ -86,7 +89,8 @@ def test_mappings_are_merged_along_the_same_order(count: int, changed: Load) -> 
 
 
 def test_without_a_scale_each_model_has_its_own(params: Params) -> None:
-    """Models trained from scratch are for runs of minutes, one from a package for few epochs, all others for the papers' values."""
+    """Models trained from scratch are for runs of minutes, one from a package for few epochs, all
+    others for the papers' values."""
     assert params.scale is None
     small = {
         name: params.scale_of(name)
@@ -126,7 +130,8 @@ def test_another_model_brings_its_own_scale(changed: Load) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_scale_on_the_command_line(scale: str, params: Params, tmp_path: Path) -> None:
-    """`dvc exp run -S scale=hours`: nothing else in the file changes; every section is valid, for all depths."""
+    """`dvc exp run -S scale=hours`: nothing else in the file changes; every section is valid, for
+    all depths."""
     from dvc.utils.hydra import apply_overrides
 
     shutil.copy(ROOT / "params.yaml", tmp_path)
@@ -164,7 +169,8 @@ def test_every_small_model_at_every_scale(scale: str, model: str, changed: Load)
 
 
 def test_a_model_at_a_scale(changed: Load) -> None:
-    """Another architecture under the same name: single keys of its arguments are changed, others stay; other models are as before."""
+    """Another architecture under the same name: single keys of its arguments are changed, others
+    stay; other models are as before."""
     values: Values = {
         "kwargs": {"embed_dim": 64, "num_heads": 4},
         "init_std": 0.5,
@@ -183,7 +189,8 @@ def test_a_model_at_a_scale(changed: Load) -> None:
 
 
 def test_variants_of_a_scale(changed: Load) -> None:
-    """One more, after those declared for all scales; one replaced, in its place; one left out; at another scale none of it."""
+    """One more, after those declared for all scales; one replaced, in its place; one left out; at
+    another scale none of it."""
     own: Values = {"scales.minutes.variants": {}}
     mine = {
         "more": {"route": "reversed"},
