@@ -314,10 +314,9 @@ def test_a_damaged_job_is_run_again_and_it_is_said(
 ) -> None:
     (finished.folder / WEIGHTS).write_bytes(b"")
     run([finished], "cpu")
-    assert (
-        f"test seed 0: {WEIGHTS} in .lsvit/jobs/train/{finished.folder.name} damaged since it finished"
-        in capsys.readouterr().out
-    )
+    folder = f".lsvit/jobs/train/{finished.folder.name}"
+    line = f"test seed 0: {WEIGHTS} in {folder} damaged since it finished"
+    assert line in capsys.readouterr().out
     assert finished.done
     assert finished.discard_damaged() == []
     assert len(read_tensors(finished.folder / WEIGHTS)) > 1
