@@ -1,11 +1,17 @@
-"""A model spread over real processes that fail: `python benchmarks/nodes.py latin | faults | swarm` -> results/nodes_measured/.
+"""A model spread over real processes that fail: `python benchmarks/nodes.py latin | faults | swarm`
+-> results/nodes_measured/.
 
-latin: throughput of the Latin schedule and of a pipeline in strict order, on 12 nodes. faults: what the stage `nodes` simulates, with the
-same draws of faults (not of lost messages) and the same weights, seed by seed, on 12 processes: those away for good are killed, those that
-come and go are stopped and continued (SIGSTOP, SIGCONT), and lost messages are never sent; beside it the simulation, with a message's times
-at a node and on the way as measured here (`busy` is all work there, and of the processes that on the layers of the answers). swarm: the
-simulation alone, at the size of the internet. Needs Ray (`uv sync --group cluster`) but for the last, and the default run's weights (`dvc
-repro`).
+latin: throughput of the Latin schedule and of a pipeline in strict order, on 12 nodes.
+
+faults: what the stage `nodes` simulates, with the same draws of faults (not of lost messages) and
+the same weights, seed by seed, on 12 processes. Those away for good are killed, those that come and
+go are stopped and continued (SIGSTOP, SIGCONT), and lost messages are never sent. Beside it the
+simulation, with a message's times at a node and on the way as measured here (`busy` is all work
+there, and of the processes that on the layers of the answers).
+
+swarm: the simulation alone, at the size of the internet.
+
+Needs Ray (`uv sync --group cluster`) but for the last, and the default run's weights (`dvc repro`).
 """
 
 import argparse
@@ -57,16 +63,17 @@ MORE: list[tuple[str, Policy]] = [
 ]  # on healthy nodes, and with half of them gone
 FAULTS = ("healthy", "slow", "away", "lost", "gone_3", "gone_6", "gone_9")
 IMAGES = 300
-# Service: what `layer_time` gives on one core of the machine named in swarm.json. A round trip of 159 ms, the median between 1,740 name
-# servers (Dabek et al., Vivaldi, SIGCOMM 2004, from King's measurements); lognormal and its sigma are ours. Presence: Weibull of shape
-# 0.59 and scale 41.9 minutes, one of three BitTorrent swarms (Stutzbach and Rejaie, Understanding churn in peer-to-peer networks, IMC
-# 2006); absence of the same shape, its mean as the share away wants it.
+# Service: what `layer_time` gives on one core of the machine named in swarm.json. A round trip of
+# 159 ms, the median between 1,740 name servers (Dabek et al., Vivaldi, SIGCOMM 2004, from King's
+# measurements); lognormal and its sigma are ours. Presence: Weibull of shape 0.59 and scale 41.9
+# minutes, one of three BitTorrent swarms (Stutzbach and Rejaie, Understanding churn in peer-to-peer
+# networks, IMC 2006); absence of the same shape, its mean as the share away wants it.
 INTERNET = Service(
     service=0.18, hop=0.159, spread=0.5, deadline=8, patience=4, suspicion=50, leave_out=0.25
 )
 SHAPE, SESSION = 0.59, 41.9 * 60 * math.gamma(1 + 1 / 0.59)
-# Nodes, clients, journeys of each that count, seconds from one to the next. Light: a client asks every two minutes, so that nodes come
-# and go meanwhile. Heavy: every client asks again at once.
+# Nodes, clients, journeys of each that count, seconds from one to the next. Light: a client asks
+# every two minutes, so that nodes come and go meanwhile. Heavy: every client asks again at once.
 LOADS = [
     ("light", nodes, min(max(nodes // 10, 20), 200), 20, 120.0) for nodes in (12, 96, 1000, 10_000)
 ] + [("heavy", 96, 144, 20, 0.0)]
@@ -135,7 +142,9 @@ def latin() -> list[dict[str, Any]]:
 
 
 def handling_time(found: Cluster, packed: bytes, service: Service) -> float:
-    """Seconds that a node takes for a message besides its service time, when all of them have twenty to do."""
+    """Seconds that a node takes for a message besides its service time, when all of them have
+    twenty to do.
+    """
     only = Journey("any", math.inf, left_out=tuple(range(NODES)))
     begun = time.perf_counter()
     sends = [Send(node, node, math.inf) for node in range(NODES)] * 20
@@ -149,7 +158,10 @@ def handling_time(found: Cluster, packed: bytes, service: Service) -> float:
 
 
 def hop_time(found: Cluster, packed: bytes, service: Service) -> float:
-    """Seconds of the way there and back: what one node takes for a message, less its service time."""
+    """Seconds of the way there and back.
+
+    What one node takes for a message, less its service time.
+    """
     times = []
     for _ in range(30):
         begun = time.perf_counter()
@@ -214,7 +226,10 @@ def cells(options: Nodes) -> Iterator[tuple[int, str, list[tuple[str, Policy]]]]
 
 
 def faults() -> list[dict[str, Any]]:
-    """Every fault and method on real processes, and as simulated with the same faults: once a seed, each with nodes of its own."""
+    """Every fault and method on real processes, and as simulated with the same faults.
+
+    Once a seed, each with nodes of its own.
+    """
     if ADDRESS in os.environ:  # nodes elsewhere have other processes' numbers
         raise UserError(
             f"{ADDRESS}: found {os.environ[ADDRESS]!r}, accepted: none, since processes of this machine are stopped"
@@ -311,7 +326,10 @@ def faults_of(seed: int) -> Iterator[dict[str, Any]]:
 
 @torch.inference_mode()
 def layer_time(images: int = 5) -> float:
-    """Seconds that one core takes for a layer of ViT-B/16: the median of the twelve, each run once before."""
+    """Seconds that one core takes for a layer of ViT-B/16.
+
+    The median of the twelve, each run once before.
+    """
     torch.set_num_threads(1)
     model, times = timm.create_model("vit_base_patch16_224").eval(), []
     state = torch.randn(images, 197, 768)
@@ -324,7 +342,11 @@ def layer_time(images: int = 5) -> float:
 
 
 def swarms() -> list[dict[str, Any]]:
-    """The swarm: availability, latency and idle time, by load, size, share of time that nodes are away, copies and policy."""
+    """The swarm.
+
+    Availability, latency and idle time, by load, size, share of time that nodes are away, copies
+    and policy.
+    """
     rows = []
     for (name, nodes, clients, journeys, rest), away, replication, policy in product(
         LOADS, (0.02, 0.1, 0.3), (1, 2, 4, 8), POLICIES

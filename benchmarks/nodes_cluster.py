@@ -1,4 +1,7 @@
-"""Layer servers as actors of Ray, and the client's side of them: it sends micro-batches, hears of them, and steps in where a node fails."""
+"""Layer servers as actors of Ray, and the client's side of them.
+
+It sends micro-batches, hears of them, and steps in where a node fails.
+"""
 
 import asyncio
 import contextlib
@@ -18,7 +21,8 @@ from pipeline.errors import UserError
 from pipeline.jobs.address import check_cluster
 from pipeline.jobs.ray import connect
 
-READY = 300.0  # seconds in which a node must have opened a model: a dozen processes import torch at once
+# seconds in which a node must have opened a model: a dozen processes import torch at once
+READY = 300.0
 
 
 class Cluster:
@@ -44,7 +48,10 @@ class Cluster:
     def hold(
         self, weights: Weights, holders: Sequence[Sequence[int]], options: Service
     ) -> dict[int, int]:
-        """Spread a model: layer -> the nodes that hold it. Returns the processes of the nodes that live."""
+        """Spread a model.
+
+        Layer -> the nodes that hold it. Returns the processes of the nodes that live.
+        """
         pids = self._all(
             [actor.hold.remote(weights, holders, options) for actor in self.alive.values()]
         )
@@ -58,7 +65,8 @@ class Cluster:
         lost: float = 0.0,
         *key: int | str,
     ) -> float:
-        """Take so many seconds for a layer from now on, one node so many times longer; returns those computed for since the last time.
+        """Take so many seconds for a layer from now on, one node so many times longer; returns
+        those computed for since the last time.
 
         Of the messages of nodes that share is lost; the key is of the draws.
         """
@@ -70,7 +78,11 @@ class Cluster:
         )
 
     def _all(self, asked: Sequence[Any]) -> list[Any]:
-        """What the nodes answer. Raises UserError: one of them does not, as on a cluster whose processors are taken, or cannot."""
+        """What the nodes answer.
+
+        Raises UserError: one of them does not, as on a cluster whose processors are taken, or
+        cannot.
+        """
         try:
             return self.ray.get(asked, timeout=READY)
         except self.ray.exceptions.GetTimeoutError:
@@ -93,7 +105,8 @@ class Cluster:
         lost: float = 0.0,
         *key: int | str,
     ) -> list[tuple[Answer, bytes]]:
-        """All micro-batches, `in_flight` of them under way at a time: how each ended, and its state then.
+        """All micro-batches, `in_flight` of them under way at a time: how each ended, and its state
+        then.
 
         Args:
             client: who sends them.
@@ -181,7 +194,8 @@ class Cluster:
         shape: Sequence[int],
         inbox: asyncio.Queue[Any],
     ) -> tuple[bytes, News | Send | None]:
-        """What the client hears first of what it accepts, if that comes in time, and the newest state.
+        """What the client hears first of what it accepts, if that comes in time, and the newest
+        state.
 
         News without a state of these images that has been through that route is none.
         """
@@ -203,7 +217,10 @@ class Cluster:
     def follow(
         self, ticks: Sequence[Sequence[tuple[int, int]]], messages: Sequence[bytes]
     ) -> list[bytes]:
-        """Send micro-batches along a schedule, node l holding layer l. Ray takes small states to the next node by way of this process."""
+        """Send micro-batches along a schedule, node l holding layer l.
+
+        Ray takes small states to the next node by way of this process.
+        """
         states: list[Any] = list(messages)
         for tick in ticks:
             for batch, layer in tick:
@@ -213,10 +230,12 @@ class Cluster:
 
 @contextmanager
 def cluster(nodes: int, service: float) -> Iterator[Cluster]:
-    """So many nodes, each an actor of its own process: on the cluster that RAY_ADDRESS names, else on this machine alone.
+    """So many nodes, each an actor of its own process: on the cluster that RAY_ADDRESS names, else
+    on this machine alone.
 
     Raises:
-        UserError: Ray is not installed, does not start, cannot be reached, or has fewer processors than there shall be nodes.
+        UserError: Ray is not installed, does not start, cannot be reached, or has fewer processors
+            than there shall be nodes.
     """
     check_cluster("nodes: found no cluster")
     # Ray is imported by `connect` and not before: the import reads where to listen.

@@ -31,7 +31,10 @@ def latin_ticks(batches: int, num_layers: int) -> list[Tick]:
 
 
 def pipeline_ticks(batches: int, num_layers: int) -> list[Tick]:
-    """Schedule micro-batches in strict order (GPipe, section 2.3): batches + num_layers - 1 ticks."""
+    """Schedule micro-batches in strict order (GPipe, section 2.3).
+
+    Batches + num_layers - 1 ticks.
+    """
     ticks = []
     for t in range(batches + num_layers - 1):
         pairs = [(batch, t - batch) for batch in range(batches)]
@@ -53,8 +56,9 @@ def swarm(
 ) -> Run:
     """Many clients at once, each with journeys one after another over nodes of its own choice.
 
-    Node n holds layer n modulo the number of layers; a client knows `replication` of each layer's nodes, drawn at random. It makes as many
-    journeys before those that count, to know its nodes, and goes on after them until everybody has made those that count.
+    Node n holds layer n modulo the number of layers; a client knows `replication` of each layer's
+    nodes, drawn at random. It makes as many journeys before those that count, to know its nodes,
+    and goes on after them until everybody has made those that count.
 
     Args:
         nodes: how many.
@@ -62,7 +66,8 @@ def swarm(
         num_layers: L.
         clients: how many.
         journeys: of each, that count.
-        rest: seconds from one to the next in the mean (exponential); 0: at once, after one without an answer the time of a service later.
+        rest: seconds from one to the next in the mean (exponential); 0: at once, after one without
+            an answer the time of a service later.
         policy: of all.
         options: times.
         fault: what is wrong.

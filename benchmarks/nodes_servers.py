@@ -1,4 +1,5 @@
-"""Layer servers: processes (actors of Ray, see nodes_cluster.py) that hold layers of a trained model.
+"""Layer servers: processes (actors of Ray, see nodes_cluster.py) that hold layers of a trained
+model.
 
 A state is a safetensors file in memory: the tokens, and which layers they have been through. The
 node that has run a layer sends it to the next node, and a copy to the client, which can go on from
@@ -101,7 +102,8 @@ class LayerServer:
 
     Args:
         number: of the node.
-        service: seconds that a layer takes at least; the node waits for the rest. 0: as fast as it is.
+        service: seconds that a layer takes at least; the node waits for the rest. 0: as fast as it
+            is.
     """
 
     def __init__(self, number: int, service: float) -> None:
@@ -113,7 +115,10 @@ class LayerServer:
         self.peers, self.home = peers, home
 
     def hold(self, weights: Weights, holders: Sequence[Sequence[int]], options: Service) -> int:
-        """Open a model, of which each layer is held by some nodes, and keep this node's. Returns the process's id."""
+        """Open a model, of which each layer is held by some nodes, and keep this node's.
+
+        Returns the process's id.
+        """
         self.model, self.layers = (
             weights.open(),
             tuple(layer for layer, nodes in enumerate(holders) if self.number in nodes),
@@ -130,7 +135,8 @@ class LayerServer:
         return os.getpid()
 
     def pace(self, service: float, lost: float = 0.0, *key: int | str) -> float:
-        """Take so many seconds for a layer from now on. Returns those in which it has computed so far.
+        """Take so many seconds for a layer from now on. Returns those in which it has computed so
+        far.
 
         Args:
             service: seconds.
@@ -150,7 +156,8 @@ class LayerServer:
         at: float,
         send: Send,
     ) -> None:
-        """Run a layer, send what it gives to whichever node is next, and tell the client. Nothing, where it comes too late.
+        """Run a layer, send what it gives to whichever node is next, and tell the client. Nothing,
+        where it comes too late.
 
         Args:
             number: of the micro-batch.
@@ -207,7 +214,8 @@ class LayerServer:
             raise ValueError(
                 f"layer: found {layer}, accepted: {', '.join(map(str, self.layers))}, each once on a way"
             )
-        # One step of the model's own loop: the state comes from elsewhere, and no state does after it.
+        # One step of the model's own loop: the state comes from elsewhere, and no state does after
+        # it.
         state = self.model.run_step(message.tokens, layer, len(message.done))
         answer = Message(state, (*message.done, layer)).pack()
         spent = time.perf_counter() - begun

@@ -18,7 +18,8 @@ from papers.nodes.section import Policy, Service
 
 MEMORY = 0.5  # weight of the last answer in what is expected of a node
 EQUAL = 1.25  # answers that are expected within so many times the shortest wait are as good
-PROBE = 0.25  # of the time that a journey has: the most that one spends on a node only because it was silent before
+# The share of a journey's time that is spent at most on a node because it was silent before.
+PROBE = 0.25
 
 
 class Journey(NamedTuple):
@@ -31,7 +32,10 @@ class Journey(NamedTuple):
 
 
 class Send(NamedTuple):
-    """A micro-batch goes to a node for one layer, which is to be done until then, by the clock. What is sent back: the node refuses."""
+    """Send a micro-batch to a node for one layer, to be done until then by the clock.
+
+    A node that refuses sends this back.
+    """
 
     node: int
     layer: int
@@ -45,7 +49,10 @@ class Wait(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a client wants done: send a micro-batch, unless a node has, and wait for news of it until then, by the clock."""
+    """What a client wants done.
+
+    Send a micro-batch, unless a node has, and wait for news of it until then, by the clock.
+    """
 
     journey: Journey
     send: Send | None
@@ -75,7 +82,10 @@ class Answer(NamedTuple):
 
 
 def place(nodes: int, replication: int, num_layers: int) -> list[list[int]]:
-    """The nodes that hold each layer, evenly: layer -> its nodes. With `replication` equal to `nodes` every node holds all."""
+    """Spread the layers evenly: layer -> the nodes that hold it.
+
+    With `replication` equal to `nodes` every node holds all layers.
+    """
     return [
         sorted({(layer + copy * nodes // replication) % nodes for copy in range(replication)})
         for layer in range(num_layers)
@@ -83,7 +93,8 @@ def place(nodes: int, replication: int, num_layers: int) -> list[list[int]]:
 
 
 class Known:
-    """What is known of the nodes, and who is asked next. Nodes have it from the client's messages: there it is a little old.
+    """What is known of the nodes, and who is asked next. Nodes have it from the client's messages:
+    there it is a little old.
 
     Args:
         holders: layer -> the nodes that hold it.
@@ -115,7 +126,7 @@ class Known:
         return [[*column.values()] for column in (self.takes, self.due, self.silent, self.until)]
 
     def read(self, table: Sequence[Sequence[float]], at: float) -> None:
-        """Replace all that is known, as it was when that was sent; unless something newer is known."""
+        """Replace all that is known by a table sent at `at`, unless something newer is known."""
         if at > self.at:
             for column, values in zip(
                 (self.takes, self.due, self.silent, self.until), table, strict=True
@@ -135,8 +146,9 @@ class Known:
     def onward(self, journey: Journey, here: int) -> Send | None:
         """Where a node sends what has run its layer: None, home, where that is not clear.
 
-        To ask a node that was silent, to leave a layer out, to wait and to end is the client's matter. Of a layer's nodes it asks the next
-        one around, so that nodes that know little of each other's load do not crowd.
+        To ask a node that was silent, to leave a layer out, to wait and to end is the client's
+        matter. Of a layer's nodes it asks the next one around, so that nodes that know little of
+        each other's load do not crowd.
 
         Args:
             journey: of the micro-batch, as it is now.
@@ -145,10 +157,11 @@ class Known:
         found = self._soonest(self._allowed(journey), journey, trusted=True)
         if not found or self.expected(found[0][0]) > journey.end - self.now():
             return None
-        return self._send(
-            *min(found, key=lambda each: (self.ring[each[0]] - self.ring[here]) % len(self.ring)),
-            journey,
-        )
+
+        def steps_around(choice: tuple[int, int]) -> int:
+            return (self.ring[choice[0]] - self.ring[here]) % len(self.ring)
+
+        return self._send(*min(found, key=steps_around), journey)
 
     def _open(self, journey: Journey) -> list[int]:
         """The layers that a micro-batch has before it, in their original order."""
@@ -159,33 +172,44 @@ class Known:
         ]
 
     def _allowed(self, journey: Journey) -> list[int]:
-        """Those of them that may be next: under `partial` two, unless one has been overtaken already."""
-        layers, route = self._open(journey), journey.route
+        """List the layers that may be next.
+
+        Under `partial` they are two, unless a layer has been overtaken already.
+        """
+        layers = self._open(journey)
+        route = journey.route
         if journey.policy == "any":
             return layers
-        return layers[
-            : 1
-            if journey.policy == "strict" or (route and route[-1] > min(layers, default=0))
-            else 2
-        ]
+        overtaken = bool(route) and route[-1] > min(layers, default=0)
+        width = 1 if journey.policy == "strict" or overtaken else 2
+        return layers[:width]
 
     def _patience(self, node: int) -> float:
-        """Seconds to wait for a node: twice as long, up to a limit, each time that it was silent, or nobody would learn that it is slow."""
+        """Seconds to wait for a node.
+
+        They double each time that it was silent, up to a limit, or nobody would learn that it is
+        slow.
+        """
         least = self.options.patience * self.expected(node)
         return max(least, min(2 ** self.silent[node] * least, PROBE * self.limit))
 
     def _promise(self, node: int) -> float:
-        """What is expected, for comparison: one that was silent when last asked is likely to cost all patience."""
+        """Seconds that a node is compared by.
+
+        A node that was silent when last asked is likely to cost all patience.
+        """
         patience = self._patience(node) if self.silent[node] else 0.0
         return patience if 0.0 < patience <= self.limit else self.expected(node)
 
     def _soonest(
         self, layers: Sequence[int], journey: Journey, trusted: bool = False
     ) -> list[tuple[int, int]]:
-        """The nodes that are expected to answer first for one of the layers, with that layer. None where nobody is asked now.
+        """The nodes that are expected to answer first for one of the layers, with that layer. None
+        where nobody is asked now.
 
-        Of those as good, if they are within the time that is left, the next layer in a circle after the last one: where all is well that
-        gives a Latin schedule. Any for the first layer in any order. Trusted: only nodes that were not silent.
+        Of those as good, if they are within the time that is left, the next layer in a circle after
+        the last one: where all is well that gives a Latin schedule. Any for the first layer in any
+        order. Trusted: only nodes that were not silent.
         """
         now = self.now()
         choices = [
@@ -236,14 +260,17 @@ class Client(Known):
     def journey(self, policy: Policy) -> Generator[Step, News | Send | None, Answer]:
         """One micro-batch's way through the layers.
 
-        strict: all layers in their original order; each from whichever of its nodes will answer first, and from another one where that
-        fails (Petals: the best chain of servers). partial: the same, but neighbours may change places, and a layer that no node can be
-        asked for, or not before the deadline, is left out, up to a share of all (SkipPipe). any: whichever layer will be answered first;
-        all that nobody can be asked for are left out. It ends at the deadline wherever it is, or before where nothing can arrive until
-        then; the first two then have no answer.
+        strict: all layers in their original order; each from whichever of its nodes will answer
+            first, and from another one where that fails (Petals: the best chain of servers).
+            partial: the same, but neighbours may change places, and a layer that no node can be
+            asked for, or not before the deadline, is left out, up to a share of all (SkipPipe).
+            any: whichever layer will be answered first; all that nobody can be asked for are left
+            out. It ends at the deadline wherever it is, or before where nothing can arrive until
+            then; the first two then have no answer.
 
         Yields:
-            What is to be done. It is sent the first thing heard that is accepted (:meth:`accepts`); None, if there is none in time.
+            What is to be done. It is sent the first thing heard that is accepted (:meth:`accepts`);
+            None, if there is none in time.
         """
         begun = self.now()
         journey, onward = Journey(policy, begun + self.limit), None
@@ -270,14 +297,21 @@ class Client(Known):
         return Answer(journey.route, lost, begun, self.now())
 
     def accepts(self, step: Step, heard: News | Send) -> bool:
-        """Whether what is heard during a step counts: a longer route, whoever came so far, or that a node refuses what is sent now."""
+        """True if what is heard during a step counts.
+
+        It counts if it is a longer route, whoever ran it, or the refusal of what is sent now.
+        """
         if isinstance(heard, Send):
             return heard == step.send
         known = {heard.node} | ({heard.onward.node} if heard.onward else set())
         return len(heard.route) > len(step.journey.route) and known <= self.takes.keys()
 
     def _next(self, journey: Journey) -> tuple[Journey, Send | Wait | None]:
-        """What the client does where no node goes on: as it sees the journey then, and the step; None: the journey ends."""
+        """Choose what the client does where no node goes on.
+
+        Returns:
+            The journey as the client sees it then, and the step. None ends the journey.
+        """
         while layers := self._allowed(journey):
             left = journey.end - self.now()
             if left <= 0:
@@ -311,7 +345,14 @@ class Client(Known):
         return now
 
     def _learn(self, step: Send, asked: float, heard: News | Send | None, whole: bool) -> None:
-        """What a node was worth; whole: it was waited for as long as it deserves, not just until the deadline."""
+        """Update what is known of a node that was asked.
+
+        Args:
+            step: what was asked of it.
+            asked: when.
+            heard: what was heard first, if anything.
+            whole: the wait was as long as the node deserves, not cut off by the deadline.
+        """
         node, now = step.node, self.now()
         self.waiting[node] -= 1
         if not self.waiting[node]:

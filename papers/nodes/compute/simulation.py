@@ -1,7 +1,9 @@
-"""Nodes that fail, simulated: discrete events (SimPy) around the scheduler that real processes obey too. No torch here.
+"""Nodes that fail, simulated: discrete events (SimPy) around the scheduler that real processes obey
+too. No torch here.
 
-A node takes micro-batches one at a time, in the order in which they were sent. It keeps those it has while it is away, answers late, and
-drops without work those that nobody waits for any more when their turn comes.
+A node takes micro-batches one at a time, in the order in which they were sent. It keeps those it
+has while it is away, answers late, and drops without work those that nobody waits for any more when
+their turn comes.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -26,7 +28,10 @@ class Absence(NamedTuple):
 
 
 def absences(fault: Fault, service: float, rng: np.random.Generator) -> Iterator[Absence]:
-    """When one node is away: presence and absence take turns, each Weibull, in equilibrium from the start."""
+    """When one node is away.
+
+    Presence and absence take turns, each Weibull, in equilibrium from the start.
+    """
     if not fault.away:
         return
     scale = (
@@ -35,7 +40,8 @@ def absences(fault: Fault, service: float, rng: np.random.Generator) -> Iterator
     longer = (1 - fault.away) / fault.away  # presence than absence
 
     def rest(factor: float) -> float:
-        # What is left of a period that has begun before: a uniform part of one drawn in proportion to its length.
+        # What is left of a period that has begun before: a uniform part of one drawn in proportion
+        # to its length.
         long = scale * rng.gamma(1 + 1 / fault.shape) ** (1 / fault.shape)
         return factor * long * rng.random()
 
@@ -100,7 +106,8 @@ class Node:
         return self.absence.end if self.absence.start <= time else time
 
     def done(self, arrival: float, until: float = FOREVER) -> float:
-        """Take a micro-batch that arrives, and say when it is done: never, if its turn comes when nobody waits for it any more.
+        """Take a micro-batch that arrives, and say when it is done: never, if its turn comes when
+        nobody waits for it any more.
 
         Being first come, first served, a node needs no process of its own.
         """
@@ -215,10 +222,12 @@ class Run(NamedTuple):
     busy: float  # share of the whole time that the nodes which are not gone for good worked
 
     def steady(self, in_flight: int) -> tuple[list[int], float]:
-        """The journeys that ended while the load was steady, and how many seconds that was. None, where there are too few.
+        """The journeys that ended while the load was steady, and how many seconds that was. None,
+        where there are too few.
 
-        All `in_flight` begin at once, and in the end fewer are under way: so counted are those that ended after the first `in_flight` had,
-        and before there was no other one to begin; as many as a multiple of `in_flight`, since in any order so many may end together.
+        All `in_flight` begin at once, and in the end fewer are under way: so counted are those that
+        ended after the first `in_flight` had, and before there was no other one to begin; as many
+        as a multiple of `in_flight`, since in any order so many may end together.
         """
         ended = sorted(range(len(self.answers)), key=lambda number: self.answers[number].ended)
         counted = ended[in_flight : (len(ended) // in_flight - 1) * in_flight]
@@ -241,7 +250,9 @@ def simulate(
     fault: Fault,
     *key: int | str,
 ) -> Run:
-    """One client with so many micro-batches, `in_flight` of them under way at a time, over `nodes` nodes that hold all layers."""
+    """One client with so many micro-batches, `in_flight` of them under way at a time, over
+    `nodes` nodes that hold all layers.
+    """
     world = World(nodes, options, fault, *key)
     client = world.client(place(nodes, replication, num_layers), *key)
     answers: dict[int, Answer] = {}

@@ -1,4 +1,7 @@
-"""The scheduler and the simulation around it: who may be asked next, what is given up, and that equal draws give equal journeys."""
+"""The scheduler and the simulation around it.
+
+Who may be asked next, what is given up, and that equal draws give equal journeys.
+"""
 
 import contextlib
 import itertools
@@ -35,7 +38,11 @@ def walk(
     options: Service = SERVICE,
     **known: dict[int, float],
 ) -> tuple[Answer, list[Send]]:
-    """One journey over 8 nodes; `answers` says after how many seconds a node has run its layer; `known`: what a client knows of nodes."""
+    """One journey over 8 nodes.
+
+    `answers` says after how many seconds a node has run its layer; `known`: what a client knows of
+    nodes.
+    """
     return next(walks(policy, answers, copies, options, **known))
 
 
@@ -46,7 +53,8 @@ def walks(
     options: Service = SERVICE,
     **known: dict[int, float],
 ) -> Iterator[tuple[Answer, list[Send]]]:
-    """The same of one journey after another by the same client, which rests as long as a pass takes. Ways take no time.
+    """The same of one journey after another by the same client, which rests as long as a pass
+    takes. Ways take no time.
 
     Nodes send on by what the client knew when it last sent; what is late reaches nobody.
     """
@@ -183,7 +191,10 @@ def test_a_wait_that_the_deadline_cuts_off_is_no_silence(seconds: float, silence
 
 @pytest.mark.parametrize("policy", ["strict", "partial", "any"])
 def test_a_node_that_comes_back_is_used_again(policy: Policy) -> None:
-    """Away for 15 journeys, however often it was silent then; from the tenth after them on no layer is left out."""
+    """Away for 15 journeys, however often it was silent then.
+
+    From the tenth after them on no layer is left out.
+    """
     away = True
     journeys = walks(policy, lambda step: None if away and step.node == 5 else 1.0)
     before = [next(journeys)[0] for _ in range(15)]
@@ -225,7 +236,10 @@ def two(**known: dict[int, float]) -> tuple[Client, Known]:
 
 
 def test_a_node_decides_what_is_clear_and_leaves_the_rest_to_the_client() -> None:
-    """Not: to ask who was silent, to leave a layer out, to wait, or what cannot arrive before the deadline."""
+    """Not.
+
+    To ask who was silent, to leave a layer out, to wait, or what cannot arrive before the deadline.
+    """
     _, node = two()
     assert node.onward(Journey("strict", 32.0, (0, 1)), 1) == Send(2, 2, 3.0)
     assert node.onward(Journey("any", 2.0, (6,)), 6) == Send(7, 7, 2.0)
@@ -240,7 +254,9 @@ def test_a_node_decides_what_is_clear_and_leaves_the_rest_to_the_client() -> Non
 
 
 def test_of_a_layers_nodes_as_good_the_next_one_around_is_asked() -> None:
-    """So that copies of the layers are as many pipelines, and nodes that know little of the others' load do not crowd at one."""
+    """So that copies of the layers are as many pipelines, and nodes that know little of the
+    others' load do not crowd at one.
+    """
     client = Client(place(LAYERS, 2, LAYERS), SERVICE, lambda: 0.0, np.random.default_rng(0))
     for here, layer in ((1, 1), (5, 1), (7, 7), (3, 7)):
         onward = client.onward(Journey("strict", 32.0, (*range(layer),)), here - 1)
@@ -269,7 +285,10 @@ def test_of_what_is_known_the_newest_counts() -> None:
 
 
 def test_of_lost_news_the_next_ones_tell() -> None:
-    """Node 0's news does not arrive, node 1's does: nobody was silent, and the client waits for node 2."""
+    """Node 0's news does not arrive, node 1's does.
+
+    Nobody was silent, and the client waits for node 2.
+    """
     client, _ = two()
     steps = client.journey("strict")
     assert next(steps).send == Send(0, 0, 3.0)
@@ -283,7 +302,10 @@ def test_of_lost_news_the_next_ones_tell() -> None:
 
 
 def test_who_answers_is_asked_again_at_once() -> None:
-    """A message to node 2 was lost; another one was not. The node that told so, and it, are silent no more."""
+    """A message to node 2 was lost.
+
+    Another one was not. The node that told so, and it, are silent no more.
+    """
     client, _ = two(silent={2: 3.0, 5: 1.0}, until={2: 9.0, 5: 9.0})
     step = Send(2, 2, 3.0)
     for heard, alive in ((News(5, (5,), None), {5}), (News(5, (2, 5), None), {2, 5})):
@@ -313,7 +335,10 @@ def test_a_layer_that_ran_after_all_is_not_left_out() -> None:
 
 
 def test_what_a_client_accepts() -> None:
-    """A longer route, whichever way it came about; a refusal of what it sends now. No news of nodes that it does not know."""
+    """A longer route, whichever way it came about.
+
+    A refusal of what it sends now. No news of nodes that it does not know.
+    """
     client, _ = two()
     step = Step(Journey("any", 32.0, (3, 4)), Send(5, 5, 3.0), 3.0)
     for heard, accepted in (
@@ -336,7 +361,8 @@ def test_a_slow_node_that_was_silent_is_asked_again() -> None:
         assert (journey.left_out, step) == ((), Send(5, 5, 32.0))
 
 
-# ---- simulated nodes --------------------------------------------------------------------------------------------------
+# ---- simulated nodes
+# --------------------------------------------------------------------------------------------------
 
 
 def run(policy: Policy, fault: Fault, key: int = 0, copies: int = 1, in_flight: int = 8) -> Run:
@@ -351,7 +377,9 @@ def test_equal_draws_give_equal_journeys() -> None:
 
 @pytest.mark.parametrize("policy", ["strict", "partial", "any"])
 def test_images_go_from_node_to_node(policy: Policy) -> None:
-    """From one to the next it takes half a way there and back, not a whole one to the client and on."""
+    """From one to the next it takes half a way there and back, not a whole one to the client and
+    on.
+    """
     found = simulate(
         LAYERS, 1, LAYERS, 1, 1, policy, SERVICE.model_copy(update={"hop": 0.5}), Fault(), 0
     )
@@ -359,7 +387,10 @@ def test_images_go_from_node_to_node(policy: Policy) -> None:
 
 
 def test_what_a_node_ends_too_late_goes_nowhere() -> None:
-    """It takes two seconds, of which nobody knows; the client, which waits for one and a half, does without the layer."""
+    """It takes two seconds, of which nobody knows.
+
+    The client, which waits for one and a half, does without the layer.
+    """
     impatient = SERVICE.model_copy(update={"patience": 1.5, "suspicion": 100})
     found = simulate(LAYERS, 1, LAYERS, 3, 1, "any", impatient, Fault(slow=2), 0)
     slow = Troubles.draw(Fault(slow=2), LAYERS, 1.0, 0).slow
@@ -377,14 +408,20 @@ def test_healthy_nodes_are_busy_all_the_time_in_any_order() -> None:
 
 @pytest.mark.parametrize("policy", ["strict", "any"])
 def test_where_the_load_is_steady_no_order_is_faster_on_healthy_nodes(policy: Policy) -> None:
-    """Eight nodes answer one micro-batch a second, whatever the order; all begin at once, which strict order pays for in the whole run."""
+    """Eight nodes answer one micro-batch a second, whatever the order.
+
+    All begin at once, which strict order pays for in the whole run.
+    """
     counted, seconds = run(policy, Fault()).steady(8)
     assert len(counted) == 24
     assert len(counted) / seconds == pytest.approx(1)
 
 
 def test_what_counts_as_steady() -> None:
-    """Three under way: after three have ended, a multiple of three, and none once there is no other one to begin."""
+    """Three under way.
+
+    After three have ended, a multiple of three, and none once there is no other one to begin.
+    """
     ends = [4.0, 1.0, 2.0, 3.0, 6.0, 5.0, 7.0, 9.0, 8.0, 11.0, 10.0]
     found = Run([Answer((0,), False, end - 1, end) for end in ends], 1.0)
     assert found.steady(3) == ([0, 5, 4], 3.0)
