@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from papers import PAPERS, Variant
@@ -63,7 +62,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "talking": {"route": "arbitrary", "talking_heads": True},
 }
 ALL_CLAIMS = [claim for paper in PAPERS for claim in load_claims(paper).claims]
-Change = Callable[[pd.DataFrame], None]
 Training = Callable[..., "RoutedModel"]
 
 
@@ -91,19 +89,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: (item.path.name not in LONGEST, item.get_closest_marker("slow") is None)
     )
-
-
-def add(column: str, amount: float, **where: Any) -> Change:
-    """Adds to a column of a result file where others have these values."""
-
-    def change(rows: pd.DataFrame) -> None:
-        chosen = pd.Series(True, index=rows.index)
-        for key, value in where.items():
-            chosen &= rows[key] == value
-        assert chosen.any()
-        rows.loc[chosen, column] += amount
-
-    return change
 
 
 def shared(job: Job) -> dict[str, Any]:

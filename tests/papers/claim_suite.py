@@ -1,6 +1,6 @@
 """What the tests of every paper's claims share: a paper gives rows with known answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cache
 from typing import Any, ClassVar
@@ -78,9 +78,9 @@ class ClaimSuite:
     """
 
     paper: ClassVar[Paper]
-    known: ClassVar[dict[str, float]]
-    changes: ClassVar[list[tuple[Any, ...]]]
-    missing: ClassVar[list[tuple[dict[str, Any], set[str]]]]
+    known: ClassVar[Mapping[str, float]]
+    changes: ClassVar[Sequence[tuple[Any, ...]]]
+    missing: ClassVar[Sequence[tuple[Any, set[str]]]]
     seeds: ClassVar[dict[str, int]] = {}
 
     @classmethod

@@ -83,7 +83,8 @@ def model(
                 off = 0.01 * (image - (IMAGES - 1) / 2)
                 unit = 1 + image  # ratios are taken image by image
                 correlation = (clear or {}).get(point, 0.5)
-                row = {"family": family, "weights": weights, "edit": edit, "order": order}
+                row: dict[str, Any] = {"family": family, "weights": weights}
+                row |= {"edit": edit, "order": order}
                 row |= {"optimiser": optimiser, "seed": seed, "point": point, "depth": depth}
                 row |= {"image": image, "num_layers": 12, "overcomplete": family == "vit"}
                 row |= {"verdict": "non-unique" if image else "invertible here"}
@@ -268,7 +269,7 @@ CHANGES = [
     ("ls-orders", farther(3, weights="ls", order="arbitrary"), FAILS),
 ]
 LS_CLAIMS = {"ls-alone", "ls-sequential", "ls-arbitrary", "ls-orders"}
-MISSING = [
+MISSING: list[tuple[dict[str, Any], set[str]]] = [
     ({"optimiser": "gd"}, {"gd.trained", "gd.untrained"}),
     ({"order": "arbitrary"}, {"ls-arbitrary", "ls-orders"}),
     ({"point": "patch_embed"}, {"patch-embed", "overcomplete"}),

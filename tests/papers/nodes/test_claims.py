@@ -13,7 +13,7 @@ from pipeline.report.results import Results
 from tests.papers.claim_suite import Change, ClaimSuite, Tables, add
 
 # Images answered rightly, in %, by fault; from "two" on with two nodes a layer alone
-RIGHT = {
+RIGHT: dict[tuple[str, str], dict[str, Any]] = {
     ("baseline", "strict"): {"healthy": 90, "two": {"gone_1": 60, "gone_3": 30, "away": 40}},
     ("baseline", "partial"): {"healthy": 80, "gone_1": 40, "gone_3": 30, "two": {}},
     ("layerdrop", "partial"): {"healthy": 80, "gone_1": 50, "gone_3": 50, "two": {}},
