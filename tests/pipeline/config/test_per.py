@@ -8,7 +8,6 @@ import pytest
 from pipeline.config.params import Params
 from pipeline.config.samplers import forms
 from pipeline.config.sections import Finetune
-from pipeline.errors import UserError
 from tests.pipeline.config.conftest import Load
 
 EVERY = ("ls", "ls_pos", "ls_pred", "ls_contrastive")
@@ -81,58 +80,3 @@ def test_forms_of_a_route(route: Any, expected: tuple[str, ...], changed: Load) 
     assert forms(route) == expected
     params = changed({f"variants.by_{per}": {"route": route, "per": per} for per in expected})
     assert [params.resolve(Finetune, f"by_{per}").per for per in expected] == list(expected)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        (
-            {"baseline.per": "sample"},
-            [
-                "baseline.per: found 'sample'",
-                "route sequential",
-                "none, all images run the same layers",
-            ],
-        ),
-        ({"baseline.per": "batch"}, ["baseline.per: found 'batch'", "none"]),
-        (
-            {"variants.refit_3.per": "latin"},
-            ["variants.refit_3.per: found 'latin'", "route sequential", "none"],
-        ),
-        (
-            {"variants.layerdrop.per": "latin"},
-            ["variants.layerdrop.per: found 'latin'", "with route drop 0.2: batch"],
-        ),
-        (
-            {"variants.ls.route": {"swap": 3}, "variants.ls.per": "latin"},
-            ["variants.ls.per: found 'latin'", "with route swap 3: batch"],
-        ),
-        ({"variants.ls.per": "table"}, ["variants.ls.per", "'table'", "latin"]),
-        (
-            {"variants.ls.finetune": {"per": "sample"}},
-            ["ls: finetune.per belongs to the section", "the variant's own key per"],
-        ),
-        (
-            {"baseline.finetune": {"per": "batch"}},
-            ["baseline: finetune.per belongs to the section"],
-        ),
-        (
-            {"variants.layerdrop.finetune": {"per": "latin"}},
-            ["layerdrop: finetune.per belongs to the section"],
-        ),
-        ({"finetune.per": "latn"}, ["finetune.per", "'latn'", "did you mean 'latin'?"]),
-        ({"prune_eval.per": "latn"}, ["prune_eval.per", "'latn'", "did you mean 'latin'?"]),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_what_a_route_has_not_is_one_clear_line(
-    values: dict[str, Any], said: list[str], changed: Load
-) -> None:
-    with pytest.raises(UserError) as error:
-        changed(values)
-    message, *others = str(error.value).splitlines()
-    assert all(
-        line.startswith("params.yaml: exits.variants: ") for line in others
-    )  # of a route that has no exits either
-    assert message.startswith("params.yaml: ")
-    assert all(part in message for part in said), message
