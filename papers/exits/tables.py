@@ -1,4 +1,4 @@
-"""Exits trained with the model, in the form of multi-exit ViT's Tables I and II, with the published figures beside ours."""
+"""Exits trained with the model, in the form of multi-exit ViT's Tables I and II."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +41,8 @@ NUMBERS = [
     "flops",
 ]
 
-# Multi-exit ViT, Table I: accuracy in %, of crowd counting (DISCO) the mean absolute error; early exit after layer 6, final exit
+# Multi-exit ViT, Table I: accuracy in %, of crowd counting (DISCO) the mean absolute error.
+# Early exit after layer 6, final exit.
 TABLE1: dict[str, dict[str, tuple[float, ...]]] = {
     "cifar10": {
         "mlp": (94.90, 96.73),
@@ -110,13 +111,10 @@ TABLE2: dict[str, dict[str, tuple[float, ...]]] = {
         "resmlp": (14.15, 14.71, 17.05, 11.09),
     },
 }
-WITHOUT = {
-    "cifar10": 98.31,
-    "cifar100": 91.24,
-    "fashion_mnist": 95.00,
-    COUNTING: 11.07,
-}  # section IV-B, backbones without exits
-# Table I, last column: "FLOPS", which are 10^9 multiply-adds, up to and including the branch after layer 6
+# Section IV-B, backbones without exits.
+WITHOUT = {"cifar10": 98.31, "cifar100": 91.24, "fashion_mnist": 95.00, COUNTING: 11.07}
+# Table I, last column: "FLOPS" up to and including the branch after layer 6, which are 10^9
+# multiply-adds.
 FLOPS = {
     "mlp": 28.04,
     "cnn_ignore": 28.10,
@@ -126,9 +124,20 @@ FLOPS = {
     "mixer": 31.11,
     "resmlp": 31.02,
 }
-LAYER_WISE = {
-    "cifar10": {"cnn_ignore": 95.97}
-}  # section IV-B, after layer 6: the one figure the paper gives of this strategy
+# Section IV-B, after layer 6: the one figure the paper gives of the layer-wise strategy.
+LAYER_WISE = {"cifar10": {"cnn_ignore": 95.97}}
+OPERATIONS = "multiply-adds (G)"
+CAPTION = (
+    "Multi-exit ViT, Table {number}: exits after layer {depths}, trained with the model. Accuracy "
+    "in %, counting: MAE; ours: {ours}. Early: the branch; Final: the model's own head; "
+    "multiply-adds: of one image up to and including the branch (without exits: up to the head). "
+    "Without exits: the control, trained the same way but without branches (published: the "
+    "backbone before exits were added). Layer-wise: in steps, each freezes what came before; the "
+    "paper says that no later step reached a high accuracy, and gives one early exit's figure "
+    "(Table I). Counting: ours, objects on canvases made of the data set's images; published, "
+    "people on DISCO with another backbone (TransCrowd): not comparable. Published: one figure "
+    "each, no spread{rest}."
+)
 
 
 class Form(NamedTuple):
@@ -149,133 +158,121 @@ FORMS = (Form("exits_table1", "I", (6,), TABLE1), Form("exits_table2", "II", (3,
 
 
 def exit_numbers(exits: pd.DataFrame, form: Form) -> pd.DataFrame:
-    """Our figures of a table: a row an exit, mean and standard deviation over the seeds; accuracy as a fraction, counting by its error.
+    """Our figures of a table: a row an exit, mean and standard deviation over the seeds.
+
+    Accuracy is a fraction; counting is measured by its error.
 
     Args:
         exits: rows of exits.csv.
         form: whose placement counts; models without exits belong to every table.
     """
     placements = ["-".join(map(str, form.depths)), NONE]
-    rows = exits[
-        exits["strategy"].isin(STRATEGIES) & exits["placement"].astype(str).isin(placements)
-    ]
+    is_placed = exits["placement"].astype(str).isin(placements)
+    rows = exits[exits["strategy"].isin(STRATEGIES) & is_placed]
     counted = rows["dataset"] == COUNTING
+    early = "Early@" + rows["depth"].astype(str)
     rows = rows.assign(
-        exit=("Early@" + rows["depth"].astype(str)).where(rows["branch"] != LAST_EXIT, "Final"),
+        exit=early.where(rows["branch"] != LAST_EXIT, "Final"),
         metric=np.where(counted, "mae", "accuracy"),
         value=rows["accuracy"].where(~counted, rows["mae"]),
     )
-    found = rows.groupby(NUMBERS[:6], sort=False).agg(
+    numbers = rows.groupby(NUMBERS[:6], sort=False).agg(
         mean=("value", "mean"),
         std=("value", "std"),
         n=("seed", "nunique"),
         flops=("flops", "first"),
     )
-    return found.reset_index()[NUMBERS].round({"mean": 6, "std": 6})
+    return numbers.reset_index()[NUMBERS].round({"mean": 6, "std": 6})
 
 
 def exit_table(numbers: pd.DataFrame, form: Form) -> pd.DataFrame:
     """A table in the paper's form, in per cent: our rows, then the published ones."""
-    own = [
-        name
-        for name in dict.fromkeys(numbers["dataset"])
-        if name not in (*form.published, COUNTING)
-    ]
-    data = {name: DATA.get(name, name) for name in [*own, *form.published]}
-    cells = {
-        (row.strategy, row.architecture, row.dataset, row.exit): row for row in numbers.itertuples()
-    }
-    source = f"ours, {', '.join(dict.fromkeys(numbers['model']))}" if len(numbers) else "ours"
+    names = list(dict.fromkeys(numbers["dataset"]))
+    own_data = [name for name in names if name not in (*form.published, COUNTING)]
+    data = {name: DATA.get(name, name) for name in [*own_data, *form.published]}
+    texts = {}
+    for row in numbers.itertuples():
+        factor = 1 if row.dataset == COUNTING else 100
+        text = cell_text(factor * row.mean, factor * row.std)
+        texts[row.strategy, row.architecture, row.dataset, row.exit] = text
+    source = ", ".join(["ours", *dict.fromkeys(numbers["model"])])
 
-    def ours(strategy: str, architecture: str) -> dict[str, str]:
-        row = {}
-        for name in data:
+    def make_row(strategy: str, branch: str) -> dict[str, str]:
+        row = {"source": source, "strategy": STRATEGIES[strategy], "branch": LABELS.get(branch, "")}
+        if branch == NONE:
+            row |= {"strategy": ABSENT, "branch": WITHOUT_EXITS}
+        for name, title in data.items():
             for exit in form.exits:
-                cell, factor = (
-                    cells.get((strategy, architecture, name, exit)),
-                    1 if name == COUNTING else 100,
-                )
-                row[f"{data[name]} {exit}"] = (
-                    cell_text(factor * cell.mean, factor * cell.std) if cell else NOT_RUN
-                )
-                if architecture == NONE and exit != "Final":
-                    row[f"{data[name]} {exit}"] = ABSENT
-        return row | {"multiply-adds (G)": _multiply_adds(numbers, strategy, architecture)}
+                text = texts.get((strategy, branch, name, exit), NOT_RUN)
+                is_early = branch == NONE and exit != "Final"
+                row[f"{title} {exit}"] = ABSENT if is_early else text
+        return row | {OPERATIONS: multiply_adds(numbers, strategy, branch)}
 
-    head = {"source": source, "strategy": STRATEGIES["end_to_end"]}
-    rows = [{**head, "branch": LABELS[kind], **ours("end_to_end", kind)} for kind in LABELS]
-    rows.append(
-        {"source": source, "strategy": ABSENT, "branch": WITHOUT_EXITS, **ours("end_to_end", NONE)}
-    )
+    rows = [make_row("end_to_end", branch) for branch in [*LABELS, NONE]]
     stepwise = set(numbers.loc[numbers["strategy"] == "layer_wise", "architecture"])
-    head["strategy"] = STRATEGIES["layer_wise"]
-    rows += [
-        {**head, "branch": LABELS[kind], **ours("layer_wise", kind)}
-        for kind in LABELS
-        if kind in stepwise
-    ]
-    columns = [
-        "source",
-        "strategy",
-        "branch",
-        *(f"{name} {exit}" for name in data.values() for exit in form.exits),
-        "multiply-adds (G)",
-    ]
-    return pd.DataFrame(rows + published_rows(form), columns=columns).fillna(ABSENT)
+    rows += [make_row("layer_wise", branch) for branch in LABELS if branch in stepwise]
+    return pd.DataFrame(rows + published_rows(form), columns=list(rows[0])).fillna(ABSENT)
 
 
-def _multiply_adds(numbers: pd.DataFrame, strategy: str, architecture: str) -> str:
-    """Of one image up to and including each branch, in G; of a model without exits up to its head."""
-    rows = numbers[(numbers["strategy"] == strategy) & (numbers["architecture"] == architecture)]
-    rows = rows[rows["dataset"] == next(iter(rows["dataset"]), None)]
-    if architecture != NONE:
+def multiply_adds(numbers: pd.DataFrame, strategy: str, branch: str) -> str:
+    """Operations of one image up to each branch, in G; without exits up to the model's head."""
+    rows = numbers[(numbers["strategy"] == strategy) & (numbers["architecture"] == branch)]
+    if branch != NONE:
         rows = rows[rows["exit"] != "Final"]
-    return " / ".join(f"{flops / 2e9:.4g}" for flops in rows["flops"]) or ABSENT
+    if rows.empty:
+        return ABSENT
+    rows = rows[rows["dataset"] == rows["dataset"].iloc[0]]
+    return " / ".join(f"{flops / 2e9:.4g}" for flops in rows["flops"])
 
 
 def published_rows(form: Form) -> list[dict[str, str]]:
     """The rows of the paper's table, by column; the one layer-wise figure is Table I's only."""
-    source = {"source": "published, ViT-B/16"}
+    is_first = form.published is TABLE1
+    head = {"source": "published, ViT-B/16", "strategy": STRATEGIES["end_to_end"]}
     rows = []
-    for kind, name in LABELS.items():
-        row = source | {"strategy": STRATEGIES["end_to_end"], "branch": name}
-        for data, figures in form.published.items():
-            row |= {
-                f"{DATA[data]} {exit}": f"{figure:.2f}"
-                for exit, figure in zip(form.exits, figures[kind], strict=True)
-            }
-        rows.append(
-            row | ({"multiply-adds (G)": f"{FLOPS[kind]:.2f}"} if form.published is TABLE1 else {})
-        )
-    row = source | {"strategy": ABSENT, "branch": WITHOUT_EXITS}
-    rows.append(row | {f"{DATA[data]} Final": f"{WITHOUT[data]:.2f}" for data in form.published})
-    for data, alone in LAYER_WISE.items() if form.published is TABLE1 else ():
-        for kind, accuracy in alone.items():
-            row = source | {"strategy": STRATEGIES["layer_wise"], "branch": LABELS[kind]}
-            rows.append(row | {f"{DATA[data]} Early@6": f"{accuracy:.2f}"})
+    for branch, name in LABELS.items():
+        row = head | {"branch": name}
+        for data, published in form.published.items():
+            for exit, figure in zip(form.exits, published[branch], strict=True):
+                row[f"{DATA[data]} {exit}"] = f"{figure:.2f}"
+        if is_first:
+            row[OPERATIONS] = f"{FLOPS[branch]:.2f}"
+        rows.append(row)
+    row = head | {"strategy": ABSENT, "branch": WITHOUT_EXITS}
+    for data in form.published:
+        row[f"{DATA[data]} Final"] = f"{WITHOUT[data]:.2f}"
+    rows.append(row)
+    if is_first:
+        ((data, figures),) = LAYER_WISE.items()
+        ((branch, accuracy),) = figures.items()
+        row = head | {"strategy": STRATEGIES["layer_wise"], "branch": LABELS[branch]}
+        rows.append(row | {f"{DATA[data]} Early@6": f"{accuracy:.2f}"})
     return rows
 
 
 def exit_caption(numbers: pd.DataFrame, form: Form) -> str:
     """What the numbers of a table are."""
-    seeds = "; ".join(
-        f"{name}: {count_seeds(numbers[numbers['strategy'] == key])}"
-        for key, name in STRATEGIES.items()
-    )
-    ours = f"data {', '.join(dict.fromkeys(numbers['dataset']))}; mean ± standard deviation over seeds ({seeds})"
-    return (
-        f"Multi-exit ViT, Table {form.number}: exits after layer {', '.join(map(str, form.depths))}, trained with the model. Accuracy in "
-        f"%, counting: MAE; ours: {ours if len(numbers) else NOT_RUN}. Early: the branch; Final: the model's own head; multiply-adds: of "
-        f"one image up to and including the branch (without exits: up to the head). Without exits: the control, trained the same way but "
-        f"without branches (published: the backbone before exits were added). Layer-wise: in steps, each freezes what came before; the "
-        f"paper says that no later step reached a high accuracy, and gives one early exit's figure (Table I). Counting: ours, objects on "
-        f"canvases made of the data set's images; published, people on DISCO with another backbone (TransCrowd): not comparable. "
-        f"Published: one figure each, no spread{'' if form.published is TABLE1 else ', no multiply-adds'}."
+    ours = NOT_RUN
+    if len(numbers):
+        seeds = []
+        for strategy, name in STRATEGIES.items():
+            seeds.append(f"{name}: {count_seeds(numbers[numbers['strategy'] == strategy])}")
+        data = ", ".join(dict.fromkeys(numbers["dataset"]))
+        ours = f"data {data}; mean ± standard deviation over seeds ({'; '.join(seeds)})"
+    return CAPTION.format(
+        number=form.number,
+        depths=", ".join(map(str, form.depths)),
+        ours=ours,
+        rest="" if form.published is TABLE1 else ", no multiply-adds",
     )
 
 
 def write_exit_tables(exits: pd.DataFrame, folder: Path) -> dict[str, str]:
-    """Write exits_table1 and exits_table2: csv (ours, fractions), md and tex (per cent, the published rows too). Returns captions."""
+    """Write exits_table1 and exits_table2: csv (ours, fractions), md and tex (%, published too).
+
+    Returns:
+        Captions by title.
+    """
     captions = {}
     for form in FORMS:
         numbers = exit_numbers(exits, form)

@@ -1,6 +1,7 @@
-"""Which exit to take: under a budget that is the same for every image, or one that holds on average. No torch here.
+"""Which exit to take under a budget for every image, or one that holds on average.
 
-E exits are in the order of what they cost, n images. Costs are FLOPs or seconds, a budget is in the same unit.
+No torch here. E exits are in the order of what they cost, n images. Costs are FLOPs or seconds,
+a budget is in the same unit.
 """
 
 import numpy as np
@@ -10,9 +11,14 @@ HALVINGS = 60  # brings log q to the precision of a float
 
 
 def practical(cost: np.ndarray, score: np.ndarray) -> np.ndarray:
-    """Which exits are worth having (multi-exit ViT, section II-A): bool (E,), from cost (E,) and score (E,), higher is better.
+    """True for exits worth having (multi-exit ViT, section II-A): bool (E,).
 
-    An exit is practical if its score is above that of every exit that costs less and not below that of one that costs the same.
+    An exit is practical if its score is above that of every exit that costs less, and not below
+    that of one that costs the same.
+
+    Args:
+        cost: (E,).
+        score: (E,), higher is better.
     """
     cheaper = cost[None] < cost[:, None]  # [i, j]: exit j costs less than exit i
     equal = cost[None] == cost[:, None]
@@ -21,7 +27,9 @@ def practical(cost: np.ndarray, score: np.ndarray) -> np.ndarray:
 
 
 def pick(cost: np.ndarray, score: np.ndarray, budget: float) -> int | None:
-    """The exit of highest score, (E,), that costs, (E,), at most the budget, the cheapest of equals; None if none does.
+    """The exit of highest score (E,) whose cost (E,) is within the budget; None if there is none.
+
+    Of equals it is the cheapest.
 
     This is how multi-exit ViT (section IV-A) uses a budget that is known when inference starts.
     """
@@ -32,7 +40,7 @@ def pick(cost: np.ndarray, score: np.ndarray, budget: float) -> int | None:
 
 
 def cumulative_cost(flops: np.ndarray, branch: np.ndarray) -> np.ndarray:
-    """What an image that leaves at each exit has cost, (E,), if the branch of every earlier exit was tried on the way.
+    """What an image that leaves at each exit has cost (E,) if every earlier branch was tried.
 
     Args:
         flops: (E,), of the backbone up to the exit and the exit's own branch.
@@ -42,14 +50,20 @@ def cumulative_cost(flops: np.ndarray, branch: np.ndarray) -> np.ndarray:
 
 
 def leave(confidence: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """The exit at which each image leaves, int (n,): the first whose confidence, (E, n), reaches its threshold, (E,), else the last."""
+    """The exit at which each image leaves: int (n,).
+
+    It is the first whose confidence (E, n) reaches its threshold (E,), else the last.
+    """
     reached = confidence >= thresholds[:, None]
     reached[-1] = True
     return reached.argmax(axis=0)
 
 
 def _thresholds(confidence: np.ndarray, log_q: float) -> np.ndarray:
-    """The thresholds (E,) that let a share proportional to q^k of the images leave at exit k, the most confident that are left."""
+    """The thresholds (E,) that let a share proportional to q^k of the images leave at exit k.
+
+    The most confident of those that are left leave.
+    """
     exits, images = confidence.shape
     powers = log_q * np.arange(exits)
     share = np.exp(powers - powers.max())  # the largest is 1: no overflow
@@ -67,12 +81,14 @@ def _thresholds(confidence: np.ndarray, log_q: float) -> np.ndarray:
 
 
 def exit_thresholds(confidence: np.ndarray, cost: np.ndarray, budget: float) -> np.ndarray:
-    """Confidences at which images leave so that they cost at most the budget on average, (E,); the last is 0: all leave there.
+    """Confidences (E,) at which images leave so that they cost at most the budget on average.
 
-    Budgeted batch classification of MSDNet (Huang et al., 2018): a share proportional to q^k leaves at exit k, the
-    most confident of those that have not left before. Of all q > 0, found by bisection, the one that spends most of the
-    budget. With a budget below cost[0] everyone leaves at the first exit, from cost[-1] on everyone at the last. If tied
-    confidences let more images leave at an exit than wanted, a larger q may spend more; the budget still holds.
+    The last is 0: all leave there. This is budgeted batch classification of MSDNet (Huang et al.,
+    2018): a share proportional to q^k leaves at exit k, the most confident of those that have not
+    left before. Bisection finds the q > 0 that spends most of the budget. With a budget below
+    cost[0] everyone leaves at the first exit, from cost[-1] on everyone at the last. If tied
+    confidences let more images leave at an exit than wanted, a larger q may spend more; the budget
+    still holds.
 
     Args:
         confidence: (E, n), not negative, of calibration images at every exit.
@@ -93,7 +109,9 @@ def exit_thresholds(confidence: np.ndarray, cost: np.ndarray, budget: float) -> 
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:
-    """Expected calibration error (Guo et al., 2017, section 2), in [0, 1]: |accuracy - mean confidence| of bins, by their images.
+    """Expected calibration error (Guo et al., 2017, section 2), in [0, 1].
+
+    It is the mean of |accuracy - mean confidence| over bins, weighted by their images.
 
     Args:
         confidence: (n,), of the predicted class, in [0, 1].

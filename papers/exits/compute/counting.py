@@ -1,7 +1,7 @@
-"""A regression data set: black canvases with small images pasted on them, whose number is the label. No torch here.
+"""A regression data set: black canvases with small images on them, whose number is the label.
 
-It takes the place of the crowd counting of "Multi-Exit Vision Transformer for Dynamic Inference" (section IV, DISCO): as
-there, the answer is a number, spread over the whole image.
+No torch here. It takes the place of the crowd counting of "Multi-Exit Vision Transformer for
+Dynamic Inference" (section IV, DISCO): as there, the answer is a number, spread over the image.
 """
 
 import hashlib
@@ -35,7 +35,14 @@ def _open(source: Path, split: str) -> Maps:
 
 
 def _fill(pixels: np.ndarray, images: Maps, most: int, rng: np.random.Generator) -> int:
-    """Paste 0 to `most` images on a black canvas, in place: pixels (side, side) or (side, side, C) uint8. Returns how many."""
+    """Paste 0 to `most` images on a black canvas, in place. Returns how many.
+
+    Args:
+        pixels: (side, side) or (side, side, C) uint8.
+        images: to draw from, with replacement.
+        most: images.
+        rng: of the canvas.
+    """
     canvas = len(pixels)
     count = int(rng.integers(most, endpoint=True))
     for pick in rng.integers(len(images), size=(count, 1)):
@@ -49,21 +56,23 @@ def _fill(pixels: np.ndarray, images: Maps, most: int, rng: np.random.Generator)
 
 
 def write_canvases(source: Path, options: Counting, out: Path) -> dict[str, Any]:
-    """Write a data set for counting, in the format that :class:`pipeline.data.splits.Split` reads, to `out`.
+    """Write a data set for counting that :class:`pipeline.data.splits.Split` reads.
 
-    A canvas has a uniformly random number of objects, 0 to `most`: images of the source's split of the same name, drawn with
-    replacement, shrunk to a random side between an eighth and a quarter of the canvas (the mean of the pixels covered), each
-    at a uniformly random place; they may overlap, the brighter pixel is seen. Held-out canvases are made of training images
-    if the source holds none out. A canvas depends on (seed, split, index) and the source alone.
+    A canvas has a uniformly random number of objects, 0 to `most`: images of the source's split of
+    the same name, drawn with replacement, shrunk to a random side between an eighth and a quarter
+    of the canvas (the mean of the pixels covered), each at a uniformly random place. They may
+    overlap, the brighter pixel is seen. Held-out canvases are made of training images if the
+    source holds none out. A canvas depends on (seed, split, index) and the source alone.
 
     Args:
         source: where :func:`pipeline.data.prepare.prepare` wrote; its classes do not matter.
         options: side of the canvases in pixels, most objects, numbers of canvases by split, seed.
-        out: gets `meta.json` and, by split, `{split}.arrow`: canvases uint8, (side, side) or (side, side, C) as the source's
-            images, and labels int64, how many objects.
+        out: gets `meta.json` and, by split, `{split}.arrow`: canvases uint8, (side, side) or
+            (side, side, C) as the source's images, and labels int64, how many objects.
 
     Returns:
-        The metadata, as of :func:`pipeline.data.prepare.prepare`, and `largest`, the largest label that can occur.
+        The metadata, as of :func:`pipeline.data.prepare.prepare`, and `largest`, the largest label
+        that can occur.
 
     Raises:
         UserError: a file of the source is missing or damaged.

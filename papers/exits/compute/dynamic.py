@@ -1,4 +1,4 @@
-"""Dynamic inference with early exits: anytime answers, images that leave when the model is sure, and what every exit costs."""
+"""Dynamic inference with early exits: anytime answers, images that leave early, costs."""
 
 import json
 import statistics
@@ -37,7 +37,7 @@ ROUNDS = 10  # timed calls of every exit, one after another in each round
 def attach(
     model: RoutedModel, file: Path, chosen: Mapping[int, BranchName], sizes: BranchSizes
 ) -> None:
-    """Give a model the exits that stage `exits` trained on it: one branch at each chosen depth, of any architecture.
+    """Give a model the exits that stage `exits` trained on it, one branch at each chosen depth.
 
     Raises:
         UserError: the file is missing or has no such exit, or it belongs to another model.
@@ -66,7 +66,7 @@ def attach(
 class Deployed(NamedTuple):
     """Exits put into use on a model, E of them by depth; the last may be the model's own head."""
 
-    order: str  # of the layers, in which they were trained, chosen and calibrated: sequential or arbitrary
+    order: str  # of the layers when they were trained: sequential or arbitrary
     branches: list[str]
     depths: list[int]
     flops: np.ndarray  # (E,), of one image up to and including the exit
@@ -78,7 +78,10 @@ class Deployed(NamedTuple):
     confidence: np.ndarray  # (E, n), of those images
 
     def describe(self, i: int, tried: bool) -> dict[str, Any]:
-        """An exit's branch, depth, costs (FLOPs, if `tried`, with the exits before it), and accuracy on the images that chose it."""
+        """An exit's branch, depth, costs, and accuracy on the images that chose it.
+
+        If the exits before it were `tried` on the way, FLOPs include their branches.
+        """
         flops, latency, accuracy = (
             float(values[i])
             for values in (self.spent if tried else self.flops, self.latency, self.accuracy)
@@ -91,7 +94,10 @@ class Deployed(NamedTuple):
         return {"branch": self.branches[i], "depth": self.depths[i], **numbers}
 
     def thresholds(self, budget: float) -> dict[int, float]:
-        """By depth, for :func:`leave_early`: images then cost at most so many FLOPs on average, if they are like those that chose."""
+        """Thresholds by depth, for :func:`leave_early`, that cost at most so many FLOPs on average.
+
+        This holds for images like those that chose the exits.
+        """
         return dict(
             zip(
                 self.depths,
@@ -102,10 +108,15 @@ class Deployed(NamedTuple):
 
 
 def deploy(model: RoutedModel, folder: Path, weights_sha256: str) -> Deployed:
-    """Attach the exits worth using, see stage `exits`, to the model that they were trained on, whose weights have this sha256.
+    """Attach the exits worth using, see stage `exits`, to the model that they were trained on.
+
+    Args:
+        model: gets the exits.
+        folder: outs/exits/classifier_wise/<variant>/seed_<n>.
+        weights_sha256: of the model's weights.
 
     Raises:
-        UserError: the folder is none of that stage's on a frozen backbone, or it belongs to another model.
+        UserError: the folder is none of that stage's, or it belongs to another model.
     """
     file = folder / EXITS_IN_USE
     try:
@@ -122,11 +133,13 @@ def deploy(model: RoutedModel, folder: Path, weights_sha256: str) -> Deployed:
             confidence = arrays["confidence_judge"][used]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"{file}: cannot be read ({type(error).__name__}), accepted: outs/exits/classifier_wise/<variant>/seed_<n>"
+            f"{file}: cannot be read ({type(error).__name__}), "
+            "accepted: outs/exits/classifier_wise/<variant>/seed_<n>"
         ) from None
     if found["weights_sha256"] != weights_sha256:
         raise UserError(
-            f"{folder}: exits of other weights, accepted: those of {folder.parent.name}, {folder.name}"
+            f"{folder}: exits of other weights, "
+            f"accepted: those of {folder.parent.name}, {folder.name}"
         )
     chosen = {
         depth: kind
@@ -143,7 +156,7 @@ def deploy(model: RoutedModel, folder: Path, weights_sha256: str) -> Deployed:
 def anytime(
     model: RoutedModel, images: Tensor, route: Route | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Anytime prediction: (depth, logits (B, C)) of every exit in turn, at last of the model's own head.
+    """Yield (depth, logits (B, C)) of every exit in turn, at last of the model's own head.
 
     Nothing beyond the answer asked for is executed: whoever is interrupted has the latest one.
     """
@@ -157,11 +170,14 @@ def anytime(
 def leave_early(
     model: RoutedModel, images: Tensor, thresholds: Mapping[int, float], route: Route | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Every image leaves at the first exit whose confidence (largest probability) reaches its threshold; the others go on without it.
+    """Let every image leave at the first exit that is confident enough; the others go on.
+
+    Confidence is the largest probability.
 
     Args:
         images: (B, C, H, W).
-        thresholds: by depth, for some or all exits of the model, see :func:`papers.exits.compute.budgets.exit_thresholds`.
+        thresholds: by depth, for some or all exits of the model, see
+            :func:`papers.exits.compute.budgets.exit_thresholds`.
         route: layers, shared by the batch; default: all in their original order.
 
     Returns:
@@ -194,10 +210,10 @@ def leave_early(
 
 @torch.inference_mode()
 def measure(config: ExitConfig, data: Path, folder: Path, report: Callable[[dict], None]) -> None:
-    """FLOPs of one image up to and including every exit, and the time of one image on this machine; weights do not matter.
+    """Measure FLOPs and time of one image up to every exit on this machine; weights do not matter.
 
-    Writes `costs.json`: `flops` and `latency_ms` (median over the rounds) by "{branch}.{depth}", "final.{depth}" among them;
-    `branch_flops` of the branches alone; `hardware`.
+    Writes `costs.json`: `flops` and `latency_ms` (median over the rounds) by "{branch}.{depth}",
+    "final.{depth}" among them; `branch_flops` of the branches alone; `hardware`.
     """
     torch.set_num_threads(1)
     model, execution = open_model(config, data, None)

@@ -1,4 +1,4 @@
-"""The jobs of stage `exits`: backbones frozen or trained with their exits, for the data set's classes and for counting. No torch here."""
+"""The jobs of stage `exits`: backbones frozen or trained with their exits. No torch here."""
 
 import json
 from collections.abc import Mapping
@@ -34,12 +34,12 @@ from pipeline.jobs.plan import Plan as BasePlan
 from pipeline.jobs.plan import run_config
 from pipeline.training.judging import judged_loss, kept_epoch
 
-# Seeds of one model may keep different learning rates, and start a step of the layer-wise strategy from weights of their own.
+# Seeds of one model may keep different learning rates, and start a step from their own weights.
 APART = ("seed", "weights_sha256", "options.lr")
 
 
 class Task(NamedTuple):
-    """What answers are asked for: the classes of the data set, or counting (a regression) on canvases made of its images."""
+    """What answers are asked for: the classes of the data set, or counting on canvases."""
 
     name: str
     data: Path
@@ -47,12 +47,12 @@ class Task(NamedTuple):
 
     @property
     def judge(self) -> str:
-        """The split that chooses epochs and learning rates: held-out images where there are some."""
+        """The split that chooses epochs and learning rates: held-out images if there are some."""
         return HELDOUT if HELDOUT in read_meta(self.data)["counts"] else "validation"
 
 
 class Trained(NamedTuple):
-    """A model trained with exits after the depths of `placement`, or with none; a job a learning rate."""
+    """A model trained with exits after the depths of `placement`, a job a learning rate."""
 
     task: Task
     strategy: Strategy
@@ -66,23 +66,18 @@ class Trained(NamedTuple):
     @property
     def title(self) -> str:
         """Its name among the runs and in outs/: "end_to_end_vit_3_6_9"."""
-        task = [COUNTING] if self.task.name == COUNTING else []
-        return "_".join(
-            [
-                *task,
-                self.strategy,
-                *([self.branch] if self.branch else ["none"]),
-                *map(str, self.placement),
-            ]
-        )
+        parts = [self.strategy, self.branch or "none", *map(str, self.placement)]
+        if self.task.name == COUNTING:
+            parts.insert(0, COUNTING)
+        return "_".join(parts)
 
     def best(self) -> tuple[Job, Row]:
         """The job whose best epoch has the lowest loss on the judging images, and that epoch."""
         judge = self.task.judge
-        kept = [
-            kept_epoch(json.loads((job.folder / HISTORY).read_text()), self.variant.route, judge)
-            for job in self.jobs
-        ]
+        kept = []
+        for job in self.jobs:
+            history = json.loads((job.folder / HISTORY).read_text())
+            kept.append(kept_epoch(history, self.variant.route, judge))
         losses = [judged_loss(row, self.variant.route, judge) for row in kept]
         best = losses.index(min(losses))
         return self.jobs[best], kept[best]
@@ -103,7 +98,7 @@ class Frozen(NamedTuple):
 
 
 class Plan(BasePlan):
-    """Makes the jobs from params.yaml; those that start from the result of others are made when these have ended."""
+    """Makes the jobs from params.yaml; those that start from others' results when these ended."""
 
     def __init__(
         self,
@@ -117,30 +112,24 @@ class Plan(BasePlan):
         self.sizes = self.options.narrow(BranchSizes).model_dump()
 
     def tuning(self, epochs: int, lr: float) -> Optimisation:
-        """Adam as published (section IV): reduce-on-plateau, early stopping; what the paper leaves open as torch and `finetune` have it."""
-        options, own = (
-            self.options,
-            self.params.resolve(Finetune).narrow(Optimisation).model_dump(),
-        )
+        """Adam as published (section IV): reduce-on-plateau, early stopping.
+
+        What the paper leaves open is as torch and `finetune` have it.
+        """
+        keys = {"plateau_factor", "plateau_patience", "stop_patience", "batch_size", "images"}
         published = {
             "optimizer": "adam",
             "betas": (0.9, 0.999),
             "eps": 1e-8,
             "weight_decay": 0.0,
             "schedule": "plateau",
+            "validation_orders": "trained",
+            "epochs": epochs,
+            "lr": lr,
         }
-        shared = {
-            key: getattr(options, key)
-            for key in (
-                "plateau_factor",
-                "plateau_patience",
-                "stop_patience",
-                "batch_size",
-                "images",
-            )
-        }
+        values = self.params.resolve(Finetune).narrow(Optimisation).model_dump()
         return Optimisation.model_validate(
-            own | published | shared | {"validation_orders": "trained", "epochs": epochs, "lr": lr}
+            values | published | self.options.model_dump(include=keys)
         )
 
     def trained(
@@ -153,65 +142,48 @@ class Plan(BasePlan):
         start: Path | None = None,
         step: int | None = None,
     ) -> Trained:
-        """One model trained with exits (none: the control, trained the same way), or a step of the layer-wise strategy."""
-        weights = {"weight": self.options.weight, "final_weight": self.options.final_weight}
-        heads = (
-            ExitHeads(branch=branch, depths=placement, step=step, **weights, **self.sizes)
-            if branch
-            else None
-        )
+        """One model trained with exits or without (the control), or a layer-wise step."""
+        options = self.options
+        heads = None
+        if branch:
+            heads = ExitHeads(
+                branch=branch,
+                depths=placement,
+                step=step,
+                weight=options.weight,
+                final_weight=options.final_weight,
+                **self.sizes,
+            )
         variant = self.params.make_variant(route="sequential", exits=heads)
-        found = Trained(
-            task,
-            strategy,
-            branch,
-            tuple(placement),
-            seed,
-            variant,
-            self.costs(task, self.plain),
-            [],
-        )
+        costs = self.costs(task, self.plain)
+        model = Trained(task, strategy, branch, tuple(placement), seed, variant, costs, [])
         start = start or task.starts[seed]
-        run = self._run(found.title, task, variant, self.digest(start))
-        epochs, lrs = self.options.backbone_epochs, self.options.backbone_lrs
+        run = self._run(model.title, task, variant, self.digest(start))
+        run |= self.params.distributed.identity
+        first = self.digest(task.starts[self.seeds[0]])
+        epochs, lrs = options.backbone_epochs, options.backbone_lrs
         if task.name == COUNTING:
-            epochs, lrs = self.options.counting.epochs, self.options.counting.lrs or lrs
+            epochs, lrs = options.counting.epochs, options.counting.lrs or lrs
         for lr in lrs:
-            config = TrainConfig(
-                **run,
-                options=self.tuning(epochs, lr),
-                seed=seed,
-                **self.params.distributed.identity,
-            )
-            title = f"{found.title}{'' if step is None else f' step {step + 1}'} seed {seed}"
-            title += f" lr {lr:g}" if len(lrs) > 1 else ""
+            config = TrainConfig(**run, options=self.tuning(epochs, lr), seed=seed)
+            title = model.title
+            if step is not None:
+                title += f" step {step + 1}"
+            title += f" seed {seed}"
+            if len(lrs) > 1:
+                title += f" lr {lr:g}"
             inputs = {"data": task.data, "weights": start}
-            found.jobs.append(
-                Job(
-                    title,
-                    TRAIN,
-                    config,
-                    inputs,
-                    epochs,
-                    APART,
-                    self.digest(task.starts[self.seeds[0]]),
-                )
-            )
-        return found
+            model.jobs.append(Job(title, TRAIN, config, inputs, epochs, APART, first))
+        return model
 
     def end_to_end(self, task: Task) -> list[Trained]:
         """Every architecture at every placement, and the control without exits."""
-        chosen: list[tuple[BranchName | None, list[int]]] = [(None, [])]
-        chosen += [
-            (branch, placement)
-            for placement in self.options.placements
-            for branch in self.options.branches
-        ]
-        return [
-            self.trained(task, "end_to_end", branch, placement, seed)
-            for branch, placement in chosen
-            for seed in self.seeds
-        ]
+        models = self.control(task)
+        for placement in self.options.placements:
+            for branch in self.options.branches:
+                for seed in self.seeds:
+                    models.append(self.trained(task, "end_to_end", branch, placement, seed))
+        return models
 
     def control(self, task: Task) -> list[Trained]:
         """The model without exits, trained as those with exits."""
@@ -219,16 +191,12 @@ class Plan(BasePlan):
 
     def first_steps(self, task: Task) -> list[Trained]:
         """The layer-wise strategy up to the first exit."""
-        chosen = [
-            (branch, placement)
-            for placement in self.options.placements
-            for branch in self.options.layer_wise_branches
-        ]
-        return [
-            self.trained(task, "layer_wise", branch, placement, seed, step=0)
-            for branch, placement in chosen
-            for seed in self.seeds
-        ]
+        models = []
+        for placement in self.options.placements:
+            for branch in self.options.layer_wise_branches:
+                for seed in self.seeds:
+                    models.append(self.trained(task, "layer_wise", branch, placement, seed, step=0))
+        return models
 
     def next_step(self, found: Trained) -> Trained | None:
         """The step of the layer-wise strategy after a finished one; None after the last."""
@@ -271,20 +239,13 @@ class Plan(BasePlan):
 
     def variants(self, task: Task) -> list[Frozen]:
         """All branches on every backbone asked for."""
-        found = []
+        models = []
         for name, branches in self.options.variants.items():
+            variant = self.params.all_variants[name]
             for seed in self.seeds:
-                found.append(
-                    self.frozen(
-                        task,
-                        name,
-                        self.params.all_variants[name],
-                        self.weights_of(name, seed),
-                        seed,
-                        branches,
-                    )
-                )
-        return found
+                weights = self.weights_of(name, seed)
+                models.append(self.frozen(task, name, variant, weights, seed, branches))
+        return models
 
     def backbones(self, trained: list[Trained]) -> list[Frozen]:
         """All branches on models that were trained without exits."""
@@ -309,7 +270,7 @@ class Plan(BasePlan):
         )
 
     def costs(self, task: Task, variant: Any) -> Job:
-        """FLOPs and latency of every exit that any strategy uses, on a model like the variant's; runs alone."""
+        """FLOPs and latency of every exit in use, on a model like the variant's; runs alone."""
         options = self.options
         depths = options.depths and sorted(
             {*options.depths, *(depth for placement in options.placements for depth in placement)}
@@ -351,11 +312,16 @@ class Plan(BasePlan):
 
 
 def advance(plan: Plan, steps: list[Trained]) -> tuple[list[Trained], list[Trained]]:
-    """The layer-wise trainings that have ended with these finished steps, and the next steps of the others."""
-    following = [(step, plan.next_step(step)) for step in steps]
-    return [step for step, after in following if after is None], [
-        after for _, after in following if after is not None
-    ]
+    """Split finished steps into the trainings that have ended, and the next steps of the others."""
+    finished = []
+    following = []
+    for step in steps:
+        after = plan.next_step(step)
+        if after is None:
+            finished.append(step)
+        else:
+            following.append(after)
+    return finished, following
 
 
 def list_work(params: Params, num_layers: int) -> list[Work]:

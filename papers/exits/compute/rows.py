@@ -62,78 +62,77 @@ NONE, EVERY = "none", "all"
 
 
 def read_costs(each: Frozen | Trained) -> dict[str, Any]:
-    """What :func:`papers.exits.compute.dynamic.measure` found for a model like this one."""
+    """Read what :func:`papers.exits.compute.dynamic.measure` found for a model like this one."""
     return json.loads((each.costs.folder / EXIT_COSTS).read_text())
 
 
-def frozen_rows(model: str, found: Iterable[Frozen]) -> pd.DataFrame:
+def frozen_rows(model: str, backbones: Iterable[Frozen]) -> pd.DataFrame:
     """A row an exit and order of execution of every frozen backbone."""
-    frames = []
-    for each in found:
-        rows = read_rows(each.job.folder / ROWS)
-        where = {
-            "dataset": each.task.name,
-            "model": model,
-            "variant": each.variant,
-            "seed": each.seed,
-        }
-        rows = rows.assign(**where, strategy="classifier_wise", placement=EVERY, architecture=EVERY)
-        frames.append(_with_costs(rows, read_costs(each)))
-    return pd.concat(frames) if frames else pd.DataFrame(columns=COLUMNS)
+    frames = [pd.DataFrame(columns=COLUMNS)]
+    for backbone in backbones:
+        rows = read_rows(backbone.job.folder / ROWS).assign(
+            dataset=backbone.task.name,
+            model=model,
+            variant=backbone.variant,
+            seed=backbone.seed,
+            strategy="classifier_wise",
+            placement=EVERY,
+            architecture=EVERY,
+        )
+        frames.append(_with_costs(rows, read_costs(backbone)))
+    return pd.concat(frames[1:] or frames)
 
 
-def trained_rows(model: str, found: Iterable[Trained]) -> pd.DataFrame:
+def trained_rows(model: str, trainings: Iterable[Trained]) -> pd.DataFrame:
     """A row an exit of every model that was trained with its exits, in the original order."""
-    frames = []
-    for each in found:
-        job, kept = each.best()
-        costs = read_costs(each)
-        own = each.strategy != "layer_wise"  # there every exit is of a step of its own
-        where = {
-            "dataset": each.task.name,
-            "model": model,
-            "variant": NONE,
-            "strategy": each.strategy,
-            "seed": each.seed,
-            "placement": "-".join(map(str, each.placement)) or NONE,
-            "architecture": each.branch or NONE,
-            "order": "sequential",
-            "lr": job.config.model_dump()["options"]["lr"] if own else None,
-            "epochs": int(kept["epoch"]) if own else None,
-        }
+    frames = [pd.DataFrame(columns=COLUMNS)]
+    for training in trainings:
+        job, kept = training.best()
+        costs = read_costs(training)
         rows = []
-        early = [(f"exit_{depth}_", each.branch, depth) for depth in each.placement]
-        for name, branch, depth in [*early, ("", LAST_EXIT, costs["num_layers"])]:
-            error = (
-                kept[f"validation/sequential/{name}loss"] if each.task.name == COUNTING else None
-            )
-            accuracy = kept[f"validation/sequential/{name}accuracy"]
-            rows.append(
-                where | {"branch": branch, "depth": depth, "accuracy": accuracy, "mae": error}
-            )
-        frames.append(_with_costs(pd.DataFrame(rows), costs))
-    return pd.concat(frames) if frames else pd.DataFrame(columns=COLUMNS)
+        exits = [(f"exit_{depth}_", training.branch, depth) for depth in training.placement]
+        for prefix, branch, depth in [*exits, ("", LAST_EXIT, costs["num_layers"])]:
+            row = {"branch": branch, "depth": depth, "mae": None}
+            row["accuracy"] = kept[f"validation/sequential/{prefix}accuracy"]
+            if training.task.name == COUNTING:
+                row["mae"] = kept[f"validation/sequential/{prefix}loss"]
+            rows.append(row)
+        # In the layer-wise strategy every exit is of a step of its own.
+        is_one_job = training.strategy != "layer_wise"
+        table = pd.DataFrame(rows).assign(
+            dataset=training.task.name,
+            model=model,
+            variant=NONE,
+            strategy=training.strategy,
+            seed=training.seed,
+            placement="-".join(map(str, training.placement)) or NONE,
+            architecture=training.branch or NONE,
+            order="sequential",
+            lr=job.config.model_dump()["options"]["lr"] if is_one_job else None,
+            epochs=int(kept["epoch"]) if is_one_job else None,
+        )
+        frames.append(_with_costs(table, costs))
+    return pd.concat(frames[1:] or frames)
 
 
 def _with_costs(rows: pd.DataFrame, costs: dict[str, Any]) -> pd.DataFrame:
     """Adds FLOPs, latency, and whether an exit is practical among those of its model."""
     names = rows["branch"] + "." + rows["depth"].astype(str)
-    rows = rows.assign(
-        flops=names.map(costs["flops"]), latency_ms=names.map(costs["latency_ms"]), practical=False
+    rows = rows.reset_index(drop=True).assign(
+        flops=names.map(costs["flops"]).to_numpy(),
+        latency_ms=names.map(costs["latency_ms"]).to_numpy(),
+        mae=pd.to_numeric(rows["mae"]).to_numpy(),  # all None where nothing is counted
+        practical=False,
     )
-    rows["mae"] = pd.to_numeric(rows["mae"])  # all None where nothing is counted
-    rows = rows.assign(score=rows["accuracy"].where(rows["mae"].isna(), -rows["mae"])).reset_index(
-        drop=True
-    )
+    score = rows["accuracy"].where(rows["mae"].isna(), -rows["mae"])
     for _, group in rows.groupby("order"):
-        rows.loc[group.index, "practical"] = practical(
-            group["flops"].to_numpy(), group["score"].to_numpy()
-        )
+        is_practical = practical(group["flops"].to_numpy(), score[group.index].to_numpy())
+        rows.loc[group.index, "practical"] = is_practical
     return rows.reindex(columns=COLUMNS).round({"accuracy": 6, "mae": 6, "ece": 6})
 
 
 class Used(NamedTuple):
-    """The exits of a frozen backbone that are put into use, E of them by depth, and how they answer."""
+    """The E exits of a frozen backbone that are put into use, by depth, and how they answer."""
 
     branches: list[str]
     depths: list[int]
@@ -146,34 +145,27 @@ class Used(NamedTuple):
 
     @classmethod
     def of(cls, each: Frozen) -> "Used":
-        """Those that are practical on the judging images, the best one at each depth (section IV-A), and the model's own head."""
-        cost = read_costs(each)
-        with np.load(each.job.folder / ARRAYS) as arrays:
-            names = [
-                f"{branch}.{depth}"
-                for branch, depth in zip(arrays["branch"], arrays["depth"], strict=True)
-            ]
-            flops, latency = (
-                np.array([cost[key][name] for name in names]) for key in ("flops", "latency_ms")
-            )
-            accuracy = arrays["correct_judge"].mean(axis=1)
-            use = choose(flops, accuracy, arrays["depth"])
-            own = np.array(
-                [cost["branch_flops"].get(branch, 0) for branch in arrays["branch"][use]]
-            )
-            answers = [
-                {part: arrays[f"{name}_{part}"][use] for part in ("judge", "report")}
-                for name in ("confidence", "correct")
-            ]
-            branches, depths = arrays["branch"][use].tolist(), arrays["depth"][use].tolist()
+        """Choose as :func:`choose` on the judging images (section IV-A)."""
+        costs = read_costs(each)
+        with np.load(each.job.folder / ARRAYS) as file:
+            arrays = dict(file)
+        names = [f"{b}.{d}" for b, d in zip(arrays["branch"], arrays["depth"], strict=True)]
+        flops = np.array([costs["flops"][name] for name in names])
+        latency = np.array([costs["latency_ms"][name] for name in names])
+        accuracy = arrays["correct_judge"].mean(axis=1)
+        use = choose(flops, accuracy, arrays["depth"])
+        branches = arrays["branch"][use].tolist()
+        own = np.array([costs["branch_flops"].get(branch, 0) for branch in branches])
+        parts = ("judge", "report")
         return cls(
-            branches,
-            depths,
-            flops[use],
-            cumulative_cost(flops[use], own),
-            latency[use],
-            accuracy[use],
-            *answers,
+            branches=branches,
+            depths=arrays["depth"][use].tolist(),
+            flops=flops[use],
+            spent=cumulative_cost(flops[use], own),
+            latency=latency[use],
+            accuracy=accuracy[use],
+            confidence={part: arrays[f"confidence_{part}"][use] for part in parts},
+            correct={part: arrays[f"correct_{part}"][use] for part in parts},
         )
 
     def record(self) -> dict[str, Any]:
@@ -182,53 +174,49 @@ class Used(NamedTuple):
         return {name: np.asarray(getattr(self, name)).tolist() for name in columns}
 
 
-def dynamic_rows(model: str, found: Iterable[Frozen]) -> pd.DataFrame:
+def dynamic_rows(model: str, backbones: Iterable[Frozen]) -> pd.DataFrame:
     """Accuracy on the reporting images under budgets, of the exits in use.
 
-    Policies: *budget*, known beforehand: one exit for all images, the best that fits. *anytime*: every exit on the way answers;
-    the latest answer when the budget ends. *confidence*: images leave when sure, the budget holds on average (thresholds are
-    calibrated on the judging images).
+    Policies: *budget*, known beforehand: one exit for all images, the best that fits. *anytime*:
+    every exit on the way answers; the latest answer when the budget ends. *confidence*: images
+    leave when sure, the budget holds on average (thresholds are calibrated on the judging images).
     """
     rows = []
-    for each in found:
-        used = Used.of(each)
-        where = {
-            "dataset": each.task.name,
-            "model": model,
-            "variant": each.variant,
-            "seed": each.seed,
-            "exits": len(used.depths),
-        }
-        images = np.arange(used.correct["report"].shape[1])
+    for backbone in backbones:
+        used = Used.of(backbone)
+        correct = used.correct["report"]
+        images = np.arange(correct.shape[1])
         for budget in np.linspace(used.flops[0], used.spent[-1], BUDGETS):
             best = pick(used.flops, used.accuracy, budget)
             latest = int((used.spent <= budget).sum()) - 1
-            exits = leave(
-                used.confidence["report"],
-                exit_thresholds(used.confidence["judge"], used.spent, budget),
-            )
-            answers = {
-                "budget": np.full(len(images), best),
-                "anytime": np.full(len(images), latest),
-                "confidence": exits,
+            thresholds = exit_thresholds(used.confidence["judge"], used.spent, budget)
+            policies = {
+                "budget": (used.flops, np.full(len(images), best)),
+                "anytime": (used.spent, np.full(len(images), latest)),
+                "confidence": (used.spent, leave(used.confidence["report"], thresholds)),
             }
-            for policy, taken in answers.items():
-                paid = used.flops if policy == "budget" else used.spent
+            for policy, (paid, taken) in policies.items():
                 row = {
+                    "dataset": backbone.task.name,
+                    "model": model,
+                    "variant": backbone.variant,
+                    "seed": backbone.seed,
+                    "exits": len(used.depths),
                     "policy": policy,
                     "budget": round(float(budget)),
                     "flops": round(float(paid[taken].mean())),
                     "latency_ms": round(float(used.latency[taken].mean()), 4),
-                    "accuracy": round(float(used.correct["report"][taken, images].mean()), 6),
+                    "accuracy": round(float(correct[taken, images].mean()), 6),
                 }
-                rows.append(where | row)
+                rows.append(row)
     return pd.DataFrame(rows, columns=DYNAMIC_COLUMNS)
 
 
 def choose(flops: np.ndarray, score: np.ndarray, depths: np.ndarray) -> np.ndarray:
-    """The exits (section IV-A) that are put into use, indices by depth: the best practical one at each depth that has any, and the last.
+    """Choose the exits that are put into use (section IV-A): indices by depth.
 
-    The model's own head is there anyway, and the early exits, chosen as the best of many, look better than they are on these images.
+    These are the best practical one at each depth that has any, and the last: the model's own head
+    is there anyway, and early exits, the best of many, look better here than they are.
     """
     index = np.flatnonzero(practical(flops, score) | (depths == depths.max()))
     chosen = []
@@ -239,33 +227,29 @@ def choose(flops: np.ndarray, score: np.ndarray, depths: np.ndarray) -> np.ndarr
 
 
 def keep(plan: Plan, found: Exits) -> dict[Path, str]:
-    """Write results/exits.csv, exits_dynamic.csv, exits.json, and what `lsvit predict --exits` needs to outs/exits/.
+    """Write results/ (exits.csv, exits_dynamic.csv, exits.json) and outs/exits/.
 
     Returns:
         The folders of the models trained with exits, one a title, and the name of each one's task.
     """
-    model, options = plan.params.model, plan.options
+    model = plan.params.model
+    options = plan.options
     frozen = [*found.frozen, *found.counted]
     rows = pd.concat([frozen_rows(model, frozen), trained_rows(model, found.trained)])
     rows.to_csv(RESULTS / "exits.csv", index=False, lineterminator="\n")
     dynamic_rows(model, found.frozen).to_csv(
         RESULTS / "exits_dynamic.csv", index=False, lineterminator="\n"
     )
-    hardware = sorted(
-        {
-            *(read_costs(each)["hardware"] for each in frozen),
-            *(read_costs(each)["hardware"] for each in found.trained),
-        }
-    )
+    runs: list[Frozen | Trained] = [*frozen, *found.trained]
+    hardware = {read_costs(each)["hardware"] for each in runs}
     about = {
-        "hardware": ", ".join(hardware),
+        "hardware": ", ".join(sorted(hardware)),
         "batch_size": 1,
         "keep": options.keep,
         "images": options.images,
+        "counting": options.counting.model_dump(),
     }
-    (RESULTS / "exits.json").write_text(
-        json.dumps(about | {"counting": options.counting.model_dump()}) + "\n"
-    )
+    (RESULTS / "exits.json").write_text(json.dumps(about) + "\n")
     for each in frozen:
         _keep_branches(plan, each)
     folders = {}
@@ -278,8 +262,9 @@ def keep(plan: Plan, found: Exits) -> dict[Path, str]:
 
 
 def _keep_branches(plan: Plan, each: Frozen) -> None:
-    """outs/exits/classifier_wise/<variant>/seed_<n>/: the branches' weights, and those worth using."""
-    folder, done = OUT / "classifier_wise" / each.variant / f"seed_{each.seed}", each.job.folder
+    """Write the branches' weights, and those worth using, to outs/exits/classifier_wise/."""
+    folder = OUT / "classifier_wise" / each.variant / f"seed_{each.seed}"
+    done = each.job.folder
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(done / EXIT_WEIGHTS, folder / EXIT_WEIGHTS)
     if each.task.name != COUNTING:  # a count has no confidence to go by
