@@ -170,7 +170,7 @@ def test_the_kept_epoch_has_the_lowest_objective(
     model, execution = open_model(config, prepared, tmp_path / "run" / WEIGHTS)
     split = open_split(config, prepared, "validation", model)
     opened = open_run(config, prepared, tmp_path / "run" / WEIGHTS, lambda event: None)
-    opened.model.load_state_dict(model.state_dict())
+    opened.model.load_state_dict(model.eval().state_dict())
     row = validate(opened, "validation", ["sequential"])
     assert row["validation/sequential/objective"] == pytest.approx(min(objectives), rel=1e-6)
     batch, labels = split.take(slice(None))
