@@ -232,7 +232,8 @@ def faults() -> list[dict[str, Any]]:
     """
     if ADDRESS in os.environ:  # nodes elsewhere have other processes' numbers
         raise UserError(
-            f"{ADDRESS}: found {os.environ[ADDRESS]!r}, accepted: none, since processes of this machine are stopped"
+            f"{ADDRESS}: found {os.environ[ADDRESS]!r}, accepted: none, "
+            "since processes of this machine are stopped"
         )
     rows: list[dict[str, Any]] = []
     for row in chain.from_iterable(map(faults_of, SEEDS)):
@@ -258,7 +259,8 @@ def faults_of(seed: int) -> Iterator[dict[str, Any]]:
         }
         service = service.model_copy(update=measured)
         print(
-            f"a message takes {1000 * service.handling:.2f} ms at its node, a hop {1000 * service.hop:.2f} ms",
+            f"a message takes {1000 * service.handling:.2f} ms at its node, "
+            f"a hop {1000 * service.hop:.2f} ms",
             flush=True,
         )
         for replication, name, methods in cells(options):

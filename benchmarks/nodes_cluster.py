@@ -87,7 +87,8 @@ class Cluster:
             return self.ray.get(asked, timeout=READY)
         except self.ray.exceptions.GetTimeoutError:
             raise UserError(
-                f"nodes: found nodes that did not answer within {READY:.0f} s, accepted: a free processor each"
+                f"nodes: found nodes that did not answer within {READY:.0f} s, "
+                "accepted: a free processor each"
             ) from None
         except (
             self.ray.exceptions.RayError

@@ -92,7 +92,8 @@ class Message(NamedTuple):
         layers = done.tolist() if done.dtype == torch.int64 and done.ndim == 1 else None
         if layers is None or len({*layers}) != len(layers) or not {*layers} <= {*range(num_layers)}:
             raise ValueError(
-                f"message: done: found {done.tolist()}, accepted: different layers from 0 to {num_layers - 1}"
+                f"message: done: found {done.tolist()}, "
+                f"accepted: different layers from 0 to {num_layers - 1}"
             )
         return cls(state, tuple(layers))
 
@@ -175,7 +176,8 @@ class LayerServer:
         begun, message = time.perf_counter(), self._read(packed)
         if message.done != journey.route:
             raise ValueError(
-                f"message: done: found {message.done}, accepted: {journey.route}, as its journey says"
+                f"message: done: found {message.done}, "
+                f"accepted: {journey.route}, as its journey says"
             )
         packed = self._run(message, send.layer, begun)
         if time.time() > send.until:
@@ -212,7 +214,8 @@ class LayerServer:
     def _run(self, message: Message, layer: int, begun: float) -> bytes:
         if layer not in self.layers or layer in message.done:
             raise ValueError(
-                f"layer: found {layer}, accepted: {', '.join(map(str, self.layers))}, each once on a way"
+                f"layer: found {layer}, "
+                f"accepted: {', '.join(map(str, self.layers))}, each once on a way"
             )
         # One step of the model's own loop: the state comes from elsewhere, and no state does after
         # it.

@@ -31,7 +31,9 @@ def method(variant: str, policy: Policy) -> str:
 
 
 def draw_away(figures: Figures, rows: pd.DataFrame, chance: float) -> str:
-    """Draw right answers and images a second by the share of nodes away, a column a number of copies.
+    """Draw right answers and images a second by the share of nodes away.
+
+    Each number of copies of a layer has a column.
 
     Args:
         figures: saves the figure.

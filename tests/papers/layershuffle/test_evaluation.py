@@ -1,4 +1,6 @@
-"""Evaluation: which routes give the mean, which the spread, and what a pass with an order per sample is worth."""
+"""Evaluation: which routes give the mean, which the spread, and what a pass with an order per
+sample is worth.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +78,9 @@ def rows(
 def test_mean_and_spread_have_rows_of_their_own(
     params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
 ) -> None:
-    """40 images: one pass with an order each gives the mean; 5 single orders on 10 images give the spread."""
+    """40 images: one pass with an order each gives the mean; 5 single orders on 10 images give the
+    spread.
+    """
     found, _ = rows(config(params, pico, images=10), prepared, weights, tmp_path)
     cell = found[(found["keep"] == 4) & (found["order"] == "arbitrary")]
     assert list(cell["routes"]) == [1] * 5 + [40]
@@ -143,8 +147,9 @@ def test_latin_routes(
     tmp_path: Path,
     scored: list[tuple[Any, Score]],
 ) -> None:
-    """40 images in batches of 16 and 8: three Latin squares of 4 routes, which give what their rows give sample by sample; all other
-    rows are as under `per: sample`."""
+    """40 images in batches of 16 and 8: three Latin squares of 4 routes, which give what their rows
+    give sample by sample; all other rows are as under `per: sample`.
+    """
     latin, _ = rows(config(params, pico, images=10, per="latin"), prepared, weights, tmp_path)
     squares = [
         (routes, result)
@@ -160,7 +165,8 @@ def test_latin_routes(
     for (routes, result), (_, row), length in zip(
         squares, latin[is_latin].iterrows(), (2, 4), strict=True
     ):
-        assert [np.shape(each.routes) for each in routes.routes] == [(4, length)] * 3  # type: ignore[attr-defined]
+        shapes = [np.shape(each.routes) for each in routes.routes]  # type: ignore[attr-defined]
+        assert shapes == [(4, length)] * 3
         assert len(set(routes.routes)) == 3
         assert (row["accuracy"], row["loss"]) == (
             pytest.approx(result.accuracy, abs=1e-6),
@@ -181,7 +187,9 @@ def test_latin_routes(
 def test_cells_with_few_routes_have_no_latin_ones(
     params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
 ) -> None:
-    """All 24 orders of 4 layers, and all ways to keep 2 of them, are rows of their own under either reading."""
+    """All 24 orders of 4 layers, and all ways to keep 2 of them, are rows of their own under either
+    reading.
+    """
     found = [
         rows(config(params, pico, orders=24, per=per), prepared, weights, tmp_path)[0]
         for per in ("latin", "sample")
@@ -199,7 +207,9 @@ def test_samplers_with_latin_routes(
     tmp_path: Path,
     scored: list[tuple[Any, Score]],
 ) -> None:
-    """Those that shuffle what they do not leave in place; all others run an order a sample, as under `per: sample`."""
+    """Those that shuffle what they do not leave in place; all others run an order a sample, as
+    under `per: sample`.
+    """
     shuffling = ["arbitrary", {"fix_first": 0}, {"fix_first": 2}, {"fix_last": 1}, {"fix_first": 4}]
     specs = [*shuffling, "reversed", {"swap": 3}, {"drop": 0.5}]
     one = config(params, pico, samplers=specs, images=10, per="latin")
@@ -231,7 +241,9 @@ def test_samplers_with_latin_routes(
 def test_samplers_that_fit(
     params: Params, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
 ) -> None:
-    """Every sampler that the model is deep enough for, the distance beside it; a sampler of one order equals that order."""
+    """Every sampler that the model is deep enough for, the distance beside it; a sampler of one
+    order equals that order.
+    """
     specs = [
         "sequential",
         "reversed",
@@ -271,7 +283,9 @@ def test_samplers_are_of_the_variants_asked_for(params: Params) -> None:
 def test_an_order_a_sample_estimates_better_than_an_order_a_batch(
     train_config: Callable[..., TrainConfig], prepared: Path, tmp_path: Path
 ) -> None:
-    """A model that depends on its order, same images, 30 draws of orders: the estimate spreads less, around the same mean."""
+    """A model that depends on its order, same images, 30 draws of orders: the estimate spreads
+    less, around the same mean.
+    """
     setting = train_config(route="sequential", epochs=24)
     train(setting, prepared, None, tmp_path, lambda row: None)
     model, execution = open_model(setting, prepared, tmp_path / WEIGHTS)
@@ -317,7 +331,9 @@ def test_a_score_has_the_means_of_every_exit(
 
 @pytest.mark.parametrize("family", ["class token", "average pooling", "attention pooling"])
 def test_a_contribution_is_that_to_what_is_classified(family: str) -> None:
-    """How far a layer moves the class token or, without one, the mean of all tokens, for the samples that it ran for."""
+    """How far a layer moves the class token or, without one, the mean of all tokens, for the
+    samples that it ran for.
+    """
     model = RoutedModel(small(**FAMILIES[family]))
     before, after = torch.randn(2, 2, 7, 16)
     contributions = Contributions(model, 3)
@@ -355,7 +371,9 @@ def test_an_analysis_keeps_what_its_figures_are_drawn_from(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the images drawn: their plane, where each layer ran in each one's order, and how much it added."""
+    """Of the images drawn: their plane, where each layer ran in each one's order, and how much it
+    added.
+    """
     monkeypatch.setattr(analysis, "project", lambda vectors, options: vectors[:, :2])
     options, asked = (
         params.analysis.model_copy(update={"images": 40, "layer": 1}),

@@ -1,5 +1,7 @@
-"""benchmarks/nodes_*.py: layer servers compute one forward pass, refuse what is no message, and go on
-when a real process dies; schedules; a swarm."""
+"""benchmarks/nodes_*.py: layer servers compute one forward pass and refuse what is no message.
+
+Real processes go on when one dies. Schedules, a swarm.
+"""
 
 import asyncio
 import importlib.util
