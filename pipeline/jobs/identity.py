@@ -20,7 +20,7 @@ PACKAGES = ("lsvit", "pipeline", "papers")
 # What no job runs: configuration, whose values are part of a job's key, and how jobs are told,
 # shown and started. Of these rooms two modules count all the same.
 NOT_RUN = ("pipeline.config", "pipeline.errors", "pipeline.jobs", "pipeline.tracking")
-RUN = ("pipeline.jobs.files", "pipeline.jobs.configs")
+RUN = ("pipeline.jobs.files", "pipeline.jobs.configs", "pipeline.config.samplers")
 MESSAGES = ("print", "warn")  # functions whose text changes no result
 BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # of /proc/cpuinfo, as torch looks for them
 ASK_TORCH = """

@@ -21,6 +21,6 @@ def mixer_custom(pretrained: bool = False, **kwargs: Any) -> Any:
 @register_model
 def resmlp_custom(pretrained: bool = False, **kwargs: Any) -> Any:
     """timm's MLP-Mixer with the blocks of a ResMLP (Touvron et al.); there are no weights."""
-    parts = {"mlp_ratio": 4, "block_layer": ResBlock, "norm_layer": Affine}
+    parts: dict[str, Any] = {"mlp_ratio": 4, "block_layer": ResBlock, "norm_layer": Affine}
     kwargs = parts | kwargs | {"pretrained_cfg": CFG}
     return build_model_with_cfg(MlpMixer, "resmlp_custom", pretrained, **kwargs)
