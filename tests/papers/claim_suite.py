@@ -1,5 +1,6 @@
 """What the tests of every paper's claims share: a paper gives rows with known answers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cache
@@ -66,7 +67,7 @@ def add(table: str, column: str, amount: float, **where: Any) -> Change:
     return put(table, column, lambda values: values + amount, **where)
 
 
-class ClaimSuite:
+class ClaimSuite(ABC):
     """Tests of a paper's claims, on data that a subclass gives.
 
     Attributes:
@@ -84,9 +85,9 @@ class ClaimSuite:
     seeds: ClassVar[dict[str, int]] = {}
 
     @classmethod
+    @abstractmethod
     def made(cls) -> Tables:
         """Rows that every claim can be judged on."""
-        raise NotImplementedError
 
     def evidence(self, tables: Tables) -> Evidence:
         """The committed results with these tables."""

@@ -16,4 +16,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         ids = [f"{case[0]}-{case[2]}" for case in suite.changes]
         metafunc.parametrize("case", suite.changes, ids=ids)
     if "gone" in metafunc.fixturenames:
-        metafunc.parametrize("gone", suite.missing, ids=str)
+        ids = [str(rows) for rows, _ in suite.missing]
+        metafunc.parametrize("gone", suite.missing, ids=ids)

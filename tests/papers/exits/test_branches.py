@@ -48,8 +48,7 @@ def model() -> RoutedModel:
 
 
 def count_calls(model: RoutedModel) -> list[tuple[str, int]]:
-    """Blocks and exits as they are executed, with the number of samples: ("2", 6), ("exit 1", 6).
-    """
+    """Blocks and exits as they are executed, with the number of samples: ("2", 6), ("exit 1", 6)."""
     calls: list[tuple[str, int]] = []
     parts = [(str(i), block) for i, block in enumerate(model.backbone.blocks)] + [
         (f"exit {d}", e) for d, e in model.exits.items()

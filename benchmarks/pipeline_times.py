@@ -1,9 +1,12 @@
-"""How long what users run takes: `python benchmarks/pipeline.py [smoke repro tests ...]` -> pipeline.json (which: default all).
+"""How long what users run takes: `python benchmarks/pipeline_times.py [smoke repro tests ...]` ->
+pipeline.json (which: default all).
 
-Each in a clone of the committed state with this environment, on a machine that does nothing else, beside the time of a plain
-`import torch, timm`, so that the figures carry to other machines. Short commands three times, the median is kept. A run of the pipeline
-is taken apart stage by stage: the seconds of DVC itself, of the stage's command, of it until the first job reports, and the share of the
-cores that was idle meanwhile (of the whole machine, from /proc/stat).
+Each in a clone of the committed state with this environment, on a machine that does nothing else,
+beside the time of a plain `import torch, timm`, so that the figures carry to other machines. Short
+commands three times, the median is kept. A run of the pipeline
+is taken apart stage by stage: the seconds of DVC itself, of the stage's command, of it until the
+first job reports, and the share of the cores that was idle meanwhile (of the whole machine, from
+/proc/stat).
 """
 
 import json
@@ -22,7 +25,7 @@ from machine import machine, show, write
 
 from pipeline.smoke import PRESETS
 
-FILE = Path(__file__).with_suffix(".json")
+FILE = Path(__file__).with_name("pipeline.json")
 ROOT = Path(__file__).parents[1]
 REPETITIONS = 3
 SHIM = """#!/bin/sh
