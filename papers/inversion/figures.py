@@ -16,6 +16,7 @@ from papers.inversion.tables import FIRST, LAYER, OPTIMISERS, count_seeds, name_
 from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
 from pipeline.config.variant import UNTRAINED
+from pipeline.report.captions import read_captions
 from pipeline.report.charts import GRID
 from pipeline.report.evaluations import label
 from pipeline.report.figures import (
@@ -33,43 +34,7 @@ SMALL = 5.5  # points, of text beside pictures
 TILE, TEXT = 0.52, 0.22  # inches, of a picture and of what stands below it
 Picture = tuple[np.ndarray | None, str]  # (C, H, W), or none; the text below
 BLANK: Picture = (None, "")
-BELOW = (
-    "Below each: its pixel correlation with the original; distance of the outputs | of the "
-    "inputs, relative to those of a slightly shifted image (the yardstick). One of the images; "
-    "means over all are in inversion_table.md."
-)
-CAPTIONS = {
-    "depth": "Inputs found for the states of models as they are: behind the patch embedding, "
-    "after the first layers, and after one layer alone, right behind the embedding. {how} {below} "
-    "{whose}",
-    "ablation": "Inputs found after the first layers with parts taken out of every block, the "
-    "other weights kept (of MLP-Mixers attention is the mixing of the tokens). {how} {below} "
-    "{whose}",
-    "transplant": "Inputs found for an untrained model into which trained parts were put: patch "
-    "embedding, position embedding, the first block's first LayerNorm; first and last row: "
-    "nothing, everything trained. {how} {below} {whose}",
-    "curves": "Distance of the found input's output from the original's (above) and of the found "
-    "input from the original (below) over the iterations, relative to that of a slightly shifted "
-    "image (dashed: sigma {sigma:g}, mean of {shifts}). Thin: the {images} images; thick: their "
-    "mean. Of several learning rates of gradient descent the one that ends nearest; a cosine "
-    "schedule ends flat whether the descent has arrived or not. {whose}",
-    "class images": "Class-maximising inputs, {class_images[steps]} steps from noise, all classes "
-    "at once (the first {classes} are shown); a 3x3 blur annealed from sigma "
-    "{class_images[blur]:g}, random crops after {class_images[jitter_after]} steps. Each from its "
-    "darkest to its lightest pixel. Below each: the probability that another training of the same "
-    "model gives the class; in brackets, where there is no other, that the model itself gives. "
-    "{whose}",
-    "filters": "Filters of the patch embedding (the first {filters}), above untrained, then "
-    "trained, and what training changed, where it began with them (initial noise covers it); each "
-    "from its least to its greatest weight; models that read neither one nor three channels: a "
-    "tile a channel. Numbers: correlation of weights one pixel apart, over all filters (0: "
-    "noise). {whose}",
-    "orders": "What layers keep of their input: distance of the tokens of the found input from "
-    "those of the original, relative to a slightly shifted image's (dotted), after the first "
-    "layers of the original order and of arbitrary ones (a random order for each of {images} "
-    "images), and after one layer alone. Lower keeps more, as far as the descent gets. Geometric "
-    "mean over {seeds}; bars: standard deviation of the logarithm over the seeds. {how} {names}.",
-}
+CAPTIONS = read_captions(__file__)
 
 
 class InversionFigures(Figures):
@@ -127,7 +92,7 @@ class InversionFigures(Figures):
         """Fill a caption's template.
 
         Args:
-            name: of CAPTIONS.
+            name: of captions.yaml.
             entries: the models shown, of which it gives seed and training.
             fields: of this template alone.
         """
@@ -136,7 +101,7 @@ class InversionFigures(Figures):
         return CAPTIONS[name].format(
             **self.about | fields,
             how=f"{optimiser}, {steps} steps from noise.",
-            below=BELOW,
+            below=CAPTIONS["below"],
             whose=self._describe(entries) if entries else "",
             names=self.names,
         )
@@ -190,26 +155,25 @@ class InversionFigures(Figures):
         self.save(figure, name, **{GRID: grid_of_pictures(axes, heads)})
 
     def find_pictures(
-        self, rows: pd.DataFrame, entry: Entry, image: int, points: Sequence[str]
+        self, rows: pd.DataFrame, entry: Entry, points: Sequence[str], images: int = 1
     ) -> list[Picture]:
-        """The inputs found for an image, blank where the model has no such point.
+        """Each image and the inputs found for it, blank where the model has no such point.
 
         The text below is the pixel correlation and both distances relative to the yardstick.
         """
-        numbers = (
-            with_ratios(rows)
-            .set_index([*KEYS, "image", "point"])
-            .sort_index()[[PIXELS, EMBEDDING, INPUT]]
-        )
+        numbers = with_ratios(rows).set_index([*KEYS, "image", "point"]).sort_index()
+        numbers = numbers[[PIXELS, EMBEDDING, INPUT]]
         names = entry.arrays["points"].tolist()
-        pictures = []
-        for point in points:
-            if point not in names:
-                pictures.append(BLANK)
-                continue
-            pixels, outputs, inputs = numbers.loc[(*entry[:-1], image, point)]
-            text = f"{pixels:.2f}\n{shorten(outputs)} | {shorten(inputs)}"
-            pictures.append((entry.arrays["found"][names.index(point), image], text))
+        pictures: list[Picture] = []
+        for image in range(images):
+            pictures.append((entry.arrays["originals"][image], "original"))
+            for point in points:
+                if point not in names:
+                    pictures.append(BLANK)
+                    continue
+                pixels, outputs, inputs = numbers.loc[(*entry[:-1], image, point)]
+                text = f"{pixels:.2f}\n{shorten(outputs)} | {shorten(inputs)}"
+                pictures.append((entry.arrays["found"][names.index(point), image], text))
         return pictures
 
     def depths(self, rows: pd.DataFrame) -> str:
@@ -219,8 +183,7 @@ class InversionFigures(Figures):
         table = []
         for entry in models:
             title = f"{entry.family}\n{entry.weights}"
-            found = self.find_pictures(rows, entry, 0, points)
-            table.append((title, [original(entry), *found]))
+            table.append((title, self.find_pictures(rows, entry, points)))
         self.draw_pictures("inversion_depth", table, ["", *map(head_of, points)])
         return self.caption("depth", models)
 
@@ -235,13 +198,11 @@ class InversionFigures(Figures):
         points = [point for point in list_points(models.values()) if point.startswith(FIRST)]
         table = []
         for family, edit in dict.fromkeys(key[:2] for key in models):
-            pictures = [original(models[family, NO_EDIT, TRAINED])]
+            pictures = self.find_pictures(rows, models[family, NO_EDIT, TRAINED], ())
             for weights in (TRAINED, UNTRAINED):
                 model = models.get((family, edit, weights))
-                if model:
-                    pictures += self.find_pictures(rows, model, 0, points)
-                else:
-                    pictures += [BLANK] * len(points)
+                found = self.find_pictures(rows, model, points)[1:] if model else ()
+                pictures += found or [BLANK] * len(points)
             change = "as it is" if edit == NO_EDIT else edit.replace("+", ",\n")
             table.append((f"{family}\n{change}", pictures))
         heads = [""]
@@ -266,13 +227,10 @@ class InversionFigures(Figures):
         images = min(2, len(models[0].arrays["originals"]))
         table = []
         for entry in models:
-            pictures = []
-            for image in range(images):
-                pictures.append(original(entry, image))
-                pictures += self.find_pictures(rows, entry, image, points)
             title = entry.weights
             if entry.edit != NO_EDIT:
                 title = entry.edit.replace("with ", "trained\n").replace("+", " +\n")
+            pictures = self.find_pictures(rows, entry, points, images)
             table.append((f"{entry.family}, {title}", pictures))
         heads = ["", *map(head_of, points)] * images
         self.draw_pictures("inversion_transplant", table, heads)
@@ -414,11 +372,6 @@ def list_points(entries: Collection[Entry]) -> list[str]:
         return point.startswith(LAYER), int(number or -1)
 
     return sorted(points, key=place)
-
-
-def original(entry: Entry, image: int = 0) -> Picture:
-    """An image that was inverted."""
-    return entry.arrays["originals"][image], "original"
 
 
 def shorten(ratio: float) -> str:

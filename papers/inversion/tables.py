@@ -9,6 +9,7 @@ import pandas as pd
 from papers.inversion.compute.ratios import EMBEDDING, INPUT, PIXELS, TOKENS, with_ratios
 from papers.inversion.section import NO_EDIT
 from pipeline.config.params import Params
+from pipeline.report.captions import read_captions
 from pipeline.report.evaluations import label
 from pipeline.report.results import Results
 from pipeline.report.tables import write_table
@@ -17,16 +18,7 @@ PATCHES = "patch_embed"  # a point
 FIRST, LAYER = "first ", "layer "  # how the names of the other points begin
 MODEL = ["family", "weights", "edit", "order", "optimiser"]
 OPTIMISERS = {"adam": "Adam", "gd": "gradient descent"}
-CAPTION = (
-    "Inversion. Distances of the found input's output and of the found input itself from the "
-    "original's, each relative to that of a slightly shifted image (noise of standard deviation "
-    "{sigma:g}, {shifts} draws); means over {images} validation images and {seeds}. Tokens: the "
-    "inputs' distance behind the patch embedding. Verdict: the commonest of the single inversions, "
-    "and how many have it. Invertible here: the output is met more nearly than by the shifted "
-    "image, by an input nearer than that; non-unique: exactly (below {met:g} of the yardstick), by "
-    "an input farther than that; approximately non-invertible: neither; all as far as the "
-    "optimiser gets in its steps. Data {data}."
-)
+CAPTIONS = read_captions(__file__)
 
 
 def inversion_numbers(rows: pd.DataFrame) -> pd.DataFrame:
@@ -116,7 +108,7 @@ def write_inversion_table(
         Captions by title.
     """
     numbers = inversion_numbers(rows)
-    caption = CAPTION.format(
+    caption = CAPTIONS["table"].format(
         **about,
         images=rows["image"].nunique(),
         seeds=count_seeds(numbers["seeds"]),

@@ -305,93 +305,59 @@ def open_frozen(
     return model, Normaliser(mean, std, execution.device)
 
 
-class Collected(NamedTuple):
-    """What was found for P points of I images; B = P * I, all images of a point together."""
-
-    points: list[Point]
-    originals: Tensor  # (I, C, H, W)
-    found: Inversion
-    reference: Yardstick
-    tokens: Tensor  # (B,) distance behind the patch embedding
-    correlation: Tensor  # (B,) of the pixels
-
-
 def collect(
     model: RoutedModel, normalise: Normaliser, images: Tensor, config: InversionConfig
-) -> Collected:
-    """Invert all points of a model for images (I, C, H, W) in [0, 1]."""
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Invert P points of a model for I images (I, C, H, W) in [0, 1].
+
+    Returns:
+        A row a point and image, and what figures show: `originals` (I, C, H, W), `points` (P,)
+        names, `steps` (T,), `found` (P, I, C, H, W), and by step the distances `embedding` and
+        `input` (P, I, T), relative to the yardstick's.
+    """
     options = config.options
     seeds = (options.seed, config.seed)
     points = make_points(
         model.num_layers, options.depths, config.alone, config.order, len(images), seeds
     )
+    # B = P * I inputs are found, all images of a point together.
     routes = pad_routes(points, model.num_layers)
     originals = images.repeat(len(points), 1, 1, 1)
     start = noise(tuple(images.shape), options.seed).to(images.device)
     starts = start.repeat(len(points), 1, 1, 1)
     draws = torch.Generator().manual_seed(options.seed)
     reference = yardstick(model, normalise, originals, routes, options.sigma, options.shifts, draws)
+    size = options.batch_size
     batches = []
-    for i in range(0, len(originals), options.batch_size):
-        batch = slice(i, i + options.batch_size)
-        batches.append(
-            invert(
-                model,
-                normalise,
-                originals[batch],
-                routes[batch],
-                starts[batch],
-                config.descent,
-                options.records,
-            )
-        )
+    for batch in zip(originals.split(size), routes.split(size), starts.split(size), strict=True):
+        batches.append(invert(model, normalise, *batch, config.descent, options.records))
     found = Inversion(*map(torch.cat, zip(*batches, strict=True)))
     with torch.no_grad():
         tokens = distance(model.embed(normalise(found.images)), model.embed(normalise(originals)))
-    pixels = correlation(found.images, originals)
-    return Collected(points, images, found, reference, tokens, pixels)
-
-
-def to_rows(collected: Collected) -> pd.DataFrame:
-    """A row a point and image."""
-    points, originals, found, reference, tokens, pixels = collected
-    places = {
-        "point": np.repeat([point.name for point in points], len(originals)),
-        "depth": np.repeat([point.depth for point in points], len(originals)),
-        "image": np.tile(np.arange(len(originals)), len(points)),
+    names = [point.name for point in points]
+    columns = {
+        "point": np.repeat(names, len(images)),
+        "depth": np.repeat([point.depth for point in points], len(images)),
+        "image": np.tile(np.arange(len(images)), len(points)),
+        "lr": found.lr.cpu(),
+        "embedding_distance": found.embedding[:, -1].cpu(),
+        "yardstick": reference.embedding.cpu(),
+        "input_distance": found.pixels[:, -1].cpu(),
+        "input_yardstick": reference.pixels.cpu(),
+        "token_distance": tokens.cpu(),
+        "token_yardstick": reference.tokens.cpu(),
+        "pixel_correlation": correlation(found.images, originals).cpu(),
     }
-    measured = {
-        "lr": found.lr,
-        "embedding_distance": found.embedding[:, -1],
-        "yardstick": reference.embedding,
-        "input_distance": found.pixels[:, -1],
-        "input_yardstick": reference.pixels,
-        "token_distance": tokens,
-        "token_yardstick": reference.tokens,
-        "pixel_correlation": pixels,
+    arrays: dict[str, Any] = {
+        "found": found.images.half(),
+        "embedding": found.embedding / reference.embedding[:, None],
+        "input": found.pixels / reference.pixels[:, None],
     }
-    return pd.DataFrame(places | {name: column.cpu() for name, column in measured.items()})
-
-
-def to_arrays(collected: Collected, steps: list[int]) -> dict[str, np.ndarray]:
-    """What figures show; distances are relative to the yardstick's.
-
-    `originals` (I, C, H, W), `found` (P, I, C, H, W), `steps` (T,), `embedding` and `input`
-    (P, I, T), `points` (P,) names.
-    """
-    points, originals, found, reference, *_ = collected
-
-    def by_point(values: Tensor) -> np.ndarray:
-        return values.unflatten(0, (len(points), -1)).cpu().numpy()
-
-    return {
-        "originals": originals.cpu().numpy(),
-        "points": np.array([point.name for point in points]),
-        "steps": np.array(steps),
-        "found": by_point(found.images).astype(np.float16),
-        "embedding": by_point(found.embedding / reference.embedding[:, None]),
-        "input": by_point(found.pixels / reference.pixels[:, None]),
-    }
+    for name, values in arrays.items():
+        arrays[name] = values.unflatten(0, (len(points), -1)).cpu().numpy()
+    steps = recorded_steps(config.descent.steps, options.records)
+    arrays |= {"originals": images.cpu().numpy(), "points": np.array(names), "steps": steps}
+    return pd.DataFrame(columns), arrays
 
 
 def measure(
@@ -404,7 +370,7 @@ def measure(
 ) -> None:
     """Invert the points of one model for some validation images.
 
-    Writes `rows.csv`, a row a point and image, and `arrays.npz`: what :func:`to_arrays` has, and
+    Writes `rows.csv`, a row a point and image, and `arrays.npz`: what :func:`collect` has, and
     `filters` (D, C, h, w), the patch embedding's weights.
 
     Raises:
@@ -422,8 +388,7 @@ def measure(
         ablate(backbone, config.ablation)
     chosen = torch.from_numpy(split.subset(config.options.images))
     images = normalise.undo(split.take(chosen)[0])
-    collected = collect(model, normalise, images, config)
-    rows = to_rows(collected)
+    rows, arrays = collect(model, normalise, images, config)
     ratios = with_ratios(rows)[[EMBEDDING, INPUT]].to_numpy(float).tolist()
     rows = rows.assign(
         num_layers=model.num_layers,
@@ -431,7 +396,5 @@ def measure(
         verdict=[verdict(outputs, inputs, config.options.met) for outputs, inputs in ratios],
     )
     rows.to_csv(folder / ROWS, index=False, float_format="%.6g", lineterminator="\n")
-    steps = recorded_steps(config.descent.steps, config.options.records)
-    arrays = to_arrays(collected, steps) | {"filters": filters.cpu().numpy()}
-    np.savez_compressed(folder / ARRAYS, **arrays)
+    np.savez_compressed(folder / ARRAYS, **arrays, filters=filters.cpu().numpy())
     report({"text": f"{len(rows)} inputs found"})
