@@ -6,7 +6,7 @@ Who may be asked next, what is given up, and that equal draws give equal journey
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,44 +27,36 @@ from papers.nodes.compute.scheduler import (
 from papers.nodes.compute.simulation import FOREVER, Node, Run, Troubles, absences, simulate
 from papers.nodes.section import Fault, Policy, Service
 
+Answers = Callable[[Send], float | None]
 SERVICE = Service(service=1.0, hop=0.0, deadline=4, patience=3, suspicion=5, leave_out=0.25)
 LAYERS = 8
-
-
-def walk(
-    policy: Policy,
-    answers: Callable[[Send], float | None],
-    copies: int = 1,
-    options: Service = SERVICE,
-    **known: dict[int, float],
-) -> tuple[Answer, list[Send]]:
-    """One journey over 8 nodes.
-
-    `answers` says after how many seconds a node has run its layer; `known`: what a client knows of
-    nodes.
-    """
-    return next(walks(policy, answers, copies, options, **known))
+# What is left after seven layers is less than a quarter of the time, which a silent node may cost.
+SILENT: dict[str, Any] = {"deadline": 0.9, "silent": {7: 3}}
+SLOW: dict[str, Any] = {"deadline": 1, "takes": {5: 5.0}}
 
 
 def walks(
-    policy: Policy,
-    answers: Callable[[Send], float | None],
-    copies: int = 1,
-    options: Service = SERVICE,
-    **known: dict[int, float],
+    policy: Policy, answers: Answers, copies: int = 1, deadline: float = 4.0, **known: Any
 ) -> Iterator[tuple[Answer, list[Send]]]:
-    """The same of one journey after another by the same client, which rests as long as a pass
-    takes. Ways take no time.
+    """Journeys over 8 nodes, one after another, by a client that rests as long as a pass takes.
 
-    Nodes send on by what the client knew when it last sent; what is late reaches nobody.
+    Ways take no time. Nodes send on by what the client knew when it last sent; what is late
+    reaches nobody.
+
+    Args:
+        policy: of the client.
+        answers: after how many seconds a node has run its layer, or None.
+        copies: nodes a layer.
+        deadline: of a journey, in passes.
+        known: what the client knows of nodes.
     """
     now = 0.0
-    client = Client(place(LAYERS, copies, LAYERS), options, lambda: now, np.random.default_rng(0))
-    node = Known(client.holders, options, client.now)
-    for name, values in known.items():
-        getattr(client, name).update(values)
+    options = SERVICE.model_copy(update={"deadline": deadline})
+    client, node = two(copies, options, lambda: now, **known)
     while True:
-        steps, sent, news = client.journey(policy), list[Send](), None
+        steps = client.journey(policy)
+        sent: list[Send] = []
+        news = None
         try:
             step = next(steps)
             while True:
@@ -77,22 +69,42 @@ def walks(
                     continue
                 sent.append(asked)
                 seconds = answers(asked)
-                arrived = seconds is not None and now + seconds <= asked.until
-                now = now + seconds if arrived and seconds is not None else step.until
-                route = (*step.journey.route, asked.layer)
-                news = (
-                    News(
-                        asked.node,
-                        route,
-                        node.onward(step.journey._replace(route=route), asked.node),
-                    )
-                    if arrived
-                    else None
-                )
+                news = None
+                if seconds is not None and now + seconds <= asked.until:
+                    now += seconds
+                    route = (*step.journey.route, asked.layer)
+                    onward = node.onward(step.journey._replace(route=route), asked.node)
+                    news = News(asked.node, route, onward)
+                else:
+                    now = step.until
                 step = steps.send(news)
         except StopIteration as end:
             yield end.value, sent
             now += LAYERS
+
+
+def two(
+    copies: int = 1,
+    options: Service = SERVICE,
+    now: Callable[[], float] = lambda: 0.0,
+    **known: dict[int, float],
+) -> tuple[Client, Known]:
+    """A client, and what its nodes know from it, by default at time 0."""
+    client = Client(place(LAYERS, copies, LAYERS), options, now, np.random.default_rng(0))
+    for name, values in known.items():
+        getattr(client, name).update(values)
+    node = Known(client.holders, options, client.now)
+    node.read(client.table(), now())
+    return client, node
+
+
+def within(seconds: dict[int, float | None]) -> Answers:
+    """Nodes answer after so many seconds, others after one."""
+    return lambda step: seconds.get(step.node, 1.0)
+
+
+def gone(*nodes: int) -> Answers:
+    return within(dict.fromkeys(nodes))
 
 
 @pytest.mark.parametrize(("nodes", "copies"), [(12, 1), (12, 2), (6, 1), (6, 3), (12, 12), (5, 2)])
@@ -103,53 +115,56 @@ def test_layers_are_spread_evenly(nodes: int, copies: int) -> None:
     assert held.max() - held.min() <= copies
 
 
-@pytest.mark.parametrize("policy", ["strict", "partial", "any"])
-def test_where_all_is_well_every_layer_runs_once(policy: Policy) -> None:
-    answer, sent = walk(policy, lambda step: 1.0)
-    assert sorted(answer.route) == [*range(LAYERS)]
-    assert (answer.lost, answer.seconds, len(sent)) == (False, LAYERS, LAYERS)
-    if policy != "any":
-        assert answer.route == (*range(LAYERS),)
+WHOLE = tuple(range(LAYERS))
+JOURNEYS: list[tuple[str, Policy, Answers, dict[str, Any], set[int], bool]] = [
+    ("all is well", "strict", gone(), {}, {*WHOLE}, False),
+    ("all is well", "partial", gone(), {}, {*WHOLE}, False),
+    ("all is well", "any", gone(), {}, {*WHOLE}, False),
+    ("strict takes the copy", "strict", gone(3), {"copies": 2}, {*WHOLE}, False),
+    ("strict fails without it", "strict", gone(3), {}, {0, 1, 2}, True),
+    ("few are left out", "partial", gone(3, 6), {}, {0, 1, 2, 4, 5, 7}, False),
+    ("a quarter at most", "partial", gone(3, 4, 6), {}, {0, 1, 2, 5, 7}, True),
+    ("one silent", "any", gone(0), {}, {*range(1, 8)}, False),
+    ("all but one silent", "any", gone(*range(7)), {}, {7}, False),
+    ("all silent", "any", gone(*WHOLE), {}, set(), True),
+    ("a deadline", "strict", gone(), {"deadline": 0.5}, {0, 1, 2, 3}, True),
+    ("no time for the silent", "any", gone(), SILENT, {*range(7)}, False),
+    ("no time for the silent", "partial", gone(), SILENT, {*range(7)}, False),
+    ("no time for the slow", "strict", gone(), SLOW, {*range(5)}, True),
+]
 
 
-def test_a_strict_journey_takes_the_copy_or_fails() -> None:
-    answer, _ = walk("strict", lambda step: None if step.node == 3 else 1.0, copies=2)
-    assert (answer.route, answer.lost) == ((*range(LAYERS),), False)
-    answer, sent = walk("strict", lambda step: None if step.node == 3 else 1.0)
-    assert (answer.route, answer.lost) == ((0, 1, 2), True)
-    assert answer.seconds == pytest.approx(SERVICE.deadline * LAYERS)
+@pytest.mark.parametrize(
+    ("policy", "answers", "options", "layers", "lost"),
+    [case[1:] for case in JOURNEYS],
+    ids=[f"{case[0]}, {case[1]}" for case in JOURNEYS],
+)
+def test_journeys(
+    policy: Policy, answers: Answers, options: dict[str, Any], layers: set[int], lost: bool
+) -> None:
+    """Which layers run. None runs twice, and in strict order they are the first ones."""
+    answer, sent = next(walks(policy, answers, **options))
+    assert (set(answer.route), len(answer.route), answer.lost) == (layers, len(layers), lost)
+    if policy == "strict":
+        assert answer.route == tuple(sorted(layers))
+    if not any(answers(step) is None for step in sent):
+        assert answer.seconds == len(sent) == len(layers)
+
+
+def test_a_deadline_ends_any_order_wherever_it_is() -> None:
+    answer, _ = next(walks("any", gone(), deadline=0.5))
+    assert (len(answer.route), answer.lost, answer.seconds) == (4, False, 4)
+
+
+def test_strict_order_gives_up_at_the_deadline() -> None:
+    answer, sent = next(walks("strict", gone(3)))
+    assert answer.seconds == SERVICE.deadline * LAYERS
     assert {step.node for step in sent} == {0, 1, 2, 3}
 
 
-def test_a_partial_journey_leaves_few_layers_out_and_swaps_neighbours_alone() -> None:
-    answer, _ = walk("partial", lambda step: None if step.node in (3, 6) else 1.0)
-    assert ({*answer.route}, answer.lost) == ({0, 1, 2, 4, 5, 7}, False)
-    answer, _ = walk(
-        "partial", lambda step: None if step.node in (3, 4, 6) else 1.0
-    )  # more than a quarter
-    assert answer.lost
-    slow, _ = walk("partial", lambda step: 2.5 if step.node == 2 else 1.0)
+def test_partial_order_swaps_neighbours_alone() -> None:
+    slow, _ = next(walks("partial", within({2: 2.5})))
     assert all(abs(depth - layer) <= 1 for depth, layer in enumerate(slow.route))
-
-
-def reached(gone: int, step: Send) -> float | None:
-    return None if step.node < gone else 1.0
-
-
-def test_any_order_leaves_out_whoever_is_silent() -> None:
-    for gone in range(LAYERS):
-        answer, _ = walk("any", partial(reached, gone))
-        assert ({*answer.route}, answer.lost) == ({*range(gone, LAYERS)}, False)
-    answer, _ = walk("any", lambda step: None)
-    assert (answer.route, answer.lost) == ((), True)
-
-
-def test_a_deadline_ends_any_journey_wherever_it_is() -> None:
-    soon = SERVICE.model_copy(update={"deadline": 0.5})
-    answer, _ = walk("any", lambda step: 1.0, options=soon)
-    assert (len(answer.route), answer.lost, answer.seconds) == (4, False, 4.0)
-    answer, _ = walk("strict", lambda step: 1.0, options=soon)
-    assert (answer.route, answer.lost) == ((0, 1, 2, 3), True)
 
 
 def test_a_silent_node_is_asked_again_later() -> None:
@@ -159,27 +174,25 @@ def test_a_silent_node_is_asked_again_later() -> None:
         times.append(step)
         return None if step.node == 5 and sum(each.node == 5 for each in times) == 1 else 1.0
 
-    answer, _ = walk("strict", answers)
+    answer, _ = next(walks("strict", answers))
     assert (answer.route, answer.lost) == ((*range(LAYERS),), False)
     assert answer.seconds == pytest.approx(LAYERS + SERVICE.patience + SERVICE.suspicion)
 
 
 def test_a_slow_node_becomes_known() -> None:
     """It takes longer than patience at first; strict order goes on at its pace."""
-    slow = SERVICE.model_copy(update={"deadline": 8})
-    answer, sent = walk("strict", lambda step: 5.0 if step.node == 3 else 1.0, options=slow)
+    answer, sent = next(walks("strict", within({3: 5.0}), deadline=8))
     assert (answer.route, answer.lost) == ((*range(LAYERS),), False)
-    assert [step.until for step in sent if step.node == 3] == [
-        3 + 3,
-        3 + 3 + 5 + 6,
-    ]  # the second time after a rest of 5
+    untils = [step.until for step in sent if step.node == 3]
+    assert untils == [3 + 3, 3 + 3 + 5 + 6]  # the second time after a rest of 5
 
 
 @pytest.mark.parametrize(("seconds", "silences"), [(4.0, 0), (3.0, 0), (0.5, 1)])
 def test_a_wait_that_the_deadline_cuts_off_is_no_silence(seconds: float, silences: int) -> None:
     """Of three seconds of patience; a node that refuses, before that, is silent all the same."""
-    now, soon = 0.0, SERVICE.model_copy(update={"deadline": 2 / LAYERS})
-    client = Client(place(LAYERS, 1, LAYERS), soon, lambda: now, np.random.default_rng(0))
+    now = 0.0
+    soon = SERVICE.model_copy(update={"deadline": 2 / LAYERS})
+    client, _ = two(options=soon, now=lambda: now)
     journey = client.journey("strict")
     assert next(journey) == Step(Journey("strict", 2.0), Send(0, 0, 2.0), 2.0)
     now = min(seconds, 2.0)
@@ -204,37 +217,6 @@ def test_a_node_that_comes_back_is_used_again(policy: Policy) -> None:
     assert all(sorted(answer.route) == [*range(LAYERS)] for answer in after[10:])
 
 
-@pytest.mark.parametrize("policy", ["partial", "any"])
-def test_nobody_waits_for_a_node_that_was_silent_when_there_is_no_time_for_it(
-    policy: Policy,
-) -> None:
-    """A quarter of the time, which it may cost, is more than is left after seven layers."""
-    soon = SERVICE.model_copy(update={"deadline": 0.9})
-    answer, sent = walk(policy, lambda step: 1.0, options=soon, silent={7: 3})
-    assert ({*answer.route}, answer.lost, answer.seconds) == ({*range(LAYERS - 1)}, False, 7.0)
-    assert 7 not in {step.node for step in sent}
-
-
-def test_strict_order_ends_when_it_can_no_longer_arrive() -> None:
-    answer, _ = walk(
-        "strict",
-        lambda step: 1.0,
-        options=SERVICE.model_copy(update={"deadline": 1}),
-        takes={5: 5.0},
-    )
-    assert (answer.route, answer.lost, answer.seconds) == ((0, 1, 2, 3, 4), True, 5.0)
-
-
-def two(**known: dict[int, float]) -> tuple[Client, Known]:
-    """A client, and what its nodes know from it, at time 0."""
-    client = Client(place(LAYERS, 1, LAYERS), SERVICE, lambda: 0.0, np.random.default_rng(0))
-    for name, values in known.items():
-        getattr(client, name).update(values)
-    node = Known(client.holders, SERVICE, client.now)
-    node.read(client.table(), 0.0)
-    return client, node
-
-
 def test_a_node_decides_what_is_clear_and_leaves_the_rest_to_the_client() -> None:
     """Not.
 
@@ -253,24 +235,30 @@ def test_a_node_decides_what_is_clear_and_leaves_the_rest_to_the_client() -> Non
     assert node.onward(Journey("partial", 32.0, (0, 1), (2,)), 1) == Send(4, 4, 3.0)
 
 
-def test_of_a_layers_nodes_as_good_the_next_one_around_is_asked() -> None:
-    """So that copies of the layers are as many pipelines, and nodes that know little of the
-    others' load do not crowd at one.
-    """
-    client = Client(place(LAYERS, 2, LAYERS), SERVICE, lambda: 0.0, np.random.default_rng(0))
-    for here, layer in ((1, 1), (5, 1), (7, 7), (3, 7)):
-        onward = client.onward(Journey("strict", 32.0, (*range(layer),)), here - 1)
-        assert onward == Send(here, layer, 3.0)
+FOUR = [[17, 65], [40, 90], [18, 41], [20, 42]]  # layers on two of many nodes each
 
 
-def test_around_means_by_rank_not_by_number() -> None:
-    """Four layers, two of many nodes each."""
-    client = Client(
-        [[17, 65], [40, 90], [18, 41], [20, 42]], SERVICE, lambda: 0.0, np.random.default_rng(0)
-    )
-    for here, layer, onward in ((17, 1, 40), (65, 1, 90), (90, 2, 18), (41, 3, 42), (18, 3, 20)):
-        send = client.onward(Journey("strict", 32.0, (*range(layer),)), here)
-        assert send == Send(onward, layer, 3.0)
+@pytest.mark.parametrize(
+    ("holders", "here", "layer", "onward"),
+    [
+        (place(LAYERS, 2, LAYERS), 0, 1, 1),
+        (place(LAYERS, 2, LAYERS), 4, 1, 5),
+        (place(LAYERS, 2, LAYERS), 6, 7, 7),
+        (place(LAYERS, 2, LAYERS), 2, 7, 3),
+        (FOUR, 17, 1, 40),
+        (FOUR, 65, 1, 90),
+        (FOUR, 90, 2, 18),
+        (FOUR, 41, 3, 42),
+        (FOUR, 18, 3, 20),
+    ],
+)
+def test_of_a_layers_nodes_as_good_the_next_one_around_is_asked(
+    holders: list[list[int]], here: int, layer: int, onward: int
+) -> None:
+    """Copies of the layers are as many pipelines: around by rank, not by number."""
+    client = Client(holders, SERVICE, lambda: 0.0, np.random.default_rng(0))
+    send = client.onward(Journey("strict", 32.0, (*range(layer),)), here)
+    assert send == Send(onward, layer, 3.0)
 
 
 def test_of_what_is_known_the_newest_counts() -> None:
@@ -317,7 +305,7 @@ def test_who_answers_is_asked_again_at_once() -> None:
 
 
 def test_strict_order_waits_for_a_node_that_rests_where_the_other_one_is_too_late() -> None:
-    client = Client(place(LAYERS, 2, LAYERS), SERVICE, lambda: 0.0, np.random.default_rng(0))
+    client, _ = two(copies=2)
     client.due[0], client.silent[4], client.until[4] = 40.0, 1.0, 5.0
     assert client._next(Journey("strict", 32.0)) == (Journey("strict", 32.0), Wait(5.0))
     client.until[4] = 31.5
@@ -361,8 +349,7 @@ def test_a_slow_node_that_was_silent_is_asked_again() -> None:
         assert (journey.left_out, step) == ((), Send(5, 5, 32.0))
 
 
-# ---- simulated nodes
-# --------------------------------------------------------------------------------------------------
+# ---- simulated nodes ----
 
 
 def run(policy: Policy, fault: Fault, key: int = 0, copies: int = 1, in_flight: int = 8) -> Run:
@@ -404,17 +391,9 @@ def test_healthy_nodes_are_busy_all_the_time_in_any_order() -> None:
     assert free.busy == pytest.approx(1)
     assert max(answer.ended for answer in strict.answers) >= 40 + LAYERS - 1
     assert sorted(free.answers[0].route) == [*range(LAYERS)]
-
-
-@pytest.mark.parametrize("policy", ["strict", "any"])
-def test_where_the_load_is_steady_no_order_is_faster_on_healthy_nodes(policy: Policy) -> None:
-    """Eight nodes answer one micro-batch a second, whatever the order.
-
-    All begin at once, which strict order pays for in the whole run.
-    """
-    counted, seconds = run(policy, Fault()).steady(8)
-    assert len(counted) == 24
-    assert len(counted) / seconds == pytest.approx(1)
+    for journeys in (free, strict):  # one answer a second where the load is steady
+        counted, seconds = journeys.steady(8)
+        assert (len(counted), seconds) == (24, pytest.approx(24))
 
 
 def test_what_counts_as_steady() -> None:
