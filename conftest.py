@@ -3,6 +3,7 @@
 Python and commands of seconds run in a clone. Other commands are parsed.
 """
 
+import logging
 import os
 import re
 import shlex
@@ -144,7 +145,11 @@ def check_dvc(words: Sequence[str]) -> None:
     from papers import PAPERS
     from pipeline.config.load import load
 
-    arguments = parse_args(list(words))
+    logging.disable()  # DVC's handler may hold the captured stream of a test that has ended
+    try:
+        arguments = parse_args(list(words))
+    finally:
+        logging.disable(logging.NOTSET)
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     for target in getattr(arguments, "targets", None) or ():
         assert target in stages or (ROOT / target).is_file(), target
