@@ -1,9 +1,9 @@
 """Tables and figures of inversion: numbers by hand, what every picture is of, what is not drawn."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,17 +14,10 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from papers.inversion.compute.ratios import with_ratios
 from papers.inversion.compute.rows import CLASS_COLUMNS, KEYS
 from papers.inversion.figures import InversionFigures, filter_grid, shorten
 from papers.inversion.gallery import Gallery, neighbours
-from papers.inversion.tables import (
-    inversion_numbers,
-    name_model,
-    name_point,
-    verdict_table,
-    write_inversion_table,
-)
+from papers.inversion.tables import inversion_numbers, verdict_table, write_inversion_table
 from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
 from pipeline.jobs.files import sha256
@@ -67,13 +60,6 @@ def row(**changes: Any) -> dict[str, Any]:
     return dict(zip(KEYS, keys, strict=True)) | numbers | changes
 
 
-def test_ratios_are_relative_to_each_ones_yardstick() -> None:
-    other = row(yardstick=8.0, input_distance=1.0, token_distance=15.0)
-    found = with_ratios(pd.DataFrame([row(embedding_distance=1.0), other]))
-    columns = ["embedding_ratio", "input_ratio", "token_ratio"]
-    assert found[columns].to_numpy().tolist() == [[0.5, 1, 1], [0.25, 0.25, 3]]
-
-
 def test_numbers_are_means_of_the_seeds_means() -> None:
     """Seed 0 has ratios 0.5 and 1.5, seed 1 one of 3: mean 2, deviation of 1 and 3."""
     others: list[dict[str, Any]] = [
@@ -86,15 +72,17 @@ def test_numbers_are_means_of_the_seeds_means() -> None:
     ]
     rows = [
         row(embedding_distance=1.0, pixel_correlation=0.25, verdict="invertible here"),
-        row(embedding_distance=3.0, image=1, pixel_correlation=0.75),
+        row(embedding_distance=12.0, yardstick=8.0, image=1, pixel_correlation=0.75),
         row(embedding_distance=6.0, seed=1, pixel_correlation=0.9, input_distance=12.0),
         *(row(**other) for other in others),
     ]
+    rows[2] |= {"token_distance": 60.0, "token_yardstick": 20.0}
     found = inversion_numbers(pd.DataFrame(rows))
     first = found.iloc[0]
     spread = round(math.sqrt(2), 6)
     assert first[["embedding_ratio", "embedding_ratio_std"]].tolist() == [2, spread]
-    assert first[["input_ratio", "input_ratio_std"]].tolist() == [2, spread]
+    for name in ("input_ratio", "token_ratio"):
+        assert first[[name, f"{name}_std"]].tolist() == [2, spread]
     correlation = [0.7, round(0.4 / math.sqrt(2), 6)]
     assert first[["pixel_correlation", "pixel_correlation_std"]].tolist() == correlation
     assert first[["verdict", "count", "n", "seeds"]].tolist() == ["non-unique", 2, 3, 2]
@@ -103,34 +91,6 @@ def test_numbers_are_means_of_the_seeds_means() -> None:
     for number, other in enumerate(others):
         key, value = next(iter(other.items()))
         assert found[key].iloc[number + 1] == value
-
-
-@pytest.mark.parametrize(
-    ("point", "expected"),
-    [
-        ("patch_embed", "patch embedding"),
-        ("first 1", "first layer"),
-        ("first 4", "first 4 layers"),
-        ("layer 0", "layer 1 alone"),
-    ],
-)
-def test_names_of_points(point: str, expected: str) -> None:
-    assert name_point(point) == expected
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        (("ls", "none", "arbitrary"), "LS, arbitrary order"),
-        (("trained", "without residuals+mlp", "sequential"), "trained, without residuals and mlp"),
-        (
-            ("untrained", "with patch_embed+norm1", "sequential"),
-            "untrained, with trained patch embedding and first norm",
-        ),
-    ],
-)
-def test_names_of_models(model: tuple[str, str, str], expected: str) -> None:
-    assert name_model(*model) == expected
 
 
 def test_the_table(tmp_path: Path) -> None:
@@ -226,69 +186,64 @@ def make(
     folder: Path,
     models: Sequence[tuple[str, ...]] = MODELS,
     points: Sequence[str] = tuple(POINTS),
-    judged: str = "vit",
     images: int = 2,
     channels: int = 1,
 ) -> Made:
-    """Rows, arrays and class images of two seeds in the stage's form; `judged` has a judge."""
-    rows, classes = [], []
+    """Rows, arrays and class images of two seeds in the stage's form; the ViT's have a judge."""
+    rows: list[dict[str, Any]] = []
+    classes: list[dict[str, Any]] = []
     index: list[dict[str, Any]] = []
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     folder.mkdir()
 
-    def save(kind: str, keys: dict[str, Any], **arrays: Any) -> None:
-        np.savez(folder / f"{len(index)}.npz", **arrays)
-        index.append({"file": f"{len(index)}.npz", "kind": kind} | keys)
+    def save(kind: str, model: Sequence[Any], **arrays: Any) -> dict[str, Any]:
+        keys: dict[str, Any] = dict(zip(KEYS, ("d_10k", MODEL, *model), strict=True))
+        file = f"{len(index)}.npz"
+        np.savez(folder / file, **arrays)
+        index.append({"file": file, "kind": kind} | keys)
+        return keys
 
-    for number, (*model, optimiser) in enumerate(models):
+    for (number, model), seed in itertools.product(enumerate(models), (0, 1)):
         own = [p for p in points if model[2] == "none" or not p.startswith("layer")]
         if model[0] == "mixer":
             own = [point for point in own if point != "first 3"]
-        for seed in (0, 1):
-            keys = dict(zip(KEYS, ("d_10k", MODEL, *model, optimiser, seed), strict=True))
-            found = np.zeros((len(own), images, channels, 6, 6), np.float16)
-            for p, point in enumerate(own):
-                for image in range(images):
-                    found[p, image] = grey = value(number, point, image)
-                    changes = {
-                        "point": point,
-                        "depth": POINTS[point],
-                        "image": image,
-                        "pixel_correlation": grey,
-                        "embedding_distance": 2 * (0.5 + grey),
-                        "input_distance": 12 * grey,
-                        "token_distance": 5.0 * (1 + number) * (1 + POINTS[point]) * (1 + seed),
-                    }
-                    rows.append(row(**keys, **changes))
-            weights = np.random.default_rng([len(model[0]), len(model[1]), seed])
-            curve = np.arange(len(own))[:, None, None] + np.arange(images)[:, None] + np.ones(3)
-            save(
-                "inversion",
-                keys,
-                originals=draw.random((images, channels, 6, 6)),
-                points=np.array(own),
-                steps=STEPS,
-                found=found,
-                embedding=curve,
-                input=10 * curve,
-                filters=weights.normal(size=(70, channels, 3, 3)),
-            )
+        places = list(itertools.product(own, range(images)))
+        greys = [value(number, point, image) for point, image in places]
+        found = np.zeros((len(own), images, channels, 6, 6), np.float16)
+        found[:] = np.reshape(greys, (len(own), images, 1, 1, 1))
+        curve = np.arange(len(own))[:, None, None] + np.arange(images)[:, None] + np.ones(3)
+        keys = save(
+            "inversion",
+            (*model, seed),
+            originals=rng.random((images, channels, 6, 6)),
+            points=np.array(own),
+            steps=STEPS,
+            found=found,
+            embedding=curve,
+            input=10 * curve,
+            filters=np.random.default_rng([len(model[0]), len(model[1]), seed]).normal(
+                size=(70, channels, 3, 3)
+            ),
+        )
+        for (point, image), grey in zip(places, greys, strict=True):
+            changes = keys | {"point": point, "depth": POINTS[point], "image": image}
+            changes |= {"pixel_correlation": grey, "embedding_distance": 2 * (0.5 + grey)}
+            tokens = 5.0 * (1 + number) * (1 + POINTS[point]) * (1 + seed)
+            rows.append(row(**changes, input_distance=12 * grey, token_distance=tokens))
     trained = dict.fromkeys(model[:2] for model in models if model[1] != "untrained")
-    for family, weights_name in trained:
-        for seed in (0, 1):
-            values = ("d_10k", MODEL, family, weights_name, "none", "sequential", "", seed)
-            keys = dict(zip(KEYS, values, strict=True))
-            for c, name in enumerate(CLASSES):
-                entry = {"class": name, "probability": 0.9 - 0.1 * c}
-                if family == judged:
-                    entry |= {"judge_probability": 0.1 * c + 0.01, "judge_sees": "bag"}
-                classes.append(keys | entry)
-            pictures = draw.normal(size=(3, channels, 6, 6)).astype(np.float16)
-            save("class_images", keys, images=pictures, classes=np.array(CLASSES))
+    for names, seed in itertools.product(trained, (0, 1)):
+        pictures = rng.normal(size=(3, channels, 6, 6)).astype(np.float16)
+        model = (*names, "none", "sequential", "")
+        keys = save("class_images", (*model, seed), images=pictures, classes=np.array(CLASSES))
+        for c, name in enumerate(CLASSES):
+            entry = keys | {"class": name, "probability": 0.9 - 0.1 * c}
+            if names[0] == "vit":
+                entry |= {"judge_probability": 0.1 * c + 0.01, "judge_sees": "bag"}
+            classes.append(entry)
     (folder / "index.json").write_text(json.dumps(index))
     families = list(dict.fromkeys(model[0] for model in models if model[0] != MODEL))
-    names = {model[-1]: ABOUT["optimisers"][model[-1]] for model in reversed(models)}
-    about = ABOUT | {"families": families, "optimisers": names}
+    optimisers = {model[-1]: ABOUT["optimisers"][model[-1]] for model in reversed(models)}
+    about = ABOUT | {"families": families, "optimisers": optimisers}
     return Made(folder, pd.DataFrame(rows), pd.DataFrame(classes, columns=CLASS_COLUMNS), about)
 
 
@@ -366,10 +321,11 @@ def test_pictures(full: Made, keep: Keep, page: str) -> None:
     figures = keep(full)
     figures.draw_inversion(full.rows, full.classes)
     lines, heads = figures.pages[f"inversion_{page}"]
-    assert len(lines) == len(PAGES[page])
+    entry = figures.gallery.find(family="vit", edit="none", optimiser="adam")[0]
+    originals = iter(entry.arrays["originals"])
     for pictures, groups in zip(lines, PAGES[page], strict=True):
         assert len(pictures) == len(heads)
-        found = [picture for picture in pictures if picture[1] != "original"]
+        found = [pair for pair in pictures if pair[1] != "original"]
         expected = [(number, image, p) for number, image, points in groups for p in points]
         for (picture, text), (number, image, point) in zip(found, expected, strict=True):
             if number < 0 or (MODELS[number][0] == "mixer" and point == "first 3"):
@@ -377,12 +333,12 @@ def test_pictures(full: Made, keep: Keep, page: str) -> None:
                 continue
             assert picture.mean() == pytest.approx(value(number, point, image), abs=1e-3)
             assert text == text_of(value(number, point, image))
-    originals = [picture for picture, text in lines[0] if text == "original"]
-    first = figures.gallery.find(family="vit", edit="none", optimiser="adam")
-    entry = first[1 if page == "transplant" else 0]
-    for image, picture in enumerate(originals):
-        assert np.array_equal(picture, entry.arrays["originals"][image])
-    assert len(originals) == (2 if page == "transplant" else 1)
+    if page == "transplant":  # of the untrained model
+        originals = iter(figures.models[1].arrays["originals"])
+    for picture, text in lines[0]:
+        if text == "original":
+            assert np.array_equal(picture, next(originals))
+    assert len(list(originals)) == (0 if page == "transplant" else 1)
 
 
 def test_curves_of_the_first_family(full: Made, keep: Keep) -> None:
@@ -414,22 +370,6 @@ def test_class_images(full: Made, keep: Keep) -> None:
     ):
         expected = (image - image.min()) / (image.max() - image.min())
         np.testing.assert_allclose(picture, expected, atol=1e-6)
-
-
-def test_many_classes_are_cut(keep: Keep, tmp_path: Path) -> None:
-    """Ten are shown with the numbers of their own rows."""
-    made = make(tmp_path / "arrays", MODELS[2:4])
-    index = json.loads((made.folder / "index.json").read_text())
-    file = made.folder / next(each["file"] for each in index if each["kind"] == "class_images")
-    names = [f"class {c}" for c in range(12)]
-    np.savez(file, images=np.ones((12, 1, 4, 4)), classes=np.array(names))
-    first = made.classes.iloc[0].to_dict()
-    classes = [first | {"class": n, "judge_probability": c / 100} for c, n in enumerate(names)]
-    figures = keep(made)
-    figures.class_images(pd.DataFrame(classes))
-    (pictures,), heads = figures.pages["class_images"]
-    assert len(heads) == 10
-    assert [text for _, text in pictures] == [f"{c / 100:.2f}" for c in range(10)]
 
 
 def test_filters(full: Made, keep: Keep) -> None:
@@ -531,7 +471,7 @@ def test_a_page_says_where_its_pictures_stand(params: Params, full: Made, tmp_pa
         pixels = np.asarray(image.convert("L"))
     assert grid["heads"] == ["", "first layer", "first 2 layers"]
     rows, columns = (
-        list(pairwise(np.round(np.array(grid[name]) * size)))
+        list(itertools.pairwise(np.round(np.array(grid[name]) * size)))
         for name, size in zip(("rows", "columns"), pixels.shape, strict=True)
     )
     for i, (top, bottom) in enumerate(rows):
