@@ -133,11 +133,10 @@ def test_correlation() -> None:
     expected = [np.corrcoef(a[i].flatten(), b[i].flatten())[0, 1] for i in range(3)]
     assert correlation(a, b).tolist() == pytest.approx(expected, abs=1e-5)
     assert correlation(a, 2 - 0.3 * a).tolist() == pytest.approx([-1] * 3, abs=1e-5)
-    for level in (0.0, 0.1, 0.25, 0.7):
-        constant = torch.full_like(a, level)
-        for other in (a, constant, constant + 0.1):
-            assert not correlation(constant, other).any()
-            assert not correlation(other, constant).any()
+    constant = torch.full_like(a, 0.1)
+    for other in (a, constant, constant + 0.1):
+        assert not correlation(constant, other).any()
+        assert not correlation(other, constant).any()
 
 
 def test_total_variation() -> None:
@@ -165,14 +164,14 @@ def test_yardsticks_are_means_over_the_draws(model: RoutedModel) -> None:
     found = yardstick(model, normalise, a, table(ROUTES), 0.07, 4, draws[0])
     shifted = [a + 0.07 * torch.randn(a.shape, generator=draws[1]) for _ in range(4)]
     for i, route in enumerate(ROUTES):
-        readings: dict[str, Callable[[Tensor], Tensor]] = {
-            "embedding": lambda x: state_of(model, normalise(x), route),  # noqa: B023
-            "tokens": lambda x: model.embed(normalise(x)),
-            "pixels": lambda x: x,
-        }
-        for name, read in readings.items():
-            apart = [float((read(b[i : i + 1]) - read(a[i : i + 1])).norm()) for b in shifted]
-            assert float(getattr(found, name)[i]) == pytest.approx(sum(apart) / 4, rel=1e-4)
+        apart: list[list[float]] = []
+        for b in shifted:
+            pair = (a[i : i + 1], b[i : i + 1])
+            states = [state_of(model, normalise(x), route) for x in pair]
+            tokens = [model.embed(normalise(x)) for x in pair]
+            apart.append([float((y - x).norm()) for x, y in (states, tokens, pair)])
+        expected = torch.tensor(apart).mean(0).tolist()
+        assert [float(values[i]) for values in found] == pytest.approx(expected, rel=1e-4)
 
 
 # ---- descents ------------------------------------------------------------------------------------
@@ -214,10 +213,8 @@ def by_hand(
     [
         {},
         {"steps": 1},
-        {"schedule": "cosine"},
         {"blur": 0.6},
         {"total_variation": 2.0},
-        {"method": "adam", "lrs": [0.05]},
         {"method": "adam", "lrs": [0.05], "schedule": "cosine", "blur": 0.3},
     ],
     ids=str,
@@ -263,17 +260,12 @@ def test_the_best_of_several_rates_is_kept(model: RoutedModel) -> None:
     ("embedding", "input", "met", "expected"),
     [
         (0.9, 0.9, 0.01, INVERTIBLE),
-        (0.0, 0.0, 0.01, INVERTIBLE),
         (0.0, 1.0, 0.01, NON_UNIQUE),
-        (0.0099, 50.0, 0.01, NON_UNIQUE),
         (0.0099, math.nan, 0.01, NON_UNIQUE),
         (0.01, 1.0, 0.01, APPROXIMATE),  # the border is not met
-        (0.9, 1.1, 0.01, APPROXIMATE),
         (1.0, 0.0, 0.01, APPROXIMATE),
         (math.nan, 0.9, 0.01, APPROXIMATE),
-        (math.inf, math.inf, 0.01, APPROXIMATE),
         (0.3, 2.0, 0.5, NON_UNIQUE),
-        (0.3, 0.9, 0.5, INVERTIBLE),
         (1.0, 2.0, 1.5, NON_UNIQUE),
     ],
 )
@@ -284,10 +276,7 @@ def test_verdicts(embedding: float, input: float, met: float, expected: str) -> 
 # ---- points --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "expected"),
-    [(12, [1, 4, 8, 12]), (3, [1, 2, 3]), (2, [1, 2]), (1, [1])],
-)
+@pytest.mark.parametrize(("num_layers", "expected"), [(12, [1, 4, 8, 12]), (2, [1, 2])])
 def test_default_depths(num_layers: int, expected: list[int]) -> None:
     points = make_points(num_layers, None, False, "sequential", 1, (0, 0))
     assert [point.depth for point in points] == [0, *expected]
@@ -339,11 +328,9 @@ class Outcome:
         with np.load(folder / ARRAYS) as file:
             self.arrays = dict(file)
 
-    def __eq__(self, other: object) -> bool:
-        assert isinstance(other, Outcome)
-        if self.text != other.text or self.arrays.keys() != other.arrays.keys():
-            return False
-        return all(np.array_equal(array, other.arrays[name]) for name, array in self.arrays.items())
+    def same(self, other: "Outcome") -> bool:
+        arrays = all(np.array_equal(self.arrays[name], other.arrays[name]) for name in self.arrays)
+        return self.text == other.text and arrays
 
 
 def config_fields(data: Path, preset: ModelPreset, weights: Path | None) -> dict[str, Any]:
@@ -444,11 +431,14 @@ def check(
     }
     for column, values in expected.items():  # found images are kept in half precision
         assert rows[column].tolist() == pytest.approx(values.tolist(), rel=0.01, abs=2e-3), column
-    ends = {"embedding": ("embedding_distance", "yardstick")}
-    ends["input"] = ("input_distance", "input_yardstick")
-    for name, (column, reference) in ends.items():
-        ratios = (rows[column] / rows[reference]).tolist()
-        assert arrays[name][..., -1].flatten().tolist() == pytest.approx(ratios, rel=1e-4)
+    ratios = {
+        "embedding": rows["embedding_distance"] / rows["yardstick"],
+        "input": rows["input_distance"] / rows["input_yardstick"],
+    }
+    for name, values in ratios.items():
+        assert arrays[name][..., -1].flatten() == pytest.approx(values.to_numpy(), rel=1e-4)
+    verdicts = [verdict(*pair, OPTIONS.met) for pair in zip(*ratios.values(), strict=True)]
+    assert rows["verdict"].tolist() == verdicts
     start = noise(tuple(originals[:2].shape), OPTIONS.seed).repeat(len(found) // 2, 1, 1, 1)
     first = (distance(start, originals) / gauge.pixels).tolist()
     assert arrays["input"][..., 0].flatten().tolist() == pytest.approx(first, rel=1e-4)
@@ -477,40 +467,18 @@ def test_measure(inverted: Callable[..., Outcome], prepared: Path, weights: Path
     filters = model.backbone.patch_embed.proj.weight.detach().numpy()
     assert np.array_equal(arrays["filters"], filters)
     check(outcome, model, prepared, twice((), (0,), (0, 1), (0, 1, 2), (0,), (1,), (2,)))
-    assert inverted(weights, alone=True) == outcome
-    assert inverted(weights, alone=True, seed=3) == outcome
-    assert inverted(weights, alone=True, options={"seed": 8}) != outcome
+    assert inverted(weights, alone=True).same(outcome)
+    assert inverted(weights, alone=True, seed=3).same(outcome)
+    assert not inverted(weights, alone=True, options={"seed": 8}).same(outcome)
+    rows = inverted(weights, options={"met": 1e9}).rows
+    assert set(rows["verdict"]) <= {NON_UNIQUE, INVERTIBLE}
 
 
-@pytest.mark.parametrize("met", [0.01, 1e9])
-def test_verdicts_of_rows(inverted: Callable[..., Outcome], weights: Path, met: float) -> None:
-    """They are of relative distances."""
-    rows = inverted(weights, options={"met": met}).rows
-    outputs = (rows["embedding_distance"] / rows["yardstick"]).tolist()
-    inputs = (rows["input_distance"] / rows["input_yardstick"]).tolist()
-    assert rows["verdict"].tolist() == [verdict(outputs[i], inputs[i], met) for i in range(8)]
-    assert (NON_UNIQUE if met > 1 else APPROXIMATE) in set(rows["verdict"])
-
-
-@pytest.mark.parametrize(("batch_size", "order"), [(1, "sequential"), (3, "arbitrary")])
-def test_measure_in_batches(
-    inverted: Callable[..., Outcome],
-    weights: Path,
-    batch_size: int,
-    order: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("order", ["sequential", "arbitrary"])
+def test_measure_in_batches(inverted: Callable[..., Outcome], weights: Path, order: str) -> None:
     """How many inputs are found at once changes nothing, also where a batch ends within a point."""
     whole = inverted(weights, order=order)
-    sizes: list[int] = []
-
-    def spied(*args: Any) -> Any:
-        sizes.append(len(args[2]))
-        return invert(*args)
-
-    monkeypatch.setattr(inversion, "invert", spied)
-    split = inverted(weights, order=order, options={"batch_size": batch_size})
-    assert sizes == ([1] * 8 if batch_size == 1 else [3, 3, 2])
+    split = inverted(weights, order=order, options={"batch_size": 3})
     pd.testing.assert_frame_equal(split.rows, whole.rows, rtol=1e-5, atol=1e-5)
     for name in ("embedding", "input", "found"):
         assert np.allclose(split.arrays[name], whole.arrays[name], rtol=1e-5, atol=1e-3), name
@@ -534,7 +502,7 @@ def test_measure_of_untrained_models(inverted: Callable[..., Outcome], prepared:
     model = build(TINY, 10)
     points = make_points(3, None, False, "arbitrary", 2, (OPTIONS.seed, 4))
     check(outcome, model, prepared, [route for point in points for route in point.routes])  # type: ignore[misc]
-    assert inverted(seed=5, order="arbitrary") != outcome
+    assert not inverted(seed=5, order="arbitrary").same(outcome)
 
 
 @pytest.mark.parametrize("preset", [TINY, MIXER], ids=["vit", "mixer"])
@@ -590,7 +558,6 @@ def maximised(model: RoutedModel, classes: int, options: ClassImages, seed: int)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"jitter_after": 6},
         {},
         {"jitter": 4, "jitter_after": 0, "batch_size": 2},
         {"jitter": 0, "blur": 0.0},
@@ -634,7 +601,8 @@ def test_measure_of_class_images(prepared: Path, tmp_path: Path, outputs: int | 
 
     judged, alone = run("judged", judge), run("alone", None)
     own = own_normaliser(prepared)
-    names = [str(name) for name in read_meta(prepared)["classes"]]
+    classes = read_meta(prepared)["classes"]
+    names = [str(name) for name in classes]
     model, other = (
         build(preset, 10, weights=file).eval().requires_grad_(False) for file in (weights, judge)
     )
@@ -642,13 +610,15 @@ def test_measure_of_class_images(prepared: Path, tmp_path: Path, outputs: int | 
     probability, _ = rate(model, own, expected, 10)
     for outcome in (judged, alone):
         assert outcome.rows["class"].astype(str).tolist() == names
-        assert outcome.arrays["classes"].tolist() == read_meta(prepared)["classes"]
+        assert outcome.arrays["classes"].tolist() == classes
         assert np.allclose(outcome.arrays["images"], expected, atol=2e-3)
-        assert outcome.rows["probability"].tolist() == pytest.approx(probability.tolist(), rel=1e-3)
+        assert outcome.rows["probability"].to_numpy() == pytest.approx(
+            probability.numpy(), rel=1e-3
+        )
     probability, seen = rate(other, own, expected, 10)
-    found = judged.rows["judge_probability"].tolist()
-    assert found == pytest.approx(probability.tolist(), rel=1e-3)
+    found = judged.rows["judge_probability"].to_numpy()
+    assert found == pytest.approx(probability.numpy(), rel=1e-3)
     assert judged.rows["judge_sees"].astype(str).tolist() == [names[i] for i in seen.tolist()]
     assert alone.rows[["judge_probability", "judge_sees"]].isna().all(axis=None)
-    assert run("again", judge) == judged
-    assert run("other", judge, seed=1) != judged
+    assert run("again", judge).same(judged)
+    assert not run("other", judge, seed=1).same(judged)

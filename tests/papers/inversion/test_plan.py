@@ -16,7 +16,6 @@ from papers.inversion.compute.presets import family_preset
 from papers.inversion.compute.rows import (
     CLASS_COLUMNS,
     COLUMNS,
-    about,
     gather_arrays,
     gather_rows,
 )
@@ -173,44 +172,34 @@ def test_edited_models(make: Make) -> None:
 def test_what_is_inverted(make: Make) -> None:
     """The first family under the second optimiser, all models, variants in both orders, edits."""
     plan = make()
-    tasks, chosen = plan.inversions(models(plan)), plan.params.model
-    plain = [("vit", seed) for seed in (0, 1)], [("own", 0)], [("mixer", seed) for seed in (0, 1)]
-    both = [
-        [(family, weights, seed) for family, seed in family_seeds for weights in TWO]
-        for family_seeds in plain
-    ]
-    expected = [("gd", "sequential", "none", *model) for model in both[0]]
-    expected += [("adam", "sequential", "none", *model) for group in both for model in group]
-    for weights in ("untrained", "ls"):
-        for seed in (0, 1):
-            for order in ("sequential", "arbitrary"):
-                expected.append(("adam", order, "none", chosen, weights, seed))
-    for model in plan.edited(models(plan)):
-        edit = "without residuals+mlp" if model.ablation else "with patch_embed+norm1"
-        if model.family == "own":
-            edit = "without norms"
-        expected.append(("adam", "sequential", edit, *model[:2], model.seed))
-    columns = ("optimiser", "order", "edit", "family", "weights", "seed")
-    assert [tuple(task.keys[name] for name in columns) for task in tasks] == expected
+    own = models(plan)
+    tasks = plan.inversions(own)
+    expected = [(model, "gd", "sequential") for model in own if model.family == "vit"]
+    expected += [(model, "adam", "sequential") for model in own]
+    refined = [model for model in plan.refined() if model.weights in ("untrained", "ls")]
+    assert len(refined) == 4
+    expected += [(m, "adam", order) for m in refined for order in ("sequential", "arbitrary")]
+    expected += [(model, "adam", "sequential") for model in plan.edited(own)]
+    assert [(task.subject, task.optimiser, task.order) for task in tasks] == expected
+    edits = ["without residuals+mlp"] * 4 + ["without norms"] * 2 + ["with patch_embed+norm1"] * 2
+    assert [task.keys["edit"] for task in tasks if task.keys["edit"] != "none"] == edits
     assert len({task.job.title for task in tasks}) == len(tasks)
     for task in tasks:
         config: Any = task.job.config
-        subject, options = task.subject, config.options
+        subject = task.subject
+        keys = {"family": subject.family, "weights": subject.weights, "seed": subject.seed}
+        assert keys.items() <= task.keys.items()
+        options = config.options
         assert (options.images, options.depths, options.seed) == (2, [1, 2], 11)
         assert config.descent == plan.options.optimisers[task.optimiser]
         assert (config.seed, config.order) == (subject.seed, task.order)
-        assert (tuple(config.ablation), tuple(config.transplant)) == subject[6:8]
+        assert tuple(config.ablation) == subject.ablation
+        assert tuple(config.transplant) == subject.transplant
         assert config.alone == (subject.edit == "none" and task.order == "sequential")
-        for digest, file in (
-            (config.weights_sha256, subject.file),
-            (config.donor_sha256, subject.donor),
-        ):
-            assert digest == (sha256(file) if file else None)
-        expected_inputs = {"data": plan.data, "weights": subject.file, "donor": subject.donor}
-        assert dict(task.job.inputs) == expected_inputs
-
-
-TWO = ("trained", "untrained")
+        assert config.weights_sha256 == (sha256(subject.file) if subject.file else None)
+        assert config.donor_sha256 == (sha256(subject.donor) if subject.donor else None)
+        inputs = {"data": plan.data, "weights": subject.file, "donor": subject.donor}
+        assert dict(task.job.inputs) == inputs
 
 
 def test_the_chosen_model_as_a_family_is_inverted_once(make: Make, params: Params) -> None:
@@ -218,8 +207,8 @@ def test_the_chosen_model_as_a_family_is_inverted_once(make: Make, params: Param
     plan = make(ALONE | {"families": {params.model: {}}})
     tasks = plan.inversions(models(plan))
     assert len({task.job.title for task in tasks}) == len({t.job.key for t in tasks}) == len(tasks)
-    found = [task.keys for task in tasks if task.optimiser == "adam"]
-    assert len(found) == 1 + 2 * 2 + 2 * 2  # trained; untrained and ls in both orders
+    adam = [task for task in tasks if task.optimiser == "adam"]
+    assert len(adam) == 1 + 2 * 2 + 2 * 2  # trained; untrained and ls in both orders
 
 
 def keys(plan: Plan) -> dict[str, dict[str, str]]:
@@ -276,8 +265,8 @@ def test_what_changes_the_keys(
 
 def test_an_optimiser_changes_its_own_inversions(make: Make) -> None:
     first = keys(make())["inversions"]
-    slower = VALUES["optimisers"] | {"gd": VALUES["optimisers"]["gd"] | {"steps": 8}}
-    again = keys(make({"optimisers": slower}))["inversions"]
+    gd = VALUES["optimisers"]["gd"] | {"steps": 8}
+    again = keys(make({"optimisers": VALUES["optimisers"] | {"gd": gd}}))["inversions"]
     for title, key in first.items():
         assert (again[title] != key) == (", gd" in title)
 
@@ -354,11 +343,10 @@ def test_rows(finished: tuple[list[Task], list[Task]]) -> None:
     rows = gather_rows(class_images, CLASS_COLUMNS)
     assert list(rows.columns) == CLASS_COLUMNS
     assert rows["family"].tolist()[::2] == [task.subject.family for task in class_images]
-    assert rows["probability"].tolist()[::2] == [
-        len(inversions) + i for i in range(len(class_images))
-    ]
-    assert rows["class"].tolist()[:2] == ["nan", "NA"]  # no missing values
-    assert rows["judge_sees"].tolist()[:2] == ["NA", "None"]
+    places = [len(inversions) + i for i in range(len(class_images))]
+    assert rows["probability"].tolist()[::2] == places
+    names = rows[["class", "judge_sees"]].iloc[:2].values.tolist()
+    assert names == [["nan", "NA"], ["NA", "None"]]  # no missing values
     assert rows["judge_probability"].isna().tolist()[:2] == [False, True]
     assert list(gather_rows([], CLASS_COLUMNS).columns) == CLASS_COLUMNS
 
@@ -373,14 +361,3 @@ def test_arrays_are_found_again(finished: tuple[list[Task], list[Task]], tmp_pat
             number = place_of(task, [*inversions, *class_images])
             assert entry.arrays["found"].tolist() == [number] * 3
     assert len(gallery.find()) == sum(task.subject.seed == 0 for task in inversions)
-
-
-def test_about(make: Make) -> None:
-    """It is what captions name, and a file can hold it."""
-    plan = make()
-    found = about(plan.params)
-    assert json.loads(json.dumps(found)) == found
-    assert (found["epochs"], found["training_images"]) == (2, 60)
-    assert (found["families"], found["trained_here"]) == (["vit", "own", "mixer"], ["vit", "mixer"])
-    assert [descent["steps"] for descent in found["optimisers"].values()] == [7, 9]
-    assert found["class_images"]["steps"] == 5
