@@ -1,8 +1,10 @@
-"""One training in 1, 2, ... processes: `uv run python benchmarks/scaling.py` -> scaling.json, one entry a machine.
+"""One training in 1, 2, ... processes: `uv run python benchmarks/scaling.py` -> scaling.json, one
+entry a machine.
 
-Weak scaling: every process keeps its batch, so the work of a step grows with the processes. The pipeline's own launch (torchrun,
-DDP; NCCL on CUDA with a GPU each, gloo on a CPU with a thread each) and training epochs, on random images. Efficiency: images/s of n
-processes over n times those of one, the median over the repetitions; the numbers of processes alternate within a repetition.
+Weak scaling: every process keeps its batch, so the work of a step grows with the processes. The
+pipeline's own launch (torchrun, DDP; NCCL on CUDA with a GPU each, gloo on a CPU with a thread
+each) and training epochs, on random images. Efficiency: images/s of n processes over n times those
+of one, the median over the repetitions; the numbers of processes alternate within a repetition.
 """
 
 import argparse

@@ -2,9 +2,11 @@
 
     uv run python benchmarks/together.py [--minutes 180]     writes benchmarks/together.json
 
-First two `dvc repro` at once, each started again, as its user would, until DVC no longer says that the other is at work. Then rounds until
-the time is over: three queued experiments, run by three workers, that want the same trainings and another simulation each, while
-`lsvit track sync` and `lsvit claims` run beside them again and again. All at scale smoke, a seed a round.
+First two `dvc repro` at once, each started again, as its user would, until DVC no longer says that
+the other is at work. Then rounds until
+the time is over: three queued experiments, run by three workers, that want the same trainings and
+another simulation each, while `lsvit track sync` and `lsvit claims` run beside them again and
+again. All at scale smoke, a seed a round.
 """
 
 import argparse
@@ -55,7 +57,10 @@ def dvc(run: Run, *command: str) -> str:
 
 
 def two_at_once(run: Run) -> dict[str, Any]:
-    """Two `dvc repro`, each until it succeeds: starts that were `refused`, each with DVC's own words, and whether one more finds work."""
+    """Two `dvc repro`, each until it succeeds.
+
+    Starts that were `refused`, each with DVC's own words, and whether one more finds work.
+    """
     began, refused, left = (
         time.monotonic(),
         0,
@@ -132,7 +137,11 @@ def tracked(run: Run) -> Counter:
 
 
 def queued(run: Run, number: int) -> dict[str, Any]:
-    """A round: what it took at most, what failed, what differs, what MLflow has more of than once, and what was left."""
+    """A round.
+
+    What it took at most, what failed, what differs, what MLflow has more of than once, and what was
+    left.
+    """
     names = [f"round-{number}-{i}" for i in range(WORKERS)]
     before, began = tracked(run), time.monotonic()
     for i, name in enumerate(names):

@@ -42,8 +42,8 @@ ABOUT = {
     "origin": "its README says 'a pre-trained Vision Transformer (ViT) model' for salient regions, "
     "and no more: not on what data, by whom, or how it was trained. The tensors have the names and "
     "shapes that transformers gives DINOv2's small model with patches of 14 pixels at 518. Whether "
-    "they are DINOv2's published weights, or were trained further with the decoder, is not said and "
-    "was not checked: no result with them is one of DINOv2's.",
+    "they are DINOv2's published weights, or were trained further with the decoder, is not said "
+    "and was not checked: no result with them is one of DINOv2's.",
 }
 ARCHITECTURE, SIZE, GRAPH_SIZE, PATCH, LAYERS = "vit_small_patch14_dinov2", 518, 224, 14, 12
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # that the package normalises with
