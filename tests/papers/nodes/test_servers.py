@@ -100,7 +100,6 @@ def test_a_node_refuses_what_is_no_message_and_drops_what_is_late(
         (save({"tokens": tokens[:, 1:].contiguous(), "done": nothing}), "tokens: found"),
         (save({"tokens": tokens.double(), "done": nothing}), "found torch.float64"),
         (save({"tokens": tokens, "done": torch.tensor([3, 3])}), "different layers"),
-        (save({"tokens": tokens, "done": torch.tensor([0, 6])}), "different layers"),
         (save({"tokens": tokens, "done": torch.tensor([0])}), "layer: found 0"),
     ):
         with pytest.raises(ValueError, match=text):
@@ -132,7 +131,7 @@ def test_a_ray_that_runs_already_is_left_running(monkeypatch: pytest.MonkeyPatch
     assert not ended
 
 
-@pytest.mark.parametrize(("batches", "layers"), [(1, 12), (5, 12), (12, 12), (64, 12), (3, 1)])
+@pytest.mark.parametrize(("batches", "layers"), [(5, 12), (64, 12), (3, 1)])
 def test_the_latin_schedule_has_neither_fill_nor_drain(batches: int, layers: int) -> None:
     latin = nodes_schedules.latin_ticks(batches, layers)
     pipeline = nodes_schedules.pipeline_ticks(batches, layers)

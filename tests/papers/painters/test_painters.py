@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from torch import Tensor
 
 from lsvit.routed import RoutedModel
 from lsvit.routes import OneRoute, Route
@@ -64,17 +63,11 @@ def six(pico: ModelPreset) -> ModelPreset:
 # ---- routes ----
 
 BY_HAND: dict[tuple[Kind, int], Route] = {
-    ("skip", 2): (0, 1, 4, 5),
-    ("skip", 3): (0, 4, 5),
     ("skip", 4): (0, 5),
-    ("repeat", 2): (0, 1, 3, 3, 4, 5),
     ("repeat", 3): (0, 2, 2, 2, 4, 5),
     ("repeat", 4): (0, 3, 3, 3, 3, 5),
-    ("reverse", 2): (0, 1, 3, 2, 4, 5),
     ("reverse", 3): (0, 3, 2, 1, 4, 5),
     ("reverse", 4): (0, 4, 3, 2, 1, 5),
-    ("parallel", 2): (0, 1, (2, 3), 4, 5),
-    ("parallel", 3): (0, (1, 2, 3), 4, 5),
     ("parallel", 4): (0, (1, 2, 3, 4), 5),
     ("loop", 2): (0, 1, (2, 3), (2, 3), (2, 3), 4, 5),
     ("loop", 4): (0, (1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4), 5),
@@ -115,30 +108,16 @@ def model(six: ModelPreset) -> RoutedModel:
     return build(six, 10).eval()
 
 
-def by_hand(
-    model: RoutedModel, images: Tensor, middle: Callable[[Tensor, list[Any]], Tensor]
-) -> Tensor:
-    """Run the first layer, `middle` with layers 1 to 4, the last layer and timm's head."""
-    blocks = list(model.backbone.blocks)
-    return model.answer(blocks[5](middle(blocks[0](model.embed(images)), blocks[1:5])))
-
-
-def average(state: Tensor, blocks: list[Any]) -> Tensor:
-    return sum((block(state) for block in blocks), torch.zeros_like(state)) / len(blocks)
-
-
-def three_times(state: Tensor, blocks: list[Any]) -> Tensor:
-    return average(average(average(state, blocks), blocks), blocks)
-
-
-@pytest.mark.parametrize(("kind", "middle"), [("parallel", average), ("loop", three_times)])
+@pytest.mark.parametrize(("kind", "times"), [("parallel", 1), ("loop", 3)])
 @torch.inference_mode()
-def test_layers_side_by_side_are_averaged(
-    kind: Kind, middle: Callable[[Tensor, list[Any]], Tensor], model: RoutedModel
-) -> None:
+def test_layers_side_by_side_are_averaged(kind: Kind, times: int, model: RoutedModel) -> None:
     images = torch.randn(3, 1, 28, 28)
     (route,) = make_routes(kind, 6, 4, strategies())
-    assert torch.allclose(model(images, route), by_hand(model, images, middle), atol=1e-6)
+    first, *middle, last = model.backbone.blocks
+    state = first(model.embed(images))
+    for _ in range(times):
+        state = torch.stack([block(state) for block in middle]).mean(0)
+    assert torch.allclose(model(images, route), model.answer(last(state)), atol=1e-6)
     assert not torch.allclose(model(images, route), model(images), atol=1e-3)
 
 
@@ -161,55 +140,50 @@ def test_other_strategies_are_those_of_a_model_with_its_layers_so(
 # ---- jobs and rows ----
 
 
-def config(six: ModelPreset, **options: Any) -> PaintersConfig:
-    return PaintersConfig(
-        title="test",
-        dataset="bars",
-        model_name="six",
-        model=six,
-        variant=PLAIN,
-        device="cpu",
-        data_sha256="",
-        weights_sha256=None,
-        options=strategies(**options),
-        precision="fp32",
-    )
+Evaluated = Any  # (options) -> configuration, rows
 
 
 @pytest.fixture
-def weights(model: RoutedModel, tmp_path: Path) -> Path:
+def evaluated(six: ModelPreset, model: RoutedModel, prepared: Path, tmp_path: Path) -> Evaluated:
+    """Evaluates the model under options; gives the configuration and the rows."""
     save_weights(model, tmp_path / "w.safetensors")
-    return tmp_path / "w.safetensors"
 
+    def run(**options: Any) -> tuple[PaintersConfig, pd.DataFrame]:
+        config = PaintersConfig(
+            title="test",
+            dataset="bars",
+            model_name="six",
+            model=six,
+            variant=PLAIN,
+            device="cpu",
+            data_sha256="",
+            weights_sha256=None,
+            options=strategies(**options),
+            precision="fp32",
+        )
+        evaluate(config, prepared, tmp_path / "w.safetensors", tmp_path, lambda event: None)
+        return config, read_rows(tmp_path / ROWS)
 
-def evaluated(setting: PaintersConfig, data: Path, weights: Path, folder: Path) -> pd.DataFrame:
-    folder.mkdir(exist_ok=True)
-    evaluate(setting, data, weights, folder, lambda event: None)
-    return read_rows(folder / ROWS)
+    return run
 
 
 def test_a_row_is_the_mean_over_a_strategys_routes(
-    six: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
+    evaluated: Evaluated, prepared: Path, tmp_path: Path
 ) -> None:
-    setting = config(six)
-    found = evaluated(setting, prepared, weights, tmp_path)
-    assert found[["kind", "treated"]].values.tolist() == [
-        ["none", 0],
-        *([kind, k] for k in (2, 4) for kind in KINDS),
-    ]
-    assert found.set_index(["kind", "treated"]).loc["shuffle", "orders"].to_dict() == {2: 2, 4: 5}
+    config, found = evaluated()
+    keys = [["none", 0], *([kind, treated] for treated in (2, 4) for kind in KINDS)]
+    assert found[["kind", "treated"]].values.tolist() == keys
+    assert found.loc[found["kind"] == "shuffle", "orders"].tolist() == [2, 5]
     assert (found.loc[found["kind"] != "shuffle", "orders"] == 1).all()
     assert (found["images"] == 40).all()
-    opened, execution = open_model(setting, prepared, weights)
-    split = open_split(setting, prepared, "validation", opened)
+    opened, execution = open_model(config, prepared, tmp_path / "w.safetensors")
+    split = open_split(config, prepared, "validation", opened)
     for row in found.itertuples():
-        routes = cells(6, setting.options)[row.treated][row.kind]
+        routes = cells(6, config.options)[row.treated][row.kind]
         scores = [score(opened, split, OneRoute(route), 40, execution) for route in routes]
         assert row.accuracy == pytest.approx(fmean(one.accuracy for one in scores), abs=1e-6)
         assert row.loss == pytest.approx(fmean(one.loss for one in scores), abs=1e-5)
-    part = evaluated(
-        config(six, images=24, kinds=["skip"], batch_size=5), prepared, weights, tmp_path
-    )
+    _, part = evaluated(images=24, kinds=["skip"], batch_size=5)
     assert (part["images"] == 24).all()
 
 
@@ -231,8 +205,9 @@ def test_one_job_a_variant_and_seed(plan: Plan) -> None:
     ]
     assert len({job.key for job in jobs.values()}) == len(jobs)
     job = jobs["ls", 1]
-    assert str(job.inputs["weights"]) == "outs/finetune/ls/seed_1/weights.safetensors"
-    assert job.config.weights_sha256 == sha256(Path("outs/finetune/ls/seed_1/weights.safetensors"))
+    file = Path("outs/finetune/ls/seed_1/weights.safetensors")
+    assert job.inputs["weights"] == file
+    assert job.config.weights_sha256 == sha256(file)
     assert job.total == 1 + len(params.resolve(Painters).treated)
 
 
@@ -317,10 +292,6 @@ POSITIONS = {"variants": ["ls_pos", "ls_pred"]}
     [
         ({"treated": [2, 11]}, "treated: found 11, accepted: at most 10"),
         ({"treated": [2], "variants": ["refit_3"]}, "treated: found 2, accepted: at most 1"),
-        ({"treated": []}, "treated: found []"),
-        ({"treated": [0]}, "treated.0: found 0"),
-        ({"kinds": ["skipp"]}, "kinds.0: found 'skipp'"),
-        ({"variants": []}, "variants: found []"),
         ({"variants": ["baselin"]}, "variants: found 'baselin'"),
         ({"variants": ["ls_pos"]}, "loops: found 3, accepted: at most 2"),
         ({"variants": ["ls_pred"], "loops": 5, "treated": [4]}, "loops: found 5"),
@@ -336,11 +307,9 @@ def test_a_wrong_value_is_named(changes: dict[str, Any], key: str | None, tmp_pa
     content["painters"] |= changes
     file = tmp_path / "params.yaml"
     file.write_text(yaml.safe_dump(content))
-    if key is None:
+    refused = pytest.raises(UserError, match=re.escape(f"params.yaml: painters.{key}"))
+    with refused if key else nullcontext():
         check_layers(load(file, papers=PAPERS), 12)
-    else:
-        with pytest.raises(UserError, match=re.escape(f"params.yaml: painters.{key}")):
-            check_layers(load(file, papers=PAPERS), 12)
 
 
 def test_loops_of_a_model_that_knows_positions_end_where_the_check_says(six: ModelPreset) -> None:
