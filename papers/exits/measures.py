@@ -11,7 +11,7 @@ import pandas as pd
 
 from lsvit.routes import count_routes
 from papers.exits.section import COUNTING, LAST_EXIT
-from papers.exits.tables import CLASSIFIER_WISE, LABELS, STRATEGIES, TABLE1, TABLE2
+from papers.exits.tables import CLASSIFIER_WISE, FORMS, LABELS, STRATEGIES
 from pipeline.config.variant import BASELINE
 from pipeline.report.evaluations import label
 from pipeline.report.evidence import Counts, Evidence, NotComparable, NotRun
@@ -19,7 +19,7 @@ from pipeline.report.tables import NONE
 
 BRANCHES = tuple(LABELS)
 CNNS = ("cnn_ignore", "cnn_add", "cnn_project")
-TABLES = {(6,): TABLE1, (3, 6, 9): TABLE2}  # by the places of the early exits
+TABLES = {form.depths: form.published for form in FORMS}
 MODELS = ("vit_b16", "vit_b16_384")  # presets that have the published model's size
 Scores = dict[str, np.ndarray]
 
