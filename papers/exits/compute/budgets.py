@@ -67,10 +67,10 @@ def _thresholds(confidence: np.ndarray, log_q: float) -> np.ndarray:
     exits, images = confidence.shape
     powers = log_q * np.arange(exits)
     share = np.exp(powers - powers.max())  # the largest is 1: no overflow
-    gone = np.round(
-        images * np.cumsum(share) / share.sum()
-    )  # rounded sums, not terms: fewer leave early as q grows
-    thresholds, staying = np.zeros(exits), np.ones(images, dtype=bool)
+    # Sums are rounded, not their terms: so fewer leave early as q grows.
+    gone = np.round(images * np.cumsum(share) / share.sum())
+    thresholds = np.zeros(exits)
+    staying = np.ones(images, dtype=bool)
     for k in range(exits - 1):
         left = np.sort(confidence[k, staying])
         wanted = int(gone[k]) - (images - len(left))
@@ -99,9 +99,8 @@ def exit_thresholds(confidence: np.ndarray, cost: np.ndarray, budget: float) -> 
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         exits = leave(confidence, _thresholds(confidence, middle))
-        if (
-            np.bincount(exits, minlength=len(cost)) / len(exits) @ cost <= budget
-        ):  # exact where all leave at one exit
+        shares = np.bincount(exits, minlength=len(cost)) / len(exits)
+        if shares @ cost <= budget:  # exact where all leave at one exit
             low = middle
         else:
             high = middle

@@ -6,7 +6,6 @@ Dynamic Inference" (section IV, DISCO): as there, the answer is a number, spread
 
 import hashlib
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from PIL import Image
 
 from lsvit.routes import generator
 from papers.exits.section import Counting
-from pipeline.data.shards import Arrays, Maps, identity, moments, write_arrow
+from pipeline.data.shards import Arrays, Maps, identity, mean_and_std, moments, write_arrow
 from pipeline.jobs.files import HELDOUT, read_meta
 from pipeline.jobs.processes import root
 
@@ -25,13 +24,11 @@ SPLITS = ("train", "validation", HELDOUT)
 def _open(source: Path, split: str) -> Maps:
     """The images of a prepared split; training images where none are held out."""
     meta = read_meta(source)
-    split = split if split in meta["counts"] else "train"
-    files = (
-        [root() / shard["file"] for shard in meta["shards"][split]]
-        if "shards" in meta
-        else [source / f"{split}.arrow"]
-    )
-    return Maps(files)
+    if split not in meta["counts"]:
+        split = "train"
+    if "shards" in meta:
+        return Maps([root() / shard["file"] for shard in meta["shards"][split]])
+    return Maps([source / f"{split}.arrow"])
 
 
 def _fill(pixels: np.ndarray, images: Maps, most: int, rng: np.random.Generator) -> int:
@@ -85,28 +82,25 @@ def write_canvases(source: Path, options: Counting, out: Path) -> dict[str, Any]
     for split in SPLITS:
         images = _open(source, split)
         shape = (options.canvas, options.canvas, *images.shape[2:])
-        pixels, labels = (
-            np.zeros((counts[split], *shape), np.uint8),
-            np.zeros(counts[split], np.int64),
-        )
+        pixels = np.zeros((counts[split], *shape), np.uint8)
+        labels = np.zeros(counts[split], np.int64)
         for i, canvas in enumerate(pixels):
-            labels[i] = _fill(
-                canvas, images, options.most, generator("counting", options.seed, split, i)
-            )
+            rng = generator("counting", options.seed, split, i)
+            labels[i] = _fill(canvas, images, options.most, rng)
         digest.update(pixels.data)
         digest.update(labels.data)
         write_arrow(out / f"{split}.arrow", shape, [Arrays(pixels, labels)])
         if split == "train":
             total = moments(pixels)
-    mean, square = total / (options.train * math.prod(shape[:2]))
+    mean, std = mean_and_std(total, options.train * options.canvas**2)
     meta: dict[str, Any] = {
         "name": "counting",
         "classes": ["count"],
         "counts": counts,
         "resize": "published",
         "image_shape": list(shape),
-        "mean": [round(float(m), 6) for m in mean / 255],
-        "std": [round(float(s), 6) for s in np.sqrt(square - mean**2) / 255],
+        "mean": mean,
+        "std": std,
         "largest": options.most,
     }
     meta["sha256"] = identity(digest.hexdigest(), meta)

@@ -3,6 +3,7 @@
 import json
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,21 +46,20 @@ def attach(
     tensors = read_tensors(file)
     for depth, kind in chosen.items():
         prefix = f"{kind}.{depth}."
-        own = {
-            name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)
-        }
-        if not own:
-            known = sorted({".".join(name.split(".")[:2]) for name in tensors})
-            raise UserError(
-                f"{file}: has no branch {kind!r} after {depth} layers, accepted: {', '.join(known)}"
-            )
+        state = {}
+        for name, tensor in tensors.items():
+            if name.startswith(prefix):
+                state[name.removeprefix(prefix)] = tensor
+        if not state:
+            known = ", ".join(sorted({".".join(name.split(".")[:2]) for name in tensors}))
+            missing = f"has no branch {kind!r} after {depth} layers"
+            raise UserError(f"{file}: {missing}, accepted: {known}")
         branch = make_branch(kind, token_shape(model.backbone), model.backbone.num_classes, sizes)
         try:
-            branch.load_state_dict(own)
+            branch.load_state_dict(state)
         except RuntimeError as error:
-            raise UserError(
-                f"{file}: does not fit the model: {' '.join(str(error).split())[:200]}"
-            ) from None
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{file}: does not fit the model: {reason}") from None
         model.exits[str(depth)] = branch.to(next(model.parameters()).device).eval()
 
 
@@ -70,9 +70,7 @@ class Deployed(NamedTuple):
     branches: list[str]
     depths: list[int]
     flops: np.ndarray  # (E,), of one image up to and including the exit
-    spent: (
-        np.ndarray
-    )  # (E,), with the branches of all exits before it, as where each is tried on the way
+    spent: np.ndarray  # (E,), with the branches of all exits before it, each tried on the way
     latency: np.ndarray  # (E,), ms, where the stage ran
     accuracy: np.ndarray  # (E,), on the images that chose them
     confidence: np.ndarray  # (E, n), of those images
@@ -82,29 +80,22 @@ class Deployed(NamedTuple):
 
         If the exits before it were `tried` on the way, FLOPs include their branches.
         """
-        flops, latency, accuracy = (
-            float(values[i])
-            for values in (self.spent if tried else self.flops, self.latency, self.accuracy)
-        )
-        numbers = {
-            "flops": int(flops),
-            "latency_ms": round(latency, 4),
-            "accuracy": round(accuracy, 4),
+        flops = self.spent if tried else self.flops
+        return {
+            "branch": self.branches[i],
+            "depth": self.depths[i],
+            "flops": int(flops[i]),
+            "latency_ms": round(float(self.latency[i]), 4),
+            "accuracy": round(float(self.accuracy[i]), 4),
         }
-        return {"branch": self.branches[i], "depth": self.depths[i], **numbers}
 
     def thresholds(self, budget: float) -> dict[int, float]:
         """Thresholds by depth, for :func:`leave_early`, that cost at most so many FLOPs on average.
 
         This holds for images like those that chose the exits.
         """
-        return dict(
-            zip(
-                self.depths,
-                exit_thresholds(self.confidence, self.spent, budget).tolist(),
-                strict=True,
-            )
-        )
+        thresholds = exit_thresholds(self.confidence, self.spent, budget)
+        return dict(zip(self.depths, thresholds.tolist(), strict=True))
 
 
 def deploy(model: RoutedModel, folder: Path, weights_sha256: str) -> Deployed:
@@ -120,36 +111,31 @@ def deploy(model: RoutedModel, folder: Path, weights_sha256: str) -> Deployed:
     """
     file = folder / EXITS_IN_USE
     try:
-        found = json.loads(file.read_text())
+        in_use = json.loads(file.read_text())
+        exits = list(zip(in_use["depths"], in_use["branches"], strict=True))
         with np.load(folder / ARRAYS) as arrays:
-            names = [
-                f"{branch}.{depth}"
-                for branch, depth in zip(arrays["branch"], arrays["depth"], strict=True)
-            ]
-            used = [
-                names.index(f"{branch}.{depth}")
-                for branch, depth in zip(found["branches"], found["depths"], strict=True)
-            ]
-            confidence = arrays["confidence_judge"][used]
+            trained = list(zip(arrays["depth"], arrays["branch"], strict=True))
+            rows = [trained.index(exit) for exit in exits]
+            confidence = arrays["confidence_judge"][rows]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"{file}: cannot be read ({type(error).__name__}), "
             "accepted: outs/exits/classifier_wise/<variant>/seed_<n>"
         ) from None
-    if found["weights_sha256"] != weights_sha256:
-        raise UserError(
-            f"{folder}: exits of other weights, "
-            f"accepted: those of {folder.parent.name}, {folder.name}"
-        )
-    chosen = {
-        depth: kind
-        for depth, kind in zip(found["depths"], found["branches"], strict=True)
-        if kind != LAST_EXIT
-    }
-    attach(model, folder / EXIT_WEIGHTS, chosen, BranchSizes.model_validate(found["sizes"]))
-    columns = {name: np.array(found[name]) for name in ("flops", "spent", "latency", "accuracy")}
+    if in_use["weights_sha256"] != weights_sha256:
+        whose = f"{folder.parent.name}, {folder.name}"
+        raise UserError(f"{folder}: exits of other weights, accepted: those of {whose}")
+    chosen = {depth: kind for depth, kind in exits if kind != LAST_EXIT}
+    attach(model, folder / EXIT_WEIGHTS, chosen, BranchSizes.model_validate(in_use["sizes"]))
     return Deployed(
-        found["order"], found["branches"], found["depths"], **columns, confidence=confidence
+        order=in_use["order"],
+        branches=in_use["branches"],
+        depths=in_use["depths"],
+        flops=np.array(in_use["flops"]),
+        spent=np.array(in_use["spent"]),
+        latency=np.array(in_use["latency"]),
+        accuracy=np.array(in_use["accuracy"]),
+        confidence=confidence,
     )
 
 
@@ -190,7 +176,8 @@ def leave_early(
         raise ValueError("leave_early: found a model with one output, accepted: a classifier")
     route = tuple(range(model.num_layers)) if route is None else route
     states = model.states(images, route)
-    waiting, rest = torch.arange(len(images), device=images.device), None
+    waiting = torch.arange(len(images), device=images.device)
+    rest = None
     logits = torch.empty(len(images), model.backbone.num_classes, device=images.device)
     left = torch.full_like(waiting, len(route))
     while len(waiting):
@@ -202,7 +189,8 @@ def leave_early(
         if depth in thresholds:
             answers = model.answer(state, depth).to(logits.dtype)
             sure = answers.softmax(-1).amax(-1) >= thresholds[depth]
-            logits[waiting[sure]], left[waiting[sure]] = answers[sure], depth
+            logits[waiting[sure]] = answers[sure]
+            left[waiting[sure]] = depth
             rest = (~sure).nonzero()[:, 0]
             waiting = waiting[rest]
     return logits, left
@@ -218,44 +206,42 @@ def measure(config: ExitConfig, data: Path, folder: Path, report: Callable[[dict
     torch.set_num_threads(1)
     model, execution = open_model(config, data, None)
     model.eval()
-    outputs, options = model.backbone.num_classes, config.options
-    counted = count_exits(
-        config.model, len(read_meta(data)["classes"]), options.branches, options, config.variant
-    )
+    options = config.options
+    num_classes = len(read_meta(data)["classes"])
+    counted = count_exits(config.model, num_classes, options.branches, options, config.variant)
     depths = options.exits_of(model.num_layers)
     shape = token_shape(model.backbone)
-    branches = {
-        kind: make_branch(kind, shape, outputs, options).to(execution.device).eval()
-        for kind in options.branches
-    }
     in_chans, size = input_size(model, config.model)
     image = torch.randn(1, in_chans, size, size, device=execution.device)
-    times: dict[str, list[float]] = {}
+    branches = {}
+    for kind in options.branches:
+        branch = make_branch(kind, shape, model.backbone.num_classes, options)
+        branches[kind] = branch.to(execution.device).eval()
+    times = defaultdict(list)
     for _ in range(ROUNDS + 1):
         for kind, branch in branches.items():
             model.exits = nn.ModuleDict({str(depth): branch for depth in depths})
             for depth in depths:
-                times.setdefault(f"{kind}.{depth}", []).append(
-                    _seconds(model, image, depth, execution.context)
-                )
-        times.setdefault(f"final.{model.num_layers}", []).append(
-            _seconds(model, image, None, execution.context)
-        )
+                seconds = _seconds(model, image, depth, execution.context)
+                times[f"{kind}.{depth}"].append(seconds)
+        seconds = _seconds(model, image, None, execution.context)
+        times[f"final.{model.num_layers}"].append(seconds)
     report({"cell": f"{len(times)} exits timed"})
     flops = {f"{kind}.{depth}": counted.at(kind, depth) for kind in branches for depth in depths}
-    flops |= {
-        f"final.{depth}": counted.model.whole(depth) for depth in range(1, model.num_layers + 1)
-    }  # of pruned routes too
-    found = {
-        "hardware": f"{execution}{', one thread' if execution.device.type == 'cpu' else ''}",
+    for depth in range(1, model.num_layers + 1):  # of pruned routes too
+        flops[f"final.{depth}"] = counted.model.whole(depth)
+    latency = {}
+    for name, measured in times.items():  # the first one warms up
+        latency[name] = round(1000 * statistics.median(measured[1:]), 4)
+    threads = ", one thread" if execution.device.type == "cpu" else ""
+    costs = {
+        "hardware": f"{execution}{threads}",
         "num_layers": model.num_layers,
         "flops": flops,
-        "branch_flops": {str(kind): count for kind, count in counted.branches.items()},
-        "latency_ms": {
-            name: round(1000 * statistics.median(seconds[1:]), 4) for name, seconds in times.items()
-        },  # the first one warms up
+        "branch_flops": counted.branches,
+        "latency_ms": latency,
     }
-    (folder / EXIT_COSTS).write_text(json.dumps(found, indent=1) + "\n")
+    (folder / EXIT_COSTS).write_text(json.dumps(costs, indent=1) + "\n")
 
 
 def _seconds(model: RoutedModel, image: Tensor, exit: int | None, context: Callable) -> float:

@@ -204,10 +204,11 @@ def fit(
 def answers(branch: nn.Module, tokens: Tensor, execution: Execution) -> Tensor:
     """A branch's answers (n, C) to tokens (n, N, D)."""
     branch.eval()
-    with execution.context():
-        return torch.cat(
-            [branch(part.to(execution.device).float()).float() for part in tokens.split(BATCH_SIZE)]
-        )
+    outputs = []
+    for batch in tokens.split(BATCH_SIZE):
+        with execution.context():
+            outputs.append(branch(batch.to(execution.device).float()).float())
+    return torch.cat(outputs)
 
 
 class Answered(NamedTuple):
@@ -292,23 +293,20 @@ def train_branches(
     at_once = depths_at_once(parts, model, execution)
     for start in range(0, len(todo), at_once):
         group = todo[start : start + at_once]
-        features = {
-            stream: record(model, parts[stream[0]], table, group, execution)
-            for stream, table in routes.items()
-        }
+        features = {}
+        for (part, order), table in routes.items():
+            features[part, order] = record(model, parts[part], table, group, execution)
         for place, depth in enumerate(group):
-            here = {
-                stream: recorded.at(place, execution.device)
-                for stream, recorded in features.items()
-                if place < len(recorded.tokens)
-            }
-            exits = [
-                train_exit(branch, depth, here, model, own, config, execution)
-                for branch in options.branches
-            ]
+            here = {}
+            for key, recorded in features.items():
+                if place < len(recorded.tokens):
+                    here[key] = recorded.at(place, execution.device)
+            exits = []
+            for branch in options.branches:
+                exits.append(train_exit(branch, depth, here, model, own, config, execution))
             unfinished = folder / "depth.partial"
-            with unfinished.open("wb") as file:  # whose errors say that a disk is full
-                torch.save(exits, file)
+            with unfinished.open("wb") as stream:  # whose errors say that a disk is full
+                torch.save(exits, stream)
             unfinished.replace(files[depth])
             report({"cell": f"exits after {depth} layers"})
     exits = []
@@ -373,13 +371,14 @@ def write_exits(exits: list[Exit], own: str, keep: int, folder: Path) -> None:
     from safetensors.torch import save_file
 
     rows = []
+    states = {}
     for exit in exits:
-        for (part, order), answered in exit.answered.items():
-            if part != "report":
+        for order in ORDERS:
+            answered = exit.answered.get(("report", order))
+            if answered is None:  # a pruned route ends before
                 continue
-            depth = exit.depth
-            if exit.branch == LAST_EXIT and order == "pruned":
-                depth = keep
+            is_pruned_head = exit.branch == LAST_EXIT and order == "pruned"
+            depth = keep if is_pruned_head else exit.depth
             accuracy = round(float(answered.correct.mean()), 6)
             mae = ece = None
             if answered.mae is None:
@@ -387,17 +386,15 @@ def write_exits(exits: list[Exit], own: str, keep: int, folder: Path) -> None:
             else:
                 mae = round(answered.mae, 6)
             rows.append((exit.branch, depth, order, exit.lr, exit.epochs, accuracy, mae, ece))
+        for name, tensor in exit.state.items():
+            states[f"{exit.branch}.{exit.depth}.{name}"] = tensor.contiguous()
     write_rows(folder / ROWS, COLUMNS, rows)
+    save_file(states, folder / EXIT_WEIGHTS)
     arrays: dict[str, Any] = {}
     for part in ("judge", "report"):
-        own_answers = [exit.answered[part, own] for exit in exits]
-        arrays[f"confidence_{part}"] = np.stack([each.confidence for each in own_answers])
-        arrays[f"correct_{part}"] = np.stack([each.correct for each in own_answers])
+        exit_answers = [exit.answered[part, own] for exit in exits]
+        arrays[f"confidence_{part}"] = np.stack([answer.confidence for answer in exit_answers])
+        arrays[f"correct_{part}"] = np.stack([answer.correct for answer in exit_answers])
     arrays["branch"] = np.array([exit.branch for exit in exits])
     arrays["depth"] = np.array([exit.depth for exit in exits])
     np.savez(folder / ARRAYS, **arrays)
-    states = {}
-    for exit in exits:
-        for name, tensor in exit.state.items():
-            states[f"{exit.branch}.{exit.depth}.{name}"] = tensor.contiguous()
-    save_file(states, folder / EXIT_WEIGHTS)

@@ -3,23 +3,10 @@
 import math
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
 WORKERS = "LSVIT_WORKERS"  # set in a worker: how many of them run side by side
-
-
-class ControlFiles(NamedTuple):
-    """Names of a control group's files: its limit, its use, and the part of that it can drop."""
-
-    limit: str
-    used: str
-    cache: str  # key of memory.stat
-
-
-VERSION_1 = ControlFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-VERSION_2 = ControlFiles("memory.max", "memory.current", "inactive_file")
 
 
 def free_for_worker() -> int:
@@ -34,31 +21,27 @@ def free_in_groups(
     """Bytes up to the tightest memory limit of this process' control groups; inf without one.
 
     Args:
-        membership: the list of groups, lines "number:controllers:path"; of version 2 "0::path".
-        mount: of version 2, and the parent folder of version 1's mounts.
+        membership: the list of groups, of which version 2's is the line "0::path".
+        mount: of version 2.
     """
     free = math.inf
     lines = membership.read_text().splitlines() if membership.is_file() else []
     for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            top, files = mount, VERSION_2
-        elif "memory" in controllers.split(","):
-            top, files = mount / "memory", VERSION_1
-        else:
+        if not line.startswith("0::"):
             continue
         # A limit holds for all groups below. In a container the path may be the host's.
-        group = top / path.lstrip("/")
+        group = mount / line.removeprefix("0::").lstrip("/")
         for folder in (group, *group.parents):
-            if folder.is_relative_to(top):
-                free = min(free, _free_in_group(folder, files))
+            if folder.is_relative_to(mount):
+                free = min(free, _free_in_group(folder))
     return free
 
 
-def _free_in_group(folder: Path, files: ControlFiles) -> float:
-    limit = folder / files.limit
+def _free_in_group(folder: Path) -> float:
+    limit = folder / "memory.max"
     if not limit.is_file() or limit.read_text().strip() == "max":
         return math.inf
     statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    used = int((folder / files.used).read_text()) - int(statistics.get(files.cache, 0))
+    droppable = int(statistics.get("inactive_file", 0))
+    used = int((folder / "memory.current").read_text()) - droppable
     return max(int(limit.read_text()) - used, 0)

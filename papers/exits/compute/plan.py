@@ -1,7 +1,8 @@
 """The jobs of stage `exits`: backbones frozen or trained with their exits. No torch here."""
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +21,8 @@ from pipeline.config.sections import Finetune, Optimisation
 from pipeline.config.variant import BASELINE, Position, Variant
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import (
-    DATA,
-    FINETUNED,
     HELDOUT,
     HISTORY,
-    PRETRAINED,
     Row,
     read_meta,
     weights_file,
@@ -100,14 +98,8 @@ class Frozen(NamedTuple):
 class Plan(BasePlan):
     """Makes the jobs from params.yaml; those that start from others' results when these ended."""
 
-    def __init__(
-        self,
-        params: Params,
-        data: Path = DATA,
-        folder: Path = FINETUNED,
-        pretrained: Path = PRETRAINED,
-    ) -> None:
-        super().__init__(params, Exits, data, folder, pretrained)
+    def __init__(self, params: Params, *folders: Path) -> None:
+        super().__init__(params, Exits, *folders)
         self.plain = params.make_variant(route="sequential")
         self.sizes = self.options.narrow(BranchSizes).model_dump()
 
@@ -128,16 +120,15 @@ class Plan(BasePlan):
             "lr": lr,
         }
         values = self.params.resolve(Finetune).narrow(Optimisation).model_dump()
-        return Optimisation.model_validate(
-            values | published | self.options.model_dump(include=keys)
-        )
+        values |= published | self.options.model_dump(include=keys)
+        return Optimisation.model_validate(values)
 
     def trained(
         self,
         task: Task,
         strategy: Strategy,
         branch: BranchName | None,
-        placement: list[int],
+        placement: Sequence[int],
         seed: int,
         start: Path | None = None,
         step: int | None = None,
@@ -148,7 +139,7 @@ class Plan(BasePlan):
         if branch:
             heads = ExitHeads(
                 branch=branch,
-                depths=placement,
+                depths=list(placement),
                 step=step,
                 weight=options.weight,
                 final_weight=options.final_weight,
@@ -178,42 +169,51 @@ class Plan(BasePlan):
 
     def end_to_end(self, task: Task) -> list[Trained]:
         """Every architecture at every placement, and the control without exits."""
-        models = self.control(task)
-        for placement in self.options.placements:
-            for branch in self.options.branches:
-                for seed in self.seeds:
-                    models.append(self.trained(task, "end_to_end", branch, placement, seed))
-        return models
+        return self.control(task) + self._at_placements(task, "end_to_end", self.options.branches)
 
     def control(self, task: Task) -> list[Trained]:
         """The model without exits, trained as those with exits."""
-        return [self.trained(task, "end_to_end", None, [], seed) for seed in self.seeds]
+        return [self.trained(task, "end_to_end", None, (), seed) for seed in self.seeds]
 
     def first_steps(self, task: Task) -> list[Trained]:
         """The layer-wise strategy up to the first exit."""
+        branches = self.options.layer_wise_branches
+        return self._at_placements(task, "layer_wise", branches, step=0)
+
+    def _at_placements(
+        self, task: Task, strategy: Strategy, branches: list[BranchName], step: int | None = None
+    ) -> list[Trained]:
         models = []
         for placement in self.options.placements:
-            for branch in self.options.layer_wise_branches:
+            for branch in branches:
                 for seed in self.seeds:
-                    models.append(self.trained(task, "layer_wise", branch, placement, seed, step=0))
+                    models.append(self.trained(task, strategy, branch, placement, seed, step=step))
         return models
 
-    def next_step(self, found: Trained) -> Trained | None:
+    def next_step(self, ended: Trained) -> Trained | None:
         """The step of the layer-wise strategy after a finished one; None after the last."""
-        assert found.variant.exits
-        assert found.branch
-        step = (found.variant.exits.step or 0) + 1
-        if step > len(found.placement):
+        step = ended.variant.exits.step + 1
+        if step > len(ended.placement):
             return None
-        return self.trained(
-            found.task,
-            "layer_wise",
-            found.branch,
-            list(found.placement),
-            found.seed,
-            found.weights(),
-            step,
-        )
+        return self.trained(*ended[:5], start=ended.weights(), step=step)
+
+    def variants(self, task: Task) -> list[Frozen]:
+        """Branches on every backbone asked for."""
+        models = []
+        for name, branches in self.options.variants.items():
+            variant = self.params.all_variants[name]
+            for seed in self.seeds:
+                weights = self.weights_of(name, seed)
+                models.append(self.frozen(task, name, variant, weights, seed, branches))
+        return models
+
+    def backbones(self, trained: list[Trained]) -> list[Frozen]:
+        """All branches on models that were trained without exits."""
+        models = []
+        for model in trained:
+            task = model.task
+            models.append(self.frozen(task, task.name, self.plain, model.weights(), model.seed))
+        return models
 
     def frozen(
         self,
@@ -225,103 +225,58 @@ class Plan(BasePlan):
         branches: list[BranchName] | None = None,
     ) -> Frozen:
         """The given branches, or all, on one backbone."""
-        branches = branches or self.options.branches
-        config = self._frozen_config(
-            name, task, variant, self.digest(weights), seed, {"branches": branches}
-        )
-        job = Job(
-            f"exits of {name} seed {seed}",
-            "papers.exits.compute.frozen:train_branches",
-            config,
-            {"data": task.data, "weights": weights},
-        )
+        update = {"branches": branches or self.options.branches}
+        config = self._exit_config(name, task, variant, self.digest(weights), seed, update)
+        inputs = {"data": task.data, "weights": weights}
+        title = f"exits of {name} seed {seed}"
+        job = Job(title, "papers.exits.compute.frozen:train_branches", config, inputs)
         return Frozen(task, name, seed, self.costs(task, variant), job)
-
-    def variants(self, task: Task) -> list[Frozen]:
-        """All branches on every backbone asked for."""
-        models = []
-        for name, branches in self.options.variants.items():
-            variant = self.params.all_variants[name]
-            for seed in self.seeds:
-                weights = self.weights_of(name, seed)
-                models.append(self.frozen(task, name, variant, weights, seed, branches))
-        return models
-
-    def backbones(self, trained: list[Trained]) -> list[Frozen]:
-        """All branches on models that were trained without exits."""
-        return [
-            self.frozen(each.task, each.task.name, self.plain, each.weights(), each.seed)
-            for each in trained
-        ]
 
     def head_for(self, task: Task, seed: int) -> Job:
         """Gives the starting weights of a seed a head for the task."""
         start = task.starts[seed]
         run = self._run(task.name, task, self.plain, self.digest(start))
-        run["model"] = run["model"].model_copy(
-            update={"sha256": None}
-        )  # that of the published file
         config = TrainConfig(**run, options=self.tuning(1, self.options.lrs[0]), seed=0)
-        return Job(
-            f"{task.name}: starting weights seed {seed}",
-            "pipeline.training.loop:fetch",
-            config,
-            {"data": task.data, "weights": start},
-        )
+        inputs = {"data": task.data, "weights": start}
+        title = f"{task.name}: starting weights seed {seed}"
+        return Job(title, "pipeline.training.loop:fetch", config, inputs)
 
     def costs(self, task: Task, variant: Any) -> Job:
         """FLOPs and latency of every exit in use, on a model like the variant's; runs alone."""
         options = self.options
-        depths = options.depths and sorted(
-            {*options.depths, *(depth for placement in options.placements for depth in placement)}
-        )
-        position = Position(encode=variant.position.encode)
+        depths = options.depths
+        if depths:
+            depths = sorted({*depths, *itertools.chain(*options.placements)})
         executed = self.params.make_variant(
             route="sequential",
             layers=variant.layers,
-            position=position,
+            position=Position(encode=variant.position.encode),
             talking_heads=variant.talking_heads,
         )
-        every = {"branches": options.every_branch, "depths": depths}
-        config = self._frozen_config(BASELINE, task, executed, None, 0, every)
-        return Job(
-            f"{task.name}: costs of the exits",
-            "papers.exits.compute.dynamic:measure",
-            config,
-            {"data": task.data},
-            here=True,
-        )
+        update = {"branches": options.every_branch, "depths": depths}
+        config = self._exit_config(BASELINE, task, executed, None, 0, update)
+        title = f"{task.name}: costs of the exits"
+        function = "papers.exits.compute.dynamic:measure"
+        return Job(title, function, config, {"data": task.data}, here=True)
 
-    def _frozen_config(
+    def _exit_config(
         self, name: str, task: Task, variant: Variant, digest: str | None, seed: int, update: dict
     ) -> ExitConfig:
-        options, run = self.options, self._run(name, task, variant, digest)
-        training = options.branch_training.model_copy(update=update)
-        tuning = self.tuning(options.epochs, options.lrs[0])
+        options = self.options
         return ExitConfig(
-            **run, options=training, tuning=tuning, precision=self.precision(), seed=seed
+            **self._run(name, task, variant, digest),
+            options=options.branch_training.model_copy(update=update),
+            tuning=self.tuning(options.epochs, options.lrs[0]),
+            precision=self.precision(),
+            seed=seed,
         )
 
     def _run(self, title: str, task: Task, variant: Variant, digest: str | None) -> dict:
-        run = run_config(self.params, title, variant, read_meta(task.data)["sha256"], digest) | {
-            "dataset": task.name
-        }
+        run = run_config(self.params, title, variant, read_meta(task.data)["sha256"], digest)
+        run["dataset"] = task.name
         if task.name == COUNTING:  # one output, whatever the preset gives its classes
             run["model"] = run["model"].model_copy(update={"num_classes": None})
         return run
-
-
-def advance(plan: Plan, steps: list[Trained]) -> tuple[list[Trained], list[Trained]]:
-    """Split finished steps into the trainings that have ended, and the next steps of the others."""
-    finished = []
-    following = []
-    for step in steps:
-        after = plan.next_step(step)
-        if after is None:
-            finished.append(step)
-        else:
-            following.append(after)
-    return finished, following
 
 
 def list_work(params: Params, num_layers: int) -> list[Work]:
@@ -330,42 +285,29 @@ def list_work(params: Params, num_layers: int) -> list[Work]:
     options = plan.options
     preset = params.model_preset
     seeds = len(plan.seeds)
-    steps = [len(placement) + 1 for placement in options.placements]
+    steps = sum(len(placement) + 1 for placement in options.placements)
     trainings = {
         "end_to_end": 1 + len(options.placements) * len(options.branches),
-        "layer_wise": sum(steps) * len(options.layer_wise_branches),
+        "layer_wise": steps * len(options.layer_wise_branches),
     }
     works = []
     if params.sizes and "classifier_wise" in options.strategies:
         train, validation, heldout = params.sizes
         read = min(train, options.images or train) + heldout + 3 * validation
-        works.append(
-            Work(
-                "exits",
-                "features",
-                seeds * len(options.variants),
-                preset,
-                passes=[num_layers],
-                sizes=(train, read, heldout),
-            )
-        )
+        sizes = (train, read, heldout)
+        models = seeds * len(options.variants)
+        works.append(Work("exits", "features", models, preset, passes=[num_layers], sizes=sizes))
     tuning = plan.tuning(options.backbone_epochs, options.backbone_lrs[0])
-    rates = len(options.backbone_lrs)
     for strategy, models in trainings.items():
         if strategy in options.strategies:
-            works.append(Work("exits", strategy, models * rates * seeds, preset, training=tuning))
+            models *= seeds * len(options.backbone_lrs)
+            works.append(Work("exits", strategy, models, preset, training=tuning))
     if options.counting_strategies:
         task = options.counting
-        models = seeds * len(task.lrs or options.backbone_lrs)
-        models *= max(trainings.get(strategy, 1) for strategy in options.counting_strategies)
-        works.append(
-            Work(
-                "exits",
-                "counting",
-                models,
-                preset.model_copy(update={"num_classes": None}),
-                training=plan.tuning(task.epochs, options.lrs[0]),
-                sizes=(task.train, task.validation, task.heldout),
-            )
-        )
+        models = max(trainings.get(strategy, 1) for strategy in options.counting_strategies)
+        models *= seeds * len(task.lrs or options.backbone_lrs)
+        tuning = plan.tuning(task.epochs, options.lrs[0])
+        counter = preset.model_copy(update={"num_classes": None})
+        sizes = (task.train, task.validation, task.heldout)
+        works.append(Work("exits", COUNTING, models, counter, training=tuning, sizes=sizes))
     return works

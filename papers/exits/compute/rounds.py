@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from papers.exits.compute.counting import write_canvases
-from papers.exits.compute.plan import Frozen, Plan, Task, Trained, advance
+from papers.exits.compute.plan import Frozen, Plan, Task, Trained
 from papers.exits.section import COUNTING
 from pipeline.jobs.files import WEIGHTS
 from pipeline.jobs.job import Job
@@ -58,14 +58,20 @@ def train(plan: Plan, out: Path, run: Run) -> Exits:
 
     frozen = plan.variants(classes) if "classifier_wise" in options.strategies else []
     counted = plan.backbones(backbones) if "classifier_wise" in options.counting_strategies else []
-    finished, steps = advance(plan, steps)
-    trained += finished
-    first_jobs = [each.job for each in frozen + counted]
-    while first_jobs or steps:
-        run([*first_jobs, *(job for step in steps for job in step.jobs)])
-        first_jobs = []
-        finished, steps = advance(plan, steps)
-        trained += finished
+    jobs = [model.job for model in frozen + counted]
+    while steps or jobs:
+        following = []
+        for step in steps:
+            after = plan.next_step(step)
+            if after is None:
+                trained.append(step)
+            else:
+                following.append(after)
+                jobs += after.jobs
+        steps = following
+        if jobs:
+            run(jobs)
+        jobs = []
     return Exits(frozen, counted, trained)
 
 

@@ -66,13 +66,12 @@ def read_costs(each: Frozen | Trained) -> dict[str, Any]:
     return json.loads((each.costs.folder / EXIT_COSTS).read_text())
 
 
-def frozen_rows(model: str, backbones: Iterable[Frozen]) -> pd.DataFrame:
-    """A row an exit and order of execution of every frozen backbone."""
-    frames = [pd.DataFrame(columns=COLUMNS)]
-    for backbone in backbones:
+def exit_rows(model: str, frozen: Iterable[Frozen], trained: Iterable[Trained]) -> pd.DataFrame:
+    """A row an exit: of frozen backbones one an order of execution, then of trained models."""
+    frames = []
+    for backbone in frozen:
         rows = read_rows(backbone.job.folder / ROWS).assign(
             dataset=backbone.task.name,
-            model=model,
             variant=backbone.variant,
             seed=backbone.seed,
             strategy="classifier_wise",
@@ -80,39 +79,37 @@ def frozen_rows(model: str, backbones: Iterable[Frozen]) -> pd.DataFrame:
             architecture=EVERY,
         )
         frames.append(_with_costs(rows, read_costs(backbone)))
-    return pd.concat(frames[1:] or frames)
+    for training in trained:
+        frames.append(_with_costs(_trained_rows(training), read_costs(training)))
+    if not frames:
+        return pd.DataFrame(columns=COLUMNS)
+    return pd.concat(frames).assign(model=model)
 
 
-def trained_rows(model: str, trainings: Iterable[Trained]) -> pd.DataFrame:
-    """A row an exit of every model that was trained with its exits, in the original order."""
-    frames = [pd.DataFrame(columns=COLUMNS)]
-    for training in trainings:
-        job, kept = training.best()
-        costs = read_costs(training)
-        rows = []
-        exits = [(f"exit_{depth}_", training.branch, depth) for depth in training.placement]
-        for prefix, branch, depth in [*exits, ("", LAST_EXIT, costs["num_layers"])]:
-            row = {"branch": branch, "depth": depth, "mae": None}
-            row["accuracy"] = kept[f"validation/sequential/{prefix}accuracy"]
-            if training.task.name == COUNTING:
-                row["mae"] = kept[f"validation/sequential/{prefix}loss"]
-            rows.append(row)
-        # In the layer-wise strategy every exit is of a step of its own.
-        is_one_job = training.strategy != "layer_wise"
-        table = pd.DataFrame(rows).assign(
-            dataset=training.task.name,
-            model=model,
-            variant=NONE,
-            strategy=training.strategy,
-            seed=training.seed,
-            placement="-".join(map(str, training.placement)) or NONE,
-            architecture=training.branch or NONE,
-            order="sequential",
-            lr=job.config.model_dump()["options"]["lr"] if is_one_job else None,
-            epochs=int(kept["epoch"]) if is_one_job else None,
-        )
-        frames.append(_with_costs(table, costs))
-    return pd.concat(frames[1:] or frames)
+def _trained_rows(training: Trained) -> pd.DataFrame:
+    """A row an exit of a model that was trained with its exits, in the original order."""
+    job, kept = training.best()
+    rows = []
+    exits = [(f"exit_{depth}_", training.branch, depth) for depth in training.placement]
+    for prefix, branch, depth in [*exits, ("", LAST_EXIT, read_costs(training)["num_layers"])]:
+        row = {"branch": branch, "depth": depth, "mae": None}
+        row["accuracy"] = kept[f"validation/sequential/{prefix}accuracy"]
+        if training.task.name == COUNTING:
+            row["mae"] = kept[f"validation/sequential/{prefix}loss"]
+        rows.append(row)
+    # In the layer-wise strategy every exit is of a step of its own.
+    is_one_job = training.strategy != "layer_wise"
+    return pd.DataFrame(rows).assign(
+        dataset=training.task.name,
+        variant=NONE,
+        strategy=training.strategy,
+        seed=training.seed,
+        placement="-".join(map(str, training.placement)) or NONE,
+        architecture=training.branch or NONE,
+        order="sequential",
+        lr=job.config.model_dump()["options"]["lr"] if is_one_job else None,
+        epochs=int(kept["epoch"]) if is_one_job else None,
+    )
 
 
 def _with_costs(rows: pd.DataFrame, costs: dict[str, Any]) -> pd.DataFrame:
@@ -235,11 +232,12 @@ def keep(plan: Plan, found: Exits) -> dict[Path, str]:
     model = plan.params.model
     options = plan.options
     frozen = [*found.frozen, *found.counted]
-    rows = pd.concat([frozen_rows(model, frozen), trained_rows(model, found.trained)])
-    rows.to_csv(RESULTS / "exits.csv", index=False, lineterminator="\n")
-    dynamic_rows(model, found.frozen).to_csv(
-        RESULTS / "exits_dynamic.csv", index=False, lineterminator="\n"
-    )
+    tables = {
+        "exits": exit_rows(model, frozen, found.trained),
+        "exits_dynamic": dynamic_rows(model, found.frozen),
+    }
+    for name, table in tables.items():
+        table.to_csv(RESULTS / f"{name}.csv", index=False, lineterminator="\n")
     runs: list[Frozen | Trained] = [*frozen, *found.trained]
     hardware = {read_costs(each)["hardware"] for each in runs}
     about = {

@@ -9,7 +9,7 @@ import pytest
 
 from papers.exits import PAPER
 from papers.exits.measures import BRANCHES, CNNS
-from papers.exits.tables import TABLE1, TABLE2, WITHOUT
+from papers.exits.tables import FORMS, PUBLISHED
 from pipeline.report.evidence import Evidence
 from pipeline.report.ledger import FAILS, HOLDS, NOT_COMPARABLE, NOT_RUN, UNDECIDED, WEAKER
 from tests.papers.claim_suite import Change, ClaimSuite, Tables, add, judged, made_up, put
@@ -342,12 +342,12 @@ def test_a_claim_about_two_data_sets_is_not_run_on_others(dataset: str, verdict:
 
 def published(dataset: str) -> pd.DataFrame:
     """Tables I and II as if they had been measured here."""
-    rows = trained("none", (), [WITHOUT[dataset]], data=dataset)
-    rows += trained("none", (), [WITHOUT["counting"]], data="counting")
-    for table, placement in ((TABLE1, (6,)), (TABLE2, (3, 6, 9))):
-        for data in {dataset, "counting"} & set(table):
-            for branch in BRANCHES:
-                rows += trained(branch, placement, list(table[data][branch]), data=data)
+    rows = []
+    for data in (dataset, "counting"):
+        rows += trained("none", (), [PUBLISHED["without_exits"][data]], data=data)
+        for form in FORMS:
+            for branch, figures in form.published.get(data, {}).items():
+                rows += trained(branch, form.depths, figures, data=data)
     return finish(rows)
 
 

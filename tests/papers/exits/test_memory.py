@@ -13,31 +13,25 @@ from papers.exits.compute.memory import WORKERS, free_for_worker, free_in_groups
 from pipeline.jobs.pool import _start_worker
 
 
-def limit(folder: Path, names: tuple[str, str, str], limit: str, used: int, cache: int = 0) -> None:
+def limit(folder: Path, limit: str, used: int, cache: int = 0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / names[0]).write_text(f"{limit}\n")
-    (folder / names[1]).write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 7\n{names[2]} {cache}\n")
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 7\ninactive_file {cache}\n")
 
 
-@pytest.mark.parametrize(
-    ("line", "top", "names"),
-    [("0::/a/b", "", memory.VERSION_2), ("4:cpu,memory:/a/b", "memory", memory.VERSION_1)],
-)
-def test_the_tightest_limit_counts(
-    line: str, top: str, names: tuple[str, str, str], tmp_path: Path
-) -> None:
+def test_the_tightest_limit_counts(tmp_path: Path) -> None:
     """Pages of files can be dropped; a group without a limit, or that is not there, has none."""
     groups, mount = tmp_path / "cgroup", tmp_path / "mount"
-    groups.write_text(f"9:name=systemd:/\n{line}\n")
+    groups.write_text("9:name=systemd:/\n0::/a/b\n")
     assert free_in_groups(groups, mount) == math.inf
-    limit(mount / top / "a" / "b", names, "1000", 700, cache=200)
+    limit(mount / "a" / "b", "1000", 700, cache=200)
     assert free_in_groups(groups, mount) == 500
-    limit(mount / top / "a", names, "900", 600)
+    limit(mount / "a", "900", 600)
     assert free_in_groups(groups, mount) == 300
-    limit(mount / top, names, "max" if line.startswith("0") else str(2**63), 10**6)
+    limit(mount, "max", 10**6)
     assert free_in_groups(groups, mount) == 300
-    limit(mount / top / "a", names, "900", 950)
+    limit(mount / "a", "900", 950)
     assert free_in_groups(groups, mount) == 0
     assert free_in_groups(tmp_path / "none", mount) == math.inf
 
