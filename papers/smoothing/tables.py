@@ -1,12 +1,14 @@
 """Losses against over-smoothing, in the form of the source's Tables 1, 3 and 4."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
+import yaml
 
 from papers.smoothing.section import SCRATCH, Smoothing
 from pipeline.config.params import Params
+from pipeline.report.captions import counted, read_captions
 from pipeline.report.results import Results
 from pipeline.report.tables import ABSENT, NONE, NOT_RUN, cell_text, count_seeds, write_table
 
@@ -15,70 +17,11 @@ KEYS = ["dataset", "model", "num_layers", "losses", "removed", "talking_heads", 
 MARKS = {"cosine": "Cosine Reg", "contrastive": "Patch Contrastive", "mixing": "Patch Mixing"}
 YES = "yes"
 
-# Over-smoothing, Table 1: top-1 accuracy in %, DeiT-Base (12 layers), ImageNet
-TABLE1 = {
-    "none": 81.8,
-    "cosine": 82.0,
-    "mixing": 82.4,
-    "contrastive": 82.3,
-    "cosine+mixing": 82.3,
-    "cosine+contrastive": 82.3,
-    "contrastive+mixing": 82.6,
-}
-
-
-class Ablation(NamedTuple):
-    """A row of Table 3: image size, layers, losses, talking heads, epochs, top-1 accuracy in %."""
-
-    size: int
-    depth: int
-    losses: str
-    talking_heads: bool
-    epochs: int
-    top1: float
-
-
-# Table 3, the rows trained from scratch at 224 px; those at 384 and 512 px are refinements of these
-TABLE3 = (
-    Ablation(224, 12, "none", False, 300, 81.8),
-    Ablation(224, 12, "mixing", False, 300, 82.4),
-    Ablation(224, 12, "contrastive", False, 300, 82.3),
-    Ablation(224, 12, "contrastive+mixing", False, 300, 82.6),
-    Ablation(224, 12, "contrastive+mixing", True, 300, 82.7),
-    Ablation(224, 12, "contrastive+mixing", True, 400, 82.9),
-    Ablation(224, 24, "contrastive+mixing", True, 400, 83.3),
-)
+CAPTIONS = read_captions(__file__)
+PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text())
+TABLE1: dict[str, float] = PUBLISHED["table1"]
 DEEPER = "deeper"  # Table 4's last row, which removes nothing
 PUBLISHED_DEPTHS = (12, 24)
-# Table 4: DEIT, Ours, as printed. Tables 1 and 3 have 81.8 for the first DEIT, Table 2 has 81.4
-# for the last.
-TABLE4 = {
-    "none": ("Standard", 81.7, 82.9),
-    "repeats": ("- Repeat Augmentation", 76.5, 82.9),
-    "erasing": ("- Random Erasing", 5.6, 82.9),
-    "mixup": ("- Mixup", 80.0, 82.9),
-    "drop_path": ("- Drop Path", 3.4, 80.4),
-    DEEPER: ("+ Depth (24 Layer)", 77.3, 83.3),
-}
-HERE = (
-    "Here: data {data}, model {models} with {layers} layers, trained from scratch ({how}); mean ± "
-    "standard deviation over seeds ({seeds}). Another scale: compare what a change does, not the "
-    "levels."
-)
-CAPTIONS = {
-    1: "Over-smoothing, Table 1: losses added to the class loss. Top-1 validation accuracy in %; "
-    "patch cosine: cosine similarity of an image's patches after the last layer, mean over pairs "
-    "of patches and over {images} training images. Contrastive: of cosines (yes) or dot products. "
-    "{about}",
-    3: "Over-smoothing, Table 3, the rows at 224 px (S: image size, D: layers). Top-1 validation "
-    f"accuracy in %. {{about}} S and Epoch are the source's; models here are all trained equally "
-    f"long, so that its row of longer training at 12 layers is {NOT_RUN}.",
-    4: "Over-smoothing, Table 4: DeiT's training recipe (here repeated augmentation, random "
-    "erasing, mixup and drop path alone), less one part at a time. Top-1 validation accuracy in "
-    "%. DEIT: without the losses; Ours: here with {best}, without talking heads. {about} Its Ours, "
-    "82.9 and 83.3, is what its Table 3 has with talking heads and 400 epochs. As printed: DEIT's "
-    "81.7 is 81.8 in its Table 1, its 77.3 is 81.4 in its Table 2.",
-}
 
 
 def smoothing_numbers(rows: pd.DataFrame) -> pd.DataFrame:
@@ -172,38 +115,35 @@ def ablation_table(numbers: pd.DataFrame) -> pd.DataFrame:
     depths = match_depths(numbers)
     cells = Cells(numbers)
     rows = []
-    shown = set()
-    for row in TABLE3:
-        depth = depths[row.depth]
-        here = cells.get(depth, row.losses, talking_heads=row.talking_heads)
+    models = set()
+    for published in PUBLISHED["table3"]:
+        depth = depths[published["depth"]]
+        row = ablation_row(published["losses"], published["talking_heads"])
+        row |= {"S": str(published["size"]), "D": str(published["depth"])}
+        if depth not in (None, published["depth"]):
+            row["D"] += f" (here: {depth})"
+        row |= {"Epoch": str(published["epochs"]), "published": f"{published['top1']:.1f}"}
         # Ours are all trained equally long: the first of two rows that differ in epochs is ours.
-        if (depth, row.losses, row.talking_heads) in shown:
-            here = NOT_RUN
-        shown.add((depth, row.losses, row.talking_heads))
-        rows.append(
-            {
-                "S": f"{row.size}",
-                "D": f"{row.depth}"
-                if depth in (None, row.depth)
-                else f"{row.depth} (here: {depth})",
-                **mark_losses(row.losses),
-                "Talking-Head": YES if row.talking_heads else ABSENT,
-                "Epoch": f"{row.epochs}",
-                "published": f"{row.top1:.1f}",
-                "here": here,
-            }
-        )
+        model = (depth, published["losses"], NONE, published["talking_heads"])
+        row["here"] = NOT_RUN if model in models else cells.get(*model)
+        models.add(model)
+        rows.append(row)
     ours = numbers[numbers["talking_heads"] & (numbers["removed"] == NONE)]
     for depth, losses in ours[["num_layers", "losses"]].drop_duplicates().to_numpy().tolist():
-        if (depth, losses, True) not in shown:
-            own = dict.fromkeys(rows[0], ABSENT) | mark_losses(losses)
-            own["D"] = f"{ABSENT} (here: {depth})"
-            own["Talking-Head"] = YES
-            own["here"] = cells.get(depth, losses, talking_heads=True)
-            rows.append(own)
+        model = (depth, losses, NONE, True)
+        if model not in models:
+            row = ablation_row(losses, talking_heads=True)
+            rows.append(row | {"D": f"{ABSENT} (here: {depth})", "here": cells.get(*model)})
     table = pd.DataFrame(rows)
     cosine = MARKS["cosine"]  # the source's Table 3 does not have it
     return table.drop(columns=cosine) if (table[cosine] == ABSENT).all() else table
+
+
+def ablation_row(losses: str, talking_heads: bool) -> dict[str, str]:
+    """A row of Table 3 with what the model has, and nothing published."""
+    row = {"S": ABSENT, "D": ABSENT} | mark_losses(losses)
+    row["Talking-Head"] = YES if talking_heads else ABSENT
+    return row | {"Epoch": ABSENT, "published": ABSENT}
 
 
 def recipe_table(numbers: pd.DataFrame, best: str) -> pd.DataFrame:
@@ -216,23 +156,20 @@ def recipe_table(numbers: pd.DataFrame, best: str) -> pd.DataFrame:
     depths = match_depths(numbers)
     cells = Cells(numbers)
     rows = []
-    for removed, (title, plain, improved) in TABLE4.items():
+    for removed, published in PUBLISHED["table4"].items():
+        title = published["title"]
         depth = depths[12]
-        part = removed
         if removed == DEEPER:
             depth = depths[24]
-            part = NONE
+            removed = NONE
             if depth not in (None, 24):
                 title = title.replace(")", f", here: {depth})")
-        rows.append(
-            {
-                "Model": title,
-                "published DEIT": f"{plain:.1f}",
-                "published Ours": f"{improved:.1f}",
-                "here DEIT": cells.get(depth, NONE, part),
-                "here Ours": cells.get(depth, best, part),
-            }
-        )
+        row = {"Model": title}
+        row["published DEIT"] = f"{published['plain']:.1f}"
+        row["published Ours"] = f"{published['ours']:.1f}"
+        row["here DEIT"] = cells.get(depth, NONE, removed)
+        row["here Ours"] = cells.get(depth, best, removed)
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -242,11 +179,11 @@ def select_numbers(numbers: pd.DataFrame, best: str) -> dict[int, pd.DataFrame]:
     plain = is_plain(numbers)
     is_accuracy = numbers["metric"] == ACCURACY
     is_shallow = numbers["num_layers"] == depths[12]
-    losses = [row.losses for row in TABLE3 if row.depth == 12 and not row.talking_heads]
+    losses = [row["losses"] for row in PUBLISHED["table3"]]
     third = plain & numbers["losses"].isin(losses) & is_shallow
     third |= numbers["talking_heads"] & (numbers["removed"] == NONE)
     fourth = ~numbers["talking_heads"] & numbers["losses"].isin([NONE, best])
-    fourth &= numbers["removed"].isin(TABLE4)
+    fourth &= numbers["removed"].isin(PUBLISHED["table4"])
     fourth &= is_shallow | (plain & (numbers["num_layers"] == depths[24]))
     return {1: numbers[plain], 3: numbers[third & is_accuracy], 4: numbers[fourth & is_accuracy]}
 
@@ -256,9 +193,8 @@ def trained_how(about: dict[str, Any]) -> str:
     images = "all training images"
     if about["training_images"]:
         images = f"{about['training_images']} images"
-    epochs = "1 epoch" if about["epochs"] == 1 else f"{about['epochs']} epochs"
     parts = [f"{key} {value}" for key, value in about["kwargs"].items()]
-    parts.append(f"{epochs} of {images}")
+    parts.append(f"{counted(about['epochs'], 'epoch')} of {images}")
     for key, value in about["recipe"].items():
         unused = 1 if key == "repeats" else 0
         if value != unused:
@@ -270,14 +206,14 @@ def describe(numbers: pd.DataFrame, about: dict[str, Any]) -> str:
     """What a caption says of both sides' figures."""
     here = f"Here: {NOT_RUN}."
     if len(numbers):
-        here = HERE.format(
+        here = CAPTIONS["here"].format(
             data=", ".join(dict.fromkeys(numbers["dataset"])),
             models=", ".join(dict.fromkeys(numbers["model"])),
             layers=" and ".join(map(str, sorted(numbers["num_layers"].unique()))),
             how=trained_how(about),
             seeds=count_seeds(numbers),
         )
-    return f"{here} Published: DeiT-Base, ImageNet; one figure each, no spread."
+    return CAPTIONS["about"].format(here=here)
 
 
 def write_smoothing_tables(
@@ -298,7 +234,7 @@ def write_smoothing_tables(
     tables = {1: losses_table(numbers), 3: ablation_table(numbers), 4: recipe_table(numbers, best)}
     captions = {}
     for number, shown in select_numbers(numbers, best).items():
-        caption = CAPTIONS[number].format(
+        caption = CAPTIONS[f"table{number}"].format(
             images=about["images"],
             best=best.replace("+", " + "),
             about=describe(shown, about),

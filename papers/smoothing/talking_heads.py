@@ -18,7 +18,7 @@ class TalkingHeads(TalkingHeadAttn):
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """x: (B, N, D) -> (B, N, D). Raises ValueError for masks, which routed models do not use."""
+        """x: (B, N, D) -> (B, N, D). Raises ValueError for a mask: routed models use none."""
         if attn_mask is not None or is_causal:
             raise ValueError("talking heads take no mask")
         return super().forward(x)

@@ -65,20 +65,17 @@ class Smoothness(AbstractContextManager):
         # The same of the layer run first, second, ...
         self.attention: dict[int, tuple[Tensor, int]] = {}
         self._deviations: dict[Any, Tensor] = {}  # (n,) of the attention modules that ran last
-        self._handles: list[RemovableHandle] | None = None  # within the context
+        self._handles: list[RemovableHandle] = []  # within the context
 
     def __enter__(self) -> "Smoothness":
-        self._handles = [
-            module.register_forward_pre_hook(self._listen)
-            for module in self.model.backbone.blocks.modules()
-            if isinstance(module, ATTENTION)
-        ]
+        for module in self.model.backbone.blocks.modules():
+            if isinstance(module, ATTENTION):
+                self._handles.append(module.register_forward_pre_hook(self._listen))
         return self
 
     def __exit__(self, *error: object) -> None:
-        for handle in self._handles or ():
+        for handle in self._handles:
             handle.remove()
-        self._handles = None
 
     def _listen(self, module: Any, inputs: tuple[Any, ...]) -> None:
         prefix = self.model.num_prefix_tokens
@@ -88,11 +85,7 @@ class Smoothness(AbstractContextManager):
     def __call__(
         self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
     ) -> None:
-        """See :class:`lsvit.taps.Tap`. Raises RuntimeError outside of the context."""
-        if self._handles is None:
-            raise RuntimeError(
-                "Smoothness listens within its context alone: `with Smoothness(model) as found:`"
-            )
+        """See :class:`lsvit.taps.Tap`."""
         if depth == 0:
             _add(self.cosine, 0, patch_cosine(self.model.patches(before)))
         _add(self.cosine, depth + 1, patch_cosine(self.model.patches(after)))
@@ -106,20 +99,12 @@ class Smoothness(AbstractContextManager):
         Returns:
             `patch_cosine` after 0, 1, ... layers (L + 1 numbers); `attention_std` of the layers
             run first, second, ... (L; None where a layer has no attention that timm's ViTs share).
-
-        Raises:
-            ValueError: no image was seen; it must be among the taps of a forward pass.
         """
-        if not self.cosine:
-            raise ValueError(
-                "Smoothness saw no image: pass it among the taps, model(images, route, [found])"
-            )
-        depths = sorted(self.cosine)
         cosine = {depth: (total / n).item() for depth, (total, n) in self.cosine.items()}
         attention = {depth: (total / n).item() for depth, (total, n) in self.attention.items()}
         return {
-            "patch_cosine": [cosine[depth] for depth in depths],
-            "attention_std": [attention.get(depth - 1) for depth in depths[1:]],
+            "patch_cosine": [cosine[depth] for depth in range(len(cosine))],
+            "attention_std": [attention.get(depth) for depth in range(len(cosine) - 1)],
         }
 
 

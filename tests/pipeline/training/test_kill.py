@@ -148,7 +148,7 @@ def scripted(
     saw: (judge, loss) -> sha256.
     """
 
-    def validate(model: Any, split: Any, suite: str, *rest: Any) -> Row:
+    def validate(model: Any, suite: str, *rest: Any) -> Row:
         loss = next(losses[suite])
         save_weights(model, file)
         made[suite, loss] = sha256(file)
