@@ -3,6 +3,8 @@
 from typing import Any
 
 import torch
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
@@ -13,9 +15,7 @@ from papers.smoothing.talking_heads import use_talking_heads
 from pipeline.jobs.configs import TrainConfig
 from tests.models import small
 
-LOSSES = Losses.model_validate(
-    {"cosine": 0.5, "contrastive": {"weight": 0.3, "normalize": True}, "mixing": 2.0}
-)
+LOSSES = Losses.model_validate({"cosine": 0.5, "contrastive": 0.3, "mixing": 2.0})
 PLAIN = Losses.model_validate({"contrastive": {"weight": 1.0, "normalize": False}})
 RECIPE = Recipe(repeats=2, erasing=0.5, mixup=0.8, drop_path=0.5)
 
@@ -26,9 +26,8 @@ def random(*shape: int, value: int = 0) -> Tensor:
 
 def changed(config: TrainConfig, **keys: Any) -> TrainConfig:
     """The configuration with other keys of its variant."""
-    return config.model_copy(
-        update={"variant": Variant.model_validate(config.variant.model_dump() | keys)}
-    )
+    variant = Variant.model_validate(config.variant.model_dump() | keys)
+    return config.model_copy(update={"variant": variant})
 
 
 def noisy(module: Any) -> Any:
@@ -42,10 +41,9 @@ def noisy(module: Any) -> Any:
 
 def cosine_by_pairs(patches: Tensor) -> Tensor:
     """CosSim of one image's patches (N, D), as the source writes it."""
-    pairs = [(i, j) for i in range(len(patches)) for j in range(len(patches)) if i != j]
-    return torch.stack(
-        [cosine_similarity(patches[i], patches[j], dim=0) for i, j in pairs]
-    ).sum() / len(pairs)
+    count = len(patches)
+    cosines = cosine_similarity(patches[:, None], patches[None], dim=-1)
+    return cosines[~torch.eye(count, dtype=torch.bool)].sum() / (count * (count - 1))
 
 
 def unit(patches: Tensor) -> Tensor:
@@ -54,17 +52,18 @@ def unit(patches: Tensor) -> Tensor:
 
 def contrastive_as_written(early: Tensor, late: Tensor) -> Tensor:
     """l_cons of one image's patches (N, D), as the source writes it."""
-    mean, losses = sum(late) / len(late), []
-    for e, h in zip(early, late, strict=True):
-        losses.append(-torch.log(torch.exp(e @ h) / (torch.exp(e @ h) + torch.exp(e @ mean))))
-    return torch.stack(losses).mean()
+    near = (early * late).sum(-1).exp()
+    far = (early @ late.mean(0)).exp()
+    return -torch.log(near / (near + far)).mean()
 
 
 def table(sampler: Any, n: int = 6) -> Tensor:
+    """Routes per sample of 4 layers."""
     return torch.from_numpy(per_sample(sampler, generator("samples", 3), 4, n))
 
 
 def alone(route: Tensor) -> tuple[int, ...]:
+    """One sample's route."""
     return tuple(layer for layer in route.tolist() if layer >= 0)
 
 
@@ -72,3 +71,11 @@ def talking() -> Any:
     """A backbone whose heads talk, in matrices far from the identity."""
     use_talking_heads(backbone := small())
     return noisy(backbone).eval()
+
+
+FAMILIES: dict[str, Any] = {
+    "vit": small,
+    "distilled": lambda: small(VisionTransformerDistilled),
+    "average pooling": lambda: small(global_pool="avg"),
+    "mixer": lambda: small(MlpMixer),
+}

@@ -11,8 +11,6 @@ import timm
 import torch
 from safetensors.torch import load_file
 from timm.models.cait import TalkingHeadAttn
-from timm.models.deit import VisionTransformerDistilled
-from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -24,9 +22,9 @@ from lsvit.weights import load_weights, save_weights
 from papers import Variant
 from papers.exits.training import exit_objective
 from papers.smoothing.augmentation import mix_patches
-from papers.smoothing.compute.measures import attention_scores, measure
+from papers.smoothing.compute.measures import attention_scores
 from papers.smoothing.losses import patch_cosine
-from papers.smoothing.section import Losses, ProfileConfig, SmoothingProfiles
+from papers.smoothing.section import Losses
 from papers.smoothing.talking_heads import use_talking_heads
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
@@ -34,7 +32,6 @@ from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import WEIGHTS
 from pipeline.models.weights import build
-from pipeline.training.loop import CHECKPOINT
 from pipeline.training.loop import seed_libraries as seed
 from pipeline.training.objectives import Batch, task_loss
 from pipeline.training.scoring import open_model, open_split
@@ -42,6 +39,7 @@ from pipeline.training.step import backward_in_parts
 from tests.models import images, small, step_of, with_parts
 from tests.papers.exits.test_branches import heads
 from tests.papers.smoothing.by_hand import (
+    FAMILIES,
     LOSSES,
     PLAIN,
     RECIPE,
@@ -67,119 +65,93 @@ POSITION = Position(encode=Encode(dim=4), predict=Predict())
 PARTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "position parts": {"position": POSITION},
-    "exits": {"exits": heads()},
-    "both": {"position": POSITION, "exits": heads()},
-}
-FAMILIES: dict[str, Callable[[], Any]] = {
-    "vit": small,
-    "distilled": lambda: small(VisionTransformerDistilled),
-    "average pooling": lambda: small(global_pool="avg"),
-    "mixer": lambda: small(MlpMixer),
+    "both": {"position": POSITION, "exits": heads("cnn_ignore")},
 }
 
 
 def equipped(backbone: Any = None, **parts: Any) -> Any:
-    keys = {"losses": LOSSES} | parts
-    return noisy(with_parts(backbone or small(), **keys)).eval()
+    return noisy(with_parts(backbone or small(), **({"losses": LOSSES} | parts))).eval()
 
 
 def mixed(n: int = 6) -> Batch:
     """A batch with mixed patches of the grid of 2 x 3."""
     seed(4)
     batch = mix_patches(images(n), torch.arange(n), 7, (2, 3), 1.0)
-    assert (
-        batch.extras["patch_labels"] != torch.arange(n)[:, None]
-    ).any()  # else this shows nothing
+    # Else this shows nothing.
+    assert (batch.extras["patch_labels"] != torch.arange(n)[:, None]).any()
     return batch
 
 
-def scalars(found: dict[str, Tensor]) -> dict[str, float]:
-    return {name: float(value.detach()) for name, value in found.items()}
+def gradients_of(model: RoutedModel) -> dict[str, Tensor]:
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return gradients
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert torch.allclose(found[name], gradient, rtol=1e-3, atol=1e-5), name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "route",
-    [(0, 1, 2, 3), (2, 0, 3, 1), (1,), (3, 1)],
-    ids=["sequential", "arbitrary", "one layer", "pruned"],
-)
+@pytest.mark.parametrize("route", [(2, 0, 3, 1), (1,)], ids=["arbitrary", "one layer"])
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_a_steps_loss_is_the_weighted_sum_of_its_parts(
     family: str, parts: str, route: tuple[int, ...]
 ) -> None:
-    """Every part computed again with loops, from states by hand: e after the first layer run, h
-    after the last LayerNorm.
-    """
-    own = PARTS[parts] | (
-        {"exits": heads("cnn_ignore")} if family == "mixer" and "exits" in PARTS[parts] else {}
-    )
-    model, batch = equipped(FAMILIES[family](), **own), mixed()
-    found = scalars(step_of(model, 0.7, losses=LOSSES, exits=own.get("exits"))(batch, route))
-    state, first = model.embed(batch.images), None
+    """Every part by hand: e after the first layer run, h after the last LayerNorm."""
+    keys = PARTS[parts]
+    model, batch = equipped(FAMILIES[family](), **keys), mixed()
+    found = step_of(model, 0.7, losses=LOSSES, exits=keys.get("exits"))(batch, route)
+    states = [model.embed(batch.images)]
     for depth, layer in enumerate(route):
-        encoded = (
-            model.position["encode"](state, layer, depth) if "encode" in model.position else state
-        )
-        state = model.backbone.blocks[layer](encoded)
-        first = state if first is None else first
-    assert first is not None
-    prefix = model.backbone.num_prefix_tokens if hasattr(model.backbone, "num_prefix_tokens") else 0
-    e, h = first[:, prefix:], model.backbone.norm(state)[:, prefix:]
+        state = states[-1]
+        if "encode" in model.position:
+            state = model.position["encode"](state, layer, depth)
+        states.append(model.backbone.blocks[layer](state))
+    last = model.backbone.norm(states[-1])
+    prefix = getattr(model.backbone, "num_prefix_tokens", 0)
+    e, h = states[1][:, prefix:], last[:, prefix:]
     assert h.shape == (6, 6, 16)
-    each = [
-        cross_entropy(model.patch_head(x)[None], y[None])
-        for x, y in zip(h.flatten(0, 1), batch.extras["patch_labels"].flatten(), strict=True)
-    ]
+    contrastive = [contrastive_as_written(unit(x), unit(y)) for x, y in zip(e, h, strict=True)]
+    labels = batch.extras["patch_labels"].flatten()
     expected = {
         "cosine_loss": torch.stack([cosine_by_pairs(x) for x in h]).mean(),
-        "contrastive_loss": torch.stack(
-            [contrastive_as_written(unit(x), unit(y)) for x, y in zip(e, h, strict=True)]
-        ).mean(),
-        "mixing_loss": torch.stack(each).mean(),
-        "class_loss": task_loss(
-            model.backbone.forward_head(model.backbone.norm(state)), batch.labels
-        ),
+        "contrastive_loss": torch.stack(contrastive).mean(),
+        "mixing_loss": cross_entropy(model.patch_head(h).flatten(0, 1), labels),
+        "class_loss": task_loss(model.backbone.forward_head(last), batch.labels),
     }
-    final = expected["class_loss"]
-    if "exits" in own:
-        reached = {
-            d: task_loss(model(batch.images, route, exit=d), batch.labels)
-            for d in (1, 3)
-            if d <= len(route)
-        }
-        final = expected["objective"] = exit_objective(own["exits"], final, reached)
+    total = expected["class_loss"]
+    if "exits" in keys:
+        reached = {}
+        for depth in (1, 3):
+            if depth <= len(route):
+                reached[depth] = task_loss(model(batch.images, route, exit=depth), batch.labels)
+        total = expected["objective"] = exit_objective(keys["exits"], total, reached)
     if "predict" in model.position:
         model(batch.images, route, [tap := PositionLogits(model)])
         expected["position_loss"] = position_loss(tap.logits)
-    total = final + 0.7 * expected.get("position_loss", torch.zeros(()))
-    total = (
-        total
-        + 0.5 * expected["cosine_loss"]
-        + 0.3 * expected["contrastive_loss"]
-        + 2 * expected["mixing_loss"]
-    )
-    assert found.keys() - {"accuracy", "position_accuracy"} == {"loss", *expected}
-    for name, value in (expected | {"loss": total}).items():
-        assert found[name] == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+        total = total + 0.7 * expected["position_loss"]
+    total = total + 0.5 * expected["cosine_loss"] + 0.3 * expected["contrastive_loss"]
+    expected["loss"] = total + 2 * expected["mixing_loss"]
+    assert found.keys() - {"accuracy", "position_accuracy"} == expected.keys()
+    for name, value in expected.items():
+        assert float(found[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
 
 
 @pytest.mark.parametrize("name", Losses.model_fields)
 @torch.no_grad()
 def test_a_loss_alone_is_what_it_is_among_others(name: str) -> None:
-    model, batch, one = (
-        equipped(),
-        mixed(),
-        LOSSES.model_copy(update={each: None for each in Losses.model_fields if each != name}),
-    )
-    every, found = (
-        scalars(step_of(model, 0.0, losses=losses)(batch, (1, 0))) for losses in (LOSSES, one)
-    )
+    model, batch = equipped(), mixed()
+    loss = getattr(LOSSES, name)
+    every = step_of(model, 0.0, losses=LOSSES)(batch, (1, 0))
+    found = step_of(model, 0.0, losses=Losses(**{name: loss}))(batch, (1, 0))
     assert found[f"{name}_loss"] == every[f"{name}_loss"]
-    assert found["loss"] == pytest.approx(
-        found["class_loss"] + getattr(LOSSES, name).weight * every[f"{name}_loss"]
-    )
+    total = found["class_loss"] + loss.weight * every[f"{name}_loss"]
+    assert float(found["loss"]) == pytest.approx(float(total))
 
 
 @pytest.mark.parametrize("sampler", [arbitrary, drop(0.5)], ids=["arbitrary", "layerdrop"])
@@ -191,176 +163,113 @@ def test_a_step_with_a_route_a_sample_is_the_mean_of_its_images(parts: str, samp
     step = step_of(model, 0.7, losses=LOSSES, exits=PARTS[parts].get("exits"))
     found = step(batch, routes)
     found["loss"].backward()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    each = [step(part, alone(route)) for part, route in zip(batch.split(6), routes, strict=True)]
-    torch.stack([one["loss"] for one in each]).mean().backward()
-    expected = {
-        name: sum(float(one[name].detach()) for one in each) / 6
-        for name in found
-        if name != "position_accuracy"
-    }
-    assert {name: scalars(found)[name] for name in expected} == pytest.approx(expected, rel=1e-4)
-    again = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    assert gradients.keys() == again.keys()
-    assert all(torch.allclose(gradients[name], again[name], rtol=1e-3, atol=1e-5) for name in again)
-
-
-def test_shares_reach_the_patch_head_where_patches_are_not_mixed() -> None:
-    """A batch of mixup: the labels of every patch are its image's."""
-    model, labels = equipped(), random(6, 7).softmax(-1)
-    found = step_of(model, losses=LOSSES)(Batch(images(), labels), (1, 0))
-    h = model.backbone.norm(model.tokens(images(), (1, 0)))[:, 1:]
-    expected = -(labels[:, None] * model.patch_head(h).log_softmax(-1)).sum(-1).mean()
-    assert float(found["mixing_loss"]) == pytest.approx(float(expected.detach()), rel=1e-5)
+    together = gradients_of(model)
+    steps = [step(one, alone(route)) for one, route in zip(batch.split(6), routes, strict=True)]
+    means = {name: torch.stack([one[name] for one in steps]).mean() for name in found}
+    means["loss"].backward()
+    assert_close(together, gradients_of(model))
+    found.pop("position_accuracy", None)  # a mean over layers rather than images
+    for name, value in found.items():
+        assert float(value.detach()) == pytest.approx(float(means[name].detach()), rel=1e-4), name
 
 
 def test_plain_products_in_a_step() -> None:
-    """With one layer run, e and h come from the same layer: the gradient says that it flows through
-    h alone.
-    """
-    model, batch = equipped(), mixed()
+    """With one layer run, e and h come from the same layer: the gradient flows through h alone."""
+    model, batch = equipped(losses=PLAIN), mixed()
     with torch.no_grad():
         model.backbone.norm.weight.mul_(0.02)  # else the products saturate
-    found = step_of(model, losses=PLAIN)(batch, (2,))
-    (gradient,) = torch.autograd.grad(
-        found["loss"] - task_loss(model(batch.images, (2,)), batch.labels), model.backbone.pos_embed
-    )
+    loss = step_of(model, losses=PLAIN)(batch, (2,))["loss"]
+    loss = loss - task_loss(model(batch.images, (2,)), batch.labels)
     state = model.tokens(batch.images, (2,))
     e, h = state[:, 1:].detach(), model.backbone.norm(state)[:, 1:]
     expected = torch.stack([contrastive_as_written(x, y) for x, y in zip(e, h, strict=True)]).mean()
-    (reference,) = torch.autograd.grad(expected, model.backbone.pos_embed)
-    assert float(found["contrastive_loss"]) == pytest.approx(float(expected.detach()), rel=1e-4)
-    assert torch.allclose(gradient, reference, atol=1e-5)
+    embedding = model.backbone.pos_embed
+    (reference,) = torch.autograd.grad(expected, embedding)
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
+    assert torch.allclose(torch.autograd.grad(loss, embedding)[0], reference, atol=1e-5)
     assert reference.abs().max() > 1e-3
 
 
-def gradients_of(
-    model: RoutedModel, params: Params, route: Any, **options: Any
-) -> dict[str, Tensor]:
-    """Of one training step on 6 images."""
-    own = params.finetune.model_copy(
-        update={"batch_size": 6, "micro_batch_size": options.get("micro_batch_size")}
-    )
-    model.zero_grad()
-    model.checkpointing = options.get("checkpointing", False)
-    seed(9)
-    step = step_of(model, 0.7, losses=LOSSES, exits=options.get("exits"))
-    routes: Any = RouteTable(route.numpy()) if isinstance(route, Tensor) else OneRoute(route)
-    backward_in_parts(step, mixed(), routes, own)
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-@pytest.mark.parametrize("route", [(2, 0, 3, 1), table(arbitrary)], ids=["batch", "sample"])
-def test_checkpointing_draws_the_same_drop_path_again(params: Params, route: Any) -> None:
+@pytest.mark.parametrize(
+    "routes",
+    [OneRoute((2, 0, 3, 1)), RouteTable(table(arbitrary).numpy())],
+    ids=["batch", "sample"],
+)
+def test_checkpointing_draws_the_same_drop_path_again(params: Params, routes: Any) -> None:
     model = with_parts(small(drop_path_rate=0.5), losses=LOSSES)
-    still = gradients_of(model.eval(), params, route)
-    plain, again = (
-        gradients_of(model.train(), params, route, checkpointing=checkpointing)
-        for checkpointing in (False, True)
-    )
-    assert plain.keys() == again.keys()
-    assert all(torch.allclose(plain[name], again[name], rtol=1e-4, atol=1e-6) for name in plain)
-    assert not torch.allclose(
-        plain["patch_head.weight"], still["patch_head.weight"], rtol=1e-2
-    )  # paths are dropped
+    options = params.finetune.model_copy(update={"batch_size": 6, "micro_batch_size": None})
+
+    def gradients(training: bool, checkpointing: bool) -> dict[str, Tensor]:
+        model.train(training).checkpointing = checkpointing
+        seed(9)
+        backward_in_parts(step_of(model, losses=LOSSES), mixed(), routes, options)
+        return gradients_of(model)
+
+    plain = gradients(True, False)
+    assert_close(gradients(True, True), plain)
+    still = gradients(False, False)["patch_head.weight"]
+    assert not torch.allclose(plain["patch_head.weight"], still, rtol=1e-2)  # paths are dropped
 
 
 # ---- trainings -----------------------------------------------------------------------------------
 
 
-def test_weight_zero_trains_as_none(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    """The very same weights and history; with a weight, others."""
-    zero = {
-        "cosine": 0.0,
-        "contrastive": {"weight": 0, "normalize": True},
-        "mixing": {"weight": 0, "alpha": 3.0},
+def test_each_part_alone_changes_a_training_and_weight_zero_none(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
+    zero = {"cosine": 0.0, "contrastive": 0, "mixing": {"weight": 0, "alpha": 3.0}}
+    variants: dict[str, dict[str, Any]] = {
+        "absent": {},
+        "zero": {"losses": zero},
+        "cosine": {"losses": {"cosine": 0.1}},
+        "mixing": {"losses": {"mixing": 0.1}},
     }
-    for name, losses in (
-        ("absent", {}),
-        ("zero", zero),
-        ("cosine", {"cosine": 0.1}),
-        ("mixing", {"mixing": 0.1}),
-    ):
-        run(changed(train_config(epochs=1), losses=losses), prepared, tmp_path / name)
+    for part, value in RECIPE.model_dump().items():
+        variants[part] = {"recipe": {part: value}}
+    for name, keys in variants.items():
+        run(changed(train_config(epochs=1), **keys), prepared, tmp_path / name)
     assert outcome(tmp_path / "zero") == outcome(tmp_path / "absent")
-    assert (
-        load_file(tmp_path / "zero" / WEIGHTS).keys()
-        == load_file(tmp_path / "cosine" / WEIGHTS).keys()
-    )
-    assert load_file(tmp_path / "mixing" / WEIGHTS).keys() - load_file(
-        tmp_path / "zero" / WEIGHTS
-    ).keys() == {"patch_head.weight", "patch_head.bias"}
-    assert len({outcome(tmp_path / name) for name in ("zero", "cosine", "mixing")}) == 3
+    assert len({outcome(tmp_path / name) for name in variants}) == len(variants) - 1
+    tensors = {name: load_file(tmp_path / name / WEIGHTS).keys() for name in variants}
+    assert tensors["zero"] == tensors["cosine"]
+    assert tensors["mixing"] - tensors["zero"] == {"patch_head.weight", "patch_head.bias"}
 
 
 EVERYTHING = {"losses": LOSSES.model_dump(), "recipe": RECIPE.model_dump(), "talking_heads": True}
+LAYERDROP = {"route": {"drop": 0.5}, "position": {"encode": {"dropout": 0.1}, "predict": {}}}
+A_SAMPLE = {"per": "sample", "schedule": "cosine", "warmup_epochs": 2, "micro_batch_size": 16}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changes", "variant"),
+    ("changes", "keys"),
     [
-        ({}, {"recipe": {"drop_path": 0.5}}),
-        (
-            {"route": "sequential", "schedule": "cosine", "warmup_epochs": 1, "optimizer": "adamw"},
-            EVERYTHING,
-        ),
-        (
-            {
-                "route": {"drop": 0.5},
-                "position": {"encode": {"dropout": 0.1}, "predict": {}},
-                "checkpointing": True,
-            },
-            EVERYTHING,
-        ),
-        (
-            {"per": "sample", "schedule": "cosine", "warmup_epochs": 2, "micro_batch_size": 16},
-            EVERYTHING | {"exits": heads("mlp")},
-        ),
+        ({"route": "sequential", "schedule": "cosine", "optimizer": "adamw"}, {}),
+        (LAYERDROP | {"checkpointing": True}, {}),
+        (A_SAMPLE, {"exits": heads("mlp")}),
     ],
-    ids=["drop path", "sequential", "layerdrop with position parts", "a route a sample with exits"],
+    ids=["sequential", "layerdrop with position parts", "a route a sample with exits"],
 )
 def test_resumed_training_equals_an_undisturbed_one(
     train_config: Config,
     prepared: Path,
     tmp_path: Path,
     changes: dict[str, Any],
-    variant: dict[str, Any],
+    keys: dict[str, Any],
 ) -> None:
-    config = changed(train_config(**changes), **variant)
-    rows = run(config, prepared, tmp_path / "whole")
-    if "losses" in variant:
-        for row in rows:
-            own = row["train/objective" if "exits" in variant else "train/class_loss"] + row.get(
-                "train/position_loss", 0
-            )
-            weighted = (
-                0.5 * row["train/cosine_loss"]
-                + 0.3 * row["train/contrastive_loss"]
-                + 2 * row["train/mixing_loss"]
-            )
-            assert row["train/loss"] == pytest.approx(own + weighted, rel=1e-5)
+    config = changed(train_config(**changes), **EVERYTHING, **keys)
+    for row in run(config, prepared, tmp_path / "whole"):
+        expected = row["train/objective" if keys else "train/class_loss"]
+        expected += row.get("train/position_loss", 0) + 0.5 * row["train/cosine_loss"]
+        expected += 0.3 * row["train/contrastive_loss"] + 2 * row["train/mixing_loss"]
+        assert row["train/loss"] == pytest.approx(expected, rel=1e-5)
     for stop_after in (1, 2):
         folder = tmp_path / f"stopped_{stop_after}"
         with pytest.raises(Killed):
             run(config, prepared, folder, stop_after)
-        assert (folder / CHECKPOINT).exists()
         seed(17)  # generators in another state must not matter
         assert len(run(config, prepared, folder)) == 3 - stop_after
         assert outcome(folder) == outcome(tmp_path / "whole")
-
-
-def test_drop_path_and_recipe_change_a_training(
-    train_config: Config, prepared: Path, tmp_path: Path
-) -> None:
-    """Each part alone."""
-    for name, recipe in (
-        ("none", {}),
-        *((part, {part: value}) for part, value in RECIPE.model_dump().items()),
-    ):
-        run(changed(train_config(epochs=1), recipe=recipe), prepared, tmp_path / name)
-    assert len({outcome(tmp_path / name) for name in ("none", *RECIPE.model_dump())}) == 5
 
 
 @pytest.mark.slow
@@ -368,94 +277,49 @@ def test_the_cosine_loss_turns_patches_apart(
     train_config: Config, prepared: Path, tmp_path: Path
 ) -> None:
     last = {}
-    for name, losses in (("without", {}), ("with", {"cosine": 3.0})):
-        config = changed(train_config(epochs=6), losses=losses)
-        run(config, prepared, tmp_path / name)
-        model, _ = open_model(config, prepared, tmp_path / name / WEIGHTS)
-        images, _ = open_split(config, prepared, "validation", model).take(slice(0, 20))
+    for weight in (0.0, 3.0):
+        config = changed(train_config(epochs=6), losses={"cosine": weight})
+        run(config, prepared, tmp_path / str(weight))
+        model, _ = open_model(config, prepared, tmp_path / str(weight) / WEIGHTS)
+        batch, _ = open_split(config, prepared, "validation", model).take(slice(0, 20))
         with torch.no_grad():
-            last[name] = float(
-                patch_cosine(model.patches(model.backbone.norm(model.eval().tokens(images)))).mean()
-            )
-    assert last["with"] < last["without"] - 0.05
+            patches = model.patches(model.backbone.norm(model.eval().tokens(batch)))
+        last[weight] = float(patch_cosine(patches).mean())
+    assert last[3.0] < last[0.0] - 0.05
 
 
 def test_stock_timm_loads_a_model_trained_with_the_mixing_loss(
     train_config: Config, prepared: Path, tmp_path: Path
 ) -> None:
+    """Without the head on patches, as do variants without the loss."""
     config = changed(train_config(epochs=1), losses=LOSSES.model_dump())
-    run(config, prepared, tmp_path / "run")
-    tensors = load_file(tmp_path / "run" / WEIGHTS)
-    stock: Any = timm.create_model(
-        "vit_tiny_patch16_224", num_classes=10, **config.model.kwargs
-    ).eval()
-    with pytest.raises(RuntimeError, match="patch_head"):
-        stock.load_state_dict(tensors)
-    stock.load_state_dict(
-        {name: tensor for name, tensor in tensors.items() if not name.startswith("patch_head.")}
-    )
-    model, _ = open_model(config, prepared, tmp_path / "run" / WEIGHTS)
-    assert torch.equal(model.patch_head.weight, tensors["patch_head.weight"])
-    plain = build(
-        config.model, 10, Variant(route="arbitrary"), tmp_path / "run" / WEIGHTS
-    )  # by a variant without the loss
+    run(config, prepared, tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    opened: Any = open_model(config, prepared, tmp_path / WEIGHTS)[0].eval()
+    assert torch.equal(opened.patch_head.weight, tensors.pop("patch_head.weight"))
+    assert torch.equal(opened.patch_head.bias, tensors.pop("patch_head.bias"))
+    name = "vit_tiny_patch16_224"
+    stock: Any = timm.create_model(name, num_classes=10, **config.model.kwargs).eval()
+    stock.load_state_dict(tensors)
+    plain = build(config.model, 10, Variant(route="arbitrary"), tmp_path / WEIGHTS).eval()
+    batch = random(4, 1, 28, 28)
     with torch.no_grad():
-        batch = random(4, 1, 28, 28)
-        assert torch.equal(stock(batch), model.eval()(batch))
-        assert torch.equal(stock(batch), plain.eval()(batch))
-
-
-def test_a_fresh_patch_head_on_plain_weights(pico: ModelPreset, tmp_path: Path) -> None:
-    save_weights(build(pico, 10), tmp_path / "plain.safetensors")
-    torch.manual_seed(0)
-    model = build(
-        pico, 10, Variant(route="arbitrary", losses=LOSSES), tmp_path / "plain.safetensors"
-    )
-    assert model.patch_head.weight.any()
-    assert torch.equal(
-        model.backbone.head.weight, load_file(tmp_path / "plain.safetensors")["head.weight"]
-    )
-
-
-def test_a_profile_needs_two_patches(pico: ModelPreset, prepared: Path, tmp_path: Path) -> None:
-    one = pico.model_copy(update={"kwargs": pico.kwargs | {"patch_size": 28}})
-    config = ProfileConfig(
-        title="test",
-        dataset="bars",
-        model_name="pico",
-        model=one,
-        variant=Variant(route="arbitrary"),
-        device="cpu",
-        data_sha256="",
-        weights_sha256=None,
-        precision="fp32",
-        order="sequential",
-        seed=0,
-        options=SmoothingProfiles(images=20, batch_size=8, seed=0),
-    )
-    with pytest.raises(
-        UserError, match="smoothing: found a model with 1 patch, accepted: 2 or more"
-    ):
-        measure(config, prepared, None, tmp_path, lambda event: None)
+        assert torch.equal(stock(batch), opened(batch))
+        assert torch.equal(stock(batch), plain(batch))
 
 
 @pytest.mark.parametrize("losses", [{"cosine": 1}, {"contrastive": 1}, {"mixing": 1}])
 def test_losses_need_two_patches(pico: ModelPreset, losses: dict[str, Any]) -> None:
     one = pico.model_copy(update={"kwargs": pico.kwargs | {"patch_size": 28}})
-    with pytest.raises(
-        UserError, match="losses: found a model with 1 patch, accepted: 2 or more"
-    ) as error:
+    with pytest.raises(UserError, match="losses: found a model with 1 patch, accepted: 2 or more"):
         build(one, 10, Variant.model_validate({"route": "arbitrary", "losses": losses}))
-    assert "\n" not in str(error.value)
-    build(
-        one, 10, Variant.model_validate({"route": "arbitrary", "losses": dict.fromkeys(losses, 0)})
-    )
+    build(one, 10, Variant(route="arbitrary"))
 
 
 def test_losses_need_all_patches(pico: ModelPreset) -> None:
     dropping = pico.model_copy(update={"kwargs": pico.kwargs | {"patch_drop_rate": 0.5}})
     with pytest.raises(UserError, match="patch dropout"):
-        build(dropping, 10, Variant.model_validate({"route": "arbitrary", "losses": {"mixing": 1}}))
+        build(dropping, 10, Variant(route="arbitrary", losses=LOSSES))
 
 
 # ---- talking heads -------------------------------------------------------------------------------
@@ -483,90 +347,55 @@ def test_talking_heads_mix_before_and_after_the_softmax() -> None:
     attention = talking().blocks[0].attn
     tokens = random(2, 7, 16)
     q, k, v = attention.qkv(tokens).view(2, 7, 3, 2, 8).unbind(2)  # (B, N, heads, 8)
+
+    def mix(projection: Any, products: Tensor) -> Tensor:
+        heads = torch.einsum("gh,bhnm->bgnm", projection.weight, products)
+        return heads + projection.bias[:, None, None]
+
     products = torch.einsum("bnhd,bmhd->bhnm", q, k) / math.sqrt(8)
-    mixed = (
-        torch.einsum("gh,bhnm->bgnm", attention.proj_l.weight, products)
-        + attention.proj_l.bias[:, None, None]
-    )
-    weights = (
-        torch.einsum("gh,bhnm->bgnm", attention.proj_w.weight, mixed.softmax(-1))
-        + attention.proj_w.bias[:, None, None]
-    )
-    expected = attention.proj(torch.einsum("bhnm,bmhd->bnhd", weights, v).flatten(2))
-    assert torch.allclose(attention(tokens), expected, atol=1e-5)
-    assert torch.allclose(attention_scores(attention, tokens), mixed.softmax(-1), atol=1e-6)
+    scores = mix(attention.proj_l, products).softmax(-1)
+    values = torch.einsum("bhnm,bmhd->bnhd", mix(attention.proj_w, scores), v).flatten(2)
+    assert torch.allclose(attention(tokens), attention.proj(values), atol=1e-5)
+    assert torch.allclose(attention_scores(attention, tokens), scores, atol=1e-6)
     for masked in ({"attn_mask": torch.ones(7, 7)}, {"is_causal": True}):
         with pytest.raises(ValueError, match="no mask"):
             attention(tokens, **masked)
 
 
 def test_talking_heads_learn(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    """Along routes a sample: every layer's matrices get gradients, and a training moves them away
-    from the identity.
-    """
-    use_talking_heads(backbone := small())
-    RoutedModel(backbone)(images(), table(arbitrary)).square().sum().backward()
-    for block in backbone.blocks:
-        for gradient in (
-            block.attn.proj_l.weight.grad,
-            block.attn.proj_w.weight.grad,
-            block.attn.proj_w.bias.grad,
-            block.attn.qkv.weight.grad,
-        ):
-            assert gradient.abs().max() > 1e-6
-    run(
-        changed(train_config(epochs=1, per="sample"), talking_heads=True),
-        prepared,
-        tmp_path / "run",
-    )
-    tensors = load_file(tmp_path / "run" / WEIGHTS)
-    for layer in range(4):
-        for name in ("proj_l", "proj_w"):
-            matrix = tensors[f"blocks.{layer}.attn.{name}.weight"]
-            assert 1e-4 < (matrix - torch.eye(2)).abs().max() < 0.5
+    """A training along routes a sample moves the matrices of every layer from the identity."""
+    config = changed(train_config(epochs=1, per="sample"), talking_heads=True)
+    run(config, prepared, tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    matrices = [name for name in tensors if name.endswith(("proj_l.weight", "proj_w.weight"))]
+    assert len(matrices) == 8
+    for name in matrices:
+        assert 1e-4 < (tensors[name] - torch.eye(2)).abs().max() < 0.5
 
 
+@torch.no_grad()
 def test_talking_heads_travel_with_the_weights(pico: ModelPreset, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = noisy(build(pico, 10, TALKING)).eval()
-    save_weights(model, tmp_path / "w.safetensors")
-    again = build(pico, 10, TALKING, tmp_path / "w.safetensors").eval()
+    """They also start from plain weights; a plain model has no place for them."""
+    file = tmp_path / "w.safetensors"
     batch = random(3, 1, 28, 28)
-    with torch.no_grad():
-        assert torch.equal(again(batch, (3, 1, 0)), model(batch, (3, 1, 0)))
-        cut = build(
-            pico, 10, TALKING.model_copy(update={"layers": 2}), tmp_path / "w.safetensors"
-        ).eval()
-        assert torch.equal(cut(batch), model(batch, (0, 1)))
-    with pytest.raises(RuntimeError, match="proj_l"):
-        load_weights(
-            build(pico, 10), tmp_path / "w.safetensors"
-        )  # the plain model has no place for them
-
-
-def test_talking_heads_start_from_plain_weights(pico: ModelPreset, tmp_path: Path) -> None:
     plain = noisy(build(pico, 10)).eval()
-    save_weights(plain, tmp_path / "plain.safetensors")
-    model = build(pico, 10, TALKING, tmp_path / "plain.safetensors").eval()
-    batch = random(3, 1, 28, 28)
-    with torch.no_grad():
-        for route in ((0, 1, 2, 3), (3, 1)):
-            assert torch.allclose(model(batch, route), plain(batch, route), atol=1e-5)
+    save_weights(plain, file)
+    model = build(pico, 10, TALKING, file).eval()
+    assert torch.allclose(model(batch, (3, 1)), plain(batch, (3, 1)), atol=1e-5)
+    save_weights(noisy(model), file)
+    again = build(pico, 10, TALKING, file).eval()
+    assert torch.equal(again(batch, (3, 1, 0)), model(batch, (3, 1, 0)))
+    cut = build(pico, 10, TALKING.model_copy(update={"layers": 2}), file).eval()
+    assert torch.equal(cut(batch), model(batch, (0, 1)))
+    with pytest.raises(RuntimeError, match="proj_l"):
+        load_weights(plain, file)
 
 
 def test_talking_heads_keep_dropout_and_bias(pico: ModelPreset) -> None:
-    other = pico.model_copy(
-        update={
-            "kwargs": pico.kwargs
-            | {"attn_drop_rate": 0.1, "proj_drop_rate": 0.2, "qkv_bias": False}
-        }
-    )
-    for block in build(other, 10, TALKING).backbone.blocks:
-        assert (block.attn.attn_drop.p, block.attn.proj_drop.p, block.attn.qkv.bias) == (
-            0.1,
-            0.2,
-            None,
-        )
+    kwargs = pico.kwargs | {"attn_drop_rate": 0.1, "proj_drop_rate": 0.2, "qkv_bias": False}
+    for block in build(pico.model_copy(update={"kwargs": kwargs}), 10, TALKING).backbone.blocks:
+        assert (block.attn.attn_drop.p, block.attn.proj_drop.p) == (0.1, 0.2)
+        assert block.attn.qkv.bias is None
 
 
 @pytest.mark.parametrize(
@@ -574,9 +403,7 @@ def test_talking_heads_keep_dropout_and_bias(pico: ModelPreset) -> None:
     [("mixer_s16_224", {}), ("resmlp_12_224", {}), ("vit_tiny_patch16_224", {"qk_norm": True})],
 )
 def test_models_without_plain_attention_cannot_talk(name: str, kwargs: dict[str, Any]) -> None:
-    with (
-        torch.device("meta"),
-        pytest.raises(UserError, match=r"talking_heads: found .*accepted: timm's ViTs") as error,
-    ):
-        build(ModelPreset(timm=name, kwargs=kwargs, weights="scratch"), 10, TALKING)
-    assert "\n" not in str(error.value)
+    preset = ModelPreset(timm=name, kwargs=kwargs, weights="scratch")
+    accepted = r"talking_heads: found .*accepted: timm's ViTs"
+    with torch.device("meta"), pytest.raises(UserError, match=accepted):
+        build(preset, 10, TALKING)

@@ -13,7 +13,7 @@ from pipeline.data.prepare import prepare
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import HISTORY, Row, sha256, weights_file
 from pipeline.training import loop
-from pipeline.training.loop import CHECKPOINT, train
+from pipeline.training.loop import CHECKPOINT, Run, train
 
 Config = Callable[..., TrainConfig]
 JUDGES = ("validation", "heldout")
@@ -148,10 +148,10 @@ def scripted(
     saw: (judge, loss) -> sha256.
     """
 
-    def validate(model: Any, suite: str, *rest: Any) -> Row:
-        loss = next(losses[suite])
-        save_weights(model, file)
-        made[suite, loss] = sha256(file)
-        return {f"{suite}/arbitrary/loss": loss}
+    def validate(run: Run, judge: str, *rest: Any) -> Row:
+        loss = next(losses[judge])
+        save_weights(run.model, file)
+        made[judge, loss] = sha256(file)
+        return {f"{judge}/arbitrary/loss": loss}
 
     return validate
