@@ -41,19 +41,6 @@ def test_errors_of_the_analysis_are_those_of_other_images() -> None:
     assert 0.6 < error / np.std(draws, ddof=1) < 1.6
 
 
-def test_contribution_numbers_know_the_papers_claim() -> None:
-    rng = np.random.default_rng(0)
-    positions = np.argsort(rng.random((500, 12)), axis=1)
-    distance = np.abs(positions - np.arange(12))
-    noise = 0.1 * rng.random((500, 12))
-    claimed = contribution_numbers(positions, 2 - distance / 12 + noise)
-    assert claimed["distance_spearman"] < -0.8
-    assert claimed["near_far_ratio"] > 1.3
-    assert claimed["slope_late_minus_early"] > 1
-    flat = contribution_numbers(positions, 1 + noise)
-    assert abs(flat["distance_spearman"]) < 0.1
-
-
 @pytest.mark.parametrize(("layers", "quarter"), [(8, 2), (4, 1), (3, 1)])
 def test_contribution_numbers_are_those_of_their_definition(layers: int, quarter: int) -> None:
     rng = np.random.default_rng(1)

@@ -145,11 +145,9 @@ def test_points_and_means_of_the_analysis(figures: DrawnFigures) -> None:
     ("samplers", "drawn"),
     [
         (None, set()),
-        ([], set()),
         (["skip 1"], set()),
         (["reversed"], {"Distance"}),
         (["fix_first 0", "fix_first 12"], {"First layers"}),
-        ([*SAMPLERS], {"Distance", "First layers"}),
     ],
 )
 def test_a_figure_is_drawn_where_its_samplers_were_run(

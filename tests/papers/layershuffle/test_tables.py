@@ -30,29 +30,24 @@ from tests.papers.layershuffle.conftest import VARIANTS
 
 
 def test_spreads_are_kept_apart(rows: pd.DataFrame) -> None:
-    cells = summarise(rows).set_index(["variant", "order", "keep"])
-    cell = cells.loc["ls", "arbitrary", 6]
-    assert (cell["n"], cell["orders"]) == (5, 20)
-    assert cell["std"] == pytest.approx(np.std([0, 0.01, 0.02, 0.03, 0.04], ddof=1), rel=0.02)
-    assert cell["std_orders"] == pytest.approx(np.std(np.arange(20) * 0.001, ddof=1), rel=0.05)
-    assert cell["se_images"] == pytest.approx(0.4 / np.sqrt(200))
-    assert cell["low"] == pytest.approx(cell["mean"] - 2.776 * cell["std"] / np.sqrt(5), abs=1e-5)
-    assert np.isnan(cells.loc["ls", "sequential", 12]["std_orders"])  # one order has no spread
-    assert cells.loc["refit_3", "arbitrary", 3]["full"]
-
-
-def test_a_pass_with_an_order_an_image_gives_the_mean_and_single_orders_the_spread(
-    rows: pd.DataFrame,
-) -> None:
+    """A pass with an order an image gives the mean, single orders the spread."""
     pruned = rows[(rows["variant"] == "ls") & (rows["keep"] == 6) & (rows["order"] == "sequential")]
     one_pass = pruned.groupby("seed").head(1)
     one_pass = one_pass.assign(route="mixed", routes=1000, images=1000, accuracy=0.7)
     cells = summarise(pd.concat([rows, one_pass])).set_index(["variant", "order", "keep"])
+    cell = cells.loc["ls", "arbitrary", 6]
+    assert (cell["n"], cell["orders"]) == (5, 20)
+    assert cell["std"] == pytest.approx(np.std([0, 0.01, 0.02, 0.03, 0.04], ddof=1), rel=0.02)
+    std_orders = pytest.approx(np.std(np.arange(20) * 0.001, ddof=1), rel=0.05)
+    assert cell["std_orders"] == std_orders
+    assert cell["se_images"] == pytest.approx(0.4 / np.sqrt(200))
+    assert cell["low"] == pytest.approx(cell["mean"] - 2.776 * cell["std"] / np.sqrt(5), abs=1e-5)
+    assert np.isnan(cells.loc["ls", "sequential", 12]["std_orders"])  # one order has no spread
+    assert cells.loc["refit_3", "arbitrary", 3]["full"]
     cell = cells.loc["ls", "sequential", 6]
-    assert cell["mean"] == pytest.approx(0.7)
+    assert (cell["mean"], cell["std_orders"]) == (pytest.approx(0.7), std_orders)
     assert cell["orders"] == 924  # of the 1,000 drawn, so many exist
     assert (cell["images"], cell["spread_orders"]) == (1000, 20)
-    assert cell["std_orders"] == pytest.approx(np.std(np.arange(20) * 0.001, ddof=1), rel=0.05)
 
 
 def test_differences_are_paired(rows: pd.DataFrame, tmp_path: Path) -> None:
