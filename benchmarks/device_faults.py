@@ -1,9 +1,11 @@
-"""Which mistakes of devices, planted one at a time, `tests/test_pretended_gpu.py` finds without a GPU.
+"""Which planted mistakes of devices `tests/test_pretended_gpu.py` finds without a GPU.
 
-    uv run python benchmarks/device_faults.py     writes benchmarks/device_faults.json, about ten minutes on two cores
+    uv run python benchmarks/device_faults.py
 
-Each makes a run on CUDA fail, or leaves it on the CPU; those that CUDA forgives (an index on the CPU, an assignment between devices)
-are not among them.
+writes benchmarks/device_faults.json, in about ten minutes on two cores.
+
+Each makes a run on CUDA fail, or leaves it on the CPU; those that CUDA forgives (an index on the
+CPU, an assignment between devices) are not among them.
 """
 
 import subprocess

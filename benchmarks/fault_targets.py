@@ -1,7 +1,10 @@
-"""What benchmarks/faults.py disturbs beside `dvc repro`, run in the copy: two Ray nodes, an experiment in DVC's queue.
+"""What benchmarks/faults.py disturbs beside `dvc repro`, run in the copy.
 
-python -m benchmarks.fault_targets cluster PORT     until the first node dies; the second is replaced
-python -m benchmarks.fault_targets queue [STAGE ...]     until the experiment has succeeded and is applied
+Two Ray nodes, an experiment in DVC's queue.
+
+python -m benchmarks.fault_targets cluster PORT until the first node dies; the second is replaced
+python -m benchmarks.fault_targets queue [STAGE ...] until the experiment has succeeded and is
+applied
 """
 
 import subprocess
@@ -43,8 +46,10 @@ def dvc(*command: str) -> str | None:
 
 
 def queue(stages: list[str]) -> None:
-    """As a user would: queue it unless it waits or runs, start the queue's worker, look again and again. A task whose worker was killed
-    is shown as running for ever: it is queued once more."""
+    """As a user would: queue it unless it waits or runs, start the queue's worker, look again.
+
+    A task whose worker was killed is shown as running for ever: it is queued once more.
+    """
     states, idle = set[str](), 0
     while "Success" not in states:
         if (said := dvc("queue", "status")) is not None:

@@ -1,13 +1,18 @@
-"""Kill anything, any time: smoke runs whose processes get signals at random moments, and are started again until they end.
+"""Kill anything, any time.
 
-    uv run python benchmarks/faults.py [--faults 100] [--minutes 60] [--seed 0] [--ways repro served ...]   writes benchmarks/faults.json
+Smoke runs whose processes get signals at random moments, and are started again until they end.
 
-Every way runs once undisturbed. Then, in fresh copies of the repository, random processes of the run (DVC, its shell, the stage, its
-workers; in `served` MLflow's server, in `queue` the worker of DVC's queue, in `ray` those of two Ray nodes) get SIGKILL, SIGTERM,
-SIGINT, or SIGSTOP for a while. In the way `memory` a process can have no more memory for a while than it has; in `disk`, for root alone,
-the disk below the repository is filled, runs out of inodes or becomes read-only, until the run has ended. What each copy has in the end
-must be what the undisturbed one has: see `compare`, else this ends with 1. The draws follow from the seed, not the moments at which
-processes meet them.
+    uv run python benchmarks/faults.py [--faults 100] [--minutes 60] [--seed 0] [--ways repro ...]
+
+writes benchmarks/faults.json.
+
+Every way runs once undisturbed. Then, in fresh copies of the repository, random processes of the
+run (DVC, its shell, the stage, its workers; in `served` MLflow's server, in `queue` the worker of
+DVC's queue, in `ray` those of two Ray nodes) get SIGKILL, SIGTERM, SIGINT, or SIGSTOP for a while.
+In the way `memory` a process can have no more memory for a while than it has; in `disk`, for root
+alone, the disk below the repository is filled, runs out of inodes or becomes read-only, until the
+run has ended. What each copy has in the end must be what the undisturbed one has: see `compare`,
+else this ends with 1. The draws follow from the seed, not the moments at which processes meet them.
 """
 
 import argparse
@@ -42,7 +47,7 @@ MARK = "LSVIT_FAULTS"  # a variable by which the processes of a run are known
 EVERY = 6.0  # seconds between signals, on average
 STOPPED = 3.0  # seconds that SIGSTOP lasts at most
 ORPHANED = 10.0  # seconds after which nothing may be left of a run that was killed
-IDLE = 60.0  # the same of the warm process, which waits for half a minute
+LAST = 60.0  # the same at the end of a round, for what was stopped
 FULL = 30.0  # seconds that a disk is full at most: a run that writes nothing meanwhile goes on
 ROUND = 25  # faults of one run: what is killed every few seconds comes to no end
 STUCK = 900.0  # seconds without an end: the run hangs
@@ -80,7 +85,8 @@ SERVERS = {
 }  # start again where they ended
 WRONG = ("orphans", "wrong", "still there", "tracebacks")  # what should be empty of every round
 TIMED = ("latency_ms",)  # columns of results that are measured times
-# in which names are drawn, or are hashes of paths or of measured times; of killed Ray workers, see docs/promises.md
+# In them names are drawn, or are hashes of paths or of measured times. Of killed Ray workers: see
+# docs/promises.md.
 CACHES = (
     "copy/.dvc/",
     "copy/.git/",
@@ -94,7 +100,7 @@ CACHES = (
 
 
 class State(NamedTuple):
-    """What a run has in the end: rows by table, names of files, and how often MLflow has which run."""
+    """What a run has in the end: rows by table, names of files, and counts of MLflow's runs."""
 
     results: dict[str, list[dict[str, str]]]
     files: set[str]
@@ -102,7 +108,7 @@ class State(NamedTuple):
 
 
 class Run:
-    """The pipeline at scale smoke in a copy of the repository, tracked in the store beside it or by a server."""
+    """The pipeline at scale smoke in a copy of the repository, tracked by a store or a server."""
 
     def __init__(self, folder: Path, way: str, *stages: str) -> None:
         self.folder, self.way, served = folder / "copy", way, way == "served"
@@ -162,8 +168,11 @@ class Run:
             )
 
     def mend(self) -> bool:
-        """DVC does not write its lock files at once: a kill at that moment leaves half of one. Do then what its user would: take the
-        committed dvc.lock, remove .dvc/tmp/rwlock. Returns whether that was so."""
+        """DVC does not write its lock files at once: a kill at that moment leaves half of one.
+
+        Do then what its user would: take the committed dvc.lock, remove .dvc/tmp/rwlock.
+        Returns whether that was so.
+        """
         lock, held = self.folder / "dvc.lock", self.folder / ".dvc/tmp/rwlock"
         try:
             for file, schema in ((lock, COMPILED_LOCKFILE_SCHEMA), (held, Schema(dict))):
@@ -201,7 +210,10 @@ class Run:
         return found
 
     def until_gone(self, seconds: float, but: set[str]) -> tuple[float, list[str]]:
-        """Wait for the end of all processes `but` those of these kinds, at most so many seconds. Returns seconds and what is left."""
+        """Wait for the end of all processes `but` those of these kinds, at most so many seconds.
+
+        Returns seconds and what is left.
+        """
         start = time.monotonic()
         while left := [name for name in map(kind, self.processes()) if name not in but]:
             if time.monotonic() - start > seconds:
@@ -218,16 +230,18 @@ class Run:
             subprocess.run(["umount", "--lazy", self.folder], check=True)
 
     def finish(self) -> None:
-        """The pipeline to its end, undisturbed; what a store missed is logged. Ends this process where that fails."""
+        """The pipeline to its end, undisturbed; what a store missed is logged.
+
+        Ends this process where that fails.
+        """
         self.mend()
         self.serve()
         for command in dict.fromkeys(
             (self.driver, self.repro, ("stages.commands", "track", "sync"))
         ):
             if code := self.start(*command).wait(STUCK):
-                sys.exit(
-                    f"{' '.join(command)}: {code}\n{(self.folder.parent / 'log').read_text()[-5000:]}"
-                )
+                log = (self.folder.parent / "log").read_text()
+                sys.exit(f"{' '.join(command)}: {code}\n{log[-5000:]}")
 
     def results(self) -> dict[str, list[dict[str, str]]]:
         """All tables, but for columns of measured times."""
@@ -250,7 +264,10 @@ class Run:
 
     def state(self) -> State:
         """What it has."""
-        query = "SELECT experiments.name, runs.name, runs.status FROM runs JOIN experiments USING (experiment_id)"
+        query = (
+            "SELECT experiments.name, runs.name, runs.status "
+            "FROM runs JOIN experiments USING (experiment_id)"
+        )
         with closing(sqlite3.connect(self.store)) as database:
             return State(self.results(), self.files(), Counter(database.execute(query).fetchall()))
 
@@ -274,7 +291,10 @@ def kind(process: psutil.Process) -> str:
 
 
 def strike(run: Run, draw: random.Random, driver: subprocess.Popen) -> dict[str, str] | None:
-    """Send a random signal to a process of a random kind, or give it no more memory for a while; None if none is there."""
+    """Strike a process of a random kind: a random signal, or no more memory for a while.
+
+    Returns None if there is no process.
+    """
     found: dict[str, list[psutil.Process]] = {}
     for process in run.processes():
         found.setdefault(kind(process), []).append(process)
@@ -301,7 +321,7 @@ def strike(run: Run, draw: random.Random, driver: subprocess.Popen) -> dict[str,
 
 
 def fill(run: Run, draw: random.Random, driver: subprocess.Popen) -> dict[str, str] | None:
-    """Leave a run no room until it has ended, or for a while; None where the disk cannot be made so."""
+    """Leave a run no room until it has ended, or for a while. Returns None if the disk cannot."""
     filler, how = run.folder / "filler", draw.choice(("full", "no inodes", "read-only"))
     remount = ["mount", "-o", "remount,ro", str(run.folder)]
     if (
@@ -326,7 +346,10 @@ def fill(run: Run, draw: random.Random, driver: subprocess.Popen) -> dict[str, s
 
 
 def disturb(run: Run, draw: random.Random, most: int, deadline: float) -> dict[str, Any]:
-    """Start the pipeline again and again, under signals until there were so many or the time is over. Returns what happened."""
+    """Start the pipeline again and again, under signals until there were `most` or time is over.
+
+    Returns what happened.
+    """
     struck: list[dict[str, str]] = []
     orphans: list[str] = []
     starts, slowest, torn = 0, 0.0, 0
@@ -367,7 +390,7 @@ def disturb(run: Run, draw: random.Random, most: int, deadline: float) -> dict[s
 
 
 def compare(run: Run, whole: State) -> list[str]:
-    """What a disturbed run has in the end and an undisturbed one has not, or the other way round."""
+    """How a disturbed run differs in the end from an undisturbed one, a line a difference."""
     mine = run.state()
     both = sorted(mine.results.keys() | whole.results.keys())
     wrong = [
@@ -429,7 +452,7 @@ def main() -> None:
                 done = disturb(run, draw, min(left, ROUND), deadline)
                 run.finish()
                 done["wrong"] = compare(run, whole[way])
-                _, done["still there"] = run.until_gone(IDLE, {"", *SERVERS})
+                _, done["still there"] = run.until_gone(LAST, {"", *SERVERS})
                 done["tracebacks"] = re.findall(
                     "Traceback.*", (place / "log").read_text() if way == "disk" else "", re.S
                 )

@@ -26,8 +26,8 @@ from pipeline.config.variant import Variant
 from pipeline.data.shards import Arrays, write_arrow
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.job import Job
-from pipeline.jobs.run import run
 from pipeline.jobs.processes import cuda_devices
+from pipeline.jobs.run import run
 
 FILE = Path(__file__).with_suffix(".json")
 EPOCHS, STEPS, REPETITIONS = 4, 4, 3

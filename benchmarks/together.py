@@ -3,10 +3,9 @@
     uv run python benchmarks/together.py [--minutes 180]     writes benchmarks/together.json
 
 First two `dvc repro` at once, each started again, as its user would, until DVC no longer says that
-the other is at work. Then rounds until
-the time is over: three queued experiments, run by three workers, that want the same trainings and
-another simulation each, while `lsvit track sync` and `lsvit claims` run beside them again and
-again. All at scale smoke, a seed a round.
+the other is at work. Then rounds until the time is over: three queued experiments, run by three
+workers, that want the same trainings and another simulation each, while `lsvit track sync` and
+`lsvit claims` run beside them again and again. All at scale smoke, a seed a round.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 import psutil
-from faults import IDLE, STUCK, TIMED, Run
+from faults import LAST, STUCK, TIMED, Run
 from machine import machine, show, write
 
 from pipeline.tracking.runs import KEY
@@ -130,7 +129,8 @@ def tables(run: Run, name: str) -> dict[str, pd.DataFrame]:
 
 def tracked(run: Run) -> Counter:
     """How often MLflow has which run: experiment, name, what it is, status."""
-    query = """SELECT experiments.name, runs.name, tags.value, runs.status FROM runs JOIN experiments USING (experiment_id)
+    query = """SELECT experiments.name, runs.name, tags.value, runs.status
+               FROM runs JOIN experiments USING (experiment_id)
                LEFT JOIN tags ON tags.run_uuid = runs.run_uuid AND tags.key = ?"""
     with closing(sqlite3.connect(run.store)) as database:
         return Counter(database.execute(query, [KEY]).fetchall())
@@ -188,7 +188,7 @@ def queued(run: Run, number: int) -> dict[str, Any]:
         }
     )
     new = tracked(run) - before
-    _, left = run.until_gone(IDLE, {""})
+    _, left = run.until_gone(LAST, {""})
     return {
         "round": number,
         "seconds": seconds,

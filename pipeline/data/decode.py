@@ -4,14 +4,13 @@ import hashlib
 import json
 import math
 import multiprocessing
-import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -24,7 +23,7 @@ from pipeline.errors import UserError
 from pipeline.files import replace_text
 from pipeline.jobs.display import Display
 from pipeline.jobs.files import sha256
-from pipeline.jobs.processes import die_with_parent
+from pipeline.jobs.processes import available_cores, die_with_parent
 
 FORMAT = 1  # part of every key: raise it when decoded images change
 LARGEST = 4096  # images of a shard
@@ -137,13 +136,6 @@ def decode_splits(
     return by_split
 
 
-class Progress(NamedTuple):
-    """What the display shows."""
-
-    title: str
-    total: int
-
-
 def run_shards(
     title: str, shards: list[tuple[Path, Items]], resize: Resize, folder: Path
 ) -> list[dict[str, Any]]:
@@ -152,13 +144,11 @@ def run_shards(
     # A plain fork would copy locks that threads of this process hold.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torchvision.transforms"])
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        cores = len(os.sched_getaffinity(0))
-    pool = ProcessPoolExecutor(min(cores, len(shards)), context, initializer=die_with_parent)
+    workers = min(available_cores(), len(shards))
+    pool = ProcessPoolExecutor(workers, context, initializer=die_with_parent)
     done = 0
     try:
-        with FileLock(folder / "lock"), Display([Progress(title, len(shards))]) as display:
+        with FileLock(folder / "lock"), Display([(title, len(shards))]) as display:
             futures = [pool.submit(make_shard, path, items, resize) for path, items in shards]
             for future in as_completed(futures):
                 done += future.result()["images"]

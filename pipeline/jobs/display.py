@@ -4,31 +4,23 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol, Self
+from typing import Self
 
 from pipeline.config.params import Params
 from pipeline.config.resolve import Value
 from pipeline.config.variant import Variant
 from pipeline.jobs.configs import RunConfig, TrainConfig
-from pipeline.jobs.events import Event
-
-
-class Titled(Protocol):
-    """A job as it is shown."""
-
-    @property
-    def title(self) -> str:
-        """Its name."""
-
-    @property
-    def total(self) -> int:
-        """Reports expected."""
+from pipeline.jobs.events import ENDED, Event
 
 
 class Display:
-    """Progress of several jobs: bars in a terminal, else a plain line per report."""
+    """Progress of several jobs: bars in a terminal, else a plain line per report.
 
-    def __init__(self, jobs: Sequence[Titled]) -> None:
+    Args:
+        jobs: title of each, and how many reports are expected of it.
+    """
+
+    def __init__(self, jobs: Sequence[tuple[str, int]]) -> None:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -50,8 +42,8 @@ class Display:
             )
             self.bars = Progress(*columns)
             self.tasks = [
-                self.bars.add_task(job.title, total=job.total, last="", visible=False)
-                for job in jobs
+                self.bars.add_task(title, total=total, last="", visible=False)
+                for title, total in jobs
             ]
 
     def __enter__(self) -> Self:
@@ -65,18 +57,19 @@ class Display:
 
     def show(self, index: int, event: Event) -> None:
         """Advance a job's bar, or print its line."""
-        job = self.jobs[index]
-        text = describe(event, job.total) if event else "done"
-        if self.bars:
-            done = self.bars.tasks[self.tasks[index]].completed
-            completed = (
-                event.get("epoch", event.get("progress", done + ("cell" in event)))
-                if event
-                else job.total
-            )
-            self.bars.update(self.tasks[index], completed=completed, visible=True, last=text)
+        title, total = self.jobs[index]
+        text = describe(event, total) if event else "done"
+        if not self.bars:
+            print(f"[{time.monotonic() - self.start:6.1f} s] {title}: {text}", flush=True)
+            return
+        completed = self.bars.tasks[self.tasks[index]].completed
+        if event == ENDED:
+            completed = total
+        elif "cell" in event:
+            completed += 1
         else:
-            print(f"[{time.monotonic() - self.start:6.1f} s] {job.title}: {text}", flush=True)
+            completed = event.get("epoch", event.get("progress", completed))
+        self.bars.update(self.tasks[index], completed=completed, visible=True, last=text)
 
 
 def describe(event: Event, total: int) -> str:

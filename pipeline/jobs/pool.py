@@ -14,7 +14,13 @@ from typing import Any
 from pipeline.errors import WorkerDied
 from pipeline.jobs.events import ENDED, Event, Events
 from pipeline.jobs.job import WAITS, Job, call
-from pipeline.jobs.processes import available_cores, cuda_devices, die_with_parent, root
+from pipeline.jobs.processes import (
+    WORKERS,
+    available_cores,
+    cuda_devices,
+    die_with_parent,
+    root,
+)
 
 _events: Any = None  # in a worker process: the queue to the stage
 
@@ -27,8 +33,14 @@ def workers_here(device: str, threads: int) -> int:
     return gpus or max(1, available_cores() // threads)
 
 
-def pool(todo: Sequence[Job], device: str, threads: int) -> Events:
+def pool(todo: Sequence[Job], device: str, threads: int, pools: int = 1) -> Events:
     """The events of jobs side by side in worker processes.
+
+    Args:
+        todo: the jobs.
+        device: as in params.yaml.
+        threads: cores that a job takes.
+        pools: how many such pools share this machine's memory.
 
     Raises:
         UserError: a job made a user's mistake, or a worker died.
@@ -43,7 +55,7 @@ def pool(todo: Sequence[Job], device: str, threads: int) -> Events:
         workers,
         mp_context=context,
         initializer=_start_worker,
-        initargs=(slots, events, root().resolve(), workers),
+        initargs=(slots, events, root().resolve(), workers * pools),
     )
     try:
         futures = [executor.submit(_work, job, i) for i, job in enumerate(todo)]
@@ -88,7 +100,7 @@ def _start_worker(slots: Any, events: Any, place: Path, workers: int) -> None:
     # Ctrl-C reaches the stage, too, which says so; a worker ends without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ["DVC_ROOT"] = str(place)  # the fork server may have started for another root
-    os.environ["LSVIT_WORKERS"] = str(workers)  # they share the memory
+    os.environ[WORKERS] = str(workers)
     slot = slots.get()
     if slot is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -17,6 +17,7 @@ import psutil
 
 from pipeline.errors import one_line_errors
 
+WORKERS = "LSVIT_WORKERS"  # set in a worker: how many of them share this machine's memory
 LOOK_SECONDS = 0.5  # between two looks whether this process is still needed
 LAST_SECONDS = 6.0  # that it has to end in order, from SIGTERM to SIGKILL
 

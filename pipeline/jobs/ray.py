@@ -44,10 +44,6 @@ class Input(NamedTuple):
     digest: str
 
 
-class Missing(Exception):
-    """A node does not see these inputs: (paths)."""
-
-
 class Task(NamedTuple):
     """What a node needs to run a job."""
 
@@ -69,11 +65,11 @@ def work(task: Task) -> Generator[tuple[Event, Files], None, None]:
     """Run a job as the local engine does, in a folder of its own.
 
     Yields:
-        Each of the job's events, with the files of its folder that have changed since the last.
+        Each of the job's events, with the files of its folder that have changed since the last. Or
+        `missing` alone: the paths of inputs that the node does not see, and nobody has sent.
 
     Raises:
         UserError: a user's mistake, or this node has other code or libraries than the driver.
-        Missing: the node does not see an input, and nobody has sent it.
     """
     import ray
 
@@ -86,7 +82,8 @@ def work(task: Task) -> Generator[tuple[Event, Files], None, None]:
     needed = [each for each in (*task.inputs.values(), *task.shards.values()) if each]
     missing = [each.path for each in needed if each.path not in task.sent and not _is_here(each)]
     if missing:
-        raise Missing(missing)
+        yield {"missing": missing}, {}
+        return
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it, the local engine does not
     with tempfile.TemporaryDirectory(prefix="lsvit-", ignore_cleanup_errors=True) as place:
         os.environ["DVC_ROOT"] = place
@@ -106,12 +103,22 @@ def work(task: Task) -> Generator[tuple[Event, Files], None, None]:
             events = spread([job], task.distributed, task.threads)
         else:
             start_workers(job.function.split(":")[0], "timm")
-            events = pool([job], task.device, task.threads)
+            events = pool([job], task.device, task.threads, _tasks_here())
         yield {"text": f"on node {node}"}, {}
         for _, event in events:
             if "text" in event:
                 event = event | {"text": f"{event['text']}, on node {node}"}
             yield event, read_changes(job.folder, known)
+
+
+def _tasks_here() -> int:
+    """How many tasks like this one its node has room for."""
+    import ray
+
+    context = ray.get_runtime_context()
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
+    taken = context.get_assigned_resources()
+    return int(min(node["Resources"][name] // taken[name] for name in taken if taken[name]))
 
 
 def _is_here(wanted: Input) -> bool:
@@ -193,16 +200,14 @@ def write_files(folder: Path, files: Files) -> None:
 # ---- the driver -------------------------------------------------------------------------------
 
 
-def connect(**alone: Any) -> bool:
+def connect(**alone: Any) -> None:
     """Join the cluster at RAY_ADDRESS; without an address start one of this machine alone.
 
-    The latter listens on 127.0.0.1 and ends with the process.
+    The latter listens on 127.0.0.1 and ends with the process. Where Ray has been initialised in
+    this process, its cluster is taken.
 
     Args:
         alone: options of `ray.init` for the latter.
-
-    Returns:
-        Whether this call did it. Where Ray had been initialised, it is not ours to shut down.
 
     Raises:
         UserError: Ray does not start, or there is no cluster of these versions.
@@ -217,7 +222,7 @@ def connect(**alone: Any) -> bool:
     import ray
 
     if ray.is_initialized():
-        return False
+        return
     options: dict[str, Any] = {}
     if not address:
         options = {"_node_ip_address": "127.0.0.1", "include_dashboard": False} | alone
@@ -235,7 +240,6 @@ def connect(**alone: Any) -> bool:
         ) from None
     finally:
         signal.signal(signal.SIGTERM, terminated)  # Ray puts its own in its place
-    return True
 
 
 def has_gpus() -> bool:
@@ -310,14 +314,16 @@ class _Driver:
                 except RayError as error:  # also of a node that died or has too little memory
                     del self.running[stream]
                     cause = error.cause if isinstance(error, RayTaskError) else error
-                    if isinstance(cause, Missing):
-                        self.send(cause.args[0])
-                        self.submit(i)
-                    elif isinstance(cause, WorkerDied) or not isinstance(error, RayTaskError):
+                    if isinstance(cause, WorkerDied) or not isinstance(error, RayTaskError):
                         yield i, self.resubmit(i, cause)
                     else:
                         raise cause from error
                 else:
+                    if "missing" in event:
+                        del self.running[stream]
+                        self.send(event["missing"])
+                        self.submit(i)
+                        continue
                     write_files(self.todo[i].folder, files)
                     if event == ENDED:
                         self.todo[i].finish()

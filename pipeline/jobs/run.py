@@ -73,7 +73,8 @@ def run(
 
 
 def _show(jobs: Sequence[Job], events: Events, on_epoch: OnEpoch | None) -> None:
-    with Display(jobs) as display, closing(events):
+    titles = [(job.title, job.total) for job in jobs]
+    with Display(titles) as display, closing(events):
         for i, event in events:
             display.show(i, event)
             if on_epoch and "epoch" in event:

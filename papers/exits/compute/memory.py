@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-WORKERS = "LSVIT_WORKERS"  # set in a worker: how many of them run side by side
+from pipeline.jobs.processes import WORKERS
 
 
 def free_for_worker() -> int:

@@ -9,8 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 from papers.exits.compute import frozen, memory
-from papers.exits.compute.memory import WORKERS, free_for_worker, free_in_groups
+from papers.exits.compute.memory import free_for_worker, free_in_groups
 from pipeline.jobs.pool import _start_worker
+from pipeline.jobs.processes import WORKERS
 
 
 def limit(folder: Path, limit: str, used: int, cache: int = 0) -> None:

@@ -339,9 +339,13 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def kinds_after(keys: Keys, jobs: Listed) -> set[str]:
-    """The kinds of which jobs would run now."""
+    """The kinds of jobs that would run now; of each kind all of them would, or none."""
     code_digest.cache_clear()
-    return set(again(keys, keys_of(jobs)))
+    fresh = again(keys, keys_of(jobs))
+    assert {kind: len(titles) for kind, titles in fresh.items()} == {
+        kind: len(keys[kind]) for kind in fresh
+    }
+    return set(fresh)
 
 
 # Edits by name: (file, text that stands there, what replaces it, kinds that run again).

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from filelock import FileLock
 
@@ -108,9 +109,9 @@ def test_a_dead_worker_is_one_line(train_config: Config, prepared: Path, tmp_pat
     todo = jobs(train_config, prepared, [0], epochs=300)
 
     def kill(job: Job, event: dict) -> None:
-        for pid, parent in _descendants(os.getpid()):
-            if parent != os.getpid():  # a worker is a child of the fork server
-                os.kill(pid, signal.SIGKILL)
+        for process in psutil.Process().children(recursive=True):
+            if process.ppid() != os.getpid():  # a worker is a child of the fork server
+                process.kill()
 
     with pytest.raises(UserError, match="a worker process died"):
         run(todo, "cpu", kill)
@@ -130,25 +131,6 @@ def test_a_failing_job_ends_the_others(train_config: Config, prepared: Path) -> 
     while _writers([todo[1].folder]) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not _writers([todo[1].folder])
-
-
-def _descendants(root: int) -> list[tuple[int, int]]:
-    """(pid, parent) of all processes below `root`."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int(
-                (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-        except OSError:
-            continue
-    found, todo = [], [root]
-    while todo:
-        parent = todo.pop()
-        children = [pid for pid, ppid in parents.items() if ppid == parent]
-        found += [(pid, parent) for pid in children]
-        todo += children
-    return found
 
 
 SCRIPT = """

@@ -1,0 +1,14 @@
+"""What DVC runs: a script a stage. Started by another Python, each ends in one line."""
+
+import sys
+from importlib.util import find_spec
+
+NEEDED = ("psutil", "pydantic", "torch", "typer", "yaml")  # of the environment; a few tell
+missing = [name for name in NEEDED if find_spec(name) is None]
+if missing:
+    print(
+        f"error: found {sys.executable}, which has no {missing[0]}; "
+        "accepted: the environment of uv.lock, as in `uv run dvc repro`",
+        file=sys.stderr,
+    )
+    raise SystemExit(2)
