@@ -21,9 +21,9 @@ sys.path.insert(0, str(ROOT))  # as a script it has its own folder alone
 from docs.pooled import Pooled  # noqa: E402
 from docs.reference import campaign, parameters, plots_page, schema, speed  # noqa: E402
 from papers import PAPERS  # noqa: E402
+from papers.layershuffle.labels import label  # noqa: E402
 from pipeline.report.claims import Claim, load_claims  # noqa: E402
 from pipeline.report.comparison import moved  # noqa: E402
-from pipeline.report.evaluations import label  # noqa: E402
 from pipeline.report.ledger import FAILS, HOLDS, UNDECIDED, VERDICTS, WEAKER, judge  # noqa: E402
 from pipeline.report.numbers import NUMBER, Read, number  # noqa: E402
 

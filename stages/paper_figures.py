@@ -43,7 +43,7 @@ def main() -> None:
 
     ledger = judge(evidence)
     write_json("claims", ledger)
-    (RESULTS / "claims.md").write_text(markdown(ledger))
+    (RESULTS / "claims.md").write_text(markdown(ledger, evidence.label))
     shown = [name for paper in evidence.papers_here() for name in load_claims(paper).headline]
     write_json("headline", headline(ledger, shown))
 

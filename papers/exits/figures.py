@@ -13,7 +13,6 @@ from papers.exits.tables import CLASSIFIER_WISE, LABELS
 from pipeline.config.params import Params
 from pipeline.config.variant import BASELINE
 from pipeline.report.captions import read_captions
-from pipeline.report.evaluations import label
 from pipeline.report.figures import (
     GREY,
     Figures,
@@ -119,7 +118,7 @@ def draw_tradeoff(figures: Figures, rows: pd.DataFrame, hardware: str, name: str
     below.set(ylim=limits(early, final["mean"]))
     finish(figures, figure, axes, name)
     circled = early[early["circled"]]
-    task, better, variant = "Accuracy", "above", label(rows["variant"].iloc[0])
+    task, better, variant = "Accuracy", "above", figures.label(rows["variant"].iloc[0])
     if counts:
         task, better = "Counting error (lower is better)", "below"
         variant = "trained to count"
@@ -148,7 +147,7 @@ def draw_orders(figures: Figures, rows: pd.DataFrame, keep: int) -> str:
         for axis, order in zip(line, ORDERS, strict=True):
             is_here = (rows["variant"] == variant) & (rows["order"] == order)
             draw_depths(axis, percent[is_here], "accuracy", branches)
-        line[0].set(ylabel=f"{label(variant)}\n{ACCURACY}", ylim=(0, 100))
+        line[0].set(ylabel=f"{figures.label(variant)}\n{ACCURACY}", ylim=(0, 100))
     for axis, title in zip(axes[0], ORDERS.values(), strict=True):
         axis.set(title=title)
     ticks = np.linspace(0, int(rows["depth"].max()), 5).round()[1:]
@@ -187,7 +186,7 @@ def draw_dynamic(figures: Figures, budgets: pd.DataFrame, exits: pd.DataFrame) -
     figures.finish(figure, axes, "exits_dynamic", handles={})
     sure = budgets[budgets["policy"] == "confidence"]
     return CAPTIONS["dynamic"].format(
-        variant=label(exits["variant"].iloc[0]),
+        variant=figures.label(exits["variant"].iloc[0]),
         fewest=budgets["exits"].min(),
         most=budgets["exits"].max(),
         excess=100 * max((sure["flops"] / sure["budget"]).max() - 1, 0),

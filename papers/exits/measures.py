@@ -13,7 +13,6 @@ from lsvit.routes import count_routes
 from papers.exits.section import COUNTING, LAST_EXIT
 from papers.exits.tables import CLASSIFIER_WISE, FORMS, LABELS, STRATEGIES
 from pipeline.config.variant import BASELINE
-from pipeline.report.evaluations import label
 from pipeline.report.evidence import Counts, Evidence, NotComparable, NotRun
 from pipeline.report.tables import NONE
 
@@ -248,7 +247,7 @@ def exit_accuracy(e: Evidence, variant: str, order: str, exits_in: str) -> np.nd
         for _, depth in exits:
             e.orders.append(min(images, count_routes(e.num_layers, depth, "arbitrary")))
     rows = rows[(rows["variant"] == variant) & (rows["order"] == order)]
-    what = f"exits on {label(variant)}, {order}"
+    what = f"exits on {e.label(variant)}, {order}"
     return scores_of(e, rows, "branch", exits, what).mean(axis=0)
 
 

@@ -1,6 +1,6 @@
 """The figures of inversion: found inputs, distance curves, class images, filters, orders."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from pipeline.config.sections import PaperFigures
 from pipeline.config.variant import UNTRAINED
 from pipeline.report.captions import read_captions
 from pipeline.report.charts import GRID
-from pipeline.report.evaluations import label
 from pipeline.report.figures import (
     GREY,
     OKABE_ITO,
     Figures,
+    coloured,
     colours_by_depth,
     grid_of_pictures,
 )
@@ -41,7 +41,7 @@ class InversionFigures(Figures):
     """Draws and saves the figures of inversion, beside those of :class:`Figures`.
 
     Args:
-        folder, size, variants: as :class:`Figures`.
+        folder, size, variants, label: as :class:`Figures`.
         gallery: the arrays.
         about: inversion.json.
         scratch: families whose training began with the untrained weights.
@@ -51,12 +51,13 @@ class InversionFigures(Figures):
         self,
         folder: Path,
         size: PaperFigures,
-        variants: list[str],
+        variants: Iterable[str],
+        label: Callable[[str], str],
         gallery: Gallery,
         about: dict[str, Any],
         scratch: Collection[str],
     ) -> None:
-        super().__init__(folder, size, variants)
+        super().__init__(folder, size, variants, label)
         self.gallery = gallery
         self.about = about
         self.scratch = scratch
@@ -281,7 +282,7 @@ class InversionFigures(Figures):
                 texts = [f"({value:.2f})" for value in own["probability"]]
             pictures = [stretch(image.astype(np.float32)) for image in model.arrays["images"]]
             shown = list(zip(pictures, texts, strict=True))[:MOST_CLASSES]
-            table.append((f"{model.family}\n{label(model.weights)}", shown))
+            table.append((f"{model.family}\n{self.label(model.weights)}", shown))
         names = models[0].arrays["classes"][:MOST_CLASSES].tolist()
         heads = [name.replace(" ", "\n").replace("/", "/\n") for name in names]
         self.draw_pictures("class_images", table, heads)
@@ -309,7 +310,7 @@ class InversionFigures(Figures):
         for column, (family, shown) in zip(axes.T, panels, strict=True):
             for axis, (weights, values) in zip(column, shown.items(), strict=False):
                 show(axis, filter_grid(values[:MOST_FILTERS]))
-                axis.set_title(f"{family}, {label(weights)}: {neighbours(values):.2f}")
+                axis.set_title(f"{family}, {self.label(weights)}: {neighbours(values):.2f}")
         self.save(figure, "patch_filters")
         return self.caption("filters", models, filters=MOST_FILTERS)
 
@@ -341,7 +342,7 @@ class InversionFigures(Figures):
             }
             line = "-" if is_original else "--"
             handle = draw_tokens(axes[0, 0], own[~own["is_alone"]], linestyle=line, **style)
-            handles[f"{label(weights)}, {order}"] = handle
+            handles[f"{self.label(weights)}, {order}"] = handle
             if own["is_alone"].any():
                 draw_tokens(axes[0, 1], own[own["is_alone"]], linestyle="none", **style)
         for axis in axes[0]:
@@ -429,7 +430,8 @@ def draw(results: Results, params: Params) -> dict[str, str]:
     figures = InversionFigures(
         results.folder / "figures",
         params.resolve(PaperFigures),
-        list(params.all_variants),
+        coloured(params.all_variants, results.papers),
+        results.label,
         Gallery(INVERTED),
         results.read("inversion"),
         scratch,

@@ -11,7 +11,6 @@ from papers.inversion.compute.ratios import EMBEDDING, PIXELS, TOKENS, with_rati
 from papers.inversion.section import NO_EDIT, TRAINED
 from papers.inversion.tables import FIRST, LAYER, PATCHES
 from pipeline.config.variant import BASELINE, UNTRAINED
-from pipeline.report.evaluations import label
 from pipeline.report.evidence import Counts, Evidence, NothingToTell, NotRun
 
 SOURCE_STEPS = 1500  # of gradient descent
@@ -31,7 +30,7 @@ def points(
     where = {"family": family, "weights": weights, "edit": edit}
     rows = e.rows("inversion", "inversions are", **where, order=order, optimiser=optimiser)
     if rows.empty:
-        names = [family, label(weights), edit, f"{order} order", optimiser]
+        names = [family, e.label(weights), edit, f"{order} order", optimiser]
         names = [name for name in names if name != NO_EDIT]
         raise NotRun(f"the inversion of {', '.join(names)} is not among the results")
     if order == "arbitrary":

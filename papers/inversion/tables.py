@@ -1,6 +1,6 @@
 """The table of inversion: distances beside the yardstick, and the verdict on every layer."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from papers.inversion.compute.ratios import EMBEDDING, INPUT, PIXELS, TOKENS, wi
 from papers.inversion.section import NO_EDIT
 from pipeline.config.params import Params
 from pipeline.report.captions import read_captions
-from pipeline.report.evaluations import label
 from pipeline.report.results import Results
 from pipeline.report.tables import write_table
 
@@ -57,7 +56,7 @@ def name_point(point: str) -> str:
 
 def name_model(weights: str, edit: str, order: str) -> str:
     """Weights, edit and order in words: "trained, without attention"."""
-    names = [label(weights)]
+    names = [weights]
     if edit != NO_EDIT:
         edit = edit.replace("pos_embed", "position embedding")
         edit = edit.replace("patch_embed", "patch embedding").replace("norm1", "first norm")
@@ -74,14 +73,14 @@ def count_seeds(counts: Iterable[int]) -> str:
     return f"{' or '.join(map(str, numbers))} {noun}"
 
 
-def verdict_table(numbers: pd.DataFrame) -> pd.DataFrame:
+def verdict_table(numbers: pd.DataFrame, label: Callable[[str], str]) -> pd.DataFrame:
     """The texts of the table, a row a model and point."""
     rows = []
     for row in numbers.itertuples():
         rows.append(
             {
                 "model": row.family,
-                "weights": name_model(str(row.weights), str(row.edit), str(row.order)),
+                "weights": name_model(label(str(row.weights)), str(row.edit), str(row.order)),
                 "point": name_point(str(row.point)),
                 "optimiser": OPTIMISERS.get(str(row.optimiser), str(row.optimiser)),
                 "embedding / yardstick": f"{row.embedding_ratio:.3f}",
@@ -95,7 +94,7 @@ def verdict_table(numbers: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_inversion_table(
-    rows: pd.DataFrame, folder: Path, about: dict[str, Any]
+    rows: pd.DataFrame, folder: Path, about: dict[str, Any], label: Callable[[str], str] = str
 ) -> dict[str, str]:
     """Write inversion_table: csv, md and tex.
 
@@ -103,6 +102,7 @@ def write_inversion_table(
         rows: of inversion.csv.
         folder: to write to.
         about: inversion.json.
+        label: names weights.
 
     Returns:
         Captions by title.
@@ -114,7 +114,7 @@ def write_inversion_table(
         seeds=count_seeds(numbers["seeds"]),
         data=", ".join(dict.fromkeys(rows["dataset"])),
     )
-    table = verdict_table(numbers)
+    table = verdict_table(numbers, label)
     write_table(numbers, table, caption, folder, "inversion_table", "inversion")
     return {"Inversion, table": caption}
 
@@ -122,4 +122,4 @@ def write_inversion_table(
 def write(results: Results, params: Params) -> dict[str, str]:
     """Write the table of inverted points from the result files. Returns captions by title."""
     rows = results.table("inversion")
-    return write_inversion_table(rows, results.folder, results.read("inversion"))
+    return write_inversion_table(rows, results.folder, results.read("inversion"), results.label)

@@ -1,5 +1,6 @@
 """LayerShuffle."""
 
+from papers.layershuffle.labels import CONTROLS, LABELS
 from papers.layershuffle.section import Analysis, PruneEval
 from pipeline.config.paper import Paper
 
@@ -8,6 +9,8 @@ PAPER = Paper(
     title="LayerShuffle",
     sections=(PruneEval, Analysis),
     rows="prune_eval",
+    labels=LABELS,
+    without_colour=(*CONTROLS, "refit*"),
     trained=("baseline", "finetune"),
     check_layers="papers.layershuffle.checks:check_layers",
     tables="papers.layershuffle.tables",

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from papers.layershuffle.labels import CONTROLS, label
 from pipeline.report.charts import (
     ORDERS,
     SPREAD,
@@ -13,7 +14,6 @@ from pipeline.report.charts import (
     lines,
     spread,
 )
-from pipeline.report.evaluations import CONTROLS, label
 from pipeline.report.results import Results
 
 # Beginnings of the names of tables and figures -> the result files that they are made from

@@ -4,11 +4,11 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from lsvit.routes import ENDED, generator
+from papers.layershuffle.labels import label
 from pipeline.config.params import Params
 from pipeline.config.samplers import draw_routes
 from pipeline.config.sections import Finetune
 from pipeline.report.captions import read_captions
-from pipeline.report.evaluations import label
 from pipeline.report.figures import Figures, colours_by_depth
 
 CAPTIONS = read_captions(__file__)

@@ -11,12 +11,13 @@ from scipy.stats import gaussian_kde
 
 from lsvit.routes import ORDERS
 from papers.layershuffle.diagrams import draw_approaches, draw_first_routes
+from papers.layershuffle.labels import CONTROLS, label
 from papers.layershuffle.section import Analysis
 from pipeline.config.params import Params
 from pipeline.config.variant import PRETRAINED
 from pipeline.jobs.rows import mean_rows
 from pipeline.report.captions import read_captions
-from pipeline.report.evaluations import CONTROLS, count_orders, label, summarise
+from pipeline.report.evaluations import count_orders, summarise
 from pipeline.report.figures import (
     GREY,
     OKABE_ITO,

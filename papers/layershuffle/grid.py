@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from papers.layershuffle.labels import CONTROLS, label
 from papers.layershuffle.tables import CELLS, PUBLISHED, our_row, published_row
 from pipeline.errors import UserError
 from pipeline.files import reading
 from pipeline.jobs.rows import parse_rows
 from pipeline.report.captions import read_captions
-from pipeline.report.evaluations import CONTROLS, label
 from pipeline.report.tables import ABSENT, NOT_RUN, write_table
 
 CAPTIONS = read_captions(__file__)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from lsvit.routes import ORDERS, Order
+from papers.layershuffle.labels import label
 from papers.layershuffle.tables import CELLS
 from pipeline.config.variant import BASELINE, PRETRAINED
-from pipeline.report.evaluations import label
 from pipeline.report.evidence import Evidence, NothingToTell, NotRun
 from pipeline.report.statistics import Estimate, from_error
 

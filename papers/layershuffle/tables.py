@@ -7,11 +7,12 @@ import pandas as pd
 import yaml
 
 from lsvit.routes import ORDERS, count_routes
+from papers.layershuffle.labels import CONTROLS, label
 from pipeline.config.params import Params
 from pipeline.config.variant import BASELINE
 from pipeline.jobs.rows import seed_means, write_results
 from pipeline.report.captions import read_captions
-from pipeline.report.evaluations import CONTROLS, count_orders, label, summarise
+from pipeline.report.evaluations import count_orders, summarise
 from pipeline.report.results import Results
 from pipeline.report.statistics import METHOD, estimate
 from pipeline.report.tables import (

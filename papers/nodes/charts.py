@@ -12,7 +12,7 @@ def charts(results: Results) -> Charts:
     rows = results.table("nodes")
     away = (rows["fault"] == HEALTHY) | (rows["gone"] > 0)
     rows = rows[(rows["nodes"] == rows["nodes"].max()) & away]
-    methods = [method(*names) for names in zip(rows["variant"], rows["policy"], strict=True)]
+    methods = [method(results.label(row.variant), row.policy) for row in rows.itertuples()]
     rows = rows.assign(method=methods, away=100 * rows["gone"])
     shown = []
     for copies, with_copies in rows.groupby("replication"):

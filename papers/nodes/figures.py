@@ -5,7 +5,6 @@ import pandas as pd
 from papers.nodes.section import Policy
 from pipeline.config.params import Params
 from pipeline.report.captions import counted, read_captions
-from pipeline.report.evaluations import label
 from pipeline.report.figures import (
     Figures,
     distinct_looks,
@@ -25,9 +24,9 @@ POLICY: dict[Policy, str] = {
 BARS = {"capsize": 1.5, "elinewidth": 0.7}
 
 
-def method(variant: str, policy: Policy) -> str:
+def method(label: str, policy: Policy) -> str:
     """Name a model and how its layers are visited."""
-    return f"{label(variant)}, {POLICY[policy]}"
+    return f"{label}, {POLICY[policy]}"
 
 
 def draw_away(figures: Figures, rows: pd.DataFrame, chance: float) -> str:
@@ -44,7 +43,7 @@ def draw_away(figures: Figures, rows: pd.DataFrame, chance: float) -> str:
         The caption.
     """
     lines = rows[(rows["fault"] == HEALTHY) | (rows["gone"] > 0)]
-    methods = [method(row.variant, row.policy) for row in lines.itertuples()]
+    methods = [method(figures.label(row.variant), row.policy) for row in lines.itertuples()]
     lines = lines.assign(method=methods, away=100 * lines["gone"])
     looks = distinct_looks({name: name for name in dict.fromkeys(methods)})
     copies = sorted(rows["replication"].unique())

@@ -11,7 +11,6 @@ import pandas as pd
 
 from papers.nodes.section import Policy
 from pipeline.config.variant import BASELINE
-from pipeline.report.evaluations import label
 from pipeline.report.evidence import Evidence, NotRun
 
 NODES = 12
@@ -32,7 +31,7 @@ def rows_of(
     there = set(zip(rows["fault"], rows["replication"], strict=True))
     if rows.empty or set(product(faults, copies)) - there:
         which = ", ".join(faults or ("any fault",))
-        raise NotRun(f"{label(variant)} in {policy} order with {which} is not among the results")
+        raise NotRun(f"{e.label(variant)} in {policy} order with {which} is not among the results")
     return rows
 
 
@@ -45,7 +44,7 @@ def right(
 ) -> np.ndarray:
     """Images answered rightly in % of all, mean over faults and copies."""
     rows = rows_of(e, variant, policy, faults, copies)
-    return 100 * e.by_seed(rows, "right", f"{label(variant)} {policy}")
+    return 100 * e.by_seed(rows, "right", f"{e.label(variant)} {policy}")
 
 
 def lost(e: Evidence) -> np.ndarray:

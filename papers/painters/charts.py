@@ -1,7 +1,6 @@
 """What the report shows of the middle layers executed in other ways."""
 
 from pipeline.report.charts import SPREAD, Chart, Charts, accuracy_lines
-from pipeline.report.evaluations import label
 from pipeline.report.results import Results
 
 DRAWN_FROM = {"painters": ("painters.csv",)}  # figures, by the beginnings of their names
@@ -13,7 +12,7 @@ def charts(results: Results) -> Charts:
     rows = rows[rows["treated"] > 0]
     shown = []
     for variant, of_variant in rows.groupby("variant", sort=False):
-        title = f"{label(variant)}: its middle layers in other ways"
+        title = f"{results.label(variant)}: its middle layers in other ways"
         spec = accuracy_lines(of_variant, "treated", "kind", "middle layers so treated")
         shown.append(Chart(title, SPREAD, "painters.csv", spec))
     return Charts(charts=shown)

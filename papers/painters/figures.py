@@ -6,7 +6,6 @@ import pandas as pd
 from papers.painters.section import KINDS, UNTOUCHED, Kind, Painters
 from pipeline.config.params import Params
 from pipeline.report.captions import counted, read_captions
-from pipeline.report.evaluations import label
 from pipeline.report.figures import (
     Figures,
     distinct_looks,
@@ -53,7 +52,7 @@ def draw_strategies(figures: Figures, rows: pd.DataFrame, loops: int, chance: fl
             line = own_rows[own_rows["kind"].isin([kind, UNTOUCHED])]
             means = over_seeds(line, "treated", "accuracy")
             draw_means(axis, means, capsize=1.5, elinewidth=0.7, **LOOKS[kind])
-        axis.set(title=label(variant), ylabel="validation accuracy (%)", ylim=(0, 100))
+        axis.set(title=figures.label(variant), ylabel="validation accuracy (%)", ylim=(0, 100))
         # Room on the right for the word "chance", which lines may reach.
         axis.set(xticks=treated, xlim=(-0.05 * treated[-1], 1.17 * treated[-1]))
         draw_chance(axis, chance)

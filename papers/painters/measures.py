@@ -9,7 +9,6 @@ import numpy as np
 
 from papers.painters.section import UNTOUCHED, Kind
 from pipeline.config.variant import BASELINE
-from pipeline.report.evaluations import label
 from pipeline.report.evidence import Evidence
 
 
@@ -27,8 +26,8 @@ def kept(e: Evidence, kind: Kind, most: float = 1) -> np.ndarray:
     rows = e.rows("painters", "painters is", variant=BASELINE)
     own = rows[(rows["kind"] == kind) & (rows["treated"] <= most * e.num_layers)]
     up_to = f", at most {most * e.num_layers:g} layers" if most < 1 else ""
-    accuracy = e.by_seed(own, "accuracy", f"{label(BASELINE)} under {kind}{up_to}")
-    whole = e.by_seed(rows[rows["kind"] == UNTOUCHED], "accuracy", f"{label(BASELINE)} as it is")
+    accuracy = e.by_seed(own, "accuracy", f"{e.label(BASELINE)} under {kind}{up_to}")
+    whole = e.by_seed(rows[rows["kind"] == UNTOUCHED], "accuracy", f"{e.label(BASELINE)} as it is")
     e.orders += own["orders"].unique().tolist()
     return e.excess(100 * accuracy, 100 * whole)
 

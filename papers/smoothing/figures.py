@@ -13,7 +13,6 @@ from papers.smoothing.tables import trained_how
 from pipeline.config.params import Params
 from pipeline.config.variant import UNTRAINED
 from pipeline.report.captions import counted, read_captions
-from pipeline.report.evaluations import label
 from pipeline.report.figures import (
     GREY,
     OKABE_ITO,
@@ -189,7 +188,7 @@ def choose_looks(figures: Figures, variants: Sequence[str]) -> dict[str, dict[st
     looks = figures.looks(variants)
     if len({look["color"] for look in looks.values()}) == len(variants):
         return looks
-    return distinct_looks({variant: label(variant) for variant in variants})
+    return distinct_looks({variant: figures.label(variant) for variant in variants})
 
 
 def draw_layers(

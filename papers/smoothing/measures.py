@@ -6,7 +6,6 @@ import numpy as np
 
 from lsvit.routes import ORDERS, Order
 from papers.smoothing.section import SCRATCH
-from pipeline.report.evaluations import label
 from pipeline.report.evidence import Evidence, NotRun
 from pipeline.report.tables import NONE
 
@@ -54,7 +53,7 @@ def profile(
     if column == ATTENTION:
         rows = rows[rows["layer"] > 0]
     if rows.empty or rows[column].isna().any():
-        name = f"{label(training)}, {order}"
+        name = f"{e.label(training)}, {order}"
         if training == SCRATCH:
             name = f"losses {losses}, {depth} layers"
             if removed != NONE:

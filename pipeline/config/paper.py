@@ -1,7 +1,7 @@
 """What a paper brings to the pipeline, as one object. Importing it needs no torch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +26,11 @@ class Work(NamedTuple):
     passes: Sequence[int] = ()  # over images without training: how many layers each executes
     images: int | None = None  # of a pass, at most; None: all validation images
     sizes: tuple[int, int, int] | None = None  # train, validation, held out; None: the data set's
+
+
+def find_label(variant: str, labels: Mapping[str, str]) -> str:
+    """A variant's name in figures and tables: its label, or its key with hyphens."""
+    return labels.get(variant, variant.replace("_", "-"))
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class Paper:
     title: str
     sections: tuple[type[PaperSection], ...]
     rows: str  # the paper has results where results/<rows>.csv exists
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)  # of variants, by name
+    without_colour: tuple[str, ...] = ()  # variants, or patterns, whose figures need none
     trained: tuple[str, ...] = ()  # folders of outs/ with its trainings, beside outs/<name>
     variant_keys: tuple[VariantKey, ...] = ()
     check: str | None = None  # (params) -> lines, one a mistake

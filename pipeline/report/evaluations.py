@@ -1,33 +1,11 @@
-"""The rows of stage prune-eval, which more than one paper reads: names and means over seeds."""
+"""Means over seeds of the rows of stage prune-eval, which more than one paper reads."""
 
 import numpy as np
 import pandas as pd
 
 from lsvit.routes import count_routes
-from pipeline.config.variant import BASELINE
 from pipeline.jobs.rows import KEYS, mean_rows, single_rows
 from pipeline.report.statistics import estimate
-
-LABELS = {
-    BASELINE: "baseline",
-    "ls": "LS",
-    "ls_pos": "LS-pos",
-    "ls_pred": "LS-pred",
-    "layerdrop": "LayerDrop",
-    "ls_contrastive": "LS-contrastive",
-    "ls_batch": "LS, one order a batch",
-    "ls_sample": "LS, an order a sample",
-    "ls_pred_batch": "LS-pred, one order a batch",
-    "ls_pred_sum": "LS-pred, summed loss",
-}
-# Variants that differ from another in what an order is drawn for, or in a weight alone.
-# The figures of variants do without them.
-CONTROLS = ("ls_batch", "ls_sample", "ls_pred_batch", "ls_pred_sum")
-
-
-def label(variant: str) -> str:
-    """A variant's name in the paper's words."""
-    return LABELS.get(variant, variant.replace("_", "-"))
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:

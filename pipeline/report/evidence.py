@@ -9,7 +9,6 @@ import pandas as pd
 from lsvit.routes import Order, count_routes
 from pipeline.config.paper import Paper
 from pipeline.jobs.rows import mean_rows
-from pipeline.report.evaluations import label
 from pipeline.report.results import Results
 
 
@@ -89,7 +88,7 @@ class Evidence(Results):
 
     def accuracy(self, variant: str, order: Order, keep: int | None = None) -> np.ndarray:
         """Accuracy in % with `keep` layers (default: all the variant has), mean over the routes."""
-        what = f"{label(variant)}, {order}"
+        what = f"{self.label(variant)}, {order}"
         if keep:
             what += f", {keep} layers"
         return 100 * self.by_seed(self.evaluations(variant, order, keep), "accuracy", what)

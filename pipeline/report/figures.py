@@ -11,7 +11,8 @@ A figure is drawn in three steps::
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -25,9 +26,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pipeline.config.paper import Paper
 from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
-from pipeline.report.evaluations import CONTROLS, label
 from pipeline.report.results import Results
 
 OKABE_ITO = ["#000000", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#8B6914"]
@@ -62,14 +63,21 @@ class Figures:
     Args:
         folder: made if it is missing.
         size: width, resolution and formats.
-        variants: all of params.yaml, of which each without a control's name has its own colour.
+        variants: those that have a colour of their own.
+        label: names a variant.
     """
 
-    def __init__(self, folder: Path, size: PaperFigures, variants: list[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        size: PaperFigures,
+        variants: Iterable[str],
+        label: Callable[[str], str] = str,
+    ) -> None:
         self.folder = folder
         self.size = size
-        plain = [v for v in variants if not v.startswith("refit") and v not in CONTROLS]
-        self.variant_looks = distinct_looks({variant: label(variant) for variant in plain})
+        self.label = label
+        self.variant_looks = distinct_looks({variant: label(variant) for variant in variants})
         self.colours = {v: look["color"] for v, look in self.variant_looks.items()}
         self.markers = {v: look["marker"] for v, look in self.variant_looks.items()}
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +87,8 @@ class Figures:
     def of(cls, results: Results, params: Params) -> Self:
         """Make the figures of a folder of results."""
         size = params.resolve(PaperFigures)
-        return cls(results.folder / "figures", size, list(params.all_variants))
+        variants = coloured(params.all_variants, results.papers)
+        return cls(results.folder / "figures", size, variants, results.label)
 
     def looks(self, variants: Iterable[str]) -> dict[str, Look]:
         """Colour, marker and label of the given variants that have a colour."""
@@ -133,6 +142,12 @@ class Figures:
             file = self.folder / f"{name}.{file_format}"
             figure.savefig(file, dpi=self.size.dpi, metadata=metadata)
         plt.close(figure)
+
+
+def coloured(variants: Iterable[str], papers: Iterable[Paper]) -> list[str]:
+    """The variants that have a colour of their own in the figures."""
+    patterns = [pattern for paper in papers for pattern in paper.without_colour]
+    return [name for name in variants if not any(fnmatch(name, p) for p in patterns)]
 
 
 def distinct_looks(labels: Mapping[Any, str]) -> dict[Any, Look]:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from pipeline.report.claims import Claim, Range, load_claims
-from pipeline.report.evaluations import label
 from pipeline.report.evidence import Counts, Evidence, NotComparable, NothingToTell, NoVerdict
 from pipeline.report.statistics import LEVEL, METHOD, Estimate, estimate, holm, n_to_decide, p_value
 from pipeline.report.tables import console
@@ -239,8 +238,8 @@ def show_orders(entry: dict[str, Any]) -> str:
     return str(least) if least == most else f"{least} to {most}"
 
 
-def markdown(ledger: dict[str, Any]) -> str:
-    """The ledger as a page."""
+def markdown(ledger: dict[str, Any], label: Callable[[str], str]) -> str:
+    """The ledger as a page; `label` names a variant."""
     lines = [
         "# Claims",
         "",
@@ -248,7 +247,7 @@ def markdown(ledger: dict[str, Any]) -> str:
         f"protocol {ledger['protocol']}, {len(ledger['seeds'])} seeds. "
         f"Measured: mean and {ledger['interval']} (or over images, where n says so). "
         f"{_count(ledger)}. {ledger['rules']} In brackets: where correcting all lines for their "
-        f"number (Holm) leaves a verdict undecided. {_forms(ledger)}",
+        f"number (Holm) leaves a verdict undecided. {_forms(ledger, label)}",
         "",
         "| id | claim | published | what is measured | value | orders | verdict |",
         "|:--|:--|:--|:--|:--|:--|:--|",
@@ -291,7 +290,7 @@ def show(ledger: dict[str, Any]) -> None:
     console(140).print(table, _count(ledger))
 
 
-def _forms(ledger: dict[str, Any]) -> str:
+def _forms(ledger: dict[str, Any], label: Callable[[str], str]) -> str:
     if not ledger["latin"]:
         return "Trained with one order a batch, as published."
     names = ", ".join(label(variant) for variant in ledger["latin"])

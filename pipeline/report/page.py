@@ -21,7 +21,6 @@ from pipeline.declared import checksums, declared_stages, stage_results
 from pipeline.jobs.files import RESULTS
 from pipeline.report.charts import GRID, Chart, Charts, Grid, Picture
 from pipeline.report.claims import Claim, load_claims
-from pipeline.report.evaluations import label
 from pipeline.report.ledger import VERDICTS
 from pipeline.report.numbers import number, rows_of
 from pipeline.report.results import Results
@@ -66,7 +65,7 @@ class Report:
         environment = Environment(
             loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
         )
-        environment.filters |= {"label": label}
+        environment.filters |= {"label": self.results.label}
         papers = self.papers()
         claims = [(paper, claim, entry) for paper in papers for claim, entry in paper.claims]
         claims.sort(key=lambda row: VERDICTS.index(row[2]["verdict"]))
@@ -87,8 +86,8 @@ class Report:
             dots=dots,
             checklists=checklists(),
             trainings=trained,
-            curves=curves(trained),
-            options=options(self.params, self.results.cell, variants),
+            curves=curves(trained, self.results.label),
+            options=options(self.params, self.results, variants),
             last_epoch=LAST,
             script=Markup(bundle),  # noqa: S704 (a package's own)
         )

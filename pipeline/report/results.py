@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.config.paper import Paper, Reader
+from pipeline.config.paper import Paper, Reader, find_label
 from pipeline.errors import UserError
 from pipeline.files import read_json, sound
 from pipeline.jobs.rows import read_rows
@@ -66,6 +66,13 @@ class Results:
         """The modules "tables", "figures" or "charts" of the papers that have rows here."""
         modules = [paper.import_reader(reader) for paper in self.papers_here()]
         return [module for module in modules if module is not None]
+
+    def label(self, variant: str) -> str:
+        """A variant's name in the papers' words."""
+        labels: dict[str, str] = {}
+        for paper in self.papers:
+            labels |= paper.labels
+        return find_label(variant, labels)
 
     @property
     def chance(self) -> float:

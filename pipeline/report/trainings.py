@@ -1,6 +1,7 @@
 """What the report shows of the trainings behind the results, from their epochs."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -8,7 +9,6 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Finetune
 from pipeline.jobs.display import grouped, option_rows
 from pipeline.report.charts import ORDERS, SPREAD, Chart, accuracy_lines
-from pipeline.report.evaluations import label
 from pipeline.report.results import Results
 
 PRETRAIN = "starting weights"
@@ -50,7 +50,7 @@ def trainings(results: Results) -> list[Training]:
     return with_epochs
 
 
-def curves(shown: list[Training]) -> list[Chart]:
+def curves(shown: list[Training], label: Callable[[str], str]) -> list[Chart]:
     """Validation accuracy after each epoch.
 
     Of the refined models there is a chart an order, of the starting weights one with both orders.
@@ -77,13 +77,12 @@ def _chart(title: str, file: str, rows: list[pd.DataFrame]) -> Chart:
     return Chart(title, SPREAD, file, accuracy_lines(pd.concat(rows), "epoch", "variant", "epoch"))
 
 
-def options(
-    params: Params | None, cell: dict[str, Any], variants: list[str]
-) -> list[tuple[str, ...]]:
+def options(params: Params | None, results: Results, variants: list[str]) -> list[tuple[str, ...]]:
     """(key, value, place in params.yaml, of which variants) of the refinements.
 
     There are none where the parameters are of another cell.
     """
+    cell = results.cell
     if params is None or (*params.cell,) != (cell["dataset"], cell["model"], cell["scale"]):
         return []
     images = cell["images"]
@@ -93,5 +92,5 @@ def options(
         if name in params.all_variants:
             variant = params.all_variants[name]
             values = params.values(Finetune, name)
-            rows[label(name)] = option_rows(name, variant, values, params)
+            rows[results.label(name)] = option_rows(name, variant, values, params)
     return grouped(rows)

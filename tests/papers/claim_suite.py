@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from papers import PAPERS
 from pipeline.config.paper import Paper
 from pipeline.report.claims import load_claims
 from pipeline.report.evidence import Evidence
@@ -23,7 +24,7 @@ Change = Callable[[Tables], None]
 @cache
 def committed() -> Evidence:
     """The committed results, whose files are read once."""
-    return Evidence(ROOT / "results")
+    return Evidence(ROOT / "results", PAPERS)
 
 
 def made_up(tables: Tables, **cell: Any) -> Evidence:

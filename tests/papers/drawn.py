@@ -9,15 +9,18 @@ from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
+from papers import PAPERS
 from pipeline.config.params import Params
 from pipeline.report.figures import Figures
+from pipeline.report.results import Results
 
 
 class DrawnFigures(Figures):
     """Keeps figures by name instead of writing files."""
 
     def __init__(self, folder: Path, params: Params, variants: list[str]) -> None:
-        super().__init__(folder, params.paper_figures, variants)
+        label = Results(folder, PAPERS).label
+        super().__init__(folder, params.paper_figures, variants, label)
         self.drawn: dict[str, Figure] = {}
 
     def save(self, figure: Figure, name: str, **texts: str) -> None:

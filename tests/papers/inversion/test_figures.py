@@ -104,7 +104,7 @@ def test_the_table(tmp_path: Path) -> None:
     numbers = inversion_numbers(rows)
     model = ["vit", "trained", "first layer", "Adam"]
     expected = [*model, "0.062", "1.25", "1.00", "0.988", "non-unique (1/1)"]
-    assert verdict_table(numbers).to_numpy().tolist()[0] == expected
+    assert verdict_table(numbers, str).to_numpy().tolist()[0] == expected
     (caption,) = write_inversion_table(rows, tmp_path, ABOUT).values()
     assert "{" not in caption
     assert (tmp_path / "inversion_table.md").read_text().endswith(f"\n\n{caption}\n")
@@ -458,7 +458,7 @@ def test_a_page_says_where_its_pictures_stand(params: Params, full: Made, tmp_pa
     """Cut along the edges that the file names, every part has the grey of its own picture."""
     size: PaperFigures = params.paper_figures.model_copy(update={"dpi": 200})
     gallery = Gallery(full.folder)
-    figures = InversionFigures(tmp_path / "figures", size, ["ls"], gallery, full.about, [])
+    figures = InversionFigures(tmp_path / "figures", size, ["ls"], str, gallery, full.about, [])
     greys = [[40 + 60 * i + 20 * j for j in range(3)] for i in range(3)]
     table: list[Any] = []
     for line in greys:

@@ -25,9 +25,10 @@ from papers.layershuffle.figures import (
     draw_training_curves,
     draw_umap,
 )
+from papers.layershuffle.labels import label
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune
-from pipeline.report.evaluations import label, summarise
+from pipeline.report.evaluations import summarise
 from pipeline.report.figures import Figures
 from pipeline.report.results import Results
 from pipeline.training.loop import draw_route

@@ -42,10 +42,10 @@ def test_lines_are_means_over_seeds(params: Params, tmp_path: Path) -> None:
     for column, factor in (("right", 100), ("images_per_s", 1)):
         for copies in (1, 2):
             lines = error_bars(next(panels))
-            assert lines.keys() == {method("baseline", "strict"), method("ls", "any")}
+            assert lines.keys() == {method("baseline", "strict"), method("LS", "any")}
             for variant, policy in methods.items():
                 own = shown[(shown["variant"] == variant) & (shown["replication"] == copies)]
-                expect_line(lines[method(variant, policy)], own, "away", column, factor)
+                expect_line(lines[method(figures.label(variant), policy)], own, "away", column, factor)
 
 
 def test_without_rows_nothing_is_drawn(params: Params, tmp_path: Path) -> None:

@@ -181,9 +181,10 @@ def test_mlflow_takes_the_names_of_the_headline() -> None:
 @pytest.mark.parametrize("folder", [RESULTS, *CELLS], ids=lambda folder: folder.name)
 def test_a_committed_ledger_is_what_its_files_give(folder: Path) -> None:
     cell = json.loads((folder / "cell.json").read_text())
-    ledger = judge(Evidence(folder, PAPERS))
+    evidence = Evidence(folder, PAPERS)
+    ledger = judge(evidence)
     assert json.loads((folder / "claims.json").read_text()) == ledger
-    assert (folder / "claims.md").read_text() == markdown(ledger)
+    assert (folder / "claims.md").read_text() == markdown(ledger, evidence.label)
     for entry in ledger["claims"]:
         if entry["verdict"] in (NOT_COMPARABLE, NOT_RUN):
             assert entry["reason"]
@@ -206,7 +207,7 @@ def changed(tmp_path: Path) -> Path:
 
 def verdicts(folder: Path) -> dict[str, str]:
     ledger = judge(Evidence(folder, PAPERS))
-    assert markdown(ledger).count("\n| ") == 1 + len(ledger["claims"])
+    assert markdown(ledger, str).count("\n| ") == 1 + len(ledger["claims"])
     return {entry["id"]: entry["verdict"] for entry in ledger["claims"]}
 
 

@@ -14,10 +14,10 @@ from selenium.webdriver.support.wait import WebDriverWait
 from docs.fill import PLOTS
 from docs.reference import plots_page
 from papers import PAPERS
+from papers.layershuffle.labels import CONTROLS
 from pipeline.config.load import load
-from pipeline.config.sections import PaperFigures
-from pipeline.report.evaluations import CONTROLS
 from pipeline.report.figures import GREY, Figures
+from pipeline.report.results import Results
 from pipeline.smoke import copy_repository, environment
 from tests.conftest import ROOT
 from tests.pipeline.report.conftest import complaints_and_requests
@@ -39,7 +39,7 @@ def test_the_page_is_that_of_the_installed_vega() -> None:
 def test_colours_are_the_figures(tmp_path: Path) -> None:
     """And controls are left out, as in the figures of variants."""
     params = load(ROOT / "params.yaml", papers=PAPERS)
-    colours = Figures(tmp_path, params.resolve(PaperFigures), list(params.all_variants)).colours
+    colours = Figures.of(Results(tmp_path, PAPERS), params).colours
     layers, training = (
         dict(zip(scale["domain"], scale["range"], strict=False))
         for scale in (
