@@ -170,7 +170,7 @@ def export(
     if register:
         from pipeline.deploy import registry
 
-        print(f"{registry.register(folder, name)}: registered")
+        print(f"{registry.register(folder, PAPERS, name)}: registered")
 
 
 @app.command()

@@ -11,19 +11,21 @@ from mlflow.models import Model, ModelSignature, infer_signature
 from mlflow.types import Schema, TensorSpec
 
 from lsvit.predict import open_weights, read_spec
+from pipeline.config.paper import Paper
 from pipeline.deploy.export import find_training
 from pipeline.errors import UserError
 from pipeline.models.weights import user_errors
-from pipeline.tracking.runs import Tracker, experiment_name, store_uri
+from pipeline.tracking.runs import Tracker, experiment_name, paper_of, store_uri
 
 REPOSITORY = Path(__file__).parents[2]
 
 
-def register(folder: Path, name: str | None = None) -> str:
+def register(folder: Path, papers: tuple[Paper, ...], name: str | None = None) -> str:
     """Register an export as the newest version of a model, linked to its training's run.
 
     Args:
         folder: what :func:`pipeline.deploy.export.export` wrote of a training in `outs/`.
+        papers: whose trainings may be in `outs/`.
         name: of the registered model; None: `<data set>_<model>`, with the variants as aliases.
 
     Returns:
@@ -48,14 +50,16 @@ def register(folder: Path, name: str | None = None) -> str:
     route = {"order": "sequential", "keep": model.num_layers, "seed": 0}
     signature = ModelSignature(Schema([pixels]), params=infer_signature(params=route).params)
     name = name or f"{spec['dataset']}_{spec['model']}"
-    experiment = experiment_name("layershuffle", (spec["dataset"], spec["model"], spec["scale"]))
+    training = find_training(spec["name"], spec["seed"])
+    cell = (spec["dataset"], spec["model"], spec["scale"])
+    experiment = experiment_name(paper_of(training, papers), cell)
     tracker = Tracker(experiment, Path(), retries=3)
     os.environ["MLFLOW_UV_AUTO_DETECT"] = "false"  # the requirements are given
     try:
         client = tracker.client()
         mlflow.set_tracking_uri(uri)
         mlflow.set_experiment(experiment)
-        run = tracker.find(find_training(spec["name"], spec["seed"]))
+        run = tracker.find(training)
         made = Model.log(  # `log_model` takes no finished run
             None,
             mlflow.pyfunc,

@@ -11,13 +11,14 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from pipeline.config.paper import Paper
 from pipeline.declared import stage_of, stage_results
 from pipeline.files import read_json
 
@@ -30,6 +31,12 @@ DATABASE = "mlflow.db"
 LOCK_SECONDS = 60.0  # to wait for another stage that logs
 STAGES = "stages"  # the experiment with what stages left in results/
 Row = dict[str, float]
+
+
+def paper_of(training: Path, papers: Iterable[Paper]) -> str:
+    """The name of the paper that a training in outs/<folder>/ belongs to."""
+    folder = training.parts[1]
+    return next((paper.name for paper in papers if folder in paper.trained), folder)
 
 
 def experiment_name(of: str, cell: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from pipeline.config.paper import Paper
 from pipeline.declared import declared_stages
 from pipeline.errors import UserError
 from pipeline.files import read_json, reading
-from pipeline.tracking.runs import STAGES, Tracker, experiment_name, store_uri
+from pipeline.tracking.runs import STAGES, Tracker, experiment_name, paper_of, store_uri
 
 
 def sync(papers: tuple[Paper, ...], root: Path = Path()) -> int:
@@ -27,7 +27,6 @@ def sync(papers: tuple[Paper, ...], root: Path = Path()) -> int:
         )
     with reading(preset):
         scale = read_json(preset, list)[1]
-    paper_of = {folder: paper.name for paper in papers for folder in paper.trained}
     trackers: dict[str, Tracker] = {}
 
     def tracker_of(of: str, *cell: str) -> Tracker:
@@ -41,8 +40,7 @@ def sync(papers: tuple[Paper, ...], root: Path = Path()) -> int:
         with reading(file):
             config = read_json(file)
             dataset, model = config["dataset"], config["model_name"]
-        out = folder.parts[1]
-        tracker_of(paper_of.get(out, out), dataset, model, scale).training(folder)
+        tracker_of(paper_of(folder, papers), dataset, model, scale).training(folder)
     about = Path("results/cell.json")
     if about.is_file():
         with reading(about):

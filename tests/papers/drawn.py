@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from papers import PAPERS
 from pipeline.config.params import Params
-from pipeline.report.figures import Figures
+from pipeline.report.figures import Figures, coloured
 from pipeline.report.results import Results
 
 
@@ -20,7 +20,8 @@ class DrawnFigures(Figures):
 
     def __init__(self, folder: Path, params: Params, variants: list[str]) -> None:
         label = Results(folder, PAPERS).label
-        super().__init__(folder, params.paper_figures, variants, label)
+        with_colour = coloured(variants, PAPERS)
+        super().__init__(folder, params.paper_figures, with_colour, label)
         self.drawn: dict[str, Figure] = {}
 
     def save(self, figure: Figure, name: str, **texts: str) -> None:

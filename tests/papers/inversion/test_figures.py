@@ -14,6 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from papers import PAPERS
 from papers.inversion.compute.rows import CLASS_COLUMNS, KEYS
 from papers.inversion.figures import InversionFigures, filter_grid, shorten
 from papers.inversion.gallery import Gallery, neighbours
@@ -22,6 +23,7 @@ from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
 from pipeline.jobs.files import sha256
 from pipeline.report.charts import GRID
+from pipeline.report.results import Results
 
 MODEL = "vit_micro"
 POINTS = {"patch_embed": 0, "first 1": 1, "first 3": 3, "layer 0": 1, "layer 2": 1}  # depths
@@ -277,7 +279,9 @@ def keep(params: Params, tmp_path: Path) -> Keep:
 
     def figures(made: Made, kind: type = Kept, folder: str = "figures") -> Any:
         gallery = Gallery(made.folder)
-        return kind(tmp_path / folder, size, ["baseline", "ls"], gallery, made.about, ["vit"])
+        out = tmp_path / folder
+        label = Results(out, PAPERS).label
+        return kind(out, size, ["baseline", "ls"], label, gallery, made.about, ["vit"])
 
     return figures
 

@@ -45,7 +45,9 @@ def test_lines_are_means_over_seeds(params: Params, tmp_path: Path) -> None:
             assert lines.keys() == {method("baseline", "strict"), method("LS", "any")}
             for variant, policy in methods.items():
                 own = shown[(shown["variant"] == variant) & (shown["replication"] == copies)]
-                expect_line(lines[method(figures.label(variant), policy)], own, "away", column, factor)
+                expect_line(
+                    lines[method(figures.label(variant), policy)], own, "away", column, factor
+                )
 
 
 def test_without_rows_nothing_is_drawn(params: Params, tmp_path: Path) -> None:
