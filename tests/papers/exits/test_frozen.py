@@ -3,13 +3,13 @@
 import csv
 import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -44,7 +44,7 @@ from pipeline.jobs.files import ARRAYS, HISTORY, ROWS, WEIGHTS, read_meta, sha25
 from pipeline.models.weights import build
 from pipeline.training import loop as training
 from pipeline.training.judging import kept_epoch
-from pipeline.training.loop import open_run, train, validate
+from pipeline.training.loop import train
 from pipeline.training.objectives import Batch, is_right, task_loss
 from pipeline.training.scoring import open_model, open_split
 from tests.models import CPU, images, small, step_of, variant, with_parts
@@ -52,36 +52,35 @@ from tests.papers.exits.test_branches import FAMILIES, SIZES, heads
 from tests.pipeline.training.ranks import gradients
 from tests.pipeline.training.test_loop import Killed, outcome, run
 
+ignore = Mock()
 Config = Callable[..., TrainConfig]
 JUDGED = ("validation/arbitrary/objective", "validation/arbitrary/loss")
 
 
 def with_exits(config: TrainConfig, **changes: Any) -> TrainConfig:
     """The configuration with exits after 1 and 3 of the 4 layers."""
-    return config.model_copy(
-        update={"variant": config.variant.model_copy(update={"exits": heads(**changes)})}
-    )
+    variant = config.variant.model_copy(update={"exits": heads(**changes)})
+    return config.model_copy(update={"variant": variant})
 
 
 @torch.no_grad()
 def test_a_training_steps_loss() -> None:
-    """Of a model without exits the cross-entropy alone, bit for bit; with exits the objective; of a layer-wise step its exit's."""
-    batch, labels, route, backbone = images(), torch.arange(6), (2, 1, 0, 3), small()
-    plain = RoutedModel(backbone).eval()
-    assert torch.equal(
-        step_of(plain)(Batch(batch, labels), route)["loss"],
-        cross_entropy(plain(batch, route), labels),
-    )
-    model = with_parts(backbone, exits=heads()).eval()
-    losses = {
-        exit: float(cross_entropy(model(batch, route, exit=exit), labels)) for exit in (1, 3, None)
-    }
-    found = step_of(model, exits=heads())(Batch(batch, labels), route)
-    assert float(found["loss"]) == pytest.approx(losses[1] + losses[3] + 2 * losses[None])
-    assert torch.equal(found["loss"], found["objective"])
+    """Without exits the cross-entropy, with exits the objective, layer-wise the step's exit's."""
+    route = (2, 1, 0, 3)
+    batch = Batch(images(), torch.arange(6))
+    plain = RoutedModel(small()).eval()
+    expected = cross_entropy(plain(batch.images, route), batch.labels)
+    assert torch.equal(step_of(plain)(batch, route)["loss"], expected)
+    model = with_parts(small(), exits=heads()).eval()
+    losses = {}
+    for exit in (1, 3, None):
+        losses[exit] = float(cross_entropy(model(batch.images, route, exit=exit), batch.labels))
+    values = step_of(model, exits=heads())(batch, route)
+    assert float(values["loss"]) == pytest.approx(losses[1] + losses[3] + 2 * losses[None])
+    assert torch.equal(values["loss"], values["objective"])
     for step, exit in enumerate((1, 3, None)):
-        layer_wise = step_of(model, exits=heads(step=step))
-        assert float(layer_wise(Batch(batch, labels), route)["loss"]) == pytest.approx(losses[exit])
+        layer_wise = step_of(model, exits=heads(step=step))(batch, route)
+        assert float(layer_wise["loss"]) == pytest.approx(losses[exit])
 
 
 def trained(
@@ -92,12 +91,11 @@ def trained(
     start = folder / "start.safetensors"
     folder.mkdir()
     save_weights(build(config.model, 10, config.variant), start)
-    train(config, data, start, folder, lambda event: None)
+    train(config, data, start, folder, ignore)
     before, after = load_file(start), load_file(folder / WEIGHTS)
     assert before.keys() == after.keys()
-    return {name for name in before if not torch.equal(before[name], after[name])}, json.loads(
-        (folder / HISTORY).read_text()
-    )
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    return changed, json.loads((folder / HISTORY).read_text())
 
 
 def test_end_to_end_trains_everything(train_config: Config, prepared: Path, tmp_path: Path) -> None:
@@ -125,15 +123,13 @@ LAYER_WISE = [
 def test_layer_wise_steps_train_their_layers_and_exit_alone(
     step: int, train_config: Config, prepared: Path, tmp_path: Path
 ) -> None:
-    config = with_exits(
-        train_config(epochs=1, route="sequential", optimizer="adamw", weight_decay=0.1), step=step
-    )
+    options = {"epochs": 1, "optimizer": "adamw", "weight_decay": 0.1}
+    config = with_exits(train_config(route="sequential", **options), step=step)
     changed, (row,) = trained(config, prepared, tmp_path / "run")
-    assert changed == {
-        name for name in load_file(tmp_path / "run" / WEIGHTS) if name.startswith(LAYER_WISE[step])
-    }
-    own = f"exit_{(1, 3)[step]}_loss" if step < 2 else "loss"
-    assert row["validation/sequential/objective"] == row[f"validation/sequential/{own}"]
+    names = load_file(tmp_path / "run" / WEIGHTS)
+    assert changed == {name for name in names if name.startswith(LAYER_WISE[step])}
+    loss = ("exit_1_loss", "exit_3_loss", "loss")[step]
+    assert row["validation/sequential/objective"] == row[f"validation/sequential/{loss}"]
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -141,16 +137,15 @@ def test_layer_wise_steps_share_out_every_parameter(family: str) -> None:
     """Each is trained in one step, and reached by that step's loss."""
     taken: list[str] = []
     for step in range(3):
-        own_heads = heads("cnn_ignore", step=step)
-        model = with_parts(small(**FAMILIES[family]), exits=own_heads)
-        ExitTraining(variant(exits=own_heads)).freeze(model)
+        exits = heads("cnn_ignore", step=step)
+        model = with_parts(small(**FAMILIES[family]), exits=exits)
+        ExitTraining(variant(exits=exits)).freeze(model)
         batch = Batch(images(), torch.arange(6))
-        step_of(model, exits=own_heads)(batch, (0, 1, 2, 3))["loss"].backward()
-        own = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        assert own == {
-            name for name, parameter in model.named_parameters() if parameter.grad is not None
-        }
-        taken += own
+        step_of(model, exits=exits)(batch, (0, 1, 2, 3))["loss"].backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.requires_grad == (parameter.grad is not None), name
+            if parameter.requires_grad:
+                taken.append(name)
     assert sorted(taken) == sorted(name for name, _ in model.named_parameters())
 
 
@@ -159,24 +154,15 @@ def test_the_kept_epoch_has_the_lowest_objective(
     train_config: Config, prepared: Path, tmp_path: Path
 ) -> None:
     config = with_exits(train_config(epochs=8, lr=0.05, route="sequential"), final_weight=0.01)
+    weights = tmp_path / "run" / WEIGHTS
     _, history = trained(config, prepared, tmp_path / "run")
-    objectives, losses = (
-        [row[f"validation/sequential/{name}"] for row in history] for name in ("objective", "loss")
-    )
-    assert objectives.index(min(objectives)) != losses.index(min(losses))  # else this shows nothing
-    assert kept_epoch(history, config.variant.route)["validation/sequential/objective"] == min(
-        objectives
-    )
-    model, execution = open_model(config, prepared, tmp_path / "run" / WEIGHTS)
-    split = open_split(config, prepared, "validation", model)
-    opened = open_run(config, prepared, tmp_path / "run" / WEIGHTS, lambda event: None)
-    opened.model.load_state_dict(model.eval().state_dict())
-    row = validate(opened, "validation", ["sequential"])
-    assert row["validation/sequential/objective"] == pytest.approx(min(objectives), rel=1e-6)
-    batch, labels = split.take(slice(None))
-    assert float(task_loss(model(batch, exit=3), labels).detach()) == pytest.approx(
-        row["validation/sequential/exit_3_loss"], rel=1e-5
-    )
+    lowest = min(history, key=lambda row: row["validation/sequential/objective"])
+    assert lowest != min(history, key=lambda row: row["validation/sequential/loss"])
+    assert kept_epoch(history, config.variant.route) == lowest
+    model, _ = open_model(config, prepared, weights)
+    images, labels = open_split(config, prepared, "validation", model).take(slice(None))
+    loss = float(task_loss(model.eval()(images, exit=3), labels).detach())
+    assert loss == pytest.approx(lowest["validation/sequential/exit_3_loss"], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -186,18 +172,8 @@ def test_plateau_and_resuming(
     """The rate falls to 0.6 after more than 2 epochs without gain, training ends after 5."""
     published = {"schedule": "plateau", "plateau_patience": 2, "stop_patience": 5, "lr": 0.001}
     config = with_exits(train_config(epochs=30, batch_size=96, per="sample", **published))
-    losses = [
-        3.0,
-        2.0,
-        2.5,
-        1.99999,
-        2.0,
-        1.99999,
-        3.0,
-        2.0,
-        2.0,
-        2.0,
-    ]  # a small gain is one, an equal loss is none
+    # A small gain is one, an equal loss is none.
+    losses = [3, 2, 2.5, 1.99999, 2, 1.99999, 3, 2, 2, 2]
 
     def go_on(folder: str, done: int, stop_after: int | None = None) -> list[float]:
         coming = iter(losses[done:])
@@ -215,22 +191,13 @@ def test_plateau_and_resuming(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("route", "per"),
-    [
-        ({"drop": 0.4}, "batch"),
-        ({"drop": 0.6}, "sample"),
-        ("arbitrary", "sample"),
-        ("reversed", "batch"),
-    ],
-)
+@pytest.mark.parametrize(("route", "per"), [({"drop": 0.4}, "batch"), ({"drop": 0.6}, "sample")])
 def test_exits_along_any_route(
     route: Any, per: str, train_config: Config, prepared: Path, tmp_path: Path
 ) -> None:
-    """LayerDrop's routes often end before an exit: it is then left out; all are trained in the end."""
-    changed, (row, *_) = trained(
-        with_exits(train_config(epochs=2, route=route, per=per)), prepared, tmp_path / "run"
-    )
+    """Routes often end before an exit, which is then left out; all are trained in the end."""
+    config = with_exits(train_config(epochs=2, route=route, per=per))
+    changed, (row, *_) = trained(config, prepared, tmp_path / "run")
     assert changed == set(load_file(tmp_path / "run" / WEIGHTS))
     assert all(f"validation/arbitrary/exit_{depth}_accuracy" in row for depth in (1, 3))
 
@@ -243,7 +210,7 @@ def test_less_memory_gives_the_same_gradients(
     for name, changes in (("plain", {}), ("less", {"micro_batch_size": 5, "checkpointing": True})):
         config = train_config(route={"drop": 0.5}, per="sample", **changes)  # type: ignore[arg-type]
         (tmp_path / name).mkdir()
-        gradients(with_exits(config, dropout=0.0), prepared, tmp_path / name, lambda event: None)
+        gradients(with_exits(config, dropout=0.0), prepared, tmp_path / name, ignore)
         found.append(torch.load(tmp_path / name / "gradients_0.pt"))
     for plain, less in zip(*found, strict=True):
         assert plain.keys() == less.keys()
@@ -260,22 +227,10 @@ class Bench:
         save_weights(build(pico, len(read_meta(data)["classes"])), self.weights)
 
     def config(self, route: Any = "arbitrary", **changes: Any) -> ExitConfig:
-        own = {
-            "optimizer": "adam",
-            "schedule": "plateau",
-            "lr": 1.0,
-            "epochs": 3,
-            "stop_patience": 2,
-            "batch_size": 32,
-        }
-        options = {
-            "branches": BRANCHES,
-            "depths": None,
-            "lrs": [0.01],
-            "images": None,
-            "keep": 2,
-            "seed": 0,
-        }
+        options = {"branches": BRANCHES, "depths": None, "lrs": [0.01], "images": None}
+        options |= {"keep": 2, "seed": 0} | SIZES.model_dump() | changes
+        tuning = {"optimizer": "adam", "schedule": "plateau", "lr": 1.0, "epochs": 3}
+        tuning |= {"stop_patience": 2, "batch_size": 32}
         return ExitConfig(
             title="test",
             dataset="bars",
@@ -287,31 +242,27 @@ class Bench:
             data_sha256="",
             weights_sha256=None,
             precision="fp32",
-            options=BranchTraining.model_validate(SIZES.model_dump() | options | changes),
-            tuning=Optimisation.model_validate(
-                self.params.finetune.model_dump(include=set(Optimisation.model_fields)) | own
-            ),
+            options=BranchTraining.model_validate(options),
+            tuning=self.params.finetune.narrow(Optimisation).model_copy(update=tuning),
         )
 
-    def train(self, folder: str, **changes: Any) -> Path:
-        (self.folder / folder).mkdir(exist_ok=True)
-        exits.train_branches(
-            self.config(**changes),
-            self.data,
-            self.weights,
-            self.folder / folder,
-            lambda event: None,
-        )
-        return self.folder / folder
+    def train(self, name: str, **changes: Any) -> Path:
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        exits.train_branches(self.config(**changes), self.data, self.weights, folder, ignore)
+        return folder
+
+    def open(self, **changes: Any) -> tuple[RoutedModel, dict[str, exits.Part]]:
+        """The model, and its images by what they serve for."""
+        config = self.config(**changes)
+        model = open_model(config, self.data, self.weights)[0].eval()
+        return model, exits.open_parts(config, self.data, model)
 
 
 def results(folder: Path) -> tuple[str, str, dict[str, list]]:
     with np.load(folder / ARRAYS) as arrays:
-        return (
-            (folder / ROWS).read_text(),
-            sha256(folder / EXIT_WEIGHTS),
-            {name: arrays[name].tolist() for name in arrays},
-        )
+        answers = {name: arrays[name].tolist() for name in arrays}
+    return (folder / ROWS).read_text(), sha256(folder / EXIT_WEIGHTS), answers
 
 
 def read_rows(folder: Path) -> list[dict[str, str]]:
@@ -340,30 +291,23 @@ def frozen(bench: Bench) -> Path:
 
 
 def test_rows_and_arrays(frozen: Path) -> None:
-    rows = read_rows(frozen)
-    expected = [(kind, depth) for depth in (1, 2, 3) for kind in BRANCHES] + [("final", 4)]
-    for order, reached in (
-        ("sequential", expected),
-        ("arbitrary", expected),
-        ("pruned", [*expected[:14], ("final", 2)]),
-    ):
-        assert [
-            (row["branch"], int(row["depth"])) for row in rows if row["order"] == order
-        ] == reached
+    rows = pd.DataFrame(read_rows(frozen))
+    early = [(kind, depth) for depth in (1, 2, 3) for kind in BRANCHES]
+    expected = [*early, ("final", 4)]
+    for order in exits.ORDERS:
+        here = rows[rows["order"] == order]
+        reached = [*early[:14], ("final", 2)] if order == "pruned" else expected
+        assert list(zip(here["branch"], here["depth"].astype(int), strict=True)) == reached
     with np.load(frozen / ARRAYS) as arrays:
         assert list(zip(arrays["branch"], arrays["depth"], strict=True)) == expected
-        assert {name: arrays[name].shape for name in arrays if "_" in name} == {
-            f"{name}_{part}": (22, 20)
-            for name in ("confidence", "correct")
-            for part in ("judge", "report")
-        }
-        own = [row for row in rows if row["order"] == "arbitrary"]
-        assert [float(row["accuracy"]) for row in own] == pytest.approx(
-            arrays["correct_report"].mean(axis=1).tolist(), abs=1e-6
-        )
+        for name in ("confidence_judge", "confidence_report", "correct_judge", "correct_report"):
+            assert arrays[name].shape == (22, 20)
+        accuracy = rows[rows["order"] == "arbitrary"]["accuracy"].astype(float)
+        assert arrays["correct_report"].mean(axis=1) == pytest.approx(accuracy, abs=1e-6)
         assert ((arrays["confidence_report"] > 0.1) & (arrays["confidence_report"] <= 1)).all()
-    assert all(row["mae"] == "" and 0 <= float(row["ece"]) <= 1 for row in rows)
-    assert len({row["accuracy"] for row in rows}) > 3
+    assert set(rows["mae"]) == {""}
+    assert rows["ece"].astype(float).between(0, 1).all()
+    assert rows["accuracy"].nunique() > 3
 
 
 @pytest.mark.slow
@@ -401,28 +345,27 @@ def test_recorded_features_are_the_models_states(
     bench: Bench, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exits, "BATCH_SIZE", 7)  # the last batch has 6
-    model, execution = open_model(config := bench.config(), bench.data, bench.weights)
-    part = exits.open_parts(config, bench.data, model.eval())["report"]
-    routes = exits.draw_routes(order, len(part.rows), 4, config, "report")
-    tokens, labels = exits.record(model, part, routes, [1, 2], execution)
+    model, parts = bench.open()
+    part = parts["report"]
+    routes = exits.draw_routes(order, len(part.rows), 4, bench.config(), "report")
+    tokens, labels = exits.record(model, part, routes, [1, 2], CPU)
     for place, row in enumerate(part.rows.tolist()):
         image, label = part.split.take(slice(row, row + 1))
         assert label == labels[place]
-        found = dict(model.states(image, tuple(routes[place].tolist())))
-        assert torch.allclose(torch.cat([found[1], found[2]]), tokens[:, place], atol=1e-5)
-    assert (len({tuple(route) for route in routes.tolist()}) == 1) == (order == "sequential")
+        states = dict(model.states(image, tuple(routes[place].tolist())))
+        assert torch.allclose(torch.cat([states[1], states[2]]), tokens[:, place], atol=1e-5)
+    assert (len(routes.unique(dim=0)) == 1) == (order == "sequential")
 
 
 def test_images_that_choose_and_images_that_report(bench: Bench, raw: Path, tmp_path: Path) -> None:
-    """Two halves of the validation images; where there are held-out images, these and all validation images."""
-    model, _ = open_model(config := bench.config(images=50), bench.data, bench.weights)
-    parts = exits.open_parts(config, bench.data, model)
-    judge, report = (parts[name].rows.tolist() for name in ("judge", "report"))
+    """Halves of the validation images, or held-out images and all validation images."""
+    model, parts = bench.open(images=50)
+    judge, report = parts["judge"].rows.tolist(), parts["report"].rows.tolist()
     assert sorted(judge + report) == list(range(40))
     assert abs(len(judge) - len(report)) <= 1
     assert len(parts["train"].rows) == 50
     prepare("bars", DatasetPreset(source="embedded", heldout=16), raw, tmp_path / "data")
-    parts = exits.open_parts(config, tmp_path / "data", model)
+    parts = exits.open_parts(bench.config(images=50), tmp_path / "data", model)
     assert [len(parts[name].rows) for name in ("train", "judge", "report")] == [50, 16, 40]
 
 
@@ -431,153 +374,120 @@ def test_the_best_epoch_of_the_best_learning_rate_is_kept(
 ) -> None:
     """By the loss on the judging images, and of several epochs each."""
     fitted: list[exits.Fitted] = []
-    real, (model, _) = exits.fit, open_model(bench.config(), bench.data, bench.weights)
-    labels = (part := exits.open_parts(bench.config(), bench.data, model)["judge"]).split.take(
-        part.rows
-    )[1]
+    fit = exits.fit
+    judging = bench.open()[1]["judge"]
+    labels = judging.split.take(judging.rows)[1]
 
-    def spy(branch: Any, train: Any, judge: Any, *args: Any) -> exits.Fitted:
-        before = task_loss(exits.answers(branch, judge.tokens, CPU), judge.labels).item()
-        found = real(branch, train, judge, *args)
-        assert found.loss < before or args[0] == 0.3
-        again = task_loss(exits.answers(found.branch, judge.tokens, CPU), judge.labels)
-        assert float(again) == pytest.approx(found.loss, rel=1e-5)
+    def spy(branch: Any, train: Any, judge: Any, lr: float, *args: Any) -> exits.Fitted:
         assert torch.equal(judge.labels, labels)
-        fitted.append(found)
-        return found
+        before = task_loss(exits.answers(branch, judge.tokens, CPU), labels).item()
+        best = fit(branch, train, judge, lr, *args)
+        after = task_loss(exits.answers(best.branch, judge.tokens, CPU), labels).item()
+        assert after == pytest.approx(best.loss, rel=1e-5)
+        assert after < before or lr == 0.3
+        fitted.append(best)
+        return best
 
     monkeypatch.setattr(exits, "fit", spy)
-    rows = read_rows(
-        bench.train(
-            "rates",
-            lrs=[1e-6, 0.01, 0.3],
-            branches=["mlp", "cnn_add"],
-            depths=[1, 3, 4],
-            route="sequential",
-        )
-    )
-    best = [min(fitted[i : i + 3], key=lambda each: each.loss) for i in range(0, 12, 3)]
+    options: dict[str, Any] = {"lrs": [1e-6, 0.01, 0.3], "branches": ["mlp", "cnn_add"]}
+    folder = bench.train("rates", depths=[1, 3, 4], route="sequential", **options)
     assert len(fitted) == 12  # 4 is the model's own head
-    rows = [row for row in rows if row["order"] == "sequential" and row["branch"] != "final"]
-    assert [(float(row["lr"]), int(row["epochs"])) for row in rows] == [
-        (each.lr, each.epochs) for each in best
-    ]
+    best = [min(fitted[i : i + 3], key=lambda fit: fit.loss) for i in range(0, 12, 3)]
+    rows = [row for row in read_rows(folder) if row["order"] == "sequential" and row["lr"]]
+    kept = [(float(row["lr"]), int(row["epochs"])) for row in rows]
+    assert kept == [(fit.lr, fit.epochs) for fit in best]
 
 
 def test_counting_has_an_error_and_no_calibration(
     params: Params, pico: ModelPreset, prepared: Path, tmp_path: Path
 ) -> None:
-    write_canvases(
-        prepared,
-        Counting(canvas=28, most=4, train=64, validation=20, heldout=10, epochs=1, seed=0),
-        tmp_path / "counting",
-    )
-    folder = Bench(params, pico, tmp_path / "counting", tmp_path).train(
-        "run", branches=["mlp", "resmlp"], depths=[2]
-    )
+    options = Counting(canvas=28, most=4, train=64, validation=20, heldout=10, epochs=1, seed=0)
+    data = tmp_path / "counting"
+    write_canvases(prepared, options, data)
+    bench = Bench(params, pico, data, tmp_path)
+    folder = bench.train("run", branches=["mlp", "resmlp"], depths=[2])
     rows = read_rows(folder)
     assert {row["branch"] for row in rows} == {"mlp", "resmlp", "final"}
     assert all(row["ece"] == "" and 0 < float(row["mae"]) < 5 for row in rows)
     with np.load(folder / ARRAYS) as arrays:
-        assert [arrays[f"correct_{part}"].shape for part in ("judge", "report")] == [
-            (3, 10),
-            (3, 20),
-        ]
+        assert arrays["correct_judge"].shape == (3, 10)
+        assert arrays["correct_report"].shape == (3, 20)
         assert np.isnan(arrays["confidence_judge"]).all()
 
 
 def test_attached_exits_answer_as_the_rows_say(bench: Bench, frozen: Path) -> None:
-    model, _ = open_model(config := bench.config(), bench.data, bench.weights)
+    model, parts = bench.open()
     chosen: dict[int, Any] = {1: "cnn_project", 2: "vit", 3: "mixer"}
-    attach(model.eval(), frozen / EXIT_WEIGHTS, chosen, SIZES)
-    batch, labels = (part := exits.open_parts(config, bench.data, model)["report"]).split.take(
-        part.rows
-    )
-    accuracy = {
-        (row["branch"], row["depth"]): float(row["accuracy"])
-        for row in read_rows(frozen)
-        if row["order"] == "sequential"
-    }
+    attach(model, frozen / EXIT_WEIGHTS, chosen, SIZES)
+    batch, labels = parts["report"].split.take(parts["report"].rows)
+    accuracy = {}
+    for row in read_rows(frozen):
+        if row["order"] == "sequential":
+            accuracy[row["branch"], int(row["depth"])] = float(row["accuracy"])
     for depth, kind in chosen.items():
-        assert float(is_right(model(batch, exit=depth), labels).float().mean()) == pytest.approx(
-            accuracy[kind, str(depth)], abs=1e-6
-        )
+        share = float(is_right(model(batch, exit=depth), labels).float().mean())
+        assert share == pytest.approx(accuracy[kind, depth], abs=1e-6)
 
 
 def test_exits_put_into_use(bench: Bench, frozen: Path, tmp_path: Path) -> None:
-    """Those that the stage chose, with what it noted of them; of other weights, or none, they are refused."""
+    """Those that the stage chose, with what it noted of them; none of other weights."""
     folder = shutil.copytree(frozen, tmp_path / "ls" / "seed_0")
-    chosen: dict[str, Any] = {
-        "branches": ["vit", "mlp", LAST_EXIT],
-        "depths": [1, 3, 4],
-        "order": "arbitrary",
-        "sizes": SIZES.model_dump(),
-    }
-    costs = {
-        "flops": [1, 2, 3],
-        "spent": [1, 3, 5],
-        "latency": [0.1, 0.2, 0.3],
-        "accuracy": [0.4, 0.5, 0.6],
-    }
-    (folder / EXITS_IN_USE).write_text(json.dumps(chosen | costs | {"weights_sha256": "its own"}))
-    model, other = (
-        open_model(bench.config(), bench.data, bench.weights)[0].eval() for _ in range(2)
-    )
-    found = deploy(model, folder, "its own")
+    chosen = {"branches": ["vit", "mlp", LAST_EXIT], "depths": [1, 3, 4]}
+    costs = {"flops": [1, 2, 3], "spent": [1, 3, 5]}
+    costs |= {"latency": [0.1, 0.2, 0.3], "accuracy": [0.4, 0.5, 0.6]}
+    about = {"order": "arbitrary", "sizes": SIZES.model_dump(), "weights_sha256": "its own"}
+    (folder / EXITS_IN_USE).write_text(json.dumps(chosen | costs | about))
+    model, other = bench.open()[0], bench.open()[0]
+    deployed = deploy(model, folder, "its own")
     attach(other, frozen / EXIT_WEIGHTS, {1: "vit", 3: "mlp"}, SIZES)
     batch = torch.rand(3, 1, 28, 28)
     assert model.exits.keys() == {"1", "3"}
-    assert all(torch.equal(model(batch, exit=depth), other(batch, exit=depth)) for depth in (1, 3))
+    for depth in (1, 3):
+        assert torch.equal(model(batch, exit=depth), other(batch, exit=depth))
     with np.load(frozen / ARRAYS) as arrays:
-        names = list(zip(arrays["branch"], arrays["depth"], strict=True))
-        rows = [names.index(exit) for exit in (("vit", 1), ("mlp", 3), (LAST_EXIT, 4))]
-        assert np.array_equal(found.confidence, arrays["confidence_judge"][rows])
-    assert {name: getattr(found, name).tolist() for name in costs} == costs
+        rows = [BRANCHES.index("vit"), 2 * len(BRANCHES) + BRANCHES.index("mlp"), -1]
+        assert np.array_equal(deployed.confidence, arrays["confidence_judge"][rows])
+    assert {name: getattr(deployed, name).tolist() for name in costs} == costs
+    assert (deployed.branches, deployed.depths) == (chosen["branches"], chosen["depths"])
     with pytest.raises(UserError, match="exits of other weights, accepted: those of ls, seed_0"):
         deploy(model, folder, "another's")
     with pytest.raises(UserError, match="cannot be read"):
         deploy(model, frozen, "its own")
 
 
-def test_exits_that_cannot_be_attached(bench: Bench, frozen: Path, tmp_path: Path) -> None:
-    model, file, other = (
-        build(bench.pico, 10),
-        frozen / EXIT_WEIGHTS,
-        SIZES.model_copy(update={"hidden": 5}),
-    )
-    for path, depth, sizes, said in (
-        (file, 4, SIZES, r"has no branch 'mlp' after 4 layers, accepted: cnn_add\.1, cnn_add\.2, "),
-        (file, 1, other, "does not fit the model: "),
-        (tmp_path / "none", 1, SIZES, "not a safetensors file"),
-    ):
-        with pytest.raises(UserError, match=said) as error:
-            attach(model, path, {depth: "mlp"}, sizes)
-        assert "\n" not in str(error.value)
+@pytest.mark.parametrize(
+    ("name", "depth", "sizes", "message"),
+    [
+        (EXIT_WEIGHTS, 4, {}, r"no branch 'mlp' after 4 layers, accepted: cnn_add\.1, "),
+        (EXIT_WEIGHTS, 1, {"hidden": 5}, "does not fit the model: "),
+        ("none", 1, {}, "not a safetensors file"),
+    ],
+)
+def test_exits_that_cannot_be_attached(
+    name: str, depth: int, sizes: dict[str, int], message: str, bench: Bench, frozen: Path
+) -> None:
+    sizes_of_branches = SIZES.model_copy(update=sizes)
+    with pytest.raises(UserError, match=message):
+        attach(build(bench.pico, 10), frozen / name, {depth: "mlp"}, sizes_of_branches)
 
 
 def test_costs_of_exits(bench: Bench, tmp_path: Path) -> None:
     """FLOPs: the same for every layer more; the time of every exit that can be taken."""
-    begun = time.perf_counter()
-    measure(bench.config(), bench.data, tmp_path, lambda event: None)
-    found = json.loads((tmp_path / EXIT_COSTS).read_text())
-    assert sum(found["latency_ms"].values()) < 1000 * (time.perf_counter() - begun)
-    flops, names = found["flops"], {f"{kind}.{depth}" for kind in BRANCHES for depth in (1, 2, 3)}
-    assert found["latency_ms"].keys() == names | {"final.4"}
-    assert min(found["latency_ms"].values()) > 0
+    measure(bench.config(), bench.data, tmp_path, ignore)
+    costs = json.loads((tmp_path / EXIT_COSTS).read_text())
+    flops = costs["flops"]
+    names = {f"{kind}.{depth}" for kind in BRANCHES for depth in (1, 2, 3)}
+    assert costs["latency_ms"].keys() == names | {"final.4"}
+    assert min(costs["latency_ms"].values()) > 0
     assert flops.keys() == names | {f"final.{depth}" for depth in (1, 2, 3, 4)}
-    steps = {
-        flops[f"{kind}.{depth + 1}"] - flops[f"{kind}.{depth}"]
-        for kind in (*BRANCHES, "final")
-        for depth in (1, 2)
-    }
-    assert len(steps) == 1
-    assert (
-        flops["mlp.1"] - found["branch_flops"]["mlp"]
-        == flops["vit.1"] - found["branch_flops"]["vit"]
-        < flops["final.1"]
-    )
-    talking = Variant(route="sequential", talking_heads=True)
-    config = bench.config(branches=["mlp"]).model_copy(update={"variant": talking})
-    measure(config, bench.data, tmp_path, lambda event: None)
+    layers = {flops[f"{kind}.3"] - flops[f"{kind}.2"] for kind in (*BRANCHES, "final")}
+    layers |= {flops[f"{kind}.2"] - flops[f"{kind}.1"] for kind in (*BRANCHES, "final")}
+    assert len(layers) == 1
+    before = {flops[f"{kind}.1"] - costs["branch_flops"][kind] for kind in BRANCHES}
+    assert len(before) == 1
+    assert max(before) < flops["final.1"]
+    talking = {"variant": Variant(route="sequential", talking_heads=True)}
+    config = bench.config(branches=["mlp"]).model_copy(update=talking)
+    measure(config, bench.data, tmp_path, ignore)
     more = json.loads((tmp_path / EXIT_COSTS).read_text())["flops"]
-    assert more["mlp.2"] - more["mlp.1"] > steps.pop()
+    assert more["mlp.2"] - more["mlp.1"] > max(layers)
