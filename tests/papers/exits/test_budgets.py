@@ -30,52 +30,33 @@ def spent(confidence: np.ndarray, cost: np.ndarray, budget: float) -> float:
     return float(cost[leave(confidence, exit_thresholds(confidence, cost, budget))].mean())
 
 
-def test_practical() -> None:
-    cost = np.array([1, 2, 3, 3, 3, 4, 5])
-    score = np.array([0.5, 0.4, 0.6, 0.7, 0.7, 0.7, 0.8])
-    # worse than a cheaper one; worse than one of the same cost; equal to one of the same cost; equal to a cheaper one
-    assert practical(cost, score).tolist() == [True, False, False, True, True, False, True]
-    assert practical(cost[::-1], score[::-1]).tolist() == [
-        True,
-        False,
-        True,
-        True,
-        False,
-        False,
-        True,
-    ]  # in any order
-    assert practical(np.array([3]), np.array([0.1])).tolist() == [True]
+@pytest.mark.parametrize("places", [slice(None), slice(None, None, -1)])
+def test_practical(places: slice) -> None:
+    """Not if a cheaper exit is as good, nor if one of the same cost is better."""
+    cost = np.array([1, 2, 3, 3, 3, 4, 5])[places]
+    score = np.array([0.5, 0.4, 0.6, 0.7, 0.7, 0.7, 0.8])[places]
+    expected = [True, False, False, True, True, False, True]
+    assert practical(cost, score).tolist() == expected[places]
 
 
-def test_pick() -> None:
-    cost, score = np.array([4, 1, 2, 3]), np.array([0.9, 0.5, 0.7, 0.7])
-    assert [pick(cost, score, budget) for budget in (0.9, 1, 2.5, 3, 4, np.inf)] == [
-        None,
-        1,
-        2,
-        2,
-        0,
-        0,
-    ]
-    assert pick(np.array([3, 2]), np.array([0.7, 0.7]), 3) == 1  # the cheaper one of equals
-    assert pick(np.array([2, 3]), np.array([-11.5, -11.0]), 3) == 1  # scores may be negative errors
-    assert isinstance(pick(cost, score, 1), int)
+@pytest.mark.parametrize(
+    ("budget", "exit"), [(0.9, None), (1, 1), (2.5, 2), (3, 2), (4, 0), (np.inf, 0)]
+)
+def test_pick(budget: float, exit: int | None) -> None:
+    """The cheaper one of equals; scores may be negative errors."""
+    cost = np.array([4, 1, 2, 3])
+    assert pick(cost, np.array([0.9, 0.5, 0.7, 0.7]), budget) == exit
+    assert pick(cost, np.array([-1, -9, -5, -5]), budget) == exit
 
 
 def test_cumulative_cost() -> None:
     assert cumulative_cost(np.array([10, 20, 30]), np.array([1, 2, 4])).tolist() == [10, 21, 33]
-    assert cumulative_cost(np.array([10]), np.array([3])).tolist() == [10]
 
 
 def test_leave() -> None:
+    """The last exit takes all that are left, whatever its threshold."""
     assert leave(CONFIDENCE, np.array([0.8, 0.6, 0.0])).tolist() == [0, 0, 1, 2]
-    assert leave(CONFIDENCE, np.array([np.inf, np.inf, 0.5])).tolist() == [
-        2,
-        2,
-        2,
-        2,
-    ]  # the last takes all that are left
-    assert leave(CONFIDENCE[:1], np.array([1.0])).tolist() == [0, 0, 0, 0]
+    assert leave(CONFIDENCE, np.array([np.inf, np.inf, 0.5])).tolist() == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -83,8 +64,8 @@ def test_leave() -> None:
     [
         (0.5, [0.0, 0.0, 0.0], [0, 0, 0, 0]),  # too small for any exit
         (1.0, [0.0, 0.0, 0.0], [0, 0, 0, 0]),
-        # How many have left after exits 1 and 2, rounded, as q grows, and the average cost: 4 4 1, 3 4 1.25, 2 4 1.5, 2 3 2,
-        # 1 3 2.25 (q = 1: thirds of four images), 1 2 2.75, 0 2 3, 0 1 3.5, 0 0 4
+        # How many have left after exits 1 and 2, rounded, as q grows, and the average cost:
+        # 4 4 1, 3 4 1.25, 2 4 1.5, 2 3 2, 1 3 2.25 (q = 1: thirds), 1 2 2.75, 0 2 3, 0 1 3.5, 0 0 4
         (1.3, [0.3, 0.0, 0.0], [0, 0, 0, 1]),
         (1.99, [0.8, 0.0, 0.0], [0, 0, 1, 1]),
         (2.0, [0.8, 0.7, 0.0], [0, 0, 1, 2]),
@@ -102,14 +83,12 @@ def test_thresholds_known_by_hand(budget: float, thresholds: list[float], exits:
 
 
 def test_two_exits_spend_all_of_the_budget_that_whole_images_can() -> None:
+    """Costs are 0 and 1: the budget is the share of images that go on, the least confident."""
     confidence = draw(0, exits=2, images=10)[0]
-    for late in range(11):  # costs 0 and 1: the budget is the share of images that may go on
-        exits = leave(
-            confidence, exit_thresholds(confidence, np.array([0.0, 1.0]), late / 10 + 0.05)
-        )
-        assert set(np.flatnonzero(exits)) == set(
-            np.argsort(confidence[0])[:late]
-        )  # the least confident
+    for late in range(11):
+        thresholds = exit_thresholds(confidence, np.array([0.0, 1.0]), late / 10 + 0.05)
+        going_on = np.flatnonzero(leave(confidence, thresholds))
+        assert set(going_on) == set(np.argsort(confidence[0])[:late])
 
 
 def test_shares_are_geometric() -> None:
@@ -120,56 +99,49 @@ def test_shares_are_geometric() -> None:
         assert np.bincount(exits) / 7000 == pytest.approx(shares, abs=3e-4)
 
 
-def test_one_exit() -> None:
-    confidence = np.array([[0.2, 0.0]])
-    for budget in (0.5, 1.0, 2.0):
-        assert exit_thresholds(confidence, np.array([1.0]), budget).tolist() == [0]
-
-
 @pytest.mark.parametrize("digits", [9, 1, 0])
 def test_the_budget_holds_on_the_calibration_images(digits: int) -> None:
+    """Without ties more budget is never spent on less, and all but two images' cost is spent."""
     for seed in range(8):
         confidence, cost = draw(seed, digits=digits)
         budgets = np.linspace(cost[0], cost[-1], 5)
-        costs = [spent(confidence, cost, budget) for budget in budgets]
-        assert all(cost <= budget + 1e-12 for cost, budget in zip(costs, budgets, strict=True))
-        assert costs[0] == pytest.approx(cost[0])
-        assert costs[-1] == pytest.approx(cost[-1])  # whatever the sum of equal costs is rounded to
-        if digits == 9:  # without ties more budget is never spent on less
-            assert costs == sorted(costs)
-            assert (
-                max(np.subtract(budgets, costs)) < 2 * cost[-1] / confidence.shape[1]
-            )  # what one or two images cost
+        costs = np.array([spent(confidence, cost, budget) for budget in budgets])
+        assert (costs <= budgets + 1e-12).all()
+        assert costs[[0, -1]] == pytest.approx(cost[[0, -1]])
+        if digits == 9:
+            assert (np.diff(costs) >= 0).all()
+            assert (budgets - costs).max() < 2 * cost[-1] / confidence.shape[1]
 
 
-def test_an_infinite_budget_gives_the_accuracy_of_the_last_exit() -> None:
-    confidence, cost = draw(3)
-    correct = np.random.default_rng(4).random(confidence.shape) < 0.6
-    exits = leave(confidence, exit_thresholds(confidence, cost, np.inf))
-    assert correct[exits, np.arange(correct.shape[1])].mean() == correct[-1].mean()
-
-
-def test_calibration_error() -> None:
-    # (0, 1/2]: confidence 0.3, accuracy 0.5, of two; (1/2, 1]: confidence 0.9, accuracy 2/3, of three
-    confidence = np.array([0.1, 0.5, 0.8, 0.9, 1.0])
-    correct = np.array([True, False, True, True, False])
-    assert calibration_error(confidence, correct, bins=2) == pytest.approx(
-        (2 * 0.2 + 3 * (0.9 - 2 / 3)) / 5
-    )
-    assert calibration_error(np.array([0.61, 0.69]), np.array([True, False])) == pytest.approx(
-        (0.39 + 0.69) / 2
-    )  # 2 of 15 bins
-    assert calibration_error(np.array([0.0, 1.0]), np.array([False, True])) == 0
-    assert calibration_error(np.ones(4), np.array([True, True, True, False])) == pytest.approx(0.25)
+@pytest.mark.parametrize(
+    ("confidence", "correct", "bins", "error"),
+    [
+        # (0, 1/2]: confidence 0.3, accuracy 1/2, of two; (1/2, 1]: 0.9 and 2/3, of three
+        ([0.1, 0.5, 0.8, 0.9, 1.0], [1, 0, 1, 1, 0], 2, (2 * 0.2 + 3 * (0.9 - 2 / 3)) / 5),
+        ([0.61, 0.69], [1, 0], 15, (0.39 + 0.69) / 2),
+        ([0.0, 1.0], [0, 1], 15, 0),
+        ([1, 1, 1, 1], [1, 1, 1, 0], 15, 0.25),
+    ],
+)
+def test_calibration_error(
+    confidence: list[float], correct: list[int], bins: int, error: float
+) -> None:
+    is_correct = np.array(correct, dtype=bool)
+    assert calibration_error(np.array(confidence), is_correct, bins) == pytest.approx(error)
+    assert calibration_error.__defaults__ == (15,)
 
 
 def test_what_an_exit_is_said_to_cost() -> None:
     """Alone, or with the branches of those before it, where each was tried on the way."""
-    flops, spent, latency, accuracy = np.array(
-        [[10.0, 20.0], [10.0, 23.0], [0.5, 0.75], [0.25, 0.875]]
-    )
     deployed = Deployed(
-        "sequential", ["mlp", "own"], [1, 4], flops, spent, latency, accuracy, np.zeros((2, 3))
+        order="sequential",
+        branches=["mlp", "own"],
+        depths=[1, 4],
+        flops=np.array([10.0, 20.0]),
+        spent=np.array([10.0, 23.0]),
+        latency=np.array([0.5, 0.75]),
+        accuracy=np.array([0.25, 0.875]),
+        confidence=np.zeros((2, 3)),
     )
     about = {"branch": "own", "depth": 4, "latency_ms": 0.75, "accuracy": 0.875}
     assert deployed.describe(1, tried=False) == about | {"flops": 20}

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from papers.exits.compute.counting import write_canvases
 from papers.exits.section import Counting
@@ -20,16 +21,13 @@ GREYS = {"train": 100, "validation": 200, "heldout": 50}
 def write_source(
     folder: Path, splits: tuple[str, ...] = tuple(GREYS), colour: tuple[int, ...] = ()
 ) -> Path:
-    """A prepared data set of 10 images of 28 x 28 a split, all of one value; in colour its share by channel is `colour` / 100."""
+    """A prepared data set of 10 images of 28 x 28 a split, all of one grey or colour (in %)."""
     folder.mkdir()
     shape = (28, 28, 3) if colour else (28, 28)
     for split in splits:
-        value = np.uint8(np.array(colour) * GREYS[split] // 100 if colour else GREYS[split])
-        write_arrow(
-            folder / f"{split}.arrow",
-            shape,
-            [Arrays(np.full((10, *shape), value, np.uint8), np.arange(10))],
-        )
+        value = GREYS[split] * np.array(colour or 100) // 100
+        images = np.full((10, *shape), value, np.uint8)
+        write_arrow(folder / f"{split}.arrow", shape, [Arrays(images, np.arange(10))])
     (folder / "meta.json").write_text(json.dumps({"counts": dict.fromkeys(splits, 10)}))
     return folder
 
@@ -52,33 +50,33 @@ def canvases(source: Path) -> Path:
 
 
 def test_the_same_input_gives_the_same_bytes(source: Path, canvases: Path, tmp_path: Path) -> None:
-    meta = write_canvases(source, OPTIONS, tmp_path / "again")
+    """Another seed gives others. A canvas does not depend on how many there are."""
+    again, other, fewer = (tmp_path / name for name in ("again", "other", "fewer"))
+    meta = write_canvases(source, OPTIONS, again)
     assert meta == read_meta(canvases)
     for split in GREYS:
-        assert sha256(tmp_path / "again" / f"{split}.arrow") == sha256(canvases / f"{split}.arrow")
-    other = write_canvases(source, OPTIONS.model_copy(update={"seed": 1}), tmp_path / "other")
-    assert other["sha256"] != meta["sha256"]
-    assert not np.array_equal(read(tmp_path / "other", "train")[1], read(canvases, "train")[1])
-
-
-def test_a_canvas_depends_on_its_index_not_on_how_many_there_are(
-    source: Path, canvases: Path, tmp_path: Path
-) -> None:
-    write_canvases(source, OPTIONS.model_copy(update={"train": 20}), tmp_path)
-    for few, many in zip(read(tmp_path, "train"), read(canvases, "train"), strict=True):
+        assert sha256(again / f"{split}.arrow") == sha256(canvases / f"{split}.arrow")
+    others = write_canvases(source, OPTIONS.model_copy(update={"seed": 1}), other)
+    assert others["sha256"] != meta["sha256"]
+    assert not np.array_equal(read(other, "train")[1], read(canvases, "train")[1])
+    write_canvases(source, OPTIONS.model_copy(update={"train": 20}), fewer)
+    for few, many in zip(read(fewer, "train"), read(canvases, "train"), strict=True):
         assert np.array_equal(few, many[:20])
 
 
 def test_labels(canvases: Path) -> None:
+    """0 to 5 objects, 50 canvases of each are expected; more objects are brighter."""
     pixels, labels = read(canvases, "train")
     assert labels.dtype == np.int64
     occurring = np.bincount(labels)
-    assert len(occurring) == OPTIONS.most + 1  # 0 to 5, both included
-    assert occurring.min() > 25  # 50 are expected of each; the standard deviation is 6.5
+    assert len(occurring) == OPTIONS.most + 1
+    assert occurring.min() > 25
     brightness = [pixels[labels == count].mean() for count in range(6)]
-    assert brightness[0] == 0  # nothing to count: all black
+    assert brightness[0] == 0
     assert brightness == sorted(brightness)
     assert brightness[5] > 3 * brightness[1]
+    for split, value in GREYS.items():  # each is made of its own images
+        assert set(np.unique(read(canvases, split)[0])) == {0, value}
 
 
 def test_objects_lie_inside_and_everywhere(canvases: Path) -> None:
@@ -92,11 +90,6 @@ def test_objects_lie_inside_and_everywhere(canvases: Path) -> None:
     used = pixels.max(axis=0)
     assert used[4:-4, 4:-4].all()
     assert all(edge.any() for edge in (used[0], used[-1], used[:, 0], used[:, -1]))
-
-
-def test_each_split_is_made_of_its_own_images(canvases: Path) -> None:
-    for split, value in GREYS.items():
-        assert set(np.unique(read(canvases, split)[0])) == {0, value}
 
 
 def test_without_held_out_images_training_images_serve(tmp_path: Path) -> None:
@@ -114,7 +107,7 @@ def test_overlapping_objects_show_the_brighter_pixel(tmp_path: Path) -> None:
     images = np.full((2, 8, 8), 80, np.uint8)
     images[1] = np.pad(np.full((4, 4), 240, np.uint8), 2)
     write_arrow(source / "train.arrow", (8, 8), [Arrays(images, np.arange(2))])
-    options = Counting(canvas=32, most=40, train=20, validation=1, heldout=1, epochs=1, seed=0)
+    options = OPTIONS.model_copy(update={"most": 40, "train": 20})
     write_canvases(source, options, tmp_path / "out")
     pixels, labels = read(tmp_path / "out", "train")
     crowded = pixels[labels > 25]
@@ -137,33 +130,25 @@ def test_colour_and_moments(tmp_path: Path) -> None:
 def test_shards_of_image_files_are_read(source: Path, canvases: Path, tmp_path: Path) -> None:
     """As :func:`pipeline.data.prepare.prepare` lists them: here one split in two files."""
     shards = {split: [{"file": str(source / f"{split}.arrow")}] * 2 for split in GREYS}
-    (tmp_path / "meta.json").write_text(
-        json.dumps({"counts": dict.fromkeys(GREYS, 20), "shards": shards})
-    )
+    meta = {"counts": dict.fromkeys(GREYS, 20), "shards": shards}
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
     write_canvases(tmp_path, OPTIONS, tmp_path / "out")
     pixels, labels = read(tmp_path / "out", "validation")
     assert set(np.unique(pixels)) == {0, GREYS["validation"]}
-    assert np.array_equal(
-        labels, read(canvases, "validation")[1]
-    )  # drawn before anything depends on the source
+    assert np.array_equal(labels, read(canvases, "validation")[1])
 
 
 def test_a_split_reads_it(canvases: Path) -> None:
     meta = read_meta(canvases)
-    assert (meta["name"], meta["classes"], meta["image_shape"], meta["largest"]) == (
-        "counting",
-        ["count"],
-        [32, 32],
-        5,
-    )
-    split = Split(
-        canvases, "validation", torch.device("cpu"), 1, 32, tuple(meta["mean"]), tuple(meta["std"])
-    )
-    images, labels = split.take(slice(None))
+    assert (meta["name"], meta["classes"], meta["largest"]) == ("counting", ["count"], 5)
+    moments = tuple(meta["mean"]), tuple(meta["std"])
+
+    def take(split: str) -> tuple[Tensor, Tensor]:
+        return Split(canvases, split, torch.device("cpu"), 1, 32, *moments).take(slice(None))
+
+    images, labels = take("validation")
     assert images.shape == (60, 1, 32, 32)
     assert torch.equal(labels, torch.from_numpy(read(canvases, "validation")[1]))
-    train, _ = Split(
-        canvases, "train", torch.device("cpu"), 1, 32, tuple(meta["mean"]), tuple(meta["std"])
-    ).take(slice(None))
-    assert abs(float(train.mean())) < 1e-3
+    train, _ = take("train")
+    assert float(train.mean()) == pytest.approx(0, abs=1e-3)
     assert float(train.std()) == pytest.approx(1, abs=1e-3)

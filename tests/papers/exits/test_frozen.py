@@ -433,7 +433,7 @@ def test_exits_put_into_use(bench: Bench, frozen: Path, tmp_path: Path) -> None:
     """Those that the stage chose, with what it noted of them; none of other weights."""
     folder = shutil.copytree(frozen, tmp_path / "ls" / "seed_0")
     chosen = {"branches": ["vit", "mlp", LAST_EXIT], "depths": [1, 3, 4]}
-    costs = {"flops": [1, 2, 3], "spent": [1, 3, 5]}
+    costs: dict[str, list[float]] = {"flops": [1, 2, 3], "spent": [1, 3, 5]}
     costs |= {"latency": [0.1, 0.2, 0.3], "accuracy": [0.4, 0.5, 0.6]}
     about = {"order": "arbitrary", "sizes": SIZES.model_dump(), "weights_sha256": "its own"}
     (folder / EXITS_IN_USE).write_text(json.dumps(chosen | costs | about))
