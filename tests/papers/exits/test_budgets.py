@@ -82,15 +82,6 @@ def test_thresholds_known_by_hand(budget: float, thresholds: list[float], exits:
     assert leave(CONFIDENCE, found).tolist() == exits
 
 
-def test_two_exits_spend_all_of_the_budget_that_whole_images_can() -> None:
-    """Costs are 0 and 1: the budget is the share of images that go on, the least confident."""
-    confidence = draw(0, exits=2, images=10)[0]
-    for late in range(11):
-        thresholds = exit_thresholds(confidence, np.array([0.0, 1.0]), late / 10 + 0.05)
-        going_on = np.flatnonzero(leave(confidence, thresholds))
-        assert set(going_on) == set(np.argsort(confidence[0])[:late])
-
-
 def test_shares_are_geometric() -> None:
     confidence, _ = draw(1, exits=3, images=7000)
     cost = np.array([1.0, 2.0, 3.0])
