@@ -1,7 +1,6 @@
 """The training loop: deterministic, resumable bit for bit, and doing what the variant says."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,22 +9,17 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.nn.functional import cross_entropy
 
 from lsvit.position import position_hits, position_loss
-from lsvit.routed import RoutedModel
-from lsvit.routes import OneRoute, RouteTable
-from lsvit.weights import save_weights
+from lsvit.routes import OneRoute
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.sections import Optimisation
 from pipeline.data.prepare import prepare
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import (
-    CONFIG,
     FINAL,
     HISTORY,
-    TABLE,
     WEIGHTS,
     Row,
     sha256,
@@ -36,13 +30,16 @@ from pipeline.jobs.job import Job
 from pipeline.models.weights import build
 from pipeline.training.gather import gather_trainings
 from pipeline.training.judging import kept_epoch
-from pipeline.training.loop import CHECKPOINT, fetch, open_run, train, validate, validation_routes
+from pipeline.training.loop import CHECKPOINT, open_run, train, validate, validation_routes
 from pipeline.training.optimisation import make_optimizer, make_scheduler, stops
 from pipeline.training.scoring import batches_along
 from pipeline.training.step import count_passes
 from tests.pipeline.training.ranks import gradients
 
 Config = Callable[..., TrainConfig]
+
+
+PARTS = {"encode": {"dropout": 0.1}, "predict": {}}
 
 
 class Killed(Exception):
@@ -74,11 +71,11 @@ def outcome(folder: Path) -> tuple[str, str]:
     [
         {},
         {"route": "sequential", "schedule": "linear", "optimizer": "adamw"},
-        {"position": {"encode": {"dropout": 0.1}, "predict": {}}, "schedule": "one_cycle"},
-        {"route": {"drop": 0.3}},
+        {"position": PARTS, "schedule": "one_cycle"},
         {"route": {"fix_first": 1}, "per": "sample"},
+        {"position": PARTS, "per": "latin", "micro_batch_size": 5},
     ],
-    ids=["ls", "sequential", "position with dropout", "layerdrop", "an order a sample"],
+    ids=["ls", "sequential", "position with dropout", "an order a sample", "latin"],
 )
 def test_resumed_training_equals_an_undisturbed_one(
     train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any]
@@ -96,6 +93,227 @@ def test_resumed_training_equals_an_undisturbed_one(
         assert not (folder / CHECKPOINT).exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("per", ["batch", "latin"])
+def test_training_learns(train_config: Config, prepared: Path, tmp_path: Path, per: str) -> None:
+    rows = run(train_config(epochs=24, per=per), prepared, tmp_path)
+    assert rows[-1]["validation/arbitrary/accuracy"] > 0.5  # chance 0.1
+    assert rows[-1]["train/class_loss"] < rows[0]["train/class_loss"]
+
+
+def test_kept_weights_are_the_lowest_validation_losss(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
+    """With a huge last learning rate the best epoch is not the last one."""
+    with pytest.raises(Killed):
+        run(train_config(), prepared, tmp_path, stop_after=2)
+    before = sha256(tmp_path / WEIGHTS)
+    state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    state["optimizer"]["param_groups"][0]["lr"] = 30.0
+    state["scheduler"] |= {"base_lrs": [30.0], "_last_lr": [30.0]}
+    torch.save(state, tmp_path / CHECKPOINT)
+    run(train_config(), prepared, tmp_path)
+    history = json.loads((tmp_path / HISTORY).read_text())
+    assert history[2]["validation/arbitrary/loss"] > history[1]["validation/arbitrary/loss"]
+    assert sha256(tmp_path / WEIGHTS) == before
+    assert kept_epoch(history, "arbitrary") in history[:2]
+
+
+def test_position_weight_zero_equals_no_prediction(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
+    losses = []
+    for name, keys in (("zero", {"position": {"predict": {}}, "position_weight": 0.0}), ("no", {})):
+        rows = run(train_config(**keys), prepared, tmp_path / name)
+        losses.append([(row["train/loss"], row["validation/arbitrary/loss"]) for row in rows])
+    assert losses[0] == losses[1]
+
+
+def test_position_losses() -> None:
+    """The sum over depths of the mean over images: the class is the depth."""
+    logits = [torch.randn(3, 4), torch.randn(3, 4)]
+    expected = -(logits[0].log_softmax(-1)[:, 0] + logits[1].log_softmax(-1)[:, 1]).mean()
+    assert torch.isclose(position_loss(logits), expected)
+    sure = [torch.eye(4)[[t, t, 3]] for t in range(2)]
+    assert torch.isclose(position_hits(sure), torch.tensor(2 / 3))
+
+
+# ---- optimiser and schedules ---------------------------------------------------------------------
+
+
+def rates_of(options: Optimisation, steps: int) -> list[float]:
+    """The learning rate of every step."""
+    optimizer = make_optimizer(torch.nn.Linear(1, 1), options)
+    scheduler = make_scheduler(optimizer, options, steps)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["betas"] == tuple(options.betas)
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("constant", [1.0, 1.0, 1.0, 1.0]), ("linear", [1.0, 0.75, 0.5, 0.25])],
+)
+def test_schedules(params: Any, schedule: str, expected: list[float]) -> None:
+    options = params.finetune.model_copy(update={"schedule": schedule, "lr": 1.0})
+    assert rates_of(options, 4) == pytest.approx(expected)
+
+
+def test_one_cycle_rises_and_falls(params: Any) -> None:
+    options = params.finetune.model_copy(update={"schedule": "one_cycle", "lr": 1.0})
+    rates = rates_of(options, 20)
+    assert max(rates) == pytest.approx(1.0, abs=0.02)
+    assert 3 <= rates.index(max(rates)) <= 7
+    assert rates[-1] < 0.01
+
+
+def test_a_plateau_lowers_the_rate_after_its_patience(params: Any) -> None:
+    changes = {"schedule": "plateau", "lr": 1.0, "plateau_patience": 2, "plateau_factor": 0.5}
+    options = params.finetune.model_copy(update=changes)
+    optimizer = make_optimizer(torch.nn.Linear(1, 1), options)
+    scheduler, rates = make_scheduler(optimizer, options, 1), []
+    for loss in (2.0, 1.0, 1.0, 1.0, 1.0, 1.0):
+        scheduler.step(loss)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == [1, 1, 1, 1, 0.5, 0.5]
+
+
+def test_when_a_training_stops() -> None:
+    assert not stops([2, 1, 3], 2)  # the best is among the last two
+    assert stops([3, 2, 1, 2], 1)
+    assert stops([1, 2, 1], 2)  # as good as before is no gain
+    assert not stops([1, 2], 2)
+    assert not stops([1, 2, 3], None)
+
+
+OTHER_ADAM = {"lr": 0.5, "betas": (0.6, 0.7), "eps": 0.1, "weight_decay": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changes", "expected"),
+    [
+        ("adam", {}, {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0}),
+        ("adamw", OTHER_ADAM, OTHER_ADAM),
+    ],
+)
+def test_adam_is_the_papers(
+    params: Any, optimizer: str, changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    options = params.finetune.model_copy(update={"optimizer": optimizer} | changes)
+    made = make_optimizer(torch.nn.Linear(1, 1), options)
+    assert type(made).__name__.lower() == optimizer
+    assert {key: made.param_groups[0][key] for key in expected} == expected
+
+
+def test_validation_orders_are_many_and_fixed() -> None:
+    routes = validation_routes(12, 10, {"drop": 0.2})
+    assert set(routes) == {"sequential", "arbitrary"}
+    assert routes["sequential"] == [OneRoute(tuple(range(12)))]
+    assert len(set(routes["arbitrary"])) == 10
+    assert validation_routes(12, 10, {"drop": 0.2}) == routes
+    backwards = OneRoute(tuple(reversed(range(12))))
+    assert validation_routes(12, 10, "reversed")["trained"] == [backwards] * 10
+
+
+def test_refit_trains_k_layers_alone(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    run(train_config(route="sequential", layers=2, epochs=1), prepared, tmp_path)
+    blocks = [name for name in load_file(tmp_path / WEIGHTS) if name.startswith("blocks.")]
+    assert {name.split(".")[1] for name in blocks} == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": 1e30}, r"test, seed 0: the loss is not finite in epoch 1; try a smaller lr"),
+        ({"batch_size": 97}, "batch_size: found 97, accepted: at most the 96"),
+    ],
+)
+def test_divergence_and_too_large_batches_are_one_line(
+    train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        run(train_config(**changes), prepared, tmp_path)
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("per", ["batch", "sample"])
+def test_less_memory_gives_the_same_gradients(
+    train_config: Config, prepared: Path, tmp_path: Path, per: str
+) -> None:
+    """Accumulated over parts of a batch, the last one smaller, and with activations made again."""
+    setting = {"position": {"encode": {}, "predict": {}}, "route": {"drop": 0.3}, "per": per}
+    found = []
+    for changes in (
+        {},
+        {"micro_batch_size": 5},
+        {"checkpointing": True},
+        {"micro_batch_size": 31, "checkpointing": True},
+    ):
+        gradients(train_config(**setting, **changes), prepared, tmp_path, lambda event: None)
+        found.append(torch.load(tmp_path / "gradients_0.pt"))
+    for expected, *others in zip(*found, strict=True):
+        for other in others:
+            assert other.keys() == expected.keys()
+            for name, gradient in expected.items():
+                assert torch.allclose(other[name], gradient, rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("batch", "world", "micro", "passes"),
+    [(32, 1, None, 1), (32, 1, 5, 7), (31, 2, 5, 4), (3, 2, 1, 1), (4, 2, 1, 2)],
+)
+def test_every_process_makes_as_many_passes(
+    train_config: Config, batch: int, world: int, micro: int | None, passes: int
+) -> None:
+    """As the largest share of a batch asks for, but no more than the smallest has images."""
+    options = train_config(batch_size=batch, micro_batch_size=micro).options
+    assert count_passes(options, world) == passes
+
+
+def test_checkpointing_draws_the_same_dropout_again(
+    train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
+    outcomes = set()
+    for checkpointing in (False, True):
+        config = train_config(position=PARTS, epochs=1, checkpointing=checkpointing)
+        run(config, prepared, tmp_path / str(checkpointing))
+        outcomes.add(outcome(tmp_path / str(checkpointing)))
+    assert len(outcomes) == 1
+
+
+@pytest.mark.slow
+def test_two_protocols_keep_two_epochs(
+    train_config: Config, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validation images choose one epoch, held-out training images another; both are kept."""
+    data = tmp_path / "data"
+    prepare("bars", DatasetPreset(source="embedded", heldout=16), raw, data)
+    config = train_config(epochs=12, lr=0.02, batch_size=16)
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    job = Job("test", "pipeline.training.loop:train", config)
+    job.folder.mkdir(parents=True)
+    history = run(config, data, job.folder)
+    for judge in ("validation", "heldout"):
+        metric = f"{judge}/arbitrary/loss"
+        least = min(row[metric] for row in history)
+        assert kept_epoch(history, "arbitrary", judge)[metric] == least
+        opened = open_run(config, data, job.folder / weights_file(judge), lambda event: None)
+        assert validate(opened, judge, ["arbitrary"])[metric] == pytest.approx(least, rel=1e-6)
+    gather_trainings({0: job}, tmp_path / "out")
+    final = json.loads((tmp_path / "out" / "seed_0" / FINAL).read_text())
+    assert final["arbitrary/loss"] == min(row["validation/arbitrary/loss"] for row in history)
+    files = {path.name for path in (tmp_path / "out" / "seed_0").glob("weights*")}
+    assert files == {"weights.safetensors", "weights_heldout.safetensors"}
+    assert starting_weights(0, tmp_path / "out").name == "weights_heldout.safetensors"
+
+
 def test_seeds_give_different_runs_and_the_same_seed_the_same(
     train_config: Config, prepared: Path, tmp_path: Path
 ) -> None:
@@ -108,48 +326,6 @@ def test_seeds_give_different_runs_and_the_same_seed_the_same(
 
 
 @pytest.mark.slow
-def test_training_learns(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    rows = run(train_config(epochs=24), prepared, tmp_path / "run")
-    assert rows[-1]["validation/arbitrary/accuracy"] > 0.5  # chance 0.1
-    assert rows[-1]["train/class_loss"] < rows[0]["train/class_loss"]
-
-
-def test_kept_weights_are_the_lowest_validation_losss(
-    train_config: Config, prepared: Path, tmp_path: Path
-) -> None:
-    """With a huge last learning rate the best epoch is not the last one."""
-    folder = tmp_path / "run"
-    with pytest.raises(Killed):
-        run(train_config(epochs=3), prepared, folder, stop_after=2)
-    first = load_file(folder / WEIGHTS)
-    state = torch.load(folder / CHECKPOINT, weights_only=True)
-    state["optimizer"]["param_groups"][0]["lr"] = 30.0
-    state["scheduler"] |= {"base_lrs": [30.0], "_last_lr": [30.0]}
-    torch.save(state, folder / CHECKPOINT)
-    run(train_config(epochs=3), prepared, folder)
-    history = json.loads((folder / HISTORY).read_text())
-    assert history[2]["validation/arbitrary/loss"] > history[1]["validation/arbitrary/loss"]
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(first.values(), load_file(folder / WEIGHTS).values(), strict=True)
-    )
-    assert kept_epoch(history, "arbitrary") in history[:2]
-
-
-def test_position_weight_zero_equals_no_prediction(
-    train_config: Config, prepared: Path, tmp_path: Path
-) -> None:
-    run(train_config(position={"predict": {}}, position_weight=0.0), prepared, tmp_path / "zero")
-    run(train_config(), prepared, tmp_path / "absent")
-    zero, absent = (
-        json.loads((tmp_path / name / HISTORY).read_text()) for name in ("zero", "absent")
-    )
-    for a, b in zip(zero, absent, strict=True):
-        assert a["train/loss"] == b["train/loss"]
-        assert a["validation/arbitrary/loss"] == b["validation/arbitrary/loss"]
-
-
-@pytest.mark.slow
 def test_position_prediction_learns(train_config: Config, prepared: Path, tmp_path: Path) -> None:
     rows = run(
         train_config(position={"predict": {}}, epochs=30, lr=0.01), prepared, tmp_path / "run"
@@ -158,71 +334,6 @@ def test_position_prediction_learns(train_config: Config, prepared: Path, tmp_pa
     assert rows[-1]["train/loss"] == pytest.approx(
         rows[-1]["train/class_loss"] + rows[-1]["train/position_loss"], rel=1e-5
     )
-
-
-def test_position_losses() -> None:
-    logits = [torch.randn(3, 4), torch.randn(3, 4)]
-    expected = cross_entropy(logits[0], torch.zeros(3, dtype=torch.long)) + cross_entropy(
-        logits[1], torch.ones(3, dtype=torch.long)
-    )
-    assert torch.isclose(position_loss(logits), expected)
-    assert torch.isclose(position_loss([torch.zeros(2, 5)] * 3), torch.tensor(3 * math.log(5)))
-    sure = [torch.eye(4)[[t, t, 3]] for t in range(2)]
-    assert torch.isclose(position_hits(sure), torch.tensor(2 / 3))
-
-
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [("constant", [1.0, 1.0, 1.0, 1.0]), ("linear", [1.0, 0.75, 0.5, 0.25])],
-)
-def test_schedules(params: Any, schedule: str, expected: list[float]) -> None:
-    options = params.finetune.model_copy(update={"schedule": schedule, "lr": 1.0})
-    assert _rates(options, 4) == pytest.approx(expected)
-
-
-def test_a_warm_up_ends_before_the_training_does(params: Any) -> None:
-    """However many epochs are asked for: the last one is left to the fall."""
-    for asked in (3, 4, 9):
-        options = params.finetune.model_copy(
-            update={"schedule": "cosine", "lr": 1.0, "epochs": 4, "warmup_epochs": asked}
-        )
-        rates = _rates(options, 8)
-        assert rates.index(max(rates)) == 6
-        assert rates[7] == pytest.approx(0.5)
-
-
-def test_when_a_training_stops() -> None:
-    assert not stops([2, 1, 3], 2)  # the best is among the last two
-    assert stops([3, 2, 1, 2], 1)
-    assert stops([1, 2, 1], 2)  # as good as before is no gain
-    assert not stops([1, 2], 2)
-    assert not stops([1, 2, 3], None)
-
-
-def test_one_cycle_rises_and_falls(params: Any) -> None:
-    rates = _rates(params.finetune.model_copy(update={"schedule": "one_cycle", "lr": 1.0}), 20)
-    assert max(rates) == pytest.approx(1.0, abs=0.02)
-    assert 3 <= rates.index(max(rates)) <= 7
-    assert rates[-1] < 0.01
-
-
-def test_one_cycle_leaves_the_momentum_alone(params: Any) -> None:
-    options = params.finetune.model_copy(update={"schedule": "one_cycle"})
-    optimizer = make_optimizer(torch.nn.Linear(1, 1), options)
-    make_scheduler(optimizer, options, 20)
-    assert optimizer.param_groups[0]["betas"] == tuple(options.betas)
-
-
-def test_a_plateau_lowers_the_rate_after_its_patience(params: Any) -> None:
-    options = params.finetune.model_copy(
-        update={"schedule": "plateau", "lr": 1.0, "plateau_patience": 2, "plateau_factor": 0.5}
-    )
-    optimizer = make_optimizer(torch.nn.Linear(1, 1), options)
-    scheduler, rates = make_scheduler(optimizer, options, 1), []
-    for loss in (2.0, 1.0, 1.0, 1.0, 1.0, 1.0):
-        scheduler.step(loss)
-        rates.append(optimizer.param_groups[0]["lr"])
-    assert rates == [1, 1, 1, 1, 0.5, 0.5]
 
 
 def test_images_with_routes_of_their_own_come_batch_by_batch() -> None:
@@ -246,85 +357,9 @@ def test_a_training_follows_its_schedule(
         run(config, prepared, tmp_path / "run", stop_after=2)
     run(config, prepared, tmp_path / "run")
     rows = json.loads((tmp_path / "run" / HISTORY).read_text())
-    rates = _rates(config.options, 4 * 2)[::2]  # 96 images
+    rates = rates_of(config.options, 4 * 2)[::2]  # 96 images
     assert [row["lr"] for row in rows] == pytest.approx(rates)
     assert len(set(rates)) == 4
-
-
-def _rates(options: Optimisation, steps: int) -> list[float]:
-    optimizer = make_optimizer(torch.nn.Linear(1, 1), options)
-    scheduler = make_scheduler(optimizer, options, steps)
-    rates = []
-    for _ in range(steps):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    return rates
-
-
-def test_adam_is_the_papers(params: Any) -> None:
-    optimizer = make_optimizer(torch.nn.Linear(1, 1), params.finetune)
-    assert type(optimizer) is torch.optim.Adam
-    group = optimizer.param_groups[0]
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (
-        1e-4,
-        (0.9, 0.999),
-        1e-6,
-        0.0,
-    )
-    other = params.finetune.model_copy(
-        update={
-            "optimizer": "adamw",
-            "lr": 0.5,
-            "betas": (0.6, 0.7),
-            "eps": 0.1,
-            "weight_decay": 0.2,
-        }
-    )
-    group = (optimizer := make_optimizer(torch.nn.Linear(1, 1), other)).param_groups[0]
-    assert type(optimizer) is torch.optim.AdamW
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (
-        0.5,
-        (0.6, 0.7),
-        0.1,
-        0.2,
-    )
-
-
-def test_validation_orders_are_many_and_fixed() -> None:
-    routes = validation_routes(12, 10, {"drop": 0.2})
-    assert routes["sequential"] == [OneRoute(tuple(range(12)))]
-    assert len(set(routes["arbitrary"])) == 10
-    assert validation_routes(12, 10, {"drop": 0.2}) == routes
-    assert set(routes) == {"sequential", "arbitrary"}
-    assert (
-        validation_routes(12, 10, "reversed")["trained"]
-        == [OneRoute(tuple(reversed(range(12))))] * 10
-    )
-
-
-def test_refit_trains_k_layers_alone(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    run(train_config(route="sequential", layers=2, epochs=1), prepared, tmp_path / "run")
-    layers = {
-        name.split(".")[1]
-        for name in load_file(tmp_path / "run" / WEIGHTS)
-        if name.startswith("blocks.")
-    }
-    assert layers == {"0", "1"}
-
-
-def test_divergence_and_too_large_batches_are_one_line(
-    train_config: Config, prepared: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(
-        UserError, match=r"test, seed 0: the loss is not finite in epoch 1; try a smaller lr"
-    ):
-        run(train_config(lr=1e30), prepared, tmp_path / "nan")
-    with pytest.raises(UserError, match="batch_size: found 97, accepted: at most the 96"):
-        run(train_config(batch_size=97), prepared, tmp_path / "batch")
-    if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="device: found 'cuda'"):
-            run(train_config().model_copy(update={"device": "cuda"}), prepared, tmp_path / "cuda")
 
 
 def test_bf16_is_close_to_fp32(train_config: Config, prepared: Path, tmp_path: Path) -> None:
@@ -334,63 +369,6 @@ def test_bf16_is_close_to_fp32(train_config: Config, prepared: Path, tmp_path: P
     ]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"micro_batch_size": 5},
-        {"checkpointing": True},
-        {"micro_batch_size": 31, "checkpointing": True},
-    ],
-)
-@pytest.mark.parametrize("per", ["batch", "sample"])
-def test_less_memory_gives_the_same_gradients(
-    train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any], per: str
-) -> None:
-    """Accumulated over parts of a batch, the last one smaller, and with activations computed again
-    along the same route.
-    """
-    setting = {"position": {"encode": {}, "predict": {}}, "route": {"drop": 0.3}, "per": per}
-    found = []
-    for name, config in (
-        ("plain", train_config(**setting)),
-        ("less", train_config(**setting, **changes)),
-    ):
-        (tmp_path / name).mkdir()
-        gradients(config, prepared, tmp_path / name, lambda event: None)
-        found.append(torch.load(tmp_path / name / "gradients_0.pt"))
-    for plain, less in zip(*found, strict=True):
-        assert plain.keys() == less.keys()
-        assert all(torch.allclose(plain[name], less[name], rtol=1e-4, atol=1e-6) for name in plain)
-
-
-@pytest.mark.parametrize(
-    ("batch", "world", "micro", "passes"),
-    [(32, 1, None, 1), (32, 1, 5, 7), (31, 2, 5, 4), (3, 2, 1, 1), (4, 2, 1, 2)],
-)
-def test_every_process_makes_as_many_passes(
-    train_config: Config, batch: int, world: int, micro: int | None, passes: int
-) -> None:
-    """As the largest share of a batch asks for, but no more than the smallest has images."""
-    assert (
-        count_passes(train_config(batch_size=batch, micro_batch_size=micro).options, world)
-        == passes
-    )
-
-
-def test_checkpointing_draws_the_same_dropout_again(
-    train_config: Config, prepared: Path, tmp_path: Path
-) -> None:
-    dropout = {"position": {"encode": {"dropout": 0.3}}}
-    for name, checkpointing in (("plain", False), ("again", True)):
-        run(
-            train_config(**dropout, epochs=1, checkpointing=checkpointing),
-            prepared,
-            tmp_path / name,
-        )
-    assert outcome(tmp_path / "plain") == outcome(tmp_path / "again")
 
 
 def test_checkpointing_runs_each_block_twice(pico: Any) -> None:
@@ -407,69 +385,6 @@ def test_checkpointing_runs_each_block_twice(pico: Any) -> None:
     assert calls == [2, 0, 3]
 
 
-@pytest.mark.slow
-def test_bf16_reaches_the_same_verdict(
-    train_config: Config, prepared: Path, tmp_path: Path
-) -> None:
-    """Low precision must not change what is concluded: LayerShuffle's gain over the baseline under
-    arbitrary orders.
-    """
-    gains = {}
-    for precision in ("fp32", "bf16"):
-        accuracy = [
-            run(
-                train_config(epochs=20, route=route, precision=precision),
-                prepared,
-                tmp_path / f"{precision}_{route}",
-            )[-1]["validation/arbitrary/accuracy"]
-            for route in ("arbitrary", "sequential")
-        ]
-        gains[precision] = accuracy[0] - accuracy[1]
-    assert gains["fp32"] == pytest.approx(gains["bf16"], abs=0.15)  # 40 images
-    assert min(gains.values()) > 0.1
-
-
-def test_fetched_weights_start_every_variant(
-    train_config: Config, prepared: Path, tmp_path: Path, pico: Any
-) -> None:
-    """A local file: what timm saved is what the variants start from, with a head for the data."""
-    save_weights(build(pico, 1000), tmp_path / "published.safetensors")
-    config = train_config()
-    local = pico.model_copy(update={"weights": str(tmp_path / "published.safetensors")})
-    fetch(config.model_copy(update={"model": local}), prepared, None, tmp_path, lambda row: None)
-    model: RoutedModel = build(pico, 10, weights=tmp_path / WEIGHTS)
-    published = load_file(tmp_path / "published.safetensors")
-    assert torch.equal(
-        model.backbone.blocks[3].mlp.fc2.weight, published["blocks.3.mlp.fc2.weight"]
-    )
-    assert json.loads((tmp_path / HISTORY).read_text()) == []
-
-
-def trained(config: TrainConfig, data: Path) -> Job:
-    """A job that was run here, without a worker."""
-    job = Job("test", "pipeline.training.loop:train", config)
-    job.folder.mkdir(parents=True)
-    run(config, data, job.folder)
-    return job
-
-
-def test_gathered_files(
-    train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    jobs = {seed: trained(train_config(seed=seed), prepared) for seed in (0, 1)}
-    gather_trainings(jobs, tmp_path / "out")
-    lines = (tmp_path / "out" / TABLE).read_text().splitlines()
-    assert lines[0].startswith("seed,epoch,lr,train/loss")
-    assert len(lines) == 1 + 2 * 3
-    assert json.loads((tmp_path / "out" / "seed_1" / CONFIG).read_text()) == json.loads(
-        json.dumps(jobs[1].record())
-    )
-    history = json.loads((jobs[1].folder / HISTORY).read_text())
-    final = json.loads((tmp_path / "out" / "seed_1" / FINAL).read_text())
-    assert final["arbitrary/loss"] == min(row["validation/arbitrary/loss"] for row in history)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(
@@ -483,84 +398,6 @@ def test_trains_on_cuda(
     )
     rows = run(config, prepared, tmp_path / "cuda")
     assert rows[1]["train/loss"] < rows[0]["train/loss"]
-
-
-def test_an_order_a_sample(
-    train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`per: sample` draws a route for every sample of a batch, and trains to other weights than
-    `per: batch`.
-    """
-    seen: list[torch.Tensor] = []
-    tokens = RoutedModel.tokens
-
-    def spy(
-        self: RoutedModel,
-        images: torch.Tensor,
-        route: Any = None,
-        taps: Any = (),
-        exit: int | None = None,
-    ) -> torch.Tensor:
-        if isinstance(route, RouteTable):
-            seen.append(torch.from_numpy(route.table))
-        return tokens(self, images, route, taps, exit)
-
-    monkeypatch.setattr(RoutedModel, "tokens", spy)
-    base, config = (
-        train_config(position={"predict": {}}, epochs=1, per=per) for per in ("batch", "sample")
-    )
-    run(config, prepared, tmp_path / "sample")
-    assert [tuple(route.shape) for route in seen] == [(32, 4)] * 3
-    assert all((route.sort(dim=1).values == torch.arange(4)).all() for route in seen)
-    assert len({tuple(row) for row in torch.cat(seen).tolist()}) > 12
-    run(base, prepared, tmp_path / "batch")
-    assert outcome(tmp_path / "sample") != outcome(tmp_path / "batch")
-    run(config, prepared, tmp_path / "again")
-    assert outcome(tmp_path / "again") == outcome(tmp_path / "sample")
-
-
-def test_layer_drop_a_sample(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    """Routes of different lengths in one batch, with both position parts."""
-    position: dict[str, dict] = {"encode": {}, "predict": {}}
-    config = train_config(
-        route={"drop": 0.5, "schedule": "linear"}, position=position, epochs=2, per="sample"
-    )
-    rows = run(config, prepared, tmp_path / "run")
-    assert all(math.isfinite(value) for row in rows for value in row.values())
-
-
-@pytest.mark.slow
-def test_two_protocols_keep_two_epochs(
-    train_config: Config, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Validation images choose one epoch, held-out training images another; both weights are kept,
-    each from its epoch.
-    """
-    prepare("bars", DatasetPreset(source="embedded", heldout=16), raw, tmp_path / "data")
-    config = train_config(epochs=12, lr=0.02, batch_size=16)
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    job = trained(config, tmp_path / "data")
-    history = json.loads((job.folder / HISTORY).read_text())
-    kept = {
-        judge: int(kept_epoch(history, "arbitrary", judge)["epoch"])
-        for judge in ("validation", "heldout")
-    }
-    for judge, epoch in kept.items():
-        assert history[epoch - 1][f"{judge}/arbitrary/loss"] == min(
-            row[f"{judge}/arbitrary/loss"] for row in history
-        )
-        weights = job.folder / weights_file(judge)
-        opened = open_run(config, tmp_path / "data", weights, lambda event: None)
-        row = validate(opened, judge, ["arbitrary"])
-        assert row[f"{judge}/arbitrary/loss"] == pytest.approx(
-            history[epoch - 1][f"{judge}/arbitrary/loss"], rel=1e-6
-        )
-    gather_trainings({0: job}, tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out" / "seed_0").glob("weights*")} == {
-        "weights.safetensors",
-        "weights_heldout.safetensors",
-    }
-    assert starting_weights(0, tmp_path / "out").name == "weights_heldout.safetensors"
 
 
 def test_a_sampler_beyond_the_paper_is_judged_under_itself(
