@@ -384,20 +384,26 @@ def test_filters(full: Made, keep: Keep) -> None:
     figures = keep(full)
     figures.filters()
     axes = np.array(figures.drawn["patch_filters"].axes).reshape(3, 3)
-    for column, (family, weights) in enumerate([*PLAIN[::2], (MODEL, "ls")]):
-        found = [
-            figures.gallery.find(family=family, weights=name, optimiser="adam")[0].arrays["filters"]
-            for name in ("untrained", weights)
-        ]
-        found.append(found[1] - found[0])
-        for line, filters in enumerate(found):
-            images = axes[line, column].images
-            if line == 2 and family != "vit":
-                assert not images
+    for column, (family, weights) in zip(axes.T, [*PLAIN[::2], (MODEL, "ls")], strict=True):
+        where = {"family": family, "optimiser": "adam"}
+        before = figures.gallery.find(weights="untrained", **where)[0].arrays["filters"]
+        after = figures.gallery.find(weights=weights, **where)[0].arrays["filters"]
+        for axis, filters in zip(column, (before, after, after - before), strict=True):
+            if axis is column[2] and family != "vit":
+                assert not axis.images
                 continue
             expected = filter_grid(filters[:64])[0]
-            np.testing.assert_allclose(np.asarray(images[0].get_array()), expected, atol=1e-6)
-            assert axes[line, column].get_title().endswith(f": {neighbours(filters):.2f}")
+            np.testing.assert_allclose(axis.images[0].get_array(), expected, atol=1e-6)
+            assert axis.get_title().endswith(f": {neighbours(filters):.2f}")
+
+
+def error_bounds(axis: Any) -> list[np.ndarray]:
+    """x, y, low and high of each line with error bars."""
+    bounds = []
+    for line, _, (bars,) in axis.containers:
+        low, high = np.array(bars.get_segments())[:, :, 1].T
+        bounds.append(np.stack([*line.get_data(), low, high]).astype(float))
+    return bounds
 
 
 def test_orders(full: Made, keep: Keep) -> None:
@@ -407,19 +413,12 @@ def test_orders(full: Made, keep: Keep) -> None:
     rows = full.rows[full.rows["family"] == MODEL]
     figures.orders(pd.concat([rows, edited]))  # edited models are no part of it
     left, right = figures.drawn["inversion_orders"].axes
-    assert (len(left.containers), len(right.containers)) == (3, 3)
     spread = math.exp(math.log(2) / math.sqrt(2))  # of log 1 and log 2
-    for number, container, alone in zip((6, 7, 8), left.containers, right.containers, strict=True):
-        line, _, bars = container  # type: ignore[misc]
+    for number, both, alone in zip((6, 7, 8), error_bounds(left), error_bounds(right), strict=True):
         middle = math.sqrt(2) * (1 + number) * np.array([1, 2, 4])
-        assert line.get_xdata().tolist() == [0, 1, 3]
-        assert line.get_ydata().astype(float) == pytest.approx(middle)
-        low, high = np.array(bars[0].get_segments())[:, :, 1].T
-        assert low == pytest.approx(middle / spread)
-        assert high == pytest.approx(middle * spread)
-        line = alone[0]  # type: ignore[index]
-        assert line.get_xdata().tolist() == [1, 3]  # counted from 1
-        assert line.get_ydata().astype(float) == pytest.approx([middle[1]] * 2)
+        expected = np.stack([[0, 1, 3], middle, middle / spread, middle * spread])
+        assert both == pytest.approx(expected)
+        assert alone[:2] == pytest.approx(np.array([[1, 3], [middle[1]] * 2]))  # counted from 1
     assert sorted(left.get_xticks().tolist()) == [0, 1, 3]  # where there are points
     assert sorted(right.get_xticks().tolist()) == [1, 3]
 
@@ -464,23 +463,21 @@ def test_a_page_says_where_its_pictures_stand(params: Params, full: Made, tmp_pa
     gallery = Gallery(full.folder)
     figures = InversionFigures(tmp_path / "figures", size, ["ls"], str, gallery, full.about, [])
     greys = [[40 + 60 * i + 20 * j for j in range(3)] for i in range(3)]
-    table: list[Any] = []
-    for line in greys:
-        pictures = [(np.full((1, 2, 2), grey / 255), "text\n| below") for grey in line]
-        table.append(("row", pictures))
+    table: list[Any] = [
+        ("row", [(np.full((1, 2, 2), grey / 255), "text\n| below") for grey in line])
+        for line in greys
+    ]
     table[1][1][1] = (None, "")
     figures.draw_pictures("page", table, ["", "first\nlayer", "first 2\nlayers"])
     with Image.open(tmp_path / "figures/page.png") as image:
         grid = json.loads(image.info[GRID])
         pixels = np.asarray(image.convert("L"))
     assert grid["heads"] == ["", "first layer", "first 2 layers"]
-    rows, columns = (
-        list(itertools.pairwise(np.round(np.array(grid[name]) * size)))
-        for name, size in zip(("rows", "columns"), pixels.shape, strict=True)
-    )
-    for i, (top, bottom) in enumerate(rows):
-        for j, (left, right) in enumerate(columns):
-            part = pixels[int(top) : int(bottom), int(left) : int(right)]
-            shades, counts = np.unique(part, return_counts=True)
+    height, width = pixels.shape
+    tops = np.round(np.array(grid["rows"]) * height).astype(int)
+    lefts = np.round(np.array(grid["columns"]) * width).astype(int)
+    for i, (top, bottom) in enumerate(itertools.pairwise(tops)):
+        for j, (left, right) in enumerate(itertools.pairwise(lefts)):
+            shades, counts = np.unique(pixels[top:bottom, left:right], return_counts=True)
             found = {round(int(shade), -1) for shade in shades[(counts > 90) & (shades < 255)]}
             assert found == (set() if (i, j) == (1, 1) else {greys[i][j]})
