@@ -40,7 +40,10 @@ def variant(**keys: Any) -> Any:
     return Variant(**({"route": "sequential"} | keys))
 
 
-def with_parts(backbone: Any, position: Position = Position(), **keys: Any) -> Any:
+NO_PARTS = Position()
+
+
+def with_parts(backbone: Any, position: Position = NO_PARTS, **keys: Any) -> Any:
     """The routed model with what a variant's keys attach."""
     model = RoutedModel(backbone, position)
     for extension in extensions_of(variant(**keys)):

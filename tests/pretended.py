@@ -1,4 +1,7 @@
-"""A GPU where there is none: its tensors are kept on the CPU and say "cuda". Code that mixes devices fails as on a real one."""
+"""A GPU where there is none.
+
+Its tensors are kept on the CPU and say "cuda". Code that mixes devices fails as on a real one.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +31,10 @@ INDICES = {
 
 
 class OnGPU(Tensor):
-    """A tensor on the pretended GPU. To torch it lies on "meta", which no kernel computes on and the CPU never mixes with by itself."""
+    """A tensor on the pretended GPU.
+
+    To torch it lies on "meta", which no kernel computes on and the CPU never mixes with by itself.
+    """
 
     kept: Tensor
 
@@ -68,7 +74,10 @@ class OnGPU(Tensor):
 
 
 def execute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """What an operation gives, on the device it says or its tensors lie on. Raises RuntimeError: they lie on both."""
+    """What an operation gives, on the device it says or its tensors lie on.
+
+    Raises RuntimeError: they lie on both.
+    """
     name = func._schema.name
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     here = [leaf for leaf in given if not isinstance(leaf, OnGPU)]

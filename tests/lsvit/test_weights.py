@@ -94,7 +94,8 @@ def test_hub_weights_are_checked(hub: Path) -> None:
         ),
         (
             {"weights": "hub"},
-            "vit_tiny_patch16_224 needs the tag of its weights, accepted: vit_tiny_patch16_224.augreg",
+            "vit_tiny_patch16_224 needs the tag of its weights, "
+            "accepted: vit_tiny_patch16_224.augreg",
         ),
         (
             {"timm": "test_vit4", "weights": "hub"},
@@ -103,7 +104,8 @@ def test_hub_weights_are_checked(hub: Path) -> None:
         ({"kwargs": {"depth": "many"}}, "timm cannot make vit_tiny_patch16_224: "),
         (
             {"num_classes": 9},
-            "num_classes of vit_tiny_patch16_224: found 9, accepted: null, or at least the data set's 10 classes",
+            "num_classes of vit_tiny_patch16_224: found 9, "
+            "accepted: null, or at least the data set's 10 classes",
         ),
     ],
 )

@@ -130,7 +130,7 @@ class Launched(NamedTuple):
 def launched(
     train_config: Config, prepared: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Launched:
-    """All jobs that no test disturbs, one after another, and at the end one with a user's mistake."""
+    """All jobs that no test disturbs, and at the end one with a user's mistake."""
     configs = {name: train_config(**setting) for name, setting in SETTINGS.items()}
     configs["exits"] = with_exits(
         train_config(batch_size=31), dropout=0.0

@@ -61,7 +61,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_the_same_work_leaves_the_same_bytes(
     jobs: dict[int, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gathered again, under another title, and trained again in another place under another title."""
+    """Gathered again, and trained again in another place, under another title."""
     train(jobs)
     gather_trainings(jobs, tmp_path / "first")
     kept = content(tmp_path / "first")
