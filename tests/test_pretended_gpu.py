@@ -25,6 +25,7 @@ from papers.inversion.section import ClassImagesConfig, InversionConfig
 from papers.layershuffle.compute import analysis, evaluation
 from papers.layershuffle.section import EvalConfig, PruneEval
 from papers.painters.compute import evaluation as painters
+from papers.painters.section import PaintersConfig
 from papers.smoothing.compute import measures
 from papers.smoothing.section import ProfileConfig, SmoothingProfiles
 from pipeline.config.params import Params
@@ -41,7 +42,7 @@ from tests.papers.painters import test_painters
 from tests.pretended import OnGPU, pretended_gpu
 
 Make = Callable[..., TrainConfig]
-Run = Callable[[RunConfig, Path], object]
+Run = Callable[[Any, Path], object]
 POSITION = {"encode": {"dim": 8, "dropout": 0.1}, "predict": {}}
 LOSSES = {"cosine": 0.5, "contrastive": 1.0, "mixing": 1.0}
 TRAININGS: dict[str, dict[str, Any]] = {
@@ -115,7 +116,7 @@ def test_trainings(name: str, train_config: Make, prepared: Path, tmp_path: Path
     config = train_config(epochs=1, **TRAININGS[name])
     same(
         lambda config, folder: loop.train(config, prepared, None, folder, ignore), config, tmp_path
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.slow
@@ -131,7 +132,7 @@ def test_trainings_with_exits(
     )
     same(
         lambda config, folder: loop.train(config, prepared, None, folder, ignore), config, tmp_path
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.slow
@@ -144,7 +145,7 @@ def test_augmentation(train_config: Make, prepared: Path, tmp_path: Path) -> Non
     )
     same(
         lambda config, folder: loop.train(config, prepared, None, folder, ignore), config, tmp_path
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.slow
@@ -163,7 +164,7 @@ def test_a_training_goes_on(train_config: Make, prepared: Path, tmp_path: Path) 
             loop.train(config, prepared, None, folder, kill)
         loop.train(config, prepared, None, folder, ignore)
 
-    same(run, train_config(epochs=2, schedule="cosine", optimizer="adamw"), tmp_path)  # type: ignore[arg-type]
+    same(run, train_config(epochs=2, schedule="cosine", optimizer="adamw"), tmp_path)
 
 
 @pytest.mark.slow
@@ -187,7 +188,7 @@ def test_evaluations(
         lambda config, folder: evaluation.evaluate(config, prepared, weights, folder, ignore),
         config,
         tmp_path,
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.slow
@@ -236,26 +237,24 @@ def test_the_analysis_and_answers_of_early_exits(
 @pytest.mark.parametrize("order", ["sequential", "arbitrary"])
 def test_profiles(order: str, train_config: Make, prepared: Path, tmp_path: Path) -> None:
     options = SmoothingProfiles(images=20, batch_size=8, seed=0)
-    config = ProfileConfig(**fields(train_config(), prepared), order=order, options=options)  # type: ignore[arg-type]
+    config = ProfileConfig(**fields(train_config(), prepared), order=order, options=options)
     same(
         lambda config, folder: measures.measure(config, prepared, None, folder, ignore),
         config,
         tmp_path,
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.slow
 def test_strategies_of_painters(
     train_config: Make, prepared: Path, weights: Path, tmp_path: Path
 ) -> None:
-    config = test_painters.config(train_config().model).model_copy(
-        update=fields(train_config(), prepared)
-    )
+    config = PaintersConfig(**fields(train_config(), prepared), options=test_painters.strategies())
     same(
         lambda config, folder: painters.evaluate(config, prepared, weights, folder, ignore),
         config,
         tmp_path,
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.slow
@@ -275,7 +274,7 @@ def test_exits_of_a_frozen_backbone(
     config = bench.config(branches=["mlp", "cnn_add", "vit"], depths=[2])
     config = config.model_copy(update={"tuning": config.tuning.model_copy(update={"epochs": 2})})
     run = partial(frozen.train_branches, data=prepared, weights=bench.weights, report=ignore)
-    same(lambda config, folder: run(config, folder=folder), config, tmp_path)  # type: ignore[arg-type]
+    same(lambda config, folder: run(config, folder=folder), config, tmp_path)
 
 
 @pytest.mark.slow
@@ -320,7 +319,7 @@ def test_inversions(
         donor=weights if method == "adam" else None,
         report=ignore,
     )
-    same(lambda config, folder: run(config, folder=folder), config, tmp_path)  # type: ignore[arg-type]
+    same(lambda config, folder: run(config, folder=folder), config, tmp_path)
 
 
 @pytest.mark.slow
@@ -331,7 +330,7 @@ def test_class_images(train_config: Make, prepared: Path, weights: Path, tmp_pat
     )
     judge = Path(shutil.copy(weights, tmp_path / "judge.safetensors"))
     run = partial(class_images.measure, data=prepared, weights=weights, judge=judge, report=ignore)
-    same(lambda config, folder: run(config, folder=folder), config, tmp_path)  # type: ignore[arg-type]
+    same(lambda config, folder: run(config, folder=folder), config, tmp_path)
 
 
 def test_mixed_devices_are_found(pico: ModelPreset) -> None:

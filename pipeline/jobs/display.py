@@ -62,13 +62,15 @@ class Display:
         if not self.bars:
             print(f"[{time.monotonic() - self.start:6.1f} s] {title}: {text}", flush=True)
             return
-        completed = self.bars.tasks[self.tasks[index]].completed
+        completed: float = self.bars.tasks[self.tasks[index]].completed
         if event == ENDED:
             completed = total
         elif "cell" in event:
             completed += 1
-        else:
-            completed = event.get("epoch", event.get("progress", completed))
+        elif "epoch" in event:
+            completed = event["epoch"]
+        elif "progress" in event:
+            completed = event["progress"]
         self.bars.update(self.tasks[index], completed=completed, visible=True, last=text)
 
 

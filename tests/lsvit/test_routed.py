@@ -256,8 +256,8 @@ def gradients_of(model: RoutedModel) -> list[Tensor]:
     """Gradients of all parameters, 0 where there is none; the model's are then reset."""
     gradients = []
     for parameter in model.parameters():
-        reached = parameter.grad is not None
-        gradients.append(parameter.grad if reached else torch.zeros_like(parameter))
+        gradient = parameter.grad
+        gradients.append(torch.zeros_like(parameter) if gradient is None else gradient)
     model.zero_grad()
     return gradients
 

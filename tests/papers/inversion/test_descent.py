@@ -435,7 +435,7 @@ def check(
     }
     for name, values in ratios.items():
         assert arrays[name][..., -1].flatten() == pytest.approx(values.to_numpy(), rel=1e-4)
-    verdicts = [verdict(*pair, OPTIONS.met) for pair in zip(*ratios.values(), strict=True)]
+    verdicts = [verdict(near, far, OPTIONS.met) for near, far in zip(*ratios.values(), strict=True)]
     assert rows["verdict"].tolist() == verdicts
     start = noise(tuple(originals[:2].shape), OPTIONS.seed).repeat(len(found) // 2, 1, 1, 1)
     first = (distance(start, originals) / gauge.pixels).tolist()
@@ -471,7 +471,7 @@ def test_measure(inverted: Callable[..., Outcome], prepared: Path, weights: Path
     ratios = rows[["embedding_distance", "input_distance"]].to_numpy()
     ratios = ratios / rows[["yardstick", "input_yardstick"]].to_numpy()
     met = float(np.median(ratios[:, 0]))
-    verdicts = [verdict(*pair, met) for pair in ratios.tolist()]
+    verdicts = [verdict(near, far, met) for near, far in ratios.tolist()]
     assert len(set(verdicts)) > 1
     assert inverted(weights, alone=True, options={"met": met}).rows["verdict"].tolist() == verdicts
 

@@ -300,7 +300,7 @@ def test_drop_path_drops_single_samples_in_training_alone(pico: ModelPreset) -> 
     images, model = torch.randn(200, 1, 28, 28), dropping(pico, 0.75)
     assert torch.equal(model.eval()(images), dropping(pico, 0.0).eval()(images))
     model.train()
-    kept = []
+    kept: list[float] = []
     with torch.no_grad():
         state = model.embed(images)
         for block in model.backbone.blocks:

@@ -30,7 +30,6 @@ from pipeline.jobs.run import run as run_jobs
 from pipeline.training import loop as training
 from tests.conftest import ROOT
 from tests.papers.exits.test_frozen import with_exits
-from tests.pipeline.jobs.test_pool import _descendants
 from tests.pipeline.training import ranks
 from tests.pipeline.training.test_loop import run
 
@@ -249,9 +248,9 @@ def test_a_killed_process_ends_the_job_and_two_machines_go_on(
         seen.append(event["epoch"])
         if event["epoch"] == 3:
             found = [
-                pid
-                for pid, _ in _descendants(os.getpid())
-                if b"pipeline.training.torchrun" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                process.pid
+                for process in psutil.Process().children(recursive=True)
+                if "pipeline.training.torchrun" in process.cmdline()
             ]
             os.kill(max(found), signal.SIGKILL)  # the agent has the lowest
 
