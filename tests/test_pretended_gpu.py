@@ -249,7 +249,9 @@ def test_profiles(order: str, train_config: Make, prepared: Path, tmp_path: Path
 def test_strategies_of_painters(
     train_config: Make, prepared: Path, weights: Path, tmp_path: Path
 ) -> None:
-    config = PaintersConfig(**fields(train_config(), prepared), options=test_painters.strategies())
+    model = fields(train_config(), prepared)
+    del model["seed"]
+    config = PaintersConfig(**model, options=test_painters.strategies())
     same(
         lambda config, folder: painters.evaluate(config, prepared, weights, folder, ignore),
         config,
