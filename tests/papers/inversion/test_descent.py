@@ -88,8 +88,10 @@ def blurred(image: Tensor, sigma: float) -> Tensor:
     side = math.exp(-0.5 / sigma**2)
     weights = torch.tensor([side, 1, side]) / (1 + 2 * side)
     wide = pad(image, (1, 1, 1, 1), mode="reflect")
-    rows = sum(weights[i] * wide[..., i : i + image.shape[-2], :] for i in range(3))
-    return sum(weights[j] * rows[..., j : j + image.shape[-1]] for j in range(3))  # type: ignore
+    raised = [weights[i] * wide[..., i : i + image.shape[-2], :] for i in range(3)]
+    rows = torch.stack(raised).sum(0)
+    shifted = [weights[j] * rows[..., j : j + image.shape[-1]] for j in range(3)]
+    return torch.stack(shifted).sum(0)
 
 
 # ---- states and distances ------------------------------------------------------------------------
