@@ -85,8 +85,7 @@ SERVERS = {
 }  # start again where they ended
 WRONG = ("orphans", "wrong", "still there", "tracebacks")  # what should be empty of every round
 TIMED = ("latency_ms",)  # columns of results that are measured times
-# In them names are drawn, or are hashes of paths or of measured times. Of killed Ray workers: see
-# docs/promises.md.
+# In them names are drawn, or are hashes of paths or of measured times.
 CACHES = (
     "copy/.dvc/",
     "copy/.git/",
@@ -94,7 +93,6 @@ CACHES = (
     "copy/mlartifacts/",
     "artifacts/",
     "tmp/db_init_lock-",
-    "tmp/lsvit-",
     "ray/",
 )
 

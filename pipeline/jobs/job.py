@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -91,12 +91,6 @@ class Job:
             if agree(read_json(file), options):
                 return file.parent
         return place / f"{self.key}-{_hash(options)[:6]}"
-
-    def moved(self, folder: Path, inputs: Mapping[str, Path | None]) -> "Job":
-        """The same job, which finds its folder and its inputs elsewhere."""
-        job = replace(self, inputs=inputs)
-        job.__dict__.update(key=self.key, folder=folder)
-        return job
 
     def options(self) -> dict[str, Any]:
         """Every effective option, as JSON."""

@@ -1,29 +1,26 @@
-"""Jobs on a Ray cluster: each a task on some node, whose files come back while it runs.
+"""Jobs on a Ray cluster: each a task on some node, which works in the job's own folder.
 
-This process, the driver, holds everything that lasts. A job's state and its inputs go to a node as
-bytes, and with every event come the files that have changed. Ray repeats no task: a job that lost
-its node is sent again from here, with the newest state.
+All nodes share the repository's folder, at the same path, and the data. So a task reads and writes
+what a job of this machine would, and Ray carries its events alone. Ray repeats no task: a job that
+lost its node is sent again from here, and goes on from its last epoch.
 """
 
-import hashlib
 import logging
 import os
 import signal
 import socket
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from pipeline.config.sections import Distributed
 from pipeline.errors import UserError, WorkerDied
 from pipeline.jobs.address import ADDRESS, check_cluster
-from pipeline.jobs.events import ENDED, Event, Events
-from pipeline.jobs.files import read_meta, sha256
-from pipeline.jobs.job import DONE, LOCK, Job, all_locked
+from pipeline.jobs.events import Event, Events
+from pipeline.jobs.job import Job
 from pipeline.jobs.pool import pool
 from pipeline.jobs.processes import root, start_workers
 from pipeline.jobs.spread import is_spread, spread
@@ -31,17 +28,7 @@ from pipeline.jobs.spread import is_spread, spread
 DEATHS = 4  # of a job's workers between two epochs: then it is the job's fault
 GIB = 2**30
 PATIENCE = 5  # seconds without a report after which the nodes are counted
-PARTIAL = ".partial"
-Files = dict[str, bytes | None]  # by name; None: the file is no longer there
-State = dict[str, tuple[int, int]]  # by name: time of the last change, size
 Resources = dict[str, float]  # Ray's names: CPU, GPU, memory in bytes
-
-
-class Input(NamedTuple):
-    """A file or folder that a job reads. A node that finds the same at this path takes its own."""
-
-    path: Path
-    digest: str
 
 
 class Task(NamedTuple):
@@ -49,10 +36,9 @@ class Task(NamedTuple):
 
     job: Job
     code: str  # digest that the node's code must have
-    inputs: Mapping[str, Input | None]  # by argument of the job's function
-    shards: Mapping[Path, Input]  # by the place below the root that the images' metadata name
-    sent: Mapping[Path, Any]  # references to what some node has missed, in Ray's object store
-    state: Files
+    root: Path  # the repository that jobs belong to
+    marker: Path  # a folder there that the driver has just made, under a random name
+    folder: Path  # the driver's working folder
     device: str
     threads: int
     distributed: Distributed | None  # of a training in several processes
@@ -61,54 +47,42 @@ class Task(NamedTuple):
 # ---- on a node --------------------------------------------------------------------------------
 
 
-def work(task: Task) -> Generator[tuple[Event, Files], None, None]:
-    """Run a job as the local engine does, in a folder of its own.
-
-    Yields:
-        Each of the job's events, with the files of its folder that have changed since the last. Or
-        `missing` alone: the paths of inputs that the node does not see, and nobody has sent.
+def work(task: Task) -> Iterator[Event]:
+    """Run a job as the local engine does. Yields its events.
 
     Raises:
-        UserError: a user's mistake, or this node has other code or libraries than the driver.
+        UserError: a user's mistake, or this node has other code or libraries than the driver, or
+            does not see its folders.
     """
     import ray
 
+    job = task.job
     node = f"{socket.gethostname()} {ray.util.get_node_ip_address()}"
-    if task.job.code != task.code:
+    if job.code != task.code:
         raise UserError(
-            f"{task.job.title}: node {node} has other code or libraries than the machine that "
+            f"{job.title}: node {node} has other code or libraries than the machine that "
             "sends the jobs; accepted: the same commit and `uv sync` on all of them"
         )
-    needed = [each for each in (*task.inputs.values(), *task.shards.values()) if each]
-    missing = [each.path for each in needed if each.path not in task.sent and not _is_here(each)]
-    if missing:
-        yield {"missing": missing}, {}
-        return
+    inputs = [task.folder / path for path in job.inputs.values() if path]
+    for needed in (task.marker, task.folder, *inputs):
+        if not needed.exists():
+            raise UserError(
+                f"{job.title}: node {node} does not see {needed}; accepted: a repository and data "
+                "that all nodes share, at the same path"
+            )
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it, the local engine does not
-    with tempfile.TemporaryDirectory(prefix="lsvit-", ignore_cleanup_errors=True) as place:
-        os.environ["DVC_ROOT"] = place
-        paths = {
-            name: _receive(each, task.sent, Path(place)) if each else None
-            for name, each in task.inputs.items()
-        }
-        for name, each in task.shards.items():
-            link = Path(place, name)
-            link.parent.mkdir(parents=True)
-            link.symlink_to(_receive(each, task.sent, Path(place)))
-        job = task.job.moved(Path(place, "job"), paths)
-        write_files(job.folder, task.state)
-        known = State()
-        read_changes(job.folder, known)
-        if task.distributed:
-            events = spread([job], task.distributed, task.threads)
-        else:
-            start_workers(job.function.split(":")[0], "timm")
-            events = pool([job], task.device, task.threads, _tasks_here())
-        yield {"text": f"on node {node}"}, {}
-        for _, event in events:
-            if "text" in event:
-                event = event | {"text": f"{event['text']}, on node {node}"}
-            yield event, read_changes(job.folder, known)
+    os.environ["DVC_ROOT"] = str(task.root)
+    os.chdir(task.folder)
+    if task.distributed:
+        events = spread([job], task.distributed, task.threads)
+    else:
+        start_workers(job.function.split(":")[0], "timm")
+        events = pool([job], task.device, task.threads, _tasks_here())
+    yield {"text": f"on node {node}"}
+    for _, event in events:
+        if "text" in event:
+            event = event | {"text": f"{event['text']}, on node {node}"}
+        yield event
 
 
 def _tasks_here() -> int:
@@ -119,82 +93,6 @@ def _tasks_here() -> int:
     (node,) = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
     taken = context.get_assigned_resources()
     return int(min(node["Resources"][name] // taken[name] for name in taken if taken[name]))
-
-
-def _is_here(wanted: Input) -> bool:
-    return wanted.path.exists() and digest(wanted.path) == wanted.digest
-
-
-def _receive(wanted: Input, sent: Mapping[Path, Any], place: Path) -> Path:
-    """The path of an input: in a shared folder, or as it came through the object store."""
-    import ray
-
-    if _is_here(wanted):
-        return wanted.path
-    target = place / wanted.digest
-    for name, content in ray.get(sent[wanted.path]).items():
-        file = target / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-    return target / wanted.path.name
-
-
-# ---- files as bytes ---------------------------------------------------------------------------
-
-
-def files_of(path: Path) -> dict[str, Path]:
-    """The files of a folder, or a file alone, by their names with the folder's."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return {str(file.relative_to(path.parent)): file for file in files if file.is_file()}
-
-
-def digest(path: Path) -> str:
-    """The sha256 of a file; of a folder that of names, sizes and JSON files (sha256 of images)."""
-    if path.is_file():
-        return sha256(path)
-    whole = hashlib.sha256()
-    for name, file in files_of(path).items():
-        content = sha256(file) if file.suffix == ".json" else ""
-        whole.update(f"{name} {file.stat().st_size} {content}\n".encode())
-    return whole.hexdigest()
-
-
-def read_changes(folder: Path, known: State) -> Files:
-    """Read the files that are not as `known` says, as they stand at one moment. Updates `known`."""
-    while True:
-        state = _state(folder)
-        names = [name for name in state if state[name] != known.get(name)]
-        names.sort(key=lambda name: state[name])  # as they were written
-        with suppress(FileNotFoundError):
-            files: Files = {name: (folder / name).read_bytes() for name in names}
-            if _state(folder) == state:
-                break
-    files |= {name: None for name in known if name not in state}
-    known.clear()
-    known.update(state)
-    return files
-
-
-def _state(folder: Path) -> State:
-    state = State()
-    for file in folder.glob("*"):
-        with suppress(FileNotFoundError):
-            if file.suffix != PARTIAL and file.name not in (DONE, LOCK):
-                state[file.name] = (file.stat().st_mtime_ns, file.stat().st_size)
-    return state
-
-
-def write_files(folder: Path, files: Files) -> None:
-    """Take a job's files over; a kill at any moment leaves each as it was or as it is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        target = folder / Path(name).name  # no node chooses another folder
-        if content is None:
-            target.unlink(missing_ok=True)
-        else:
-            partial = target.with_suffix(PARTIAL)
-            partial.write_bytes(content)
-            partial.replace(target)
 
 
 # ---- the driver -------------------------------------------------------------------------------
@@ -256,14 +154,14 @@ def run_on_cluster(
     A training in several processes has all of them on one node.
 
     Raises:
-        UserError: no Ray, no cluster, no node that could run a job, a node with other code, or a
-            job whose workers always die.
+        UserError: no Ray, no cluster, no node that could run a job, a node with other code or
+            without this folder, or a job whose workers always die.
     """
     connect()
-    with all_locked(todo):
-        for job in todo:
-            job.begin()
-        driver = _Driver(todo, device, threads, distributed)
+    place = root().resolve() / ".lsvit"
+    place.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="ray-", dir=place) as marker:
+        driver = _Driver(todo, Path(marker), device, threads, distributed)
         try:
             yield from driver.run()
         finally:
@@ -278,19 +176,24 @@ def _nodes() -> list[Resources]:
 
 
 class _Driver:
-    """Sends jobs to nodes, keeps what comes back, and sends again what is lost."""
+    """Sends jobs to nodes, and sends again what is lost."""
 
     def __init__(
-        self, todo: Sequence[Job], device: str, threads: int, distributed: Distributed | None
+        self,
+        todo: Sequence[Job],
+        marker: Path,
+        device: str,
+        threads: int,
+        distributed: Distributed | None,
     ) -> None:
         self.todo = todo
+        self.marker = marker
         self.device = device
         self.threads = threads
         self.distributed = [distributed if is_spread(job, distributed) else None for job in todo]
         self.processes = [each.processes if each else 1 for each in self.distributed]
         self.memory = [*self.processes]  # GiB that a job is given
         self.gpus = device != "cpu" and any(node.get("GPU") for node in _nodes())
-        self.sent: dict[Path, Any] = {}
         self.deaths: Counter[int] = Counter()
         self.running: dict[Any, int] = {}  # index of the job by its stream of events
 
@@ -308,7 +211,7 @@ class _Driver:
             for stream in cast(list[Any], ready):
                 i = self.running[stream]
                 try:
-                    event, files = ray.get(next(stream))
+                    event = ray.get(next(stream))
                 except StopIteration:
                     del self.running[stream]
                 except RayError as error:  # also of a node that died or has too little memory
@@ -319,14 +222,6 @@ class _Driver:
                     else:
                         raise cause from error
                 else:
-                    if "missing" in event:
-                        del self.running[stream]
-                        self.send(event["missing"])
-                        self.submit(i)
-                        continue
-                    write_files(self.todo[i].folder, files)
-                    if event == ENDED:
-                        self.todo[i].finish()
                     if "epoch" in event:
                         self.deaths[i] = 0
                     yield i, event
@@ -337,20 +232,12 @@ class _Driver:
 
         self.check_nodes(i)
         job = self.todo[i]
-        shards: dict[Path, Input] = {}
-        for path in job.inputs.values():
-            if path and (path / "meta.json").is_file():
-                for files in read_meta(path).get("shards", {}).values():
-                    for shard in files:
-                        place = Path(shard["file"]).parent
-                        shards[place] = _input(root() / place)
         task = Task(
             job=job,
             code=job.code,
-            inputs={name: _input(path) if path else None for name, path in job.inputs.items()},
-            shards=shards,
-            sent=self.sent,
-            state=read_changes(job.folder, State()),
+            root=root().resolve(),
+            marker=self.marker,
+            folder=Path.cwd(),
             device=self.device,
             threads=self.threads,
             distributed=self.distributed[i],
@@ -361,14 +248,6 @@ class _Driver:
             num_cpus=needs["CPU"], num_gpus=needs["GPU"], memory=needs["memory"], name=job.title
         )
         self.running[remote.remote(task)] = i
-
-    def send(self, paths: Sequence[Path]) -> None:
-        """Put inputs into Ray's object store, from which all nodes take them."""
-        import ray
-
-        for path in set(paths) - set(self.sent):
-            content = {name: file.read_bytes() for name, file in files_of(path).items()}
-            self.sent[path] = ray.put(content)
 
     def needs(self, i: int) -> Resources:
         """What a job takes of its node."""
@@ -411,11 +290,6 @@ class _Driver:
         for stream in self.running:
             with suppress(Exception):  # the cluster itself may be gone
                 ray.cancel(stream, force=True)
-
-
-@cache
-def _input(path: Path) -> Input:
-    return Input(path.absolute(), digest(path))
 
 
 def _amounts(has: Resources) -> str:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,17 @@ def files(job: Job) -> dict[str, bytes]:
     }
 
 
+def run_here(
+    todo: list[Job], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[dict[str, bytes]]:
+    """What jobs leave that the local engine runs in a repository of its own."""
+    monkeypatch.setenv("DVC_ROOT", str(folder / "here"))
+    run(todo, "cpu", distributed=TWO)
+    left = [files(job) for job in todo]
+    monkeypatch.setenv("DVC_ROOT", str(folder))
+    return left
+
+
 def with_two_processes(todo: list[Job]) -> list[Job]:
     """The same, the last one trained by two processes together."""
     *others, last = todo
@@ -109,36 +121,26 @@ def test_the_same_bytes_as_here_and_found_by_the_local_engine(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Nodes see no images: /proc/self is another there. One training is of two processes."""
+    """Inputs may be relative to the driver's folder. One training is of two processes."""
     monkeypatch.chdir(prepared.parent)
-    todo = with_two_processes(jobs(train_config, Path("/proc/self/cwd", prepared.name), [0, 1]))
+    todo = with_two_processes(jobs(train_config, Path(prepared.name), [0, 1]))
     seen: list[tuple[str, int]] = []
-    run(
-        todo,
-        "cpu",
-        lambda job, event: seen.append((job.title, event["epoch"])),
-        distributed=TWO,
-        engine="ray",
-    )
+
+    def note(job: Job, event: dict) -> None:
+        seen.append((job.title, event["epoch"]))
+
+    run(todo, "cpu", note, distributed=TWO, engine="ray")
     assert sorted(seen) == [
         (f"test seed {seed}", epoch) for seed in range(2) for epoch in (1, 2, 3)
     ]
-    out = capsys.readouterr().out
-    assert out.count("on node ") == 4  # where, and on what
-    assert not (tmp_path / ".lsvit" / "torchrun").exists()  # it ran there
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path / "here"))
-    local = with_two_processes(jobs(train_config, prepared, [0, 1]))
-    run(local, "cpu", distributed=TWO)
-    alone = [files(job) for job in local]
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    assert [files(job) for job in todo] == alone
-    capsys.readouterr()
-    run(
-        with_two_processes(jobs(train_config, prepared, [0, 1])),
-        "cpu",
-        lambda job, event: pytest.fail("ran again"),
-        distributed=TWO,
+    assert capsys.readouterr().out.count("on node ") == 4  # where, and on what
+    assert not list(tmp_path.glob(".lsvit/ray-*"))
+    local = run_here(
+        with_two_processes(jobs(train_config, prepared, [0, 1])), tmp_path, monkeypatch
     )
+    assert [files(job) for job in todo] == local
+    again = with_two_processes(jobs(train_config, prepared, [0, 1]))
+    run(again, "cpu", lambda job, event: pytest.fail("ran again"), distributed=TWO)
     assert capsys.readouterr().out.count("finished before") == 2
 
 
@@ -168,7 +170,7 @@ def test_the_driver_is_killed_and_then_a_node(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What came back before stays: the next run repeats none of it.
+    """What has finished stays: the next run repeats none of it.
 
     It runs on the only node with room for it, which is killed in mid-training; another, which
     comes later, goes on from the last epoch, to the same bytes.
@@ -202,12 +204,8 @@ def test_the_driver_is_killed_and_then_a_node(
     assert seen[0] > 3
     assert seen == sorted(set(seen))  # no epoch was repeated
     assert seen[-1] == 40
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path / "here"))
-    local = jobs(train_config, prepared, [0], epochs=40)
-    run(local, "cpu")
-    alone = files(local[0])
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    assert files(todo[0]) == alone
+    local = run_here(jobs(train_config, prepared, [0], epochs=40), tmp_path, monkeypatch)
+    assert [files(todo[0])] == local
 
 
 def test_mistakes_are_one_line(
@@ -217,7 +215,8 @@ def test_mistakes_are_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the job, workers that always die, small nodes, other code, a wrong address, no Ray."""
+    """Of the job, workers that always die, nodes too small, of other code or without the folder,
+    a wrong address, no Ray."""
     import ray
 
     with pytest.raises(UserError, match="the loss is not finite"):
@@ -239,6 +238,10 @@ def test_mistakes_are_one_line(
             "cpu",
             engine="ray",
         )
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.TemporaryDirectory", lambda **_: nullcontext("/elsewhere"))
+        with pytest.raises(UserError, match=r"^test seed 1: node \S+ \S+ does not see /elsewhere;"):
+            run(jobs(train_config, prepared, [1]), "cpu", engine="ray")
     monkeypatch.setattr("pipeline.jobs.job.code_digest", lambda *modules: "of other code")
     with pytest.raises(
         UserError,
