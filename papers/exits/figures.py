@@ -19,7 +19,6 @@ from pipeline.report.figures import (
     distinct_looks,
     draw_lines,
     draw_means,
-    handles_of,
 )
 from pipeline.report.results import Results
 
@@ -116,7 +115,7 @@ def draw_tradeoff(figures: Figures, rows: pd.DataFrame, hardware: str, name: str
     middle.set(ylim=limits(late, final["mean"]))
     below.set(title="all depths, enlarged, measured time", xlabel="latency of one image (ms)")
     below.set(ylim=limits(early, final["mean"]))
-    finish(figures, figure, axes, name)
+    figures.finish(figure, name, order=LEGEND)
     circled = early[early["circled"]]
     task, better, variant = "Accuracy", "above", figures.label(rows["variant"].iloc[0])
     if counts:
@@ -152,7 +151,7 @@ def draw_orders(figures: Figures, rows: pd.DataFrame, keep: int) -> str:
         axis.set(title=title)
     ticks = np.linspace(0, int(rows["depth"].max()), 5).round()[1:]
     axes[-1, 1].set(xlabel="layers executed before the exit", xticks=np.unique(ticks))
-    finish(figures, figure, axes, "exits_orders")
+    figures.finish(figure, "exits_orders", order=LEGEND)
     return CAPTIONS["orders"].format(keep=keep, seeds=rows["seed"].nunique())
 
 
@@ -183,7 +182,7 @@ def draw_dynamic(figures: Figures, budgets: pd.DataFrame, exits: pd.DataFrame) -
     below.xaxis.get_major_locator().set_params(integer=True)
     corner: Any = {"loc": "lower left", "bbox_to_anchor": (-0.1, 1.0)}
     below.legend(ncols=3, columnspacing=1, handlelength=1.6, **corner)
-    figures.finish(figure, axes, "exits_dynamic", handles={})
+    figures.finish(figure, "exits_dynamic", handles={})
     sure = budgets[budgets["policy"] == "confidence"]
     return CAPTIONS["dynamic"].format(
         variant=figures.label(exits["variant"].iloc[0]),
@@ -203,14 +202,6 @@ def draw_depths(axis: Axes, rows: pd.DataFrame, column: str, branches: Iterable[
 def unit_of(multiply_adds: float) -> tuple[float, str]:
     """The unit in which so many are shown, and its letter."""
     return (1e9, "G") if multiply_adds >= 1e9 else (1e6, "M")
-
-
-def finish(figures: Figures, figure: Any, axes: np.ndarray, name: str) -> None:
-    """Save a figure under one legend for all panels: branches in the paper's order, the rest."""
-    handles = handles_of(axes[0, 0])
-    names = [name for name in LEGEND if name in handles]
-    columns = 4 if len(names) <= 4 else 3
-    figures.finish(figure, axes, name, {name: handles[name] for name in names}, columns)
 
 
 def limits(exits: pd.DataFrame, final: float) -> tuple[float, float]:

@@ -265,7 +265,7 @@ class InversionFigures(Figures):
             column[1].set(xlabel="iterations")
         axes[0, 0].set(ylabel="embedding distance\n/ yardstick")
         axes[1, 0].set(ylabel="input distance\n/ yardstick")
-        self.finish(figure, axes, "inversion_curves", handles, columns=5)
+        self.finish(figure, "inversion_curves", handles, columns=5)
         return self.caption("curves", models, images=len(models[0].arrays["originals"]))
 
     def class_images(self, classes: pd.DataFrame) -> str:
@@ -351,7 +351,7 @@ class InversionFigures(Figures):
         axes[0, 0].set(xlabel="layers executed", ylabel="token distance / yardstick")
         axes[0, 0].set(xticks=rows["depth"].unique())
         axes[0, 1].set(xlabel="layer, alone", xticks=layers.dropna().unique())
-        self.finish(figure, axes, "inversion_orders", handles)
+        self.finish(figure, "inversion_orders", handles)
         seeds = count_seeds([rows["seed"].nunique()])
         return self.caption("orders", images=rows["image"].nunique(), seeds=seeds)
 

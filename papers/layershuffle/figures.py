@@ -27,7 +27,6 @@ from pipeline.report.figures import (
     draw_chance,
     draw_lines,
     draw_means,
-    handles_of,
 )
 from pipeline.report.results import Results, read_arrays
 
@@ -68,7 +67,7 @@ def draw_pruning(figures: Figures, cells: pd.DataFrame, order: str, name: str) -
         look = _refit_look("refit-k", 0) | {"markersize": 7, "zorder": 0}
         draw_means(axis, 100 * refits.set_index("keep")[["mean", "std"]], capsize=2, **look)
     axis.set(xlabel="layers kept")
-    figures.finish(figure, axes, name)
+    figures.finish(figure, name)
     full = lines[lines["full"]]
     noun = "orders" if full["orders"].max() > 1 else "order"
     counts = [f"k = {cell.keep}: {cell.orders}" for cell in refits.itertuples()]
@@ -102,7 +101,7 @@ def draw_pruning_of_all(figures: Figures, cells: pd.DataFrame) -> str:
         _draw_kept(axis, cells[cells["order"] == order], figures.variant_looks)
         axis.set(ylabel=f"accuracy (%),\n{order}")
     axes[1, 0].set(xlabel="layers kept")
-    figures.finish(figure, axes, "pruning", handles_of(axes[0, 0]))
+    figures.finish(figure, "pruning")
     return CAPTIONS["pruning_of_all"].format(seeds=cells["n"].max())
 
 
@@ -157,7 +156,7 @@ def draw_disorder(
     above = axis.secondary_xaxis("top", functions=(to_tau, to_distance))
     above.set(xlabel="Kendall's tau", xticks=[1, 0.5, 0, -0.5, -1])
     draw_chance(axis, chance)
-    figures.finish(figure, axes, "distance")
+    figures.finish(figure, "distance")
     return CAPTIONS["disorder"].format(swaps=most, counts=_describe_counts(rows))
 
 
@@ -191,7 +190,7 @@ def draw_first_layers(figures: Figures, samplers: pd.DataFrame, chance: float) -
     axis.legend(
         ncols=2, loc="lower right", bbox_to_anchor=(1, 0.16), columnspacing=1, handlelength=1.6
     )
-    figures.finish(figure, axes, "first_layers", handles={})
+    figures.finish(figure, "first_layers", handles={})
     return CAPTIONS["first_layers"].format(counts=_describe_counts(rows))
 
 
@@ -300,7 +299,7 @@ def draw_training_curves(figures: Figures, histories: dict[str, pd.DataFrame]) -
         axis.set(ylabel=f"accuracy (%),\n{order}", ylim=(0, 100))
         axis.xaxis.get_major_locator().set_params(integer=True)
     axes[1, 0].set(xlabel="epoch")
-    figures.finish(figure, axes, "training_curves", handles_of(axes[0, 0]))
+    figures.finish(figure, "training_curves")
     seeds = rows.groupby("variant")["seed"].nunique().max()
     return CAPTIONS["training_curves"].format(seeds=seeds)
 
@@ -335,7 +334,7 @@ def draw_forms(figures: Figures, rows: pd.DataFrame, forms: list[str]) -> str:
         axis.set(xlim=(-0.5, len(forms) - 0.5), title=title)
     left.set(ylabel=ACCURACY, xlabel="an order is drawn for")
     right.set(ylabel="positions named (%)", ylim=(0, 104))
-    figures.finish(figure, axes, "order_forms", handles_of(left))
+    figures.finish(figure, "order_forms")
     return CAPTIONS["forms"].format(seeds=full["seed"].nunique())
 
 

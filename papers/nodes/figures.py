@@ -10,7 +10,6 @@ from pipeline.report.figures import (
     distinct_looks,
     draw_chance,
     draw_lines,
-    handles_of,
 )
 from pipeline.report.results import Results
 
@@ -57,7 +56,7 @@ def draw_away(figures: Figures, rows: pd.DataFrame, chance: float) -> str:
         draw_chance(above, chance)
     axes[0, 0].set(ylabel="right of all images (%)")
     axes[1, 0].set(ylabel="answers (images/s)")
-    figures.finish(figure, axes, "nodes", handles_of(axes[0, 0]))
+    figures.finish(figure, "nodes")
     return CAPTIONS["away"].format(
         nodes=rows["nodes"].max(),
         seeds=counted(rows["seed"].nunique(), "seed"),

@@ -11,7 +11,6 @@ from pipeline.report.figures import (
     distinct_looks,
     draw_chance,
     draw_means,
-    handles_of,
     over_seeds,
 )
 from pipeline.report.results import Results
@@ -57,7 +56,7 @@ def draw_strategies(figures: Figures, rows: pd.DataFrame, loops: int, chance: fl
         axis.set(xticks=treated, xlim=(-0.05 * treated[-1], 1.17 * treated[-1]))
         draw_chance(axis, chance)
     axes[-1, 0].set(xlabel="middle layers treated")
-    figures.finish(figure, axes, "painters", handles_of(axes[-1, 0]))
+    figures.finish(figure, "painters")
     orders = rows["orders"].max()
     strategies = [CAPTIONS["kinds"][kind].format(orders=orders, loops=loops) for kind in kinds]
     return CAPTIONS["strategies"].format(

@@ -20,7 +20,6 @@ from pipeline.report.figures import (
     distinct_looks,
     draw_grid,
     draw_means,
-    handles_of,
     legend_above,
     over_seeds,
 )
@@ -124,9 +123,8 @@ def draw_depths(
         axis.set(title=f"{depth} layers")
         set_scales(axis, everything, measure, depth)
     axes[-1, 0].set(xlabel=EXECUTED)
-    handles = handles_of(*axes[:, 0])
-    names = [look["label"] for look in (*LOSSES.values(), REFERENCE) if look["label"] in handles]
-    figures.finish(figure, axes, measure.figure, {name: handles[name] for name in names})
+    labels = [look["label"] for look in (*LOSSES.values(), REFERENCE)]
+    figures.finish(figure, measure.figure, order=labels)
     reference = ""
     if len(untrained):
         reference = CAPTIONS["reference"].format(seeds=untrained["seed"].nunique())

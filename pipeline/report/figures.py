@@ -7,7 +7,7 @@ A figure is drawn in three steps::
 
     figure, axes = figures.panels(0.78)
     draw_lines(axes[0, 0], rows, "keep", "accuracy", "variant", figures.looks(variants))
-    figures.finish(figure, axes, "name")
+    figures.finish(figure, "name")
 """
 
 import json
@@ -112,24 +112,26 @@ class Figures:
     def finish(
         self,
         figure: Figure,
-        axes: np.ndarray,
         name: str,
         handles: Mapping[str, Any] | None = None,
         columns: int = 3,
+        order: Sequence[str] = (),
     ) -> None:
         """Draw grid lines into every panel, put one legend above them and save the figure.
 
         Args:
             figure: as drawn.
-            axes: its panels.
             name: of the files, without their suffix.
             handles: of the legend by label. Default: those of all panels. Empty: no legend.
             columns: of the legend, at most.
+            order: of the labels. Default: as drawn.
         """
-        for axis in axes.flat:
+        for axis in figure.axes:
             draw_grid(axis)
         if handles is None:
-            handles = handles_of(*axes.flat)
+            handles = handles_of(*figure.axes)
+        if order:
+            handles = {name: handles[name] for name in order if name in handles}
         legend_above(figure, handles, columns)
         self.save(figure, name)
 
@@ -244,8 +246,10 @@ def handles_of(*axes: Axes) -> dict[str, Any]:
 def legend_above(figure: Figure, handles: Mapping[str, Any], columns: int = 3) -> None:
     """Put a legend above the figure, which makes room for it.
 
-    It has `columns` columns, or as many as fit the figure's width where names are long.
+    It has `columns` columns, four names one row, or as many as fit the figure's width.
     """
+    if len(handles) == 4:
+        columns = 4
     for count in range(min(columns, len(handles)), 0, -1):
         legend = figure.legend(
             handles.values(),
