@@ -8,7 +8,8 @@ from torch import Tensor
 from lsvit.predict import Opened, predict
 from lsvit.routes import Route
 from papers.exits.compute.budgets import pick
-from papers.exits.compute.dynamic import Deployed, leave_early
+from papers.exits.compute.dynamic import leave_early
+from papers.exits.compute.in_use import InUse
 from papers.exits.section import LAST_EXIT
 from pipeline.errors import UserError
 
@@ -26,7 +27,7 @@ class Budget(NamedTuple):
     average: bool
 
 
-def check_routes(deployed: Deployed, routes: list[Route], average: bool) -> None:
+def check_routes(deployed: InUse, routes: list[Route], average: bool) -> None:
     """Raise UserError if the exits do not lie on the routes, or were calibrated for others."""
     last, length = deployed.depths[-1], len(routes[0])
     if length < last or (length > last and deployed.branches[-1] == LAST_EXIT):
@@ -44,7 +45,7 @@ def check_routes(deployed: Deployed, routes: list[Route], average: bool) -> None
 
 @torch.inference_mode()
 def choose_exit(
-    opened: Opened, deployed: Deployed, image: Tensor, routes: list[Route], budget: Budget
+    opened: Opened, deployed: InUse, image: Tensor, routes: list[Route], budget: Budget
 ) -> int:
     """The index of the deployed exit that answers about an image (C, H, W).
 
@@ -78,7 +79,7 @@ def choose_exit(
 
 def answer(
     opened: Opened,
-    deployed: Deployed,
+    deployed: InUse,
     image: Tensor,
     routes: list[Route],
     budget: Budget,

@@ -1,22 +1,19 @@
 """`lsvit why`: where a number, a claim, a table or a figure comes from.
 
-The way goes from rows to the stage that wrote them, its command and its parameters.
+The way goes from rows to the stage that wrote them, its command and what it reads.
 """
 
-import hashlib
 import json
 import os
 import re
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.effective import files
-from pipeline.config.load import load
 from pipeline.config.paper import Paper
-from pipeline.declared import checksums, declared_stages, paths, stage_results
+from pipeline.declared import checksums, declared_stages, stage_results
 from pipeline.errors import UserError
 from pipeline.files import read_json, reading
 from pipeline.jobs.files import RESULTS
@@ -49,12 +46,7 @@ def why(target: str, papers: tuple[Paper, ...], conditions: Sequence[str] = ()) 
     if ledger.is_file():
         with reading(ledger):
             entries = {entry["id"]: entry for entry in read_json(ledger)["claims"]}
-    if target in entries:
-        if conditions:
-            raise UserError(
-                f"{target}: found {' '.join(conditions)!r} behind a claim, "
-                "accepted: behind a .csv or .json file"
-            )
+    if target in entries and not conditions:
         return _explain_claim(entries[target], papers)
     file = _find_file(target, (".csv", ".json") if conditions else (".md", ".png"))
     if file is None:
@@ -99,7 +91,7 @@ def _explain_rows(file: Path, conditions: Sequence[str], papers: tuple[Paper, ..
     if rest:
         value = number((str(file), *conditions), _read, papers)
         lines.insert(0, f"{value}: mean over the rows of {rest[0]}")
-    return lines + _explain_file(file, papers, set(rows.get("variant", ())))
+    return lines + _explain_file(file, papers)
 
 
 def _explain_claim(entry: dict[str, Any], papers: tuple[Paper, ...]) -> list[str]:
@@ -126,7 +118,7 @@ def _explain_claim(entry: dict[str, Any], papers: tuple[Paper, ...]) -> list[str
         lines.append(f"to run it: {entry['run']}")
     read = [RESULTS / name for name in evidence.files if name != CELL]
     for file in [file for file in read if file.is_file()] or [RESULTS / CELL]:
-        lines += _origin(file, papers)
+        lines += _origin(file)
     return lines
 
 
@@ -137,9 +129,7 @@ def _list_numbers(page: Path) -> list[str]:
     return lines + [f"  {shown}: uv run lsvit why {words}" for words, shown in numbers]
 
 
-def _explain_file(
-    file: Path, papers: tuple[Paper, ...], variants: Collection[str] = ()
-) -> list[str]:
+def _explain_file(file: Path, papers: tuple[Paper, ...]) -> list[str]:
     """The origin of a file, and of the result files from which it is drawn or tabulated."""
     drawn_from: dict[str, Sequence[str]] = {}
     for paper in papers:
@@ -148,11 +138,11 @@ def _explain_file(
             drawn_from |= charts.DRAWN_FROM
     starts = [start for start in drawn_from if file.name.startswith(start)]
     sources = drawn_from[max(starts, key=len)] if starts else ()
-    lines = _origin(file, papers, variants)
+    lines = _origin(file)
     for name in sources:
         source = _folder(file) / name
         if source.is_file() and source != file:
-            lines += _origin(source, papers, variants)
+            lines += _origin(source)
     return lines
 
 
@@ -164,14 +154,8 @@ def _folder(file: Path) -> Path:
     return RESULTS
 
 
-def _origin(file: Path, papers: tuple[Paper, ...], variants: Collection[str] = ()) -> list[str]:
-    """The stage that wrote a result file, with its command, inputs, parameters and hardware.
-
-    Args:
-        file: of the run or of a committed cell.
-        papers: that params.yaml has sections of.
-        variants: of those alone the parameters are shown. None: of no variant.
-    """
+def _origin(file: Path) -> list[str]:
+    """The stage that wrote a file of the run or of a committed cell: command, inputs, hardware."""
     folder = _folder(file)
     written = RESULTS / file.relative_to(folder) if file.is_relative_to(folder) else file
     stages = declared_stages()
@@ -189,16 +173,15 @@ def _origin(file: Path, papers: tuple[Paper, ...], variants: Collection[str] = (
     if folder != RESULTS:
         lines.append(f"  how         {folder / 'README.md'}")
     elif stage not in READERS:
-        makers = {path: name for name in stages for path in paths(stages[name]["outs"])}
         inputs = [Path(path) for path in declared["deps"] if path.startswith(("outs", "results"))]
-        read = [f"{path} ({makers.get(path)})" for path in inputs if path.parent.name != "params"]
-        sections = [path.name for path in inputs if path.parent.name == "params"]
+        read = [str(path) for path in inputs if path.parent.name != "params"]
+        sections = [path.stem for path in inputs if path.parent.name == "params"]
         lines.append(f"  reads       {', '.join(read)}")
-        lines += _parameters(cell, sections, stage, papers, variants)
+        lines.append(f"  parameters  {', '.join(sections)} (of params.yaml, in outs/params/)")
     lines.append(f"  hardware    {'; '.join(cell.get('hardware', ())) or 'not noted'}")
-    for path, md5 in checksums(stage).items():
-        if Path(path) == file:
-            lines.append(f"  checksum    {md5} (md5, dvc.lock)")
+    md5 = checksums(stage).get(str(file))
+    if md5:
+        lines.append(f"  checksum    {md5} (md5, dvc.lock)")
     return lines + _commit(file)
 
 
@@ -210,42 +193,14 @@ def _dvc_command(folder: Path, cell: dict[str, Any]) -> str:
     return f"exp run --pull {' '.join(changes)} -S 'seeds={json.dumps(cell['seeds'])}'"
 
 
-def _parameters(
-    cell: dict[str, Any],
-    names: Sequence[str],
-    stage: str,
-    papers: tuple[Paper, ...],
-    variants: Collection[str],
-) -> list[str]:
-    """The values that a stage depends on, a line a section, as params.yaml has them."""
-    params = load(papers=papers)
-    if [*params.cell] != [cell["dataset"], cell["model"], cell["scale"]]:
-        return [f"  parameters  not known: params.yaml is of {', '.join(params.cell)}"]
-    texts = files(params)
-    locked = checksums(stage, "deps")
-    same = "the same as"
-    shown = []
-    for name in names:
-        digest = hashlib.md5(texts[name].encode(), usedforsecurity=False).hexdigest()
-        if digest != locked.get(f"outs/params/{name}"):
-            same = "others than"
-        value = json.loads(texts[name])
-        if name == "variants.json":
-            value = {key: value[key] for key in value if key in variants} or [*value]
-        shown.append(f"    {Path(name).stem}: {json.dumps(value)}")
-    return [f"  parameters  from params.yaml, {same} in dvc.lock:", *shown]
-
-
 def _commit(file: Path) -> list[str]:
     """The commit that a file is of."""
-    commit = _git("log", "-1", "--format=%h", "--", str(file))
+    commit = _git("log", "-1", "--format=%h (%cs)", "--", str(file))
     if not commit or _git("status", "--porcelain", "--", str(file)):
         return ["  last change is not committed"]
-    date = _git("log", "-1", "--format=%cs", commit)
-    return [f"  last change {commit} ({date})"]
+    return [f"  last change {commit}"]
 
 
 def _git(*args: str) -> str:
-    return subprocess.run(
-        ["git", *args], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    command = ["git", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route
 from papers.exits.branches import make_branch
-from papers.exits.compute.budgets import exit_thresholds
 from papers.exits.compute.flops import count_exits
+from papers.exits.compute.in_use import InUse
 from papers.exits.section import (
     EXIT_COSTS,
     EXIT_WEIGHTS,
@@ -63,42 +63,7 @@ def attach(
         model.exits[str(depth)] = branch.to(next(model.parameters()).device).eval()
 
 
-class Deployed(NamedTuple):
-    """Exits put into use on a model, E of them by depth; the last may be the model's own head."""
-
-    order: str  # of the layers when they were trained: sequential or arbitrary
-    branches: list[str]
-    depths: list[int]
-    flops: np.ndarray  # (E,), of one image up to and including the exit
-    spent: np.ndarray  # (E,), with the branches of all exits before it, each tried on the way
-    latency: np.ndarray  # (E,), ms, where the stage ran
-    accuracy: np.ndarray  # (E,), on the images that chose them
-    confidence: np.ndarray  # (E, n), of those images
-
-    def describe(self, i: int, tried: bool) -> dict[str, Any]:
-        """An exit's branch, depth, costs, and accuracy on the images that chose it.
-
-        If the exits before it were `tried` on the way, FLOPs include their branches.
-        """
-        flops = self.spent if tried else self.flops
-        return {
-            "branch": self.branches[i],
-            "depth": self.depths[i],
-            "flops": int(flops[i]),
-            "latency_ms": round(float(self.latency[i]), 4),
-            "accuracy": round(float(self.accuracy[i]), 4),
-        }
-
-    def thresholds(self, budget: float) -> dict[int, float]:
-        """Thresholds by depth, for :func:`leave_early`, that cost at most so many FLOPs on average.
-
-        This holds for images like those that chose the exits.
-        """
-        thresholds = exit_thresholds(self.confidence, self.spent, budget)
-        return dict(zip(self.depths, thresholds.tolist(), strict=True))
-
-
-def deploy(model: RoutedModel, folder: Path, weights_sha256: str) -> Deployed:
+def deploy(model: RoutedModel, folder: Path, weights_sha256: str) -> InUse:
     """Attach the exits worth using, see stage `exits`, to the model that they were trained on.
 
     Args:
@@ -111,32 +76,24 @@ def deploy(model: RoutedModel, folder: Path, weights_sha256: str) -> Deployed:
     """
     file = folder / EXITS_IN_USE
     try:
-        in_use = json.loads(file.read_text())
-        exits = list(zip(in_use["depths"], in_use["branches"], strict=True))
+        record = json.loads(file.read_text())
         with np.load(folder / ARRAYS) as arrays:
-            trained = list(zip(arrays["depth"], arrays["branch"], strict=True))
-            rows = [trained.index(exit) for exit in exits]
-            confidence = arrays["confidence_judge"][rows]
+            used = InUse.read(record, arrays)
+        owner = record["weights_sha256"]
+        sizes = BranchSizes.model_validate(record["sizes"])
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"{file}: cannot be read ({type(error).__name__}), "
             "accepted: outs/exits/classifier_wise/<variant>/seed_<n>"
         ) from None
-    if in_use["weights_sha256"] != weights_sha256:
+    if owner != weights_sha256:
         whose = f"{folder.parent.name}, {folder.name}"
         raise UserError(f"{folder}: exits of other weights, accepted: those of {whose}")
-    chosen = {depth: kind for depth, kind in exits if kind != LAST_EXIT}
-    attach(model, folder / EXIT_WEIGHTS, chosen, BranchSizes.model_validate(in_use["sizes"]))
-    return Deployed(
-        order=in_use["order"],
-        branches=in_use["branches"],
-        depths=in_use["depths"],
-        flops=np.array(in_use["flops"]),
-        spent=np.array(in_use["spent"]),
-        latency=np.array(in_use["latency"]),
-        accuracy=np.array(in_use["accuracy"]),
-        confidence=confidence,
-    )
+    exits: Any = dict(zip(used.depths, used.branches, strict=True))
+    if used.branches[-1] == LAST_EXIT:
+        del exits[used.depths[-1]]
+    attach(model, folder / EXIT_WEIGHTS, exits, sizes)
+    return used
 
 
 def anytime(

@@ -2,14 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from papers.exits.compute.budgets import cumulative_cost, exit_thresholds, leave, pick, practical
+from papers.exits.compute.in_use import InUse, trained_exits
 from papers.exits.compute.plan import Frozen, Plan, Trained
 from papers.exits.compute.rounds import Exits
 from papers.exits.section import (
@@ -64,6 +65,12 @@ NONE, EVERY = "none", "all"
 def read_costs(each: Frozen | Trained) -> dict[str, Any]:
     """Read what :func:`papers.exits.compute.dynamic.measure` found for a model like this one."""
     return json.loads((each.costs.folder / EXIT_COSTS).read_text())
+
+
+def read_answers(each: Frozen) -> dict[str, np.ndarray]:
+    """Read how every exit on a frozen backbone answered, see `train_branches`."""
+    with np.load(each.job.folder / ARRAYS) as arrays:
+        return dict(arrays)
 
 
 def exit_rows(model: str, frozen: Iterable[Frozen], trained: Iterable[Trained]) -> pd.DataFrame:
@@ -128,47 +135,26 @@ def _with_costs(rows: pd.DataFrame, costs: dict[str, Any]) -> pd.DataFrame:
     return rows.reindex(columns=COLUMNS).round({"accuracy": 6, "mae": 6, "ece": 6})
 
 
-class Used(NamedTuple):
-    """The E exits of a frozen backbone that are put into use, by depth, and how they answer."""
-
-    branches: list[str]
-    depths: list[int]
-    flops: np.ndarray  # (E,), of one image up to and including the exit
-    spent: np.ndarray  # (E,), with the branches of all exits before it
-    latency: np.ndarray  # (E,), ms
-    accuracy: np.ndarray  # (E,), on the judging images
-    confidence: dict[str, np.ndarray]  # (E, n), of the judging and of the reporting images
-    correct: dict[str, np.ndarray]  # the same
-
-    @classmethod
-    def of(cls, each: Frozen) -> "Used":
-        """Choose as :func:`choose` on the judging images (section IV-A)."""
-        costs = read_costs(each)
-        with np.load(each.job.folder / ARRAYS) as file:
-            arrays = dict(file)
-        names = [f"{b}.{d}" for b, d in zip(arrays["branch"], arrays["depth"], strict=True)]
-        flops = np.array([costs["flops"][name] for name in names])
-        latency = np.array([costs["latency_ms"][name] for name in names])
-        accuracy = arrays["correct_judge"].mean(axis=1)
-        use = choose(flops, accuracy, arrays["depth"])
-        branches = arrays["branch"][use].tolist()
-        own = np.array([costs["branch_flops"].get(branch, 0) for branch in branches])
-        parts = ("judge", "report")
-        return cls(
-            branches=branches,
-            depths=arrays["depth"][use].tolist(),
-            flops=flops[use],
-            spent=cumulative_cost(flops[use], own),
-            latency=latency[use],
-            accuracy=accuracy[use],
-            confidence={part: arrays[f"confidence_{part}"][use] for part in parts},
-            correct={part: arrays[f"correct_{part}"][use] for part in parts},
-        )
-
-    def record(self) -> dict[str, Any]:
-        """What :func:`papers.exits.compute.dynamic.deploy` reads."""
-        columns = ("branches", "depths", "flops", "spent", "latency", "accuracy")
-        return {name: np.asarray(getattr(self, name)).tolist() for name in columns}
+def put_into_use(each: Frozen, arrays: Mapping[str, np.ndarray]) -> InUse:
+    """Choose exits as :func:`choose` on the judging images (section IV-A)."""
+    costs = read_costs(each)
+    names = [f"{branch}.{depth}" for depth, branch in trained_exits(arrays)]
+    flops = np.array([costs["flops"][name] for name in names])
+    latency = np.array([costs["latency_ms"][name] for name in names])
+    accuracy = arrays["correct_judge"].mean(axis=1)
+    use = choose(flops, accuracy, arrays["depth"])
+    branches = arrays["branch"][use].tolist()
+    own = np.array([costs["branch_flops"].get(branch, 0) for branch in branches])
+    return InUse(
+        order=own_order(each.job.config.variant.route),
+        branches=branches,
+        depths=arrays["depth"][use].tolist(),
+        flops=flops[use],
+        spent=cumulative_cost(flops[use], own),
+        latency=latency[use],
+        accuracy=accuracy[use],
+        confidence=arrays["confidence_judge"][use],
+    )
 
 
 def dynamic_rows(model: str, backbones: Iterable[Frozen]) -> pd.DataFrame:
@@ -180,17 +166,20 @@ def dynamic_rows(model: str, backbones: Iterable[Frozen]) -> pd.DataFrame:
     """
     rows = []
     for backbone in backbones:
-        used = Used.of(backbone)
-        correct = used.correct["report"]
+        arrays = read_answers(backbone)
+        used = put_into_use(backbone, arrays)
+        places = used.places(arrays)
+        correct = arrays["correct_report"][places]
+        confidence = arrays["confidence_report"][places]
         images = np.arange(correct.shape[1])
         for budget in np.linspace(used.flops[0], used.spent[-1], BUDGETS):
             best = pick(used.flops, used.accuracy, budget)
             latest = int((used.spent <= budget).sum()) - 1
-            thresholds = exit_thresholds(used.confidence["judge"], used.spent, budget)
+            thresholds = exit_thresholds(used.confidence, used.spent, budget)
             policies = {
                 "budget": (used.flops, np.full(len(images), best)),
                 "anytime": (used.spent, np.full(len(images), latest)),
-                "confidence": (used.spent, leave(used.confidence["report"], thresholds)),
+                "confidence": (used.spent, leave(confidence, thresholds)),
             }
             for policy, (paid, taken) in policies.items():
                 row = {
@@ -249,7 +238,7 @@ def keep(plan: Plan, found: Exits) -> dict[Path, str]:
     }
     (RESULTS / "exits.json").write_text(json.dumps(about) + "\n")
     for each in frozen:
-        _keep_branches(plan, each)
+        _keep_branches(plan.sizes, each)
     folders = {}
     for title in dict.fromkeys(each.title for each in found.trained):
         seeds = [each for each in found.trained if each.title == title]
@@ -259,19 +248,14 @@ def keep(plan: Plan, found: Exits) -> dict[Path, str]:
     return folders
 
 
-def _keep_branches(plan: Plan, each: Frozen) -> None:
+def _keep_branches(sizes: dict[str, Any], each: Frozen) -> None:
     """Write the branches' weights, and those worth using, to outs/exits/classifier_wise/."""
     folder = OUT / "classifier_wise" / each.variant / f"seed_{each.seed}"
-    done = each.job.folder
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(done / EXIT_WEIGHTS, folder / EXIT_WEIGHTS)
+    shutil.copyfile(each.job.folder / EXIT_WEIGHTS, folder / EXIT_WEIGHTS)
     if each.task.name != COUNTING:  # a count has no confidence to go by
-        shutil.copyfile(done / ARRAYS, folder / ARRAYS)
-        order = own_order(plan.params.all_variants[each.variant].route)
-        used = {
-            "weights_sha256": each.job.config.weights_sha256,
-            "order": order,
-            "sizes": plan.sizes,
-            **Used.of(each).record(),
-        }
-        (folder / EXITS_IN_USE).write_text(json.dumps(used, indent=1) + "\n")
+        shutil.copyfile(each.job.folder / ARRAYS, folder / ARRAYS)
+        used = put_into_use(each, read_answers(each))
+        about = {"weights_sha256": each.job.config.weights_sha256, "order": used.order}
+        record = about | {"sizes": sizes} | used.record()
+        (folder / EXITS_IN_USE).write_text(json.dumps(record, indent=1) + "\n")

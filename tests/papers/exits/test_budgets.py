@@ -11,7 +11,7 @@ from papers.exits.compute.budgets import (
     pick,
     practical,
 )
-from papers.exits.compute.dynamic import Deployed
+from papers.exits.compute.in_use import InUse
 
 CONFIDENCE = np.array([[0.9, 0.8, 0.3, 0.2], [0.5, 0.6, 0.7, 0.4], [0.1, 0.1, 0.1, 0.1]])
 COST = np.array([1.0, 2.0, 4.0])
@@ -124,7 +124,7 @@ def test_calibration_error(
 
 def test_what_an_exit_is_said_to_cost() -> None:
     """Alone, or with the branches of those before it, where each was tried on the way."""
-    deployed = Deployed(
+    deployed = InUse(
         order="sequential",
         branches=["mlp", "own"],
         depths=[1, 4],

@@ -10,7 +10,8 @@ from pipeline.report.figures import STYLE, handles_of, legend_above
 @pytest.mark.parametrize(
     ("names", "columns"),
     [
-        (["a", "b", "c", "d"], 3),
+        (list("abcd"), 4),
+        (list("abcde"), 3),
         (["a loss with a long name", "another such", "and one more of it"], 2),
     ],
 )

@@ -125,36 +125,12 @@ def test_why_nothing(target: str, conditions: list[str]) -> None:
 
 
 def test_why_goes_on_to_the_stage_that_computed_it() -> None:
-    """With the values of its parameters, those of the variant in question alone."""
+    """With the sections of params.yaml that it depends on."""
     lines = why("table1.csv", PAPERS, ["variant=ls", "order=arbitrary"])
     starts = [line.partition(":")[0] for line in lines if ": stage " in line]
     assert starts == ["results/table1.csv", "results/prune_eval.csv"]
-    parameters = dict(
-        line.strip().split(": ", 1) for line in lines if line[:4] == " " * 4 and ": " in line
-    )
-    assert json.loads(parameters["variants"]).keys() == {"ls"}
-    assert json.loads(parameters["prune_eval"])[0]["keep"] == [3, 6, 9, 12]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("\nprotocol: paper", "\nprotocol: heldout", "others than in dvc.lock"),
-        ("\nscale: null", "\nscale: hours", "not known: params.yaml is of"),
-    ],
-)
-def test_why_with_other_parameters(
-    old: str, new: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Changed ones are told apart from those of the lock, those of another cell are not shown."""
-    (tmp_path / "results").mkdir()
-    for name in ("dvc.yaml", "dvc.lock", "results/cell.json", "results/prune_eval.csv"):
-        (tmp_path / name).write_text((ROOT / name).read_text())
-    text = (ROOT / "params.yaml").read_text()
-    assert old in text
-    (tmp_path / "params.yaml").write_text(text.replace(old, new))
-    monkeypatch.chdir(tmp_path)
-    assert words in "\n".join(why("prune_eval.csv", PAPERS))
+    (sections,) = [line for line in lines if line.startswith("  parameters")]
+    assert "prune_eval, " in sections or "prune_eval (" in sections
 
 
 def test_every_drawn_file_is_made_from_result_files() -> None:
