@@ -37,7 +37,7 @@ def find_label(variant: str, labels: Mapping[str, str]) -> str:
 class VariantKey:
     """A key that a paper adds to the variants of params.yaml.
 
-    `default` is the value of a variant that does not have the key. `extension` is the
+    `default` is the value of a variant without the key, and acts on nothing. `extension` is the
     "module:class" of the paper's :class:`pipeline.models.extensions.Extension` that acts on the
     key; jobs import it when a variant sets the key.
     """

@@ -49,6 +49,16 @@ class NoEffect:
 
 
 @dataclass(frozen=True)
+class Added:
+    """Marks a key that came later: with `before`, finished jobs stay what they are.
+
+    At this value the code does what it did without the key. Whatever the default is, or becomes.
+    """
+
+    before: Any
+
+
+@dataclass(frozen=True)
 class Merged:
     """Marks a mapping of which presets and scales change single keys; others they replace."""
 
@@ -89,33 +99,29 @@ class Section(BaseModel):
         """The keys that a smaller section has."""
         return section.model_validate({key: getattr(self, key) for key in section.model_fields})
 
-    def effective(self, defaults: bool = True) -> dict[str, Any]:
-        """The values that can change a result, as JSON has them.
-
-        `defaults=False` leaves out those that are their field's default.
-        """
+    def effective(self) -> dict[str, Any]:
+        """The values that can change a result, as JSON has them."""
         values: dict[str, Any] = {}
+        added = self.marks(Added)
         no_effect = self.marks(NoEffect)
-        for key, field in type(self).model_fields.items():
+        for key in type(self).model_fields:
             value = getattr(self, key)
+            if key in added and value == added[key].before:
+                continue
             mark = no_effect.get(key)
             if mark and not (mark.unless and getattr(self, mark.unless) in mark.values):
                 continue
-            is_default = not field.is_required() and value == field.get_default(
-                call_default_factory=True
-            )
-            if defaults or not is_default:
-                values[key] = _to_json(value, defaults)
+            values[key] = _to_json(value)
         return values
 
 
-def _to_json(value: Any, defaults: bool) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, Section):
-        return value.effective(defaults)
+        return value.effective()
     if isinstance(value, dict):
-        return {key: _to_json(item, defaults) for key, item in value.items()}
+        return {key: _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json(item, defaults) for item in value]
+        return [_to_json(item) for item in value]
     return value
 
 

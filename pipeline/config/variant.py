@@ -2,11 +2,11 @@
 
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, create_model
 
-from pipeline.config.types import Count, Fraction, Per, Positive, Sampler, Section
+from pipeline.config.types import Added, Count, Fraction, Per, Positive, Sampler, Section
 
 if TYPE_CHECKING:
     from pipeline.config.paper import Paper
@@ -78,7 +78,9 @@ def variant_class(papers: "tuple[Paper, ...]") -> type[Variant]:
     is `papers.Variant`.
     """
     keys = [key for paper in papers for key in paper.variant_keys]
-    fields: dict[str, Any] = {key.name: (key.type, key.default) for key in keys}
+    fields: dict[str, Any] = {
+        key.name: (Annotated[key.type, Added(key.default)], key.default) for key in keys
+    }
     made = create_model("Variant", __base__=Variant, __module__="papers", **fields)
     made.extensions = {key.name: key.extension for key in keys}
     return made

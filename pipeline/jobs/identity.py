@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.config.params import Engine
 from pipeline.jobs.processes import cuda_devices
@@ -18,7 +18,7 @@ from pipeline.jobs.processes import cuda_devices
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("lsvit", "pipeline", "papers")
 # What no job runs: configuration, whose values are part of a job's key, and how jobs are told,
-# shown and started. Of these rooms two modules count all the same.
+# shown and started. Of these rooms three modules count all the same.
 NOT_RUN = ("pipeline.config", "pipeline.errors", "pipeline.jobs", "pipeline.tracking")
 RUN = ("pipeline.jobs.files", "pipeline.jobs.configs", "pipeline.config.samplers")
 MESSAGES = ("print", "warn")  # functions whose text changes no result
@@ -30,39 +30,55 @@ print(json.dumps([there, there and torch.cuda.is_bf16_supported(including_emulat
 """
 
 
+class Module(NamedTuple):
+    """What a file says of the jobs that import it."""
+
+    code: str  # what of it can change a result
+    imports: frozenset[str]  # modules, and names that may be modules
+    libraries: frozenset[str]  # packages whose versions count
+
+
 def imported_modules(
     *modules: str, follow: Callable[[str], bool] = lambda name: True
-) -> dict[str, ast.Module]:
-    """Parse the project's modules that some modules import, directly or not, themselves included.
+) -> dict[str, Module]:
+    """Read the project's modules that some modules import, directly or not, themselves included.
 
     Imports for type checkers alone do not count, nor do modules that are not to be followed.
     Nothing is executed.
     """
-    trees: dict[str, ast.Module] = {}
+    found: dict[str, Module] = {}
     todo = list(modules)
     while todo:
         name = todo.pop()
         path = ROOT / name.replace(".", "/")
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        if name in trees or not follow(name) or not path.exists():
+        if name in found or not follow(name) or not path.exists():
             continue
-        tree = _Executed().visit(ast.parse(path.read_text()))
-        trees[name] = tree
-        todo += name.rpartition(".")[:1]  # a package's own module runs first
-        todo += [each for each in imported_names(tree) if each.split(".")[0] in PACKAGES]
-    return trees
+        found[name] = _read(path.read_text(), name.endswith((".section", ".configs")))
+        todo.append(name.rpartition(".")[0])  # a package's own module runs first
+        todo += [each for each in found[name].imports if each.split(".")[0] in PACKAGES]
+    return found
 
 
-def imported_names(tree: ast.Module) -> set[str]:
-    """Whatever a module imports: modules, and names that may be modules."""
-    names: set[str] = set()
+@cache
+def _read(text: str, declares: bool) -> Module:
+    """A module of this text. One that `declares` options has functions beside them."""
+    tree = _Executed().visit(ast.parse(text))
+    imports: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+            imports.add(node.module)
+            imports.update(f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-    return names
+            imports.update(alias.name for alias in node.names)
+    body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
+    heads = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    libraries = {name.split(".")[0] for name in imports}
+    if declares:
+        body = _functions(body)
+        libraries = set()
+    lines = [*sorted(map(ast.dump, heads)), *map(ast.dump, body)]
+    return Module("\n".join(lines), frozenset(imports), frozenset(libraries))
 
 
 def is_run(module: str) -> bool:
@@ -82,15 +98,9 @@ def code_digest(*modules: str) -> str:
     """
     digest = hashlib.sha256()
     libraries: set[str] = set()
-    for name, tree in sorted(imported_modules(*modules, follow=is_run).items()):
-        body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-        imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        if name.endswith((".section", ".configs")):
-            body = _functions(body)
-        else:
-            libraries |= {each.split(".")[0] for each in imported_names(tree)}
-        lines = [name, *sorted(map(ast.dump, imports)), *map(ast.dump, body)]
-        digest.update("\n".join(lines).encode())
+    for name, module in sorted(imported_modules(*modules, follow=is_run).items()):
+        libraries |= module.libraries
+        digest.update(f"{name}\n{module.code}".encode())
     digest.update(json.dumps(versions(libraries)).encode())
     return digest.hexdigest()
 
@@ -181,12 +191,3 @@ def _cpu_has_bf16() -> bool:
             if line.startswith(("flags", "Features")):
                 return not set(BF16_FLAGS).isdisjoint(line.split())
     return False
-
-
-def agree(recorded: Any, wanted: Any) -> bool:
-    """Whether two sets of options, as JSON, have the same values where both have one."""
-    if isinstance(recorded, dict) and isinstance(wanted, dict):
-        return all(agree(recorded[key], wanted[key]) for key in recorded.keys() & wanted.keys())
-    if isinstance(recorded, list) and isinstance(wanted, list):
-        return len(recorded) == len(wanted) and all(map(agree, recorded, wanted))
-    return bool(recorded == wanted)

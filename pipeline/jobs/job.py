@@ -1,8 +1,8 @@
 """A job: what it depends on, and the folder it works in.
 
-A job's folder is `.lsvit/jobs/<function>/<key>-<options>` below the real repository, also from a
-queued experiment's copy. A finished job is never run again, an unfinished one goes on from what its
-folder holds.
+A job's folder is `.lsvit/jobs/<function>/<key>` below the real repository, also from a queued
+experiment's copy. A finished job is never run again, an unfinished one goes on from what its folder
+holds.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pipeline.errors import UserError
-from pipeline.files import read_json, reading, replace_text, sound
+from pipeline.files import reading, replace_text, sound
 from pipeline.jobs.configs import WIDE, RunConfig
 from pipeline.jobs.events import Event
 from pipeline.jobs.files import CONFIG, sha256
-from pipeline.jobs.identity import agree, code_digest, processor
+from pipeline.jobs.identity import code_digest, processor
 from pipeline.jobs.processes import root
 
 DONE, LOCK = "done", "lock"
@@ -64,9 +64,10 @@ class Job:
 
     @cached_property
     def key(self) -> str:
-        """Identity of the job: its options but for defaults, its code, the processor."""
-        options = self.config.effective(defaults=False)
-        return _hash(options, self.function, self.code, self._processor())
+        """Identity of the job: its effective options, its code, the processor."""
+        parts = [self.config.effective(), self.function, self.code, self._processor()]
+        text = json.dumps(parts, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def _processor(self) -> tuple[str, bool]:
         """The kind of device, and whether it has bf16 where `precision: auto` depends on that."""
@@ -77,43 +78,25 @@ class Job:
 
     @cached_property
     def folder(self) -> Path:
-        """Where the job keeps its state and its results. Looked for once."""
-        return self.find_folder()
-
-    def find_folder(self) -> Path:
-        """Find the folder for this key whose recorded options agree with ours, or name a new one.
-
-        They do not where a default, which the key leaves out, has changed.
-        """
-        place = root().resolve() / ".lsvit" / "jobs" / self.function.split(":")[1]
-        options = self.options()
-        for file in sorted(place.glob(f"{self.key}-*/{CONFIG}")):
-            if agree(read_json(file), options):
-                return file.parent
-        return place / f"{self.key}-{_hash(options)[:6]}"
-
-    def options(self) -> dict[str, Any]:
-        """Every effective option, as JSON."""
-        options: dict[str, Any] = json.loads(json.dumps(self.config.effective()))
-        return options
+        """Where the job keeps its state and its results."""
+        name = self.function.split(":")[1]
+        return root().resolve() / ".lsvit" / "jobs" / name / self.key
 
     def begin(self) -> None:
-        """Record every effective option in the job's folder, also those that have come since."""
-        file = self.folder / CONFIG
-        options = self.options()
-        if not file.exists() or read_json(file) != options:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(file, json.dumps(options, indent=1) + "\n")
+        """Record every effective option in the job's folder, for a person who looks there."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        options = json.dumps(self.config.effective(), indent=1)
+        replace_text(self.folder / CONFIG, options + "\n")
 
     def record(self) -> dict[str, Any]:
-        """What the job is made with, but for defaults, for a reader of its results.
+        """What the job is made with, for a reader of its results.
 
         It is the same for equal jobs of this data and model that are averaged with others from the
         same first starting weights.
         """
         names = {"dataset": self.config.dataset, "model_name": self.config.model_name}
         first = {"first_weights_sha256": self.first} if self.first else {}
-        return names | self.config.effective(defaults=False) | {"apart": list(self.apart)} | first
+        return names | self.config.effective() | {"apart": list(self.apart)} | first
 
     @property
     def done(self) -> bool:
@@ -215,7 +198,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _hash(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]

@@ -44,7 +44,6 @@ def run(
             names = ", ".join(damaged)
             print(f"{job.title}: {names} in {place} damaged since it finished, run again")
         if job.done:
-            job.begin()
             print(f"{job.title}: finished before, taken from {place}", flush=True)
         else:
             todo.setdefault(job.key, job)

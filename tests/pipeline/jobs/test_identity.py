@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
@@ -15,10 +15,11 @@ import yaml
 from papers import PAPERS
 from pipeline.config.load import load
 from pipeline.config.presets import ModelPreset
+from pipeline.config.types import Added
 from pipeline.config.variant import PLAIN
 from pipeline.jobs import identity
 from pipeline.jobs.configs import RunConfig
-from pipeline.jobs.files import CONFIG, DATA, starting_weights
+from pipeline.jobs.files import DATA, starting_weights
 from pipeline.jobs.identity import code_digest, processor
 from pipeline.jobs.job import TRAIN, Job
 from tests.conftest import ROOT, shared
@@ -326,24 +327,29 @@ def test_published_weights_are_one_set(values: Values, tmp_path: Path) -> None:
 # ---- edits of the code ----------------------------------------------------------------------
 
 
-@pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the packages that a test edits."""
-    folder = tmp_path / "edited"
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A copy of the packages that tests edit."""
+    folder = tmp_path_factory.mktemp("edited")
     for name in identity.PACKAGES:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(identity, "ROOT", folder)
-    code_digest.cache_clear()
-    yield folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(identity, "ROOT", folder)
+        yield folder
     code_digest.cache_clear()
 
 
-def kinds_after(keys: Keys, jobs: Listed) -> set[str]:
+def codes_of(jobs: Listed) -> Keys:
+    """The digests of the jobs' code, taken anew: the rest of their keys stays."""
+    code_digest.cache_clear()
+    return {kind: {title: job.code for title, job in found.items()} for kind, found in jobs.items()}
+
+
+def kinds_after(before: Keys, after: Keys) -> set[str]:
     """The kinds of jobs that would run now, "some <kind>" where others of the kind would not."""
-    code_digest.cache_clear()
     return {
-        kind if titles == keys[kind].keys() else f"some {kind}"
-        for kind, titles in again(keys, keys_of(jobs)).items()
+        kind if titles == after[kind].keys() else f"some {kind}"
+        for kind, titles in again(before, after).items()
     }
 
 
@@ -419,16 +425,16 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", EDITS)
-def test_a_change_of_the_code_runs_what_it_can_change(
-    source: Path, jobs: Listed, keys: Keys, case: str
-) -> None:
-    file, old, new, expected = EDITS[case]
-    text = (source / file).read_text()
-    assert old in text, f"{file} has no {old!r} any more: give the test another place to edit"
-    (source / file).write_text(text.replace(old, new, 1))
-    assert kinds_after(keys, jobs) == expected
+def test_a_change_of_the_code_runs_what_it_can_change(source: Path, jobs: Listed) -> None:
+    before = codes_of(jobs)
+    found = {}
+    for case, (file, old, new, _) in EDITS.items():
+        text = (source / file).read_text()
+        assert old in text, f"{file} has no {old!r} any more: give the test another place to edit"
+        (source / file).write_text(text.replace(old, new, 1))
+        found[case] = kinds_after(before, codes_of(jobs))
+        (source / file).write_text(text)
+    assert found == {case: kinds for case, (*_, kinds) in EDITS.items()}
 
 
 NOT_RUN = [
@@ -444,9 +450,9 @@ NOT_RUN = [
 ]
 
 
-@pytest.mark.slow
-def test_what_no_job_runs_runs_nothing(source: Path, jobs: Listed, keys: Keys) -> None:
+def test_what_no_job_runs_runs_nothing(source: Path, jobs: Listed) -> None:
     """Readers, plans, configuration, the tracker, a new file, new fields and sections."""
+    before = codes_of(jobs)
     for pattern in NOT_RUN:
         files = list(source.glob(pattern))
         assert files, pattern
@@ -457,7 +463,7 @@ def test_what_no_job_runs_runs_nothing(source: Path, jobs: Listed, keys: Keys) -
     for file in sections:
         text = file.read_text() + "\n\nclass Another(Section):\n    brand_new: int = 3\n"
         file.write_text(re.sub(r"^(    \w+: \w+)$", r"    another: int = 3\n\1", text, flags=re.M))
-    assert kinds_after(keys, jobs) == set()
+    assert codes_of(jobs) == before
 
 
 # Trainings with augmentation and what reads their weights' models; inversions resize images.
@@ -467,29 +473,29 @@ TORCHVISION = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("library", "kinds"),
-    [
-        ("torch", KINDS),
-        ("timm", KINDS),
-        ("numpy", KINDS),
-        ("torchvision", TORCHVISION),
-        ("scikit-learn", {"analysis"}),
-        ("umap-learn", {"analysis"}),
-        ("simpy", {"nodes"}),
-        ("mlflow", set()),
-        ("rich", set()),
-    ],
-)
+LIBRARIES: dict[str, set[str]] = {
+    "torch": KINDS,
+    "timm": KINDS,
+    "numpy": KINDS,
+    "torchvision": TORCHVISION,
+    "scikit-learn": {"analysis"},
+    "umap-learn": {"analysis"},
+    "simpy": {"nodes"},
+    "mlflow": set(),
+    "rich": set(),
+}
+
+
 def test_another_version_runs_what_imports_it(
-    jobs: Listed, keys: Keys, monkeypatch: pytest.MonkeyPatch, library: str, kinds: set[str]
+    jobs: Listed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = codes_of(jobs)
     version = identity.version
-    monkeypatch.setattr(identity, "version", lambda name: version(name) + "x" * (name == library))
-    found = kinds_after(keys, jobs)
+    for library, kinds in LIBRARIES.items():
+        others = {library: "another"}
+        monkeypatch.setattr(identity, "version", lambda name, o=others: o.get(name, version(name)))
+        assert kinds_after(before, codes_of(jobs)) == kinds, library
     code_digest.cache_clear()
-    assert found == kinds
 
 
 # ---- the processor --------------------------------------------------------------------------
@@ -523,8 +529,8 @@ class OtherDefault(Measured):
     size: int = 16
 
 
-class MoreKeys(OtherDefault):
-    more: int = 3
+class MoreKeys(Measured):
+    more: Annotated[int, Added(3)] = 3
 
 
 class Hooked(Measured):
@@ -569,27 +575,11 @@ def test_no_torch_is_asked_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- keys that the code gives or takes ------------------------------------------------------
 
 
-def finish(job: Job) -> None:
-    """Leave a job as if it had been run."""
-    job.begin()
-    job.finish()
-
-
-def test_work_under_another_default_is_another_folder(job: Callable[..., Job]) -> None:
-    """Each is found again, whatever was done with the other; a new key runs nothing."""
-    before, other, later = (job(kind) for kind in (Measured, OtherDefault, MoreKeys))
-    assert before.key == other.key == later.key
-    finish(before)
-    assert before.done
-    assert not other.done
-    finish(other)
-    assert before.folder != other.folder
-    assert [replace(each).folder for each in (before, other)] == [before.folder, other.folder]
-    assert later.done
-    assert later.folder == other.folder
-    later.begin()
-    assert json.loads((other.folder / CONFIG).read_text())["more"] == 3
-    assert replace(other).done
+def test_a_new_key_runs_nothing_and_another_default_does(job: Callable[..., Job]) -> None:
+    assert job(MoreKeys).key == job(Measured).key
+    others = [job(Measured), job(OtherDefault), job(MoreKeys, more=4)]
+    assert len({each.key for each in others}) == 3
+    assert job(OtherDefault, size=32).key == job(Measured).key
 
 
 def test_a_job_names_modules_that_act_on_its_model(job: Callable[..., Job]) -> None:
