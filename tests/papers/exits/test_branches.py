@@ -3,7 +3,6 @@ at them.
 """
 
 import itertools
-import math
 from typing import Any
 
 import pytest
@@ -237,13 +236,6 @@ def test_an_exit_executes_no_later_layer(model: RoutedModel) -> None:
     assert calls == [("0", 3), ("2", 3), ("exit 1", 6)]
 
 
-def test_a_pruned_route_and_an_early_exit_answer_differently(model: RoutedModel) -> None:
-    """The same layers, another head; what the route has beyond the exit does not matter."""
-    pruned, early = model(images(), (0, 1, 2)), model(images(), (0, 1, 2), exit=3)
-    assert not torch.allclose(pruned, early, atol=1e-3)
-    assert torch.equal(early, model(images(), (0, 1, 2, 3), exit=3))
-
-
 @pytest.mark.parametrize(
     "sampler", [arbitrary, drop(0.4)], ids=["permutations", "of different lengths"]
 )
@@ -310,35 +302,6 @@ def test_anytime_answers(model: RoutedModel) -> None:
     assert answers.keys() == {1, 2}
     assert torch.equal(answers[2], model(batch, (3, 1)))
     assert [depth for depth, _ in anytime(model, batch)] == [1, 3, 4]
-
-
-def test_an_interrupted_anytime_prediction_executes_nothing_more(model: RoutedModel) -> None:
-    calls = count_calls(model)
-    answers = anytime(model, images())
-    next(answers)
-    assert [name for name, _ in calls] == ["0", "exit 1"]
-    next(answers)
-    answers.close()  # type: ignore[attr-defined]
-    assert [name for name, _ in calls] == ["0", "exit 1", "1", "2", "exit 3"]
-
-
-@pytest.mark.parametrize(
-    ("thresholds", "depth", "executed"),
-    [
-        ({1: 0.0, 3: 0.0}, 1, ["0", "exit 1"]),
-        ({1: math.inf, 3: math.inf}, 4, ["0", "exit 1", "1", "2", "exit 3", "3"]),
-        ({3: 0.0}, 3, ["0", "1", "2", "exit 3"]),  # an exit that is not in use
-        ({}, 4, ["0", "1", "2", "3"]),
-    ],
-)
-def test_all_leave_at_one_exit(
-    model: RoutedModel, thresholds: dict[int, float], depth: int, executed: list[str]
-) -> None:
-    batch, calls = images(), count_calls(model)
-    logits, left = leave_early(model, batch, thresholds)
-    assert calls == [(name, 6) for name in executed]
-    assert left.tolist() == [depth] * 6
-    assert torch.equal(logits, model(batch, exit=None if depth == 4 else depth))
 
 
 @pytest.mark.parametrize("route", [None, (2, 3, 1, 0)])

@@ -5,13 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from papers.exits.compute.counting import write_canvases
 from papers.exits.section import Counting
 from pipeline.data.shards import Arrays, Maps, write_arrow
-from pipeline.data.splits import Split
 from pipeline.jobs.files import read_meta, sha256
 
 OPTIONS = Counting(canvas=32, most=5, train=300, validation=60, heldout=30, epochs=1, seed=0)
@@ -136,19 +133,3 @@ def test_shards_of_image_files_are_read(source: Path, canvases: Path, tmp_path: 
     pixels, labels = read(tmp_path / "out", "validation")
     assert set(np.unique(pixels)) == {0, GREYS["validation"]}
     assert np.array_equal(labels, read(canvases, "validation")[1])
-
-
-def test_a_split_reads_it(canvases: Path) -> None:
-    meta = read_meta(canvases)
-    assert (meta["name"], meta["classes"], meta["largest"]) == ("counting", ["count"], 5)
-    moments = tuple(meta["mean"]), tuple(meta["std"])
-
-    def take(split: str) -> tuple[Tensor, Tensor]:
-        return Split(canvases, split, torch.device("cpu"), 1, 32, *moments).take(slice(None))
-
-    images, labels = take("validation")
-    assert images.shape == (60, 1, 32, 32)
-    assert torch.equal(labels, torch.from_numpy(read(canvases, "validation")[1]))
-    train, _ = take("train")
-    assert float(train.mean()) == pytest.approx(0, abs=1e-3)
-    assert float(train.std()) == pytest.approx(1, abs=1e-3)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from papers.exits.tables import PUBLISHED
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN
-from pipeline.flops import countable, meta_model
+from pipeline.flops import countable
 from pipeline.models.tokens import TokenShape, token_shape
 from pipeline.models.weights import build
 
@@ -32,7 +31,6 @@ SMALL = {
     "depth": 3,
     "num_heads": 2,
 }
-NO_CLASS_TOKEN: list[BranchName] = ["mlp", "cnn_ignore", "vit", "mixer", "resmlp"]
 
 
 def encoder(tokens: int, width: int, hidden: int) -> int:
@@ -81,20 +79,6 @@ def test_flops_of_a_branch_are_the_formulas(shape: TokenShape) -> None:
             assert count_branch(kind, shape, outputs, SIZES) == expected, kind
 
 
-@pytest.mark.parametrize(
-    ("timm", "block"), [("mixer_s16_224", mixer(9, 512)), ("resmlp_12_224", resmlp(9, 384))]
-)
-def test_an_mlp_backbone_and_its_exits_take_what_the_formulas_say(timm: str, block: int) -> None:
-    preset = ModelPreset(timm=timm, kwargs={"img_size": 48, "in_chans": 1}, weights="scratch")
-    counted = count_exits(preset, 7, NO_CLASS_TOKEN, SIZES)
-    shape = token_shape(meta_model(preset, 7).backbone)
-    assert (shape.prefix, shape.grid) == (0, (3, 3))
-    assert counted.model.embed == 2 * 9 * 16**2 * shape.width
-    assert (counted.model.block, counted.model.head) == (block, 2 * shape.width * 7)
-    expected = {branch: expected_branch(branch, shape, 7, SIZES) for branch in NO_CLASS_TOKEN}
-    assert counted.branches == expected
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("timm", "variant"),
@@ -121,15 +105,6 @@ def test_flops_up_to_an_exit_are_those_of_a_real_run(timm: str, variant: Variant
             assert counted.at(kind, depth) == run(depth, branch), kind
     own_head = lambda tokens: model.backbone.forward_head(model.backbone.norm(tokens))  # noqa: E731
     assert counted.model.whole(3) == run(3, own_head)
-
-
-@pytest.mark.parametrize("kwargs", [SMALL, SMALL | {"patch_size": 4, "num_heads": 4}])
-def test_talking_heads_take_two_mixes_a_layer(kwargs: dict[str, Any]) -> None:
-    preset = ModelPreset(timm="vit_tiny_patch16_224", kwargs=kwargs, weights="scratch")
-    plain, talking = (count_exits(preset, 7, [], SIZES, each).model for each in (PLAIN, TALKING))
-    tokens = (28 // kwargs["patch_size"]) ** 2 + 1
-    more = 2 * 2 * tokens**2 * kwargs["num_heads"] ** 2
-    assert talking == plain._replace(block=plain.block + more)
 
 
 def test_variants_of_one_architecture_share_their_costs(

@@ -45,10 +45,9 @@ from pipeline.training import loop as training
 from pipeline.training.judging import kept_epoch
 from pipeline.training.loop import train
 from pipeline.training.objectives import Batch, is_right, task_loss
-from pipeline.training.scoring import open_model, open_split
+from pipeline.training.scoring import open_model
 from tests.models import CPU, images, small, step_of, variant, with_parts
 from tests.papers.exits.test_branches import FAMILIES, SIZES, heads
-from tests.pipeline.training.ranks import gradients
 from tests.pipeline.training.test_loop import Killed, outcome, run
 
 ignore = Mock()
@@ -155,20 +154,10 @@ def test_layer_wise_steps_share_out_every_parameter(family: str) -> None:
     assert sorted(taken) == sorted(name for name, _ in model.named_parameters())
 
 
-@pytest.mark.slow
-def test_the_kept_epoch_has_the_lowest_objective(
-    train_config: Config, prepared: Path, tmp_path: Path
-) -> None:
-    config = with_exits(train_config(epochs=8, lr=0.05, route="sequential"), final_weight=0.01)
-    weights = tmp_path / "run" / WEIGHTS
-    _, history = trained(config, prepared, tmp_path / "run")
-    lowest = min(history, key=lambda row: row["validation/sequential/objective"])
-    assert lowest != min(history, key=lambda row: row["validation/sequential/loss"])
-    assert kept_epoch(history, config.variant.route) == lowest
-    model, _ = open_model(config, prepared, weights)
-    images, labels = open_split(config, prepared, "validation", model).take(slice(None))
-    loss = float(task_loss(model.eval()(images, exit=3), labels).detach())
-    assert loss == pytest.approx(lowest["validation/sequential/exit_3_loss"], rel=1e-5)
+def test_the_kept_epoch_has_the_lowest_objective() -> None:
+    columns = ("validation/sequential/objective", "validation/sequential/loss")
+    history = [dict(zip(columns, losses, strict=True)) for losses in ((2, 1), (1, 3), (3, 2))]
+    assert kept_epoch(history, "sequential") == history[1]
 
 
 @pytest.mark.slow
@@ -194,21 +183,6 @@ def test_plateau_and_resuming(
         torch.rand(5)  # a generator in another state must not matter
         assert go_on(str(killed), killed) == rates[killed:]
         assert outcome(tmp_path / str(killed)) == outcome(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_less_memory_gives_the_same_gradients(
-    train_config: Config, prepared: Path, tmp_path: Path
-) -> None:
-    found = []
-    for name, changes in (("plain", {}), ("less", {"micro_batch_size": 5, "checkpointing": True})):
-        config = train_config(route={"drop": 0.5}, per="sample", **changes)  # type: ignore[arg-type]
-        (tmp_path / name).mkdir()
-        gradients(with_exits(config, dropout=0.0), prepared, tmp_path / name, ignore)
-        found.append(torch.load(tmp_path / name / "gradients_0.pt"))
-    for plain, less in zip(*found, strict=True):
-        assert plain.keys() == less.keys()
-        assert all(torch.allclose(plain[name], less[name], rtol=1e-4, atol=1e-6) for name in plain)
 
 
 class Bench:

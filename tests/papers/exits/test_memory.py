@@ -10,7 +10,7 @@ import pytest
 
 from papers.exits.compute import frozen, memory
 from papers.exits.compute.memory import free_for_worker, free_in_groups
-from pipeline.jobs.pool import _start_worker
+from pipeline.errors import UserError
 from pipeline.jobs.processes import WORKERS
 
 
@@ -37,31 +37,19 @@ def test_the_tightest_limit_counts(tmp_path: Path) -> None:
     assert free_in_groups(tmp_path / "none", mount) == math.inf
 
 
-def test_workers_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them together cache no more than a part of it."""
-    free = 8_000_000
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+@pytest.mark.parametrize("workers", [1, 4])
+def test_workers_share_what_is_free(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them together cache a quarter of it."""
+    monkeypatch.setenv(WORKERS, str(workers))
+    memory_info = SimpleNamespace(available=8_000_000)
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: memory_info)
     monkeypatch.setattr(memory, "free_in_groups", lambda: math.inf)
-    shape = Mock(length=10, width=100)
-    monkeypatch.setattr(frozen, "token_shape", lambda backbone: shape)
+    monkeypatch.setattr(frozen, "token_shape", lambda backbone: Mock(length=10, width=100))
     parts: Any = {name: Mock(rows=range(10)) for name in ("train", "judge", "report")}
     size = (2 + 3) * 10 * 10 * 100 * 4  # of one depth in fp32
-    monkeypatch.delenv(WORKERS, raising=False)
-    alone = frozen.depths_at_once(parts, Mock(), Mock(precision="fp32"))
-    assert alone == free // 4 // size == 10
-    monkeypatch.setenv(WORKERS, "4")
-    assert free_for_worker() == free // 4
-    together = frozen.depths_at_once(parts, Mock(), Mock(precision="fp32"))
-    assert 4 * together * size <= free // 4
-    monkeypatch.setattr(memory, "free_in_groups", lambda: 4 * 2.0 * size - 4)
-    with pytest.raises(Exception, match=r"^exits\.images: "):
+    assert free_for_worker() == 8_000_000 // workers
+    at_once = frozen.depths_at_once(parts, Mock(), Mock(precision="fp32"))
+    assert at_once == 8_000_000 // workers // 4 // size
+    monkeypatch.setattr(memory, "free_in_groups", lambda: 2 * size * workers - 1)
+    with pytest.raises(UserError, match=r"^exits\.images: "):
         frozen.depths_at_once(parts, Mock(), Mock(precision="fp32"))
-
-
-def test_a_worker_knows_how_many_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(WORKERS, "1")
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    for name in ("signal.signal", "pipeline.jobs.pool.die_with_parent"):
-        monkeypatch.setattr(name, Mock())
-    _start_worker(Mock(get=lambda: None), Mock(), tmp_path, 3)
-    assert free_for_worker() <= memory.psutil.virtual_memory().available // 2

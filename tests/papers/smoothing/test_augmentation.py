@@ -26,7 +26,6 @@ from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.data.splits import Split
 from pipeline.jobs.configs import TrainConfig
-from pipeline.models.tokens import token_shape
 from pipeline.models.weights import build
 from pipeline.training.loop import open_run, train_epoch
 from pipeline.training.loop import seed_libraries as seed
@@ -87,16 +86,6 @@ def test_every_patch_comes_whole_from_the_image_it_is_labelled_by(
         assert strange[0].sum() == strange[0].any(0).sum() * strange[0].any(1).sum()  # a rectangle
         areas.add(int(strange[0].sum()))
     assert len(areas) > 1
-
-
-def test_mixed_patches_repeat_with_the_seed() -> None:
-    drawn = []
-    for value in (3, 3, 4):
-        seed(value)
-        drawn.append(mix_patches(unique(6), torch.arange(6), 6, (14, 14), alpha=1.0))
-    first, again, other = drawn
-    assert all(torch.equal(a, b) for a, b in zip(tensors(first), tensors(again), strict=True))
-    assert not torch.equal(first.images, other.images)
 
 
 def test_how_often_and_how_much_is_mixed() -> None:
@@ -341,15 +330,3 @@ def test_cosine_warms_up_and_falls(
     line = [2 * (step + 1) / (warm + 1) for step in range(warm)]
     curve = [1 + math.cos(math.pi * (step - warm) / (60 - warm)) for step in range(warm, 60)]
     assert rates == pytest.approx(line + curve, abs=1e-6)
-
-
-def test_grid_of_the_models_patches() -> None:
-    """Blanking a patch's pixels changes that token of the embedding alone."""
-    embed = small().patch_embed
-    height, width = token_shape(small()).grid
-    images = torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(0))
-    for number in range(height * width):
-        changed = images.clone().unflatten(2, (height, -1)).unflatten(4, (width, -1))
-        changed[:, :, number // width, :, number % width] = 0
-        differs = embed(changed.flatten(4).flatten(2, 3)) != embed(images)
-        assert differs.any(-1)[0].nonzero().flatten().tolist() == [number]

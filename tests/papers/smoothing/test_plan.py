@@ -51,20 +51,6 @@ def test_the_models_are_the_rows_of_the_tables(plan: Plan) -> None:
         )
 
 
-@pytest.mark.parametrize(("seeds", "expected"), [(1, [0]), (3, [0, 1, 2])])
-def test_seeds_hold_for_all_models(
-    params: Params, prepared: Path, seeds: int, expected: list[int]
-) -> None:
-    smoothing = params.smoothing.model_copy(update={"seeds": seeds})
-    preset = params.models[params.model].model_copy(update={"smoothing": {}})
-    models = params.models | {params.model: preset}
-    changed = {"smoothing": smoothing, "models": models, "scale": "published"}
-    plan = Plan(params.model_copy(update=changed), prepared)
-    for group in (plan.models(), plan.references(), plan.refined()):
-        titles = dict.fromkeys(model.title for model in group)
-        assert [model.seed for model in group] == expected * len(titles)
-
-
 def test_nothing_is_trained_without_depths(plan: Plan) -> None:
     plan.options = plan.options.model_copy(update={"depths": [], "talking_heads": []})
     assert plan.models() == plan.references() == []

@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from papers import PAPERS
 from pipeline.config.load import load
 from pipeline.report.charts import GRID
-from pipeline.report.ledger import VERDICTS
 from pipeline.report.numbers import number
 from pipeline.report.page import Report
 from pipeline.report.results import Results
@@ -63,18 +60,6 @@ def test_every_number_is_the_files(page: Path) -> None:
         )
 
 
-def test_table_1_is_table_1(page: Path) -> None:
-    """By another way than the report's own."""
-    table = pd.read_csv(ROOT / "results/table1.csv")
-    shown = page.read_text().partition('id="layershuffle"')[2].partition("</table>")[0]
-    assert re.findall(r">(\d+\.\d\d)</data>", shown) == [
-        f"{100 * value:.2f}"
-        for _, rows in table.groupby("variant", sort=False)
-        for row in rows.itertuples()
-        for value in (row.mean, row.std)
-    ]
-
-
 def test_the_committed_page_is_that_of_the_committed_results(page: Path) -> None:
     assert (ROOT / "results/report.html").read_text() == page.read_text()
 
@@ -85,28 +70,6 @@ def test_a_claim_has_the_sentence_of_its_source(page: Path) -> None:
         details = text.partition(f'id="claim-{claim.id}"')[2].partition("</details>")[0]
         quotes = [claim.quote] if claim.quote else []
         assert re.findall(r"<q>(.*?)</q>", html.unescape(details)) == quotes
-
-
-def test_claims_are_counted_and_the_decided_stand_first(page: Path) -> None:
-    """By another way than the report's own."""
-    entries = {
-        entry["id"]: entry["verdict"]
-        for entry in json.loads((ROOT / "results/claims.json").read_text())["claims"]
-    }
-    shown = re.findall(
-        r'<details class="claim" id="claim-([^"]+)" data-paper="(\w+)" data-verdict="([\w ]+)"',
-        page.read_text(),
-    )
-    assert {claim: verdict for claim, _, verdict in shown} == entries
-    assert [VERDICTS.index(verdict) for *_, verdict in shown] == sorted(
-        VERDICTS.index(verdict) for *_, verdict in shown
-    )
-    table = page.read_text().partition("<h3>Claims by verdict</h3>")[2].partition("</table>")[0]
-    counts = re.findall(
-        r'data-from="results/claims.json paper=(\w+) [^"]*verdict=([\w ]+)[^>]*>(\d+)</data>', table
-    )
-    papers = Counter((paper, verdict) for _, paper, verdict in shown)
-    assert {(paper, verdict.strip()): int(count) for paper, verdict, count in counts} == papers
 
 
 def test_trainings_with_their_epochs_and_parameters(page: Path) -> None:
@@ -125,21 +88,6 @@ def test_trainings_with_their_epochs_and_parameters(page: Path) -> None:
     assert re.search(
         r'<th>lr</th><td class="wraps"><code>[\d.e-]+</code></td><td>[\w.]*finetune</td>', shown
     )
-
-
-def test_provenance_has_the_checksums_of_the_lock(page: Path) -> None:
-    """Of what stages left, but for the report itself."""
-    shown = page.read_text().partition('<section id="provenance">')[2].partition("</section>")[0]
-    stages = yaml.safe_load((ROOT / "dvc.lock").read_text())["stages"]
-    locked = {
-        (out["md5"], out["path"])
-        for name, stage in stages.items()
-        if name != "report"
-        for out in stage.get("outs", ())
-    }
-    assert {*re.findall(r"<code>([0-9a-f]{32}(?:\.dir)?)</code> ([^<]+)<br>", shown)} == {
-        each for each in locked if each[1] != "outs/params"
-    }
 
 
 def test_links_of_the_checklists_hold(page: Path) -> None:
