@@ -2,15 +2,12 @@
 traceback, no other number."""
 
 import gzip
-import hashlib
 import io
 import itertools
 import json
 import random
-import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +20,11 @@ from safetensors.torch import save_file
 from lsvit.predict import read_image
 from papers import PAPERS
 from pipeline.config.load import parse
-from pipeline.data.imagefiles import check_md5
 from pipeline.data.shards import Arrays, Maps, write_arrow
 from pipeline.data.sources import read_idx
-from pipeline.declared import checksums, declared_stages
+from pipeline.declared import checksums
 from pipeline.errors import UserError
-from pipeline.files import read_json, sound
+from pipeline.files import sound
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import WEIGHTS
 from pipeline.jobs.job import DONE, TRAIN, Job, call
@@ -82,17 +78,6 @@ def tensors(folder: Path, seed: int) -> bytes:
     return (folder / "made").read_bytes()
 
 
-@cache
-def tar(mode: str, seed: int) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode=mode) as archive:  # type: ignore[call-overload]
-        entry = tarfile.TarInfo("batch")
-        content = png(40 + seed)
-        entry.size = len(content)
-        archive.addfile(entry, io.BytesIO(content))
-    return file.getvalue()
-
-
 def idx(seed: int) -> bytes:
     content = (
         bytes.fromhex("00000801")
@@ -116,11 +101,6 @@ def npz(folder: Path, seed: int) -> bytes:
     return (folder / "made.npz").read_bytes()
 
 
-def of_archive(path: Path) -> Any:
-    check_md5(path, hashlib.md5(tar("w:gz", 0), usedforsecurity=False).hexdigest())
-    return path.read_bytes()
-
-
 def of_claims(path: Path) -> Any:
     return other_ledger(Path("none"), path)
 
@@ -131,11 +111,6 @@ READERS: dict[str, tuple[str, Callable[[Path, int], bytes], Callable[[Path], Any
         "params.yaml",
         lambda _, n: (ROOT / "params.yaml").read_bytes(),
         lambda path: parse(path, papers=PAPERS).model_dump(),
-    ),
-    "stages": (
-        "dvc.yaml",
-        lambda _, n: (ROOT / "dvc.yaml").read_bytes(),
-        lambda path: declared_stages(),
     ),
     "lock": (
         "dvc.lock",
@@ -148,11 +123,6 @@ READERS: dict[str, tuple[str, Callable[[Path, int], bytes], Callable[[Path], Any
         lambda _, n: as_json({"claims": [], "dataset": "d", "model": f"m{n}"}),
         of_claims,
     ),
-    "config": (
-        "config.json",
-        lambda _, n: as_json({"dataset": f"d{n}", "options": {"lr": 0.1}}),
-        read_json,
-    ),
     "weights": ("weights.safetensors", tensors, lambda path: read_tensors(path)["w"].tolist()),
     "checkpoint": ("checkpoint.pt", lambda _, n: checkpoint(n), goes_on),
     "arrays": ("ls_seed_0.npz", npz, lambda path: read_arrays(path)["plane"].tolist()),
@@ -162,10 +132,9 @@ READERS: dict[str, tuple[str, Callable[[Path, int], bytes], Callable[[Path], Any
         lambda _, n: idx(n),
         lambda path: read_idx(path).tolist(),
     ),
-    "archive": ("cifar.tar.gz", lambda _, n: tar("w:gz", n), of_archive),
 }
 # Without a checksum of their own, as are weights and arrow files: DVC has those of outs/.
-UNSEEN = ("rows", "ledger", "config", "params", "stages", "lock", "weights", "arrow")
+UNSEEN = ("rows", "ledger", "params", "lock", "weights", "arrow")
 Damage = Callable[[Path, bytes, bytes, random.Random], None]
 
 
@@ -225,11 +194,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-CASES = [
-    pytest.param(*case, id="-".join(case))
-    for case in itertools.product(READERS, DAMAGES)
-    if case != ("archive", "zeros")  # named, after ten seconds of reading
-]
+CASES = [pytest.param(*case, id="-".join(case)) for case in itertools.product(READERS, DAMAGES)]
 
 
 @pytest.mark.parametrize(("reader", "damage"), CASES)

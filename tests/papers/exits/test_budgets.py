@@ -82,14 +82,6 @@ def test_thresholds_known_by_hand(budget: float, thresholds: list[float], exits:
     assert leave(CONFIDENCE, found).tolist() == exits
 
 
-def test_shares_are_geometric() -> None:
-    confidence, _ = draw(1, exits=3, images=7000)
-    cost = np.array([1.0, 2.0, 3.0])
-    for shares in ([4 / 7, 2 / 7, 1 / 7], [1 / 7, 2 / 7, 4 / 7]):  # q = 1/2 and 2
-        exits = leave(confidence, exit_thresholds(confidence, cost, float(shares @ cost)))
-        assert np.bincount(exits) / 7000 == pytest.approx(shares, abs=3e-4)
-
-
 @pytest.mark.parametrize("digits", [9, 1, 0])
 def test_the_budget_holds_on_the_calibration_images(digits: int) -> None:
     """Without ties more budget is never spent on less, and all but two images' cost is spent."""
@@ -124,16 +116,9 @@ def test_calibration_error(
 
 def test_what_an_exit_is_said_to_cost() -> None:
     """Alone, or with the branches of those before it, where each was tried on the way."""
-    deployed = InUse(
-        order="sequential",
-        branches=["mlp", "own"],
-        depths=[1, 4],
-        flops=np.array([10.0, 20.0]),
-        spent=np.array([10.0, 23.0]),
-        latency=np.array([0.5, 0.75]),
-        accuracy=np.array([0.25, 0.875]),
-        confidence=np.zeros((2, 3)),
-    )
+    flops, spent, latency, accuracy = np.array([[10, 20], [10, 23], [0.5, 0.75], [0.25, 0.875]])
+    costs = (flops, spent, latency, accuracy, np.zeros((2, 3)))
+    used = InUse("sequential", ["mlp", "own"], [1, 4], *costs)
     about = {"branch": "own", "depth": 4, "latency_ms": 0.75, "accuracy": 0.875}
-    assert deployed.describe(1, tried=False) == about | {"flops": 20}
-    assert deployed.describe(1, tried=True) == about | {"flops": 23}
+    assert used.describe(1, tried=False) == about | {"flops": 20}
+    assert used.describe(1, tried=True) == about | {"flops": 23}

@@ -19,6 +19,7 @@ from papers import Variant
 from papers.exits.compute import frozen as exits
 from papers.exits.compute.counting import write_canvases
 from papers.exits.compute.dynamic import attach, deploy, measure
+from papers.exits.compute.in_use import InUse
 from papers.exits.section import (
     BRANCHES,
     EXIT_COSTS,
@@ -156,7 +157,9 @@ def test_layer_wise_steps_share_out_every_parameter(family: str) -> None:
 
 def test_the_kept_epoch_has_the_lowest_objective() -> None:
     columns = ("validation/sequential/objective", "validation/sequential/loss")
-    history = [dict(zip(columns, losses, strict=True)) for losses in ((2, 1), (1, 3), (3, 2))]
+    history = [
+        dict(zip(columns, losses, strict=True)) for losses in ((2.0, 1.0), (1.0, 3.0), (3.0, 2.0))
+    ]
     assert kept_epoch(history, "sequential") == history[1]
 
 
@@ -395,23 +398,21 @@ def test_attached_exits_answer_as_the_rows_say(bench: Bench, frozen: Path) -> No
 def test_exits_put_into_use(bench: Bench, frozen: Path, tmp_path: Path) -> None:
     """Those that the stage chose, with what it noted of them; none of other weights."""
     folder = shutil.copytree(frozen, tmp_path / "ls" / "seed_0")
-    chosen = {"branches": ["vit", "mlp", LAST_EXIT], "depths": [1, 3, 4]}
-    costs: dict[str, list[float]] = {"flops": [1, 2, 3], "spent": [1, 3, 5]}
-    costs |= {"latency": [0.1, 0.2, 0.3], "accuracy": [0.4, 0.5, 0.6]}
-    about = {"order": "arbitrary", "sizes": SIZES.model_dump(), "weights_sha256": "its own"}
-    (folder / EXITS_IN_USE).write_text(json.dumps(chosen | costs | about))
+    rows = [BRANCHES.index("vit"), 2 * len(BRANCHES) + BRANCHES.index("mlp"), -1]
+    with np.load(frozen / ARRAYS) as arrays:
+        confidence = arrays["confidence_judge"][rows]
+    costs = np.arange(12.0).reshape(4, 3)
+    used = InUse("arbitrary", ["vit", "mlp", LAST_EXIT], [1, 3, 4], *costs, confidence)
+    about = {"sizes": SIZES.model_dump(), "weights_sha256": "its own"}
+    (folder / EXITS_IN_USE).write_text(json.dumps(used.record() | about))
     model, other = bench.open()[0], bench.open()[0]
-    deployed = deploy(model, folder, "its own")
+    for found, expected in zip(deploy(model, folder, "its own"), used, strict=True):
+        assert np.array_equal(found, expected)
     attach(other, frozen / EXIT_WEIGHTS, {1: "vit", 3: "mlp"}, SIZES)
     batch = torch.rand(3, 1, 28, 28)
     assert model.exits.keys() == {"1", "3"}
     for depth in (1, 3):
         assert torch.equal(model(batch, exit=depth), other(batch, exit=depth))
-    with np.load(frozen / ARRAYS) as arrays:
-        rows = [BRANCHES.index("vit"), 2 * len(BRANCHES) + BRANCHES.index("mlp"), -1]
-        assert np.array_equal(deployed.confidence, arrays["confidence_judge"][rows])
-    assert {name: getattr(deployed, name).tolist() for name in costs} == costs
-    assert (deployed.branches, deployed.depths) == (chosen["branches"], chosen["depths"])
     with pytest.raises(UserError, match="exits of other weights, accepted: those of ls, seed_0"):
         deploy(model, folder, "another's")
     with pytest.raises(UserError, match="cannot be read"):

@@ -127,17 +127,14 @@ def test_without_parts_a_batch_is_what_it_was() -> None:
 
 
 def test_random_erasing_takes_its_share_of_the_images() -> None:
+    """And leaves noise."""
     seed(0)
     labels = torch.zeros(1000, dtype=torch.long)
     batch = augmentation(erasing=0.3)(Batch(torch.full((1000, 3, 16, 24), 7.0), labels))
     assert batch.labels is labels
-    erased = (batch.images != 7).any(1)  # (B, H, W); noise, which 7 is not among
-    touched = erased.flatten(1).any(1)
-    assert float(touched.float().mean()) == pytest.approx(0.3, abs=0.04)
-    for box in erased[touched]:
-        assert box.sum() == box.any(0).sum() * box.any(1).sum()  # one rectangle
-        assert 0.01 < float(box.float().mean()) < 0.4  # timm: 2 % to a third, rounded to pixels
-    noise = batch.images[batch.images != 7]
+    erased = batch.images != 7
+    assert float(erased.flatten(1).any(1).float().mean()) == pytest.approx(0.3, abs=0.04)
+    noise = batch.images[erased]
     assert float(noise.mean()) == pytest.approx(0, abs=0.02)
     assert float(noise.std()) == pytest.approx(1, abs=0.02)
 

@@ -353,35 +353,25 @@ def test_what_was_changed_by_hand_fails_the_check(clone: Path, claims: Claims) -
     assert "results/cell.json: cannot be read" in errors
 
 
-@pytest.mark.slow
 def test_a_contradiction_fails_the_check_and_a_marginal_line_does_not(
     clone: Path, claims: Claims
 ) -> None:
-    """As after a run that went another way: the committed ledger said otherwise."""
+    """As after a run that went another way: the other ledger said otherwise."""
     file = clone / "results" / "claims.json"
+    another = clone / "another.json"
     ledger = json.loads(file.read_text())
-    first: dict[str, Any] = {}
-    for entry in ledger["claims"]:
-        first.setdefault(entry["verdict"], entry)
+    first = {entry["verdict"]: entry for entry in reversed(ledger["claims"])}
     fallen, unclear = first[FAILS], first[UNDECIDED]
     fallen["verdict"] = unclear["verdict"] = HOLDS
+    another.write_text(json.dumps(ledger))
+    moved_line = f"moved: {unclear['id']}: undecided, in the other ledger: holds\n"
+    error_line = f"error: {fallen['id']}: does not hold, in the other ledger: holds\n"
+    assert claims(another) == (1, moved_line + error_line)
+    another.write_text(json.dumps(ledger | {"dataset": "other"}))
+    code, errors = claims(another)
+    assert (code, "found a ledger of other" in errors) == (1, True)
+    shutil.copy(file, another)
     file.write_text(json.dumps(ledger, indent=1) + "\n")
     code, errors = claims()
     assert code == 1
     assert "not what the result files give" in errors
-    identity = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
-    commit = ["git", *identity, "commit", "-qam", "a ledger in which it held"]
-    subprocess.run(commit, cwd=clone, check=True)
-    subprocess.run(["git", "checkout", "-q", "HEAD~1", "--", "results"], cwd=clone, check=True)
-    moved_line = f"moved: {unclear['id']}: undecided, in the other ledger: holds\n"
-    error_line = f"error: {fallen['id']}: does not hold, in the other ledger: holds\n"
-    assert claims() == (1, moved_line + error_line)
-    another = clone / "another.json"
-    another.write_text(file.read_text())
-    assert claims(another) == (0, "")
-    another.write_text(json.dumps(ledger | {"dataset": "other"}))
-    code, errors = claims(another)
-    assert (code, "found a ledger of other" in errors) == (1, True)
-    another.write_text("[]")
-    with pytest.raises(UserError, match=r"another\.json: cannot be read"):
-        commands.claims(another)

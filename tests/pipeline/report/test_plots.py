@@ -141,16 +141,3 @@ def test_means_over_seeds_are_drawn_without_a_network(browser: Any, copy: Path) 
     table = pd.read_csv(copy / "results/figure1.csv")
     table = table[~table["variant"].isin(CONTROLS)]
     assert sorted(kept["mean"]) == sorted(f"{value:.2%}" for value in table["mean"])
-
-
-@pytest.mark.slow
-def test_revisions_differ_by_their_dashes(browser: Any, copy: Path) -> None:
-    chart = open_plots(browser, copy, "diff", "HEAD")["training_in_original_order"]
-    shown = points(chart)
-    best = shown[(shown["variant"] == "ls") & (shown["mean"] == f"{BETTER:.2%}")]
-    assert set(best["rev"]) == {"workspace"}
-    assert set(shown["rev"]) == {"workspace", "HEAD"}
-    drawn = lines(chart)
-    assert len(drawn) == len(set(drawn)) == 10
-    assert len({colour for colour, _ in drawn}) == 5
-    assert len({dashes for _, dashes in drawn}) == 2
