@@ -6,8 +6,7 @@ import io
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from pipeline.errors import UserError
 from pipeline.files import sound
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import WEIGHTS
-from pipeline.jobs.job import DONE, TRAIN, Job, call
+from pipeline.jobs.job import TRAIN, Job, call
 from pipeline.jobs.rows import read_rows
 from pipeline.jobs.run import run
 from pipeline.models.weights import read_tensors
@@ -247,30 +246,6 @@ def test_a_finished_job_is_checked(finished: Job, damage: str, tmp_path: Path) -
     DAMAGES[damage](path, content, tensors(tmp_path, 1), random.Random(damage))
     assert finished.discard_damaged() == [WEIGHTS]
     assert not finished.done
-
-
-def test_another_run_finds_the_same_damage_first(
-    finished: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And has made it anew, or is about to, when this run gets the lock: nothing of that is
-    removed."""
-    content = (finished.folder / WEIGHTS).read_bytes()
-
-    @contextmanager
-    def held(job: Job) -> Iterator[None]:
-        (job.folder / WEIGHTS).write_bytes(content)
-        yield
-
-    @contextmanager
-    def removed(job: Job) -> Iterator[None]:
-        (job.folder / DONE).unlink()
-        yield
-
-    for other, done in ((held, True), (removed, False)):
-        (finished.folder / WEIGHTS).write_bytes(b"")
-        monkeypatch.setattr(Job, "locked", other)
-        assert finished.discard_damaged() == []
-        assert (finished.done, (finished.folder / "history.json").exists()) == (done, True)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -88,28 +89,26 @@ def test_every_patch_comes_whole_from_the_image_it_is_labelled_by(
     assert len(areas) > 1
 
 
-def test_how_often_and_how_much_is_mixed() -> None:
+def test_how_much_is_mixed() -> None:
     """The box has as large a share as torchvision's, and `alpha` says how its area varies."""
     from torchvision.transforms.v2 import CutMix
 
     labels = torch.arange(3)
 
-    def shares(grid: tuple[int, int], alpha: float) -> Tensor:
+    def shares(alpha: float) -> Tensor:
         seed(0)
-        drawn = [mix_patches(unique(3), labels, 3, grid, alpha) for _ in range(150)]
+        drawn = [mix_patches(unique(3), labels, 3, (14, 14), alpha) for _ in range(150)]
         strange = [batch.extras["patch_labels"] != labels[:, None] for batch in drawn]
         return torch.stack(strange).float().mean((1, 2))
 
-    coarse, fine, rare = shares((2, 2), 1.0), shares((14, 14), 1.0), shares((14, 14), 0.1)
-    assert ((coarse > 0) & (coarse < 1)).float().mean() > 0.7
-    assert (fine > 0).float().mean() > 0.95
+    even, rare = shares(1.0), shares(0.1)
+    assert (even > 0).float().mean() > 0.95
     assert (rare > 0).float().mean() < 0.8  # Beta(0.1, 0.1) often says that nothing is cut
     seed(0)  # the same boxes, before they are snapped
     theirs = CutMix(alpha=1.0, num_classes=3)
     expected = [1 - theirs(unique(3), labels)[1].amax(1).mean() for _ in range(150)]
-    boxes = torch.minimum(fine, 1 - fine)
+    boxes = torch.minimum(even, 1 - even)
     assert boxes.mean() == pytest.approx(float(torch.stack(expected).mean()), abs=0.01)
-    assert coarse.mean() == pytest.approx(float(fine.mean()), abs=0.06)
 
 
 # ---- the recipe's parts --------------------------------------------------------------------------
@@ -139,11 +138,10 @@ def test_random_erasing_takes_its_share_of_the_images() -> None:
     assert float(noise.std()) == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.parametrize("alpha", [0.2, 0.8])
-def test_mixup_blends_images_as_it_blends_labels(alpha: float) -> None:
-    """Shares are of Beta(alpha, alpha): of 400, those near 0 or 1 deviate by 0.024."""
+def test_mixup_blends_images_as_it_blends_labels() -> None:
+    """Shares are of Beta(0.8, 0.8): of 400, those near 0 or 1 deviate by 0.024."""
     seed(0)
-    augment, images, eye = augmentation(mixup=alpha), unique(7, 16, 24, 3), torch.eye(7)
+    augment, images, eye = augmentation(mixup=0.8), unique(7, 16, 24, 3), torch.eye(7)
     shares = []
     for _ in range(400):
         batch = augment(Batch(images, torch.arange(7)))
@@ -152,9 +150,8 @@ def test_mixup_blends_images_as_it_blends_labels(alpha: float) -> None:
         assert torch.allclose(batch.images, blended, rtol=1e-4)
         assert torch.allclose(batch.labels, share * eye + (1 - share) * eye.roll(1, 0), atol=1e-6)
         shares.append(share)
-    assert torch.equal(images, unique(7, 16, 24, 3))
     extreme = np.mean([share < 0.1 or share > 0.9 for share in shares])
-    assert extreme == pytest.approx(2 * beta.cdf(0.1, alpha, alpha), abs=0.09)
+    assert extreme == pytest.approx(2 * beta.cdf(0.1, 0.8, 0.8), abs=0.09)
 
 
 @pytest.mark.parametrize("mixup", [0.0, 0.8])
@@ -249,26 +246,20 @@ def test_an_epoch_trains_on_augmented_repeated_images(
     train_config: Callable[..., TrainConfig], prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What reaches a step is what the recipe says, the same in the same epoch of the same seed."""
-    seen: list[Batch] = []
-
-    def spy(step: Any, batch: Batch, *rest: Any) -> dict[str, Tensor]:
-        seen.append(batch)
-        return {"loss": torch.zeros(())}
-
-    monkeypatch.setattr("pipeline.training.loop.backward_in_parts", spy)
-    for recipe in (Recipe(repeats=4), Recipe(repeats=4, erasing=0.5)):
-        variant = Variant(route="arbitrary", losses=MIXING, recipe=recipe)
-        config = train_config().model_copy(update={"variant": variant})
-        opened = open_run(config, prepared, None, lambda event: None)
-        for epoch in (1, 2, 1):
-            train_epoch(opened, epoch)
-    assert all(batch.extras["patch_labels"].shape == (32, 4) for batch in seen)
-    plain, erased = seen[:3], seen[9:12]
-    for first, second, again, other in zip(erased, seen[12:15], seen[15:], plain, strict=True):
+    step = Mock(return_value={"loss": torch.zeros(())})
+    monkeypatch.setattr("pipeline.training.loop.backward_in_parts", step)
+    recipe = Recipe(repeats=4, erasing=0.5)
+    variant = Variant(route="arbitrary", losses=MIXING, recipe=recipe)
+    config = train_config().model_copy(update={"variant": variant})
+    opened = open_run(config, prepared, None, Mock())
+    for epoch in (1, 2, 1):
+        train_epoch(opened, epoch)
+    batches = [call.args[1] for call in step.call_args_list]
+    assert all(batch.extras["patch_labels"].shape == (32, 4) for batch in batches)
+    for first, second, again in zip(batches[:3], batches[3:6], batches[6:], strict=True):
         assert torch.equal(first.images, again.images)
         assert torch.equal(first.labels, again.labels)
         assert not torch.equal(first.images, second.images)
-        assert not torch.equal(first.images, other.images)
     for images, _ in opened.train_split.shuffled(32, config.seed, 1, repeats=4):
         assert len(images.flatten(1).unique(dim=0)) == 8
 

@@ -72,24 +72,6 @@ def test_a_claim_has_the_sentence_of_its_source(page: Path) -> None:
         assert re.findall(r"<q>(.*?)</q>", html.unescape(details)) == quotes
 
 
-def test_trainings_with_their_epochs_and_parameters(page: Path) -> None:
-    """A row a file of epochs, the accuracy of each seed's best epoch, the place of a parameter."""
-    shown = page.read_text().partition('<section id="trainings">')[2].partition("</section>")[0]
-    files = [f"results/finetune/{file.name}" for file in (ROOT / "results/finetune").iterdir()]
-    assert {*re.findall(r'data-from="(results/finetune/[^ "]+)', shown)} == {*files}
-    assert 'data-from="results/pretrain.csv' in shown
-    kept = pd.read_csv(ROOT / "results/protocols.csv").query("protocol == 'paper'")
-    rows = re.findall(
-        r"<th>(\d)</th><td><data[^>]*>(\d+)</data></td>\s*<td><data[^>]*>([\d.]+)</data>", shown
-    )
-    assert rows == [
-        (str(row.seed), str(row.epoch), f"{100 * row.sequential:.2f}") for row in kept.itertuples()
-    ]
-    assert re.search(
-        r'<th>lr</th><td class="wraps"><code>[\d.e-]+</code></td><td>[\w.]*finetune</td>', shown
-    )
-
-
 def test_links_of_the_checklists_hold(page: Path) -> None:
     """They lead from the folder of the page to files of the repository."""
     shown = page.read_text().partition('<section id="checklists">')[2].partition("</section>")[0]

@@ -26,7 +26,6 @@ TRAINING, LAYERS = (
     (ROOT / f".dvc/plots/{name}.json").read_text() for name in ("training", "layers")
 )
 ORDERS = {"training_in_original_order": "sequential", "training_in_arbitrary_order": "arbitrary"}
-BETTER = 0.95
 
 
 @pytest.mark.slow
@@ -54,53 +53,28 @@ def test_colours_are_the_figures(tmp_path: Path) -> None:
     assert {v for v in [*colours, *CONTROLS] if re.search(left_out[1], v)} == set(CONTROLS)
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository, with the last epochs of LS better than committed."""
-    folder = tmp_path_factory.mktemp("plots") / "copy"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        copy_repository(folder)
-    file = folder / "results/finetune/ls.csv"
-    rows = pd.read_csv(file)
-    rows.loc[rows["epoch"] == rows["epoch"].max(), "validation/sequential/accuracy"] = BETTER
-    rows.to_csv(file, index=False)
-    return folder
-
-
-def open_plots(browser: Any, copy: Path, *command: str) -> dict[str, Any]:
-    """The charts of the page that `dvc plots` makes, by id.
+@pytest.fixture
+def charts(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The charts of the page that `dvc plots show` makes in a copy of the repository, by id.
 
     It leaves no file to track and no error in the browser, and asks for nothing.
     """
-    before = subprocess.run(
-        ["git", "status", "--porcelain"], cwd=copy, capture_output=True, text=True, check=True
-    ).stdout
-    done = subprocess.run(
-        [sys.executable, "-m", "dvc", "plots", *command],
-        cwd=copy,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (
-        subprocess.run(
-            ["git", "status", "--porcelain"], cwd=copy, capture_output=True, text=True, check=True
-        ).stdout
-        == before
-    )
+    copy = tmp_path / "copy"
+    monkeypatch.chdir(ROOT)
+    copy_repository(copy)
+    monkeypatch.chdir(copy)
+    status = ["git", "status", "--porcelain"]
+    before = subprocess.check_output(status)
+    command = [sys.executable, "-m", "dvc", "plots", "show"]
+    subprocess.run(command, env=environment(), check=True)
+    assert subprocess.check_output(status) == before
     complaints_and_requests(browser)  # of the tests before
     browser.get((copy / "dvc_plots/index.html").as_uri())
-    WebDriverWait(browser, 30).until(
-        lambda _: len(browser.find_elements("css selector", ".vega-embed svg.marks")) == 3
-    )
+    drawn = ("css selector", ".vega-embed svg.marks")
+    WebDriverWait(browser, 30).until(lambda _: len(browser.find_elements(*drawn)) == 3)
     assert complaints_and_requests(browser) == []
-    return {
-        chart.get_attribute("id"): chart
-        for chart in browser.find_elements("css selector", ".vega-embed")
-    }
+    found = browser.find_elements("css selector", ".vega-embed")
+    return {chart.get_attribute("id"): chart for chart in found}
 
 
 def points(chart: Any) -> pd.DataFrame:
@@ -112,32 +86,19 @@ def points(chart: Any) -> pd.DataFrame:
     return pd.DataFrame([dict(part.split(": ") for part in each.split("; ")) for each in said])
 
 
-def lines(chart: Any) -> list[tuple[str, str]]:
-    """Colour and dashes of a chart's lines."""
-    found = chart.find_elements("css selector", "g.mark-line path")
-    return [
-        (line.get_attribute("stroke"), line.get_attribute("stroke-dasharray")) for line in found
-    ]
-
-
 @pytest.mark.slow
-def test_means_over_seeds_are_drawn_without_a_network(browser: Any, copy: Path) -> None:
-    charts = open_plots(browser, copy, "show")
+def test_means_over_seeds_are_drawn_without_a_network(charts: dict[str, Any]) -> None:
     for title, order in ORDERS.items():
-        shown = points(charts[title])
-        assert (
-            len(lines(charts[title]))
-            == len(charts[title].find_elements("css selector", "g.mark-area path"))
-            == 5
-        )
-        for variant, rows in shown.groupby("variant"):
-            history = pd.read_csv(copy / f"results/finetune/{variant}.csv").groupby("epoch")[
-                f"validation/{order}/accuracy"
-            ]
-            assert [f"{value:.2%}" for value in history.mean()] == list(rows["mean"])
-            assert [f"{value:.2%}" for value in history.std()] == list(rows["standard deviation"])
-            assert set(rows["seeds"]) == {str(history.size().max())}
+        for mark in ("g.mark-line path", "g.mark-area path"):
+            assert len(charts[title].find_elements("css selector", mark)) == 5
+        for variant, rows in points(charts[title]).groupby("variant"):
+            history = pd.read_csv(f"results/finetune/{variant}.csv")
+            accuracies = history.groupby("epoch")[f"validation/{order}/accuracy"]
+            assert [f"{value:.2%}" for value in accuracies.mean()] == list(rows["mean"])
+            deviations = [f"{value:.2%}" for value in accuracies.std()]
+            assert deviations == list(rows["standard deviation"])
+            assert set(rows["seeds"]) == {str(accuracies.size().max())}
     kept = points(charts["accuracy_with_some_of_the_layers"])
-    table = pd.read_csv(copy / "results/figure1.csv")
+    table = pd.read_csv("results/figure1.csv")
     table = table[~table["variant"].isin(CONTROLS)]
     assert sorted(kept["mean"]) == sorted(f"{value:.2%}" for value in table["mean"])
