@@ -159,6 +159,23 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "prepared"
 
 
+def run_fields(
+    data: Path, model: ModelPreset, variant: Variant | None = None, **others: Any
+) -> dict[str, Any]:
+    """What the configurations of all jobs have, here on the CPU and by default of a plain model."""
+    fields: dict[str, Any] = {
+        "title": "test",
+        "dataset": "bars",
+        "model_name": "pico",
+        "model": model,
+        "variant": variant or Variant(route="sequential"),
+        "device": "cpu",
+        "data_sha256": read_meta(data)["sha256"],
+        "weights_sha256": None,
+    }
+    return fields | others
+
+
 @pytest.fixture(scope="session")
 def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[..., TrainConfig]:
     """A factory of training configurations.
@@ -178,29 +195,11 @@ def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[
     ) -> TrainConfig:
         defaults = {"batch_size": 32, "epochs": 3, "validation_batch_size": 20, "lr": 0.003}
         values = params.finetune.model_dump() | defaults | options
-        parts = {
-            key: value
-            for key, value in {
-                "position": position,
-                "losses": losses,
-                "talking_heads": talking_heads,
-            }.items()
-            if value
-        }
+        parts = {"position": position, "losses": losses, "talking_heads": talking_heads}
+        parts = {key: value for key, value in parts.items() if value}
         variant = Variant.model_validate({"route": route, "layers": layers} | parts)
-        return TrainConfig(
-            title="test",
-            dataset="bars",
-            model_name="pico",
-            model=pico,
-            variant=variant,
-            device="cpu",
-            seed=seed,
-            data_sha256=read_meta(prepared)["sha256"],
-            weights_sha256=None,
-            options=Finetune(**values),
-            per=per,
-        )
+        fields = run_fields(prepared, pico, variant)
+        return TrainConfig(**fields, seed=seed, options=Finetune(**values), per=per)
 
     return make
 

@@ -24,7 +24,7 @@ from pipeline.errors import UserError
 from pipeline.models.weights import build, create_backbone
 
 SMALL_DEIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2}
-SMALL = SMALL_DEIT | {"num_classes": 7}
+SMALL: dict[str, Any] = SMALL_DEIT | {"num_classes": 7}
 MIXER = {"img_size": 32, "num_classes": 7}
 TEST_VIT = {"img_size": 64, "num_classes": 7}
 STEM = {key: value for key, value in SMALL.items() if key != "patch_size"}
@@ -82,33 +82,27 @@ def test_identity_route_is_timms_forward_bit_for_bit(backbone: Any, training: bo
 
 
 @pytest.mark.slow
-def test_only_executed_layers_get_a_gradient(backbone: Any) -> None:
-    model = RoutedModel(backbone)
-    model(images_for(backbone), (2, 0)).square().sum().backward()
-    for layer, block in enumerate(backbone.blocks):
-        reached = [p.grad is not None and bool(p.grad.any()) for p in block.parameters()]
-        assert any(reached) == (layer in (0, 2))
-        assert layer not in (0, 2) or sum(reached) > len(reached) / 2
-
-
-@pytest.mark.slow
 def test_route_is_executed_in_order(backbone: Any) -> None:
     """Any route, with repetitions and gaps, equals the blocks applied by hand; a layer not in it is
-    not executed.
+    not executed and gets no gradient.
     """
     images, model = images_for(backbone), RoutedModel(backbone)
     calls: list[int] = []
     for layer, block in enumerate(backbone.blocks):
         block.register_forward_hook(lambda *_, layer=layer: calls.append(layer))
     route = (3, 0, 0, 2)
-    with torch.no_grad():
-        found = model(images, route)
-        assert calls == list(route)
-        state = model.embed(images)
-        for layer in route:
-            state = backbone.blocks[layer](state)
-        assert torch.equal(found, backbone.forward_head(backbone.norm(state)))
-        assert not torch.equal(found, model(images))
+    found = model(images, route)
+    assert calls == list(route)
+    state = model.embed(images)
+    for layer in route:
+        state = backbone.blocks[layer](state)
+    assert torch.equal(found, backbone.forward_head(backbone.norm(state)))
+    assert not torch.equal(found, model(images))
+    found.square().sum().backward()
+    for layer, block in enumerate(backbone.blocks):
+        reached = [p.grad is not None and bool(p.grad.any()) for p in block.parameters()]
+        assert any(reached) == (layer in route)
+        assert layer not in route or sum(reached) > len(reached) / 2
 
 
 @pytest.mark.slow
@@ -130,25 +124,17 @@ def test_trained_weights_load_into_stock_timm_and_back(
         assert torch.equal(other(images), backbone(images))
 
 
-@pytest.mark.parametrize("route", [(0, 4), (-1,), (99,)])
-def test_layer_out_of_range(pico: ModelPreset, route: tuple[int, ...]) -> None:
-    with pytest.raises(IndexError, match="does not exist, the model has layers 0 to 3"):
-        build(pico, 10)(torch.zeros(1, 1, 28, 28), route)
-
-
-OTHERS = [
+OTHERS = (
     "test_resnet",
     "test_byobnet",
     "test_convnext",
     "test_mambaout",
     "test_vit_relpos",
-    "test_efficientnet",
-    "test_maxvit",
     "eva02_tiny_patch14_224",
     "beit_base_patch16_224",
     "swin_tiny_patch4_window7_224",
     "samvit_base_patch16_224",
-]
+)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -158,20 +144,13 @@ def test_other_models_are_refused(name: str) -> None:
         RoutedModel(timm.create_model(name))
 
 
-def subclasses(kind: type) -> set[type]:
-    below: list[type] = kind.__subclasses__()
-    return {kind}.union(*map(subclasses, below))
-
-
 def test_timms_subclasses_are_those_tested() -> None:
     """A class that timm adds to a family must be tested above before it is said to be routable."""
-    found = {
-        kind.__name__
-        for family in (VisionTransformer, MlpMixer)
-        for kind in subclasses(family)
-        if kind.__module__.startswith("timm")
-    }
-    assert found == {"VisionTransformer", "VisionTransformerDistilled", "MlpMixer"}
+    found = {VisionTransformer, MlpMixer}
+    for kind in list(found):
+        found.update(kind.__subclasses__())
+    names = {kind.__name__ for kind in found if kind.__module__.startswith("timm")}
+    assert names == {"VisionTransformer", "VisionTransformerDistilled", "MlpMixer"}
 
 
 def test_a_subclass_with_a_forward_of_its_own_is_refused() -> None:
@@ -213,20 +192,9 @@ def test_class_token_head_is_one_head_on_the_class_token() -> None:
 )
 def test_class_token_head_needs_a_class_token(name: str, kwargs: dict[str, Any]) -> None:
     preset = ModelPreset(timm=name, kwargs=kwargs, weights="scratch", head="class_token")
-    with (
-        torch.device("meta"),
-        pytest.raises(UserError, match="found 'class_token', accepted: timm"),
-    ):
+    refused = pytest.raises(UserError, match="found 'class_token', accepted: timm")
+    with torch.device("meta"), refused:
         create_backbone(preset, 10)
-
-
-def test_class_token_head_of_one_head_is_timms(pico: ModelPreset) -> None:
-    torch.manual_seed(0)
-    plain = build(pico, 10).eval()
-    torch.manual_seed(0)
-    read = build(pico.model_copy(update={"head": "class_token"}), 10).eval()
-    images = torch.randn(2, 1, 28, 28)
-    assert torch.equal(read(images), plain(images))
 
 
 def test_position_encoding_knows_the_position(pico: ModelPreset) -> None:
@@ -243,13 +211,7 @@ def test_shared_position_encoding_starts_at_zero(pico: ModelPreset) -> None:
     """The published code's reading: one embedding for all layers, initialised to zero."""
     spec = {"dim": 32, "shared": True, "init": "zeros"}
     (embedding,) = build(pico, 10, variant(encode=spec)).position["encode"].embeddings
-    assert embedding.weight.shape == (4, 32)
-    assert not embedding.weight.any()
-
-
-def rows(routes: Tensor) -> list[tuple[int, ...]]:
-    """Per-sample routes as tuples, without the -1s that end shorter ones."""
-    return [tuple(layer for layer in route if layer >= 0) for route in routes.tolist()]
+    assert torch.equal(embedding.weight, torch.zeros(4, 32))
 
 
 def gradients_of(model: RoutedModel) -> list[Tensor]:
@@ -292,12 +254,11 @@ def test_per_sample_routes_equal_running_each_sample_alone(backbone: Any, sample
     together, mean_hits = backward(images, routes, labels, tap)
     found = gradients_of(model)
     hits, count = 0.0, 0
-    for i, route in enumerate(rows(routes)):
+    for i, padded in enumerate(routes.tolist()):
+        route = tuple(layer for layer in padded if layer >= 0)
         last: list[Tensor] = []
-        image = slice(i, i + 1)
-        alone, share = backward(
-            images[image], route, labels[image], lambda *a, last=last: last.append(a[3])
-        )
+        read = lambda *states, last=last: last.append(states[3])  # noqa: E731
+        alone, share = backward(images[i : i + 1], route, labels[i : i + 1], read)
         assert torch.allclose(together[i], alone[0], atol=1e-11, rtol=1e-9)
         for depth, state in enumerate(last):
             assert torch.allclose(states[i, depth], state[0], atol=1e-11, rtol=1e-9)
@@ -322,23 +283,20 @@ def test_per_sample_routes_that_all_agree_are_one_route(
 @pytest.mark.parametrize(
     ("routes", "error", "said"),
     [
-        (
-            [[0, 4]],
-            IndexError,
-            r"layer 4 does not exist, the model has layers 0 to 3",
-        ),
+        ((0, 4), IndexError, "layer 4 does not exist, the model has layers 0 to 3"),
+        ((-1,), IndexError, "layer -1 does not exist"),
+        ([[0, 4]], IndexError, "layer 4 does not exist, the model has layers 0 to 3"),
         ([[0, -2]], IndexError, "layer -2 does not exist"),
         ([[0.0, 1.0]], ValueError, "accepted: integers"),
-        ([[0, 1], [1, 0]], ValueError, r"found 2 rows, accepted: 1, one a sample"),
+        ([[0, 1], [1, 0]], ValueError, "found 2 rows, accepted: 1, one a sample"),
         ([[0, -1, 1]], ValueError, "found -1 before a layer"),
         ([[-1, -1]], ValueError, "or an empty route"),
     ],
 )
-def test_wrong_per_sample_routes(
-    pico: ModelPreset, routes: list, error: type[Exception], said: str
-) -> None:
+def test_wrong_routes(pico: ModelPreset, routes: Any, error: type[Exception], said: str) -> None:
+    route = torch.tensor(routes) if isinstance(routes, list) else routes
     with pytest.raises(error, match=said):
-        build(pico, 10)(torch.zeros(1, 1, 28, 28), torch.tensor(routes))
+        build(pico, 10)(torch.zeros(1, 1, 28, 28), route)
 
 
 @pytest.mark.parametrize("token", ["mean", "class_token"])

@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from lsvit.latin import Latin
 from lsvit.routes import (
     OneRoute,
     RouteTable,
+    Sampler,
     arbitrary,
     drop,
     evaluation_routes,
@@ -20,7 +22,6 @@ from lsvit.routes import (
     generator,
     kendall_distance,
     per_sample,
-    sequential,
     swap,
 )
 from pipeline.config.samplers import (
@@ -31,6 +32,11 @@ from pipeline.config.samplers import (
     sampler_name,
     training_order,
 )
+
+
+def drawn(sampler: Sampler, num_layers: int, count: int) -> list[tuple[Any, ...]]:
+    """As many routes, each of a generator of its own."""
+    return [sampler(generator("train", 0, step), num_layers) for step in range(count)]
 
 
 def test_a_route_depends_on_its_key_alone() -> None:
@@ -49,49 +55,53 @@ def test_arbitrary_is_uniform() -> None:
     """Every layer is at every place equally often: 3,000 draws, standard deviation of a share
     0.005.
     """
-    routes = np.array([arbitrary(generator("train", 0, step), 12) for step in range(3000)])
+    routes = np.array(drawn(arbitrary, 12, 3000))
     assert (np.sort(routes, axis=1) == np.arange(12)).all()
     shares = np.array([(routes == layer).mean(axis=0) for layer in range(12)])
     assert np.abs(shares - 1 / 12).max() < 5 * 0.0051
 
 
-def test_drop_rate_and_order() -> None:
-    """12,000 layers kept with probability 0.8, standard deviation of the share 0.0037."""
-    draw = drop(0.2)
-    routes = [draw(generator("train", 0, step), 12) for step in range(1000)]
+@pytest.mark.parametrize(
+    ("schedule", "rates"), [("constant", (0.6,) * 4), ("linear", (0.15, 0.3, 0.45, 0.6))]
+)
+def test_rates_of_dropping(schedule: Any, rates: tuple[float, ...]) -> None:
+    """Of 4 layers, in their order: 4,000 draws, standard deviation of a share below 0.0079."""
+    routes = drawn(drop(0.6, schedule), 4, 4000)
     assert all(list(route) == sorted(set(route)) for route in routes)
-    assert abs(sum(map(len, routes)) / 12_000 - 0.8) < 5 * 0.0037
+    nothing_left = math.prod(rates)  # drawn again
+    for layer, rate in enumerate(rates):
+        share = sum(layer not in route for route in routes) / len(routes)
+        assert abs(share - (rate - nothing_left) / (1 - nothing_left)) < 5 * 0.0079
 
 
 def test_drop_keeps_a_layer() -> None:
-    assert all(drop(0.95)(generator("train", 0, step), 2) for step in range(200))
+    assert all(drawn(drop(0.95), 2, 200))
 
 
-def test_sampler_names() -> None:
-    rng = generator("train", 0)
-    assert make_sampler("sequential")(rng, 4) == sequential(rng, 4) == (0, 1, 2, 3)
-    assert make_sampler({"drop": 0.0})(rng, 4) == (0, 1, 2, 3)
-    assert [training_order(spec) for spec in ("sequential", "arbitrary", {"drop": 0.2})] == [
-        "sequential",
-        "arbitrary",
-        "sequential",
-    ]
-    assert make_sampler("reversed")(rng, 4) == (3, 2, 1, 0)
-    assert make_sampler({"order": [2, 2, 0]})(rng, 4) == (2, 2, 0)
-    assert make_sampler({"skip": [0, 2]})(rng, 4) == (1, 3)
-    assert training_order("reversed") == training_order({"swap": 3}) == "trained"
-    assert [sampler_name(spec) for spec in ("reversed", {"swap": 3}, {"skip": [0, 2]})] == [
-        "reversed",
-        "swap 3",
-        "skip 0-2",
-    ]
+@pytest.mark.parametrize(
+    ("spec", "route", "order", "name"),
+    [
+        ("sequential", (0, 1, 2, 3), "sequential", "sequential"),
+        ({"drop": 0.0}, (0, 1, 2, 3), "sequential", "drop 0.0"),
+        ("reversed", (3, 2, 1, 0), "trained", "reversed"),
+        ({"order": [2, 2, 0]}, (2, 2, 0), "trained", "order 2-2-0"),
+        ({"skip": [0, 2]}, (1, 3), "trained", "skip 0-2"),
+        ({"swap": 6}, (3, 2, 1, 0), "trained", "swap 6"),
+        ("arbitrary", None, "arbitrary", "arbitrary"),
+    ],
+)
+def test_samplers_by_name(spec: Any, route: tuple[int, ...] | None, order: str, name: str) -> None:
+    if route:
+        assert make_sampler(spec)(generator("train", 0), 4) == route
+    assert training_order(spec) == order
+    assert sampler_name(spec) == name
 
 
-def test_wrong_samplers_say_what_is_accepted() -> None:
-    for wrong, said in (
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
         ("random", "arbitrary, reversed"),
         (None, "arbitrary"),
-        (3, "arbitrary"),
         ({}, "arbitrary"),
         ("arbitary", "did you mean 'arbitrary'?"),
         ({"fixfirst": 1}, "did you mean 'fix_first'?"),
@@ -104,66 +114,65 @@ def test_wrong_samplers_say_what_is_accepted() -> None:
         ({"order": []}, "{order: [layers]}"),
         ({"skip": "12"}, "{skip: [layers]}"),
         ({"fix_first": 1, "fix_last": 1}, "{fix_first: k}"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(said)):
-            check_sampler(wrong)
+    ],
+)
+def test_wrong_samplers_say_what_is_accepted(wrong: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check_sampler(wrong)
+
+
+def test_right_samplers_are_taken() -> None:
     assert check_sampler({"drop": "1e-1"}) == {"drop": 0.1}  # PyYAML reads 1e-1 as text
+    for schedule in ("linear", "constant"):
+        spec = {"drop": 0.2, "schedule": schedule}
+        assert check_sampler(spec) == spec
 
 
-def test_samplers_know_the_models_they_fit() -> None:
-    assert limit({"swap": 6}, 4) is None
-    assert limit({"swap": 7}, 4) == (7, 6)
-    assert limit({"order": [0, 4]}, 4) == (4, 3)
-    assert limit({"order": [0, 1, 2, 3]}, 4) is limit({"skip": [0, 0, 1, 1, 2]}, 4) is None
-    assert limit({"order": [0, 1, 2, 3, 0]}, 4) == (5, 4)
-    assert limit({"skip": [0, 1, 2, 3]}, 4) == (4, 3)
-    assert limit({"skip": [4]}, 4) == (4, 3)
-    assert limit({"fix_first": 4}, 4) is None
-    assert limit("arbitrary", 1) is limit({"drop": 0.2}, 1) is None
+@pytest.mark.parametrize(
+    ("spec", "found"),
+    [
+        ({"swap": 6}, None),
+        ({"swap": 7}, (7, 6)),
+        ({"order": [0, 4]}, (4, 3)),
+        ({"order": [0, 1, 2, 3]}, None),
+        ({"order": [0, 1, 2, 3, 0]}, (5, 4)),
+        ({"skip": [0, 0, 1, 1, 2]}, None),
+        ({"skip": [0, 1, 2, 3]}, (4, 3)),
+        ({"skip": [4]}, (4, 3)),
+        ({"fix_first": 4}, None),
+        ("arbitrary", None),
+        ({"drop": 0.2}, None),
+    ],
+)
+def test_samplers_know_the_models_they_fit(spec: Any, found: tuple[int, int] | None) -> None:
+    assert limit(spec, 4) == found
 
 
 def test_swaps_are_uniform_at_their_distance() -> None:
     """All 6 orders of 4 layers with 3 inversions, equally often: 6,000 draws, standard deviation of
     a count 29.
     """
-    counts = Counter(swap(3)(generator("samples", step), 4) for step in range(6000))
-    assert set(counts) == {
-        route for route in itertools.permutations(range(4)) if kendall_distance(route) == 3
-    }
+    counts = Counter(drawn(swap(3), 4, 6000))
+    orders = itertools.permutations(range(4))
+    assert set(counts) == {route for route in orders if kendall_distance(route) == 3}
     assert all(abs(count - 1000) < 5 * 29 for count in counts.values())
-    assert swap(0)(generator("samples", 0), 12) == tuple(range(12))
     assert kendall_distance((0, 0, 1, 1)) == 0  # a layer that runs twice
-    assert swap(66)(generator("samples", 0), 12) == tuple(reversed(range(12)))
-    assert {kendall_distance(swap(d)(generator("samples", d), 12)) - d for d in range(67)} == {0}  # type: ignore[arg-type]
+    for distance in range(67):
+        route: Any = swap(distance)(generator("samples", distance), 12)
+        assert kendall_distance(route) == distance
 
 
-def test_fixed_ends() -> None:
+@pytest.mark.parametrize(
+    ("fix", "kept", "free"),
+    [(fix_first, slice(0, 3), slice(3, 8)), (fix_last, slice(5, 8), slice(0, 5))],
+)
+def test_fixed_ends(fix: Any, kept: slice, free: slice) -> None:
     """The layers at one end stay; the others are shuffled over all their places."""
-    for sampler, kept, free in (
-        (fix_first(3), slice(0, 3), slice(3, 8)),
-        (fix_last(3), slice(5, 8), slice(0, 5)),
-    ):
-        routes = np.array([sampler(generator("samples", step), 8) for step in range(500)])
-        assert (routes[:, kept] == np.arange(8)[kept]).all()
-        assert (np.sort(routes, axis=1) == np.arange(8)).all()
-        assert all(len(set(column)) == 5 for column in routes[:, free].T)
-    assert (
-        fix_first(8)(generator("samples", 0), 8)
-        == fix_last(8)(generator("samples", 0), 8)
-        == tuple(range(8))
-    )
-
-
-def test_layer_drop_with_a_linear_schedule() -> None:
-    """The first of 4 layers is dropped with p / 4, the last with p: 4,000 draws, standard deviation
-    of a share below 0.0079.
-    """
-    routes = [drop(0.6, "linear")(generator("samples", step), 4) for step in range(4000)]
-    rates = (0.15, 0.3, 0.45, 0.6)
-    nothing_left = math.prod(rates)  # drawn again
-    for layer, rate in enumerate(rates):
-        share = sum(layer not in route for route in routes) / len(routes)
-        assert abs(share - (rate - nothing_left) / (1 - nothing_left)) < 5 * 0.0079
+    routes = np.array(drawn(fix(3), 8, 500))
+    assert (routes[:, kept] == np.arange(8)[kept]).all()
+    assert (np.sort(routes, axis=1) == np.arange(8)).all()
+    assert all(len(set(column)) == 5 for column in routes[:, free].T)
+    assert drawn(fix(8), 8, 1) == [tuple(range(8))]
 
 
 def test_per_sample_routes() -> None:
@@ -173,51 +182,32 @@ def test_per_sample_routes() -> None:
         route = row[row >= 0]
         assert list(route) == sorted(set(route.tolist()))
         assert (row[len(route) :] == -1).all()
-    assert (
-        per_sample(arbitrary, generator("samples", 0), 6, 50)
-        == per_sample(arbitrary, generator("samples", 0), 6, 50)
-    ).all()
-    assert len({tuple(row) for row in per_sample(arbitrary, generator("samples", 0), 12, 50)}) == 50
+    first, again = (per_sample(arbitrary, generator("samples", 0), 12, 50) for _ in range(2))
+    assert (first == again).all()
+    assert len({tuple(row) for row in first}) == 50
 
 
-@pytest.mark.parametrize(("num_layers", "keep"), [(3, 3), (12, 3), (12, 6), (12, 12), (6, 1)])
-def test_evaluation_routes(num_layers: int, keep: int) -> None:
-    sequential_routes = evaluation_routes(num_layers, keep, "sequential", 20, 0)
-    arbitrary_routes = evaluation_routes(num_layers, keep, "arbitrary", 20, 0)
-    assert len(sequential_routes) == min(20, math.comb(num_layers, keep))
-    assert len(arbitrary_routes) == min(20, math.perm(num_layers, keep))
-    for routes in (sequential_routes, arbitrary_routes):
-        assert len(set(routes)) == len(routes)
-        assert all(
-            len(set(route)) == keep and set(route) <= set(range(num_layers)) for route in routes
-        )
-        assert all(isinstance(layer, int) for route in routes for layer in route)
-    assert all(list(route) == sorted(route) for route in sequential_routes)
-    assert evaluation_routes(num_layers, keep, "arbitrary", 20, 0) == arbitrary_routes
+@pytest.mark.parametrize(("num_layers", "keep"), [(3, 3), (12, 3), (12, 12), (6, 1)])
+@pytest.mark.parametrize("order", ["sequential", "arbitrary"])
+def test_evaluation_routes(num_layers: int, keep: int, order: Any) -> None:
+    """Distinct ones, and all where there are few: of 3 layers the trained order counts once."""
+    routes: list[Any] = evaluation_routes(num_layers, keep, order, 20, 0)
+    count = math.comb if order == "sequential" else math.perm
+    assert len(routes) == min(20, count(num_layers, keep))
+    assert len(set(routes)) == len(routes)
+    for route in routes:
+        assert len(set(route)) == keep
+        assert set(route) <= set(range(num_layers))
+        assert all(isinstance(layer, int) for layer in route)
+        assert order == "arbitrary" or list(route) == sorted(route)
+    assert evaluation_routes(num_layers, keep, order, 20, 0) == routes
 
 
-def test_few_orders_are_all_taken() -> None:
-    """The paper's 3-layer artefact: of 6 orders, all are evaluated, the trained one counts once."""
-    assert sorted(evaluation_routes(3, 3, "arbitrary", 20, 0)) == sorted(
-        itertools.permutations(range(3))
-    )
-
-
-def test_what_a_training_step_runs_along() -> None:
+@pytest.mark.parametrize(
+    ("per", "kind"), [("batch", OneRoute), ("sample", RouteTable), ("latin", Latin)]
+)
+def test_what_a_training_step_runs_along(per: Any, kind: type) -> None:
     """One route for all of its samples, one for each, or Latin ones."""
-    one, each, square = (
-        draw_routes("arbitrary", per, generator("train", 0), 4, 6)
-        for per in ("batch", "sample", "latin")
-    )
-    assert isinstance(one, OneRoute)
-    assert isinstance(each, RouteTable)
-    assert isinstance(square, Latin)
-    assert one.rows(6).shape == each.rows(6).shape == square.rows(6).shape == (6, 4)
-
-
-def test_a_schedule_of_dropping_is_accepted() -> None:
-    for schedule in ("linear", "constant"):
-        assert check_sampler({"drop": 0.2, "schedule": schedule}) == {
-            "drop": 0.2,
-            "schedule": schedule,
-        }
+    routes = draw_routes("arbitrary", per, generator("train", 0), 4, 6)
+    assert isinstance(routes, kind)
+    assert routes.rows(6).shape == (6, 4)

@@ -12,7 +12,7 @@ import torch
 from timm.models.mlp_mixer import MlpMixer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import conv2d, pad
 
 from lsvit.position import Encode, Position
 from lsvit.routed import RoutedModel
@@ -26,6 +26,7 @@ from papers.inversion.compute.descent import (
     INVERTIBLE,
     NON_UNIQUE,
     Normaliser,
+    Point,
     correlation,
     distance,
     invert,
@@ -45,11 +46,10 @@ from papers.inversion.section import (
     InversionMeasure,
 )
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import Variant
 from pipeline.data.shards import Maps
 from pipeline.jobs.files import ARRAYS, ROWS, read_meta, sha256
 from pipeline.models.weights import build
-from tests.conftest import PICO
+from tests.conftest import PICO, run_fields
 from tests.models import small
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -63,7 +63,7 @@ def pixels(n: int = 6, seed: int = 1) -> Tensor:
     return torch.rand(n, *SHAPE, generator=torch.Generator().manual_seed(seed))
 
 
-def table(routes: Sequence[Sequence[int]], length: int = 4) -> Tensor:
+def table(routes: Sequence[Sequence[Any]], length: int = 4) -> Tensor:
     """Routes padded with -1."""
     return torch.tensor([[*route, *[-1] * (length - len(route))] for route in routes])
 
@@ -87,11 +87,9 @@ def blurred(image: Tensor, sigma: float) -> Tensor:
     """Weighted means of 3 x 3 pixels, mirrored at the rim: (B, C, H, W) -> (B, C, H, W)."""
     side = math.exp(-0.5 / sigma**2)
     weights = torch.tensor([side, 1, side]) / (1 + 2 * side)
-    wide = pad(image, (1, 1, 1, 1), mode="reflect")
-    raised = [weights[i] * wide[..., i : i + image.shape[-2], :] for i in range(3)]
-    rows = torch.stack(raised).sum(0)
-    shifted = [weights[j] * rows[..., j : j + image.shape[-1]] for j in range(3)]
-    return torch.stack(shifted).sum(0)
+    channels = image.shape[1]
+    kernel = torch.outer(weights, weights).expand(channels, 1, 3, 3)
+    return conv2d(pad(image, (1, 1, 1, 1), mode="reflect"), kernel, groups=channels)
 
 
 # ---- states and distances ------------------------------------------------------------------------
@@ -99,34 +97,27 @@ def blurred(image: Tensor, sigma: float) -> Tensor:
 
 @pytest.mark.parametrize("routes", [ROUTES, [()] * 6, [(2, 0, 1), *[(1,)] * 5]], ids=str)
 @pytest.mark.parametrize("kind", ["vit", "mixer", "position"])
+@torch.no_grad()
 def test_states_at_the_end_of_routes(kind: str, routes: list[tuple[int, ...]]) -> None:
-    """They are those of every image by itself, and so are the gradients of its pixels."""
+    """They are those of every image by itself."""
     position = Position()
     if kind == "position":
         position = Position(encode=Encode(dim=4, dropout=0.1, shared=False))
     backbone = small(MlpMixer if kind == "mixer" else VisionTransformer)
     model = RoutedModel(backbone, position).eval()
-    batch = pixels().requires_grad_()
-    states = read_states(model, batch, table(routes))
+    batch = pixels()
     expected = torch.cat([state_of(model, batch[i : i + 1], routes[i]) for i in range(6)])
-    assert torch.allclose(states, expected, atol=1e-5)
-    weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(2))
-    found, by_hand = (
-        torch.autograd.grad((weights * each).sum(), batch, retain_graph=True)[0]
-        for each in (states, expected)
-    )
-    assert torch.allclose(found, by_hand, rtol=1e-3, atol=1e-4)
-    assert (found.abs().flatten(1).amax(1) > 0.01).all()
+    assert torch.allclose(read_states(model, batch, table(routes)), expected, atol=1e-5)
 
 
 def test_distance() -> None:
+    """It has a gradient of 0 at 0: a descent that has arrived stays."""
     a = torch.tensor([[[3.0, 0.0], [0.0, 5.0]], [[2.0, 2.0], [2.0, 2.0]]])
     b = torch.tensor([[[0.0, 0.0], [4.0, 5.0]], [[2.0, 2.0], [2.0, 2.0]]]).requires_grad_()
     found = distance(a, b)
     assert found.tolist() == pytest.approx([5, 0])
-    found[1].backward()
-    assert b.grad is not None
-    assert not b.grad.any()  # a descent that has arrived stays
+    (gradient,) = torch.autograd.grad(found[1], b)
+    assert not gradient.any()
 
 
 def test_correlation() -> None:
@@ -134,7 +125,6 @@ def test_correlation() -> None:
     a, b = pixels(3, 1), pixels(3, 2)
     expected = [np.corrcoef(a[i].flatten(), b[i].flatten())[0, 1] for i in range(3)]
     assert correlation(a, b).tolist() == pytest.approx(expected, abs=1e-5)
-    assert correlation(a, 2 - 0.3 * a).tolist() == pytest.approx([-1] * 3, abs=1e-5)
     constant = torch.full_like(a, 0.1)
     for other in (a, constant, constant + 0.1):
         assert not correlation(constant, other).any()
@@ -161,19 +151,16 @@ def test_normaliser_and_noise() -> None:
 
 @torch.no_grad()
 def test_yardsticks_are_means_over_the_draws(model: RoutedModel) -> None:
-    a = pixels()
-    draws = [torch.Generator().manual_seed(5) for _ in range(2)]
-    found = yardstick(model, normalise, a, table(ROUTES), 0.07, 4, draws[0])
-    shifted = [a + 0.07 * torch.randn(a.shape, generator=draws[1]) for _ in range(4)]
-    for i, route in enumerate(ROUTES):
-        apart: list[list[float]] = []
-        for b in shifted:
-            pair = (a[i : i + 1], b[i : i + 1])
-            states = [state_of(model, normalise(x), route) for x in pair]
-            tokens = [model.embed(normalise(x)) for x in pair]
-            apart.append([float((y - x).norm()) for x, y in (states, tokens, pair)])
-        expected = torch.tensor(apart).mean(0).tolist()
-        assert [float(values[i]) for values in found] == pytest.approx(expected, rel=1e-4)
+    a, routes = pixels(), table(ROUTES)
+    found = yardstick(model, normalise, a, routes, 0.07, 4, torch.Generator().manual_seed(5))
+    draws = torch.Generator().manual_seed(5)
+    apart = []
+    for _ in range(4):
+        pair = (a, a + 0.07 * torch.randn(a.shape, generator=draws))
+        states = [read_states(model, normalise(x), routes) for x in pair]
+        tokens = [model.embed(normalise(x)) for x in pair]
+        apart.append(torch.stack([distance(*two) for two in (states, tokens, pair)]))
+    assert torch.allclose(torch.stack(found), torch.stack(apart).mean(0), rtol=1e-4)
 
 
 # ---- descents ------------------------------------------------------------------------------------
@@ -188,25 +175,22 @@ def by_hand(
 ) -> list[tuple[Tensor, float, float]]:
     """The input, and both distances, after every step of a descent for one image (1, C, H, W)."""
     target = state_of(model, normalise(a), route)
-    mean = square = torch.zeros_like(x)
+    x = x.clone().requires_grad_()
+    method = torch.optim.Adam if how.method == "adam" else torch.optim.SGD
+    optimizer: torch.optim.Optimizer = method([x], how.lrs[0])
     states = []
     for step in range(how.steps + 1):
-        x = x.clone().requires_grad_()
         gap = (state_of(model, normalise(x), route) - target).norm()
-        states.append((x.detach(), gap.item(), (x - a).norm().item()))
-        prior = sum(x.diff(dim=dim).abs().mean() for dim in (2, 3))
-        (gradient,) = torch.autograd.grad(gap + how.total_variation * prior, x)
-        lr = how.lrs[0]
+        states.append((x.detach().clone(), gap.item(), (x - a).norm().item()))
         if how.schedule == "cosine":
-            lr *= (1 + math.cos(math.pi * step / how.steps)) / 2
-        if how.method == "adam":
-            mean = 0.9 * mean + 0.1 * gradient
-            square = 0.999 * square + 0.001 * gradient**2
-            scale = (square / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
-            gradient = mean / (1 - 0.9 ** (step + 1)) / scale
-        x = (x - lr * gradient).detach()
+            share = (1 + math.cos(math.pi * step / how.steps)) / 2
+            optimizer.param_groups[0]["lr"] = share * how.lrs[0]
+        prior = x.diff(dim=2).abs().mean() + x.diff(dim=3).abs().mean()
+        optimizer.zero_grad()
+        (gap + how.total_variation * prior).backward()
+        optimizer.step()
         if how.blur:
-            x = blurred(x, how.blur)
+            x.data = blurred(x.data, how.blur)
     return states
 
 
@@ -226,8 +210,7 @@ def test_descents_by_hand(model: RoutedModel, changes: dict[str, Any]) -> None:
     a, how = pixels(), descent(**changes)
     start = noise(tuple(a.shape), 0)
     found = invert(model, normalise, a, table(ROUTES), start, how, 4)
-    recorded = inversion.recorded_steps(how.steps, 4)
-    assert recorded == ([0, 2, 3, 4, 6] if how.steps == 6 else [0, 1])
+    recorded = [0, 2, 3, 4, 6] if how.steps == 6 else [0, 1]
     for i, route in enumerate(ROUTES):
         states = by_hand(model, a[i : i + 1], route, start[i : i + 1], how)
         assert torch.allclose(found.images[i], states[-1][0][0], atol=2e-4)
@@ -235,7 +218,6 @@ def test_descents_by_hand(model: RoutedModel, changes: dict[str, Any]) -> None:
         assert found.embedding[i].tolist() == pytest.approx(gaps, rel=2e-3)
         assert found.pixels[i].tolist() == pytest.approx(offs, rel=1e-3)
     assert found.lr.tolist() == pytest.approx(how.lrs * 6)
-    assert not found.images.requires_grad
 
 
 def test_the_best_of_several_rates_is_kept(model: RoutedModel) -> None:
@@ -261,11 +243,9 @@ def test_the_best_of_several_rates_is_kept(model: RoutedModel) -> None:
     [
         (0.9, 0.9, 0.01, INVERTIBLE),
         (0.0, 1.0, 0.01, NON_UNIQUE),
-        (0.0099, math.nan, 0.01, NON_UNIQUE),
         (0.01, 1.0, 0.01, APPROXIMATE),  # the border is not met
         (1.0, 0.0, 0.01, APPROXIMATE),
         (math.nan, 0.9, 0.01, APPROXIMATE),
-        (0.3, 2.0, 0.5, NON_UNIQUE),
         (1.0, 2.0, 1.5, NON_UNIQUE),
     ],
 )
@@ -276,17 +256,11 @@ def test_verdicts(embedding: float, input: float, met: float, expected: str) -> 
 # ---- points --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_layers", "expected"), [(12, [1, 4, 8, 12]), (2, [1, 2])])
-def test_default_depths(num_layers: int, expected: list[int]) -> None:
-    points = make_points(num_layers, None, False, "sequential", 1, (0, 0))
-    assert [point.depth for point in points] == [0, *expected]
-
-
 @pytest.mark.parametrize("order", ["sequential", "arbitrary"])
 def test_points(order: Any) -> None:
     """Every image runs the first layers of one order at all depths; layers alone are none's."""
 
-    def make(alone: bool = True, seeds: tuple[int, int] = (5, 1)) -> list[inversion.Point]:
+    def make(alone: bool = True, seeds: tuple[int, int] = (5, 1)) -> list[Point]:
         return make_points(6, [4, 2, 4, 6, 7], alone, order, 3, seeds)
 
     points = make()
@@ -304,7 +278,9 @@ def test_points(order: Any) -> None:
     for seeds in ((6, 1), (5, 2), (1, 5)):
         assert (make(seeds=seeds) == points) == (order == "sequential")
     routes = [route for point in points for route in point.routes]
-    assert pad_routes(points, 6).tolist() == table(routes, 6).tolist()  # type: ignore[arg-type]
+    assert pad_routes(points, 6).tolist() == table(routes, 6).tolist()
+    depths = [point.depth for point in make_points(12, None, False, order, 1, (0, 0))]
+    assert depths == [0, 1, 4, 8, 12]
 
 
 # ---- the job of an inversion ---------------------------------------------------------------------
@@ -315,14 +291,22 @@ TINY = ModelPreset(
 MIXER_SIZES = {"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "num_blocks": 2}
 MIXER = ModelPreset(timm="mixer_custom", kwargs=MIXER_SIZES, weights="scratch")
 OPTIONS = InversionMeasure(
-    images=2, depths=None, sigma=0.05, shifts=2, met=0.01, batch_size=200, records=3, seed=7
+    images=2, depths=None, sigma=0.05, shifts=2, met=0.5, batch_size=200, records=3, seed=7
 )
 
 
 class Outcome:
-    """What a job wrote."""
+    """What a job writes.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: a new one for it.
+        measure: the job, called with its configuration and files.
+    """
+
+    def __init__(self, folder: Path, measure: Callable[..., None], *arguments: Any) -> None:
+        folder.mkdir()
+        torch.rand(3)  # a generator in another state must not matter
+        measure(*arguments, folder, lambda event: None)
         self.text = (folder / ROWS).read_text()
         self.rows = pd.read_csv(folder / ROWS)
         with np.load(folder / ARRAYS) as file:
@@ -331,19 +315,6 @@ class Outcome:
     def same(self, other: "Outcome") -> bool:
         arrays = all(np.array_equal(self.arrays[name], other.arrays[name]) for name in self.arrays)
         return self.text == other.text and arrays
-
-
-def config_fields(data: Path, preset: ModelPreset, weights: Path | None) -> dict[str, Any]:
-    return {
-        "title": "test",
-        "dataset": "bars",
-        "model_name": "pico",
-        "model": preset,
-        "variant": Variant(route="sequential"),
-        "device": "cpu",
-        "data_sha256": read_meta(data)["sha256"],
-        "weights_sha256": weights and sha256(weights),
-    }
 
 
 @pytest.fixture
@@ -366,12 +337,9 @@ def inverted(prepared: Path, tmp_path: Path) -> Callable[..., Outcome]:
             "transplant": [],
             "seed": 0,
         }
-        config = InversionConfig(**config_fields(prepared, preset, weights), **keys | changes)
-        folder = tmp_path / f"run_{len(list(tmp_path.glob('run_*')))}"
-        folder.mkdir()
-        torch.rand(3)  # a generator in another state must not matter
-        inversion.measure(config, prepared, weights, donor, folder, lambda event: None)
-        return Outcome(folder)
+        config = InversionConfig(**run_fields(prepared, preset), **keys | changes)
+        folder = tmp_path / f"run_{len(list(tmp_path.iterdir()))}"
+        return Outcome(folder, inversion.measure, config, prepared, weights, donor)
 
     return run
 
@@ -397,9 +365,7 @@ def own_normaliser(data: Path) -> Normaliser:
 
 
 @torch.no_grad()
-def check(
-    outcome: Outcome, model: RoutedModel, data: Path, routes: Sequence[Sequence[int]]
-) -> None:
+def check(outcome: Outcome, model: RoutedModel, data: Path, routes: Sequence[Any]) -> None:
     """The rows hold the yardsticks and the distances of the found images under this model.
 
     Args:
@@ -411,21 +377,18 @@ def check(
     rows, arrays = outcome.rows, outcome.arrays
     normalise = own_normaliser(data)
     found = torch.from_numpy(arrays["found"]).float().flatten(0, 1)
-    originals = torch.from_numpy(arrays["originals"]).repeat(len(found) // 2, 1, 1, 1)
+    points = len(found) // 2
+    originals = torch.from_numpy(arrays["originals"]).repeat(points, 1, 1, 1)
     draws = torch.Generator().manual_seed(OPTIONS.seed)
     padded = table(routes, model.eval().num_layers)
     gauge = yardstick(model, normalise, originals, padded, OPTIONS.sigma, OPTIONS.shifts, draws)
+    images = [normalise(found), normalise(originals)]
     expected = {
         "yardstick": gauge.embedding,
         "token_yardstick": gauge.tokens,
         "input_yardstick": gauge.pixels,
-        "embedding_distance": distance(
-            read_states(model, normalise(found), padded),
-            read_states(model, normalise(originals), padded),
-        ),
-        "token_distance": distance(
-            model.embed(normalise(found)), model.embed(normalise(originals))
-        ),
+        "embedding_distance": distance(*(read_states(model, x, padded) for x in images)),
+        "token_distance": distance(*map(model.embed, images)),
         "input_distance": distance(found, originals),
         "pixel_correlation": correlation(found, originals),
     }
@@ -439,14 +402,14 @@ def check(
         assert arrays[name][..., -1].flatten() == pytest.approx(values.to_numpy(), rel=1e-4)
     verdicts = [verdict(near, far, OPTIONS.met) for near, far in zip(*ratios.values(), strict=True)]
     assert rows["verdict"].tolist() == verdicts
-    start = noise(tuple(originals[:2].shape), OPTIONS.seed).repeat(len(found) // 2, 1, 1, 1)
+    start = noise(tuple(originals[:2].shape), OPTIONS.seed).repeat(points, 1, 1, 1)
     first = (distance(start, originals) / gauge.pixels).tolist()
     assert arrays["input"][..., 0].flatten().tolist() == pytest.approx(first, rel=1e-4)
 
 
-def twice(*routes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Routes of two images a point."""
-    return [route for route in routes for _ in range(2)]
+def twice(*values: Any) -> list[Any]:
+    """What two images have at each point."""
+    return [value for value in values for _ in range(2)]
 
 
 def test_measure(inverted: Callable[..., Outcome], prepared: Path, weights: Path) -> None:
@@ -454,12 +417,15 @@ def test_measure(inverted: Callable[..., Outcome], prepared: Path, weights: Path
     outcome = inverted(weights, alone=True)
     rows, arrays = outcome.rows, outcome.arrays
     names = ["patch_embed", "first 1", "first 2", "first 3", "layer 0", "layer 1", "layer 2"]
-    assert rows["point"].tolist() == [name for name in names for _ in range(2)]
-    assert rows["depth"].tolist() == [depth for depth in (0, 1, 2, 3, 1, 1, 1) for _ in range(2)]
-    assert rows["image"].tolist() == [0, 1] * 7
-    assert (rows["num_layers"] == 3).all()
     assert arrays["points"].tolist() == names
     assert arrays["steps"].tolist() == [0, 1, 3, 4]
+    for column, values in {
+        "point": twice(*names),
+        "depth": twice(0, 1, 2, 3, 1, 1, 1),
+        "image": [0, 1] * 7,
+        "num_layers": [3] * 14,
+    }.items():
+        assert rows[column].tolist() == values
     subset = np.sort(inversion.generator("subset", "training").permutation(40)[:2])
     images = Maps([prepared / "validation.arrow"])[subset][0]
     assert np.allclose(arrays["originals"][:, 0] * 255, images, atol=1e-3)
@@ -467,15 +433,8 @@ def test_measure(inverted: Callable[..., Outcome], prepared: Path, weights: Path
     filters = model.backbone.patch_embed.proj.weight.detach().numpy()
     assert np.array_equal(arrays["filters"], filters)
     check(outcome, model, prepared, twice((), (0,), (0, 1), (0, 1, 2), (0,), (1,), (2,)))
-    assert inverted(weights, alone=True).same(outcome)
     assert inverted(weights, alone=True, seed=3).same(outcome)
     assert not inverted(weights, alone=True, options={"seed": 8}).same(outcome)
-    ratios = rows[["embedding_distance", "input_distance"]].to_numpy()
-    ratios = ratios / rows[["yardstick", "input_yardstick"]].to_numpy()
-    met = float(np.median(ratios[:, 0]))
-    verdicts = [verdict(near, far, met) for near, far in ratios.tolist()]
-    assert len(set(verdicts)) > 1
-    assert inverted(weights, alone=True, options={"met": met}).rows["verdict"].tolist() == verdicts
 
 
 @pytest.mark.parametrize(("width", "expected"), [(192, False), (196, True)])
@@ -495,7 +454,7 @@ def test_measure_of_untrained_models(inverted: Callable[..., Outcome], prepared:
     torch.manual_seed(4)
     model = build(TINY, 10)
     points = make_points(3, None, False, "arbitrary", 2, (OPTIONS.seed, 4))
-    check(outcome, model, prepared, [route for point in points for route in point.routes])  # type: ignore[misc]
+    check(outcome, model, prepared, [route for point in points for route in point.routes])
     assert not inverted(seed=5, order="arbitrary").same(outcome)
 
 
@@ -506,19 +465,22 @@ def test_measure_of_edited_models(
     """Parts are taken out of the trained model, or put into the untrained one."""
     file = saved(tmp_path / "w.safetensors", 1, preset)
     routes = twice((), (0, 1))
-    trained, whole = (build(preset, 10, weights=file) for _ in range(2))
-    ablate(trained.backbone, ["residuals", "mlp"])
     options = {"depths": [2]}
-    outcome = inverted(file, preset=preset, ablation=["residuals", "mlp"], options=options)
-    check(outcome, trained, prepared, routes)
+    trained = build(preset, 10, weights=file)
+    filters = trained.backbone.get_parameter(
+        "stem.proj.weight" if preset is MIXER else "patch_embed.proj.weight"
+    ).detach()
+    removed = ["residuals", "mlp"]
+    outcome = inverted(file, preset=preset, ablation=removed, options=options)
     torch.manual_seed(6)
     mixed = build(preset, 10)
-    transplant(mixed.backbone, whole.backbone, ["patch_embed", "norm1"])
     parts = ["patch_embed", "norm1"]
+    transplant(mixed.backbone, trained.backbone, parts)
+    ablate(trained.backbone, removed)
+    check(outcome, trained, prepared, routes)
     outcome = inverted(None, file, preset, options, transplant=parts, seed=6)
     check(outcome, mixed, prepared, routes)
-    stem = whole.backbone.stem if preset is MIXER else whole.backbone.patch_embed
-    assert np.array_equal(outcome.arrays["filters"], stem.proj.weight.detach().numpy())
+    assert np.array_equal(outcome.arrays["filters"], filters.numpy())
 
 
 # ---- class images --------------------------------------------------------------------------------
@@ -576,43 +538,37 @@ def test_what_a_model_takes_images_for() -> None:
     assert seen.tolist() == [0, 2, 0]
 
 
-@pytest.mark.parametrize("outputs", [None, 12])
-def test_measure_of_class_images(prepared: Path, tmp_path: Path, outputs: int | None) -> None:
-    """With and without another training that judges them, also where outputs outnumber classes."""
-    preset = TINY.model_copy(update={"num_classes": outputs})
+def test_measure_of_class_images(prepared: Path, tmp_path: Path) -> None:
+    """With and without another training that judges them; 2 of 12 outputs are no classes."""
+    preset = TINY.model_copy(update={"num_classes": 12})
     weights = saved(tmp_path / "w.safetensors", 1, preset)
     judge = saved(tmp_path / "judge.safetensors", 2, preset)
     options = SCHEDULE.model_copy(update={"lr": 0.3, "jitter_after": 2})
 
     def run(name: str, judge: Path | None, seed: int = 0) -> Outcome:
-        fields = config_fields(prepared, preset, weights)
         digest = judge and sha256(judge)
-        config = ClassImagesConfig(**fields, options=options, judge_sha256=digest, seed=seed)
-        folder = tmp_path / name
-        folder.mkdir()
-        class_images.measure(config, prepared, weights, judge, folder, lambda event: None)
-        return Outcome(folder)
+        fields = run_fields(prepared, preset, options=options, judge_sha256=digest, seed=seed)
+        config = ClassImagesConfig(**fields)
+        return Outcome(tmp_path / name, class_images.measure, config, prepared, weights, judge)
 
     judged, alone = run("judged", judge), run("alone", None)
     own = own_normaliser(prepared)
     classes = read_meta(prepared)["classes"]
-    names = [str(name) for name in classes]
     model, other = (
         build(preset, 10, weights=file).eval().requires_grad_(False) for file in (weights, judge)
     )
     expected = maximise(model, own, (1, 28, 28), 10, options, 0)
     probability, _ = rate(model, own, expected, 10)
     for outcome in (judged, alone):
-        assert outcome.rows["class"].astype(str).tolist() == names
         assert outcome.arrays["classes"].tolist() == classes
         assert np.allclose(outcome.arrays["images"], expected, atol=2e-3)
-        assert outcome.rows["probability"].to_numpy() == pytest.approx(
-            probability.numpy(), rel=1e-3
-        )
+        assert outcome.rows["class"].astype(str).tolist() == [str(name) for name in classes]
+        found = outcome.rows["probability"].to_numpy()
+        assert found == pytest.approx(probability.numpy(), rel=1e-3)
     probability, seen = rate(other, own, expected, 10)
     found = judged.rows["judge_probability"].to_numpy()
     assert found == pytest.approx(probability.numpy(), rel=1e-3)
-    assert judged.rows["judge_sees"].astype(str).tolist() == [names[i] for i in seen.tolist()]
+    assert judged.rows["judge_sees"].tolist() == [classes[i] for i in seen.tolist()]
     assert alone.rows[["judge_probability", "judge_sees"]].isna().all(axis=None)
     assert run("again", judge).same(judged)
     assert not run("other", judge, seed=1).same(judged)

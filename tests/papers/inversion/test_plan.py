@@ -12,7 +12,6 @@ import pytest
 
 from papers import PAPERS
 from papers.inversion.compute.plan import Plan, Subject, Task
-from papers.inversion.compute.presets import family_preset
 from papers.inversion.compute.rows import (
     CLASS_COLUMNS,
     COLUMNS,
@@ -114,12 +113,11 @@ def test_a_training_a_family_and_seed(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("seeds", "starts", "own", "others"),
-    [(3, 1, [0], [0, 1, 2]), (3, 2, [0, 1], [0, 1, 2]), (1, None, [0], [0]), (None, 1, [0], None)],
+    [(3, 2, [0, 1], [0, 1, 2]), (None, 1, [0], [0, 1, 2, 3, 4])],
 )
 def test_seeds(make: Make, seeds: int | None, starts: int, own: list, others: list) -> None:
     """The chosen model is there once a set of starting weights, all others for the first seeds."""
     plan = make({"seeds": seeds}, pretrain={"seeds": starts})
-    others = others or [0, 1, 2, 3, 4]
     for family, expected in (("own", own), ("vit", others), ("mixer", others)):
         for weights in ("trained", "untrained"):
             found = [m.seed for m in models(plan) if (m.family, m.weights) == (family, weights)]
@@ -132,62 +130,70 @@ def test_seeds(make: Make, seeds: int | None, starts: int, own: list, others: li
 def test_models_and_their_weights(make: Make, tmp_path: Path, protocol: str, judge: str) -> None:
     plan = make({"variants": ["baseline", "ls"]}, protocol=protocol)
     trainings = plan.trainings()
-    found = plan.models(trainings)
-    for model in found:
-        own = model.family == "own"
-        file = None
-        if model.weights == "trained" and own:
-            file = tmp_path / "pretrain" / "seed_0" / "weights_heldout.safetensors"
-        elif model.weights == "trained":
-            file = trainings[model.family, model.seed].folder / weights_file(judge)
-        assert model.file == file
-        assert model.preset == family_preset(plan.params, model.family)
-    assert [model._replace(file=None) for model in found] == plan.subjects()
-    for model in plan.refined():
-        folder = {"baseline": "baseline", "ls": "finetune/ls"}.get(model.weights)
-        file = tmp_path / str(folder) / f"seed_{model.seed}" / weights_file(judge)
-        assert model.file == (file if folder else None)
+    name = weights_file(judge)
+    files: dict[tuple[str, str], Path] = {
+        ("own", "trained"): tmp_path / "pretrain" / "seed_0" / "weights_heldout.safetensors",
+    }
+    for seed in (0, 1):
+        for family in ("vit", "mixer"):
+            files[family, f"trained {seed}"] = trainings[family, seed].folder / name
+        files["vit_micro", f"baseline {seed}"] = tmp_path / f"baseline/seed_{seed}" / name
+        files["vit_micro", f"ls {seed}"] = tmp_path / f"finetune/ls/seed_{seed}" / name
+    for model in [*plan.models(trainings), *plan.refined()]:
+        weights = model.weights if model.family == "own" else f"{model.weights} {model.seed}"
+        assert model.file == files.get((model.family, weights))
         assert model.variant.route == ("arbitrary" if model.weights == "ls" else "sequential")
     assert make({"variants": []}).refined() == []
 
 
-def test_edited_models(make: Make) -> None:
-    """Parts of the same seed's trained model are put into untrained ones."""
-    plan = make()
-    own = models(plan)
-    files = {(m.family, m.weights, m.seed): m.file for m in own}
-    found = plan.edited(own)
-    expected = [("vit", weights, seed) for seed in (0, 1) for weights in ("trained", "untrained")]
-    expected += [("own", weights, 0) for weights in ("trained", "untrained")]
-    expected += [("vit", "untrained", seed) for seed in (0, 1)]
-    assert [(m.family, m.weights, m.seed) for m in found] == expected
-    assert [m.ablation for m in found] == [("residuals", "mlp")] * 4 + [("norms",)] * 2 + [()] * 2
-    assert [m.transplant for m in found] == [()] * 6 + [("patch_embed", "norm1")] * 2
-    for model in found:
-        assert model.file == files[model.family, model.weights, model.seed]
-        donor = files[model.family, "trained", model.seed] if model.transplant else None
-        assert model.donor == donor
+# The first family under the second optimiser, all models, variants in both orders, edited models
+INVERSIONS = """
+vit trained seed 0, gd
+vit untrained seed 0, gd
+vit trained seed 1, gd
+vit untrained seed 1, gd
+vit trained seed 0, adam
+vit untrained seed 0, adam
+vit trained seed 1, adam
+vit untrained seed 1, adam
+own trained seed 0, adam
+own untrained seed 0, adam
+mixer trained seed 0, adam
+mixer untrained seed 0, adam
+mixer trained seed 1, adam
+mixer untrained seed 1, adam
+vit_micro untrained seed 0, adam
+vit_micro untrained seed 0, adam, arbitrary
+vit_micro untrained seed 1, adam
+vit_micro untrained seed 1, adam, arbitrary
+vit_micro ls seed 0, adam
+vit_micro ls seed 0, adam, arbitrary
+vit_micro ls seed 1, adam
+vit_micro ls seed 1, adam, arbitrary
+vit trained without residuals+mlp seed 0, adam
+vit untrained without residuals+mlp seed 0, adam
+vit trained without residuals+mlp seed 1, adam
+vit untrained without residuals+mlp seed 1, adam
+own trained without norms seed 0, adam
+own untrained without norms seed 0, adam
+vit untrained with patch_embed+norm1 seed 0, adam
+vit untrained with patch_embed+norm1 seed 1, adam
+"""
 
 
 def test_what_is_inverted(make: Make) -> None:
-    """The first family under the second optimiser, all models, variants in both orders, edits."""
+    """Every job says its own title; parts come from the same seed's trained model."""
     plan = make()
     own = models(plan)
     tasks = plan.inversions(own)
-    expected = [(model, "gd", "sequential") for model in own if model.family == "vit"]
-    expected += [(model, "adam", "sequential") for model in own]
-    refined = [model for model in plan.refined() if model.weights in ("untrained", "ls")]
-    assert len(refined) == 4
-    expected += [(m, "adam", order) for m in refined for order in ("sequential", "arbitrary")]
-    expected += [(model, "adam", "sequential") for model in plan.edited(own)]
-    assert [(task.subject, task.optimiser, task.order) for task in tasks] == expected
-    edits = ["without residuals+mlp"] * 4 + ["without norms"] * 2 + ["with patch_embed+norm1"] * 2
-    assert [task.keys["edit"] for task in tasks if task.keys["edit"] != "none"] == edits
-    assert len({task.job.title for task in tasks}) == len(tasks)
+    assert [task.job.title for task in tasks] == INVERSIONS.split("\n")[1:-1]
+    trained = {model.seed: model.file for model in own[:4] if model.weights == "trained"}
     for task in tasks:
         config: Any = task.job.config
         subject = task.subject
+        assert task.job.title.startswith(f"{subject}, {task.optimiser}")
         keys = {"family": subject.family, "weights": subject.weights, "seed": subject.seed}
+        keys |= {"order": task.order, "edit": subject.edit, "optimiser": task.optimiser}
         assert keys.items() <= task.keys.items()
         options = config.options
         assert (options.images, options.depths, options.seed) == (2, [1, 2], 11)
@@ -196,6 +202,7 @@ def test_what_is_inverted(make: Make) -> None:
         assert tuple(config.ablation) == subject.ablation
         assert tuple(config.transplant) == subject.transplant
         assert config.alone == (subject.edit == "none" and task.order == "sequential")
+        assert subject.donor == (trained[subject.seed] if subject.transplant else None)
         assert config.weights_sha256 == (sha256(subject.file) if subject.file else None)
         assert config.donor_sha256 == (sha256(subject.donor) if subject.donor else None)
         inputs = {"data": plan.data, "weights": subject.file, "donor": subject.donor}
@@ -233,8 +240,6 @@ ALL = ("",)
         ({}, {"finetune": {"lr": 0.7}, "smoothing": {"images": 10}}, {}),
         ({"ablations": {}, "transplants": {}, "variants": ["ls", "baseline"]}, {}, {}),
         ({"batch_size": 9}, {}, {}),
-        ({"seed": 12}, {}, {"inversions": ALL}),
-        ({"depths": None}, {}, {"inversions": ALL}),
         ({"met": 0.1}, {}, {"inversions": ALL}),
         ({"class_images": {"steps": 6}}, {}, {"class images": ALL}),
         (
@@ -261,14 +266,6 @@ def test_what_changes_the_keys(
         different = {title for title in titles if first[kind][title] != again[kind][title]}
         assert len(titles) > 1
         assert different == {title for title in titles if title.startswith(changed.get(kind, ()))}
-
-
-def test_an_optimiser_changes_its_own_inversions(make: Make) -> None:
-    first = keys(make())["inversions"]
-    gd = VALUES["optimisers"]["gd"] | {"steps": 8}
-    again = keys(make({"optimisers": VALUES["optimisers"] | {"gd": gd}}))["inversions"]
-    for title, key in first.items():
-        assert (again[title] != key) == (", gd" in title)
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
