@@ -16,18 +16,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 GPU = torch.device("cuda", 0)
 BETWEEN = {"aten::_to_copy", "aten::copy_"}  # take tensors of both devices
-PRODUCTS = {
-    "aten::addmm",
-    "aten::mm",
-    "aten::bmm",
-    "aten::convolution",
-}  # a model's, which is not left on the CPU by mistake
-INDICES = {
-    "aten::index",
-    "aten::index_put",
-    "aten::index_put_",
-    "aten::_index_put_impl_",
-}  # may have their indices on the CPU
+# A model's, which is not left on the CPU by mistake
+PRODUCTS = {"aten::addmm", "aten::mm", "aten::bmm", "aten::convolution"}
+# May have their indices on the CPU
+INDICES = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 
 
 class OnGPU(Tensor):
@@ -92,14 +84,11 @@ def execute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not there and name in PRODUCTS:
         raise RuntimeError(f"{name} is computed on the CPU")
     if kwargs.get("device") is not None:
-        there = (
-            torch.device(kwargs["device"]).type != "cpu"
-        )  # torch itself copies "meta" from its tensors
-        kwargs = (
-            kwargs
-            | {"device": torch.device("cpu")}
-            | ({"pin_memory": False} if "pin_memory" in kwargs else {})
-        )
+        # torch itself copies "meta" from its tensors
+        there = torch.device(kwargs["device"]).type != "cpu"
+        kwargs = kwargs | {"device": torch.device("cpu")}
+        if "pin_memory" in kwargs:
+            kwargs["pin_memory"] = False
     args_, kwargs_ = tree_map_only(OnGPU, lambda tensor: tensor.kept, (args, kwargs))
     out = func(*args_, **kwargs_)
     if name == "aten::copy_":
@@ -131,11 +120,9 @@ def pretended_gpu(there_is_one: bool = True) -> Iterator[None]:
 
     def onto(path: Any, map_location: Any = None, **options: Any) -> Any:
         found = load(path, map_location="cpu", **options)
-        return (
-            tree_map_only(Tensor, OnGPU, found)
-            if map_location is not None and torch.device(map_location).type == "cuda"
-            else found
-        )
+        if map_location is None or torch.device(map_location).type != "cuda":
+            return found
+        return tree_map_only(Tensor, OnGPU, found)
 
     _ensureCUDADeviceGuardSet()
     with pytest.MonkeyPatch.context() as patch, Creation():
@@ -148,10 +135,8 @@ def pretended_gpu(there_is_one: bool = True) -> Iterator[None]:
         for name, answer in found.items():
             patch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
         patch.setattr(torch, "load", onto)
-        for name in (
-            "__enter__",
-            "__exit__",
-        ):  # tensors of inference have no version, which a wrapped one must have
+        # Tensors of inference have no version, which a wrapped one must have
+        for name in ("__enter__", "__exit__"):
             patch.setattr(torch.inference_mode, name, getattr(torch.no_grad, name))
         before = (
             _only_lift_cpu_tensors(),

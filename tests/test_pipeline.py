@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,27 +33,21 @@ from tests.conftest import ROOT
 
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 SMOKE = [f"-S{preset}" for preset in PRESETS]
-MODULES = sorted(
-    path
-    for room in ("lsvit", "pipeline", "papers", "stages")
-    for path in (ROOT / room).rglob("*.py")
+ROOMS = ("lsvit", "pipeline", "papers", "stages")
+MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+DRAWS = ["pipeline/report/figures.py", "papers/*/figures.py", "papers/*/diagrams.py"]
+
+
+@pytest.mark.parametrize(
+    ("library", "owners"),
+    [("mlflow", ["pipeline/tracking/*.py", "pipeline/deploy/*.py"]), ("matplotlib", DRAWS)],
 )
-
-
-def test_mlflow_and_matplotlib_have_their_places() -> None:
+def test_mlflow_and_matplotlib_have_their_places(library: str, owners: list[str]) -> None:
     """Tracking and the registry; the papers' figures, and what they share, draw."""
-    for library, owners in (
-        ("mlflow", ["pipeline/tracking/*.py", "pipeline/deploy/*.py"]),
-        (
-            "matplotlib",
-            ["pipeline/report/figures.py", "papers/*/figures.py", "papers/*/diagrams.py"],
-        ),
-    ):
-        users = {
-            p for p in MODULES if re.search(rf"^\s*(import|from) {library}\b", p.read_text(), re.M)
-        }
-        assert users
-        assert users <= {path for owner in owners for path in ROOT.glob(owner)}
+    imports = re.compile(rf"^\s*(import|from) {library}\b", re.M)
+    users = {path for path in MODULES if imports.search(path.read_text())}
+    assert users
+    assert users <= {path for owner in owners for path in ROOT.glob(owner)}
 
 
 def test_modules_are_short() -> None:
@@ -68,27 +63,22 @@ def own_code(script: Path) -> str:
         path, name = todo.pop()
         text = path.read_text()
         tree = ast.parse(text)
-        imported = {
-            alias.asname or alias.name: (
-                ROOT / f"{(node.module or '').replace('.', '/')}.py",
-                alias.name,
-            )
-            for node in ast.walk(tree)  # also within functions
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        }
-        defined = {
-            node.name: node
-            for node in tree.body
-            if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        }
+        imported = {}
+        for node in ast.walk(tree):  # also within functions
+            if isinstance(node, ast.ImportFrom):
+                module = ROOT / f"{(node.module or '').replace('.', '/')}.py"
+                for alias in node.names:
+                    imported[alias.asname or alias.name] = (module, alias.name)
+        defined = {}
+        for statement in tree.body:
+            if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+                defined[statement.name] = statement
         if (path, name) in seen or name not in defined:
             continue
         seen[path, name] = ast.get_source_segment(text, defined[name]) or ""
         used = {node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
-        todo += [
-            imported[each] for each in used & imported.keys() if "papers" in imported[each][0].parts
-        ]
+        of_papers = [imported[each] for each in used & imported.keys()]
+        todo += [place for place in of_papers if "papers" in place[0].parts]
         todo += [(path, each) for each in used & defined.keys()]
     return "\n".join(seen.values())
 
@@ -102,6 +92,11 @@ READS = {  # what else a stage reads of params.yaml, by what its own code says
     r"\bplan\.judge\b|\bself\.(judge|weights_of)\b": "protocol",
     r"\bself\.seeds\b": "seeds",
     r"\.model_preset\b": "model",
+    r"params\.seeds\b": "seeds",
+    r"params\.device\b": "device",
+    r"params\.protocol\b": "protocol",
+    r"params\.distributed\b": "distributed",
+    r"\b(load|Stage)\(": "dataset",
 }
 
 
@@ -115,22 +110,11 @@ def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
     if name == "check-params":
         assert "params.yaml" in stage["deps"]
         return
-    known: list[type[Section]] = [
-        Pretrain,
-        Finetune,
-        PaperFigures,
-        *(section for paper in PAPERS for section in paper.sections),
-    ]
-    sections = {section.__name__: section.name for section in known}
-    given = r"(resolve|values|scratch_values|scratch_training|Plan|__init__)\((?:[\w.]+, )?"
-    read = {section for cls, section in sections.items() if re.search(rf"\b{given}{cls}\b", source)}
-    read |= {
-        key
-        for key in ("seeds", "device", "protocol", "distributed")
-        if re.search(rf"params\.{key}\b", source)
-    }
-    read |= {"dataset"} if re.search(r"\b(load|Stage)\(", source) else set()
-    read |= {key for pattern, key in READS.items() if re.search(pattern, source)}
+    known: list[type[Section]] = [Pretrain, Finetune, PaperFigures]
+    known += [section for paper in PAPERS for section in paper.sections]
+    given = r"\b(resolve|values|scratch_values|scratch_training|Plan|__init__)\((?:[\w.]+, )?"
+    patterns = {rf"{given}{section.__name__}\b": section.name for section in known} | READS
+    read = {key for pattern, key in patterns.items() if re.search(pattern, source)}
     assert read <= declared <= stage_params(load(ROOT / "params.yaml", papers=PAPERS)).keys()
 
 
@@ -146,51 +130,43 @@ for command in json.loads(sys.argv[1]):
 END = "---- the end of a command ----"
 
 
-def run(command: list[str], folder: Path, seconds: float | None = None) -> str:
+def ended(
+    command: list[str], folder: Path = ROOT, seconds: float | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """A Python process that has ended, and what it printed."""
     whole = [sys.executable, *command]
-    done = subprocess.run(
-        whole,
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=seconds,
+    return subprocess.run(
+        whole, cwd=folder, capture_output=True, text=True, check=False, timeout=seconds, **options
     )
+
+
+def run(command: list[str], folder: Path, seconds: float | None = None) -> str:
+    """What a process prints that ends well."""
+    done = ended(command, folder, seconds, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def dvc(folder: Path, *commands: str, seconds: float | None = None) -> list[str]:
     """What `dvc` prints for each command."""
-    said = run(
-        ["-c", COMMANDS, json.dumps([shlex.split(command) for command in commands]), END],
-        folder,
-        seconds,
-    )
-    return said.split(END)[: len(commands)]
+    words = json.dumps([shlex.split(command) for command in commands])
+    return run(["-c", COMMANDS, words, END], folder, seconds).split(END)[: len(commands)]
+
+
+def git_status() -> str:
+    command = ["git", "status", "--porcelain"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture(scope="module")
 def smoked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`lsvit smoke`, its copy kept."""
     folder = tmp_path_factory.mktemp("smoke") / "copy"
-    before = subprocess.run(
-        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    done = subprocess.run(
-        [sys.executable, "-m", "stages.commands", "smoke", "--keep", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    before = git_status()
+    done = ended(["-m", "stages.commands", "smoke", "--keep", str(folder)])
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "smoke.log").write_text(done.stdout)
-    after = subprocess.run(
-        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    assert before == after, "the working tree is not as it was"
+    assert before == git_status(), "the working tree is not as it was"
     return folder
 
 
@@ -200,77 +176,55 @@ def test_smoke_is_not_kept_in_a_file(tmp_path: Path) -> None:
     assert (done.exit_code, type(done.exception)) == (2, SystemExit)
 
 
+# What the smoke run's tables have: file, column, values
+SMOKED: list[tuple[str, str, set[Any]]] = [
+    ("table1", "order", {"sequential", "arbitrary"}),
+    ("table1", "n", {1}),
+    ("exits", "strategy", {"classifier_wise", "end_to_end", "layer_wise"}),
+    ("smoothing", "training", {"scratch", "untrained", "baseline", "ls", "ls_contrastive"}),
+    ("smoothing", "losses", {"none", "contrastive", "contrastive+mixing"}),
+    ("painters", "kind", {"none", *KINDS}),
+    ("nodes", "policy", {"strict", "partial", "any"}),
+    ("inversion", "family", {"vit", "mixer", "vit_pico"}),
+    ("inversion", "edit", {"none", "without residuals+mlp", "with patch_embed+norm1"}),
+    ("inversion", "optimiser", {"adam", "gd"}),
+]
+FIGURES = """
+figure_1b figure_1c figure_4a figure_4b figure_4c figure_4d
+exits_tradeoff exits_counting exits_orders exits_dynamic
+smoothing_cosine smoothing_attention smoothing_orders
+inversion_depth inversion_ablation inversion_transplant inversion_curves inversion_orders
+class_images patch_filters painters nodes
+"""
+
+
 @pytest.mark.slow
 def test_smoke_passes_through_every_stage_and_prints_the_table(smoked: Path) -> None:
     log = (smoked / "smoke.log").read_text()
-    variants = load(ROOT / "params.yaml", papers=PAPERS).variants
     for stage in STAGES:
         assert f"Running stage '{stage}'" in log
-    assert "published" in log
-    assert "62.77 ± 0.41" in log
-    table = pd.read_csv(smoked / "results" / "table1.csv")
-    assert set(table["variant"]) == {"baseline", *variants}
-    assert set(table["order"]) == {"sequential", "arbitrary"}
-    assert set(table["n"]) == {1}
-    figures = {path.name for path in (smoked / "results" / "figures").iterdir()}
-    assert {f"figure_{n}.png" for n in ("1b", "1c", "4a", "4b", "4c", "4d")} <= figures
-    exits = pd.read_csv(smoked / "results" / "exits.csv")
-    assert set(exits["strategy"]) == {"classifier_wise", "end_to_end", "layer_wise"}
-    assert {
-        "exits_tradeoff.png",
-        "exits_counting.png",
-        "exits_orders.png",
-        "exits_dynamic.png",
-    } <= figures
-    smoothing = pd.read_csv(smoked / "results" / "smoothing.csv")
-    assert set(smoothing["training"]) == {
-        "scratch",
-        "untrained",
-        "baseline",
-        "ls",
-        "ls_contrastive",
-    }
-    assert set(smoothing["losses"]) == {"none", "contrastive", "contrastive+mixing"}
-    assert {"smoothing_cosine.png", "smoothing_attention.png", "smoothing_orders.png"} <= figures
-    assert "yes" in (smoked / "results" / "smoothing_table1.md").read_text()
-    assert set(pd.read_csv(smoked / "results" / "painters.csv")["kind"]) == {"none", *KINDS}
-    assert set(pd.read_csv(smoked / "results" / "nodes.csv")["policy"]) == {
-        "strict",
-        "partial",
-        "any",
-    }
-    inversion = pd.read_csv(smoked / "results" / "inversion.csv")
-    assert set(inversion["family"]) == {"vit", "mixer", "vit_pico"}
-    assert set(inversion["edit"]) == {"none", "without residuals+mlp", "with patch_embed+norm1"}
-    assert set(inversion["optimiser"]) == {"adam", "gd"}
-    pictures = {"depth", "ablation", "transplant", "curves", "orders"}
-    assert {
-        *(f"inversion_{name}.png" for name in pictures),
-        "class_images.png",
-        "patch_filters.png",
-        "painters.png",
-        "nodes.png",
-    } <= figures
+    assert "62.77 ± 0.41" in log  # as published
+    variants = load(ROOT / "params.yaml", papers=PAPERS).variants
+    for name, column, values in [*SMOKED, ("table1", "variant", {"baseline", *variants})]:
+        assert set(pd.read_csv(smoked / "results" / f"{name}.csv")[column]) == values
+    figures = {path.stem for path in (smoked / "results" / "figures").glob("*.png")}
+    assert set(FIGURES.split()) <= figures
 
 
 @pytest.mark.slow
 def test_nothing_is_left_to_do(smoked: Path) -> None:
-    status, again = dvc(
-        smoked, "status dvc.yaml", "repro"
-    )  # the released weights are fetched by those who want them
+    """The released weights are fetched by those who want them."""
+    status, again = dvc(smoked, "status dvc.yaml", "repro")
     assert "up to date" in status
     assert "Running stage" not in again
 
 
 @pytest.mark.slow
 def test_figures_made_again_are_the_same_bytes(smoked: Path) -> None:
-    before = {
-        path.name: path.read_bytes() for path in sorted((smoked / "results" / "figures").iterdir())
-    }
+    files = sorted((smoked / "results" / "figures").iterdir())
+    before = [file.read_bytes() for file in files]
     dvc(smoked, "repro -f -s paper-figures")
-    assert {
-        path.name: path.read_bytes() for path in sorted((smoked / "results" / "figures").iterdir())
-    } == before
+    assert [file.read_bytes() for file in files] == before
 
 
 @pytest.mark.slow
@@ -288,23 +242,13 @@ def test_exits_answer_within_a_budget(smoked: Path, monkeypatch: pytest.MonkeyPa
     Image.fromarray(np.arange(784, dtype=np.uint8).reshape(28, 28)).save(smoked / "photo.png")
     exits = smoked / "outs/exits/classifier_wise/ls/seed_0"
     used = json.loads((exits / "exits.json").read_text())
-    ask = [
-        "predict",
-        "photo.png",
-        "--weights",
-        "outs/finetune/ls/seed_0/weights.safetensors",
-        "--exits",
-        str(exits),
-        "--json",
-    ]
+    weights = "outs/finetune/ls/seed_0/weights.safetensors"
+    ask = ["predict", "photo.png", "--weights", weights, "--exits", str(exits), "--json"]
     (cheapest,) = answer([*ask, "--flops", str(used["flops"][0])])
-    assert (cheapest["exit"]["depth"], cheapest["exit"]["flops"]) == (
-        used["depths"][0],
-        used["flops"][0],
-    )
-    (average,) = answer(
-        [*ask, "--flops", "1e12", "--average", "--order", "arbitrary", "--orders", "1"]
-    )
+    first = {"depth": used["depths"][0], "flops": used["flops"][0]}
+    assert first.items() <= cheapest["exit"].items()
+    many = ["--flops", "1e12", "--average", "--order", "arbitrary", "--orders", "1"]
+    (average,) = answer([*ask, *many])
     assert average["exit"]["depth"] == used["depths"][-1]  # nobody needs to leave early
 
 
@@ -342,65 +286,32 @@ def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None
     store = smoked / "mlflow.db"
     before = tracked_runs(store)
     variants = load(smoked / "params.yaml", papers=PAPERS).all_variants
-    stages = {
-        "pretrain",
-        "prune-eval",
-        "analysis",
-        "exits",
-        "smoothing",
-        "inversion",
-        "painters",
-        "nodes",
-        "paper-figures",
-        "report",
-    }
-    trainings = {name for v in variants for name in (v, f"{v} seed 0")} | {
-        "pretrain seed 0",
-        "end_to_end_vit_6 seed 0",
-    }
-    assert stages | trainings <= set(before)
+    stages = """pretrain prune-eval analysis exits smoothing inversion painters nodes
+                paper-figures report"""
+    trainings = {"pretrain seed 0", "end_to_end_vit_6 seed 0"}
+    trainings.update(variants, (f"{variant} seed 0" for variant in variants))
+    assert {*stages.split(), *trainings} <= set(before)
     with closing(sqlite3.connect(store)) as database:
         names = {name for (name,) in database.execute("SELECT name FROM experiments")}
-    cell, papers = (
-        "fashion_mnist_tiny/vit_pico/smoke",
-        ("pretrain", "layershuffle", "exits", "smoothing", "inversion", "stages"),
-    )
-    assert names == {
-        "Default",
-        "exits/counting/vit_pico/smoke",
-        *(f"{paper}/{cell}" for paper in papers),
-    }
+    papers = ("pretrain", "layershuffle", "exits", "smoothing", "inversion", "stages")
+    expected = {f"{paper}/fashion_mnist_tiny/vit_pico/smoke" for paper in papers}
+    assert names == expected | {"Default", "exits/counting/vit_pico/smoke"}
     # LS is declared anew, with a value that it has anyway; the evaluations are few
-    changed = [
-        f"-S{key}"
-        for key in (
-            "prune_eval.seed=1",
-            "prune_eval.keep=[12]",
-            "prune_eval.samplers=[reversed]",
-            "+variants.ls.finetune.threads=1",
-        )
-    ]
+    values = ("prune_eval.seed=1", "prune_eval.keep=[12]", "prune_eval.samplers=[reversed]")
+    changed = [f"-S{value}" for value in (*values, "+variants.ls.finetune.threads=1")]
+    queue = shlex.join(["exp", "run", "--queue", *SMOKE, *changed, "prune-eval"])
     try:  # until the worker ends, which holds the pipe
-        dvc(
-            smoked,
-            shlex.join(["exp", "run", "--queue", *SMOKE, *changed, "prune-eval"]),
-            "queue start",
-            seconds=300,
-        )
-    except (
-        subprocess.TimeoutExpired
-    ):  # its monitor died of a message read while it was written (kombu's transport by files)
+        dvc(smoked, queue, "queue start", seconds=300)
+    except subprocess.TimeoutExpired:
+        # Its monitor died of a message read while it was written (kombu's transport by files)
         dvc(smoked, "queue stop")
     status = run(["-c", WAIT_FOR_QUEUE, "300"], smoked)
-    task = next(
-        line.split()[0] for line in status.splitlines() if "Success" in line or "Failed" in line
-    )
-    (log,) = dvc(smoked, f"queue logs {task}")
+    ends = [line for line in status.splitlines() if "Success" in line or "Failed" in line]
+    (log,) = dvc(smoked, f"queue logs {ends[0].split()[0]}")
     assert "Success" in status, log
     assert "Running stage 'prune-eval'" in log
-    assert (
-        "ls seed 0: finished before" in log
-    )  # a finished training is not repeated, also not from the copy
+    # A finished training is not repeated, also not from the copy
+    assert "ls seed 0: finished before" in log
     assert "epoch 1/1" not in log
     assert not list(smoked.glob(".dvc/tmp/exps/**/mlflow.db"))
     added = list((Counter(tracked_runs(store)) - Counter(before)).elements())
@@ -435,21 +346,13 @@ def tracked_runs(store: Path) -> list[str]:
 @pytest.mark.slow
 def test_an_unknown_preset_ends_before_any_compute(tmp_path: Path) -> None:
     copy_repository(tmp_path / "copy")
-    done = subprocess.run(
-        [sys.executable, "-m", "dvc", "exp", "run", "--pull", "-S", "model=vit_micra"],
-        cwd=tmp_path / "copy",
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["-m", "dvc", "exp", "run", "--pull", "-S", "model=vit_micra"]
+    done = ended(command, tmp_path / "copy", env=environment())
     assert done.returncode != 0
-    assert (
-        "error: params.yaml: model: found 'vit_micra', did you mean 'vit_micro'?"
-        in done.stdout + done.stderr
-    )
-    assert "Traceback" not in done.stdout + done.stderr
-    assert "Running stage 'prepare-data'" not in done.stdout
+    said = done.stdout + done.stderr
+    assert "error: params.yaml: model: found 'vit_micra', did you mean 'vit_micro'?" in said
+    assert "Traceback" not in said
+    assert "Running stage 'prepare-data'" not in said
 
 
 def test_help_is_quick() -> None:
@@ -462,9 +365,7 @@ def test_help_is_quick() -> None:
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = ended(["-c", code])
     assert done.returncode == 0, done.stderr
     assert "smoke" in done.stdout
 
@@ -485,13 +386,8 @@ def test_commands_users_mistakes_are_one_line(
 ) -> None:
     """As the command ends: the first one as a process, all of them by its entry point."""
     monkeypatch.chdir(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-m", "stages.commands", "table"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    here = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = ended(["-m", "stages.commands", "table"], tmp_path, env=here)
     ends: dict[str, tuple[int | str | None, str]] = {"table": (done.returncode, done.stderr)}
     for command in MISTAKES:
         monkeypatch.setattr(sys, "argv", ["lsvit", *command.split()])

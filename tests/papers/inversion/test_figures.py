@@ -254,26 +254,6 @@ def figures(full: Made, params: Params) -> Kept:
     return Kept(full, params.paper_figures)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "text"),
-    [(0.0099, "<.01"), (0.01, ".01"), (0.994, ".99"), (0.996, "1.0"), (9.94, "9.9"), (9.96, "10")],
-)
-def test_ratios_in_few_characters(ratio: float, text: str) -> None:
-    assert shorten(ratio) == text
-
-
-def test_every_models_first_seed(full: Made) -> None:
-    """In the order of the index; a seed that is asked for is that one."""
-    gallery = Gallery(full.folder)
-    gone = (gallery.index["family"] == "mixer") & (gallery.index["seed"] == 0)
-    gallery.index = gallery.index[~gone]
-    for kind in ("inversion", "class_images"):
-        first = {(entry.family, entry.seed) for entry in gallery.find(kind)}
-        assert first == {("vit", 0), ("mixer", 1), (MODEL, 0)}
-        assert {entry.seed for entry in gallery.find(kind, seed=1)} == {1}
-    assert gallery.find(family="mixer", seed=0) == []
-
-
 ORIGINAL, BLANK = -1, -2
 # The places of pages with the thousandths of each picture's grey: image, point, model
 PAGES = {
@@ -397,7 +377,6 @@ DRAWN = {"inversion_depth", "inversion_curves", "class_images", "patch_filters"}
 @pytest.mark.parametrize(
     ("models", "others"),
     [
-        (MODELS, {"inversion_ablation", "inversion_transplant", "inversion_orders"}),
         (MODELS[:2], set()),
         (MODELS[2:7], {"inversion_orders"}),
     ],

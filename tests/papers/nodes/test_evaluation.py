@@ -20,13 +20,12 @@ from pipeline.config.checks import check_layers
 from pipeline.config.load import load
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import PLAIN
 from pipeline.errors import UserError
 from pipeline.jobs.files import ROWS
 from pipeline.jobs.rows import read_rows
 from pipeline.models.weights import build
 from pipeline.training.scoring import open_model, open_split
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_fields
 
 OPTIONS = Nodes(
     variants={"ls": ["any"]},
@@ -54,20 +53,8 @@ def test_a_row_says_what_the_model_answers_along_the_journeys(
     policy: Policy, pico: ModelPreset, prepared: Path, weights: Path, tmp_path: Path
 ) -> None:
     """36 images travel in 5 micro-batches, the last of 4; each is run alone along its route."""
-    config = NodesConfig(
-        title="test",
-        dataset="bars",
-        model_name="pico",
-        model=pico,
-        variant=PLAIN,
-        device="cpu",
-        data_sha256="",
-        weights_sha256=None,
-        options=OPTIONS,
-        precision="fp32",
-        policy=policy,
-        draw=3,
-    )
+    fields = run_fields(prepared, pico, precision="fp32")
+    config = NodesConfig(**fields, options=OPTIONS, policy=policy, draw=3)
     evaluate(config, prepared, weights, tmp_path, lambda event: None)
     rows = read_rows(tmp_path / ROWS).set_index(["replication", "fault"])
     assert list(rows.index) == list(itertools.product(OPTIONS.replication, OPTIONS.faults))
@@ -86,9 +73,8 @@ def test_a_row_says_what_the_model_answers_along_the_journeys(
         assert row.right == pytest.approx(np.mean(right), abs=1e-6)
         if whole:
             assert row.accuracy == pytest.approx(sum(right) / answered, abs=1e-6)
-            assert row.layers == pytest.approx(
-                np.mean([len(answer.route) for answer in whole]), abs=1e-6
-            )
+            layers = np.mean([len(answer.route) for answer in whole])
+            assert row.layers == pytest.approx(layers, abs=1e-6)
             counted, seconds = run.steady(1)
             assert counted == [1, 2, 3]
             times = [run.answers[i].seconds for i in counted if not run.answers[i].lost]
@@ -111,9 +97,8 @@ def plan(params: Params, outs: Path) -> Plan:
 
 def test_one_job_a_variant_policy_and_seed_and_what_evaluates_again(plan: Plan) -> None:
     def keys(**options: Any) -> set[str]:
-        params = plan.params.model_copy(
-            update={"nodes": plan.params.nodes.model_copy(update=options)}
-        )
+        nodes = plan.params.nodes.model_copy(update=options)
+        params = plan.params.model_copy(update={"nodes": nodes})
         return {job.key for job in Plan(params).jobs().values()}
 
     variants, known = plan.params.nodes.variants, keys()

@@ -15,26 +15,16 @@ from tests.papers.drawn import DrawnFigures, error_bars, expect_line
 
 
 def test_lines_are_means_over_seeds(params: Params, tmp_path: Path) -> None:
-    records: list[dict[str, Any]] = []
+    records: list[tuple[Any, ...]] = []
     methods: dict[str, Policy] = {"baseline": "strict", "ls": "any"}
-    for variant, copies, seed in itertools.product(methods, (1, 2), range(3)):
-        for fault, gone in (("healthy", 0.0), ("gone", 0.25), ("slow", 0.0)):
-            number = len(records)
-            records.append(
-                {
-                    "nodes": 12,
-                    "variant": variant,
-                    "policy": methods[variant],
-                    "replication": copies,
-                    "seed": seed,
-                    "fault": fault,
-                    "gone": gone,
-                    "right": number**2 / 10_000,
-                    "images_per_s": number**1.5,
-                    "images": 500,
-                }
-            )
-    rows = pd.DataFrame(records)
+    faults = (("healthy", 0.0), ("gone", 0.25), ("slow", 0.0))
+    for variant, copies, seed, fault in itertools.product(methods, (1, 2), range(3), faults):
+        number = len(records)
+        keys = (12, variant, methods[variant], copies, seed, *fault)
+        records.append((*keys, number**2 / 10_000, number**1.5, 500))
+    columns = ["nodes", "variant", "policy", "replication", "seed", "fault", "gone"]
+    columns += ["right", "images_per_s", "images"]
+    rows = pd.DataFrame(records, columns=columns)
     figures = DrawnFigures(tmp_path, params, ["baseline", "ls"])
     draw_away(figures, rows, 10)
     shown = rows[rows["fault"] != "slow"].assign(away=100 * rows["gone"])
@@ -45,9 +35,8 @@ def test_lines_are_means_over_seeds(params: Params, tmp_path: Path) -> None:
             assert lines.keys() == {method("baseline", "strict"), method("LS", "any")}
             for variant, policy in methods.items():
                 own = shown[(shown["variant"] == variant) & (shown["replication"] == copies)]
-                expect_line(
-                    lines[method(figures.label(variant), policy)], own, "away", column, factor
-                )
+                line = lines[method(figures.label(variant), policy)]
+                expect_line(line, own, "away", column, factor)
 
 
 def test_without_rows_nothing_is_drawn(params: Params, tmp_path: Path) -> None:
