@@ -168,21 +168,19 @@ def test_class_token_head_is_one_head_on_the_class_token() -> None:
     """
     name = "deit_tiny_distilled_patch16_224"
     preset = ModelPreset(timm=name, kwargs=SMALL_DEIT, weights="scratch")
-    models: list[Any] = []
-    for head in ("timm", "class_token"):
-        torch.manual_seed(0)
-        backbone = create_backbone(preset.model_copy(update={"head": head}), 7)
-        models.append(RoutedModel(backbone).eval())
-    two, one = models
-    images = torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        tokens = one.backbone.norm(one.tokens(images, (1, 0)))
-        first = one.backbone.head(tokens[:, 0])
-        assert torch.equal(one(images, (1, 0)), first)
-        both = (first + two.backbone.head_dist(tokens[:, 1])) / 2
-        assert torch.equal(two(images, (1, 0)), both)
+    two, one = (
+        RoutedModel(create_backbone(preset.model_copy(update={"head": head}), 7)).eval()
+        for head in ("timm", "class_token")
+    )
     surplus = two.state_dict().keys() - one.state_dict().keys()
     assert surplus == {"backbone.head_dist.weight", "backbone.head_dist.bias"}
+    one.load_state_dict(two.state_dict(), strict=False)
+    images = torch.randn(2, 3, 32, 32)
+    tokens = one.backbone.norm(one.tokens(images, (1, 0)))
+    first = one.backbone.head(tokens[:, 0])
+    assert torch.equal(one(images, (1, 0)), first)
+    both = (first + two.backbone.head_dist(tokens[:, 1])) / 2
+    assert torch.equal(two(images, (1, 0)), both)
     one.train()(images).sum().backward()
     assert all(p.grad is not None for p in one.parameters())
 
@@ -304,9 +302,9 @@ def test_position_prediction(pico: ModelPreset, token: str) -> None:
     model = build(pico, 10, variant(predict={"token": token}))
     positions = PositionLogits(model)
     states: list[Tensor] = []
-    model(torch.randn(2, 1, 28, 28), (2, 0, 3), [positions, lambda *a: states.append(a[3])])
-    assert [logits.shape for logits in positions.logits] == [(2, 4)] * 3
-    for logits, layer, state in zip(positions.logits, (2, 0, 3), states, strict=True):
+    route = (2, 0, 3)
+    model(torch.randn(2, 1, 28, 28), route, [positions, lambda *a: states.append(a[3])])
+    for logits, layer, state in zip(positions.logits, route, states, strict=True):
         read = state.mean(1) if token == "mean" else state[:, 0]
         assert torch.equal(logits, model.position["predict"].heads[layer](read))
 
@@ -354,16 +352,3 @@ def test_scratch_weights_have_the_declared_scale(pico: ModelPreset) -> None:
     wide = pico.model_copy(update={"kwargs": pico.kwargs | {"embed_dim": 64}, "init_std": 0.07})
     weight = create_backbone(wide, 10).blocks[1].mlp.fc1.weight
     assert 0.068 < weight.std() < 0.072
-
-
-def test_layers_depend_on_their_order(pico: ModelPreset) -> None:
-    """Why init_std: with timm's 0.02 a narrow model's output hardly changes with the order."""
-    images = torch.randn(8, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    changes = []
-    for init_std in (0.14, None):
-        torch.manual_seed(0)
-        model = build(pico.model_copy(update={"init_std": init_std}), 10).eval()
-        with torch.no_grad():
-            first, second = model.tokens(images), model.tokens(images, (3, 2, 1, 0))
-        changes.append(float((first - second).norm() / first.norm()))
-    assert changes[0] > 5 * changes[1]

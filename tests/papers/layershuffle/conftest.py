@@ -21,21 +21,17 @@ def rows() -> pd.DataFrame:
             if order == "sequential" and keep == 12:
                 count = 1
             for route in range(count):
-                records.append(
-                    {
-                        "dataset": "d",
-                        "model": "m",
-                        "variant": variant,
-                        "seed": seed,
-                        "keep": keep,
-                        "order": order,
-                        "route": str(route),
-                        "routes": 1,
-                        "images": 200,
-                        "accuracy": 0.5 + 0.01 * seed + 0.001 * route + 0.0001 * rng.random(),
-                        "loss": 1.0,
-                        "position_accuracy": 0.6 if variant == "ls_pred" else None,
-                        "std_images": 0.4,
-                    }
-                )
-    return pd.DataFrame(records)
+                accuracy = 0.5 + 0.01 * seed + 0.001 * route + 0.0001 * rng.random()
+                records.append((variant, seed, keep, order, str(route), accuracy))
+    columns = ["variant", "seed", "keep", "order", "route", "accuracy"]
+    rows = pd.DataFrame(records, columns=columns)
+    named = rows["variant"] == "ls_pred"
+    return rows.assign(
+        dataset="d",
+        model="m",
+        routes=1,
+        images=200,
+        loss=1.0,
+        position_accuracy=np.where(named, 0.6, np.nan),
+        std_images=0.4,
+    )

