@@ -212,16 +212,6 @@ def test_shared_position_encoding_starts_at_zero(pico: ModelPreset) -> None:
     assert torch.equal(embedding.weight, torch.zeros(4, 32))
 
 
-def gradients_of(model: RoutedModel) -> list[Tensor]:
-    """Gradients of all parameters, 0 where there is none; the model's are then reset."""
-    gradients = []
-    for parameter in model.parameters():
-        gradient = parameter.grad
-        gradients.append(torch.zeros_like(parameter) if gradient is None else gradient)
-    model.zero_grad()
-    return gradients
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler", [arbitrary, drop(0.5)], ids=["permutations", "of different lengths"]
@@ -234,38 +224,40 @@ def test_per_sample_routes_equal_running_each_sample_alone(backbone: Any, sample
     model = RoutedModel(backbone, Position(encode=Encode(dim=8), predict=Predict())).double()
     images = images_for(backbone, 7).double()
     routes = torch.from_numpy(per_sample(sampler, generator("samples", 3), model.num_layers, 7))
-    labels = torch.arange(7)
     states: dict[tuple[int, int], Tensor] = {}
 
     def tap(depth: int, layer: int, before: Tensor, after: Tensor, samples: Any) -> None:
         states.update({(int(i), depth): state for i, state in zip(samples, after, strict=True)})
         assert all(routes[i, depth] == layer for i in samples)
 
-    def backward(images: Tensor, route: Any, labels: Tensor, *taps: Any) -> tuple[Tensor, float]:
-        """Logits and hits; adds the gradients of the mean loss over 7 images."""
+    def backward(images: Tensor, route: Any, tap: Any) -> tuple[Tensor, list[Tensor]]:
+        """Logits and position predictions; adds gradients of their squares and the loss."""
         positions = PositionLogits(model)
-        logits = model(images, route, [positions, *taps])
-        loss = torch.nn.functional.cross_entropy(logits, labels) + position_loss(positions.logits)
-        (loss * len(images) / 7).backward()
-        return logits, float(position_hits(positions.logits))
+        logits = model(images, route, [positions, tap])
+        loss = len(images) * position_loss(positions.logits)
+        (logits.square().sum() + loss).backward()
+        return logits, positions.logits
 
-    together, mean_hits = backward(images, routes, labels, tap)
-    found = gradients_of(model)
-    hits, count = 0.0, 0
+    together, predicted = backward(images, routes, tap)
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    hits = []
     for i, padded in enumerate(routes.tolist()):
         route = tuple(layer for layer in padded if layer >= 0)
         last: list[Tensor] = []
         read = lambda *states, last=last: last.append(states[3])  # noqa: E731
-        alone, share = backward(images[i : i + 1], route, labels[i : i + 1], read)
+        alone, own = backward(images[i : i + 1], route, read)
         assert torch.allclose(together[i], alone[0], atol=1e-11, rtol=1e-9)
         for depth, state in enumerate(last):
-            assert torch.allclose(states[i, depth], state[0], atol=1e-11, rtol=1e-9)
-        hits += share * len(route)
-        count += len(route)
-    assert len(states) == count  # a layer not in a sample's route is not executed for it
-    assert mean_hits == pytest.approx(hits / count)
-    for a, b in zip(found, gradients_of(model), strict=True):
-        assert torch.allclose(a, b, atol=1e-10, rtol=1e-8)
+            assert torch.allclose(states.pop((i, depth)), state[0], atol=1e-11, rtol=1e-9)
+        hits += [float(logits.argmax()) == depth for depth, logits in enumerate(own)]
+    assert not states  # a layer not in a sample's route is not executed for it
+    assert float(position_hits(predicted)) == pytest.approx(sum(hits) / len(hits))
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None:
+            assert name not in found
+        else:
+            assert torch.allclose(found[name], parameter.grad, atol=1e-10, rtol=1e-8)
 
 
 @pytest.mark.parametrize("route", [(2, 0, 3), (1, 1), ()])

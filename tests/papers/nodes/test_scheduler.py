@@ -290,21 +290,6 @@ def test_of_lost_news_the_next_ones_tell() -> None:
     assert client.silent[2] == 1
 
 
-def test_who_answers_is_asked_again_at_once() -> None:
-    """A message to node 2 was lost.
-
-    Another one was not. The node that told so, and it, are silent no more.
-    """
-    client, _ = two(silent={2: 3.0, 5: 1.0}, until={2: 9.0, 5: 9.0})
-    step = Send(2, 2, 3.0)
-    for heard, alive in ((News(5, (5,), None), {5}), (News(5, (2, 5), None), {2, 5})):
-        client._count(step)
-        client._learn(step, 0.0, heard, whole=True)
-        assert {
-            node for node in (2, 5) if not client.silent[node] and not client.until[node]
-        } == alive
-
-
 @pytest.mark.parametrize(("until", "step"), [(5.0, Wait(5.0)), (31.5, None)])
 def test_strict_order_waits_for_a_node_that_rests_where_the_other_one_is_too_late(
     until: float, step: Wait | None
@@ -337,15 +322,6 @@ def test_what_a_client_accepts(heard: News | Send, accepted: bool) -> None:
     client, _ = two()
     step = Step(Journey("any", 32.0, (3, 4)), Send(5, 5, 3.0), 3.0)
     assert client.accepts(step, heard) == accepted
-
-
-def test_a_slow_node_that_was_silent_is_asked_again() -> None:
-    """Though to wait for it as long as it deserves takes more than there is."""
-    client, _ = two(silent={5: 1.0}, takes={5: 12.0})
-    for policy in ("any", "partial"):
-        route = tuple(layer for layer in range(LAYERS) if layer != 5)
-        journey, step = client._next(Journey(policy, 32.0, route))
-        assert (journey.left_out, step) == ((), Send(5, 5, 32.0))
 
 
 # ---- simulated nodes ----
@@ -423,12 +399,6 @@ def test_no_answer_is_lost_in_any_order_as_long_as_one_layer_lives() -> None:
         assert {len(answer.route) for answer in found.answers} == {LAYERS - gone}
         assert all(answer.lost for answer in run("strict", Fault(gone=gone / LAYERS)).answers)
     assert all(answer.lost for answer in run("any", Fault(gone=1.0)).answers)
-
-
-def test_more_nodes_gone_are_the_fewer_and_others() -> None:
-    few, many = (Troubles.draw(Fault(gone=share), 12, 0.1, 3).gone for share in (0.25, 0.5))
-    assert (len(few), len(many)) == (3, 6)
-    assert few < many
 
 
 @pytest.mark.parametrize(("away", "shape"), [(0.25, 1.0), (0.7, 0.59)])

@@ -94,16 +94,17 @@ def test_a_node_refuses_what_is_no_message_and_drops_what_is_late(
     node.hold(weights, [[0], [0], [1], [1], [1], [1]], SERVICE)
     tokens = torch.zeros(2, node.tokens, node.width)
     nothing = torch.zeros(0, dtype=torch.int64)
-    for packed, text in (
-        (b"\x80\x04K\x01.", "not in safetensors form"),  # a pickle
-        (save({"tokens": tokens}), "found tokens"),
-        (save({"tokens": tokens[:, 1:].contiguous(), "done": nothing}), "tokens: found"),
-        (save({"tokens": tokens.double(), "done": nothing}), "found torch.float64"),
-        (save({"tokens": tokens, "done": torch.tensor([3, 3])}), "different layers"),
-        (save({"tokens": tokens, "done": torch.tensor([0])}), "layer: found 0"),
+    for tensors, text in (
+        ({"tokens": tokens}, "found tokens"),
+        ({"tokens": tokens[:, 1:].contiguous(), "done": nothing}, "tokens: found"),
+        ({"tokens": tokens.double(), "done": nothing}, "found torch.float64"),
+        ({"tokens": tokens, "done": torch.tensor([3, 3])}, "different layers"),
+        ({"tokens": tokens, "done": torch.tensor([0])}, "layer: found 0"),
     ):
         with pytest.raises(ValueError, match=text):
-            node.run(packed, 0)
+            node.run(save(tensors), 0)
+    with pytest.raises(ValueError, match="not in safetensors form"):
+        node.run(b"\x80\x04K\x01.", 0)  # a pickle
     told: list[Any] = []
     node.meet([], SimpleNamespace(put=SimpleNamespace(remote=told.append)))
     packed = started(weights.open())
