@@ -39,7 +39,7 @@ def check_machine(params: Params) -> Iterator[str]:
 
 def _check_device(params: Params, gpus: int) -> Iterator[str]:
     device = params.device
-    for precision, source in (values["precision"] for values in params.trainings()):
+    for precision, source, _ in (values["precision"] for values in params.trainings()):
         if precision == "tf32" and (device == "cpu" or not gpus):
             key = f"params.yaml: {source}.precision"
             yield f"{key}: found 'tf32', accepted on a CPU: auto, fp32, bf16"

@@ -4,6 +4,7 @@ import shutil
 import sys
 
 from papers import PAPERS
+from papers.layershuffle import PAPER
 from pipeline.jobs.processes import stage_process
 from pipeline.jobs.stage import Stage
 
@@ -11,7 +12,7 @@ from pipeline.jobs.stage import Stage
 @stage_process()
 def main(which: str) -> None:
     """outs/pretrain/ -> outs/baseline/, or outs/finetune/<variant>/ and results/finetune/"""
-    stage = Stage("pipeline.training.loop", PAPERS, of="layershuffle")
+    stage = Stage("pipeline.training.loop", PAPERS, of=PAPER.name)
     from pipeline.config.sections import Finetune
     from pipeline.config.variant import BASELINE
     from pipeline.jobs.display import show_trainings

@@ -11,7 +11,7 @@ PAPER = Paper(
     sections=(Smoothing,),
     rows="smoothing",
     variant_keys=(
-        VariantKey("losses", Losses, Losses(), TRAINING),
+        VariantKey("losses", Losses, Losses(), TRAINING, part="patch_head"),
         VariantKey("recipe", Recipe, Recipe(), TRAINING),
         VariantKey("talking_heads", bool, False, TRAINING),
     ),

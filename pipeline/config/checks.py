@@ -95,10 +95,11 @@ def _check_values(params: Params) -> list[str]:
     lines += params.dataset_preset.check_channels(params.model_preset.kwargs, model)
     lines += _check_bounds(params)
     processes = params.distributed.world_size
-    for batch, source in (values["batch_size"] for values in params.trainings()):
-        if int(batch) < processes:
+    for values in params.trainings():
+        batch = values["batch_size"]
+        if int(batch.value) < processes:
             wanted = f"at least {processes}, one image a process"
-            lines.append(mistake(f"{source}.batch_size", batch, wanted))
+            lines.append(mistake(f"{batch.source}.batch_size", batch.value, wanted))
     unknown = []
     for section in params.paper_sections:
         for name in getattr(params.resolve(section), "variants", ()):
@@ -155,10 +156,10 @@ def _check_variants(params: Params) -> Iterator[str]:
     """Check the variants of the chosen scale."""
     for name, variant in params.all_variants.items():
         yield from collect_errors(params.resolve, Finetune, name)
-        orders, source = params.values(Finetune, name)["validation_orders"]
-        if orders != "all":
+        orders = params.values(Finetune, name)["validation_orders"]
+        if orders.value != "all":
             wanted = "all (Table 1 has both orders)"
-            yield mistake(f"{source}.validation_orders", orders, wanted)
+            yield mistake(f"{orders.source}.validation_orders", orders.value, wanted)
         possible = forms(variant.route)
         if variant.per and variant.per not in possible:
             names = ", ".join(possible) or "none, all images run the same layers"
@@ -188,9 +189,8 @@ def _check_bounds(params: Params) -> Iterator[str]:
         for key, bound in section.marks(AtMost).items():
             most = find_most(bound, values, params.sizes)
             if most is not None:
-                value, source = values[key]
                 why = _explain(bound, params.dataset)
-                yield from at_most(f"{source}.{key}", value, most, why)
+                yield from at_most(f"{values[key].source}.{key}", values[key].value, most, why)
 
 
 def _explain(bound: AtMost, dataset: str) -> str:

@@ -39,13 +39,15 @@ class VariantKey:
 
     `default` is the value of a variant without the key, and acts on nothing. `extension` is the
     "module:class" of the paper's :class:`pipeline.models.extensions.Extension` that acts on the
-    key; jobs import it when a variant sets the key.
+    key; jobs import it when a variant sets the key. `part` is what the extension attaches to a
+    model that is no start for another one: the name that its tensors' names begin with.
     """
 
     name: str
     type: Any
     default: Any
     extension: str
+    part: str = ""
 
 
 @dataclass(frozen=True)

@@ -207,18 +207,17 @@ class Params(Section):
         variant: str | None = None,
         *,
         cell: Cell | None = None,
-        lowered: bool = True,
     ) -> dict[str, Value]:
         """Every effective value of a section with its source.
 
         Section < scale < model preset < the scale's values for that model < data-set preset <
-        variant. `variant` counts for the section `finetune` alone. `lowered`: values that exceed
-        the images there are come lowered, see :func:`pipeline.config.resolve.lower`.
+        variant. `variant` counts for the section `finetune` alone. Values that exceed the images
+        there are come lowered, see :func:`pipeline.config.resolve.lower`.
         """
         values = merge(section, self.layers(section.name, cell))
         if variant is not None:
             self._set_variant(values, variant)
-        return self._lower(section, values, [section.name], cell) if lowered else values
+        return self._lower(section, values, [section.name], cell)
 
     def _set_variant(self, values: dict[str, Value], name: str) -> None:
         """Set what a variant says of its refinement."""
@@ -234,13 +233,13 @@ class Params(Section):
             values["per"] = Value("batch", f"{place}.route")
 
     def scratch_values(
-        self, section: type[PaperSection], cell: Cell | None = None, *, lowered: bool = True
+        self, section: type[PaperSection], cell: Cell | None = None
     ) -> dict[str, Value]:
         """Every effective value of the trainings from scratch of a paper's stage.
 
         Its key `training` overrides `pretrain`.
         """
-        values = self.values(Pretrain, cell=cell, lowered=False)
+        values = merge(Pretrain, self.layers(Pretrain.name, cell))
         del values["seeds"]
         training = [
             Layer(f"{place}.training", keys.get("training", {}))
@@ -248,7 +247,7 @@ class Params(Section):
         ]
         values |= merge(Optimisation, training)
         names = [Pretrain.name, f"{section.name}.training"]
-        return self._lower(Optimisation, values, names, cell) if lowered else values
+        return self._lower(Optimisation, values, names, cell)
 
     def _lower(
         self,

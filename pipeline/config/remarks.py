@@ -1,34 +1,23 @@
 """What a user is told about values that do not act as they are written."""
 
-from collections.abc import Iterator
-
 from pipeline.config.params import Params
-from pipeline.config.resolve import Value
 from pipeline.config.sections import Finetune, Pretrain
-from pipeline.config.types import AtMost, Merged, Section
+from pipeline.config.types import Merged, Section
 
 
 def describe_lowered(params: Params) -> list[str]:
     """The values that are lowered to the images there are, a line each."""
-    lines = []
-    given = dict(_bounded_values(params, lowered=False))
-    for key, value in _bounded_values(params, lowered=True):
-        if value != given[key]:
-            was = f"{key}: {given[key].value} (from {value.source})"
-            lines.append(f"{was} lowered to {value.value}, the images there are")
-    return lines
-
-
-def _bounded_values(params: Params, *, lowered: bool) -> Iterator[tuple[str, Value]]:
-    """The keys with a bound, and their values with or without lowering."""
     sections: list[type[Section]] = [Pretrain, Finetune, *params.paper_sections]
-    for section in sections:
-        values = params.values(section, lowered=lowered)
-        for key in section.marks(AtMost):
-            yield f"{section.name}.{key}", values[key]
+    found = {section.name: params.values(section) for section in sections}
     for trained in params.scratch_sections:
-        values = params.scratch_values(trained, lowered=lowered)
-        yield f"{trained.name}.training.batch_size", values["batch_size"]
+        found[f"{trained.name}.training"] = params.scratch_values(trained)
+    lines = []
+    for name, values in found.items():
+        for key, value in values.items():
+            if value.written is not None:
+                was = f"{name}.{key}: {value.written} (from {value.source})"
+                lines.append(f"{was} lowered to {value.value}, the images there are")
+    return lines
 
 
 def describe_overruled(params: Params, before: Params) -> list[str]:

@@ -19,6 +19,7 @@ class Value(NamedTuple):
 
     value: Any
     source: str
+    written: Any = None  # what stands there, where it was lowered to the images there are
 
 
 class Layer(NamedTuple):
@@ -48,17 +49,15 @@ def lower(
     Places are the section and its scale. What a preset or a variant sets stays, to be refused.
     """
     values = dict(values)
-    lowered = set[str]()
     for key, bound in section.marks(AtMost).items():
-        value, source = values[key]
+        value, source, _ = values[key]
         if source not in places or not isinstance(value, int):
             continue
-        if bound.of in values and bound.of not in lowered:
+        if bound.of in values and values[bound.of].written is None:
             continue
         most = find_most(bound, values, sizes)
         if most is not None and value > most:
-            values[key] = Value(most, source)
-            lowered.add(key)
+            values[key] = Value(most, source, written=value)
     return values
 
 

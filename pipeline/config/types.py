@@ -29,7 +29,6 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NUMBER]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NUMBER]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NUMBER]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), NUMBER]
-Int = Annotated[int, NUMBER]
 Count = Annotated[int, Field(ge=1), NUMBER]
 Natural = Annotated[int, Field(ge=0), NUMBER]
 Seed = Natural

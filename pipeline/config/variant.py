@@ -60,6 +60,7 @@ class Variant(Section):
     """Any key of the section `finetune`, for this variant alone."""
 
     extensions: ClassVar[dict[str, str]] = {}  # by a paper's key: "module:class" that acts on it
+    parts: ClassVar[tuple[str, ...]] = ()  # attached to models by papers' keys, see VariantKey
 
     def extension_places(self) -> list[str]:
         """The extensions ("module:class") whose keys the variant sets, each once."""
@@ -83,16 +84,18 @@ def variant_class(papers: "tuple[Paper, ...]") -> type[Variant]:
     }
     made = create_model("Variant", __base__=Variant, __module__="papers", **fields)
     made.extensions = {key.name: key.extension for key in keys}
+    made.parts = tuple(key.part for key in keys if key.part)
     return made
 
 
-def read_variant(noted: Any) -> Any:
-    """A variant as a job or an export noted it, of the class with the keys of all papers.
+def papers_variant() -> Any:
+    """The class of variants with the keys of all papers."""
+    return import_module("papers").Variant
 
-    Raises:
-        ValueError: it is none.
-    """
-    return import_module("papers").Variant.model_validate(noted)
+
+def read_variant(noted: Any) -> Any:
+    """A variant as a job or an export noted it. Raises ValueError: it is none."""
+    return papers_variant().model_validate(noted)
 
 
 PLAIN = Variant(route="sequential")

@@ -122,7 +122,7 @@ def describe_front(spec: dict[str, Any], origin: dict[str, Any], cells: pd.DataF
         library_name="timm",
         pipeline_tag="image-classification",
         base_model=origin.get("hf_hub_id"),
-        tags=["timm", "image-classification", "layershuffle"],
+        tags=["timm", "image-classification", "lsvit"],
         datasets=[spec["dataset"]],
         metrics=["accuracy"],
         model_name=f"{spec['model']}_{spec['name']}",

@@ -95,7 +95,7 @@ def show_values(title: str, values: dict[str, Value]) -> None:
     _print(
         title,
         ("key", "value", "from"),
-        [(key, str(value), source) for key, (value, source) in values.items()],
+        [(key, str(value.value), value.source) for key, value in values.items()],
     )
 
 
@@ -142,7 +142,7 @@ def option_rows(
     rows = [(key, str(value), where) for key, value in own.items() if value != {}]
     hidden = {"baseline_epochs"} | (set() if variant.position.predict else {"position_weight"})
     return rows + [
-        (key, str(value), source) for key, (value, source) in values.items() if key not in hidden
+        (key, str(value.value), value.source) for key, value in values.items() if key not in hidden
     ]
 
 

@@ -55,11 +55,6 @@ def sha256(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def has(path: Path, digest: str) -> bool:
-    """Whether a file is there and has this sha256."""
-    return path.is_file() and sha256(path) == digest
-
-
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write a CSV file in which what is missing or no number is empty: `nan` can be a name."""
     with open(path, "w", newline="") as file:

@@ -14,14 +14,15 @@ import lsvit.weights
 from lsvit.routed import RoutedModel
 from lsvit.weights import load_weights
 from pipeline.config.presets import ModelPreset
-from pipeline.config.variant import PLAIN, Position, Variant
+from pipeline.config.variant import PLAIN, Position, Variant, papers_variant
 from pipeline.errors import UserError
 from pipeline.jobs.files import sha256
 from pipeline.models.extensions import extensions_of
 from pipeline.models.tokens import patch_embed
 
-# Below these names a trained model's file has parts that are no start for another model.
-PARTS = ("position.", "exits.", "patch_head.")
+# Below these names, and those that papers declare, a trained model's file has parts that are no
+# start for another model.
+PARTS = ("position", "exits")
 # The last product of what a layer adds to its input.
 ADDED = ("attn.proj", "fc2", "linear_tokens")
 
@@ -274,8 +275,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def _fit(model: Any, path: Path) -> str:
     """Load a file as :func:`load_start` says. Returns "loaded" or "fresh", of the head."""
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    parts = {*PARTS, *papers_variant().parts}
     tensors = read_tensors(path)
-    tensors = {name: tensors[name] for name in tensors if not name.startswith(PARTS)}
+    tensors = {name: tensors[name] for name in tensors if name.split(".")[0] not in parts}
     try:
         tensors = _convert(tensors, model)
     except Exception as error:  # whatever a foreign file makes of timm's conversion

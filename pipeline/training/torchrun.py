@@ -42,7 +42,8 @@ def main() -> None:
     The process ends when the stage that started torchrun is gone, which torchrun's agent does not.
     """
     folder = Path(sys.argv[1])
-    jobs: list[Job] = pickle.loads((folder / JOBS).read_bytes())  # noqa: S301 (the stage that started this process wrote it)
+    with open(folder / JOBS, "rb") as file:
+        jobs: list[Job] = pickle.load(file)  # noqa: S301 (the stage wrote it)
     stage = os.environ.get(STAGE_PID)  # absent on other machines than the first
     watch = ends_unless(partial(is_alive, psutil.Process(int(stage)))) if stage else nullcontext()
     with watch, open(folder / EVENTS, "a", buffering=1) as events:

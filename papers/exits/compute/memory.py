@@ -8,6 +8,10 @@ import psutil
 
 from pipeline.jobs.processes import WORKERS
 
+# Files of a group that has a limit, by version: the limit, what is used, of that files' pages.
+VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
 
 def free_for_worker() -> int:
     """This worker's share, in bytes, of the memory that the machine or the container has free."""
@@ -21,27 +25,31 @@ def free_in_groups(
     """Bytes up to the tightest memory limit of this process' control groups; inf without one.
 
     Args:
-        membership: the list of groups, of which version 2's is the line "0::path".
-        mount: of version 2.
+        membership: the list of groups: "0::path" of version 2, "number:memory:path" of version 1.
+        mount: of version 2; version 1's groups lie in its folder `memory`.
     """
     free = math.inf
     lines = membership.read_text().splitlines() if membership.is_file() else []
     for line in lines:
-        if not line.startswith("0::"):
+        _, controllers, path = line.split(":", 2)
+        top, names = mount, VERSION_2
+        if controllers:
+            top, names = mount / "memory", VERSION_1
+        if controllers and "memory" not in controllers.split(","):
             continue
         # A limit holds for all groups below. In a container the path may be the host's.
-        group = mount / line.removeprefix("0::").lstrip("/")
+        group = top / path.lstrip("/")
         for folder in (group, *group.parents):
-            if folder.is_relative_to(mount):
-                free = min(free, _free_in_group(folder))
+            if folder.is_relative_to(top):
+                free = min(free, _free_in_group(folder, *names))
     return free
 
 
-def _free_in_group(folder: Path) -> float:
-    limit = folder / "memory.max"
+def _free_in_group(folder: Path, limit_name: str, used_name: str, cache_name: str) -> float:
+    limit = folder / limit_name
     if not limit.is_file() or limit.read_text().strip() == "max":
         return math.inf
     statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    droppable = int(statistics.get("inactive_file", 0))
-    used = int((folder / "memory.current").read_text()) - droppable
+    droppable = int(statistics.get(cache_name, 0))
+    used = int((folder / used_name).read_text()) - droppable
     return max(int(limit.read_text()) - used, 0)

@@ -37,6 +37,15 @@ def test_the_tightest_limit_counts(tmp_path: Path) -> None:
     assert free_in_groups(tmp_path / "none", mount) == math.inf
 
 
+def test_limits_of_version_1_count(tmp_path: Path) -> None:
+    (groups := tmp_path / "cgroup").write_text("3:cpu:/a\n2:memory,hugetlb:/a\n0::/\n")
+    (folder := tmp_path / "memory" / "a").mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text("1000\n")
+    (folder / "memory.usage_in_bytes").write_text("700\n")
+    (folder / "memory.stat").write_text("inactive_file 7\ntotal_inactive_file 200\n")
+    assert free_in_groups(groups, tmp_path) == 500
+
+
 @pytest.mark.parametrize("workers", [1, 4])
 def test_workers_share_what_is_free(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them together cache a quarter of it."""
