@@ -8,7 +8,7 @@ the model:
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lsvit.latin import Latin
 from lsvit.routes import (
@@ -32,6 +32,15 @@ from lsvit.routes import (
     swap,
 )
 
+if TYPE_CHECKING:  # what __getattr__ gives
+    from lsvit.evaluation import Score, evaluate
+    from lsvit.position import Encode, Position, Predict, position_hits, position_loss
+    from lsvit.routed import RoutedModel, Tap
+    from lsvit.scanning import Scan, scan
+    from lsvit.shuffled import Shuffle, in_order, shuffle, unshuffle
+    from lsvit.taps import ExitLogits, PositionLogits
+    from lsvit.weights import load_weights, save_weights
+
 # Names whose modules import torch. They are imported at their first use, so that drawing routes
 # needs no torch.
 NEED_TORCH = {
@@ -41,7 +50,15 @@ NEED_TORCH = {
     "position_hits": "position",
     "position_loss": "position",
     "RoutedModel": "routed",
+    "Scan": "scanning",
+    "Score": "evaluation",
+    "Shuffle": "shuffled",
     "Tap": "routed",
+    "evaluate": "evaluation",
+    "in_order": "shuffled",
+    "scan": "scanning",
+    "shuffle": "shuffled",
+    "unshuffle": "shuffled",
     "ExitLogits": "taps",
     "PositionLogits": "taps",
     "load_weights": "weights",
@@ -49,26 +66,44 @@ NEED_TORCH = {
 }
 
 __all__ = [
+    "Encode",
+    "ExitLogits",
     "Latin",
     "OneRoute",
+    "Position",
+    "PositionLogits",
+    "Predict",
     "Route",
     "RouteTable",
+    "RoutedModel",
     "Routes",
+    "Scan",
+    "Score",
+    "Shuffle",
+    "Tap",
     "arbitrary",
     "drop",
+    "evaluate",
     "evaluation_routes",
     "fix_first",
     "fix_last",
     "fixed",
     "generator",
+    "in_order",
     "kendall_distance",
     "kept_layers",
+    "load_weights",
     "per_sample",
+    "position_hits",
+    "position_loss",
     "reverse",
+    "save_weights",
+    "scan",
     "sequential",
+    "shuffle",
     "skip",
     "swap",
-    *NEED_TORCH,
+    "unshuffle",
 ]
 
 

@@ -1,4 +1,4 @@
-"""The `lsvit` command. In a clone it has all commands of `stages.commands`, elsewhere `predict`."""
+"""The `lsvit` command: `predict` and `scan`. In a clone it has all of `stages.commands`."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ def run(words: Sequence[str]) -> None:
     parser = make_parser()
     options = parser.parse_args(words)
     try:
-        print_predictions(options)
+        options.action(options)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -35,6 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("lsvit", description="Transformers in any order of layers.")
     commands = parser.add_subparsers(required=True)
     predict = commands.add_parser("predict", help="classes of images, over orders of the layers")
+    predict.set_defaults(action=print_predictions)
     predict.add_argument("images", nargs="+", type=Path, help="image files")
     predict.add_argument("--weights", required=True, help="exported folder or hf-hub:<repository>")
     predict.add_argument(
@@ -45,7 +46,45 @@ def make_parser() -> argparse.ArgumentParser:
     predict.add_argument("--top", type=int, default=5, help="how many classes to show")
     predict.add_argument("--seed", type=int, default=0, help="of the random orders")
     predict.add_argument("--json", action="store_true", help="print JSON")
+    scan = commands.add_parser("scan", help="how much the order of its layers matters to a model")
+    scan.set_defaults(action=print_scan)
+    scan.add_argument("model", help="exported folder, hf-hub:<repository>, or a name of timm")
+    scan.add_argument("--data", required=True, type=Path, help="folder with images")
+    scan.add_argument("--images", type=int, default=256, help="how many to take at most")
+    scan.add_argument("--orders", type=int, default=3, help="random orders for a number of layers")
+    scan.add_argument("--seed", type=int, default=0, help="of the random orders")
+    scan.add_argument("--figure", type=Path, default="scan.png", help="where to write the figure")
     return parser
+
+
+def print_scan(options: argparse.Namespace) -> None:
+    """Print how much the order of its layers matters to a model, and write the figure.
+
+    Raises:
+        ValueError: the model, an image or an option is not what is accepted.
+    """
+    check_least(options, images=1, orders=1, seed=0)
+
+    from lsvit.scanning import open_model, scan_folder
+
+    model, data = open_model(options.model)
+    scan_folder(
+        model,
+        data,
+        folder=options.data,
+        images=options.images,
+        orders=options.orders,
+        seed=options.seed,
+        figure=options.figure,
+    )
+
+
+def check_least(options: argparse.Namespace, **least: int) -> None:
+    """Raise ValueError if an option is less than it may be."""
+    for name, accepted in least.items():
+        number = getattr(options, name)
+        if number < accepted:
+            raise ValueError(f"--{name}: found {number}, accepted: at least {accepted}")
 
 
 def print_predictions(options: argparse.Namespace) -> None:
@@ -54,10 +93,7 @@ def print_predictions(options: argparse.Namespace) -> None:
     Raises:
         ValueError: the weights, an image or an option is not what is accepted.
     """
-    for name, least in (("orders", 1), ("top", 1), ("seed", 0)):
-        number = getattr(options, name)
-        if number < least:
-            raise ValueError(f"--{name}: found {number}, accepted: at least {least}")
+    check_least(options, orders=1, top=1, seed=0)
 
     from lsvit.predict import choose_routes, open_weights, predict, read_image
 

@@ -250,6 +250,33 @@ def predict(
             show(found)
 
 
+@app.command()
+def scan(
+    model: Annotated[
+        str,
+        typer.Argument(help="What `predict --weights` takes, or a name of timm."),
+    ],
+    data: Annotated[Path, typer.Option(help="A folder with images.")],
+    images: Annotated[int, typer.Option(min=1, help="How many to take at most.")] = 256,
+    orders: Annotated[
+        int, typer.Option(min=1, help="Random orders for each number of layers in place.")
+    ] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random orders.")] = 0,
+    figure: Annotated[Path, typer.Option(help="Where to write the figure.")] = Path("scan.png"),
+) -> None:
+    """Say how much the order of its layers matters to a model, without training it."""
+    from lsvit.scanning import open_model, scan_folder
+    from pipeline.deploy.predict import open_weights
+    from pipeline.models.weights import user_errors
+
+    with user_errors():
+        if not Path(model).exists():
+            network, reading = open_model(model)
+        else:
+            network, reading, _ = open_weights(model)
+        scan_folder(network, reading, data, images, orders, seed, figure)
+
+
 @track.command("sync")
 def track_sync() -> None:
     """Fill the MLflow store from the files of finished stages. What is there stays."""

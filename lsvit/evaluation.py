@@ -1,0 +1,210 @@
+"""Accuracy of a model in its original order, in random orders, and with some of its layers."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lsvit.routes import ORDERS, Order, Route, evaluation_routes
+from lsvit.shuffled import find_blocks, in_order
+
+TOP = 5
+Z95 = 1.96  # of a 95 % interval
+
+
+class Score(NamedTuple):
+    """Accuracy, 0 to 1, over orders of so many layers."""
+
+    layers: int  # that each order runs
+    order: Order  # "sequential": the original one; "arbitrary": random ones
+    orders: int  # how many were run
+    top1: float  # mean over orders
+    top5: float
+    std: float | None  # of top1 over orders; None for a single one
+    low: float  # 95 % interval of top1, over orders and images
+    high: float
+
+
+def evaluate(
+    model: nn.Module,
+    loader: Iterable[Any],
+    orders: int = 20,
+    keep: Sequence[int] | None = None,
+    *,
+    seed: int = 0,
+    blocks: str | None = None,
+) -> list[Score]:
+    """Measure a classifier in its original order, in random orders, and with some of its layers.
+
+    With some of the layers, random ones run in their original and in a random order (LayerShuffle,
+    section 4.2). The interval takes orders and images as two independent samples, whose variances
+    add up (Owen, The pigeonhole bootstrap, 2007). A table is printed.
+
+    Args:
+        model: as :func:`lsvit.shuffle` takes it. It answers with logits (B, classes), or with what
+            has `logits`. It is put into evaluation mode, and back.
+        loader: gives (inputs, targets (B,)), or, as transformers' do, mappings with "labels".
+        orders: how many random orders to run; all where fewer exist.
+        keep: numbers of layers to keep. None: a quarter, half and three quarters of them, which are
+            3, 6 and 9 of 12.
+        seed: of the random orders.
+        blocks: where the list of blocks is. None: it is found.
+
+    Raises:
+        ValueError: as :func:`lsvit.shuffle`, `orders` or a number in `keep` is not what is
+            accepted, the loader gives no targets, or the model's answer has no logits (B, classes).
+    """
+    path = find_blocks(model, blocks)
+    num_layers = len(list(model.get_submodule(path).children()))
+    if keep is None:
+        keep = sorted({max(1, num_layers * quarters // 4) for quarters in (1, 2, 3)})
+    if orders < 1:
+        raise ValueError(f"orders: found {orders}, accepted: at least 1")
+    for number in keep:
+        if not 1 <= number <= num_layers:
+            raise ValueError(f"keep: found {number}, accepted: 1 to {num_layers}")
+    kinds: list[tuple[int, Order]] = [(num_layers, "sequential"), (num_layers, "arbitrary")]
+    kinds += [(number, order) for number in sorted(keep) for order in ORDERS]
+    routes: list[Route] = []
+    counts = []
+    for number, order in kinds:
+        drawn = evaluation_routes(num_layers, number, order, orders, seed)
+        routes += drawn
+        counts.append(len(drawn))
+    answers, targets = run_orders(model, loader, routes, path)
+    if targets is None:
+        raise ValueError("loader: found no targets, accepted: (inputs, targets), or labels")
+    hits = (answers == targets[:, None]).cumsum(-1)  # (orders, n, TOP): in the first k answers
+    scores = []
+    for (number, order), of_kind in zip(kinds, hits.split(counts), strict=True):
+        scores.append(_score(number, order, of_kind))
+    print(format_scores(scores))
+    return scores
+
+
+def _score(layers: int, order: Order, hits: Tensor) -> Score:
+    """hits: (orders, n, TOP), 1 where a target is among the first k answers."""
+    first = hits[..., 0].double()  # (orders, n)
+    of_orders = first.mean(1)
+    mean = float(of_orders.mean())
+    variance = first.mean(0).var(correction=0) / first.shape[1]
+    std = None
+    if len(first) > 1:
+        std = float(of_orders.std())
+        variance += std**2 / len(first)
+    half = Z95 * float(variance.sqrt())
+    top5 = float(hits[..., -1].double().mean())
+    return Score(
+        layers, order, len(first), mean, top5, std, max(0, mean - half), min(1, mean + half)
+    )
+
+
+def format_scores(scores: Sequence[Score]) -> str:
+    """Scores as a table, in percent."""
+    rows = [["layers", "order", "orders", "top-1 %", "std", "95 %", "top-5 %"]]
+    for score in scores:
+        rows.append(
+            [
+                str(score.layers),
+                score.order,
+                str(score.orders),
+                f"{100 * score.top1:.1f}",
+                "" if score.std is None else f"{100 * score.std:.1f}",
+                f"{100 * score.low:.1f} to {100 * score.high:.1f}",
+                f"{100 * score.top5:.1f}",
+            ]
+        )
+    return format_table(rows)
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of equal length, aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+# ---- running a model ---------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def run_orders(
+    model: nn.Module, loader: Iterable[Any], orders: Sequence[Route], blocks: str
+) -> tuple[Tensor, Tensor | None]:
+    """Run every image in every order, in evaluation mode.
+
+    Args:
+        model: as :func:`evaluate` takes it.
+        loader: it is read once; targets may be absent.
+        orders: of the blocks.
+        blocks: where the list of blocks is.
+
+    Returns:
+        The classes by falling logit, the first five or all where they are fewer (orders, n, 5), and
+        the targets (n,), or None.
+
+    Raises:
+        ValueError, IndexError: as :func:`evaluate` and :func:`lsvit.in_order`.
+    """
+    answers = []
+    targets = []
+    with evaluating(model), in_order(model, (), blocks) as runner:
+        checked = [runner.check(order) for order in orders]
+        for batch in loader:
+            args, kwargs, batch_targets = read_batch(batch, model)
+            of_batch = []
+            for order in checked:
+                runner.fixed = order
+                logits = logits_of(model(*args, **kwargs))
+                of_batch.append(logits.topk(min(TOP, logits.shape[-1])).indices.cpu())
+            answers.append(torch.stack(of_batch))
+            if batch_targets is not None:
+                targets.append(batch_targets.cpu())
+    if not answers:
+        raise ValueError("loader: found no batch, accepted: at least one")
+    return torch.cat(answers, dim=1), torch.cat(targets) if targets else None
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode; then each of its modules into the mode it had."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def read_batch(
+    batch: Any, model: nn.Module
+) -> tuple[tuple[Tensor, ...], dict[str, Any], Tensor | None]:
+    """A batch on the model's device: its arguments, its named arguments, and targets (B,) or None.
+
+    Args:
+        batch: (inputs, targets), inputs alone, or a mapping, whose "labels" are targets.
+        model: which will take it.
+    """
+    device = next(model.parameters()).device
+    if isinstance(batch, Mapping):
+        inputs = {name: value.to(device) for name, value in batch.items()}
+        return (), inputs, inputs.pop("labels", None)
+    if isinstance(batch, Tensor):
+        return (batch.to(device),), {}, None
+    inputs, *targets = batch
+    return (inputs.to(device),), {}, targets[0] if targets else None
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits (B, classes) of a model's answer. Raises ValueError if it has none."""
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"the model's answer: found {shape}, accepted: logits (batch, classes)")
+    return logits

@@ -1,0 +1,435 @@
+"""Any model's blocks in any order: hooks reorder the list of blocks for one forward pass.
+
+A hook before the model's forward pass puts a reordered copy in the place of the list's `_modules`,
+whose keys stay, and a hook after it puts the original back. So whatever reads the list inside the
+forward pass follows the order: a loop, an index, a slice, ``nn.Sequential``, timm's
+`checkpoint_seq`. Checkpointing keeps the blocks that it ran, so it recomputes them in their order.
+Weights, names and state_dict are those of the model.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from timm.models.mlp_mixer import MlpMixer
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lsvit.latin import Latin
+from lsvit.latin import latin as draw_latin
+from lsvit.routed import RoutedModel
+from lsvit.routes import OneRoute, Route, Sampler, generator
+
+Draw = Callable[[np.random.Generator, int], Route | Latin]  # (generator, num_layers) -> order
+SHOWN = 5  # lists that a message names
+COMPILED = (
+    "a model whose blocks run in any order cannot be compiled as a whole; "
+    "compile its blocks: for block in model.blocks: block.compile()"
+)
+
+
+# ---- what users call ---------------------------------------------------------------------------
+
+
+def shuffle(
+    model: nn.Module,
+    sampler: Sampler | None = None,
+    *,
+    seed: int = 0,
+    drop: float = 0.0,
+    first: int = 0,
+    last: int = 0,
+    latin: bool = False,
+    per_rank: bool = False,
+    blocks: str | None = None,
+) -> "Shuffle":
+    """Run the model's blocks in a new random order in every forward pass in training mode.
+
+    In evaluation mode they run in their original order (LayerShuffle, Algorithm 1). Call the model
+    itself: `model.forward_features(images)` runs no hooks, so it has the original order.
+
+    Gradient checkpointing of blocks (timm's `set_grad_checkpointing`, transformers'
+    `gradient_checkpointing_enable`) recomputes them in their order. Compile blocks
+    (``block.compile()``), not the whole model, which would be compiled again for each order. With
+    DistributedDataParallel `drop` needs ``find_unused_parameters=True``.
+
+    Threads may evaluate a shuffled model at the same time. No thread may run the model while
+    another one trains it, or runs it inside :func:`in_order`: the list of blocks is shared.
+
+    What a model indexes in its loop follows the depth, e.g. ``output_hidden_states``. (Ask
+    transformers for them once in the original order first: it listens only to the blocks that are
+    there at the first time.) What a block knows itself follows the block, e.g. its share of a
+    key-value cache. So generation needs one order for all tokens, and an order with a repeated
+    block needs ``use_cache=False``.
+
+    Args:
+        model: a model with one list of blocks of equal shape (nn.ModuleList or nn.Sequential):
+            timm's, transformers', torchvision's, a :class:`lsvit.RoutedModel`, your own.
+        sampler: how orders are drawn, (generator, num_layers) -> route. E.g. ``lsvit.drop(0.2)``
+            is LayerDrop: the original order, each block left out with probability 0.2. None: a
+            random order of all blocks.
+        seed: the order depends on it and the step alone: it is drawn from
+            ``lsvit.generator("shuffle", seed, step)``.
+        drop: leave out each block that is shuffled with this probability.
+        first, last: how many blocks at either end stay in place.
+        latin: draw Latin orders, one for each of L groups of a batch (:class:`lsvit.Latin`).
+        per_rank: each process of a distributed training draws orders of its own. Otherwise all draw
+            the same.
+        blocks: where the list of blocks is, as `named_modules` says, e.g. "vit.encoder.layer".
+            None: it is found.
+
+    Returns:
+        What tells the orders, and the step, which a resumed training sets.
+
+    Raises:
+        ValueError: no list of blocks is found, or several, or `blocks` is none. The list is
+            shuffled already, the model is compiled as a whole, `latin` is asked of a model that
+            :class:`lsvit.RoutedModel` does not take, or an option is not what is accepted. In the
+            forward pass: the model is compiled as a whole, or is itself checkpointed.
+            A block is repeated while there is a key-value cache.
+        IndexError: in the forward pass, if the sampler draws a block that does not exist.
+    """
+    path = find_blocks(model, blocks)
+    num_layers = len(list(model.get_submodule(path).children()))
+    if _attached(model, path):
+        raise ValueError(f"{path}: is shuffled already, call lsvit.unshuffle(model) first")
+    if sampler and (drop or first or last or latin):
+        raise ValueError("sampler: found with drop, first, last or latin, accepted: it alone")
+    if latin and drop:
+        raise ValueError(f"drop: found {drop} with latin, accepted: 0")
+    if not 0 <= drop < 1:
+        raise ValueError(f"drop: found {drop}, accepted: at least 0, less than 1")
+    if min(first, last) < 0 or first + last > num_layers:
+        raise ValueError(
+            f"first, last: found {first}, {last}, accepted: at least 0, together at most "
+            f"{num_layers}, the blocks of the model"
+        )
+    draw: Draw = sampler or partial(_draw_order, drop=drop, first=first, last=last)
+    if latin:
+        draw = partial(draw_latin, first=first, last=last)
+        if not isinstance(model, RoutedModel):
+            _route_tokens(model, path)  # raises ValueError where this cannot be
+    return Shuffle(model, path, draw, seed, per_rank)
+
+
+def unshuffle(model: nn.Module) -> None:
+    """Undo :func:`shuffle`: the model, and whatever it holds, is as it was before."""
+    for module in model.modules():
+        for attached in _hooks_of(module):
+            attached.remove(module)
+
+
+@contextmanager
+def in_order(
+    model: nn.Module, order: Sequence[int] | Route | Latin, blocks: str | None = None
+) -> "Iterator[Shuffle]":
+    """Run the model's blocks in this order inside the context, in training and evaluation mode.
+
+    What :func:`shuffle` says of threads, checkpointing and caches holds here too.
+
+    Args:
+        model: as :func:`shuffle` takes it, shuffled or not.
+        order: indices of blocks, which may repeat or be absent, e.g. ``(2, 0, 1)``.
+        blocks: where the list of blocks is. None: it is found.
+
+    Raises:
+        ValueError: as :func:`shuffle`, or a step of the order is a tuple and the model is no
+            :class:`lsvit.RoutedModel`.
+        IndexError: a block of the order does not exist.
+    """
+    path = find_blocks(model, blocks)
+    attached = _attached(model, path)
+    runner = attached or Shuffle(model, path, draw=None)
+    outer_order = runner.fixed
+    try:
+        runner.fixed = runner.check(order)
+        yield runner
+    finally:
+        runner.fixed = outer_order
+        if not attached:
+            runner.remove(model)
+
+
+# ---- the hooks ---------------------------------------------------------------------------------
+
+
+class Shuffle:
+    """What :func:`shuffle` attaches to a model: hooks, and the orders that they draw.
+
+    Copies of the model (deepcopy, pickle, timm's ModelEmaV3) have one of their own.
+
+    Attributes:
+        blocks: where the model's list of blocks is, e.g. "vit.encoder.layer".
+        num_layers: how many blocks the list has.
+        seed: of the orders.
+        step: how many orders were drawn: one in each forward pass in training mode. Save it with
+            the optimizer, and set it when a training is resumed.
+        order: the blocks of the last forward pass that did not run in the original order by rule,
+            in order; None before the first.
+        fixed: the order that :func:`in_order` asks for; None outside it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: str,
+        draw: Draw | None,
+        seed: int = 0,
+        per_rank: bool = False,
+    ) -> None:
+        self.blocks = blocks
+        self.seed = seed
+        self.step = 0
+        self.order: Route | Latin | None = None
+        self.fixed: Route | Latin | None = None
+        self._draw = draw
+        self._per_rank = per_rank
+        self._original: dict[str, nn.Module | None] | None = None  # while another is in its place
+        self._routed: _TokenModel | None = None
+        container = model.get_submodule(blocks)
+        self.num_layers = len(container._modules)
+        self._side_by_side = isinstance(model, RoutedModel)
+        # torch runs no hook after KeyboardInterrupt. So what reads the list's names, and the next
+        # forward pass, put the original back as well.
+        self._handles: list[RemovableHandle] = [
+            model.register_forward_pre_hook(self, with_kwargs=True),
+            model.register_forward_hook(self._after_pass, always_call=True),
+            container.register_state_dict_pre_hook(self._restore),
+            container.register_load_state_dict_pre_hook(self._restore),
+        ]
+
+    def __call__(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Put an order in the place of the list: torch calls this before the forward pass."""
+        container = model.get_submodule(self.blocks)
+        self._restore(container)
+        if self.fixed is None and not (self._draw and model.training):
+            return None
+        if torch.compiler.is_compiling():
+            _refuse_compiled()
+        order = self._next_order(model) if self.fixed is None else self.fixed
+        self.order = order
+        if self._side_by_side:
+            return args, {"route": order} | kwargs
+        self._original = container._modules
+        if isinstance(order, Latin):
+            self._routed = _route_tokens(model, self.blocks, self._routed)
+            container._modules = {"0": _LatinBlocks(self._routed, order)}
+        else:
+            container._modules = _reorder(container._modules, order)
+        return None
+
+    def check(self, order: Sequence[int] | Route | Latin) -> Route | Latin:
+        """The order as a tuple, or Latin. Raises ValueError and IndexError as :func:`in_order`."""
+        if isinstance(order, Latin):
+            routes: OneRoute | Latin = order
+        else:
+            steps = [step if isinstance(step, tuple) else int(step) for step in order]
+            routes = OneRoute(tuple(steps))
+        for layer in routes.layer_range():
+            if not 0 <= layer < self.num_layers:
+                raise IndexError(
+                    f"order: block {layer} does not exist, "
+                    f"the model has blocks 0 to {self.num_layers - 1}"
+                )
+        if isinstance(routes, Latin):
+            return routes
+        if not self._side_by_side and any(isinstance(step, tuple) for step in routes.steps):
+            raise ValueError(
+                f"order: found {routes.steps}, accepted: single blocks; "
+                "lsvit.RoutedModel runs blocks side by side"
+            )
+        return routes.steps
+
+    def remove(self, model: nn.Module) -> None:
+        """Take the hooks off the model."""
+        self._restore(model.get_submodule(self.blocks))
+        for handle in self._handles:
+            handle.remove()
+
+    def _next_order(self, model: nn.Module) -> Route | Latin:
+        assert self._draw is not None
+        if torch._C._current_graph_task_id() != -1:
+            raise ValueError(
+                f"{type(model).__name__}: a shuffled model runs inside a backward pass, where it "
+                "would draw another order; checkpoint its blocks, not the model"
+            )
+        key = [self.seed, self.step]
+        if self._per_rank and torch.distributed.is_initialized():
+            key.append(torch.distributed.get_rank())
+        order = self.check(self._draw(generator("shuffle", *key), self.num_layers))
+        self.step += 1
+        return order
+
+    def _restore(self, container: nn.Module, *arguments: Any) -> None:
+        if self._original is not None:
+            container._modules = self._original
+            self._original = None
+
+    def _after_pass(self, model: nn.Module, args: Any, output: Any) -> None:
+        was_reordered = self._original is not None
+        self._restore(model.get_submodule(self.blocks))
+        has_cache = getattr(output, "past_key_values", None) is not None
+        if was_reordered and has_cache and _has_repeats(self.order):
+            raise ValueError(
+                f"order {self.order}: a repeated block would read its own keys in the cache, "
+                "accepted: use_cache=False"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_routed": None}
+
+    def __repr__(self) -> str:
+        return f"Shuffle(blocks={self.blocks!r}, seed={self.seed}, step={self.step})"
+
+
+def _hooks_of(module: nn.Module) -> list[Shuffle]:
+    return [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, Shuffle)]
+
+
+def _attached(model: nn.Module, path: str) -> Shuffle | None:
+    """What reorders this list already, on the model or on a module in it."""
+    container = model.get_submodule(path)
+    for module in model.modules():
+        for hook in _hooks_of(module):
+            if module.get_submodule(hook.blocks) is container:
+                return hook
+    return None
+
+
+def _has_repeats(order: Route | Latin | None) -> bool:
+    return isinstance(order, tuple) and len(set(order)) < len(order)
+
+
+@torch.compiler.disable
+def _refuse_compiled() -> None:
+    raise ValueError(COMPILED)
+
+
+def _reorder(modules: Mapping[str, nn.Module | None], order: Route) -> dict[str, nn.Module | None]:
+    """The modules in this order, below the names of the first places."""
+    names = list(modules)
+    blocks = list(modules.values())
+    reordered: dict[str, nn.Module | None] = {}
+    for depth, layer in enumerate(order):
+        assert not isinstance(layer, tuple)
+        block = blocks[layer]
+        if layer in order[:depth]:
+            block = copy(block)  # the same weights; `children()` gives a module once
+        name = names[depth] if depth < len(names) else str(depth)
+        reordered[name] = block
+    return reordered
+
+
+def _draw_order(
+    rng: np.random.Generator, num_layers: int, drop: float, first: int, last: int
+) -> Route:
+    """A random order of the blocks between the first and the last ones, each left out at `drop`.
+
+    A draw that would leave out every block of the model is drawn again.
+    """
+    shuffled = first + rng.permutation(num_layers - first - last)
+    if drop:
+        shuffled = shuffled[rng.random(len(shuffled)) >= drop]
+    order = (*range(first), *shuffled.tolist(), *range(num_layers - last, num_layers))
+    return order or _draw_order(rng, num_layers, drop, first, last)
+
+
+# ---- the list of blocks ------------------------------------------------------------------------
+
+
+def find_blocks(model: nn.Module, blocks: str | None = None) -> str:
+    """Where the model's list of blocks is, as `named_modules` says.
+
+    Args:
+        model: of any kind.
+        blocks: where it is said to be. None: find it.
+
+    Raises:
+        ValueError: as :func:`shuffle`.
+    """
+    if isinstance(model, RoutedModel):
+        return "backbone.blocks"
+    if any(isinstance(module, RoutedModel) for module in model.modules()):
+        raise ValueError(f"{type(model).__name__}: give the lsvit.RoutedModel in it")
+    lists = [name for name, module in model.named_modules() if _is_list_of_blocks(module)]
+    if blocks is None and len(lists) == 1:
+        blocks = lists[0]
+    if blocks is None or blocks not in lists:
+        asked = "" if blocks is None else f"blocks: found {blocks!r}, "
+        accepted = ", ".join(repr(name) for name in lists[:SHOWN]) or "none in this model"
+        raise ValueError(
+            f"{type(model).__name__}: {asked}lists of blocks of one shape: {accepted}; "
+            "name one of them with blocks="
+        )
+    container = model.get_submodule(blocks)
+    for module in model.modules():
+        if _is_compiled(module) and container in module.modules():
+            raise ValueError(COMPILED)
+    return blocks
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+
+
+def _is_list_of_blocks(module: nn.Module) -> bool:
+    """True if it lists at least two modules of one class with parameters of equal shape."""
+    if not isinstance(module, nn.ModuleList | nn.Sequential):
+        return False
+    kinds = {_shape_of(block) for block in module.children()}
+    holds_modules = any(next(block.children(), None) for block in module.children())
+    return len(module) > 1 and len(kinds) == 1 and holds_modules
+
+
+def _shape_of(block: nn.Module) -> tuple[Any, ...]:
+    shapes = tuple((name, value.shape) for name, value in block.named_parameters())
+    return type(block), shapes
+
+
+# ---- Latin orders ------------------------------------------------------------------------------
+
+
+class _TokenModel(RoutedModel):
+    """A routed model that begins at its blocks: it takes tokens (B, N, D) in place of images."""
+
+    def embed(self, images: Tensor) -> Tensor:
+        return images
+
+
+class _LatinBlocks(nn.Module):
+    """In the place of all blocks: (B, N, D) -> (B, N, D), along Latin orders."""
+
+    def __init__(self, routed: _TokenModel, routes: Latin) -> None:
+        super().__init__()
+        self.routed = routed
+        self.routes = routes
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.routed.tokens(tokens, self.routes)
+
+
+def _route_tokens(model: nn.Module, path: str, made: _TokenModel | None = None) -> _TokenModel:
+    """The blocks as a routed model, which keeps what it stacked; `made` if it still holds them.
+
+    Raises:
+        ValueError: the blocks are not those of a model that :class:`lsvit.RoutedModel` takes.
+    """
+    blocks = list(model.get_submodule(path).children())
+    if made is not None and list(made.backbone.blocks) == blocks:
+        return made
+    parent = model.get_submodule(path.rpartition(".")[0])
+    if not isinstance(parent, VisionTransformer | MlpMixer):
+        raise ValueError(
+            f"latin: found {type(parent).__name__}, accepted: timm's VisionTransformer and "
+            "MlpMixer families"
+        )
+    stand_in = copy(parent)
+    stand_in._modules = stand_in._modules | {"blocks": nn.Sequential(*blocks)}
+    return _TokenModel(stand_in)

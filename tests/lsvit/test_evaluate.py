@@ -1,0 +1,121 @@
+"""Accuracy over orders: held to sums written out by hand."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lsvit
+from lsvit.evaluation import Score
+from tests.models import images, small
+
+TARGETS = torch.tensor([0, 6, 2, 3, 1, 5, 4, 0, 6, 1])
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    pictures = images(10)
+    return [(pictures[:7], TARGETS[:7]), (pictures[7:], TARGETS[7:])]
+
+
+def hits_of(model: nn.Module, routes: list[lsvit.Route], top: int) -> np.ndarray:
+    """(routes, images), by the routed model."""
+    routed = lsvit.RoutedModel(model)
+    rows = []
+    for route in routes:
+        with torch.no_grad():
+            best = routed(images(10), route).topk(top).indices
+        rows.append((best == TARGETS[:, None]).any(1).numpy())
+    return np.stack(rows).astype(float)
+
+
+def test_every_row_is_what_its_orders_give(capsys: pytest.CaptureFixture[str]) -> None:
+    model = small()
+    scores = lsvit.evaluate(model, batches(), orders=5, keep=(2,), seed=3)
+    kinds = [(4, "sequential"), (4, "arbitrary"), (2, "sequential"), (2, "arbitrary")]
+    assert [(score.layers, score.order) for score in scores] == kinds
+    for score in scores:
+        routes = lsvit.evaluation_routes(4, score.layers, score.order, 5, 3)
+        first = hits_of(model, routes, 1)
+        assert score.orders == len(routes)
+        assert score.top1 == pytest.approx(first.mean())
+        assert score.top5 == pytest.approx(hits_of(model, routes, 5).mean())
+        variance = first.mean(0).var() / 10
+        if len(routes) == 1:
+            assert score.std is None
+        else:
+            assert score.std == pytest.approx(first.mean(1).std(ddof=1))
+            variance += first.mean(1).var(ddof=1) / len(routes)
+        half = 1.96 * variance**0.5
+        assert (score.low, score.high) == pytest.approx(
+            (max(0, score.top1 - half), min(1, score.top1 + half))
+        )
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[1].split()[:4] == ["4", "sequential", "1", f"{100 * scores[0].top1:.1f}"]
+
+
+def test_a_quarter_half_and_three_quarters_are_kept() -> None:
+    scores = lsvit.evaluate(small(depth=12), batches(), orders=2)
+    assert [score.layers for score in scores] == [12, 12, 3, 3, 6, 6, 9, 9]
+
+
+def test_modes_and_shuffling_stay() -> None:
+    model = small().train()
+    model.norm.eval()
+    shuffled = lsvit.shuffle(model)
+    expected = lsvit.evaluate(small(), batches(), orders=2, keep=())
+    assert lsvit.evaluate(model, batches(), orders=2, keep=()) == expected
+    assert model.training
+    assert not model.norm.training
+    assert shuffled.step == 0
+    assert shuffled.fixed is None
+
+
+def test_a_transformers_model_and_its_batches() -> None:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config: Any = ViTConfig(image_size=16, patch_size=8, hidden_size=16, num_hidden_layers=4)
+    config.num_attention_heads = 2
+    config.num_labels = 3
+    model = ViTForImageClassification(config)
+    pixels = images(8)[..., :16]
+    labels = torch.arange(8) % 3
+    mapping = [{"pixel_values": pixels, "labels": labels}]
+    scores = lsvit.evaluate(model, mapping, orders=3, keep=(1,))
+    assert scores == lsvit.evaluate(model, [(pixels, labels)], orders=3, keep=(1,))
+    assert scores[0].top5 == 1.0  # of three classes
+
+
+def test_a_routed_model_with_parts() -> None:
+    model = lsvit.RoutedModel(small(), lsvit.Position(encode=lsvit.Encode()))
+    scores = lsvit.evaluate(model, batches(), orders=3, keep=())
+    route = lsvit.evaluation_routes(4, 4, "arbitrary", 3, 0)
+    with torch.no_grad():
+        hits = [(model(images(10), r).argmax(-1) == TARGETS).float().mean() for r in route]
+    assert scores[1].top1 == pytest.approx(float(torch.stack(hits).mean()))
+
+
+def test_one_image_and_one_order_have_no_spread() -> None:
+    (score,) = lsvit.evaluate(small(), [(images(1), TARGETS[:1])], orders=1, keep=())[:1]
+    assert isinstance(score, Score)
+    assert score.low == score.top1 == score.high
+
+
+@pytest.mark.parametrize(
+    ("model", "loader", "options", "message"),
+    [
+        (small(), batches(), {"keep": (5,)}, "keep: found 5, accepted: 1 to 4"),
+        (small(), batches(), {"keep": (0,)}, "keep: found 0"),
+        (small(), batches(), {"orders": 0}, "orders: found 0"),
+        (small(), [images()], {}, "found no targets"),
+        (small(), [], {}, "found no batch"),
+        (small(num_classes=0, global_pool=""), batches(), {}, r"answer: found \(7, 7, 16\)"),
+    ],
+)
+def test_mistakes_are_one_line(
+    model: nn.Module, loader: list[Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        lsvit.evaluate(model, loader, **options)

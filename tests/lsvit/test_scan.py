@@ -1,0 +1,176 @@
+"""How much order matters: each change of it, the similarity of layers, the figure, the command."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import Tensor
+
+import lsvit
+from lsvit import cli
+from lsvit.scanning import similarity
+from tests.models import images, small
+
+TARGETS = torch.arange(10) % 7
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    return [(images(10)[:5], TARGETS[:5]), (images(10)[5:], TARGETS[5:])]
+
+
+def answers(route: lsvit.Route) -> Tensor:
+    with torch.no_grad():
+        return lsvit.RoutedModel(small())(images(10), route).argmax(-1)
+
+
+CHANGED: dict[str, list[lsvit.Route]] = {
+    "without i": [(1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2)],
+    "i twice": [(0, 0, 1, 2, 3), (0, 1, 1, 2, 3), (0, 1, 2, 2, 3), (0, 1, 2, 3, 3)],
+    "i after i+1": [(1, 0, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)],
+}
+
+
+def test_every_change_is_what_its_order_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    found = lsvit.scan(small(), batches(), orders=2, seed=5)
+    plain = answers((0, 1, 2, 3))
+    assert found.accuracy is not None
+    assert found.accuracy["original"] == [pytest.approx(float((plain == TARGETS).float().mean()))]
+    for change, routes in CHANGED.items():
+        for layer, route in enumerate(routes):
+            changed = answers(route)
+            agreement = float((changed == plain).float().mean())
+            accuracy = float((changed == TARGETS).float().mean())
+            assert found.agreement[change][layer] == pytest.approx(agreement), (change, layer)
+            assert found.accuracy[change][layer] == pytest.approx(accuracy), (change, layer)
+    placed = found.agreement["first i in place"]
+    assert len(placed) == 3
+    for layer, share in enumerate(placed):
+        shares = []
+        for number in range(2):
+            rng = lsvit.generator("scan", 5, layer, number)
+            route = lsvit.fix_first(layer)(rng, 4)
+            shares.append(float((answers(route) == plain).float().mean()))
+        assert share == pytest.approx(sum(shares) / 2)
+    title, head, *rows = capsys.readouterr().out.splitlines()
+    assert title.startswith("accuracy, %")
+    assert len(rows) == 4
+    assert head.split()[0] == "i"
+
+
+def test_without_targets_there_is_the_agreement_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    found = lsvit.scan(small(), images(10).split(5), orders=2, seed=5)
+    assert found.accuracy is None
+    assert found.agreement == lsvit.scan(small(), batches(), orders=2, seed=5).agreement
+    assert capsys.readouterr().out.startswith("images with the same answer")
+
+
+def test_position_parts_run_no_layer_twice() -> None:
+    model = lsvit.RoutedModel(small(), lsvit.Position(encode=lsvit.Encode()))
+    assert "i twice" not in lsvit.scan(model, batches(), orders=1).agreement
+
+
+def test_similarity_is_the_unbiased_cka() -> None:
+    """Nguyen et al., 2021, equation 3, in plain sums over one batch."""
+    model = small()
+    n = 10
+    states = []
+    for depth in range(1, 5):
+        with torch.no_grad():
+            states.append(lsvit.RoutedModel(model).tokens(images(n), tuple(range(depth))))
+    features = [state.flatten(1).double() for state in states]
+
+    def hsic(a: Tensor, b: Tensor) -> float:
+        k, m = a @ a.T, b @ b.T
+        k.fill_diagonal_(0)
+        m.fill_diagonal_(0)
+        ones = torch.ones(n, dtype=torch.float64)
+        total = torch.trace(k @ m) + (ones @ k @ ones) * (ones @ m @ ones) / ((n - 1) * (n - 2))
+        return float(total - 2 / (n - 2) * (ones @ k @ m @ ones)) / (n * (n - 3))
+
+    found = similarity(model, [images(n), images(3)], "blocks")  # three are too few
+    for i, a in enumerate(features):
+        for j, b in enumerate(features):
+            expected = hsic(a, b) / (hsic(a, a) * hsic(b, b)) ** 0.5
+            assert float(found[i, j]) == pytest.approx(expected, rel=1e-4), (i, j)
+    assert not any(block._forward_hooks for block in model.blocks)
+    with pytest.raises(ValueError, match="found no batch of 4 images"):
+        similarity(model, [images(3)], "blocks")
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    kwargs: dict[str, Any] = {"img_size": 28, "patch_size": 14, "embed_dim": 16, "depth": 3}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=2, num_heads=2, **kwargs)
+    kwargs["num_heads"] = 2
+    folder = tmp_path / "vit"
+    timm.models.save_for_hf(model, str(folder), model_args=kwargs, safe_serialization=True)
+    for number in range(12):
+        file = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (30, 40), (20 * number, 90, 9)).save(file)
+    return tmp_path
+
+
+def test_the_command_prints_a_table_and_writes_a_figure(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = exported / "scan.png"
+    words = ["scan", str(exported / "vit"), "--data", str(exported / "photos"), "--orders", "1"]
+    cli.run([*words, "--figure", str(figure), "--images", "6"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("accuracy, %")  # two folders, two classes
+    assert f"{figure}: written" in printed
+    with Image.open(figure) as image:
+        assert image.size[0] > 500
+    words[3] = str(exported / "photos" / "a")
+    cli.run([*words, "--figure", str(figure)])
+    assert capsys.readouterr().out.startswith("images with the same answer")
+
+
+def test_without_matplotlib_a_line_says_so(
+    exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    cli.run(["scan", str(exported / "vit"), "--data", str(exported / "photos"), "--orders", "1"])
+    assert "no figure: matplotlib is not installed" in capsys.readouterr().out
+
+
+def test_a_clone_has_the_same_command(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from stages.commands import app
+
+    monkeypatch.chdir(exported)
+    words = ["scan", "vit", "--data", "photos", "--orders", "1", "--images", "8"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "scan.png: written" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["no_such_model", "--data", "photos"], "error: no_such_model: not an exported folder"),
+        (["vit", "--data", "vit"], "error: vit: found no image"),
+        (["vit", "--data", "photos", "--images", "0"], "--images: found 0, accepted: at least 1"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str],
+    message: str,
+    exported: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(exported)
+    with pytest.raises(SystemExit) as ended:
+        cli.run(["scan", *words])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,721 @@
+"""Shuffled models of timm, transformers and torchvision: orders, gradients, traces."""
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+import lsvit
+from lsvit.latin import latin
+from lsvit.shuffled import find_blocks
+from tests.models import images, small
+
+LABELS = torch.tensor([0, 6, 2, 3, 1, 5])
+Model = Any
+
+
+def drawn(step: int, seed: int = 0, num_layers: int = 4) -> lsvit.Route:
+    return lsvit.arbitrary(lsvit.generator("shuffle", seed, step), num_layers)
+
+
+# ---- models of several libraries ---------------------------------------------------------------
+
+
+def transformers_vision(name: str) -> Callable[[], Model]:
+    def make() -> Model:
+        import transformers
+
+        rates = {"drop_path_rate": 0.0} if name == "Beit" else {}
+        config = getattr(transformers, f"{name}Config")(
+            **rates,
+            image_size=16,
+            patch_size=8,
+            hidden_size=16,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            intermediate_size=16,
+            num_labels=7,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+        return getattr(transformers, f"{name}ForImageClassification")(config)
+
+    return make
+
+
+def bert() -> Model:
+    import transformers
+
+    config: Any = transformers.BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=4)
+    config.num_attention_heads = 2
+    config.intermediate_size = 16
+    config.num_labels = 7
+    config.hidden_dropout_prob = 0.0
+    config.attention_probs_dropout_prob = 0.0
+    return transformers.BertForSequenceClassification(config)
+
+
+def gpt2() -> Model:
+    import transformers
+
+    config: Any = transformers.GPT2Config(vocab_size=30, n_positions=20, n_embd=16, n_layer=4)
+    config.n_head = 2
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = 0, 1, 1
+    return transformers.GPT2LMHeadModel(config)
+
+
+def torchvision_vit() -> Model:
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(16, 8, num_layers=4, num_heads=2, hidden_dim=16, mlp_dim=16)
+
+
+class Nested(nn.Module):
+    """A list of blocks in a ModuleDict, which nobody calls, as in nanoGPT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.GELU()) for _ in range(4))
+        self.parts = nn.ModuleDict({"h": blocks})
+
+    def forward(self, state: Tensor) -> Tensor:
+        for block in self.parts["h"].children():
+            state = block(state)
+        return state
+
+
+def pictures() -> Tensor:
+    return images(3)[..., :16]
+
+
+def tokens() -> Tensor:
+    return torch.arange(2, 14).view(2, 6)
+
+
+def vectors() -> Tensor:
+    return torch.linspace(-1, 1, 15).view(3, 5)
+
+
+# Its maker, its input, where its blocks are.
+MODELS: dict[str, tuple[Callable[[], Model], Callable[[], Tensor], str]] = {
+    "timm": (small, images, "blocks"),
+    "ViT": (transformers_vision("ViT"), pictures, "vit.layers"),
+    "DeiT": (transformers_vision("DeiT"), pictures, "deit.layers"),
+    "Dinov2": (transformers_vision("Dinov2"), pictures, "dinov2.encoder.layer"),
+    "Beit": (transformers_vision("Beit"), pictures, "beit.layers"),
+    "BERT": (bert, tokens, "bert.encoder.layer"),
+    "GPT-2": (gpt2, tokens, "transformer.h"),
+    "torchvision": (torchvision_vit, pictures, "encoder.layers"),
+    "nested": (Nested, vectors, "parts.h"),
+}
+ORDERS = [(2, 0, 3, 1), (3, 1), (1, 1, 2, 0, 3, 3)]
+
+
+def make(name: str) -> tuple[Model, Tensor]:
+    build, inputs, _ = MODELS[name]
+    torch.manual_seed(0)
+    model = build()
+    with torch.no_grad():  # so that blocks differ enough
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval(), inputs()
+
+
+def run(model: Model, inputs: Tensor) -> Tensor:
+    output = model(inputs, use_cache=False) if hasattr(model, "transformer") else model(inputs)
+    return getattr(output, "logits", output)
+
+
+def rebuilt(model: Model, path: str, order: lsvit.Route) -> Model:
+    """A copy whose list holds copies of these blocks: the reference."""
+    other = copy.deepcopy(model)
+    parent = other.get_submodule(path.rpartition(".")[0])
+    blocks = list(other.get_submodule(path).children())
+    chosen = [copy.deepcopy(blocks[layer]) for layer in order]  # type: ignore[index]
+    kind = type(other.get_submodule(path))
+    listed = kind(chosen) if kind is nn.ModuleList else kind(*chosen)
+    if isinstance(parent, nn.ModuleDict):
+        parent[path.rpartition(".")[2]] = listed
+    else:
+        setattr(parent, path.rpartition(".")[2], listed)
+    return other
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_any_order_is_that_of_a_model_built_so(name: str) -> None:
+    model, inputs = make(name)
+    path = MODELS[name][2]
+    assert find_blocks(model) == path
+    plain = run(model, inputs)
+    for order in ORDERS:
+        expected = run(rebuilt(model, path, order), inputs)
+        assert not torch.allclose(plain, expected)
+        with lsvit.in_order(model, order):
+            assert torch.equal(run(model, inputs), expected)
+    with lsvit.in_order(model, range(4)):
+        assert torch.equal(run(model, inputs), plain)
+    assert torch.equal(run(model, inputs), plain)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_runs_the_drawn_order_and_evaluation_the_original_one(name: str) -> None:
+    model, inputs = make(name)
+    keys = list(model.state_dict())
+    names = [name for name, _ in model.named_modules()]
+    plain = run(model, inputs)
+    expected = [run(rebuilt(model, MODELS[name][2], drawn(step)), inputs) for step in range(3)]
+    shuffled = lsvit.shuffle(model)
+    for step in range(3):
+        assert torch.equal(run(model.train(), inputs), expected[step])
+        assert shuffled.order == drawn(step)
+        assert torch.equal(run(model.eval(), inputs), plain)
+    assert shuffled.step == 3
+    assert list(model.state_dict()) == keys
+    assert [name for name, _ in model.named_modules()] == names
+
+
+# ---- options -----------------------------------------------------------------------------------
+
+
+def orders_of(steps: int = 200, **options: Any) -> list[tuple[int, ...]]:
+    model = Nested().train()
+    shuffled = lsvit.shuffle(model, **options)
+    orders = []
+    for _ in range(steps):
+        model(vectors())
+        orders.append(shuffled.order)
+    return orders  # type: ignore[return-value]
+
+
+def test_orders_are_uniform_and_depend_on_seed_and_step_alone() -> None:
+    orders = orders_of()
+    assert orders == orders_of()
+    assert orders != orders_of(seed=1)
+    assert orders_of(seed=7, steps=2)[1] == drawn(1, seed=7)
+    assert len(set(orders)) == 24
+
+
+def test_a_resumed_training_goes_on_with_its_orders() -> None:
+    model = Nested().train()
+    lsvit.shuffle(model).step = 5
+    assert lsvit.shuffled._hooks_of(model)[0].step == 5
+    model(vectors())
+    assert lsvit.shuffled._hooks_of(model)[0].order == drawn(5)
+
+
+def test_drop_leaves_out_blocks_at_its_rate_and_never_all() -> None:
+    orders = orders_of(drop=0.75)
+    lengths = np.array([len(order) for order in orders])
+    assert lengths.min() == 1
+    assert lengths.mean() == pytest.approx(1 / (1 - 0.75**4), abs=0.15)
+    assert any(order != tuple(sorted(order)) for order in orders)
+
+
+def test_first_and_last_stay_in_place_also_under_drop() -> None:
+    for order in orders_of(first=1, last=1):
+        assert sorted(order) == [0, 1, 2, 3]
+        assert (order[0], order[-1]) == (0, 3)
+    dropped = orders_of(first=1, last=1, drop=0.5)
+    assert {len(order) for order in dropped} == {2, 3, 4}
+    assert {(order[0], order[-1]) for order in dropped} == {(0, 3)}
+    rng = lsvit.generator("shuffle", 0, 0)
+    assert orders_of(first=2, steps=1)[0] == lsvit.fix_first(2)(rng, 4)
+
+
+def test_a_sampler_of_ones_own() -> None:
+    assert orders_of(steps=1, sampler=lsvit.reverse) == [(3, 2, 1, 0)]
+    assert orders_of(steps=1, sampler=lambda rng, n: np.array([n - 1, 0])) == [(3, 0)]
+    for order in orders_of(sampler=lsvit.drop(0.5)):  # LayerDrop
+        assert list(order) == sorted(order)
+
+
+def test_latin_orders_equal_those_of_the_routed_model() -> None:
+    model = small().train()
+    routes = latin(lsvit.generator("shuffle", 0, 0), 4, first=1)
+    expected = lsvit.RoutedModel(copy.deepcopy(model))(images(7), routes)
+    shuffled = lsvit.shuffle(model, latin=True, first=1)
+    assert torch.equal(model(images(7)), expected)
+    assert shuffled.order == routes
+    kept = shuffled._routed
+    model(images(7))
+    assert shuffled._routed is kept  # stacked once
+    copy.deepcopy(model)(images(7))
+    lsvit.unshuffle(model)
+    with lsvit.in_order(model, routes):
+        assert torch.equal(model(images(7)), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drop": 1.0}, "drop: found 1.0"),
+        ({"first": 3, "last": 2}, "first, last: found 3, 2"),
+        ({"first": -1}, "first, last: found -1, 0"),
+        ({"sampler": lsvit.reverse, "drop": 0.1}, "sampler: found with"),
+        ({"latin": True, "drop": 0.1}, "drop: found 0.1 with latin"),
+        ({"latin": True}, "latin: found ModuleDict"),
+        ({"blocks": "parts"}, "blocks: found 'parts', lists of blocks of one shape: 'parts.h'"),
+    ],
+)
+def test_mistakes_are_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        lsvit.shuffle(Nested(), **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_orders_that_cannot_run_are_refused() -> None:
+    model = Nested().train()
+    for order in ((4,), (0, -1)):
+        refused = pytest.raises(IndexError, match="does not exist, the model has blocks 0 to 3")
+        with refused, lsvit.in_order(model, order):
+            pass
+    side_by_side = pytest.raises(ValueError, match="accepted: single blocks")
+    with side_by_side, lsvit.in_order(model, (0, (1, 2))):
+        pass
+    assert not has_trace(model)
+    shuffled = lsvit.shuffle(model, lsvit.fixed((9,)))
+    with pytest.raises(IndexError, match="block 9"):
+        model(vectors())
+    assert shuffled.step == 0
+    with pytest.raises(ValueError, match="shuffled already"):
+        lsvit.shuffle(model)
+
+
+def test_the_list_of_blocks_is_one_or_named() -> None:
+    with pytest.raises(ValueError, match="none in this model"):
+        lsvit.shuffle(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+    uneven = nn.ModuleList([nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 4))])
+    with pytest.raises(ValueError, match="none in this model"):
+        lsvit.shuffle(uneven)
+    pair = nn.ModuleDict({"a": Nested(), "b": Nested()})
+    with pytest.raises(ValueError, match=r"'a.parts.h', 'b.parts.h'; name one"):
+        lsvit.shuffle(pair)
+    assert lsvit.shuffle(pair, blocks="b.parts.h").blocks == "b.parts.h"
+
+
+# ---- in_order ----------------------------------------------------------------------------------
+
+
+def test_in_order_goes_before_shuffling_and_nests() -> None:
+    model = small().train()
+    shuffled = lsvit.shuffle(model)
+    with lsvit.in_order(model, (1, 0)):
+        expected = model(images())
+        with lsvit.in_order(model, (2,)):
+            assert not torch.equal(model(images()), expected)
+        assert torch.equal(model(images()), expected)
+        assert shuffled.order == (1, 0)
+    assert shuffled.step == 0
+    model(images())
+    assert shuffled.order == drawn(0)
+
+
+def test_two_models_in_one_have_orders_of_their_own() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = small()
+            self.b = small()
+
+        def forward(self, batch: Tensor) -> Tensor:
+            return self.a(batch) + self.b(batch)
+
+    pair = Pair().train()
+    alone = copy.deepcopy(pair)
+    first = lsvit.shuffle(pair, blocks="a.blocks", seed=1)
+    second = lsvit.shuffle(pair.b, seed=2)
+    answer = pair(images())
+    assert (first.order, second.order) == (drawn(0, 1), drawn(0, 2))
+    with lsvit.in_order(alone.a, drawn(0, 1)), lsvit.in_order(alone.b, drawn(0, 2)):
+        assert torch.equal(alone(images()), answer)
+    with lsvit.in_order(pair, (0,), blocks="b.blocks"):  # finds what is attached below
+        pair(images())
+    assert second.order == (0,)
+    lsvit.unshuffle(pair)
+    assert torch.equal(pair(images()), alone(images()))
+
+
+# ---- traces ------------------------------------------------------------------------------------
+
+
+def pickled(model: Model) -> Model:
+    return pickle.loads(pickle.dumps(model))
+
+
+def saved(model: Model) -> Model:
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+def averaged(model: Model) -> Model:
+    return ModelEmaV3(model).module.train()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled, saved, averaged])
+def test_a_copy_is_shuffled_by_itself(duplicate: Callable[[Model], Model]) -> None:
+    model = small().train()
+    shuffled = lsvit.shuffle(model, drop=0.2)
+    model(images())
+    other = duplicate(model)
+    expected = model(images())
+    assert torch.equal(other(images()), expected)
+    assert shuffled.step == 2  # the copy counts its own
+    lsvit.unshuffle(other)
+    assert not any(map(has_trace, other.modules()))
+    model(images())
+    assert shuffled.step == 3
+
+
+def has_trace(module: nn.Module) -> bool:
+    return any("Shuffle(" in repr(value) for name, value in vars(module).items() if "hooks" in name)
+
+
+@pytest.mark.parametrize("options", [{}, {"latin": True}, {"drop": 0.5}])
+def test_unshuffle_leaves_no_trace(options: dict[str, Any]) -> None:
+    model = small().train()
+    before = [pickle.dumps(vars(module)) for module in model.modules()]
+    listed = model.blocks._modules
+    lsvit.shuffle(model, **options)
+    assert has_trace(model)
+    model(images())
+    lsvit.unshuffle(model)
+    assert [pickle.dumps(vars(module)) for module in model.modules()] == before
+    assert model.blocks._modules is listed
+    lsvit.shuffle(model)  # again
+    lsvit.unshuffle(model)
+    lsvit.unshuffle(model)  # nothing to do
+
+
+def test_names_are_in_place_after_an_exception() -> None:
+    model = small().train()
+    before = list(model.blocks)
+    lsvit.shuffle(model)
+    with pytest.raises(AssertionError):
+        model(images()[..., :8])
+    assert list(model.blocks) == before
+
+
+@pytest.mark.parametrize("reader", ["state_dict", "load_state_dict", "forward", "unshuffle"])
+def test_names_are_in_place_after_ctrl_c(reader: str) -> None:
+    """torch runs no hook after KeyboardInterrupt."""
+    model = small().train()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = model(images())
+    lsvit.shuffle(model)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.norm.register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(images())
+    handle.remove()
+    if reader == "state_dict":
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, weights[name]), name
+    elif reader == "load_state_dict":
+        model.load_state_dict(weights)
+    elif reader == "unshuffle":
+        lsvit.unshuffle(model)
+    assert torch.equal(model.eval()(images()), expected)
+
+
+# ---- training ----------------------------------------------------------------------------------
+
+
+def train(model: Model, forward: Callable[[int], Tensor], steps: int = 4) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses = []
+    for step in range(steps):
+        loss = cross_entropy(forward(step), LABELS)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("with_latin", [False, True])
+def test_training_equals_that_of_the_routed_model(with_latin: bool) -> None:
+    draw: Any = latin if with_latin else lsvit.arbitrary
+    routed = lsvit.RoutedModel(small()).train()
+    expected = train(
+        routed, lambda step: routed(images(), draw(lsvit.generator("shuffle", 3, step), 4))
+    )
+    model = small().train()
+    lsvit.shuffle(model, seed=3, latin=with_latin)
+    assert train(model, lambda step: model(images())) == expected
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, routed.backbone.state_dict()[name]), name
+
+
+def gradients(model: Model, output: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    output.square().sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def same_gradients(model: Model, inputs: Tensor, turn_on: Callable[[], None]) -> None:
+    """Of two forward passes, so that the second one's order is not that of the first one's."""
+    shuffled = lsvit.shuffle(model.train(), drop=0.3, seed=1)
+    expected = gradients(model, run(model, inputs) + run(model, inputs))
+    turn_on()
+    shuffled.step = 0
+    found = gradients(model, run(model, inputs) + run(model, inputs))
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated")
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("torchvision", "nested")])
+def test_checkpointing_gives_the_same_gradients(
+    name: str, reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = make(name)
+    if name == "timm":
+        monkeypatch.setattr("timm.models._manipulate.use_reentrant_ckpt", lambda: reentrant)
+        same_gradients(model, inputs, model.set_grad_checkpointing)
+    else:
+        kwargs = {"use_reentrant": reentrant}
+        turn_on = partial(model.gradient_checkpointing_enable, gradient_checkpointing_kwargs=kwargs)
+        same_gradients(model, inputs, turn_on)
+
+
+@pytest.mark.parametrize("options", [{"latin": True}, {"sampler": lsvit.fixed((1, 1, 3, 0, 1))}])
+def test_checkpointing_of_latin_and_repeated_blocks(options: dict[str, Any]) -> None:
+    """`checkpoint_seq` takes `children()`, which gives no module twice."""
+    model = small().train()
+    lsvit.shuffle(model, **options)
+    expected = gradients(model, model(images()))
+    other = small().train()
+    lsvit.shuffle(other, **options)
+    other.set_grad_checkpointing()
+    found = gradients(other, other(images()))
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], msg=name)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_of_the_whole_model_is_refused(reentrant: bool) -> None:
+    model = small().train()
+    lsvit.shuffle(model)
+    batch = images().requires_grad_()
+    loss = checkpoint(model, batch, use_reentrant=reentrant).sum()
+    with pytest.raises(ValueError, match="checkpoint its blocks"):
+        loss.backward()
+    lsvit.unshuffle(model)
+    with lsvit.in_order(model, (1, 0)):  # one order: nothing to refuse
+        checkpoint(model, batch, use_reentrant=reentrant).sum().backward()
+
+
+def test_accumulated_gradients_are_those_of_the_orders() -> None:
+    model = small().train()
+    lsvit.shuffle(model)
+    found = gradients(model, model(images()) + 2 * model(images()))
+    lsvit.unshuffle(model)
+    outputs = []
+    for step in range(2):
+        with lsvit.in_order(model, drawn(step)):
+            outputs.append(model(images()))
+    expected = gradients(model, outputs[0] + 2 * outputs[1])
+    for name, gradient in found.items():
+        assert torch.equal(gradient, expected[name]), name
+
+
+def test_autocast() -> None:
+    model = small().train()
+    routed = lsvit.RoutedModel(copy.deepcopy(model))
+    lsvit.shuffle(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(images())
+        assert torch.equal(output, routed(images(), drawn(0)))
+    assert output.dtype == torch.bfloat16
+
+
+# ---- compiled models ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
+def test_compiled_blocks_are_not_compiled_again(fresh_compiler: None) -> None:
+    from torch._dynamo.utils import counters
+
+    model = small().train()
+    for block in model.blocks:
+        block.compile(backend="eager")
+    shuffled = lsvit.shuffle(model)
+    expected = lsvit.RoutedModel(small().train())
+    model(images())
+    counters.clear()
+    for _ in range(10):
+        torch.testing.assert_close(model(images()), expected(images(), shuffled.order))
+    assert counters["stats"]["unique_graphs"] == 0
+
+
+def test_a_model_compiled_as_a_whole_is_refused(fresh_compiler: None) -> None:
+    in_place = small()
+    in_place.compile(backend="eager")
+    whole: Model = torch.compile(small(), backend="eager")
+    for compiled in (whole, in_place):
+        with pytest.raises(ValueError, match="cannot be compiled as a whole"):
+            lsvit.shuffle(compiled)
+        with pytest.raises(ValueError, match="cannot be compiled as a whole"):
+            lsvit.shuffle(nn.Sequential(compiled))
+
+
+def test_a_shuffled_model_compiled_later_is_refused(fresh_compiler: None) -> None:
+    model = small().train()
+    plain = model(images())
+    lsvit.shuffle(model)
+    compiled = torch.compile(model, backend="eager")
+    loss = torch.compile(lambda batch: model(batch).sum(), backend="eager")
+    for call in (compiled, loss):
+        with pytest.raises(ValueError, match="cannot be compiled as a whole"):
+            call(images())
+    model.eval()
+    torch.testing.assert_close(compiled(images()), plain)
+
+
+# ---- transformers' own ways --------------------------------------------------------------------
+
+
+def test_a_cache_of_keys_follows_the_blocks() -> None:
+    model, ids = make("GPT-2")
+    options = {"max_new_tokens": 5, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    for order in ((2, 0, 3, 1), (3, 1)):
+        with lsvit.in_order(model, order):
+            assert torch.equal(
+                model.generate(ids, use_cache=True, **options),
+                model.generate(ids, use_cache=False, **options),
+            )
+    with lsvit.in_order(model, (0, 1, 1)):
+        model(ids, use_cache=False)
+        with pytest.raises(ValueError, match="accepted: use_cache=False"):
+            model(ids)
+    model(ids)
+
+
+@pytest.mark.parametrize("name", ["ViT", "Dinov2", "BERT"])
+def test_outputs_of_layers_are_those_of_depths(name: str) -> None:
+    model, inputs = make(name)
+    model(inputs, output_hidden_states=True)
+    for order in ORDERS:
+        expected = rebuilt(model, MODELS[name][2], order)(inputs, output_hidden_states=True)
+        with lsvit.in_order(model, order):
+            states = model(inputs, output_hidden_states=True).hidden_states
+        assert len(states) == len(order) + 1
+        for state, other in zip(states, expected.hidden_states, strict=True):
+            assert torch.equal(state, other)
+
+
+# ---- routed models, and their parts ------------------------------------------------------------
+
+
+def test_a_routed_model_takes_the_order_as_its_route() -> None:
+    position = lsvit.Position(encode=lsvit.Encode())
+    model = lsvit.RoutedModel(small(), position).train()
+    expected = model(images(), drawn(0))
+    shuffled = lsvit.shuffle(model)
+    assert torch.equal(model(images()), expected)
+    assert shuffled.order == drawn(0)
+    with lsvit.in_order(model, ((0, 1), 2)):
+        side_by_side = model(images())
+    lsvit.unshuffle(model)
+    assert torch.equal(side_by_side, model(images(), ((0, 1), 2)))
+    lsvit.shuffle(model, latin=True)
+    model(images())
+    with pytest.raises(ValueError, match=r"give the lsvit.RoutedModel in it"):
+        lsvit.shuffle(nn.Sequential(model))
+
+
+def test_ls_predict_in_a_loop_of_ones_own() -> None:
+    model = lsvit.RoutedModel(small(), lsvit.Position(predict=lsvit.Predict())).train()
+    lsvit.shuffle(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(30):
+        positions = lsvit.PositionLogits(model)
+        logits = model(images(), taps=[positions])
+        loss = lsvit.position_loss(positions.logits) + cross_entropy(logits, LABELS)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+
+
+# ---- several processes -------------------------------------------------------------------------
+
+RANK = """
+import sys
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+import lsvit
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+store = torch.distributed.FileStore(f"{folder}/store", 2)
+torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+model, batch, labels = torch.load(f"{folder}/model.pt", weights_only=False)
+parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+shuffled = lsvit.shuffle(parallel, drop=0.3)
+mine = slice(3 * rank, 3 * rank + 3)
+orders = []
+for _ in range(3):
+    parallel.zero_grad()
+    cross_entropy(parallel(batch[mine]), labels[mine]).backward()
+    orders.append(shuffled.order)
+gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+lsvit.unshuffle(parallel)
+own = lsvit.shuffle(parallel, per_rank=True)
+parallel(batch[mine]).sum().backward()
+result = {"orders": orders, "gradients": gradients, "own": own.order}
+torch.save(result, f"{folder}/{rank}.pt")
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_draw_the_same_orders_or_their_own(tmp_path: Path) -> None:
+    model = small().train()
+    torch.save((model, images(), LABELS), tmp_path / "model.pt")
+    processes = []
+    for rank in range(2):
+        command = [sys.executable, "-c", RANK, str(rank), str(tmp_path)]
+        processes.append(subprocess.Popen(command))
+    assert [process.wait() for process in processes] == [0, 0]
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    assert ranks[0]["orders"] == ranks[1]["orders"]
+    assert ranks[0]["own"] == lsvit.arbitrary(lsvit.generator("shuffle", 0, 0, 0), 4)
+    assert ranks[1]["own"] == lsvit.arbitrary(lsvit.generator("shuffle", 0, 0, 1), 4)
+    lsvit.shuffle(model, drop=0.3).step = 2
+    cross_entropy(model(images()), LABELS).backward()
+    for name, parameter in model.named_parameters():
+        for rank in ranks:
+            torch.testing.assert_close(rank["gradients"].get(name), parameter.grad)
