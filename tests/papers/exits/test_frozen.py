@@ -401,8 +401,9 @@ def test_exits_put_into_use(bench: Bench, frozen: Path, tmp_path: Path) -> None:
     rows = [BRANCHES.index("vit"), 2 * len(BRANCHES) + BRANCHES.index("mlp"), -1]
     with np.load(frozen / ARRAYS) as arrays:
         confidence = arrays["confidence_judge"][rows]
-    costs: Any = np.arange(12.0).reshape(4, 3)
-    used = InUse("arbitrary", ["vit", "mlp", LAST_EXIT], [1, 3, 4], *costs, confidence)
+    flops, spent, latency, accuracy = np.arange(12.0).reshape(4, 3)
+    costs = (flops, spent, latency, accuracy, confidence)
+    used = InUse("arbitrary", ["vit", "mlp", LAST_EXIT], [1, 3, 4], *costs)
     about = {"sizes": SIZES.model_dump(), "weights_sha256": "its own"}
     (folder / EXITS_IN_USE).write_text(json.dumps(used.record() | about))
     model, other = bench.open()[0], bench.open()[0]

@@ -293,8 +293,6 @@ def test_talking_heads_travel_with_the_weights(pico: ModelPreset, tmp_path: Path
     save_weights(noisy(model), file)
     again = build(pico, 10, TALKING, file).eval()
     assert torch.equal(again(batch, (3, 1, 0)), model(batch, (3, 1, 0)))
-    cut = build(pico, 10, TALKING.model_copy(update={"layers": 2}), file).eval()
-    assert torch.equal(cut(batch), model(batch, (0, 1)))
     with pytest.raises(RuntimeError, match="proj_l"):
         load_weights(plain, file)
 

@@ -17,7 +17,7 @@ from scipy.stats import ttest_1samp
 from docs.pooled import Pooled
 from papers import PAPERS
 from pipeline.errors import UserError
-from pipeline.report.claims import Claim, load_claims
+from pipeline.report.claims import Claim
 from pipeline.report.comparison import changes, moved, same_cell
 from pipeline.report.evidence import Counts, Evidence
 from pipeline.report.ledger import (
@@ -27,13 +27,11 @@ from pipeline.report.ledger import (
     NOT_RUN,
     UNDECIDED,
     WEAKER,
-    headline,
     judge,
     judge_claim,
     markdown,
     show,
 )
-from pipeline.tracking.runs import flatten
 from stages import commands
 from tests.conftest import ROOT
 
@@ -151,21 +149,6 @@ def test_a_figure_of_another_cell_is_not_compared(
 def test_an_interval_stays_in_what_is_possible() -> None:
     measured = judged([60.0, 80.0, 100.0], holds=(50, INF), possible=(0, 100))["measured"]
     assert (measured["low"], measured["high"]) == (pytest.approx(30.3, abs=0.1), 100)
-
-
-def test_the_headline_is_short() -> None:
-    """Beside Table 1's means, two or three numbers a variant: at most thirty in all."""
-    ledger = json.loads((RESULTS / "claims.json").read_text())
-    shown = [name for paper in PAPERS for name in load_claims(paper).headline]
-    numbers = headline(ledger, shown)
-    assert sum(numbers["claims"].values()) == len(ledger["claims"])
-    means = {
-        entry["id"]: entry["measured"]["mean"] for entry in ledger["claims"] if entry["measured"]
-    }
-    assert {name: numbers[name] for name in shown} == {name: means[name] for name in shown}
-    metrics = json.loads((RESULTS / "metrics.json").read_text())
-    names = [*flatten(numbers, separator="/"), *flatten(metrics, separator="/")]
-    assert len(names) <= 30
 
 
 @pytest.mark.slow
