@@ -97,8 +97,7 @@ def draw_tradeoff(figures: Figures, rows: pd.DataFrame, hardware: str, name: str
     early = exits[~is_last].assign(cost=exits["cost"] / scale)
     late = early[early["depth"] >= np.median(early["depth"].unique())]
     counts = rows["mae"].notna().all()
-    figure, axes = figures.panels(1.75, nrows=3)
-    above, middle, below = axes[:, 0]
+    figure, [[above], [middle], [below]] = figures.panels(1.75, nrows=3)
     panels = ((above, early, "cost"), (middle, late, "cost"), (below, early, "latency"))
     for axis, panel_exits, cost in panels:
         for branch, look in LOOKS.items():
@@ -157,8 +156,7 @@ def draw_orders(figures: Figures, rows: pd.DataFrame, keep: int) -> str:
 
 def draw_dynamic(figures: Figures, budgets: pd.DataFrame, exits: pd.DataFrame) -> str:
     """Draw accuracy under budgets, and the exits' calibration. Returns the caption."""
-    figure, axes = figures.panels(1.45, nrows=2)
-    above, below = axes[:, 0]
+    figure, [[above], [below]] = figures.panels(1.45, nrows=2)
     scale, unit = unit_of(exits["flops"].max() / 2)
     for policy, look in POLICIES.items():
         rows = budgets[budgets["policy"] == policy]

@@ -9,31 +9,21 @@ from papers.inversion.section import Family, Inversion
 from pipeline.config.params import Params
 from pipeline.errors import UserError, at_most, mistake, unknown_name
 
-# How timm's names of models without a position embedding begin.
-MIXERS = ("mixer_", "gmixer_", "resmlp_", "gmlp_")
-
 
 def check(params: Params) -> Iterator[str]:
     """Check the families, and what is taken out of them or put in."""
     options = params.resolve(Inversion)
-    presets = {name: family_preset(params, name) for name in options.families}
     if options.families.get(params.model, Family()).timm:
         wanted = "another name for a model that is not the chosen one"
         yield mistake("inversion.families", params.model, wanted)
-    for name, preset in presets.items():
-        if "in_chans" in options.families[name].kwargs:  # else they are the chosen model's
-            key = f"inversion.families.{name}"
-            yield from params.dataset_preset.check_channels(preset.kwargs, key)
+    for name, family in options.families.items():
+        kwargs = family_preset(params, name).kwargs
+        if "in_chans" in family.kwargs:  # else they are the chosen model's
+            yield from params.dataset_preset.check_channels(kwargs, f"inversion.families.{name}")
     for key in ("ablations", "transplants"):
         for name in getattr(options, key):
             if name not in options.families:
                 yield unknown_name(f"inversion.{key}", name, options.families)
-    for name, transplants in options.transplants.items():
-        moves_position = any("pos_embed" in parts for parts in transplants)
-        timm_name = presets[name].timm if name in presets else ""
-        if moves_position and timm_name.startswith(MIXERS):
-            wanted = f"patch_embed, norm1 ({timm_name} has no position embedding)"
-            yield mistake(f"inversion.transplants.{name}", "pos_embed", wanted)
 
 
 def build(params: Params, backbone: Any) -> Iterator[str]:

@@ -59,8 +59,7 @@ def draw_pruning(figures: Figures, cells: pd.DataFrame, order: str, name: str) -
     is_refit = cells["variant"].str.startswith("refit")
     refits = cells[is_refit].sort_values("keep")
     lines = cells[cells["variant"].isin(FIGURE_1)]
-    figure, axes = figures.panels(0.78)
-    axis: Axes = axes[0, 0]
+    figure, [[axis]] = figures.panels(0.78)
     shown = pd.concat([lines, refits])
     _draw_kept(axis, shown, figures.looks(FIGURE_1))
     if len(refits):
@@ -138,8 +137,7 @@ def draw_disorder(
     exact = samplers["sampler"].isin(["reversed", f"fix_first {depth}"])
     exact |= samplers["sampler"].str.startswith("swap ")
     rows = samplers[exact & samplers["variant"].isin(variants)]
-    figure, axes = figures.panels(0.78)
-    axis: Axes = axes[0, 0]
+    figure, [[axis]] = figures.panels(0.78)
     draw_lines(axis, rows, "distance", "accuracy", "variant", figures.looks(variants), capsize=2)
     axis.set(
         xlabel="Kendall tau distance from the original order\n(swaps of neighbours)",
@@ -177,8 +175,7 @@ def draw_first_layers(figures: Figures, samplers: pd.DataFrame, chance: float) -
     looks = figures.looks(variant for variant in figures.variant_looks if variant in variants)
     refits = [variant for variant in variants if variant not in looks]
     looks |= {variant: _refit_look(variant, place) for place, variant in enumerate(refits)}
-    figure, axes = figures.panels(0.78)
-    axis: Axes = axes[0, 0]
+    figure, [[axis]] = figures.panels(0.78)
     draw_lines(axis, rows, "k", "accuracy", "variant", looks, capsize=2)
     axis.set(
         xlabel="first layers kept in place, the rest shuffled",
@@ -215,8 +212,7 @@ def draw_umap(
     """
     plane = arrays["plane"]
     positions = arrays["positions"]
-    figure, axes = figures.panels(0.85)
-    axis: Axes = axes[0, 0]
+    figure, [[axis]] = figures.panels(0.85)
     points = axis.scatter(
         plane[:, 0],
         plane[:, 1],
@@ -252,8 +248,7 @@ def draw_ridges(figures: Figures, arrays: dict[str, np.ndarray], name: str, titl
     colours = colours_by_depth(num_layers)
     places = np.arange(1, num_layers + 1)
     grid = np.linspace(0, 1, 200)
-    figure, axes = figures.panels(1.2, ncols=2, width_ratios=[3, 2], sharey=True)
-    left, right = axes[0]
+    figure, [[left, right]] = figures.panels(1.2, ncols=2, width_ratios=[3, 2], sharey=True)
     for layer in range(num_layers):
         by_position = [norms[positions[:, layer] == p, layer] for p in range(num_layers)]
         curves = np.stack([_estimate_density(values, grid) for values in by_position])
@@ -316,8 +311,7 @@ def draw_forms(figures: Figures, rows: pd.DataFrame, forms: list[str]) -> str:
         The caption.
     """
     full = mean_rows(rows[rows["keep"] == rows["keep"].max()])
-    figure, axes = figures.panels(0.75, ncols=2, width_ratios=[3, 2])
-    left, right = axes[0]
+    figure, [[left, right]] = figures.panels(0.75, ncols=2, width_ratios=[3, 2])
     predicting = []  # places of the forms that have LS-pred
     for place, form in enumerate(forms):
         ls, ls_pred = FORMS[form]

@@ -1,7 +1,6 @@
 """From evaluation rows to the paper's tables, with the published figures beside ours."""
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import yaml
@@ -58,22 +57,25 @@ def compare_protocols(protocols: pd.DataFrame) -> pd.DataFrame:
         A row an (order, variant): both means, and the paired difference heldout - paper over the
         seeds. `other_epoch` is the number of seeds for which the protocols keep different epochs.
     """
-    by_protocol = {
-        protocol: rows.set_index(["variant", "seed"])
-        for protocol, rows in protocols.groupby("protocol")
-    }
+    by_seed = dict(iter(protocols.set_index(["variant", "seed"]).groupby("protocol")))
     records = []
     for order in ORDERS:
         for variant in dict.fromkeys(protocols["variant"]):
-            paper = by_protocol["paper"].loc[variant]
-            heldout = by_protocol["heldout"].loc[variant]
-            record: dict[str, Any] = {"order": order, "variant": variant, "n": len(paper)}
-            record["other_epoch"] = int((paper["epoch"] != heldout["epoch"]).sum())
-            for name, rows in (("paper", paper), ("heldout", heldout)):
-                own = estimate(rows[order].to_numpy())
-                record |= {name: own.mean, f"{name}_std": own.std}
+            paper, heldout = by_seed["paper"].loc[variant], by_seed["heldout"].loc[variant]
             paired = estimate((heldout[order] - paper[order]).to_numpy())
-            record |= {"difference": paired.mean, "low": paired.low, "high": paired.high}
+            record = {
+                "order": order,
+                "variant": variant,
+                "n": paired.n,
+                "other_epoch": int((paper["epoch"] != heldout["epoch"]).sum()),
+                "paper": paper[order].mean(),
+                "paper_std": paper[order].std(),
+                "heldout": heldout[order].mean(),
+                "heldout_std": heldout[order].std(),
+                "difference": paired.mean,
+                "low": paired.low,
+                "high": paired.high,
+            }
             records.append(record)
     return pd.DataFrame(records).round(6)
 

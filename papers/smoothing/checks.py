@@ -8,9 +8,7 @@ from papers.smoothing.compute.presets import preset
 from papers.smoothing.section import Smoothing
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.errors import at_most, mistake, unknown_name
-
-DEEPEST = 1000  # layers that timm can be asked for
+from pipeline.errors import mistake, unknown_name
 
 
 def check(params: Params) -> Iterator[str]:
@@ -19,10 +17,6 @@ def check(params: Params) -> Iterator[str]:
     if "depth" in options.kwargs:
         yield mistake("smoothing.kwargs.depth", options.kwargs["depth"], "smoothing.depths")
         return  # no model can be made
-    deepest = max(options.depths, default=0)
-    if deepest > DEEPEST:
-        yield from at_most("smoothing.depths", deepest, DEEPEST, "layers that timm makes")
-        return
     for depth in options.talking_heads:
         if depth not in options.depths:
             yield unknown_name("smoothing.talking_heads", depth, options.depths)
@@ -33,11 +27,8 @@ def check(params: Params) -> Iterator[str]:
             yield from params.dataset_preset.check_channels(model.kwargs, "smoothing")
     if options.variants:
         yield from _check_pairs(params.model_preset, "smoothing.variants")
-    parts = [
-        part
-        for part in type(options.recipe).model_fields
-        if options.recipe.without(part) != options.recipe
-    ]
+    recipe = options.recipe
+    parts = [part for part in type(recipe).model_fields if recipe.without(part) != recipe]
     for part in options.removed:
         if part not in parts:
             names = ", ".join(parts) or "nothing"

@@ -41,7 +41,7 @@ def attach(
     """Give a model the exits that stage `exits` trained on it, one branch at each chosen depth.
 
     Raises:
-        UserError: the file is missing or has no such exit, or it belongs to another model.
+        UserError: the file is missing, has no such exit, or belongs to another model.
     """
     tensors = read_tensors(file)
     for depth, kind in chosen.items():
@@ -50,16 +50,12 @@ def attach(
         for name, tensor in tensors.items():
             if name.startswith(prefix):
                 state[name.removeprefix(prefix)] = tensor
-        if not state:
-            known = ", ".join(sorted({".".join(name.split(".")[:2]) for name in tensors}))
-            missing = f"has no branch {kind!r} after {depth} layers"
-            raise UserError(f"{file}: {missing}, accepted: {known}")
         branch = make_branch(kind, token_shape(model.backbone), model.backbone.num_classes, sizes)
         try:
             branch.load_state_dict(state)
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{file}: does not fit the model: {reason}") from None
+        except RuntimeError:
+            missing = f"found no branch {kind!r} after {depth} layers that fits the model"
+            raise UserError(f"{file}: {missing}, accepted: exits of this model") from None
         model.exits[str(depth)] = branch.to(next(model.parameters()).device).eval()
 
 

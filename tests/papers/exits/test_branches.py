@@ -133,6 +133,8 @@ def test_every_branch_ends_in_three_dense_layers_with_two_dropouts(kind: Any) ->
     dropouts = [layer.p for layer in branch[-1] if isinstance(layer, nn.Dropout)]
     assert (widths, dropouts) == ([12, 12, 10], [0.3, 0.3])
     assert isinstance(branch[-1][-1], nn.Linear)
+    if kind == "vit":
+        assert branch[0].attn.qkv.bias is not None
 
 
 def test_mlp_normalises_what_it_reads() -> None:
