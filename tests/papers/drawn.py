@@ -1,5 +1,6 @@
 """Reads the numbers back from drawn figures."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -53,3 +54,13 @@ def expect_line(drawn: pd.DataFrame, rows: pd.DataFrame, x: str, y: str, factor:
     for place, (mean, std) in zip(drawn.index, drawn.to_numpy(), strict=True):
         nearest = min(expected, key=lambda known: abs(known - place))
         assert (mean, std) == pytest.approx(expected[nearest], abs=1e-9)
+
+
+def expect_lines(
+    axis: Axes, rows: Mapping[str, pd.DataFrame], x: str, y: str, factor: float = 100
+) -> None:
+    """A panel has these lines with error bars, each of its own rows: see :func:`expect_line`."""
+    lines = error_bars(axis)
+    assert lines.keys() == rows.keys()
+    for label, own in rows.items():
+        expect_line(lines[label], own, x, y, factor)

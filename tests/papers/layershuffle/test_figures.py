@@ -1,7 +1,7 @@
 """Figures show the numbers of the rows; a figure is drawn where its rows are."""
 
-import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
+from lsvit.routes import ORDERS
 from papers import PAPERS
 from papers.layershuffle.diagrams import first_routes
 from papers.layershuffle.figures import (
@@ -31,10 +32,9 @@ from pipeline.report.evaluations import summarise
 from pipeline.report.figures import Figures
 from pipeline.report.results import Results
 from pipeline.training.loop import draw_route
-from tests.papers.drawn import DrawnFigures, error_bars, expect_line
+from tests.papers.claim_suite import chosen, committed
+from tests.papers.drawn import DrawnFigures, error_bars, expect_lines
 from tests.papers.layershuffle.conftest import VARIANTS
-
-SAMPLERS = {"fix_first 12": 0, "swap 3": 3, "reversed": 66, "fix_first 0": 33, "skip 1": 0}
 
 
 @pytest.fixture
@@ -42,13 +42,15 @@ def figures(params: Params, tmp_path: Path) -> DrawnFigures:
     return DrawnFigures(tmp_path, params, VARIANTS)
 
 
-def sampler_rows(names: list[str], variants: list[str]) -> pd.DataFrame:
-    """Rows of samplers.csv, each with an accuracy of its own."""
-    records: list[tuple[Any, ...]] = []
-    for variant, seed, name in itertools.product(variants, range(2), names):
-        records.append((variant, seed, name, SAMPLERS[name], 12, 40, len(records) ** 1.5 / 100))
-    columns = ["variant", "seed", "sampler", "distance", "length", "images", "accuracy"]
-    return pd.DataFrame(records, columns=columns)
+def sampler_rows(*names: str) -> pd.DataFrame:
+    """The committed rows of these samplers."""
+    rows = committed().table("samplers")
+    return rows[chosen(rows, {"sampler": names})]
+
+
+def by_variant(rows: pd.DataFrame, variants: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """The rows of the variants, by the label of each."""
+    return {label(variant): rows[rows["variant"] == variant] for variant in variants}
 
 
 @pytest.mark.parametrize("order", ["sequential", "arbitrary", None])
@@ -60,7 +62,7 @@ def test_lines_of_layers_kept(order: str | None, rows: pd.DataFrame, figures: Dr
         expected = {order: ["ls", "layerdrop", "refit-k"]}
     else:
         draw_pruning_of_all(figures, cells)
-        expected = dict.fromkeys(("sequential", "arbitrary"), VARIANTS[:5])
+        expected = dict.fromkeys(ORDERS, VARIANTS[:5])
     panels = figures.drawn["pruning"].axes
     for panel, (panel_order, variants) in zip(panels, expected.items(), strict=True):
         lines = error_bars(panel)
@@ -75,37 +77,29 @@ def test_lines_of_layers_kept(order: str | None, rows: pd.DataFrame, figures: Dr
 
 
 def test_lines_of_samplers(figures: DrawnFigures) -> None:
-    samplers = sampler_rows([*SAMPLERS], ["baseline", "ls", "refit_3"])
+    exact = sampler_rows("fix_first 12", "swap 4", "swap 45", "reversed")
+    first = sampler_rows("fix_first 0", "fix_first 6", "fix_first 12")
+    samplers = pd.concat([exact, first, sampler_rows("fix_last 1")]).drop_duplicates()
     draw_disorder(figures, samplers, ["baseline", "ls"], 10)
     draw_first_layers(figures, samplers, 10)
-    exact = samplers[samplers["sampler"].isin(["fix_first 12", "swap 3", "reversed"])]
-    first = samplers[samplers["sampler"].str.startswith("fix_first")]
+    lines = by_variant(exact, ["baseline", "ls"])
+    expect_lines(figures.drawn["distance"].axes[0], lines, "distance", "accuracy")
     first = first.assign(k=first["sampler"].str.split().str[1].astype(int))
-    for name, own_rows, x, variants in (
-        ("distance", exact, "distance", ["baseline", "ls"]),
-        ("first_layers", first, "k", ["baseline", "ls", "refit_3"]),
-    ):
-        lines = error_bars(figures.drawn[name].axes[0])
-        assert lines.keys() == {label(variant) for variant in variants}
-        for variant in variants:
-            own = own_rows[own_rows["variant"] == variant]
-            expect_line(lines[label(variant)], own, x, "accuracy", 100)
+    lines = by_variant(first, ["baseline", "ls", "layerdrop"])
+    expect_lines(figures.drawn["first_layers"].axes[0], lines, "k", "accuracy")
 
 
 def test_lines_of_trainings(figures: DrawnFigures) -> None:
     histories = {}
     for number, variant in enumerate(VARIANTS):
         history = pd.DataFrame({"seed": [0, 0, 1, 1], "epoch": [1, 2, 1, 2]})
-        for order in ("sequential", "arbitrary"):
+        for order in ORDERS:
             history[f"validation/{order}/accuracy"] = [0.2, 0.4, 0.3, 0.1 * number]
         histories[variant] = history
     draw_training_curves(figures, histories)
-    panels = figures.drawn["training_curves"].axes
-    for panel, order in zip(panels, ("sequential", "arbitrary"), strict=True):
-        lines = error_bars(panel)
-        for variant, history in histories.items():
-            column = f"validation/{order}/accuracy"
-            expect_line(lines[label(variant)], history, "epoch", column, 100)
+    lines = {label(variant): history for variant, history in histories.items()}
+    for panel, order in zip(figures.drawn["training_curves"].axes, ORDERS, strict=True):
+        expect_lines(panel, lines, "epoch", f"validation/{order}/accuracy")
 
 
 def test_points_of_what_an_order_is_drawn_for(rows: pd.DataFrame, figures: DrawnFigures) -> None:
@@ -114,7 +108,7 @@ def test_points_of_what_an_order_is_drawn_for(rows: pd.DataFrame, figures: Drawn
     draw_forms(figures, rows, ["batch", "Latin"])
     left, right = figures.drawn["order_forms"].axes
     points = [line for line in left.lines if line.get_marker() == "o"]
-    for line, order in zip(points, ("sequential", "arbitrary"), strict=True):
+    for line, order in zip(points, ORDERS, strict=True):
         own = full[(full["variant"] == "ls") & (full["order"] == order)]
         means = 100 * own.groupby("seed")["accuracy"].mean()
         assert np.asarray(line.get_ydata()).tolist() == pytest.approx(means.tolist())
@@ -143,10 +137,10 @@ def test_points_and_means_of_the_analysis(figures: DrawnFigures) -> None:
 
 @pytest.mark.parametrize(
     ("samplers", "drawn"),
-    [(None, set()), (["reversed"], {"Distance"}), (["fix_first 0"], {"First layers"})],
+    [((), set()), (("reversed",), {"Distance"}), (("fix_first 0",), {"First layers"})],
 )
 def test_a_figure_is_drawn_where_its_samplers_were_run(
-    samplers: list[str] | None,
+    samplers: tuple[str, ...],
     drawn: set[str],
     rows: pd.DataFrame,
     params: Params,
@@ -159,10 +153,9 @@ def test_a_figure_is_drawn_where_its_samplers_were_run(
     params = params.model_copy(update={"variants": {"ls": params.variants["ls"]}, "seeds": [0, 1]})
     results = Results(tmp_path, PAPERS)
     results.tables["prune_eval"] = rows[rows["variant"].isin(variants)]
-    if samplers is not None:
-        results.tables["samplers"] = sampler_rows(samplers, variants)
+    results.tables["samplers"] = sampler_rows(*samplers)
     history = pd.DataFrame({"seed": [0, 1], "epoch": [1, 1]})
-    for order in ("sequential", "arbitrary"):
+    for order in ORDERS:
         history[f"validation/{order}/accuracy"] = [0, 1]
     results.tables |= {f"finetune/{variant}": history for variant in variants}
     (tmp_path / "cell.json").write_text(json.dumps({"classes": 10, "latin": []}))
