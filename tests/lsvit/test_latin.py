@@ -21,7 +21,6 @@ from lsvit.stacked import can_stack
 from lsvit.taps import ExitLogits, PositionLogits
 from papers.smoothing.talking_heads import use_talking_heads
 from papers.smoothing.training import FirstTokens
-from pipeline.config.samplers import latin_ends
 
 from .test_routed import FAMILIES, SMALL, images_for
 
@@ -239,19 +238,3 @@ def test_each_route_alone_is_a_random_permutation() -> None:
         count = Counter(routes[group] for routes in draws)
         assert len(count) == 6
         assert sum((n - 500) ** 2 / 500 for n in count.values()) < 20.5
-
-
-@pytest.mark.parametrize(
-    ("spec", "ends"),
-    [
-        ("arbitrary", (0, 0)),
-        ({"fix_first": 2}, (2, 0)),
-        ({"fix_last": 3}, (0, 3)),
-        ("sequential", None),
-        ({"drop": 0.2}, None),
-        ({"swap": 1}, None),
-        ({"order": [0]}, None),
-    ],
-)
-def test_routes_that_have_a_table(spec: Any, ends: tuple[int, int] | None) -> None:
-    assert latin_ends(spec) == ends

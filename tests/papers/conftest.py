@@ -1,8 +1,38 @@
-"""Cases of the suites."""
+"""Cases of the suites, and what papers' jobs are made from."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.config.params import Params
+from pipeline.jobs.files import WEIGHTS
 from tests.papers.claim_suite import ClaimSuite
+from tests.pipeline.config.conftest import changed, content, write  # noqa: F401 (fixtures)
+
+Keys = Callable[..., set[str]]
+
+
+@pytest.fixture
+def keys(params: Params, outs: Path) -> Keys:
+    """The keys of a plan's jobs under other options of its paper's section.
+
+    In a folder of its own, with small data and files that stand for weights.
+    """
+    names = ("baseline", *(f"finetune/{name}" for name in params.variants))
+    for name, seed in itertools.product(names, params.seeds):
+        folder = outs / name / f"seed_{seed}"
+        folder.mkdir(parents=True)
+        (folder / WEIGHTS).write_text(f"{name} {seed}")
+
+    def keys_of(plan: Any, section: str, **options: Any) -> set[str]:
+        other = getattr(params, section).model_copy(update=options)
+        jobs = plan(params.model_copy(update={section: other})).jobs()
+        return {job.key for job in jobs.values()}
+
+    return keys_of
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from lsvit.weights import save_weights
-from papers import PAPERS
 from papers.nodes.compute.evaluation import evaluate
 from papers.nodes.compute.plan import Plan
 from papers.nodes.compute.simulation import simulate
 from papers.nodes.section import POLICIES, Fault, Nodes, NodesConfig, Policy, Service
 from pipeline.config.checks import check_layers
-from pipeline.config.load import load
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.errors import UserError
@@ -24,7 +21,9 @@ from pipeline.jobs.files import ROWS
 from pipeline.jobs.rows import read_rows
 from pipeline.models.weights import build
 from pipeline.training.scoring import open_model, open_split
-from tests.conftest import ROOT, run_fields
+from tests.conftest import run_fields
+from tests.papers.conftest import Keys
+from tests.pipeline.config.conftest import Load
 
 OPTIONS = Nodes(
     variants={"ls": ["any"]},
@@ -83,49 +82,29 @@ def test_a_row_says_what_the_model_answers_along_the_journeys(
     assert (rows.loc[(1, "gone"), "lost"] == 0) == (policy == "any")
 
 
-@pytest.fixture
-def plan(params: Params, outs: Path) -> Plan:
-    """Of the default cell, on other data, with files that stand for weights."""
-    for name, seed in itertools.product(params.nodes.variants, params.seeds):
-        folder = outs / ("baseline" if name == "baseline" else f"finetune/{name}") / f"seed_{seed}"
-        folder.mkdir(parents=True)
-        (folder / "weights.safetensors").write_text(f"{name} {seed}")
-    return Plan(params)
-
-
-def test_one_job_a_variant_policy_and_seed_and_what_evaluates_again(plan: Plan) -> None:
-    def keys(**options: Any) -> set[str]:
-        nodes = plan.params.nodes.model_copy(update=options)
-        params = plan.params.model_copy(update={"nodes": nodes})
-        return {job.key for job in Plan(params).jobs().values()}
-
-    variants, known = plan.params.nodes.variants, keys()
-    assert len(known) == len(plan.params.seeds) * sum(map(len, variants.values()))
-    assert keys(batch_size=7) == known
-    assert keys(variants={"ls": ["any"]}) < known
-    for options in (
-        {"seed": 1},
-        {"replication": [1]},
-        {"micro_batch": 7},
-        {"faults": {"healthy": Fault()}},
-    ):
-        assert not keys(**options) & known
+def test_one_job_a_variant_policy_and_seed_and_what_evaluates_again(
+    keys: Keys, params: Params
+) -> None:
+    known = keys(Plan, "nodes")
+    assert len(known) == len(params.seeds) * sum(map(len, params.nodes.variants.values()))
+    assert keys(Plan, "nodes", batch_size=7) == known
+    assert keys(Plan, "nodes", variants={"ls": ["any"]}) < known
+    healthy = {"healthy": Fault()}
+    for options in ({"seed": 1}, {"replication": [1]}, {"micro_batch": 7}, {"faults": healthy}):
+        assert not keys(Plan, "nodes", **options) & known
 
 
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"nodes": [13]}, "nodes: found 13, accepted: at most 12"),
-        ({"nodes": [2, 4], "replication": [3]}, "replication: found 3, accepted: at most 2"),
-        ({"variants": {"lss": ["any"]}}, "variants: found 'lss'"),
-        ({"variants": {"ls": ["anny"]}}, "variants.ls.0: found 'anny'"),
-        ({"faults": {"x": {"gone": 1.5}}}, "faults.x.gone: found 1.5"),
-        ({"faults": {}}, "faults: found {}"),
+        ({"nodes.nodes": [13]}, "nodes: found 13, accepted: at most 12"),
+        ({"nodes.nodes": [2], "nodes.replication": [3]}, "replication: found 3, accepted: at most"),
+        ({"nodes.variants": {"lss": ["any"]}}, "variants: found 'lss'"),
+        ({"nodes.variants": {"ls": ["anny"]}}, "variants.ls.0: found 'anny'"),
+        ({"nodes.faults.x": {"gone": 1.5}}, "faults.x.gone: found 1.5"),
+        ({"nodes.faults": {}}, "faults: found {}"),
     ],
 )
-def test_a_wrong_value_is_named(changes: dict[str, Any], key: str, tmp_path: Path) -> None:
-    content = yaml.safe_load((ROOT / "params.yaml").read_text())
-    content["nodes"] |= changes
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
+def test_a_wrong_value_is_named(changes: dict[str, Any], key: str, changed: Load) -> None:
     with pytest.raises(UserError, match=re.escape(f"params.yaml: nodes.{key}")):
-        check_layers(load(tmp_path / "params.yaml", papers=PAPERS), 12)
+        check_layers(changed(changes), 12)

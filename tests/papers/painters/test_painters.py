@@ -1,6 +1,5 @@
 """Strategies as routes, what a model answers, jobs, rows, the figure, wrong parameters."""
 
-import itertools
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-import yaml
 
 from lsvit.routed import RoutedModel
 from lsvit.routes import OneRoute, Route
@@ -24,19 +22,20 @@ from papers.painters.compute.strategies import cells, make_routes
 from papers.painters.figures import NAMES, draw, draw_strategies
 from papers.painters.section import KINDS, Kind, Painters, PaintersConfig
 from pipeline.config.checks import check_layers
-from pipeline.config.load import load
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN
 from pipeline.errors import UserError
-from pipeline.jobs.files import ROWS, WEIGHTS, sha256
+from pipeline.jobs.files import ROWS, sha256
 from pipeline.jobs.rows import read_rows
 from pipeline.models.weights import build
 from pipeline.report.results import Results
 from pipeline.training.scoring import open_model, open_split, score
-from tests.conftest import ROOT, run_fields
+from tests.conftest import run_fields
 from tests.papers.claim_suite import chosen, committed
+from tests.papers.conftest import Keys
 from tests.papers.drawn import DrawnFigures, expect_lines
+from tests.pipeline.config.conftest import Load
 
 COLUMNS = ["dataset", "model", "variant", "seed", *evaluation.COLUMNS]
 
@@ -165,60 +164,35 @@ def test_a_row_is_the_mean_over_a_strategys_routes(
     assert (part["images"] == 24).all()
 
 
-@pytest.fixture
-def plan(params: Params, outs: Path) -> Plan:
-    """The default cell's plan in a folder of its own, with small data and files as weights."""
-    models = ("baseline", "finetune/ls", "finetune/layerdrop")
-    for name, seed in itertools.product(models, params.seeds):
-        folder = outs / name / f"seed_{seed}"
-        folder.mkdir(parents=True)
-        (folder / WEIGHTS).write_text(f"{name} {seed}")
-    return Plan(params)
-
-
-def test_one_job_a_variant_and_seed(plan: Plan) -> None:
-    jobs, params = plan.jobs(), plan.params
-    assert list(jobs) == [
-        (name, seed) for name in params.painters.variants for seed in params.seeds
-    ]
-    assert len({job.key for job in jobs.values()}) == len(jobs)
-    job = jobs["ls", 1]
-    file = Path("outs/finetune/ls/seed_1/weights.safetensors")
-    assert job.inputs["weights"] == file
-    assert job.config.weights_sha256 == sha256(file)
-    assert job.total == 1 + len(params.resolve(Painters).treated)
-
-
-def test_another_variant_or_batch_size_evaluates_no_model_again(plan: Plan) -> None:
-    def keys(**options: Any) -> set[str]:
-        painters = plan.params.painters.model_copy(update=options)
-        changed = plan.params.model_copy(update={"painters": painters})
-        return {job.key for job in Plan(changed).jobs().values()}
-
-    known = keys()
-    assert keys(batch_size=7) == known
-    assert keys(variants=["baseline", "ls", "layerdrop"]) > known
+def test_one_job_a_variant_and_seed_and_what_evaluates_again(keys: Keys, params: Params) -> None:
+    known = keys(Plan, "painters")
+    assert len(known) == len(params.painters.variants) * len(params.seeds)
+    assert keys(Plan, "painters", batch_size=7) == known
+    assert keys(Plan, "painters", variants=["baseline", "ls", "layerdrop"]) > known
     for options in ({"seed": 1}, {"loops": 2}, {"treated": [2]}, {"kinds": ["skip"]}):
-        assert not keys(**options) & known
+        assert not keys(Plan, "painters", **options) & known
 
 
-def test_rows_and_metrics_of_a_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("keys")
+def test_rows_of_a_run(params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows kept are those of the evaluations, each with its variant and seed."""
+    plan = Plan(params)
     jobs = plan.jobs()
     for (name, seed), job in jobs.items():
+        weights = Path(f"outs/finetune/ls/seed_{seed}/weights.safetensors")
+        assert name != "ls" or job.inputs["weights"] == weights
+        assert job.config.weights_sha256 == sha256(job.inputs["weights"])
         job.folder.mkdir(parents=True)
         low = 0.1 * seed + (0.05 if name == "ls" else 0)
-        text = f"none,0,1,40,{low + 0.2},1\nskip,2,1,40,{low + 0.1},2\nskip,4,1,40,{low},3\n"
+        text = f"none,0,1,40,{low + 0.2},1\nskip,4,1,40,{low},3\n"
         (job.folder / ROWS).write_text(f"kind,treated,orders,images,accuracy,loss\n{text}")
-    results = Path("results")
-    results.mkdir()
-    monkeypatch.setattr(painters_rows, "RESULTS", results)
+    Path("results").mkdir()
+    monkeypatch.setattr(painters_rows, "RESULTS", Path("results"))
     painters_rows.keep(plan, jobs)
-    rows = read_rows(results / "painters.csv")
+    rows = read_rows(Path("results/painters.csv"))
     assert list(rows.columns) == COLUMNS
-    last = rows.iloc[-1]
-    assert last[:5].tolist() == ["fashion_mnist_10k", "vit_micro", "ls", 4, "skip"]
-    assert last[5:].tolist() == [4, 1, 40, 0.45, 3]
+    last = ["fashion_mnist_10k", "vit_micro", "ls", 4, "skip", 4, 1, 40, 0.45, 3]
+    assert rows.iloc[-1].tolist() == last
 
 
 # ---- the figure ----
@@ -249,33 +223,30 @@ def test_without_rows_nothing_is_drawn(params: Params, tmp_path: Path) -> None:
 # ---- wrong parameters ----
 
 
-POSITIONS = {"variants": ["ls_pos", "ls_pred"]}
+POSITIONS = {"painters.variants": ["ls_pos", "ls_pred"]}
+EXITS = {"route": "sequential", "exits": {"branch": "mlp", "depths": [6]}}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"treated": [2, 11]}, "treated: found 11, accepted: at most 10"),
-        ({"treated": [2], "variants": ["refit_3"]}, "treated: found 2, accepted: at most 1"),
-        ({"variants": ["baselin"]}, "variants: found 'baselin'"),
-        ({"variants": ["ls_pos"]}, "loops: found 3, accepted: at most 2"),
-        ({"variants": ["ls_pred"], "loops": 5, "treated": [4]}, "loops: found 5"),
-        ({"variants": ["early"]}, "variants: found 'early'"),
-        (POSITIONS | {"kinds": ["skip", "parallel"]}, None),
-        (POSITIONS | {"loops": 2}, None),
+        ({"painters.treated": [2, 11]}, "treated: found 11, accepted: at most 10"),
+        (
+            {"painters.treated": [2], "painters.variants": ["refit_3"]},
+            "treated: found 2, accepted: at most 1",
+        ),
+        ({"painters.variants": ["baselin"]}, "variants: found 'baselin'"),
+        ({"painters.variants": ["ls_pos"]}, "loops: found 3, accepted: at most 2"),
+        ({"variants.early": EXITS, "painters.variants": ["early"]}, "variants: found 'early'"),
+        (POSITIONS | {"painters.kinds": ["skip", "parallel"]}, None),
+        (POSITIONS | {"painters.loops": 2}, None),
     ],
 )
-def test_a_wrong_value_is_named(changes: dict[str, Any], key: str | None, tmp_path: Path) -> None:
-    content = yaml.safe_load((ROOT / "params.yaml").read_text())
-    exits = {"branch": "mlp", "depths": [6]}
-    content["variants"]["early"] = {"route": "sequential", "exits": exits}
-    content["painters"] |= changes
-    file = tmp_path / "params.yaml"
-    file.write_text(yaml.safe_dump(content))
+def test_a_wrong_value_is_named(changes: dict[str, Any], key: str | None, changed: Load) -> None:
     refused = pytest.raises(UserError, match=re.escape(f"params.yaml: painters.{key}"))
     with refused if key else nullcontext():
-        check_layers(load(file, papers=PAPERS), 12)
+        check_layers(changed(changes), 12)
 
 
 @pytest.mark.parametrize("loops", [2, 3])
