@@ -4,11 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from papers import PAPERS
 from pipeline.config.paper import Paper
@@ -47,7 +49,8 @@ def chosen(rows: pd.DataFrame, where: dict[str, Any]) -> np.ndarray:
     """Where columns have these values, or one of several."""
     matches = np.ones(len(rows), dtype=bool)
     for column, value in where.items():
-        matches &= rows[column].isin(value if isinstance(value, tuple) else (value,)).to_numpy()
+        values = value if isinstance(value, tuple | list) else [value]
+        matches &= rows[column].isin(values).to_numpy()
     return matches
 
 
@@ -66,6 +69,45 @@ def put(table: str, column: str, value: Any, **where: Any) -> Change:
 def add(table: str, column: str, amount: float, **where: Any) -> Change:
     """Adds to a column of a table where others have these values."""
     return put(table, column, lambda values: values + amount, **where)
+
+
+def read_change(parts: list[dict[str, Any]], table: str) -> Change:
+    """A change of rows as a file of cases has it: see :func:`read_cases`."""
+
+    def change(tables: Tables) -> None:
+        for part in parts:
+            where = dict(part)
+            rows = tables[where.pop("in", table)]
+            how = next(key for key in ("add", "times", "set") if key in where)
+            ((column, value),) = where.pop(how).items()
+            there = chosen(rows, where)
+            assert there.any(), part
+            if how == "add":
+                value = rows.loc[there, column] + value
+            elif how == "times":
+                value = rows.loc[there, column] * value
+            rows.loc[there, column] = value
+
+    return change
+
+
+def read_cases(test: str, table: str) -> dict[str, Any]:
+    """Read the cases of a paper's claims: `claims.yaml` beside their test.
+
+    Its keys are `known`, `changes` and `missing` of :class:`ClaimSuite`, and what the test itself
+    reads. A change is the claim, its verdict then, how rows are changed, and maybe the mean. Rows
+    of `table`, or of the one named by `in`, whose other keys have these values are changed by
+    `add`, `times` or `set`, each with a column and a value.
+    """
+    cases = yaml.safe_load(Path(test).with_name("claims.yaml").read_text())
+    changes = []
+    for claim, verdict, change, *mean in cases["changes"]:
+        parts = change if isinstance(change, list) else [change]
+        changes.append((claim, read_change(parts, table), verdict, *mean))
+    missing = []
+    for where, claims in cases["missing"]:
+        missing.append((where, set(cases["known"] if claims == "all" else claims)))
+    return cases | {"changes": changes, "missing": missing}
 
 
 class ClaimSuite(ABC):

@@ -180,8 +180,9 @@ def test_rows_of_a_run(params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = plan.jobs()
     for (name, seed), job in jobs.items():
         weights = Path(f"outs/finetune/ls/seed_{seed}/weights.safetensors")
-        assert name != "ls" or job.inputs["weights"] == weights
-        assert job.config.weights_sha256 == sha256(job.inputs["weights"])
+        if name == "ls":
+            assert job.inputs["weights"] == weights
+            assert job.config.weights_sha256 == sha256(weights)
         job.folder.mkdir(parents=True)
         low = 0.1 * seed + (0.05 if name == "ls" else 0)
         text = f"none,0,1,40,{low + 0.2},1\nskip,4,1,40,{low},3\n"
