@@ -4,10 +4,12 @@ import itertools
 import math
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from lsvit.latin import Latin
 from lsvit.routes import (
@@ -27,11 +29,14 @@ from lsvit.routes import (
 from pipeline.config.samplers import (
     check_sampler,
     draw_routes,
+    latin_ends,
     limit,
     make_sampler,
     sampler_name,
     training_order,
 )
+
+CASES = yaml.safe_load(Path(__file__).with_name("samplers.yaml").read_text())
 
 
 def drawn(sampler: Sampler, num_layers: int, count: int) -> list[tuple[Any, ...]]:
@@ -78,47 +83,18 @@ def test_drop_keeps_a_layer() -> None:
     assert all(drawn(drop(0.95), 2, 200))
 
 
-@pytest.mark.parametrize(
-    ("spec", "route", "order", "name"),
-    [
-        ("sequential", (0, 1, 2, 3), "sequential", "sequential"),
-        ({"drop": 0.0}, (0, 1, 2, 3), "sequential", "drop 0.0"),
-        ("reversed", (3, 2, 1, 0), "trained", "reversed"),
-        ({"order": [2, 2, 0]}, (2, 2, 0), "trained", "order 2-2-0"),
-        ({"skip": [0, 2]}, (1, 3), "trained", "skip 0-2"),
-        ({"swap": 6}, (3, 2, 1, 0), "trained", "swap 6"),
-        ("arbitrary", None, "arbitrary", "arbitrary"),
-    ],
-)
-def test_samplers_by_name(spec: Any, route: tuple[int, ...] | None, order: str, name: str) -> None:
+@pytest.mark.parametrize(("spec", "route", "order", "name"), CASES["named"])
+def test_samplers_by_name(spec: Any, route: list[int] | None, order: str, name: str) -> None:
     if route:
-        assert make_sampler(spec)(generator("train", 0), 4) == route
+        assert make_sampler(spec)(generator("train", 0), 4) == tuple(route)
     assert training_order(spec) == order
     assert sampler_name(spec) == name
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ("random", "arbitrary, reversed"),
-        (None, "arbitrary"),
-        ({}, "arbitrary"),
-        ("arbitary", "did you mean 'arbitrary'?"),
-        ({"fixfirst": 1}, "did you mean 'fix_first'?"),
-        ({"drop": 1}, "0 <= p < 1"),
-        ({"drop": True}, "0 <= p"),
-        ({"swap": -1}, "{swap: k}"),
-        ({"drop": 0.1, "x": 1}, "schedule"),
-        ({"drop": 0.1, "schedule": "cubic"}, "constant or linear"),
-        ({"swap": 1.5}, "{swap: k}"),
-        ({"order": []}, "{order: [layers]}"),
-        ({"skip": "12"}, "{skip: [layers]}"),
-        ({"fix_first": 1, "fix_last": 1}, "{fix_first: k}"),
-    ],
-)
-def test_wrong_samplers_say_what_is_accepted(wrong: Any, said: str) -> None:
+@pytest.mark.parametrize(("spec", "said"), CASES["wrong"])
+def test_wrong_samplers_say_what_is_accepted(spec: Any, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        check_sampler(wrong)
+        check_sampler(spec)
 
 
 def test_right_samplers_are_taken() -> None:
@@ -128,24 +104,14 @@ def test_right_samplers_are_taken() -> None:
         assert check_sampler(spec) == spec
 
 
-@pytest.mark.parametrize(
-    ("spec", "found"),
-    [
-        ({"swap": 6}, None),
-        ({"swap": 7}, (7, 6)),
-        ({"order": [0, 4]}, (4, 3)),
-        ({"order": [0, 1, 2, 3]}, None),
-        ({"order": [0, 1, 2, 3, 0]}, (5, 4)),
-        ({"skip": [0, 0, 1, 1, 2]}, None),
-        ({"skip": [0, 1, 2, 3]}, (4, 3)),
-        ({"skip": [4]}, (4, 3)),
-        ({"fix_first": 4}, None),
-        ("arbitrary", None),
-        ({"drop": 0.2}, None),
-    ],
-)
-def test_samplers_know_the_models_they_fit(spec: Any, found: tuple[int, int] | None) -> None:
-    assert limit(spec, 4) == found
+@pytest.mark.parametrize(("spec", "found"), CASES["limits"])
+def test_samplers_know_the_models_they_fit(spec: Any, found: list[int] | None) -> None:
+    assert limit(spec, 4) == (tuple(found) if found else None)
+
+
+@pytest.mark.parametrize(("spec", "ends"), CASES["latin"])
+def test_samplers_that_have_latin_routes(spec: Any, ends: list[int] | None) -> None:
+    assert latin_ends(spec) == (tuple(ends) if ends else None)
 
 
 def test_swaps_are_uniform_at_their_distance() -> None:

@@ -1,9 +1,7 @@
 """Stage nodes: what a row says follows from the journeys and the model; jobs, wrong parameters."""
 
 import itertools
-import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,17 +11,14 @@ from papers.nodes.compute.evaluation import evaluate
 from papers.nodes.compute.plan import Plan
 from papers.nodes.compute.simulation import simulate
 from papers.nodes.section import POLICIES, Fault, Nodes, NodesConfig, Policy, Service
-from pipeline.config.checks import check_layers
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.errors import UserError
 from pipeline.jobs.files import ROWS
 from pipeline.jobs.rows import read_rows
 from pipeline.models.weights import build
 from pipeline.training.scoring import open_model, open_split
 from tests.conftest import run_fields
 from tests.papers.conftest import Keys
-from tests.pipeline.config.conftest import Load
 
 OPTIONS = Nodes(
     variants={"ls": ["any"]},
@@ -92,19 +87,3 @@ def test_one_job_a_variant_policy_and_seed_and_what_evaluates_again(
     healthy = {"healthy": Fault()}
     for options in ({"seed": 1}, {"replication": [1]}, {"micro_batch": 7}, {"faults": healthy}):
         assert not keys(Plan, "nodes", **options) & known
-
-
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"nodes.nodes": [13]}, "nodes: found 13, accepted: at most 12"),
-        ({"nodes.nodes": [2], "nodes.replication": [3]}, "replication: found 3, accepted: at most"),
-        ({"nodes.variants": {"lss": ["any"]}}, "variants: found 'lss'"),
-        ({"nodes.variants": {"ls": ["anny"]}}, "variants.ls.0: found 'anny'"),
-        ({"nodes.faults.x": {"gone": 1.5}}, "faults.x.gone: found 1.5"),
-        ({"nodes.faults": {}}, "faults: found {}"),
-    ],
-)
-def test_a_wrong_value_is_named(changes: dict[str, Any], key: str, changed: Load) -> None:
-    with pytest.raises(UserError, match=re.escape(f"params.yaml: nodes.{key}")):
-        check_layers(changed(changes), 12)
