@@ -26,7 +26,6 @@ from pipeline.cost import (
     Rates,
     count_training,
     estimate,
-    format_hours,
     known_hardware,
     list_work,
     mean_length,
@@ -175,11 +174,6 @@ def test_what_cannot_be_counted_is_refused(small: Params) -> None:
 )
 def test_mean_length_of_routes(spec: Any, length: float) -> None:
     assert mean_length(spec, 12) == pytest.approx(length, rel=0.03)
-
-
-def test_hours_are_readable() -> None:
-    written = [format_hours(hours) for hours in (0.01, 1.5, 7, 72)]
-    assert written == ["0.6 min", "90.0 min", "7.0 h", "3.0 d"]
 
 
 def test_overrides_are_those_of_dvc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from pipeline.errors import UserError
 from pipeline.jobs.files import read_meta, sha256
 from pipeline.smoke import copy_repository
 from stages.commands import app
-from tests.conftest import ROOT, write_idx
+from tests.conftest import ROOT
 
 EMBEDDED = DatasetPreset(source="embedded")
 CPU = torch.device("cpu")
@@ -58,7 +58,11 @@ def test_prepare(raw: Path, tmp_path: Path) -> None:
     assert abs(meta["mean"][0] - images.mean() / 255) < 1e-5
     assert abs(meta["std"][0] - images.std() / 255) < 1e-5
     assert prepare("bars", EMBEDDED, raw, tmp_path / "again") == meta
-    assert sha256(tmp_path / "out" / "train.arrow") == sha256(tmp_path / "again" / "train.arrow")
+    other = EMBEDDED.model_copy(update={"resize": "timm"})
+    resized = prepare("bars", other, raw, tmp_path / "resized")
+    assert resized["sha256"] != meta["sha256"]  # though the pixels are the same
+    folders = [tmp_path / name for name in ("out", "again", "resized")]
+    assert len({sha256(folder / "train.arrow") for folder in folders}) == 1
 
 
 def test_limits(raw: Path, tmp_path: Path) -> None:
@@ -139,18 +143,6 @@ def test_damaged_file_is_named(
     assert str(error.value).startswith(str(raw / name))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("cut", [1, 80])
-def test_a_file_that_is_not_what_its_header_says(tmp_path: Path, cut: int) -> None:
-    """Where no checksum is known."""
-    write_idx(tmp_path / LABELS, np.zeros(80, np.uint8))
-    content = gzip.decompress((tmp_path / LABELS).read_bytes())
-    shutil.copy(tmp_path / LABELS, tmp_path / IMAGES)
-    (tmp_path / LABELS).write_bytes(gzip.compress(content[:-cut]))
-    for name in (LABELS, IMAGES):
-        with pytest.raises(UserError, match=f"{name}: truncated or mislabelled"):
-            read_idx(tmp_path / name)
 
 
 @pytest.mark.slow
@@ -275,16 +267,3 @@ def test_small_images_are_resized_on_the_device_as_files_are(reading: str, tmp_p
         assert (image - expected).abs().max() < 2 / 255
     assert images.min() >= 0
     assert images.max() <= 1
-
-
-def test_the_reading_is_part_of_the_identity(raw: Path, tmp_path: Path) -> None:
-    """A training on differently resized images is another one, though the pixels are the same."""
-    metas = []
-    for reading in ("published", "timm"):
-        preset = EMBEDDED.model_copy(update={"resize": reading})
-        metas.append(prepare("bars", preset, raw, tmp_path / reading))
-    published, timm = metas
-    assert published["sha256"] != timm["sha256"]
-    assert sha256(tmp_path / "published" / "train.arrow") == sha256(
-        tmp_path / "timm" / "train.arrow"
-    )

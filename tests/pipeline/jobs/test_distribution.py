@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from papers.exits.compute.plan import Plan, Task
-from papers.exits.compute.rounds import train
 from papers.exits.section import Exits
 from pipeline.config.params import Params
 from pipeline.config.sections import Distributed
@@ -15,7 +14,6 @@ from pipeline.config.types import Section
 from pipeline.jobs import run as running
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.events import ENDED, Event
-from pipeline.jobs.files import read_meta
 from pipeline.jobs.job import TRAIN, Job
 
 Config = Callable[..., TrainConfig]
@@ -152,26 +150,3 @@ def test_trainings_with_exits_know_how_many_processes_they_have(
     if distributed is TWO:
         alone = {job.key for each in stage(ONE).end_to_end(task) for job in each.jobs}
         assert not alone & {job.key for job in jobs}
-
-
-@pytest.mark.parametrize("distributed", [ONE, TWO])
-def test_stage_exits_spreads_its_trainings(
-    stage: Callable[..., Plan],
-    runs: list[tuple[str, list[str]]],
-    tmp_path: Path,
-    distributed: Distributed,
-) -> None:
-    """The branches of frozen backbones and the costs run in one process each."""
-    plan = stage(distributed)
-    assert len(read_meta(plan.data)["classes"]) == 10
-    found = train(
-        plan, tmp_path / "out", lambda jobs: running.run(jobs, "cpu", distributed=distributed)
-    )
-    running.run(found.costs(), "cpu", distributed=distributed)
-    trained = ["train"] * len([job for each in found.trained for job in each.jobs])
-    assert len(trained) == 2 * len(plan.options.backbone_lrs)  # with exits and without
-    assert runs == [
-        ("torchrun" if distributed is TWO else "pool", trained),
-        ("pool", ["train_branches"]),
-        ("pool", ["measure"]),
-    ]

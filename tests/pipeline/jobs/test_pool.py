@@ -44,18 +44,6 @@ def jobs(train_config: Config, prepared: Path, seeds: list[int], **options: obje
     ]
 
 
-def test_a_lock_ends_where_it_should(
-    train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not when its object is collected."""
-    lock = FileLock(tmp_path / LOCK)
-    monkeypatch.setattr("pipeline.jobs.job.FileLock", lambda path: lock)
-    (job,) = jobs(train_config, prepared, [0])
-    with job.locked(lambda: pytest.fail("waits")):
-        assert lock.is_locked
-    assert not lock.is_locked
-
-
 def test_locks_are_taken_in_one_order(
     train_config: Config, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,12 +84,6 @@ def test_parallel_jobs_report_and_are_not_repeated(
     run(jobs(train_config, prepared, [0, 1, 2]), "cpu", lambda job, event: pytest.fail("ran again"))
     assert [(job.folder / WEIGHTS).stat().st_mtime_ns for job in todo] == stamps
     assert capsys.readouterr().out.count("finished before") == 3
-
-
-@pytest.mark.slow
-def test_a_users_mistake_in_a_worker_arrives_as_such(train_config: Config, prepared: Path) -> None:
-    with pytest.raises(UserError, match="the loss is not finite"):
-        run(jobs(train_config, prepared, [0], lr=1e30), "cpu")
 
 
 @pytest.mark.slow

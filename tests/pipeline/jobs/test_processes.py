@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from pipeline.jobs import processes
-from pipeline.jobs.processes import available_cores, cuda_devices, ends_unless, is_alive
+from pipeline.jobs.processes import cuda_devices, ends_unless, is_alive
 from tests.conftest import ROOT
 
 SHORT = """
@@ -144,13 +144,6 @@ def test_a_process_that_nobody_has_asked_for_its_end_is_not_alive() -> None:
         assert not is_alive(known)
     assert not is_alive(known)
     assert is_alive(psutil.Process())
-
-
-def test_cores_where_none_are_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS."""
-    monkeypatch.delattr("os.sched_getaffinity")
-    monkeypatch.setattr("os.cpu_count", lambda: 7)
-    assert available_cores() == 7
 
 
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("2,5", 2)])

@@ -5,14 +5,13 @@ import multiprocessing
 import os
 import pickle
 import random
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ import psutil
 import pytest
 
 from papers import PAPERS
-from pipeline.declared import declared_stages, stage_results
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.job import Job
@@ -40,8 +38,6 @@ Config = Callable[..., TrainConfig]
 pytestmark = pytest.mark.filterwarnings("default")  # mlflow's own dependencies warn
 CELL = "layershuffle/bars/pico/smoke"
 VARIANT = Path("outs/finetune/test")
-# How stages/*.py say that the results of a stage are logged, as in `stage.results("pretrain")`.
-LOGGED = re.compile(r'(?:results|measure)\(\s*f?"([\w{}-]+)"')
 
 
 def free_port() -> int:
@@ -227,7 +223,7 @@ def check_store(uri: str, live: bool = True) -> None:
     assert files == {"cell.json", "metrics.json", "prune_eval.csv"}
 
 
-def log_everything(jobs: list[Job], stages: Iterable[str] = ("prune-eval",)) -> list[Tracker]:
+def log_everything(jobs: list[Job]) -> list[Tracker]:
     """Log what stages log: rows as they come, the finished variant, the results."""
     root = Path(os.environ["DVC_ROOT"])
     tracker = Tracker(CELL, root)
@@ -236,8 +232,7 @@ def log_everything(jobs: list[Job], stages: Iterable[str] = ("prune-eval",)) -> 
     tracker.training(VARIANT)
     results = Tracker("stages/bars/pico/smoke", root)
     results.failed = tracker.failed
-    for stage in stages:
-        results.results(stage)
+    results.results("prune-eval")
     return [tracker, results]
 
 
@@ -262,28 +257,6 @@ def test_local_store(workspace: Path, local: str, train_config: Config, prepared
 
 
 @pytest.mark.slow
-def test_after_a_tracked_run_sync_adds_nothing(
-    workspace: Path, local: str, train_config: Config, prepared: Path
-) -> None:
-    """Every stage has left all its results, and logged what its script says."""
-    for stage in declared_stages().values():
-        for out in stage.get("outs", []):
-            path = Path(next(iter(out)) if isinstance(out, dict) else out)
-            if path.parts[0] == "results" and not path.exists():
-                file = path if path.suffix else path / "file.csv"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text("{}")
-    logged = set()
-    for script in (ROOT / "stages").glob("*.py"):
-        for name in LOGGED.findall(script.read_text()):
-            logged |= {name.replace("{which}", which) for which in ("baseline", "variants")}
-    trackers = log_everything(jobs_for(train_config, prepared), sorted(logged))
-    assert not any(tracker.failed for tracker in trackers)
-    assert trackers[1].recorded == sum(bool(stage_results(name)[0]) for name in declared_stages())
-    assert sync(PAPERS) == 0
-
-
-@pytest.mark.slow
 def test_what_several_stages_log_at_once_stands_once(
     workspace: Path, local: str, train_config: Config, prepared: Path
 ) -> None:
@@ -301,23 +274,6 @@ def test_what_several_stages_log_at_once_stands_once(
     names = [run.info.run_name or "" for run in client.search_runs(experiments)]
     assert sorted(names) == ["prune-eval", "test", "test seed 0", "test seed 1"]
     check_store(local)
-
-
-@pytest.mark.slow
-def test_two_that_follow_one_training_log_its_epochs_once(
-    workspace: Path, local: str, train_config: Config, prepared: Path
-) -> None:
-    job, _ = jobs_for(train_config, prepared)
-    rows = history_of(job)
-    trackers = [Tracker(CELL, workspace) for _ in range(2)]
-    for row in rows[:2]:
-        for tracker in trackers:
-            tracker.epoch("test", job.record(), row)
-    for tracker in trackers:
-        tracker.training(VARIANT)
-        assert not tracker.failed
-    for name in ("epoch", "validation/arbitrary/accuracy"):
-        assert steps(local, "test seed 0", name) == [1, 2, 3]
 
 
 @pytest.mark.slow
@@ -463,23 +419,6 @@ def test_store_that_dies_during_a_training(
     assert steps(local, "test seed 0", "epoch") == [1, 2, 3]
 
 
-def test_a_context_that_cannot_be_had_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Neither does a full disk."""
-
-    def fail(self: Tracker) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(Tracker, "_client", property(fail))
-    tracker = Tracker(CELL, tmp_path)
-    for epoch in (1, 2):
-        tracker.epoch("ls", {"seed": 0, "apart": ["seed"]}, {"epoch": epoch, "loss": 0.5})
-    tracker.stopped(KeyboardInterrupt())
-    assert tracker.failed
-    assert capsys.readouterr().err.count("warning: MLflow") == 1
-
-
 def test_nothing_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no finished training found"):
@@ -501,15 +440,7 @@ def test_fresh_store_opened_by_two_processes_at_once(fresh: tuple[list[int], Pat
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
-    [
-        "cut at 0.02",
-        "cut at 0.5",
-        "flip 0",
-        "replaced by text",
-        "folder",
-        "link to itself",
-        "zeros",
-    ],
+    ["cut at 0.5", "folder", "link to itself", "zeros"],
 )
 def test_a_damaged_store_is_one_line(
     workspace: Path,
@@ -518,17 +449,15 @@ def test_a_damaged_store_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     damage: str,
 ) -> None:
-    """A flipped bit may do nothing. A link to itself is taken for no store, and one is made."""
+    """A link to itself is taken for no store, and one is made."""
     monkeypatch.setattr("mlflow.store.db.utils.MAX_RETRY_COUNT", 1)  # of 10, which take 100 s
     content = fresh[1].read_bytes()
     DAMAGES[damage](workspace / tracking.DATABASE, content, content, random.Random(damage))
     tracker = Tracker("e", workspace)
     tracker.results("prune-eval")
     said = capsys.readouterr().err
-    assert tracker.failed or damage.startswith(("flip", "link"))
-    assert (said.count("\n"), said.startswith("warning: MLflow at")) == (
-        (1, True) if tracker.failed else (0, False)
-    )
+    assert tracker.failed == (damage != "link to itself")
+    assert said.count("\n") == said.count("warning: MLflow at") == tracker.failed
     if tracker.failed:
         with pytest.raises(UserError, match=r"^MLflow at .* cannot be filled$"):
             sync(PAPERS, workspace)

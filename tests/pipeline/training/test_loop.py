@@ -34,7 +34,6 @@ from pipeline.training.loop import CHECKPOINT, open_run, train, validate, valida
 from pipeline.training.optimisation import make_optimizer, make_scheduler, stops
 from pipeline.training.scoring import batches_along
 from pipeline.training.step import count_passes
-from tests.pipeline.training.ranks import gradients
 
 Config = Callable[..., TrainConfig]
 
@@ -96,9 +95,12 @@ def test_resumed_training_equals_an_undisturbed_one(
 @pytest.mark.slow
 @pytest.mark.parametrize("per", ["batch", "latin"])
 def test_training_learns(train_config: Config, prepared: Path, tmp_path: Path, per: str) -> None:
-    rows = run(train_config(epochs=24, per=per), prepared, tmp_path)
-    assert rows[-1]["validation/arbitrary/accuracy"] > 0.5  # chance 0.1
-    assert rows[-1]["train/class_loss"] < rows[0]["train/class_loss"]
+    config = train_config(position={"predict": {}}, epochs=30, lr=0.01, per=per)
+    last = run(config, prepared, tmp_path)[-1]
+    assert last["validation/arbitrary/accuracy"] > 0.5  # chance 0.1
+    assert last["validation/arbitrary/position_accuracy"] > 0.4  # chance 0.25
+    total = last["train/class_loss"] + last["train/position_loss"]
+    assert last["train/loss"] == pytest.approx(total, rel=1e-5)
 
 
 def test_kept_weights_are_the_lowest_validation_losss(
@@ -242,29 +244,6 @@ def test_divergence_and_too_large_batches_are_one_line(
 # ---- memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("per", ["batch", "sample"])
-def test_less_memory_gives_the_same_gradients(
-    train_config: Config, prepared: Path, tmp_path: Path, per: str
-) -> None:
-    """Accumulated over parts of a batch, the last one smaller, and with activations made again."""
-    setting = {"position": {"encode": {}, "predict": {}}, "route": {"drop": 0.3}, "per": per}
-    found = []
-    for changes in (
-        {},
-        {"micro_batch_size": 5},
-        {"checkpointing": True},
-        {"micro_batch_size": 31, "checkpointing": True},
-    ):
-        gradients(train_config(**setting, **changes), prepared, tmp_path, lambda event: None)
-        found.append(torch.load(tmp_path / "gradients_0.pt"))
-    for expected, *others in zip(*found, strict=True):
-        for other in others:
-            assert other.keys() == expected.keys()
-            for name, gradient in expected.items():
-                assert torch.allclose(other[name], gradient, rtol=1e-4, atol=1e-6), name
-
-
 @pytest.mark.parametrize(
     ("batch", "world", "micro", "passes"),
     [(32, 1, None, 1), (32, 1, 5, 7), (31, 2, 5, 4), (3, 2, 1, 1), (4, 2, 1, 2)],
@@ -323,17 +302,6 @@ def test_seeds_give_different_runs_and_the_same_seed_the_same(
         outcomes.append(outcome(tmp_path / str(i)))
     assert len(set(outcomes)) == 3
     assert outcomes[0] == outcomes[3]
-
-
-@pytest.mark.slow
-def test_position_prediction_learns(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    rows = run(
-        train_config(position={"predict": {}}, epochs=30, lr=0.01), prepared, tmp_path / "run"
-    )
-    assert rows[-1]["validation/arbitrary/position_accuracy"] > 0.4  # chance 0.25
-    assert rows[-1]["train/loss"] == pytest.approx(
-        rows[-1]["train/class_loss"] + rows[-1]["train/position_loss"], rel=1e-5
-    )
 
 
 def test_images_with_routes_of_their_own_come_batch_by_batch() -> None:
