@@ -26,6 +26,7 @@ from pipeline.config.effective import stage_params
 from pipeline.config.load import load
 from pipeline.config.sections import Finetune, PaperFigures, Pretrain
 from pipeline.config.types import Section
+from pipeline.declared import paths
 from pipeline.deploy.predict import open_weights
 from pipeline.smoke import PRESETS, copy_repository, environment
 from stages import commands as cli
@@ -217,6 +218,15 @@ def test_nothing_is_left_to_do(smoked: Path) -> None:
     status, again = dvc(smoked, "status dvc.yaml", "repro")
     assert "up to date" in status
     assert "Running stage" not in again
+
+
+@pytest.mark.slow
+def test_dvc_knows_every_file_that_stages_write(smoked: Path) -> None:
+    listing = ["git", "ls-files", "--others", "results"]
+    files = subprocess.check_output(listing, cwd=smoked, text=True).splitlines()
+    outs = [out for stage in STAGES.values() for out in paths(stage["outs"])]
+    undeclared = [file for file in files if not any(Path(file).is_relative_to(o) for o in outs)]
+    assert undeclared == []
 
 
 @pytest.mark.slow

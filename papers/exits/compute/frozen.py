@@ -95,7 +95,7 @@ class States:
     def __call__(
         self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
     ) -> None:
-        """See :class:`lsvit.taps.Tap`."""
+        """See :class:`lsvit.routed.Tap`."""
         if depth + 1 in self.places:
             self.out[self.places[depth + 1], samples] = after.to(self.out.device, self.out.dtype)
 

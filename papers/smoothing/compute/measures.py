@@ -85,7 +85,7 @@ class Smoothness(AbstractContextManager):
     def __call__(
         self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
     ) -> None:
-        """See :class:`lsvit.taps.Tap`."""
+        """See :class:`lsvit.routed.Tap`."""
         if depth == 0:
             _add(self.cosine, 0, patch_cosine(self.model.patches(before)))
         _add(self.cosine, depth + 1, patch_cosine(self.model.patches(after)))

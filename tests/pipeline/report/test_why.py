@@ -138,9 +138,11 @@ def test_every_drawn_file_is_made_from_result_files() -> None:
     sources = {
         start: files
         for paper in PAPERS
+        if paper.charts
         for start, files in paper.import_reader("charts").DRAWN_FROM.items()
     }
-    assert all((ROOT / "results" / file).is_file() for files in sources.values() for file in files)
+    needed = {file for files in sources.values() for file in files}
+    assert {file for file in needed if not (ROOT / "results" / file).is_file()} == set()
     general = ("captions.md", "claims.json", "claims.md", "headline.json")
     drawn = [file.name for file in stage_results("paper-figures")[0] if file.name not in general]
     assert all(name.startswith(tuple(sources)) for name in drawn)
