@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import yaml
 
 from papers import PAPERS, Variant
 from pipeline.config.datasets import DatasetPreset
@@ -89,6 +90,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: (item.path.name not in LONGEST, item.get_closest_marker("slow") is None)
     )
+
+
+def cases_of(test: str) -> dict[str, list[Any]]:
+    """The tables of cases of a test: the YAML file of its name beside it."""
+    return yaml.safe_load(Path(test).with_suffix(".yaml").read_text())
 
 
 def shared(job: Job) -> dict[str, Any]:

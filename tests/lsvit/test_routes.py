@@ -4,12 +4,10 @@ import itertools
 import math
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from lsvit.latin import Latin
 from lsvit.routes import (
@@ -35,8 +33,9 @@ from pipeline.config.samplers import (
     sampler_name,
     training_order,
 )
+from tests.conftest import cases_of
 
-CASES = yaml.safe_load(Path(__file__).with_name("samplers.yaml").read_text())
+CASES = cases_of(__file__)
 
 
 def drawn(sampler: Sampler, num_layers: int, count: int) -> list[tuple[Any, ...]]:

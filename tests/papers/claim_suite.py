@@ -4,20 +4,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
 from papers import PAPERS
 from pipeline.config.paper import Paper
 from pipeline.report.claims import load_claims
 from pipeline.report.evidence import Evidence
 from pipeline.report.ledger import HOLDS, NOT_RUN, judge_claim
-from tests.conftest import ROOT
+from tests.conftest import ROOT, cases_of
 
 Tables = dict[str, pd.DataFrame]  # by the names of result files
 Change = Callable[[Tables], None]
@@ -92,14 +90,14 @@ def read_change(parts: list[dict[str, Any]], table: str) -> Change:
 
 
 def read_cases(test: str, table: str) -> dict[str, Any]:
-    """Read the cases of a paper's claims: `claims.yaml` beside their test.
+    """Read the cases of a paper's claims, in the YAML file of their test's name beside it.
 
     Its keys are `known`, `changes` and `missing` of :class:`ClaimSuite`, and what the test itself
     reads. A change is the claim, its verdict then, how rows are changed, and maybe the mean. Rows
     of `table`, or of the one named by `in`, whose other keys have these values are changed by
     `add`, `times` or `set`, each with a column and a value.
     """
-    cases = yaml.safe_load(Path(test).with_name("claims.yaml").read_text())
+    cases = cases_of(test)
     changes = []
     for claim, verdict, change, *mean in cases["changes"]:
         parts = change if isinstance(change, list) else [change]

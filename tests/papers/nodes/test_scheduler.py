@@ -26,14 +26,13 @@ from papers.nodes.compute.scheduler import (
 )
 from papers.nodes.compute.simulation import FOREVER, Node, Run, Troubles, absences, simulate
 from papers.nodes.section import Fault, Policy, Service
+from tests.conftest import cases_of
 
 Answers = Callable[[Send], float | None]
 SERVICE = Service(service=1.0, hop=0.0, deadline=4, patience=3, suspicion=5, leave_out=0.25)
 LAYERS = 8
 WHOLE = tuple(range(LAYERS))
-# What is left after seven layers is less than a quarter of the time, which a silent node may cost.
-SILENT: dict[str, Any] = {"deadline": 0.9, "silent": {7: 3}}
-SLOW: dict[str, Any] = {"deadline": 1, "takes": {5: 5.0}}
+CASES = cases_of(__file__)
 
 
 def walks(
@@ -116,37 +115,17 @@ def test_layers_are_spread_evenly(nodes: int, copies: int) -> None:
     assert held.max() - held.min() <= copies
 
 
-JOURNEYS: list[tuple[str, Policy, Answers, dict[str, Any], set[int], bool]] = [
-    ("all is well", "strict", gone(), {}, {*WHOLE}, False),
-    ("all is well", "partial", gone(), {}, {*WHOLE}, False),
-    ("all is well", "any", gone(), {}, {*WHOLE}, False),
-    ("strict takes the copy", "strict", gone(3), {"copies": 2}, {*WHOLE}, False),
-    ("strict fails without it", "strict", gone(3), {}, {0, 1, 2}, True),
-    ("few are left out", "partial", gone(3, 6), {}, {0, 1, 2, 4, 5, 7}, False),
-    ("a quarter at most", "partial", gone(3, 4, 6), {}, {0, 1, 2, 5, 7}, True),
-    ("one silent", "any", gone(0), {}, {*range(1, 8)}, False),
-    ("all but one silent", "any", gone(*range(7)), {}, {7}, False),
-    ("all silent", "any", gone(*WHOLE), {}, set(), True),
-    ("a deadline", "strict", gone(), {"deadline": 0.5}, {0, 1, 2, 3}, True),
-    ("no time for the silent", "any", gone(), SILENT, {*range(7)}, False),
-    ("no time for the silent", "partial", gone(), SILENT, {*range(7)}, False),
-    ("no time for the slow", "strict", gone(), SLOW, {*range(5)}, True),
-]
-
-
-@pytest.mark.parametrize(
-    ("policy", "answers", "options", "layers", "lost"),
-    [case[1:] for case in JOURNEYS],
-    ids=[f"{case[0]}, {case[1]}" for case in JOURNEYS],
-)
+@pytest.mark.parametrize(("name", "policy", "nodes", "layers", "lost"), CASES["journeys"])
 def test_journeys(
-    policy: Policy, answers: Answers, options: dict[str, Any], layers: set[int], lost: bool
+    name: str, policy: Policy, nodes: dict[str, Any], layers: list[int], lost: bool
 ) -> None:
     """Which layers run. None runs twice, and in strict order they are the first ones."""
-    answer, sent = next(walks(policy, answers, **options))
-    assert (set(answer.route), len(answer.route), answer.lost) == (layers, len(layers), lost)
+    nodes = {"silent": [], "known": {}} | nodes
+    answers = gone(*nodes.pop("silent"))
+    answer, sent = next(walks(policy, answers, **nodes.pop("known"), **nodes))
+    assert (sorted(answer.route), answer.lost) == (layers, lost), name
     if policy == "strict":
-        assert answer.route == tuple(sorted(layers))
+        assert answer.route == tuple(layers)
     if not any(answers(step) is None for step in sent):
         assert answer.seconds == len(sent) == len(layers)
 
@@ -215,44 +194,17 @@ def test_a_node_that_comes_back_is_used_again(policy: Policy) -> None:
     assert all(sorted(answer.route) == [*WHOLE] for answer in after[10:])
 
 
-RESTING = {"silent": {2: 1.0}, "until": {3: 1.0}}
-
-
-@pytest.mark.parametrize(
-    ("known", "journey", "onward"),
-    [
-        ({}, Journey("strict", 32.0, (0, 1)), Send(2, 2, 3.0)),
-        ({}, Journey("any", 2.0, (6,)), Send(7, 7, 2.0)),
-        ({}, Journey("any", 32.0, (6, 7)), Send(0, 0, 3.0)),  # in a circle
-        ({}, Journey("any", 0.5, (6,)), None),
-        ({}, Journey("any", 32.0, WHOLE), None),
-        (RESTING, Journey("strict", 32.0, (0, 1)), None),
-        (RESTING, Journey("partial", 32.0, (0, 1)), None),
-        (RESTING, Journey("any", 32.0, (0, 1)), Send(4, 4, 3.0)),
-        (RESTING, Journey("partial", 32.0, (0, 1), (2,)), Send(4, 4, 3.0)),
-    ],
-)
+@pytest.mark.parametrize(("known", "journey", "onward"), CASES["onward"])
 def test_a_node_decides_what_is_clear(
-    known: dict[str, Any], journey: Journey, onward: Send | None
+    known: dict[str, Any], journey: list[Any], onward: list[Any] | None
 ) -> None:
-    """It leaves to the client to ask who was silent, to leave a layer out and to wait."""
     _, node = two(**known)
-    assert node.onward(journey, journey.route[-1]) == onward
+    policy, end, *layers = journey
+    found = node.onward(Journey(policy, end, *map(tuple, layers)), layers[0][-1])
+    assert found == (Send(*onward) if onward else None)
 
 
-FOUR = [[17, 65], [40, 90], [18, 41], [20, 42]]  # layers on two of many nodes each
-
-
-@pytest.mark.parametrize(
-    ("holders", "here", "layer", "onward"),
-    [
-        (place(LAYERS, 2, LAYERS), 4, 1, 5),
-        (place(LAYERS, 2, LAYERS), 2, 7, 3),
-        (FOUR, 65, 1, 90),
-        (FOUR, 90, 2, 18),
-        (FOUR, 18, 3, 20),
-    ],
-)
+@pytest.mark.parametrize(("holders", "here", "layer", "onward"), CASES["around"])
 def test_of_a_layers_nodes_as_good_the_next_one_around_is_asked(
     holders: list[list[int]], here: int, layer: int, onward: int
 ) -> None:

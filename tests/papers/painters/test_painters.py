@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lsvit.routed import RoutedModel
-from lsvit.routes import OneRoute, Route
+from lsvit.routes import OneRoute
 from lsvit.weights import save_weights
 from papers import PAPERS
 from papers.painters.compute import evaluation
@@ -28,7 +28,7 @@ from pipeline.jobs.rows import read_rows
 from pipeline.models.weights import build
 from pipeline.report.results import Results
 from pipeline.training.scoring import open_model, open_split, score
-from tests.conftest import run_fields
+from tests.conftest import cases_of, run_fields
 from tests.papers.claim_suite import chosen, committed
 from tests.papers.conftest import Keys
 from tests.papers.drawn import DrawnFigures, expect_lines
@@ -58,21 +58,13 @@ def six(pico: ModelPreset) -> ModelPreset:
 
 # ---- routes ----
 
-BY_HAND: dict[tuple[Kind, int], Route] = {
-    ("skip", 4): (0, 5),
-    ("repeat", 3): (0, 2, 2, 2, 4, 5),
-    ("repeat", 4): (0, 3, 3, 3, 3, 5),
-    ("reverse", 3): (0, 3, 2, 1, 4, 5),
-    ("reverse", 4): (0, 4, 3, 2, 1, 5),
-    ("parallel", 4): (0, (1, 2, 3, 4), 5),
-    ("loop", 2): (0, 1, (2, 3), (2, 3), (2, 3), 4, 5),
-    ("loop", 4): (0, (1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4), 5),
-}
+CASES = cases_of(__file__)["routes"]
 
 
-@pytest.mark.parametrize(("kind", "treated"), BY_HAND)
-def test_routes_of_six_layers_by_hand(kind: Kind, treated: int) -> None:
-    assert make_routes(kind, 6, treated, strategies()) == [BY_HAND[kind, treated]]
+@pytest.mark.parametrize(("kind", "treated", "steps"), CASES)
+def test_routes_of_six_layers_by_hand(kind: Kind, treated: int, steps: list[Any]) -> None:
+    (route,) = make_routes(kind, 6, treated, strategies())
+    assert route == tuple(tuple(step) if isinstance(step, list) else step for step in steps)
 
 
 def test_random_orders_are_distinct_and_leave_the_ends_in_place() -> None:
@@ -92,7 +84,7 @@ def test_the_model_as_it_is_comes_first_and_numbers_of_layers_come_once() -> Non
     found = cells(6, strategies(treated=[4, 2, 4], kinds=["skip", "loop"]))
     assert list(found) == [0, 2, 4]
     assert found[0] == {"none": [(0, 1, 2, 3, 4, 5)]}
-    assert found[4] == {"skip": [(0, 5)], "loop": [BY_HAND["loop", 4]]}
+    assert found[4] == {"skip": [(0, 5)], "loop": make_routes("loop", 6, 4, strategies())}
 
 
 # ---- what a model answers ----
@@ -104,16 +96,16 @@ def model(six: ModelPreset) -> RoutedModel:
     return build(six, 10).eval()
 
 
-@pytest.mark.parametrize(("kind", "treated"), [key for key in BY_HAND if key[1] == 4])
+@pytest.mark.parametrize(("kind", "treated", "steps"), CASES)
 @torch.inference_mode()
-def test_answers(kind: Kind, treated: int, model: RoutedModel) -> None:
+def test_answers(kind: Kind, treated: int, steps: list[Any], model: RoutedModel) -> None:
     """Layers side by side are averaged, others run in the route's order."""
     images = torch.randn(3, 1, 28, 28)
     (route,) = make_routes(kind, 6, treated, strategies())
     blocks = model.backbone.blocks
     state = model.embed(images)
-    for step in route:
-        layers = step if isinstance(step, tuple) else (step,)
+    for step in steps:
+        layers = step if isinstance(step, list) else [step]
         state = torch.stack([blocks[layer](state) for layer in layers]).mean(0)
     found = model(images, route)
     assert torch.allclose(found, model.answer(state), atol=1e-6)
