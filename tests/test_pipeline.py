@@ -21,7 +21,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from papers import PAPERS
-from papers.painters.section import KINDS
 from pipeline.config.effective import stage_params
 from pipeline.config.load import load
 from pipeline.config.sections import Finetune, PaperFigures, Pretrain
@@ -30,13 +29,15 @@ from pipeline.declared import paths
 from pipeline.deploy.predict import open_weights
 from pipeline.smoke import PRESETS, copy_repository, environment
 from stages import commands as cli
-from tests.conftest import ROOT
+from tests.conftest import ROOT, cases_of
 
+CASES = cases_of(__file__)
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 SMOKE = [f"-S{preset}" for preset in PRESETS]
 ROOMS = ("lsvit", "pipeline", "papers", "stages")
 MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 DRAWS = ["pipeline/report/figures.py", "papers/*/figures.py", "papers/*/diagrams.py"]
+DRAWS += ["lsvit/scanning.py"]  # if it is installed
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,8 @@ def own_code(script: Path) -> str:
         imported = {}
         for node in ast.walk(tree):  # also within functions
             if isinstance(node, ast.ImportFrom):
-                module = ROOT / f"{(node.module or '').replace('.', '/')}.py"
+                package = ROOT / (node.module or "").replace(".", "/")
+                module = package / "__init__.py" if package.is_dir() else Path(f"{package}.py")
                 for alias in node.names:
                     imported[alias.asname or alias.name] = (module, alias.name)
         defined = {}
@@ -84,23 +86,6 @@ def own_code(script: Path) -> str:
     return "\n".join(seen.values())
 
 
-READS = {  # what else a stage reads of params.yaml, by what its own code says
-    r"\.precision\(": "finetune",
-    r"\.scratch_": "pretrain",
-    r"\b(plan|self)\.training\(|\bstage\.train\(": "distributed",
-    r"\bStage\(": "device",
-    r"\bself\.fields\(|\brun_config\(|\bplan\.training\(": "deterministic",
-    r"\bplan\.judge\b|\bself\.(judge|weights_of)\b": "protocol",
-    r"\bself\.seeds\b": "seeds",
-    r"\.model_preset\b": "model",
-    r"params\.seeds\b": "seeds",
-    r"params\.device\b": "device",
-    r"params\.protocol\b": "protocol",
-    r"params\.distributed\b": "distributed",
-    r"\b(load|Stage)\(": "dataset",
-}
-
-
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
     """A section read but not declared would not run the stage again when it changes."""
@@ -114,7 +99,8 @@ def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
     known: list[type[Section]] = [Pretrain, Finetune, PaperFigures]
     known += [section for paper in PAPERS for section in paper.sections]
     given = r"\b(resolve|values|scratch_values|scratch_training|Plan|__init__)\((?:[\w.]+, )?"
-    patterns = {rf"{given}{section.__name__}\b": section.name for section in known} | READS
+    patterns = {rf"{given}{section.__name__}\b": section.name for section in known}
+    patterns |= dict(CASES["reads"])
     read = {key for pattern, key in patterns.items() if re.search(pattern, source)}
     assert read <= declared <= stage_params(load(ROOT / "params.yaml", papers=PAPERS)).keys()
 
@@ -177,28 +163,6 @@ def test_smoke_is_not_kept_in_a_file(tmp_path: Path) -> None:
     assert (done.exit_code, type(done.exception)) == (2, SystemExit)
 
 
-# What the smoke run's tables have: file, column, values
-SMOKED: list[tuple[str, str, set[Any]]] = [
-    ("table1", "order", {"sequential", "arbitrary"}),
-    ("table1", "n", {1}),
-    ("exits", "strategy", {"classifier_wise", "end_to_end", "layer_wise"}),
-    ("smoothing", "training", {"scratch", "untrained", "baseline", "ls", "ls_contrastive"}),
-    ("smoothing", "losses", {"none", "contrastive", "contrastive+mixing"}),
-    ("painters", "kind", {"none", *KINDS}),
-    ("nodes", "policy", {"strict", "partial", "any"}),
-    ("inversion", "family", {"vit", "mixer", "vit_pico"}),
-    ("inversion", "edit", {"none", "without residuals+mlp", "with patch_embed+norm1"}),
-    ("inversion", "optimiser", {"adam", "gd"}),
-]
-FIGURES = """
-figure_1b figure_1c figure_4a figure_4b figure_4c figure_4d
-exits_tradeoff exits_counting exits_orders exits_dynamic
-smoothing_cosine smoothing_attention smoothing_orders
-inversion_depth inversion_ablation inversion_transplant inversion_curves inversion_orders
-class_images patch_filters painters nodes
-"""
-
-
 @pytest.mark.slow
 def test_smoke_passes_through_every_stage_and_prints_the_table(smoked: Path) -> None:
     log = (smoked / "smoke.log").read_text()
@@ -206,10 +170,10 @@ def test_smoke_passes_through_every_stage_and_prints_the_table(smoked: Path) -> 
         assert f"Running stage '{stage}'" in log
     assert "62.77 ± 0.41" in log  # as published
     variants = load(ROOT / "params.yaml", papers=PAPERS).variants
-    for name, column, values in [*SMOKED, ("table1", "variant", {"baseline", *variants})]:
-        assert set(pd.read_csv(smoked / "results" / f"{name}.csv")[column]) == values
+    for name, column, values in [*CASES["smoked"], ("table1", "variant", ["baseline", *variants])]:
+        assert set(pd.read_csv(smoked / "results" / f"{name}.csv")[column]) == set(values)
     figures = {path.stem for path in (smoked / "results" / "figures").glob("*.png")}
-    assert set(FIGURES.split()) <= figures
+    assert set(CASES["figures"]) <= figures
 
 
 @pytest.mark.slow
@@ -380,16 +344,6 @@ def test_help_is_quick() -> None:
     assert "smoke" in done.stdout
 
 
-MISTAKES = {
-    "table": "table1.csv: not found",
-    "smoke": "not the root of a clone",
-    "track sync": "no finished",
-    "claims": "claims.json: not found",
-    "grid": "not the root of a clone",
-    "cost": "not found",
-}
-
-
 @pytest.mark.slow
 def test_commands_users_mistakes_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -399,13 +353,13 @@ def test_commands_users_mistakes_are_one_line(
     here = os.environ | {"PYTHONPATH": str(ROOT)}
     done = ended(["-m", "stages.commands", "table"], tmp_path, env=here)
     ends: dict[str, tuple[int | str | None, str]] = {"table": (done.returncode, done.stderr)}
-    for command in MISTAKES:
+    for command, _ in CASES["mistakes"]:
         monkeypatch.setattr(sys, "argv", ["lsvit", *command.split()])
         with pytest.raises(SystemExit) as end:
             cli.main()
         found = end.value.code, capfd.readouterr().err
         assert ends.setdefault(command, found) == found
-    for command, said in MISTAKES.items():
+    for command, said in CASES["mistakes"]:
         code, errors = ends[command]
         assert code == 2
         assert said in errors

@@ -22,7 +22,9 @@ from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import Variant
 from pipeline.errors import UserError
 from pipeline.models.weights import build, create_backbone
+from tests.conftest import cases_of
 
+CASES = cases_of(__file__)
 SMALL_DEIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2}
 SMALL: dict[str, Any] = SMALL_DEIT | {"num_classes": 7}
 MIXER = {"img_size": 32, "num_classes": 7}
@@ -124,20 +126,7 @@ def test_trained_weights_load_into_stock_timm_and_back(
         assert torch.equal(other(images), backbone(images))
 
 
-OTHERS = (
-    "test_resnet",
-    "test_byobnet",
-    "test_convnext",
-    "test_mambaout",
-    "test_vit_relpos",
-    "eva02_tiny_patch14_224",
-    "beit_base_patch16_224",
-    "swin_tiny_patch4_window7_224",
-    "samvit_base_patch16_224",
-)
-
-
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", CASES["others"])
 def test_other_models_are_refused(name: str) -> None:
     accepted = "not routable, accepted: timm's VisionTransformer and MlpMixer"
     with torch.device("meta"), pytest.raises(ValueError, match=accepted):
@@ -270,21 +259,10 @@ def test_per_sample_routes_that_all_agree_are_one_route(
     assert torch.equal(model(images, routes), model(images, route))
 
 
-@pytest.mark.parametrize(
-    ("routes", "error", "said"),
-    [
-        ((0, 4), IndexError, "layer 4 does not exist, the model has layers 0 to 3"),
-        ((-1,), IndexError, "layer -1 does not exist"),
-        ([[0, 4]], IndexError, "layer 4 does not exist, the model has layers 0 to 3"),
-        ([[0, -2]], IndexError, "layer -2 does not exist"),
-        ([[0.0, 1.0]], ValueError, "accepted: integers"),
-        ([[0, 1], [1, 0]], ValueError, "found 2 rows, accepted: 1, one a sample"),
-        ([[0, -1, 1]], ValueError, "found -1 before a layer"),
-        ([[-1, -1]], ValueError, "or an empty route"),
-    ],
-)
-def test_wrong_routes(pico: ModelPreset, routes: Any, error: type[Exception], said: str) -> None:
-    route = torch.tensor(routes) if isinstance(routes, list) else routes
+@pytest.mark.parametrize(("routes", "said"), CASES["routes"])
+def test_wrong_routes(pico: ModelPreset, routes: list[Any], said: str) -> None:
+    route: Any = torch.tensor(routes) if isinstance(routes[0], list) else tuple(routes)
+    error = IndexError if "does not exist" in said else ValueError
     with pytest.raises(error, match=said):
         build(pico, 10)(torch.zeros(1, 1, 28, 28), route)
 

@@ -22,7 +22,9 @@ from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.models.weights import build, create_backbone, load_start
 from pipeline.training.loop import fetch
+from tests.conftest import cases_of
 
+CASES = cases_of(__file__)
 TAGGED = "vit_small_patch16_224.augreg_in21k_ft_in1k"
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 DISTILLED = ModelPreset(timm="deit_tiny_distilled_patch16_224", kwargs=SMALL, weights="scratch")
@@ -84,38 +86,14 @@ def test_hub_weights(hub: Path) -> None:
         start(changed(preset, sha256="0" * 64), 10)
 
 
-@pytest.mark.parametrize(
-    ("preset", "said"),
-    [
-        ({"timm": "vit_tinny"}, "found 'vit_tinny'"),
-        ({"timm": "vit_tiny_patch16_224.orig"}, "has no weights tagged 'orig', accepted: vit_tiny"),
-        ({"weights": "hub"}, "needs the tag of its weights, accepted: vit_tiny_patch16_224.augreg"),
-        ({"timm": "test_vit4", "weights": "hub"}, "of its weights, accepted: scratch, a file"),
-        ({"kwargs": {"depth": "many"}}, "timm cannot make vit_tiny_patch16_224: "),
-        ({"num_classes": 9}, "found 9, accepted: null, or at least the data set's 10 classes"),
-    ],
-)
+@pytest.mark.parametrize(("preset", "said"), CASES["models"])
 def test_models_that_cannot_be_made(pico: ModelPreset, preset: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said) as error:
         create_backbone(changed(pico, **preset), 10)
     assert "\n" not in str(error.value)
 
 
-OFFLINE = {"timm": "vit_tiny_patch16_224.augreg_in21k", "weights": "hub"}
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"weights": "none.safetensors"}, "'none.safetensors', which does not exist, accepted"),
-        ({"weights": "bad.safetensors"}, r"bad\.safetensors: not a safetensors file"),
-        ({"weights": "bad.safetensors", "sha256": "0" * 64}, "its sha256 is"),
-        ({"weights": "empty"}, "empty: no config.json naming an architecture"),
-        ({"weights": "other"}, "found 'resnet50', accepted: 'vit_tiny_patch16_224'"),
-        ({"weights": "half"}, r"half/model\.safetensors', which does not exist"),
-        (OFFLINE, r"three ways .*HF_HOME.*\.safetensors"),
-    ],
-)
+@pytest.mark.parametrize(("values", "said"), CASES["weights"])
 def test_weights_that_cannot_be_had(
     pico: ModelPreset,
     tmp_path: Path,
@@ -148,25 +126,17 @@ def test_a_folder_of_timms_layout(pico: ModelPreset, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "tensor", "said"),
-    [
-        ("blocks.0.norm1.weight", torch.zeros(8), "1 tensors .* 'blocks.0.norm1.weight'"),
-        ("surplus", torch.zeros(8), "1 tensors .* 'surplus'"),
-        ("head.bias", torch.zeros(8), "1 tensors .* 'head.bias'"),
-        ("pos_embed", torch.zeros(1, 4, 16), "does not fit VisionTransformer"),
-        ("patch_embed.proj.weight", torch.zeros(3), "does not fit VisionTransformer"),
-        ("norm.bias", None, r"1 tensors .* 'norm\.bias'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "shape", "said"), CASES["tensors"])
 def test_weights_that_do_not_fit_are_refused(
-    name: str, tensor: Tensor | None, said: str, pico: ModelPreset, tmp_path: Path
+    name: str, shape: list[int] | None, said: str, pico: ModelPreset, tmp_path: Path
 ) -> None:
     """Partial or foreign weights are refused, not silently left at their initialisation."""
     path = tmp_path / "w.safetensors"
     tensors = published(path, "vit_tiny_patch16_224", num_classes=10, **pico.kwargs)
     tensors.pop(name, None)
-    save_file(tensors | ({} if tensor is None else {name: tensor}), path)
+    if shape:
+        tensors[name] = torch.zeros(shape)
+    save_file(tensors, path)
     with pytest.raises(UserError, match=said) as error:
         start(changed(pico, weights=str(path)), 10)
     assert "\n" not in str(error.value)
