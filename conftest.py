@@ -31,7 +31,7 @@ if sys.dont_write_bytecode:  # else each of the tests' processes compiles torch 
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 PROGRAMS = Path(sys.executable).parent
-COMMAND = re.compile(r"(?:^    |`|&& )uv run (?:--group \w+ )?((?:\\\n|[^#&`\n])+)", re.M)
+COMMAND = re.compile(r"(?:^    |`|&& )uv run (?:--(?:group|extra) \w+ )?((?:\\\n|[^#&`\n])+)", re.M)
 SECONDS = re.compile(
     r"lsvit (claims|cost|table|why .*|predict .* --weights weights/.*)"
     r"|dvc (repro .*--dry|metrics diff|exp show .*|plots show|pull .*)"

@@ -11,7 +11,7 @@ there, and of the processes that on the layers of the answers).
 
 swarm: the simulation alone, at the size of the internet.
 
-Needs Ray (`uv sync --group cluster`) but for the last, and the default run's weights (`dvc repro`).
+Needs Ray (`uv sync --extra cluster`) but for the last, and the default run's weights (`dvc repro`).
 """
 
 import argparse

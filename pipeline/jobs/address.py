@@ -12,7 +12,7 @@ ADDRESS = "RAY_ADDRESS"  # environment variable, also Ray's own
 def check_cluster(asked: str = "params.yaml: engine: found 'ray', accepted here: local") -> None:
     """Raises UserError, soon: Ray, which was `asked` for, is absent, or RAY_ADDRESS is silent."""
     if find_spec("ray") is None:
-        raise UserError(f"{asked} (Ray is not installed; `uv sync --group cluster` installs it)")
+        raise UserError(f"{asked} (Ray is not installed; `uv sync --extra cluster` installs it)")
     address = os.environ.get(ADDRESS)
     if address not in (None, "auto"):
         reach(address)

@@ -184,7 +184,7 @@ def serve(
     return answers
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="`uv sync --group cluster`")
+@pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="`uv sync --extra cluster`")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("one_thread")

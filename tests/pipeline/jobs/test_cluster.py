@@ -40,7 +40,7 @@ def cluster() -> Iterator[Any]:
     patch.setenv(
         "RAY_memory_monitor_refresh_ms", "0"
     )  # else what other processes take of the memory kills workers
-    ray = pytest.importorskip("ray", reason="Ray is not installed: uv sync --group cluster")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: uv sync --extra cluster")
     from ray.cluster_utils import Cluster
 
     try:
