@@ -49,6 +49,7 @@ NEED_TORCH = {
     "Predict": "position",
     "position_hits": "position",
     "position_loss": "position",
+    "load": "predict",
     "RoutedModel": "routed",
     "Scan": "scanning",
     "Score": "evaluation",

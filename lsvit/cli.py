@@ -7,6 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 CLONE = Path(__file__).parents[1]
+WEIGHTS = "ls_micro"  # of `lsvit predict`, where none are named
+WEIGHTS_HELP = (
+    f"default: {WEIGHTS}, LayerShuffle's model of ten kinds of clothes (Fashion-MNIST: 28 pixels, "
+    "grey); others: baseline_micro, an exported folder, hf-hub:<repository>"
+)
 
 
 def main() -> None:
@@ -37,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     predict = commands.add_parser("predict", help="classes of images, over orders of the layers")
     predict.set_defaults(action=print_predictions)
     predict.add_argument("images", nargs="+", type=Path, help="image files")
-    predict.add_argument("--weights", required=True, help="exported folder or hf-hub:<repository>")
+    predict.add_argument("--weights", default=WEIGHTS, help=WEIGHTS_HELP)
     predict.add_argument(
         "--order", default="sequential", help="sequential, arbitrary, reversed, or layers: 2,0,1"
     )
@@ -95,20 +100,23 @@ def print_predictions(options: argparse.Namespace) -> None:
     """
     check_least(options, orders=1, top=1, seed=0)
 
-    from lsvit.predict import choose_routes, open_weights, predict, read_image
+    from lsvit.predict import choose_routes, load, predict, read_image
 
-    opened = open_weights(options.weights)
+    opened = load(options.weights)
     routes = choose_routes(opened.model, options.order, options.keep, options.orders, options.seed)
     images = [read_image(path, opened.data) for path in options.images]
     answers = []
     for path, image in zip(options.images, images, strict=True):
         answer = predict(opened, image, routes, options.top)
-        answers.append({"image": str(path), "order": options.order} | answer)
+        asked = {"image": str(path), "weights": options.weights, "order": options.order}
+        answers.append(asked | answer)
     if options.json:
         print(json.dumps(answers, indent=1))
         return
     for answer in answers:
-        print(f"{answer['image']}: {answer['order']}, {answer['orders']} orders")
+        print(
+            f"{answer['image']}: {answer['weights']}, {answer['order']}, {answer['orders']} orders"
+        )
         for row in answer["top"]:
             spread = "" if row["std"] is None else f" ± {row['std']:.4f}"
             print(f"  {row['probability']:.4f}{spread}  {row['class']}")

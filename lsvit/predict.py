@@ -32,6 +32,9 @@ CONFIG = "config.json"  # in timm's layout
 SPEC = "lsvit.json"  # the variant, and the sha256 of every file
 PART_FILES = {"position": "position.safetensors", "exits": "exits.safetensors"}
 CHUNK = 64  # orders run at once
+# Models of this package: 12 layers for grey images of 28 pixels, the ten classes of Fashion-MNIST.
+MICRO = ("ls_micro", "baseline_micro")
+RELEASED = Path(__file__).parent / "released"
 
 
 class Opened(NamedTuple):
@@ -41,6 +44,10 @@ class Opened(NamedTuple):
     data: dict[str, Any]  # timm's: input_size (C, H, W), mean, std, crop_pct, interpolation, ...
     classes: list[str]  # names of the first outputs; a model may have more
 
+    def transform(self, image: "Image") -> Tensor:
+        """An image of any size and mode as the model takes it: (C, H, W), normalised."""
+        return transform(self.data)(in_mode(image, image_mode(self.data)))
+
 
 Attach = Callable[[Any, dict[str, Any]], RoutedModel]  # timm's model, the variant as in lsvit.json
 
@@ -48,10 +55,14 @@ Attach = Callable[[Any, dict[str, Any]], RoutedModel]  # timm's model, the varia
 # ---- open --------------------------------------------------------------------------------------
 
 
-def open_weights(where: str) -> Opened:
-    """Open an exported folder, ``hf-hub:<repository>``, or a safetensors file in such a folder.
+def load(where: str) -> Opened:
+    """Open a trained model.
 
     Early exits are not attached. A model that a paper changed is opened by the pipeline.
+
+    Args:
+        where: a model of this package, "ls_micro" (LayerShuffle) or "baseline_micro"; an exported
+            folder; ``hf-hub:<repository>``; a safetensors file in such a folder.
 
     Raises:
         ValueError: there is nothing to open, or it is no model that lsvit can run.
@@ -59,21 +70,27 @@ def open_weights(where: str) -> Opened:
     return open_export(find_weights(where))
 
 
+open_weights = load  # its name in the cards of released models
+
+
 def find_weights(where: str) -> Path:
-    """The safetensors file of a folder, of ``hf-hub:<repository>``, or the file itself.
+    """The safetensors file of what :func:`load` takes.
 
     Raises:
         ValueError: there is none, or no config.json beside it.
     """
     path = Path(where)
-    if where.startswith("hf-hub:"):
+    if where in MICRO:
+        path = RELEASED / where
+    elif where.startswith("hf-hub:"):
         path = _download(where.removeprefix("hf-hub:"))
     file = path / MODEL if path.is_dir() else path
     for needed in (file, file.parent / CONFIG):
         if not needed.is_file():
             raise ValueError(
-                f"weights: {needed} does not exist; accepted: an exported folder ({MODEL}, "
-                f"{CONFIG}), hf-hub:<repository>, a .safetensors file beside its {CONFIG}"
+                f"weights: {needed} does not exist; accepted: {', '.join(MICRO)}, an exported "
+                f"folder ({MODEL}, {CONFIG}), hf-hub:<repository>, a .safetensors file beside its "
+                f"{CONFIG}"
             )
     return file
 
@@ -228,6 +245,11 @@ def transform(data: dict[str, Any]) -> "Callable[[Image], Tensor]":
     return create_transform(**data, is_training=False)
 
 
+def image_mode(data: dict[str, Any]) -> str:
+    """Pillow's mode of the images that a model takes: L (grey) or RGB."""
+    return "L" if data["input_size"][0] == 1 else "RGB"
+
+
 def read_image(path: Path, data: dict[str, Any]) -> Tensor:
     """An image file as the model takes it: (C, H, W), resized, cropped and normalised.
 
@@ -236,10 +258,9 @@ def read_image(path: Path, data: dict[str, Any]) -> Tensor:
     """
     from PIL import Image
 
-    mode = "L" if data["input_size"][0] == 1 else "RGB"
     try:
         with Image.open(path) as file:
-            image = in_mode(file, mode)
+            image = in_mode(file, image_mode(data))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise ValueError(f"{path}: not an image that can be read ({reason})") from None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lsvit.cli import WEIGHTS, WEIGHTS_HELP
 from pipeline.errors import one_line_errors
 
 if TYPE_CHECKING:
@@ -179,10 +180,10 @@ def predict(
     weights: Annotated[
         str,
         typer.Option(
-            help="An exported folder, hf-hub:<repository>, or outs/finetune/<variant> or "
-            "outs/baseline, /seed_<n>/weights.safetensors."
+            help=f"{WEIGHTS_HELP}, or outs/finetune/<variant> or outs/baseline, "
+            "/seed_<n>/weights.safetensors."
         ),
-    ],
+    ] = WEIGHTS,
     order: Annotated[
         str, typer.Option(help="sequential | arbitrary | reversed | layers, as in 2,0,1.")
     ] = "sequential",
@@ -237,12 +238,12 @@ def predict(
     deployed = deploy(opened.model, exits, training_sha256(weights)) if exits else None
     answers = []
     for path, image in zip(images, inputs, strict=True):
-        found = {"image": str(path), "order": order, "keep": len(routes[0])}
+        asked = {"image": str(path), "weights": weights, "order": order, "keep": len(routes[0])}
         if deployed:
-            found |= answer_early(opened, deployed, image, routes, budget, top)
+            found = answer_early(opened, deployed, image, routes, budget, top)
         else:
-            found |= answer(opened, image, routes, top)
-        answers.append(found)
+            found = answer(opened, image, routes, top)
+        answers.append(asked | found)
     if as_json:
         print(json.dumps(answers, indent=1))
     else:

@@ -99,6 +99,7 @@ def test_names_of_files_and_classes_are_words(
     show(
         {
             "image": f"{name}.png",
+            "weights": "ls_micro",
             "order": "sequential",
             "keep": 4,
             "top": top,

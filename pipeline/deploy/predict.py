@@ -97,7 +97,7 @@ def open_training(file: Path) -> Opened:
 
 
 def show(found: dict[str, Any]) -> None:
-    """Print what :func:`lsvit.predict.predict` found, with the keys `image`, `order` and `keep`.
+    """Print what :func:`lsvit.predict.predict` found, with image, weights, order and keep.
 
     Names of files and classes are others' words: neither rich nor the terminal obeys them.
     """
@@ -107,7 +107,8 @@ def show(found: dict[str, Any]) -> None:
     from pipeline.report.tables import console
 
     names = [escape(plain(row["class"])) for row in found["top"]]
-    title = f"{escape(plain(found['image']))}: {found['order']}, {found['keep']} layers"
+    image, weights = escape(plain(found["image"])), escape(plain(found["weights"]))
+    title = f"{image}: {weights}, {found['order']}, {found['keep']} layers"
     if "exit" in found:
         exit = found["exit"]
         title += f", {exit['branch']} after {exit['depth']} of them, {exit['flops']:.4g} FLOPs"

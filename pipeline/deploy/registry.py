@@ -10,7 +10,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature, infer_signature
 from mlflow.types import Schema, TensorSpec
 
-from lsvit.predict import open_weights, read_spec
+from lsvit.predict import load, read_spec
 from pipeline.config.paper import Paper
 from pipeline.deploy.export import find_training
 from pipeline.errors import UserError
@@ -44,7 +44,7 @@ def register(folder: Path, papers: tuple[Paper, ...], name: str | None = None) -
             "MLFLOW_TRACKING_URI names another"
         )
     with user_errors():
-        model, data, _ = open_weights(str(folder))
+        model, data, _ = load(str(folder))
     channels = data["input_size"][0]
     pixels = TensorSpec(np.dtype(np.float32), (-1, -1, -1, channels))
     route = {"order": "sequential", "keep": model.num_layers, "seed": 0}

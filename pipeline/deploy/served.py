@@ -9,7 +9,7 @@ from mlflow.models import set_model
 from mlflow.pyfunc import PythonModel, PythonModelContext
 from PIL import Image
 
-from lsvit.predict import choose_routes, open_weights, transform
+from lsvit.predict import choose_routes, load, transform
 
 
 class Served(PythonModel):
@@ -17,7 +17,7 @@ class Served(PythonModel):
 
     def load_context(self, context: PythonModelContext) -> None:
         """Open the export, the artifact `export`."""
-        self.opened = open_weights(context.artifacts["export"])
+        self.opened = load(context.artifacts["export"])
 
     @torch.inference_mode()
     def predict(

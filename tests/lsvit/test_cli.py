@@ -24,7 +24,7 @@ def test_a_clone_has_all_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "message"),
     [
         ([], "required"),
-        (["predict", "a.png"], "--weights"),
+        (["predict", "a.png", "--weights", "ls_mikro"], "accepted: ls_micro, baseline_micro, an"),
         (
             ["predict", "a.png", "--weights", "x", "--top", "0"],
             "--top: found 0, accepted: at least 1",

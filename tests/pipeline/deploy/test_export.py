@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-import lsvit.predict
+import lsvit
 from lsvit.predict import choose_routes, predict, read_image
 from lsvit.routed import RoutedModel
 from papers import PAPERS
@@ -91,7 +91,7 @@ def test_an_export_is_the_model_that_was_trained(
     training = open_weights(f"outs/finetune/{name}/seed_0/{WEIGHTS}")
     openings = [training, open_weights("mine")]
     if name != "talking":
-        openings.append(lsvit.predict.open_weights("mine/model.safetensors"))
+        openings.append(lsvit.load("mine/model.safetensors"))
     with torch.no_grad():
         for opened in openings:
             assert torch.equal(opened.model(images, route), model(images, route))
@@ -317,7 +317,7 @@ def test_a_folder_of_stock_timm_opens_too(tmp_path: Path, outputs: int, name: st
     with torch.no_grad():
         model.head.bias[0] = 100.0
     timm.models.save_for_hf(model, str(tmp_path), safe_serialization=True)
-    opened = lsvit.predict.open_weights(str(tmp_path))
+    opened = lsvit.load(str(tmp_path))
     image = torch.randn(3, 160, 160)
     with torch.no_grad():
         assert torch.equal(opened.model(image[None]), model(image[None]))
@@ -423,7 +423,7 @@ def test_the_released_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     evaluations = pd.read_csv("results/prune_eval.csv", dtype={"route": str})
     for artifact in released.values():
         path = Path(artifact["path"])
-        model, _, classes = lsvit.predict.open_weights(str(path))
+        model, _, classes = lsvit.load(str(path))
         wrapper: Any = AutoModelForImageClassification.from_pretrained(path)
         assert [*wrapper.config.id2label.values()] == classes
         with torch.inference_mode():

@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 from PIL import Image
 from typer.testing import CliRunner
 
-from lsvit.predict import choose_routes, open_weights, read_image
+from lsvit.predict import choose_routes, load, read_image
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route
 from pipeline.errors import UserError
@@ -43,7 +43,7 @@ def pixels(n: int = 3) -> np.ndarray:
 
 def expected(model: RoutedModel, route: Route) -> torch.Tensor:
     """The model's own logits, of the images as files."""
-    data = open_weights("exports/bars_pico_ls_seed_1").data
+    data = load("exports/bars_pico_ls_seed_1").data
     inputs = []
     for image in pixels():
         Image.fromarray(image[..., 0]).save("image.png")
