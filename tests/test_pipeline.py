@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -252,6 +253,45 @@ def test_weights_that_changed_since_their_stage(
 @pytest.mark.slow
 def test_after_a_tracked_run_sync_adds_nothing(smoked: Path) -> None:
     assert "0 runs added" in run(["-m", "stages.commands", "track", "sync"], smoked)
+
+
+REFUSED = """
+import sys
+
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("dvc", "mlflow"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Refused())
+"""
+
+
+@pytest.mark.slow
+def test_stages_run_without_dvc_and_mlflow(
+    smoked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They leave the same bytes, and say that nothing is tracked. A sync tracks it later."""
+    folder = tmp_path / "copy"
+    left = shutil.ignore_patterns("outs", ".lsvit", ".dvc", ".git", "mlflow.db*", "mlartifacts")
+    shutil.copytree(smoked, folder, ignore=left)
+    (tmp_path / "sitecustomize.py").write_text(REFUSED)
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        for stage in ("check_params", "prepare_data", "pretrain"):
+            printed = run(["-m", f"stages.{stage}"], folder)
+        assert printed.count("MLflow is not installed, so nothing is tracked") == 1
+        assert "track sync" in printed
+    weights = sorted(file.relative_to(folder) for file in folder.rglob("weights.safetensors"))
+    assert weights
+    for file in weights:
+        assert (folder / file).read_bytes() == (smoked / file).read_bytes()
+    assert not (folder / "mlflow.db").exists()
+    added = run(["-m", "stages.commands", "track", "sync"], folder)
+    (number,) = re.findall(r"(\d+) runs added", added)
+    assert int(number) >= len(weights)
 
 
 @pytest.mark.slow

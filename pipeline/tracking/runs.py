@@ -71,10 +71,11 @@ def _never_raises(action: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:  # a store may raise anything
             tracker.failed = True
             reason = " ".join(str(error).split())[:160]
+            problem = f"MLflow at {tracker.uri} is not logging ({type(error).__name__}: {reason})"
+            if isinstance(error, ModuleNotFoundError) and error.name == "mlflow":
+                problem = "MLflow is not installed, so nothing is tracked"
             print(
-                f"warning: MLflow at {tracker.uri} is not logging "
-                f"({type(error).__name__}: {reason}); the work goes on, "
-                f"`lsvit track sync` fills the store later",
+                f"warning: {problem}; the work goes on, `lsvit track sync` fills the store later",
                 file=sys.stderr,
                 flush=True,
             )
