@@ -64,7 +64,13 @@ def try_versions(python: str, pins: dict[str, str], wheel: Path, cache: Path) ->
 def run(command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a command, at most SECONDS long."""
     return subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
+        command,
+        cwd=tempfile.gettempdir(),  # out of reach of this project's constraints
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
 
 

@@ -63,13 +63,12 @@ def check_models() -> None:
         "num_heads": 2,
         "depth": 3,
     }
-    mixer: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 32, "num_blocks": 3}
     families = {
         "vit_tiny_patch16_224": transformer,
         "deit_tiny_distilled_patch16_224": transformer,
         "deit3_small_patch16_224": transformer,
         "vit_small_patch14_reg4_dinov2": transformer,
-        "mixer_b16_224": mixer,
+        "mixer_s16_224": {"img_size": 32},
     }
     torch.manual_seed(0)
     images = torch.randn(2, 3, 32, 32)
