@@ -35,6 +35,7 @@ from lsvit.routes import (
 if TYPE_CHECKING:  # what __getattr__ gives
     from lsvit.evaluation import Score, evaluate
     from lsvit.position import Encode, Position, Predict, position_hits, position_loss
+    from lsvit.predict import load
     from lsvit.routed import RoutedModel, Tap
     from lsvit.scanning import Scan, scan
     from lsvit.shuffled import Shuffle, in_order, shuffle, unshuffle
@@ -93,6 +94,7 @@ __all__ = [
     "in_order",
     "kendall_distance",
     "kept_layers",
+    "load",
     "load_weights",
     "per_sample",
     "position_hits",

@@ -53,7 +53,9 @@ def make_parser() -> argparse.ArgumentParser:
     predict.add_argument("--json", action="store_true", help="print JSON")
     scan = commands.add_parser("scan", help="how much the order of its layers matters to a model")
     scan.set_defaults(action=print_scan)
-    scan.add_argument("model", help="exported folder, hf-hub:<repository>, or a name of timm")
+    scan.add_argument(
+        "model", help="ls_micro, exported folder, hf-hub:<repository>, or a name of timm"
+    )
     scan.add_argument("--data", required=True, type=Path, help="folder with images")
     scan.add_argument("--images", type=int, default=256, help="how many to take at most")
     scan.add_argument("--orders", type=int, default=3, help="random orders for a number of layers")

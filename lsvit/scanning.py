@@ -10,7 +10,7 @@ from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
 from lsvit.evaluation import evaluating, format_table, read_batch, run_orders
-from lsvit.predict import open_weights, read_image
+from lsvit.predict import MICRO, load, read_image
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, fix_first, generator
 from lsvit.shuffled import find_blocks
@@ -198,7 +198,7 @@ def _unbiased_hsic(grams: Tensor) -> Tensor:
 
 
 def open_model(where: str) -> tuple[nn.Module, dict[str, Any]]:
-    """Open what :func:`lsvit.predict.open_weights` opens, or a model of timm with its weights.
+    """Open what :func:`lsvit.predict.load` opens, or a model of timm with its weights.
 
     Returns:
         The model, and how its images are read, as :class:`lsvit.predict.Opened` says.
@@ -206,16 +206,16 @@ def open_model(where: str) -> tuple[nn.Module, dict[str, Any]]:
     Raises:
         ValueError: it is none of these, or its weights cannot be had.
     """
-    if where.startswith("hf-hub:") or Path(where).exists():
-        opened = open_weights(where)
+    if where in MICRO or where.startswith("hf-hub:") or Path(where).exists():
+        opened = load(where)
         return opened.model, opened.data
     try:
         model = timm.create_model(where, pretrained=True)
     except Exception as error:  # timm and the hub's client raise many kinds
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"{where}: not an exported folder, hf-hub:<repository>, or a model of timm whose "
-            f"weights can be had ({type(error).__name__}: {reason})"
+            f"{where}: not an exported folder, hf-hub:<repository>, {', '.join(MICRO)}, or a "
+            f"model of timm whose weights can be had ({type(error).__name__}: {reason})"
         ) from None
     return model, resolve_model_data_config(model)
 
