@@ -2,6 +2,7 @@
 traceback, no other number."""
 
 import gzip
+import hashlib
 import io
 import itertools
 import json
@@ -86,6 +87,9 @@ def idx(seed: int) -> bytes:
     return gzip.compress(content, mtime=0)
 
 
+IDX_SHA256 = hashlib.sha256(gzip.decompress(idx(0))).hexdigest()
+
+
 def as_json(value: Any) -> bytes:
     return json.dumps(value, indent=1).encode()
 
@@ -129,7 +133,7 @@ READERS: dict[str, tuple[str, Callable[[Path, int], bytes], Callable[[Path], Any
     "images": (
         "train-labels-idx1-ubyte.gz",
         lambda _, n: idx(n),
-        lambda path: read_idx(path).tolist(),
+        lambda path: read_idx(path, IDX_SHA256).tolist(),
     ),
 }
 # Without a checksum of their own, as are weights and arrow files: DVC has those of outs/.

@@ -100,13 +100,13 @@ def idx_name(split: str, part: str) -> str:
     return f"{IDX_PREFIX[split]}-{part}-{IDX_KIND[part]}-ubyte.gz"
 
 
-def read_idx(path: Path, sha256: str | None = None) -> np.ndarray:
+def read_idx(path: Path, sha256: str) -> np.ndarray:
     """Read images (n, H, W) or labels (n,) uint8 from a gzipped IDX file.
 
     torchvision reads no gzip.
 
     Raises:
-        UserError: the file is missing or damaged, or its content has another sha256 than given.
+        UserError: the file is missing or damaged, or its content has another sha256.
     """
     try:
         content = gzip.decompress(path.read_bytes())
@@ -115,17 +115,11 @@ def read_idx(path: Path, sha256: str | None = None) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: truncated or not gzip ({error})") from None
     digest = hashlib.sha256(content).hexdigest()
-    if sha256 is not None and digest != sha256:
+    if digest != sha256:
         raise UserError(f"{path}: its content's sha256 is {digest}, expected {sha256}")
-    ndim = 3 if "idx3" in path.name else 1
-    try:
-        magic, *shape = struct.unpack_from(f">{1 + ndim}I", content)
-        pixels = np.frombuffer(content, np.uint8, offset=4 * (1 + ndim)).reshape(shape)
-    except (struct.error, ValueError):
-        magic = None
-    if magic != 0x0800 + ndim:
-        raise UserError(f"{path}: truncated or mislabelled, not an IDX file of {ndim} dimensions")
-    return pixels
+    ndim = content[3]
+    shape = struct.unpack_from(f">{ndim}I", content, offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 * (1 + ndim)).reshape(shape)
 
 
 def read_fashion_mnist(folder: Path, checksums: dict[str, str]) -> Source:
