@@ -138,7 +138,6 @@ def describe_error(
     key = ".".join(plain(str(part)) for part in (prefix, *path) if part != "")
     value = details["input"]
     context = details.get("ctx", {})
-    message = details["msg"].removeprefix("Value error, ")
     match details["type"]:
         case "extra_forbidden":
             known = accepted(path[-1], _keys_at(section, path[:-1]))
@@ -151,8 +150,8 @@ def describe_error(
         case "literal_error":
             names = re.split(r",| or ", context["expected"])
             return unknown_name(key, value, [name.strip(" '") for name in names], file)
-    message = message.partition(", unable to parse")[0]
-    message = re.sub("^(Input should be|String should|List should) ", "", message)
+    framing = "^(Value error,|Input should be|String should|List should) |, unable to parse.*"
+    message = re.sub(framing, "", details["msg"])
     message = message.replace("a valid int", "an int").replace("valid ", "")
     return mistake(key, value, message, file)
 

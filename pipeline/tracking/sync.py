@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.config.paper import Paper
 from pipeline.declared import declared_stages
 from pipeline.errors import UserError
-from pipeline.files import read_json, reading
+from pipeline.files import read_json
 from pipeline.tracking.runs import STAGES, Tracker, experiment_name, paper_of, store_uri
 
 
@@ -25,8 +25,7 @@ def sync(papers: tuple[Paper, ...], root: Path = Path()) -> int:
             "outs/: no finished training found, or no outs/params/; "
             "`dvc repro` or `dvc checkout` brings them"
         )
-    with reading(preset):
-        scale = read_json(preset, list)[1]
+    scale = read_json(preset, list)[1]
     trackers: dict[str, Tracker] = {}
 
     def tracker_of(of: str, *cell: str) -> Tracker:
@@ -36,16 +35,13 @@ def sync(papers: tuple[Paper, ...], root: Path = Path()) -> int:
         return trackers[name]
 
     for folder in trainings:
-        file = next(folder.glob("seed_*/config.json"))
-        with reading(file):
-            config = read_json(file)
-            dataset, model = config["dataset"], config["model_name"]
-        tracker_of(paper_of(folder, papers), dataset, model, scale).training(folder)
+        config = read_json(next(folder.glob("seed_*/config.json")))
+        paper = paper_of(folder, papers)
+        tracker_of(paper, config["dataset"], config["model_name"], scale).training(folder)
     about = Path("results/cell.json")
     if about.is_file():
-        with reading(about):
-            cell = read_json(about)
-            tracker = tracker_of(STAGES, cell["dataset"], cell["model"], cell["scale"])
+        cell = read_json(about)
+        tracker = tracker_of(STAGES, cell["dataset"], cell["model"], cell["scale"])
         for stage in declared_stages():
             tracker.results(stage)
     if any(tracker.failed for tracker in trackers.values()):

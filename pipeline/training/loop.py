@@ -69,13 +69,8 @@ class Run:
     augments: list[Augment]
     optimizer: torch.optim.Optimizer
     scheduler: Any
+    steps: int  # optimiser steps of an epoch
     report: Report
-
-    @property
-    def steps(self) -> int:
-        """Optimiser steps of an epoch."""
-        options = self.config.options
-        return len(self.train_split.subset(options.images)) // options.batch_size
 
     @property
     def chief(self) -> str:
@@ -193,6 +188,7 @@ def open_run(config: TrainConfig, data: Path, weights: Path | None, report: Repo
         augments=[augment for augment in augments if augment is not None],
         optimizer=optimizer,
         scheduler=make_scheduler(optimizer, options, steps * options.epochs),
+        steps=steps,
         report=report,
     )
 
