@@ -6,10 +6,8 @@ quarter of an hour.
 """
 
 import copy
-import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +18,10 @@ from hypothesis import strategies as st
 from papers import PAPERS
 from pipeline.config.effective import files
 from pipeline.config.load import load
-from pipeline.config.params import Params
 from pipeline.errors import UserError, raise_all
 from stages.check_params import build, check_machine
 from tests.conftest import ROOT
-from tests.pipeline.jobs.listing import listed
+from tests.pipeline.jobs.listing import leave, listed
 
 Place = tuple[Any, ...]
 CONTENT = yaml.safe_load((ROOT / "params.yaml").read_text())
@@ -169,40 +166,6 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
         except (LookupError, TypeError):  # an earlier change has taken its place
             continue
     return content
-
-
-def leave(params: Params, folder: Path) -> None:
-    """What the stages before would have left: prepared data and weights, as small files."""
-    assert params.sizes
-    counts = dict(zip(("train", "validation", "heldout"), params.sizes, strict=True))
-    classes = [str(i) for i in range(params.dataset_preset.num_classes)]
-    models = {
-        "outs/baseline" if name == "baseline" else f"outs/finetune/{name}": params.seeds
-        for name in params.all_variants
-    }
-    for place, seeds in {
-        "outs/prepare_data": [],
-        "outs/pretrain": params.starts,
-        **models,
-        "results": [],
-    }.items():
-        for seed in seeds:
-            (folder / place / f"seed_{seed}").mkdir(parents=True, exist_ok=True)
-            for file in ("weights.safetensors", "weights_heldout.safetensors"):
-                (folder / place / f"seed_{seed}" / file).write_text(f"{place} {seed} {file}")
-        (folder / place).mkdir(parents=True, exist_ok=True)
-    (folder / "outs/prepare_data/meta.json").write_text(
-        json.dumps({"sha256": "5" * 64, "counts": counts, "classes": classes})
-    )
-    rows = [
-        f"d,m,{name},{seed},{order},12,1,0.5"
-        for name in params.all_variants
-        for seed in params.seeds
-        for order in ("sequential", "arbitrary")
-    ]
-    (folder / "results/prune_eval.csv").write_text(
-        "\n".join(["dataset,model,variant,seed,order,keep,routes,accuracy", *rows, ""])
-    )
 
 
 @pytest.mark.slow

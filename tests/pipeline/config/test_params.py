@@ -1,5 +1,6 @@
 """params.yaml: wrong values end in one line before any compute; values resolve and are lowered."""
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from papers.inversion.compute.presets import family_preset
 from papers.layershuffle.section import Analysis
 from papers.smoothing.section import Smoothing
 from pipeline.config.checks import check_layers
-from pipeline.config.datasets import COLOURED
 from pipeline.config.load import load, parse
 from pipeline.config.params import Params
 from pipeline.config.remarks import describe_lowered, describe_overruled
@@ -123,15 +123,14 @@ def test_baseline_epochs(changed: Load) -> None:
 
 @pytest.mark.slow
 def test_every_preset_resolves(content: dict[str, Any], changed: Load) -> None:
+    """Each model with each data set; the values of every one are checked when the file is read."""
     sections: list[type[Section]] = [Pretrain, Finetune]
     sections += [section for paper in PAPERS for section in paper.sections]
-    for model in content["models"]:
-        for dataset, preset in content["datasets"].items():
-            values = {"model": model, "dataset": dataset}
-            if preset["source"] in COLOURED:
-                values[f"models.{model}.kwargs.in_chans"] = 3
-            params = changed(values)
-            assert all(params.resolve(section) for section in sections)
+    params = changed({f"models.{model}.kwargs.in_chans": 3 for model in content["models"]})
+    for model, dataset in itertools.product(content["models"], content["datasets"]):
+        chosen = params.model_copy(update={"model": model, "dataset": dataset})
+        assert all(chosen.resolve(section) for section in sections)
+        check_layers(chosen, chosen.model_preset.kwargs.get("depth", 12))
 
 
 @pytest.mark.parametrize(
@@ -260,24 +259,17 @@ def test_each_mistake_is_named_where_it_stands(
     assert {line.split(": ")[1] for line in str(error.value).splitlines()} == keys
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("key", "value"), [("finetune.batch_size", 64), ("scales.minutes.smoothing.training.epochs", 6)]
-)
 def test_dvc_rewrites_the_file_without_changing_more(
-    content: dict[str, Any], tmp_path: Path, key: str, value: int
+    content: dict[str, Any], tmp_path: Path
 ) -> None:
     """`dvc exp run -S` writes the whole file anew; its writer garbles some YAML."""
     from dvc.utils.hydra import apply_overrides
 
     file = tmp_path / "params.yaml"
     file.write_text((ROOT / "params.yaml").read_text())
-    apply_overrides(file, [f"{key}={value}"])
+    apply_overrides(file, ["scales.minutes.smoothing.training.epochs=6"])
     rewritten = yaml.safe_load(file.read_text())
-    *path, last = key.split(".")
-    place, original = rewritten, content
-    for part in path:
-        place, original = place[part], original[part]
-    assert place[last] == value
-    place[last] = original[last]
+    changed, written = (each["scales"]["minutes"]["smoothing"] for each in (rewritten, content))
+    assert changed["training"].pop("epochs") == 6
+    changed["training"]["epochs"] = written["training"]["epochs"]
     assert rewritten == content

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from papers import PAPERS
-from papers.inversion.compute.presets import family_preset
-from papers.inversion.section import Inversion
 from papers.smoothing.section import Smoothing
 from pipeline.config.checks import check_layers
 from pipeline.config.load import load
@@ -67,25 +65,15 @@ def test_resolution_order_of_trainings_from_scratch(count: int, changed: Load) -
     assert params.scratch_training(Smoothing).lr == count / 16
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", range(1, 6))
-def test_mappings_are_merged_along_the_same_order(count: int, changed: Load) -> None:
+def test_mappings_are_merged_along_the_same_order(changed: Load) -> None:
     """Of a recipe every place changes single keys: the others are from the places before."""
-    keys = ["repeats", "erasing", "mixup", "drop_path"]
-    asked: list[Values] = [
-        dict.fromkeys(keys[1:], 0.25) | {"repeats": 2},
-        *({key: 0.5} for key in keys[1:]),
-        {"repeats": 3},
-    ]
-    own = {f"{place}.removed": ["drop_path"] for place in places("smoothing")}
-    clear: Values = {f"{place}.recipe": {} for place in places("smoothing")}
-    found = changed(
-        own
-        | clear
-        | {f"{place}.recipe": asked[i] for i, place in enumerate(places("smoothing")[:count])}
-    )
-    expected = asked[0] | {key: value for each in asked[1:count] for key, value in each.items()}
-    assert found.resolve(Smoothing).recipe.model_dump() == expected
+    recipes = [{"repeats": 2, "erasing": 0.25}, {"erasing": 0.5}, {"mixup": 0.5}, {"repeats": 3}]
+    values: Values = {f"{place}.removed": ["repeats"] for place in places("smoothing")}
+    values |= {f"{place}.recipe": {} for place in places("smoothing")}
+    for place, recipe in zip(places("smoothing"), recipes, strict=False):
+        values[f"{place}.recipe"] = recipe
+    found = changed(values).resolve(Smoothing).recipe
+    assert (found.repeats, found.erasing, found.mixup) == (3, 0.5, 0.5)
 
 
 def test_without_a_scale_each_model_has_its_own(params: Params) -> None:
@@ -161,13 +149,6 @@ def test_a_scale_on_the_command_line(scale: str, params: Params, tmp_path: Path)
     assert load(tmp_path / "params.yaml", papers=PAPERS) == params
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["vit_pico", "deit_micro"])
-@pytest.mark.parametrize("scale", SCALES)
-def test_every_small_model_at_every_scale(scale: str, model: str, changed: Load) -> None:
-    check_layers(changed({"scale": scale, "model": model}), 12)
-
-
 def test_a_model_at_a_scale(changed: Load) -> None:
     """Another architecture under the same name: single keys of its arguments are changed, others
     stay; other models are as before."""
@@ -221,19 +202,3 @@ def test_a_variant_that_a_scale_leaves_out(changed: Load) -> None:
     assert "layerdrop" not in changed(given).all_variants
     with pytest.raises(UserError, match=r"prune_eval.variants: found 'layerdrop'"):
         changed(given | {"scales.mine": {"variants": {"layerdrop": None}}})
-
-
-def test_families_of_a_scale_have_the_sizes_of_its_model(changed: Load) -> None:
-    """Those of inversion are made from the chosen model as it is at that scale."""
-    own: Values = {"families": {"chosen": {}}, "ablations": {}, "transplants": {}}
-    params = changed(
-        {
-            "scale": "mine",
-            "scales.mine": {
-                "inversion": own,
-                "models": {"vit_micro": {"kwargs": {"embed_dim": 64}}},
-            },
-        }
-    )
-    assert list(params.resolve(Inversion).families) == ["chosen"]
-    assert family_preset(params, "chosen").kwargs["embed_dim"] == 64

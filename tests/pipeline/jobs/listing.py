@@ -1,6 +1,8 @@
 """Every job of every plan that can be listed without running one."""
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
 
 from papers.exits.compute.plan import Plan as Exits
 from papers.exits.compute.plan import Task
@@ -62,3 +64,26 @@ def _by_title(jobs: list[Job]) -> dict[str, Job]:
             title += " again"
         named[title] = job
     return named
+
+
+def leave(params: Params, folder: Path, *others: str) -> None:
+    """What the stages before would have left, of `others` than the variants too: small files."""
+    assert params.sizes
+    counts = dict(zip(("train", "validation", "heldout"), params.sizes, strict=True))
+    classes = [str(i) for i in range(params.dataset_preset.num_classes)]
+    names = [*params.all_variants, *others]
+    for name in ("prepare_data", "pretrain", *names):
+        place = "" if name in ("prepare_data", "pretrain", "baseline") else "finetune"
+        for seed in params.starts if name == "pretrain" else params.seeds:
+            weights = folder / "outs" / place / name / f"seed_{seed}"
+            weights.mkdir(parents=True)
+            for file in ("weights.safetensors", "weights_heldout.safetensors"):
+                (weights / file).write_text(f"{name} {seed} {file}")
+    meta = {"sha256": "5" * 64, "counts": counts, "classes": classes}
+    (folder / "outs/prepare_data/meta.json").write_text(json.dumps(meta))
+    rows = ["dataset,model,variant,seed,order,keep,routes,accuracy"]
+    for name in names:
+        for seed in params.seeds:
+            rows += [f"d,m,{name},{seed},{order},12,1,0.5" for order in ("sequential", "arbitrary")]
+    (folder / "results").mkdir()
+    (folder / "results/prune_eval.csv").write_text("\n".join([*rows, ""]))

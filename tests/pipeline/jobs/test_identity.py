@@ -1,6 +1,5 @@
 """What makes work the same work: which edits run which jobs again, and which run none."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from pipeline.jobs.files import DATA, starting_weights
 from pipeline.jobs.identity import code_digest, processor
 from pipeline.jobs.job import TRAIN, Job
 from tests.conftest import ROOT, shared
-from tests.pipeline.jobs.listing import Listed, listed
+from tests.pipeline.jobs.listing import Listed, leave, listed
 
 # Kinds of jobs that run pipeline.training.loop.
 TRAININGS = {"pretrain", "finetune", "exits", "head", "smoothing", "inversion trainings"}
@@ -50,37 +49,13 @@ def values() -> Values:
 def stages(tmp_path_factory: pytest.TempPathFactory, values: Values) -> Path:
     """A folder with what the stages before left: prepared data, and weights as small files."""
     folder = tmp_path_factory.mktemp("stages")
-    data = folder / "outs" / "prepare_data"
-    data.mkdir(parents=True)
-    counts = {"train": 9000, "validation": 2000, "heldout": 1000}
-    (data / "meta.json").write_text(
-        json.dumps({"sha256": "5" * 64, "counts": counts, "classes": [str(i) for i in range(10)]})
-    )
-    rows = ["dataset,model,variant,seed,order,keep,routes,accuracy"]
-    for seed in (*SEEDS, 2):
-        write_weights(folder / "outs" / "pretrain" / f"seed_{seed}", "pretrain")
-    for name in ("baseline", *declared(values), NEW):
-        place = folder / "outs" / ("baseline" if name == "baseline" else f"finetune/{name}")
-        for seed in (*SEEDS, 2):
-            write_weights(place / f"seed_{seed}", "ls" if name == NEW else name)
-            rows += [f"d,m,{name},{seed},{order},12,1,0.5" for order in ("sequential", "arbitrary")]
-    (folder / "results").mkdir()
-    (folder / "results" / "prune_eval.csv").write_text("\n".join(rows) + "\n")
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    file = folder / "params.yaml"
+    file.write_text(yaml.safe_dump(values | {"seeds": [*SEEDS, 2]}))
+    leave(load(file, papers=PAPERS), folder, NEW)
+    outs = folder / "outs" / "finetune"
+    shutil.copytree(outs / "ls", outs / NEW, dirs_exist_ok=True)
+    file.write_text(yaml.safe_dump(values, sort_keys=False))
     return folder
-
-
-def declared(values: Values) -> list[str]:
-    """The names of the variants, those of the scale too."""
-    found = values["variants"] | values["scales"]["minutes"].get("variants", {})
-    return [name for name, variant in found.items() if variant]
-
-
-def write_weights(folder: Path, name: str) -> None:
-    """Small files in the place of weights, of either protocol."""
-    folder.mkdir(parents=True)
-    for file in ("weights.safetensors", "weights_heldout.safetensors"):
-        (folder / file).write_text(f"{name} {folder.name} {file}")
 
 
 @pytest.fixture(autouse=True)

@@ -141,7 +141,7 @@ def test_killed_training_goes_on_bit_for_bit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Ctrl-C and, later, SIGKILL two trainings; the next run ends with the same bits."""
-    options: dict[str, Any] = {"epochs": 40, "position": {"encode": {"dropout": 0.1}}}
+    options: dict[str, Any] = {"epochs": 20, "position": {"encode": {"dropout": 0.1}}}
     (tmp_path / "config.json").write_text(train_config(**options).model_dump_json())
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [
@@ -163,7 +163,7 @@ def test_killed_training_goes_on_bit_for_bit(
             assert killed.stdout is not None
             assert killed.stderr is not None
             for line in killed.stdout:
-                if f"epoch {epoch}/40" in line:
+                if f"epoch {epoch}/20" in line:
                     send(killed.pid, number)
                     break
             said = killed.stderr.read()
@@ -191,9 +191,9 @@ def test_killed_training_goes_on_bit_for_bit(
 
     out = train(tmp_path / "killed")
     assert (
-        out.count(": epoch") < 2 * 40 - 4
+        out.count(": epoch") < 2 * 20 - 4
     )  # at least the epochs reported before the kill were not repeated
-    assert train(tmp_path / "whole").count(": epoch") == 2 * 40
+    assert train(tmp_path / "whole").count(": epoch") == 2 * 20
     wholes = list((tmp_path / "whole" / ".lsvit" / "jobs" / "train").iterdir())
     assert {folder.name for folder in wholes} == {folder.name for folder in folders}
     for folder in wholes:
