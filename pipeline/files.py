@@ -43,6 +43,11 @@ def read_json(path: Path, kind: type = dict) -> Any:
         return found
 
 
+def write_json(path: Path, content: Any, indent: int | None = 1) -> None:
+    """Write a JSON file that ends in a newline; `indent` None puts all of it in one line."""
+    path.write_text(json.dumps(content, indent=indent) + "\n")
+
+
 def sound(path: Path) -> bool:
     """Whether every part of a zip file, such as torch.save writes, has its checksum: torch itself
     looks at none of them."""

@@ -1,13 +1,12 @@
 """Stage paper-figures: every paper's tables, figures and claims, from the result files."""
 
-import json
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
-from typing import Any
 
 from papers import PAPERS
 from pipeline.config.load import load
+from pipeline.files import write_json
 from pipeline.jobs.files import RESULTS
 from pipeline.jobs.processes import root, stage_process, start_workers
 from pipeline.report.claims import load_claims
@@ -20,11 +19,6 @@ from pipeline.tracking.runs import STAGES, Tracker, experiment_name
 def draw(module: str) -> dict[str, str]:
     """Draw a paper's figures. Returns their captions by title."""
     return import_module(module).draw(Results(RESULTS, PAPERS), load(papers=PAPERS))
-
-
-def write_json(name: str, content: dict[str, Any]) -> None:
-    """Write `<name>.json` into results/."""
-    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 @stage_process()
@@ -42,10 +36,10 @@ def main() -> None:
             captions |= drawn
 
     ledger = judge(evidence)
-    write_json("claims", ledger)
+    write_json(RESULTS / "claims.json", ledger)
     (RESULTS / "claims.md").write_text(markdown(ledger, evidence.label))
     shown = [name for paper in evidence.papers_here() for name in load_claims(paper).headline]
-    write_json("headline", headline(ledger, shown))
+    write_json(RESULTS / "headline.json", headline(ledger, shown))
 
     text = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"
     for name, caption in sorted(captions.items()):

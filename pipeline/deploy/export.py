@@ -1,6 +1,5 @@
 """Writes trained weights as a folder that timm and the Hugging Face hub take."""
 
-import json
 from collections.abc import Collection
 from copy import deepcopy
 from pathlib import Path
@@ -21,7 +20,7 @@ from pipeline.config.variant import BASELINE, read_variant
 from pipeline.deploy.card import make_card
 from pipeline.deploy.predict import open_weights
 from pipeline.errors import UserError, accepted
-from pipeline.files import read_json
+from pipeline.files import read_json, write_json
 from pipeline.jobs.files import (
     EXECUTION,
     FINETUNED,
@@ -137,7 +136,7 @@ def save_model(opened: Opened, spec: dict[str, Any], license: str | None, out: P
     config = read_json(out / CONFIG)
     # It stands beside them, and transformers would give it to timm a second time.
     config["model_args"].pop("num_classes")
-    (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    write_json(out / CONFIG, config, indent=2)
     for name, file in PART_FILES.items():
         (out / file).unlink(missing_ok=True)  # of an earlier export
         part: Any = getattr(opened.model, name)
@@ -148,7 +147,7 @@ def save_model(opened: Opened, spec: dict[str, Any], license: str | None, out: P
 def save_spec(spec: dict[str, Any], out: Path) -> None:
     """Write lsvit.json, with the sha256 of every file of weights."""
     digests = {file.name: sha256(file) for file in sorted(out.glob("*.safetensors"))}
-    (out / SPEC).write_text(json.dumps(spec | {"sha256": digests}, indent=1) + "\n")
+    write_json(out / SPEC, spec | {"sha256": digests})
 
 
 def has_lone_head(model: RoutedModel) -> bool:

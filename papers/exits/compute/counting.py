@@ -5,7 +5,6 @@ Dynamic Inference" (section IV, DISCO): as there, the answer is a number, spread
 """
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from PIL import Image
 from lsvit.routes import generator
 from papers.exits.section import Counting
 from pipeline.data.shards import Arrays, Maps, identity, mean_and_std, moments, write_arrow
+from pipeline.files import write_json
 from pipeline.jobs.files import HELDOUT, read_meta
 from pipeline.jobs.processes import root
 
@@ -104,5 +104,5 @@ def write_canvases(source: Path, options: Counting, out: Path) -> dict[str, Any]
         "largest": options.most,
     }
     meta["sha256"] = identity(digest.hexdigest(), meta)
-    (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+    write_json(out / "meta.json", meta, indent=2)
     return meta

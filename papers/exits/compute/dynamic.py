@@ -27,6 +27,7 @@ from papers.exits.section import (
     ExitConfig,
 )
 from pipeline.errors import UserError
+from pipeline.files import write_json
 from pipeline.jobs.files import ARRAYS, read_meta
 from pipeline.models.tokens import token_shape
 from pipeline.models.weights import input_size, read_tensors
@@ -194,7 +195,7 @@ def measure(config: ExitConfig, data: Path, folder: Path, report: Callable[[dict
         "branch_flops": counted.branches,
         "latency_ms": latency,
     }
-    (folder / EXIT_COSTS).write_text(json.dumps(costs, indent=1) + "\n")
+    write_json(folder / EXIT_COSTS, costs)
 
 
 def _seconds(model: RoutedModel, image: Tensor, exit: int | None, context: Callable) -> float:

@@ -1,7 +1,6 @@
 """The jobs of stage `exits`: backbones frozen or trained with their exits. No torch here."""
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, Optimisation
 from pipeline.config.variant import BASELINE, Position, Variant
+from pipeline.files import read_json
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import (
     HELDOUT,
@@ -74,7 +74,7 @@ class Trained(NamedTuple):
         judge = self.task.judge
         kept = []
         for job in self.jobs:
-            history = json.loads((job.folder / HISTORY).read_text())
+            history = read_json(job.folder / HISTORY, list)
             kept.append(kept_epoch(history, self.variant.route, judge))
         losses = [judged_loss(row, self.variant.route, judge) for row in kept]
         best = losses.index(min(losses))

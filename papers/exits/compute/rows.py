@@ -1,6 +1,5 @@
 """What stage `exits` reports: a row an exit, and accuracy under budgets. No torch here."""
 
-import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,8 +20,9 @@ from papers.exits.section import (
     LAST_EXIT,
     own_order,
 )
+from pipeline.files import read_json, write_json
 from pipeline.jobs.files import ARRAYS, RESULTS, ROWS
-from pipeline.jobs.rows import read_rows
+from pipeline.jobs.rows import read_rows, write_results
 from pipeline.training.gather import gather_trainings
 
 OUT = Path("outs/exits")
@@ -64,7 +64,7 @@ NONE, EVERY = "none", "all"
 
 def read_costs(each: Frozen | Trained) -> dict[str, Any]:
     """Read what :func:`papers.exits.compute.dynamic.measure` found for a model like this one."""
-    return json.loads((each.costs.folder / EXIT_COSTS).read_text())
+    return read_json(each.costs.folder / EXIT_COSTS)
 
 
 def read_answers(each: Frozen) -> dict[str, np.ndarray]:
@@ -221,12 +221,8 @@ def keep(plan: Plan, found: Exits) -> dict[Path, str]:
     model = plan.params.model
     options = plan.options
     frozen = [*found.frozen, *found.counted]
-    tables = {
-        "exits": exit_rows(model, frozen, found.trained),
-        "exits_dynamic": dynamic_rows(model, found.frozen),
-    }
-    for name, table in tables.items():
-        table.to_csv(RESULTS / f"{name}.csv", index=False, lineterminator="\n")
+    write_results(exit_rows(model, frozen, found.trained), RESULTS / "exits.csv")
+    write_results(dynamic_rows(model, found.frozen), RESULTS / "exits_dynamic.csv")
     runs: list[Frozen | Trained] = [*frozen, *found.trained]
     hardware = {read_costs(each)["hardware"] for each in runs}
     about = {
@@ -236,7 +232,7 @@ def keep(plan: Plan, found: Exits) -> dict[Path, str]:
         "images": options.images,
         "counting": options.counting.model_dump(),
     }
-    (RESULTS / "exits.json").write_text(json.dumps(about) + "\n")
+    write_json(RESULTS / "exits.json", about, indent=None)
     for each in frozen:
         _keep_branches(plan.sizes, each)
     folders = {}
@@ -258,4 +254,4 @@ def _keep_branches(sizes: dict[str, Any], each: Frozen) -> None:
         used = put_into_use(each, read_answers(each))
         about = {"weights_sha256": each.job.config.weights_sha256, "order": used.order}
         record = about | {"sizes": sizes} | used.record()
-        (folder / EXITS_IN_USE).write_text(json.dumps(record, indent=1) + "\n")
+        write_json(folder / EXITS_IN_USE, record)

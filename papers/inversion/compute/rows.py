@@ -1,6 +1,5 @@
 """The rows of inversions and class images. No torch here."""
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +10,10 @@ import pandas as pd
 from papers.inversion.compute.plan import Plan, Task
 from papers.inversion.section import Inversion
 from pipeline.config.params import Params
+from pipeline.files import write_json
 from pipeline.jobs.files import ARRAYS, RESULTS, ROWS
 from pipeline.jobs.job import Job
-from pipeline.jobs.rows import read_rows
+from pipeline.jobs.rows import read_rows, write_results
 from pipeline.training.gather import gather_trainings
 
 OUT = Path("outs/inversion")
@@ -61,7 +61,7 @@ def gather_arrays(inversions: Sequence[Task], class_images: Sequence[Task], out:
             file = f"{len(index):03}.npz"
             shutil.copyfile(task.job.folder / ARRAYS, out / file)
             index.append({"file": file, "kind": kind} | task.keys)
-    (out / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+    write_json(out / "index.json", index)
 
 
 def about(params: Params) -> dict[str, Any]:
@@ -92,11 +92,9 @@ def keep(
     Returns:
         The folders of the trainings, one a family.
     """
-    rows = gather_rows(inversions, COLUMNS)
-    rows.to_csv(RESULTS / "inversion.csv", index=False, lineterminator="\n")
-    rows = gather_rows(class_images, CLASS_COLUMNS)
-    rows.to_csv(RESULTS / "class_images.csv", index=False, lineterminator="\n")
-    (RESULTS / "inversion.json").write_text(json.dumps(about(plan.params)) + "\n")
+    write_results(gather_rows(inversions, COLUMNS), RESULTS / "inversion.csv")
+    write_results(gather_rows(class_images, CLASS_COLUMNS), RESULTS / "class_images.csv")
+    write_json(RESULTS / "inversion.json", about(plan.params), indent=None)
     gather_arrays(inversions, class_images, OUT / "arrays")
     folders = []
     for family in dict.fromkeys(family for family, _ in trainings):

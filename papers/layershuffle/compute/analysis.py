@@ -3,7 +3,6 @@
 UMAP of a layer's output, and the contributions of layers to the class token.
 """
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from lsvit.routes import arbitrary, generator
 from papers.layershuffle.section import ANALYSIS_NUMBERS, Analysis, AnalysisConfig
 from pipeline.data.splits import Split
 from pipeline.errors import UserError
+from pipeline.files import write_json
 from pipeline.jobs.files import ARRAYS
 from pipeline.training.devices import Execution
 from pipeline.training.scoring import batches_along, open_model, open_split
@@ -237,4 +237,4 @@ def analyse(
     plane = project(vectors, options)
     numbers = analysis_numbers(plane, positions, norms, options.layer)
     np.savez(folder / ARRAYS, plane=plane, positions=positions.astype(np.int16), norms=norms)
-    (folder / ANALYSIS_NUMBERS).write_text(json.dumps(numbers, indent=1) + "\n")
+    write_json(folder / ANALYSIS_NUMBERS, numbers)

@@ -1,6 +1,5 @@
 """From what evaluations and analyses left to tidy tables. No torch here."""
 
-import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +12,7 @@ from papers.layershuffle.compute.plan import Analyses, Evaluations
 from papers.layershuffle.section import ANALYSIS_NUMBERS, SAMPLER_ROWS, Analysis
 from pipeline.config.sections import Finetune
 from pipeline.config.variant import BASELINE
+from pipeline.files import read_json, write_json
 from pipeline.jobs.files import ARRAYS, EXECUTION, HISTORY, JUDGES, RESULTS, read_meta
 from pipeline.jobs.job import Job
 from pipeline.jobs.rows import mean_rows, seed_means, write_results
@@ -99,16 +99,16 @@ def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -
             write_results(plan.gather(own_jobs, SAMPLER_ROWS), RESULTS / "samplers.csv")
     epochs = {}
     for protocol, variant, seed in jobs:
-        history = json.loads((plan.weights_of(variant, seed).parent / HISTORY).read_text())
+        history = read_json(plan.weights_of(variant, seed).parent / HISTORY, list)
         best = kept_epoch(history, params.all_variants[variant].route, JUDGES[protocol])
         epochs[protocol, variant, seed] = int(best["epoch"])
     write_results(protocol_rows(rows, epochs), RESULTS / "protocols.csv")
     chosen = rows[params.protocol]
     # Without the controls that a scale adds.
     chosen = chosen[chosen["variant"].isin([BASELINE, *params.variants])]
-    _write_json("metrics.json", table_metrics(chosen), indent=1)
+    write_json(RESULTS / "metrics.json", table_metrics(chosen))
     models = {(variant, seed) for _, variant, seed in jobs}
-    _write_json("cell.json", describe_cell(plan, models))
+    write_json(RESULTS / "cell.json", describe_cell(plan, models), indent=None)
 
 
 def describe_cell(plan: Evaluations, models: Iterable[tuple[str, int]]) -> dict[str, Any]:
@@ -140,9 +140,5 @@ def keep_analyses(plan: Analyses, jobs: dict[tuple[str, int], Job]) -> None:
         shutil.copyfile(job.folder / ARRAYS, OUT / f"{name}_seed_{seed}.npz")
     numbers = {}
     for key, job in jobs.items():
-        numbers[key] = json.loads((job.folder / ANALYSIS_NUMBERS).read_text())
-    _write_json("analysis.json", summarise_analysis(numbers, plan.options), indent=1)
-
-
-def _write_json(name: str, content: dict[str, Any], indent: int | None = None) -> None:
-    (RESULTS / name).write_text(json.dumps(content, indent=indent) + "\n")
+        numbers[key] = read_json(job.folder / ANALYSIS_NUMBERS)
+    write_json(RESULTS / "analysis.json", summarise_analysis(numbers, plan.options))

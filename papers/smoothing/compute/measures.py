@@ -3,7 +3,6 @@
 Source: over-smoothing, "Examining over-smoothness".
 """
 
-import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +19,7 @@ from lsvit.routes import Order, arbitrary, generator, per_sample, sequential
 from papers.smoothing.losses import patch_cosine
 from papers.smoothing.section import PROFILE, ProfileConfig
 from pipeline.data.splits import Split
+from pipeline.files import write_json
 from pipeline.models.tokens import check_pairs
 from pipeline.training.devices import Execution, sums_type
 from pipeline.training.scoring import batches_along, open_model, open_split
@@ -164,5 +164,5 @@ def measure(
     found = profile(
         model, split, options.images, options.batch_size, config.order, options.seed, execution
     )
-    (folder / PROFILE).write_text(json.dumps(found, indent=1) + "\n")
+    write_json(folder / PROFILE, found)
     report({"text": f"runs on {execution}"})

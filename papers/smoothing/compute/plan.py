@@ -1,6 +1,5 @@
 """The jobs of stage `smoothing`, trainings from scratch and profiles. No torch here."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import UNTRAINED
+from pipeline.files import read_json
 from pipeline.jobs.files import DATA, FINETUNED, HISTORY, RESULTS, weights_file
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan as BasePlan
@@ -151,7 +151,7 @@ class Plan(BasePlan):
         if model.training == UNTRAINED:
             return None, {}
         if model.job:
-            history = json.loads((model.job.folder / HISTORY).read_text())
+            history = read_json(model.job.folder / HISTORY, list)
             kept = kept_epoch(history, model.variant.route, self.judge)
             accuracies = {"sequential": kept["validation/sequential/accuracy"]}
             return model.job.folder / weights_file(self.judge), accuracies

@@ -1,6 +1,5 @@
 """The rows that come of profiles. No torch here."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,9 @@ import pandas as pd
 from papers.smoothing.compute.plan import Model, Plan, Profiled
 from papers.smoothing.section import PROFILE, Smoothing
 from pipeline.config.params import Params
+from pipeline.files import read_json, write_json
 from pipeline.jobs.files import RESULTS
+from pipeline.jobs.rows import write_results
 from pipeline.training.gather import gather_trainings
 
 OUT = Path("outs/smoothing")
@@ -35,7 +36,7 @@ def profile_rows(profiles: Sequence[Profiled]) -> pd.DataFrame:
     """A row a model, order and number of layers executed; columns as :data:`COLUMNS`."""
     rows = []
     for model, order, job, accuracy in profiles:
-        profile = json.loads((job.folder / PROFILE).read_text())
+        profile = read_json(job.folder / PROFILE)
         cosine = profile["patch_cosine"]
         attention = [None, *profile["attention_std"]]  # none of the embedding
         model_columns = (
@@ -74,8 +75,8 @@ def keep(plan: Plan, models: Sequence[Model], profiles: Sequence[Profiled]) -> l
     Returns:
         The trainings' folders, one a title.
     """
-    profile_rows(profiles).to_csv(RESULTS / "smoothing.csv", index=False, lineterminator="\n")
-    (RESULTS / "smoothing.json").write_text(json.dumps(about(plan.params)) + "\n")
+    write_results(profile_rows(profiles), RESULTS / "smoothing.csv")
+    write_json(RESULTS / "smoothing.json", about(plan.params), indent=None)
     OUT.mkdir(parents=True, exist_ok=True)  # also where nothing is trained
     titles = dict.fromkeys(model.title for model in models)
     for title in titles:
