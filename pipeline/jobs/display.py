@@ -12,6 +12,9 @@ from pipeline.config.variant import Variant
 from pipeline.jobs.configs import RunConfig, TrainConfig
 from pipeline.jobs.events import ENDED, Event
 
+# What the table of a training has of its model's preset, beside the arguments.
+SHOWN = {"timm", "weights", "init_std", "init_growth", "num_classes", "head"}
+
 
 class Display:
     """Progress of several jobs: bars in a terminal, else a plain line per report.
@@ -92,11 +95,8 @@ def describe(event: Event, total: int) -> str:
 
 def show_values(title: str, values: dict[str, Value]) -> None:
     """Print every effective value of a section and the place it comes from."""
-    _print(
-        title,
-        ("key", "value", "from"),
-        [(key, str(value.value), value.source) for key, value in values.items()],
-    )
+    rows = [(key, str(value.value), value.source) for key, value in values.items()]
+    _print(title, ("key", "value", "from"), rows)
 
 
 def show_trainings(
@@ -108,16 +108,13 @@ def show_trainings(
 
     A value that all of them share stands once; another for each of those that have it.
     """
-    rows = grouped(
-        {
-            title: _training_rows(title, config, values, params)
-            for title, (config, values) in trainings.items()
-        }
-    )
+    rows = {}
+    for name, (config, values) in trainings.items():
+        rows[name] = _training_rows(name, config, values, params)
     count = len(trainings) * len(seeds)
     trainings_text = "1 training" if count == 1 else f"{count} trainings"
     title = f"{', '.join(trainings)}: {trainings_text}, seeds {', '.join(map(str, seeds))}"
-    _print(title, ("key", "value", "from", "of"), rows)
+    _print(title, ("key", "value", "from", "of"), grouped(rows))
 
 
 def grouped(rows: Mapping[str, Sequence[tuple[str, ...]]]) -> list[tuple[str, ...]]:
@@ -126,10 +123,9 @@ def grouped(rows: Mapping[str, Sequence[tuple[str, ...]]]) -> list[tuple[str, ..
     for name, own in rows.items():
         for row in own:
             names.setdefault(row, []).append(name)
-    found = [
-        (*row, "" if len(having) == len(rows) else ", ".join(having))
-        for row, having in names.items()
-    ]
+    found = []
+    for row, having in names.items():
+        found.append((*row, "" if len(having) == len(rows) else ", ".join(having)))
     return sorted(found, key=lambda row: row[-1] != "")
 
 
@@ -138,45 +134,34 @@ def option_rows(
 ) -> list[tuple[str, str, str]]:
     """(key, value, from) of a training's variant and options."""
     where = title if title == "pretrain" else params.place_of(title)
-    own = variant.model_dump(exclude_none=True, exclude={"finetune"})
-    rows = [(key, str(value), where) for key, value in own.items() if value != {}]
     hidden = {"baseline_epochs"} | (set() if variant.position.predict else {"position_weight"})
-    return rows + [
-        (key, str(value.value), value.source) for key, value in values.items() if key not in hidden
-    ]
+    rows = []
+    for key, value in variant.model_dump(exclude_none=True, exclude={"finetune"}).items():
+        if value != {}:
+            rows.append((key, str(value), where))
+    for name, value in values.items():
+        if name not in hidden:
+            rows.append((name, str(value.value), value.source))
+    return rows
 
 
 def _training_rows(
     title: str, config: RunConfig, values: dict[str, Value], params: Params
 ) -> list[tuple[str, str, str]]:
     """(key, value, from) of one training."""
-    model = {
-        "dataset": config.dataset,
-        "model": config.model_name,
-        "device": config.device,
-        "deterministic": config.deterministic,
-    }
-    preset = (
-        config.model.model_dump(
-            include={"timm", "weights", "init_std", "init_growth", "num_classes", "head"}
-        )
-        | config.model.kwargs
-    )
-    rows = [(key, str(value), key) for key, value in model.items()]
     scale = params.scale_of(config.model_name)
-    rows.append(
-        ("scale", scale, f"models.{config.model_name}" if params.scale is None else "scale")
-    )
-    changed = params.scales[scale].models.get(config.model_name, {})
-    own = f"models.{config.model_name}"
-    rows += [
-        (
-            key,
-            str(v),
-            f"scales.{scale}.{own}" if key in changed | changed.get("kwargs", {}) else own,
-        )
-        for key, v in preset.items()
+    place = f"models.{config.model_name}"
+    at_scale = params.scales[scale].models.get(config.model_name, {})
+    rows = [
+        ("dataset", config.dataset, "dataset"),
+        ("model", config.model_name, "model"),
+        ("device", config.device, "device"),
+        ("deterministic", str(config.deterministic), "deterministic"),
+        ("scale", scale, place if params.scale is None else "scale"),
     ]
+    for key, value in (config.model.model_dump(include=SHOWN) | config.model.kwargs).items():
+        changed = key in at_scale or key in at_scale.get("kwargs", {})
+        rows.append((key, str(value), f"scales.{scale}.{place}" if changed else place))
     if isinstance(config, TrainConfig) and config.world_size > 1:
         rows.append(("processes", f"{config.world_size}, routes {config.routes}", "distributed"))
     return rows + option_rows(title, config.variant, values, params)

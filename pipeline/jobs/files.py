@@ -10,26 +10,22 @@ from typing import Any
 from pipeline.config.variant import BASELINE
 from pipeline.errors import UserError
 
-DATA, PRETRAINED, FINETUNED, RESULTS = (
-    Path("outs/prepare_data"),
-    Path("outs/pretrain"),
-    Path("outs/finetune"),
-    Path("results"),
-)
+DATA = Path("outs/prepare_data")
+PRETRAINED = Path("outs/pretrain")
+FINETUNED = Path("outs/finetune")
+RESULTS = Path("results")
 Row = dict[str, float]  # one epoch's metrics, names {suite}/{metric}
-WEIGHTS, HISTORY, FINAL, CONFIG = "weights.safetensors", "history.json", "final.json", "config.json"
-ROWS, ARRAYS = (
-    "rows.csv",
-    "arrays.npz",
-)  # of an evaluation: a row a thing measured, what is too large for rows
+WEIGHTS = "weights.safetensors"
+HISTORY = "history.json"
+FINAL = "final.json"
+CONFIG = "config.json"
+ROWS = "rows.csv"  # of an evaluation: a row a thing measured
+ARRAYS = "arrays.npz"  # of an evaluation: what is too large for rows
 TABLE = "history.csv"  # every epoch of all seeds
 ORIGIN = "weights.json"  # what a file of starting weights was made from
 EXECUTION = "execution.txt"  # the processor, and what `auto` picked on it
 HELDOUT = "heldout"  # training images set aside, which choose the epoch of protocol heldout
-JUDGES = {
-    "paper": "validation",
-    HELDOUT: HELDOUT,
-}  # protocol -> the split whose loss chooses the epoch
+JUDGES = {"paper": "validation", HELDOUT: HELDOUT}  # protocol -> split that chooses the epoch
 
 
 def weights_file(judge: str) -> str:
@@ -75,7 +71,6 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 def finetuned(variant: str, seed: int, judge: str = "validation", folder: Path = FINETUNED) -> Path:
     """The weights of a refined variant, of the epoch that a split chose."""
-    place = (
-        folder.with_name(BASELINE) if variant == BASELINE else folder / variant
-    )  # outputs of stages do not contain each other
+    # Outputs of stages do not contain each other.
+    place = folder.with_name(BASELINE) if variant == BASELINE else folder / variant
     return place / f"seed_{seed}" / weights_file(judge)
