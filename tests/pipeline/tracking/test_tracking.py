@@ -28,6 +28,7 @@ from pipeline.tracking.runs import Tracker, summarise
 from pipeline.tracking.sync import sync
 from pipeline.training.gather import gather_trainings
 from tests.conftest import ROOT
+from tests.pipeline.jobs.test_pool import jobs as jobs_of
 from tests.test_corrupt import DAMAGES
 
 if TYPE_CHECKING:
@@ -69,22 +70,9 @@ def server(
     """A real `mlflow server` on the loopback interface."""
     folder, port = tmp_path_factory.mktemp("server"), free_port()
     shutil.copy(fresh[1], folder / "server.db")  # making a store takes ten seconds
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-        "--backend-store-uri",
-        f"sqlite:///{folder}/server.db",
-        "--artifacts-destination",
-        str(folder / "artifacts"),
-    ]
+    options = f"--host 127.0.0.1 --port {port} --workers 1 --artifacts-destination artifacts"
+    store = f"--backend-store-uri sqlite:///{folder}/server.db"
+    command = [sys.executable, *f"-m mlflow server {options} {store}".split()]
     log = (folder / "log").open("w")
     env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     process = subprocess.Popen(
@@ -111,7 +99,7 @@ def finished(
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("DVC_ROOT", str(folder))
-        jobs = jobs_for(train_config, prepared)
+        jobs = jobs_of(train_config, prepared, [0, 1])
         run(jobs, "cpu")
         gather_trainings(dict(enumerate(jobs)), VARIANT)
     shutil.copy(ROOT / "dvc.yaml", folder)  # says which results are whose
@@ -146,18 +134,10 @@ def local(workspace: Path, fresh: tuple[list[int], Path]) -> str:
     return f"sqlite:///{workspace}/{tracking.DATABASE}"
 
 
-def jobs_for(train_config: Config, prepared: Path) -> list[Job]:
-    configs = [train_config(seed=seed) for seed in (0, 1)]
-    return [
-        Job(
-            f"test seed {c.seed}",
-            "pipeline.training.loop:train",
-            c,
-            {"data": prepared, "weights": None},
-            3,
-        )
-        for c in configs
-    ]
+@pytest.fixture
+def jobs(workspace: Path, train_config: Config, prepared: Path) -> list[Job]:
+    """The trainings that have finished there."""
+    return jobs_of(train_config, prepared, [0, 1])
 
 
 def history_of(job: Job) -> list[dict[str, float]]:
@@ -242,9 +222,8 @@ def test_a_summary_is_the_mean_and_the_deviation_over_seeds() -> None:
 
 
 @pytest.mark.slow
-def test_local_store(workspace: Path, local: str, train_config: Config, prepared: Path) -> None:
+def test_local_store(workspace: Path, local: str, jobs: list[Job]) -> None:
     """The store and its artifacts lie at DVC_ROOT. Logging twice changes nothing."""
-    jobs = jobs_for(train_config, prepared)
     assert not any(tracker.failed for tracker in log_everything(jobs))
     check_store(local)
     assert (workspace / "mlartifacts" / "layershuffle-bars-pico-smoke").is_dir()
@@ -258,10 +237,9 @@ def test_local_store(workspace: Path, local: str, train_config: Config, prepared
 
 @pytest.mark.slow
 def test_what_several_stages_log_at_once_stands_once(
-    workspace: Path, local: str, train_config: Config, prepared: Path
+    workspace: Path, local: str, jobs: list[Job]
 ) -> None:
     """Two experiments may want the same trainings."""
-    jobs = jobs_for(train_config, prepared)
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=log_everything, args=(jobs,)) for _ in range(3)]
     for process in processes:
@@ -283,13 +261,12 @@ def test_what_several_stages_log_at_once_stands_once(
 def test_a_training_that_is_stopped(
     workspace: Path,
     local: str,
-    train_config: Config,
-    prepared: Path,
+    jobs: list[Job],
     error: BaseException,
     status: str,
 ) -> None:
     """It is marked so, runs again when it goes on, and is finished in the end."""
-    job, _ = jobs_for(train_config, prepared)
+    job = jobs[0]
     rows = history_of(job)
     first, second = (Tracker(CELL, workspace) for _ in range(2))
     seen = []
@@ -328,15 +305,9 @@ def test_a_stage_that_is_terminated(
     workspace: Path, local: str, train_config: Config, prepared: Path
 ) -> None:
     """A real process: its trainings end as KILLED, itself by the signal, its workers with it."""
-    config = train_config(epochs=100_000)
-    job = Job(
-        "long seed 0",
-        "pipeline.training.loop:train",
-        config,
-        {"data": prepared, "weights": None},
-        100_000,
+    (workspace / "jobs").write_bytes(
+        pickle.dumps(jobs_of(train_config, prepared, [0], epochs=100_000))
     )
-    (workspace / "jobs").write_bytes(pickle.dumps([job]))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", TRAIN], cwd=workspace, env=environment, stdout=subprocess.PIPE
@@ -358,13 +329,12 @@ def test_a_stage_that_is_terminated(
 @pytest.mark.slow
 def test_real_server(
     workspace: Path,
-    train_config: Config,
-    prepared: Path,
+    jobs: list[Job],
     server: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    trackers = log_everything(jobs_for(train_config, prepared))
+    trackers = log_everything(jobs)
     assert not any(tracker.failed for tracker in trackers)
     check_store(server)
     assert not (workspace / "mlflow.db").exists()
@@ -373,14 +343,13 @@ def test_real_server(
 @pytest.mark.slow
 def test_store_that_is_down(
     local: str,
-    train_config: Config,
-    prepared: Path,
+    jobs: list[Job],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One warning, no error, little waiting. The files fill a store later, once."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
-    assert log_everything(jobs_for(train_config, prepared))[0].failed
+    assert log_everything(jobs)[0].failed
     err = capsys.readouterr().err
     assert err.count("warning: MLflow") == 1
     assert "lsvit track sync" in err
@@ -396,13 +365,12 @@ def test_store_that_is_down(
 def test_store_that_dies_during_a_training(
     workspace: Path,
     local: str,
-    train_config: Config,
-    prepared: Path,
+    jobs: list[Job],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One warning. A sync fills the epochs that are missing and keeps the one that is there."""
-    job, _ = jobs_for(train_config, prepared)
+    job = jobs[0]
     tracker = Tracker(CELL, workspace)
     first, *others = history_of(job)
     tracker.epoch("test", job.record(), first)
