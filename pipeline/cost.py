@@ -7,7 +7,6 @@ FLOP/s.
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -138,16 +137,15 @@ def estimate(params: Params, known: Mapping[str, Hardware]) -> dict[str, Any]:
         )
     classes = params.dataset_preset.num_classes
 
-    @cache
-    def count_json(preset: str, variant: str) -> ModelFlops:
-        return count_variant(
-            ModelPreset.model_validate_json(preset), classes, Variant.model_validate_json(variant)
-        )
+    counted: dict[tuple[str, str], ModelFlops] = {}
 
     def count(preset: ModelPreset, variant: Variant) -> ModelFlops:
         parts = {"position": variant.position, "layers": variant.layers}
         plain = PLAIN.model_copy(update=parts)
-        return count_json(preset.model_dump_json(), plain.model_dump_json())
+        key = preset.model_dump_json(), plain.model_dump_json()
+        if key not in counted:
+            counted[key] = count_variant(preset, classes, plain)
+        return counted[key]
 
     num_layers = count(params.model_preset, PLAIN).num_layers
     check_layers(params, num_layers)

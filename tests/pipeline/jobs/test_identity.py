@@ -13,6 +13,7 @@ import yaml
 
 from papers import PAPERS
 from pipeline.config.load import load
+from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.types import Added
 from pipeline.config.variant import PLAIN
@@ -279,24 +280,15 @@ def test_other_weights_run_what_reads_them(
     ("starts", "taken"), [(None, [4, 7, 5]), (3, [4, 7, 5]), (2, [4, 7, 4]), (1, [4, 4, 4])]
 )
 def test_starting_weights_are_taken_in_turn(
-    values: Values, tmp_path: Path, starts: int | None, taken: list[int]
+    params: Params, starts: int | None, taken: list[int]
 ) -> None:
-    """Where there are fewer sets than seeds."""
-    file = tmp_path / "params.yaml"
-    file.write_text(
-        yaml.safe_dump(
-            values | {"seeds": [4, 7, 5], "pretrain": values["pretrain"] | {"seeds": starts}}
-        )
-    )
-    params = load(file, papers=PAPERS)
+    """Where there are fewer sets than seeds. Published weights are one set."""
+    pretrain = params.pretrain.model_copy(update={"seeds": starts})
+    params = params.model_copy(update={"seeds": [4, 7, 5], "pretrain": pretrain})
     assert [params.start_of(seed) for seed in params.seeds] == taken
     assert params.starts == list(dict.fromkeys(taken))
-
-
-def test_published_weights_are_one_set(values: Values, tmp_path: Path) -> None:
-    file = tmp_path / "params.yaml"
-    file.write_text(yaml.safe_dump(values | {"model": "vit_b16", "dataset": "imagenet"}))
-    assert [load(file, papers=PAPERS).start_of(seed) for seed in SEEDS] == [SEEDS[0]] * len(SEEDS)
+    published = params.model_copy(update={"model": "vit_b16"})
+    assert [published.start_of(seed) for seed in params.seeds] == [4, 4, 4]
 
 
 # ---- edits of the code ----------------------------------------------------------------------
