@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from lsvit import routed
 from lsvit.latin import Latin, latin
-from lsvit.position import Encode, Position, Predict
+from lsvit.position import Encode, Position, Predict, position_loss
 from lsvit.routed import RoutedModel
-from lsvit.routes import generator
+from lsvit.routes import Sampler, arbitrary, drop, generator, per_sample
 from lsvit.stacked import can_stack
 from lsvit.taps import ExitLogits, PositionLogits
 from papers.smoothing.talking_heads import use_talking_heads
@@ -60,21 +60,34 @@ def double(name: str = VIT, **kwargs: Any) -> RoutedModel:
     return model
 
 
-def everything(model: RoutedModel, route: Any, batch: int, exit: int | None) -> dict[str, Tensor]:
-    """What a forward pass and its taps give, in the batch's order, and every gradient."""
+def everything(
+    model: RoutedModel, images: Tensor, route: Any, exit: int | None = None
+) -> dict[str, Tensor]:
+    """What a forward pass and its taps give, in the batch's order, and every gradient.
+
+    Position predictions and gradients are sums over the batch.
+    """
     model.zero_grad()
-    images = images_for(model.backbone, batch).double()
     exits, first, positions = ExitLogits(model), FirstTokens(), PositionLogits(model)
     found = {"logits": model(images, route, [exits, first, positions], exit), "first": first.tokens}
     for depth, (samples, answers) in exits.logits.items():
         order = samples.argsort() if isinstance(samples, Tensor) else samples
         found[f"exit {depth}"] = answers[order]
-    found |= {f"position {depth}": u.sum(0) for depth, u in enumerate(positions.logits)}
-    torch.stack([value.square().sum() for value in found.values()]).sum().backward()
+    loss = torch.stack([value.square().sum() for value in found.values()]).sum()
+    (loss + len(images) * position_loss(positions.logits)).backward()
+    sums = {f"position {depth}": u.sum(0) for depth, u in enumerate(positions.logits)}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
-        found[name] = torch.zeros(()) if gradient is None else gradient.clone()
-    return found
+        sums[name] = torch.zeros_like(parameter) if gradient is None else gradient.clone()
+    return found | sums
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """In double precision."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        scale = max(1.0, value.abs().max().item())
+        assert (found[name] - value).abs().max().item() <= 1e-12 * scale, name
 
 
 def runs_as_its_rows(
@@ -85,13 +98,29 @@ def runs_as_its_rows(
     Returns:
         The logits.
     """
-    found = everything(model, routes, batch, exit)
-    expected = everything(model, torch.from_numpy(routes.rows(batch)), batch, exit)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        scale = max(1.0, value.abs().max().item())
-        assert (found[name] - value).abs().max().item() <= 1e-12 * scale, name
+    images = images_for(model.backbone, batch).double()
+    found = everything(model, images, routes, exit)
+    assert_same(found, everything(model, images, torch.from_numpy(routes.rows(batch)), exit))
     return found["logits"].detach()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("sampler", [arbitrary, drop(0.5)], ids=["permutations", "lengths"])
+def test_a_route_a_sample_is_running_each_sample_alone(name: str, sampler: Sampler) -> None:
+    model = double(name)
+    images = images_for(model.backbone, 7).double()
+    routes = torch.from_numpy(per_sample(sampler, generator("samples", 3), 4, 7))
+    alone: dict[str, list[Tensor]] = {}
+    for image, padded in zip(images.split(1), routes.tolist(), strict=True):
+        route = tuple(layer for layer in padded if layer >= 0)
+        for key, value in everything(model, image, route).items():
+            alone.setdefault(key, []).append(value)
+    expected = {}
+    for key, values in alone.items():
+        is_batch = key in ("logits", "first") or key.startswith("exit ")
+        expected[key] = torch.cat(values) if is_batch else torch.stack(values).sum(0)
+    assert_same(everything(model, images, routes), expected)
 
 
 @pytest.mark.slow

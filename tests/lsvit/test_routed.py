@@ -12,9 +12,8 @@ from timm.models.mlp_mixer import MlpMixer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from lsvit.position import Encode, Position, Predict, position_hits, position_loss
+from lsvit.position import Position, Predict
 from lsvit.routed import RoutedModel
-from lsvit.routes import arbitrary, drop, generator, per_sample
 from lsvit.taps import PositionLogits
 from lsvit.weights import load_weights, save_weights
 from pipeline.config import variant as config
@@ -199,54 +198,6 @@ def test_shared_position_encoding_starts_at_zero(pico: ModelPreset) -> None:
     spec = {"dim": 32, "shared": True, "init": "zeros"}
     (embedding,) = build(pico, 10, variant(encode=spec)).position["encode"].embeddings
     assert torch.equal(embedding.weight, torch.zeros(4, 32))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "sampler", [arbitrary, drop(0.5)], ids=["permutations", "of different lengths"]
-)
-def test_per_sample_routes_equal_running_each_sample_alone(backbone: Any, sampler: Any) -> None:
-    """All families, with both position parts: outputs, position predictions, taps and gradients, in
-    double precision.
-    """
-    backbone.blocks = backbone.blocks[:3]
-    model = RoutedModel(backbone, Position(encode=Encode(dim=8), predict=Predict())).double()
-    images = images_for(backbone, 7).double()
-    routes = torch.from_numpy(per_sample(sampler, generator("samples", 3), model.num_layers, 7))
-    states: dict[tuple[int, int], Tensor] = {}
-
-    def tap(depth: int, layer: int, before: Tensor, after: Tensor, samples: Any) -> None:
-        states.update({(int(i), depth): state for i, state in zip(samples, after, strict=True)})
-        assert all(routes[i, depth] == layer for i in samples)
-
-    def backward(images: Tensor, route: Any, tap: Any) -> tuple[Tensor, list[Tensor]]:
-        """Logits and position predictions; adds gradients of their squares and the loss."""
-        positions = PositionLogits(model)
-        logits = model(images, route, [positions, tap])
-        loss = len(images) * position_loss(positions.logits)
-        (logits.square().sum() + loss).backward()
-        return logits, positions.logits
-
-    together, predicted = backward(images, routes, tap)
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    hits = []
-    for i, padded in enumerate(routes.tolist()):
-        route = tuple(layer for layer in padded if layer >= 0)
-        last: list[Tensor] = []
-        read = lambda *states, last=last: last.append(states[3])  # noqa: E731
-        alone, own = backward(images[i : i + 1], route, read)
-        assert torch.allclose(together[i], alone[0], atol=1e-11, rtol=1e-9)
-        for depth, state in enumerate(last):
-            assert torch.allclose(states.pop((i, depth)), state[0], atol=1e-11, rtol=1e-9)
-        hits += [float(logits.argmax()) == depth for depth, logits in enumerate(own)]
-    assert not states  # a layer not in a sample's route is not executed for it
-    assert float(position_hits(predicted)) == pytest.approx(sum(hits) / len(hits))
-    for name, parameter in model.named_parameters():
-        if parameter.grad is None:
-            assert name not in found
-        else:
-            assert torch.allclose(found[name], parameter.grad, atol=1e-10, rtol=1e-8)
 
 
 @pytest.mark.parametrize("route", [(2, 0, 3), (1, 1), ()])

@@ -385,7 +385,7 @@ def test_a_page_says_where_its_pictures_stand(params: Params, full: Made, tmp_pa
     gallery = Gallery(full.folder)
     size = params.paper_figures.model_copy(update={"dpi": 200})
     figures = InversionFigures(tmp_path, size, [], str, gallery, full.about, [])
-    greys = np.array([[40, 60, 80], [100, 120, 140]])
+    greys = np.arange(40, 220, 20).reshape(3, 3)
     table = [("row", [(np.full((1, 2, 2), grey / 255), "text") for grey in line]) for line in greys]
     figures.draw_pictures("page", table, ["", "first\nlayer", "all"])
     with Image.open(tmp_path / "page.png") as image:

@@ -1,6 +1,5 @@
 """Figures show the numbers of the rows; a figure is drawn where its rows are."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ import pytest
 from matplotlib import pyplot as plt
 
 from lsvit.routes import ORDERS
-from papers import PAPERS
 from papers.layershuffle.diagrams import first_routes
 from papers.layershuffle.figures import (
     draw,
@@ -30,9 +28,8 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Finetune
 from pipeline.report.evaluations import summarise
 from pipeline.report.figures import Figures
-from pipeline.report.results import Results
 from pipeline.training.loop import draw_route
-from tests.papers.claim_suite import chosen, committed
+from tests.papers.claim_suite import chosen, committed, made_up
 from tests.papers.drawn import DrawnFigures, error_bars, expect_lines
 from tests.papers.layershuffle.conftest import VARIANTS
 
@@ -140,34 +137,22 @@ def test_points_and_means_of_the_analysis(figures: DrawnFigures) -> None:
     [((), set()), (("reversed",), {"Distance"}), (("fix_first 0",), {"First layers"})],
 )
 def test_a_figure_is_drawn_where_its_samplers_were_run(
-    samplers: tuple[str, ...],
-    drawn: set[str],
-    rows: pd.DataFrame,
-    params: Params,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    samplers: tuple[str, ...], drawn: set[str], params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Figures, "save", lambda self, figure, name: plt.close(figure))
-    variants = ["baseline", "ls"]
-    params = params.model_copy(update={"variants": {"ls": params.variants["ls"]}, "seeds": [0, 1]})
-    results = Results(tmp_path, PAPERS)
-    results.tables["prune_eval"] = rows[rows["variant"].isin(variants)]
-    results.tables["samplers"] = sampler_rows(*samplers)
+    monkeypatch.setattr("papers.layershuffle.figures.draw_ridges", lambda *arguments: "")
+    params = params.model_copy(update={"variants": {"ls": params.variants["ls"]}})
+    results = made_up({"samplers": sampler_rows(*samplers)})
     history = pd.DataFrame({"seed": [0, 1], "epoch": [1, 1]})
     for order in ORDERS:
         history[f"validation/{order}/accuracy"] = [0, 1]
-    results.tables |= {f"finetune/{variant}": history for variant in variants}
-    (tmp_path / "cell.json").write_text(json.dumps({"classes": 10, "latin": []}))
-    (tmp_path / "analysis.json").write_text(json.dumps({"layer": 1}))
-    (tmp_path / "outs/analysis").mkdir(parents=True)
-    norms = np.random.default_rng(0).random((30, 3))
-    for name in ("pretrained", "ls"):
-        file = tmp_path / f"outs/analysis/{name}_seed_0.npz"
-        np.savez(file, norms=norms, positions=np.argsort(norms, axis=1), plane=norms[:, :2])
+    results.tables |= {f"finetune/{variant}": history for variant in params.all_variants}
+    numbers = np.random.default_rng(0).random((30, 12))
+    arrays = {"positions": np.argsort(numbers, axis=1), "plane": numbers[:, :2]}
+    monkeypatch.setattr("papers.layershuffle.figures.read_arrays", lambda file: arrays)
     captions = draw(results, params)
     assert captions.keys() & {"Distance", "First layers"} == drawn
-    assert len(captions) == 10 + len(drawn)
+    assert len(captions) == 11 + len(drawn)
 
 
 @pytest.mark.parametrize(
