@@ -54,14 +54,6 @@ PICO = {
     "depth": 4,
     "num_heads": 2,
 }
-VARIANTS: dict[str, dict[str, Any]] = {
-    "ls": {"route": "arbitrary"},
-    "ls_pos": {"route": "arbitrary", "position": {"encode": {"dim": 8}}},
-    "ls_pred": {"route": "arbitrary", "position": {"predict": {}}},
-    "refit_2": {"route": "sequential", "layers": 2},
-    "mixed": {"route": "arbitrary", "losses": {"mixing": 1.0}},
-    "talking": {"route": "arbitrary", "talking_heads": True},
-}
 ALL_CLAIMS = [claim for paper in PAPERS for claim in load_claims(paper).claims]
 Training = Callable[..., "RoutedModel"]
 
@@ -92,7 +84,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     )
 
 
-def cases_of(test: str) -> dict[str, list[Any]]:
+def cases_of(test: str) -> dict[str, Any]:
     """The tables of cases of a test: the YAML file of its name beside it."""
     return yaml.safe_load(Path(test).with_suffix(".yaml").read_text())
 
@@ -239,7 +231,7 @@ def trained(outs: Path, train_config: Callable[..., TrainConfig]) -> Training:
     (outs / "params" / "model.json").write_text(json.dumps(["pico", "minutes", {}]))
 
     def make(name: str = "ls", preset: ModelPreset | None = None, seed: int = 0) -> "RoutedModel":
-        config = train_config(seed=seed, **VARIANTS[name])
+        config = train_config(seed=seed, **cases_of(__file__)["variants"][name])
         config = config.model_copy(update={"title": name} | ({"model": preset} if preset else {}))
         folder = outs / "finetune" / name / f"seed_{seed}"
         folder.mkdir(parents=True)

@@ -35,7 +35,7 @@ from pipeline.jobs.files import EXECUTION
 from pipeline.models.weights import build
 from pipeline.training import devices, loop
 from pipeline.training.scoring import open_model, open_split, score
-from tests.conftest import run_fields
+from tests.conftest import cases_of, run_fields
 from tests.papers.exits import test_branches
 from tests.papers.exits.test_frozen import Bench, with_exits
 from tests.papers.inversion import test_descent
@@ -43,25 +43,8 @@ from tests.papers.painters import test_painters
 from tests.pretended import OnGPU, pretended_gpu
 
 Make = Callable[..., TrainConfig]
-POSITION = {"encode": {"dim": 8, "dropout": 0.1}, "predict": {}}
-LOSSES = {"cosine": 0.5, "contrastive": 1.0, "mixing": 1.0}
-TRAININGS: dict[str, dict[str, Any]] = {
-    "sequential": {"route": "sequential"},
-    "arbitrary, both position parts": {"position": POSITION},
-    "a route a sample, accumulated": {
-        "per": "sample",
-        "position": POSITION,
-        "micro_batch_size": 20,
-    },
-    "Latin, accumulated": {"per": "latin", "position": POSITION, "micro_batch_size": 12},
-    "layers dropped, a route a sample": {"route": {"drop": 0.4}, "per": "sample"},
-    "checkpointed, on a plateau": {"checkpointing": True, "schedule": "plateau"},
-    "losses against over-smoothing": {"losses": LOSSES},
-    "talking heads": {"talking_heads": True, "per": "latin"},
-    "the first layers alone": {"route": "sequential", "layers": 2},
-}
 NOT_COMPARED = (EXECUTION, "lock")
-pytestmark = pytest.mark.usefixtures("one_thread", "one_kernel")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "one_kernel")]
 
 
 @pytest.fixture
@@ -111,13 +94,11 @@ def fields(prepared: Path, pico: ModelPreset) -> dict[str, Any]:
     return run_fields(prepared, pico, Variant(route="arbitrary"), precision="fp32")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TRAININGS)
-def test_trainings(name: str, train_config: Make, prepared: Path) -> None:
-    same(loop.train, train_config(epochs=1, **TRAININGS[name]), prepared, None)
+@pytest.mark.parametrize("keys", cases_of(__file__)["trainings"], ids=str)
+def test_trainings(keys: dict[str, Any], train_config: Make, prepared: Path) -> None:
+    same(loop.train, train_config(epochs=1, **keys), prepared, None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [None, 0, 1])
 def test_trainings_with_exits(step: int | None, train_config: Make, prepared: Path) -> None:
     """All at once; of the layer-wise strategy an early exit's step, and a later one's."""
@@ -125,7 +106,6 @@ def test_trainings_with_exits(step: int | None, train_config: Make, prepared: Pa
     same(loop.train, with_exits(config, step=step, branch="cnn_project"), prepared, None)
 
 
-@pytest.mark.slow
 def test_augmentation(train_config: Make, prepared: Path) -> None:
     """All of DeiT's parts, beside the patch mixing loss."""
     recipe = {"repeats": 2, "erasing": 0.5, "mixup": 0.8, "drop_path": 0.2}
@@ -134,7 +114,6 @@ def test_augmentation(train_config: Make, prepared: Path) -> None:
     same(loop.train, train_config(epochs=1).model_copy(update={"variant": variant}), prepared, None)
 
 
-@pytest.mark.slow
 def test_a_training_goes_on(train_config: Make, prepared: Path) -> None:
     """From a checkpoint: model, optimiser and schedule come back to the device."""
 
@@ -153,7 +132,6 @@ def test_a_training_goes_on(train_config: Make, prepared: Path) -> None:
     same(train, train_config(epochs=2, schedule="cosine", optimizer="adamw"), prepared)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("per", ["sample", "latin", "batch", "pass"])
 def test_evaluations(
     per: str, params: Params, fields: dict[str, Any], prepared: Path, weights: Path
@@ -165,7 +143,6 @@ def test_evaluations(
     same(evaluation.evaluate, config, prepared, weights)
 
 
-@pytest.mark.slow
 def test_the_analysis_and_answers_of_early_exits(
     train_config: Make, prepared: Path, tmp_path: Path
 ) -> None:
@@ -200,7 +177,6 @@ def test_the_analysis_and_answers_of_early_exits(
     assert found[0] == found[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("order", ["sequential", "arbitrary"])
 def test_profiles(order: Any, fields: dict[str, Any], prepared: Path) -> None:
     options = SmoothingProfiles(images=20, batch_size=8, seed=0)
@@ -208,13 +184,11 @@ def test_profiles(order: Any, fields: dict[str, Any], prepared: Path) -> None:
     same(measures.measure, config, prepared, None)
 
 
-@pytest.mark.slow
 def test_strategies_of_painters(fields: dict[str, Any], prepared: Path, weights: Path) -> None:
     config = PaintersConfig(**fields, options=test_painters.strategies())
     same(painters.evaluate, config, prepared, weights)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fits", [True, False])
 def test_exits_of_a_frozen_backbone(
     fits: bool,
@@ -233,7 +207,6 @@ def test_exits_of_a_frozen_backbone(
     same(frozen.train_branches, config, prepared, bench.weights)
 
 
-@pytest.mark.slow
 def test_costs_of_exits(params: Params, pico: ModelPreset, prepared: Path, tmp_path: Path) -> None:
     """Their times differ; all of them are taken."""
     bench = Bench(params, pico, prepared, tmp_path)
@@ -242,7 +215,6 @@ def test_costs_of_exits(params: Params, pico: ModelPreset, prepared: Path, tmp_p
         dynamic.measure(config.model_copy(update={"device": "cuda"}), prepared, tmp_path, ignore)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("order", ["sequential", "arbitrary"])
 @pytest.mark.parametrize("method", ["adam", "gd"])
 def test_inversions(
@@ -270,7 +242,6 @@ def test_inversions(
     same(descent.measure, config, prepared, None, weights if is_adam else None)
 
 
-@pytest.mark.slow
 def test_class_images(fields: dict[str, Any], prepared: Path, weights: Path) -> None:
     options = test_descent.SCHEDULE.model_copy(update={"steps": 4, "jitter_after": 2})
     config = ClassImagesConfig(**fields, seed=0, options=options, judge_sha256=None)

@@ -24,30 +24,8 @@ from pipeline.models.weights import build, create_backbone
 from tests.conftest import cases_of
 
 CASES = cases_of(__file__)
-SMALL_DEIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2}
-SMALL: dict[str, Any] = SMALL_DEIT | {"num_classes": 7}
-MIXER = {"img_size": 32, "num_classes": 7}
-TEST_VIT = {"img_size": 64, "num_classes": 7}
-STEM = {key: value for key, value in SMALL.items() if key != "patch_size"}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "vit_tiny_patch16_224": SMALL,
-    "deit_tiny_distilled_patch16_224": SMALL,
-    "deit3_small_patch16_224": SMALL,
-    "vit_small_patch14_dinov2": SMALL,
-    "vit_small_patch14_reg4_dinov2": SMALL,
-    "vit_small_patch16_224.augreg_in21k": SMALL | {"global_pool": "avg"},
-    "vit_base_patch16_clip_224": SMALL,  # a norm before the blocks
-    "vit_base_patch16_siglip_224": SMALL,  # no class token, attention pooling
-    "vit_tiny_r_s16_p8_224": STEM,  # a convolutional stem
-    "mixer_s16_224": MIXER,
-    "resmlp_12_224": MIXER,
-    "gmixer_12_224": MIXER,
-    "gmlp_s16_224": MIXER,
-    "test_vit": TEST_VIT,
-    "test_vit2": TEST_VIT,
-    "test_vit3": TEST_VIT,
-    "test_vit4": TEST_VIT,
-}
+SMALL: dict[str, Any] = CASES["small"]
+FAMILIES: dict[str, dict[str, Any]] = CASES["families"]
 
 
 def variant(layers: int | None = None, **position: Any) -> Variant:
@@ -155,7 +133,8 @@ def test_class_token_head_is_one_head_on_the_class_token() -> None:
     distillation token's.
     """
     name = "deit_tiny_distilled_patch16_224"
-    preset = ModelPreset(timm=name, kwargs=SMALL_DEIT, weights="scratch")
+    sizes = {key: value for key, value in SMALL.items() if key != "num_classes"}
+    preset = ModelPreset(timm=name, kwargs=sizes, weights="scratch")
     two, one = (
         RoutedModel(create_backbone(preset.model_copy(update={"head": head}), 7)).eval()
         for head in ("timm", "class_token")

@@ -142,21 +142,18 @@ def test_weights_that_do_not_fit_are_refused(
     assert "\n" not in str(error.value)
 
 
-def test_a_head_is_kept_where_it_fits_and_else_drawn(pico: ModelPreset, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("outputs", "classes", "head"), CASES["heads"])
+def test_a_head_is_kept_where_it_fits_and_else_drawn(
+    outputs: int | None, classes: int, head: str, pico: ModelPreset, tmp_path: Path
+) -> None:
     path = tmp_path / "w.safetensors"
     tensors = published(path, "vit_tiny_patch16_224", num_classes=100, **pico.kwargs)
-    for outputs, classes, head in (
-        (None, 10, "fresh"),
-        (None, 100, "loaded"),
-        (100, 10, "loaded"),
-        (1000, 100, "fresh"),
-    ):
-        model, loaded = start(changed(pico, weights=str(path), num_classes=outputs), classes)
-        assert model.head.weight.shape == (outputs or classes, 16)
-        assert loaded["head"] == head
-        if head == "loaded":
-            assert torch.equal(model.head.weight, tensors["head.weight"])
-        assert torch.equal(model.blocks[0].mlp.fc1.weight, tensors["blocks.0.mlp.fc1.weight"])
+    model, loaded = start(changed(pico, weights=str(path), num_classes=outputs), classes)
+    assert model.head.weight.shape == (outputs or classes, 16)
+    assert loaded["head"] == head
+    if head == "loaded":
+        assert torch.equal(model.head.weight, tensors["head.weight"])
+    assert torch.equal(model.blocks[0].mlp.fc1.weight, tensors["blocks.0.mlp.fc1.weight"])
 
 
 def test_the_one_head_of_a_distilled_model_starts_fresh(tmp_path: Path) -> None:
@@ -209,22 +206,7 @@ def test_colour_weights_on_grey_images(pico: ModelPreset, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "kwargs", "renamed"),
-    [
-        (
-            "resmlp_12_224",
-            {"img_size": 32},
-            {
-                "stem.": "patch_embed.",
-                "linear_tokens.": "attn.",
-                "mlp_channels.": "mlp.",
-                "ls": "gamma_",
-            },
-        ),
-        ("deit3_small_patch16_224", SMALL, {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "kwargs", "renamed"), CASES["renamed"])
 def test_names_of_other_checkpoints(
     name: str, kwargs: dict[str, Any], renamed: dict[str, str], tmp_path: Path
 ) -> None:
@@ -291,23 +273,14 @@ def test_arguments_that_have_a_key_of_their_own(key: str, own: str) -> None:
         ModelPreset(timm="test_vit", weights="scratch", kwargs={key: 1})
 
 
-MIXER = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "num_blocks": 3}
-GROWN: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
-    # The last products of what a layer adds to its input
-    "vit_tiny_patch16_224": (SMALL, ("attn.proj", "mlp.fc2")),
-    "deit_tiny_distilled_patch16_224": (SMALL, ("attn.proj", "mlp.fc2")),
-    "mixer_custom": (MIXER, ("mlp_tokens.fc2", "mlp_channels.fc2")),
-    "resmlp_custom": (MIXER, ("linear_tokens", "mlp_channels.fc2")),
-}
-
-
 @pytest.mark.parametrize("init_std", [None, 0.1])
-@pytest.mark.parametrize("name", GROWN)
-def test_growth_scales_what_layers_add(name: str, init_std: float | None) -> None:
+@pytest.mark.parametrize(("name", "kwargs", "added"), CASES["grown"])
+def test_growth_scales_what_layers_add(
+    name: str, kwargs: dict[str, Any], added: list[str], init_std: float | None
+) -> None:
     """The l-th layer's by l^g, with and without a spread of its own; every other weight is bit for
     bit as without growth.
     """
-    kwargs, added = GROWN[name]
     preset = ModelPreset(timm=name, kwargs=kwargs, weights="scratch", init_std=init_std)
     states = []
     for growth in (0.0, 0.75):

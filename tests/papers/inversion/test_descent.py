@@ -22,9 +22,6 @@ from papers.inversion.compute import descent as inversion
 from papers.inversion.compute.ablation import ablate, transplant
 from papers.inversion.compute.class_images import maximise, rate
 from papers.inversion.compute.descent import (
-    APPROXIMATE,
-    INVERTIBLE,
-    NON_UNIQUE,
     Normaliser,
     correlation,
     distance,
@@ -47,10 +44,11 @@ from pipeline.config.presets import ModelPreset
 from pipeline.data.shards import Maps
 from pipeline.jobs.files import ARRAYS, ROWS, read_meta, sha256
 from pipeline.models.weights import build
-from tests.conftest import PICO, run_fields
+from tests.conftest import cases_of, run_fields
 from tests.models import small
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+CASES = cases_of(__file__)
 SHAPE = (3, 16, 24)  # of the images that `small` models take
 ROUTES = [(), (2, 0), (3, 2, 1, 0), (), (1, 1), (0,)]
 normalise = Normaliser((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), torch.device("cpu"))
@@ -180,17 +178,7 @@ def by_hand(
     return states
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"steps": 1},
-        {"blur": 0.6},
-        {"total_variation": 2.0},
-        {"method": "adam", "lrs": [0.05], "schedule": "cosine", "blur": 0.3},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", CASES["descents"], ids=str)
 def test_descents_by_hand(model: RoutedModel, changes: dict[str, Any]) -> None:
     """Every image is found on its own; the curves hold the distances of recorded steps."""
     a, how = pixels(), descent(**changes)
@@ -224,17 +212,7 @@ def test_the_best_of_several_rates_is_kept(model: RoutedModel) -> None:
         assert torch.allclose(getattr(found, name), kept, atol=1e-4), name
 
 
-@pytest.mark.parametrize(
-    ("embedding", "input", "met", "expected"),
-    [
-        (0.9, 0.9, 0.01, INVERTIBLE),
-        (0.0, 1.0, 0.01, NON_UNIQUE),
-        (0.01, 1.0, 0.01, APPROXIMATE),  # the border is not met
-        (1.0, 0.0, 0.01, APPROXIMATE),
-        (math.nan, 0.9, 0.01, APPROXIMATE),
-        (1.0, 2.0, 1.5, NON_UNIQUE),
-    ],
-)
+@pytest.mark.parametrize(("embedding", "input", "met", "expected"), CASES["verdicts"])
 def test_verdicts(embedding: float, input: float, met: float, expected: str) -> None:
     assert verdict(embedding, input, met) == expected
 
@@ -266,11 +244,7 @@ def test_points(order: Any) -> None:
 
 # ---- the job of an inversion ---------------------------------------------------------------------
 
-TINY = ModelPreset(
-    timm="vit_tiny_patch16_224", kwargs=PICO | {"depth": 3}, weights="scratch", init_std=0.14
-)
-MIXER_SIZES = {"img_size": 28, "patch_size": 14, "in_chans": 1, "embed_dim": 16, "num_blocks": 2}
-MIXER = ModelPreset(timm="mixer_custom", kwargs=MIXER_SIZES, weights="scratch")
+TINY, MIXER = (ModelPreset(**CASES[name]) for name in ("vit", "mixer"))
 OPTIONS = InversionMeasure(
     images=2, depths=None, sigma=0.05, shifts=2, met=0.5, batch_size=200, records=3, seed=7
 )
@@ -490,16 +464,7 @@ def maximised(model: RoutedModel, classes: int, options: ClassImages, seed: int)
     return canvases[:, :, rim : rim + height, rim : rim + width]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"jitter": 4, "jitter_after": 0, "batch_size": 2},
-        {"jitter": 0, "blur": 0.0},
-        {"target": -30.0, "steps": 2},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", CASES["class images"], ids=str)
 def test_class_images_by_hand(model: RoutedModel, changes: dict[str, Any]) -> None:
     options = SCHEDULE.model_copy(update=changes)
     found = maximise(model, normalise, SHAPE, 5, options, 2)

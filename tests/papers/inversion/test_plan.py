@@ -26,38 +26,14 @@ from pipeline.jobs.identity import code_digest
 from tests.conftest import cases_of
 
 CASES = cases_of(__file__)
-SEEDS = (0, 1, 2)
+SECTION = CASES["section"]
 DIGEST = cache(code_digest)
-SIZES: dict[str, Any] = {"img_size": 28, "in_chans": 1}  # of the chosen model
-VIT: dict[str, Any] = {
-    "timm": "vit_tiny_patch16_224",
-    "kwargs": {"embed_dim": 16},
-    "init_std": 0.14,
-}
-MIXER: dict[str, Any] = {"timm": "mixer_custom", "kwargs": {"embed_dim": 8}}
-VALUES: dict[str, Any] = {
-    "seeds": 2,
-    "families": {"vit": VIT, "own": {}, "mixer": MIXER},
-    "training": {"lr": 0.25, "epochs": 2, "images": 60},
-    "optimisers": {
-        "adam": {"method": "adam", "lrs": [0.1], "steps": 7},
-        "gd": {"method": "gd", "lrs": [0.1, 0.3], "steps": 9},
-    },
-    "images": 2,
-    "depths": [1, 2],
-    "ablations": {"vit": [["residuals", "mlp"]], "own": [["norms"]]},
-    "transplants": {"vit": [["patch_embed", "norm1"]]},
-    "variants": ["ls"],
-    "class_images": {"steps": 5},
-    "seed": 11,
-}
-ALONE: dict[str, Any] = {"families": {"own": {}}, "ablations": {}, "transplants": {}}
 Make = Callable[..., Plan]
 
 
 @pytest.fixture
 def make(params: Params, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """A factory of plans: keys of VALUES, and of the chosen model's preset or the top level.
+    """A factory of plans: keys of SECTION, and of the chosen model's preset or the top level.
 
     All weights are there.
     """
@@ -70,13 +46,13 @@ def make(params: Params, prepared: Path, tmp_path: Path, monkeypatch: pytest.Mon
             (folder / weights_file(judge)).write_text(f"{text} {judge}")
 
     for name in ("pretrain", "finetune/ls", "baseline"):
-        for seed in (*SEEDS, 3, 4):
+        for seed in range(5):
             leave_weights(tmp_path / name / f"seed_{seed}", f"{name} {seed}")
 
     def made(inversion: dict[str, Any] | None = None, **others: Any) -> Plan:
         values = params.model_dump()
         preset = values["models"][values["model"]]
-        preset |= {"inversion": VALUES | (inversion or {}), "pretrain": {"seeds": 1}}
+        preset |= {"inversion": SECTION | (inversion or {}), "pretrain": {"seeds": 1}}
         for name, value in others.items():
             if isinstance(value, dict):
                 preset[name] = preset.get(name, {}) | value
@@ -105,8 +81,9 @@ def test_a_training_a_family_and_seed(make: Make) -> None:
         config: Any = job.config
         assert config.options == plan.params.scratch_training(Inversion)
         assert (config.options.lr, config.options.epochs) == (0.25, 2)
-        own = {"vit": VIT, "mixer": MIXER}[family]
-        expected = {"weights": "scratch"} | own | {"kwargs": SIZES | own["kwargs"]}
+        own = SECTION["families"][family]
+        sizes = {"img_size": 28, "in_chans": 1}  # of the chosen model
+        expected = {"weights": "scratch"} | own | {"kwargs": sizes | own["kwargs"]}
         assert expected.items() <= config.model.model_dump().items()
         assert (config.seed, config.variant.route) == (seed, "sequential")
         assert job.inputs["weights"] is None
@@ -172,7 +149,7 @@ def test_what_is_inverted(make: Make) -> None:
 
 def test_the_chosen_model_as_a_family_is_inverted_once(make: Make, params: Params) -> None:
     """Its untrained model is the one beside the variants."""
-    plan = make(ALONE | {"families": {params.model: {}}})
+    plan = make({"families": {params.model: {}}, "ablations": {}, "transplants": {}})
     tasks = plan.inversions(models(plan))
     assert len({task.job.title for task in tasks}) == len({t.job.key for t in tasks}) == len(tasks)
     adam = [task for task in tasks if task.optimiser == "adam"]

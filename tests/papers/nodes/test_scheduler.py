@@ -259,21 +259,16 @@ def test_a_layer_that_ran_after_all_is_not_left_out() -> None:
     assert step.journey == Journey("partial", 32.0, (0, 1))
 
 
-@pytest.mark.parametrize(
-    ("heard", "accepted"),
-    [
-        (News(5, (3, 4, 5), Send(6, 6, 6.0)), True),
-        (News(0, (3, 7, 0), None), True),  # a longer route, whichever way it came about
-        (News(4, (3, 4), Send(5, 5, 6.0)), False),
-        (News(5, (3, 4, 5), Send(99, 6, 6.0)), False),  # of a node that it does not know
-        (Send(5, 5, 3.0), True),  # a refusal of what it sends now
-        (Send(5, 5, 2.0), False),
-    ],
-)
-def test_what_a_client_accepts(heard: News | Send, accepted: bool) -> None:
+@pytest.mark.parametrize(("heard", "accepted"), CASES["heard"])
+def test_what_a_client_accepts(heard: list[Any], accepted: bool) -> None:
     client, _ = two()
     step = Step(Journey("any", 32.0, (3, 4)), Send(5, 5, 3.0), 3.0)
-    assert client.accepts(step, heard) == accepted
+    node, route, onward = heard
+    if isinstance(route, list):
+        news = News(node, tuple(route), Send(*onward) if onward else None)
+        assert client.accepts(step, news) == accepted
+    else:
+        assert client.accepts(step, Send(*heard)) == accepted
 
 
 # ---- simulated nodes ----
