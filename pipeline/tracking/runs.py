@@ -21,6 +21,7 @@ from filelock import FileLock
 from pipeline.config.paper import Paper
 from pipeline.declared import stage_of, stage_results
 from pipeline.files import read_json
+from pipeline.jobs.files import sha256
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -176,7 +177,7 @@ class Tracker:
             for name, value in flatten(read_json(file), separator="/").items():
                 if isinstance(value, int | float):
                     numbers[name] = float(value)
-        digests = {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+        digests = {str(file): sha256(file) for file in files}
         tags = {"variant": stage, "kind": "stage", "stage": stage}
         self._finish(self._run(_key(stage, digests), stage, tags, {}), files, numbers)
 
@@ -186,7 +187,7 @@ class Tracker:
         Raises:
             Exception: what MLflow raises.
         """
-        record = json.loads((folder / "config.json").read_text())
+        record = read_json(folder / "config.json")
         return self._search(_key(folder.parent.name, _options(record)))
 
     def client(self) -> "MlflowClient":

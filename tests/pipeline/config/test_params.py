@@ -1,8 +1,6 @@
 """params.yaml: wrong values end in one line before any compute; values resolve and are lowered."""
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -68,22 +66,6 @@ def test_numbers_written_in_any_way(write: Write, text: str) -> None:
     path = write({"finetune.lr": "HERE"})
     path.write_text(path.read_text().replace("HERE", text))
     assert load(path, papers=PAPERS).finetune.lr == 1e-4
-
-
-def test_stage_ends_with_one_line_and_exit_code_2(write: Write, tmp_path: Path) -> None:
-    write({"finetune.epoch": 3})
-    done = subprocess.run(
-        [sys.executable, "-m", "stages.check_params"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "did you mean 'epochs'?" in done.stderr
-    assert not list(tmp_path.glob("outs"))
 
 
 def test_families_of_inversion_have_the_chosen_models_sizes(changed: Load) -> None:

@@ -157,15 +157,6 @@ def test_limits_take_random_images_of_all_classes(
     assert len(np.unique(images.reshape(60, -1), axis=0)) == 60
 
 
-def test_wrong_sizes_end_before_decoding(home: Path) -> None:
-    def refuse(*sizes: int) -> None:
-        raise UserError(f"too few: {sizes}")
-
-    with pytest.raises(UserError, match=r"too few: \(100, 70, 0\)"):
-        prepare("set", PRESET, home, home / "out", MODEL, refuse)
-    assert not (home / ".lsvit").exists()
-
-
 @pytest.mark.slow
 def test_unreadable_images_are_all_named(home: Path) -> None:
     """None is left out silently: a list of all of them, then one line. Without them all is well."""
