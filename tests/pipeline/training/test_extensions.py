@@ -11,12 +11,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lsvit.routed import RoutedModel, Tap
+from lsvit.weights import save_weights
 from pipeline.config.paper import Paper, VariantKey
 from pipeline.config.variant import variant_class
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import HISTORY, WEIGHTS
 from pipeline.models.extensions import Extension, extensions_of
-from pipeline.models.weights import build
+from pipeline.models.weights import build, create_backbone, load_start
 from pipeline.training.loop import train
 from pipeline.training.objectives import Augment, Batch, ForwardPass, Objective, Terms
 from pipeline.training.scoring import Score
@@ -93,3 +94,17 @@ def test_a_paper_with_a_loss_edits_no_file_of_the_pipeline(
     # Images are black: no weight of the patch embedding has a gradient.
     start_weight = start.backbone.patch_embed.proj.weight
     assert torch.equal(tensors["patch_embed.proj.weight"], start_weight)
+
+
+def test_parts_of_a_trained_model_are_no_start(
+    train_config: Callable[..., TrainConfig], tmp_path: Path
+) -> None:
+    """Neither the library's nor a paper's: another model starts from the rest."""
+    config = train_config(position={"encode": {}, "predict": {}}, losses={"mixing": 1.0})
+    trained = build(config.model, 10, config.variant)
+    save_weights(trained, tmp_path / WEIGHTS)
+    assert "patch_head.weight" in load_file(tmp_path / WEIGHTS)
+    preset = config.model.model_copy(update={"weights": str(tmp_path / WEIGHTS)})
+    backbone = create_backbone(preset, 10)
+    assert load_start(backbone, preset)["head"] == "loaded"
+    assert torch.equal(backbone.head.weight, trained.backbone.head.weight)
