@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 from pipeline.config.paper import Paper
 from pipeline.errors import UserError
-from pipeline.files import read_json
+from pipeline.files import read_json, reading
 from pipeline.report.comparison import changes, edited, moved, other_ledger, same_cell
 from pipeline.report.evidence import Evidence
 from pipeline.report.ledger import judge, show
 
-SHOWN = 5  # claims that a message names
+ANEW = "`dvc repro` writes it anew"
 
 
 class Findings(NamedTuple):
@@ -36,25 +36,16 @@ def check_ledger(file: Path, papers: tuple[Paper, ...], against: Path | None) ->
         raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
     findings = Findings(edited(), [])
     try:
-        ledger = read_json(file)
-        show(ledger)
-        differing = changes(judge(Evidence(results, papers)), ledger)
+        with reading(results, ANEW):
+            ledger = read_json(file)
+            show(ledger)
+            differing = changes(judge(Evidence(results, papers)), ledger)
     except UserError as error:
         findings.problems.append(str(error))
         return findings
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        findings.problems.append(
-            f"{results}: cannot be judged ({reason}); `dvc repro` writes it anew"
-        )
-        return findings
     if differing:
-        names = ", ".join(differing[:SHOWN])
-        if len(differing) > SHOWN:
-            names += f" and {len(differing) - SHOWN} more"
-        findings.problems.append(
-            f"{file}: not what the result files give for {names}; `dvc repro` writes it anew"
-        )
+        names = ", ".join(differing)
+        findings.problems.append(f"{file}: not what the result files give for {names}; {ANEW}")
     _compare(findings, ledger, other_ledger(file, against), against)
     return findings
 

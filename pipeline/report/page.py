@@ -13,7 +13,7 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader
 from jinja2.utils import htmlsafe_json_dumps
 from markdown_it import MarkdownIt
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from PIL import Image
 
 from pipeline.config.params import Params
@@ -27,7 +27,6 @@ from pipeline.report.results import Results
 from pipeline.report.trainings import LAST, curves, options, trainings
 
 CHECKLISTS = Path("docs/checklists.md")
-DOTS = (220, 34)  # width and height of a claim's picture
 
 
 class PaperPage(NamedTuple):
@@ -183,41 +182,21 @@ def spec(chart: Chart) -> Markup:
     return htmlsafe_json_dumps(chart.spec, separators=(",", ":"), allow_nan=False)
 
 
-def dots(claim: Claim, entry: dict[str, Any]) -> Markup:
-    """A picture of what was measured: a dot a seed, the 95 % interval, the borders of the claim.
+def dots(claim: Claim, entry: dict[str, Any]) -> dict[str, Any] | None:
+    """What the picture of a measured claim shows, in the quantity's own unit.
 
-    It is empty where there is no interval.
+    A dot a seed, the 95 % interval, the borders of the claim. None where there is no interval.
     """
     value = entry["measured"]
     if not value or value["low"] is None:
-        return Markup("")
+        return None
     borders: list[float] = []
     if not claim.centre:
         borders = [b for b in {*claim.holds, *claim.contradicted_outside} if np.isfinite(b)]
     seeds = [seed for seed in value.get("values", ()) if seed is not None]
     span = [*seeds, value["low"], value["high"], *borders]
-    low, width_of_span = min(span), (max(span) - min(span)) or 1
-    width, height = DOTS
-    middle = height // 2 - 4
-
-    def x(position: float) -> str:
-        return f"{8 + (width - 16) * (position - low) / width_of_span:.1f}"
-
-    parts = [
-        f'<line x1="{x(border)}" x2="{x(border)}" y1="2" y2="{height - 12}" class="border"/>'
-        f'<text x="{x(border)}" y="{height - 1}" text-anchor="middle">{border:g}</text>'
-        for border in borders
-    ]
-    parts.append(
-        f'<line x1="{x(value["low"])}" x2="{x(value["high"])}" y1="{middle}" y2="{middle}" '
-        'class="interval"/>'
-    )
-    parts += [f'<circle cx="{x(seed)}" cy="{middle}" r="3"/>' for seed in seeds]
-    about = escape(f"{value['n']} {value['over']}, interval {value['low']:g} to {value['high']:g}")
-    return Markup(  # noqa: S704 (numbers, and what is escaped)
-        f'<svg class="dots" viewBox="0 0 {width} {height}" role="img" aria-label="{about}">'
-        f"{''.join(parts)}</svg>"
-    )
+    width = (max(span) - min(span)) or 1
+    return value | {"seeds": seeds, "borders": borders, "least": min(span), "width": width}
 
 
 def checklists() -> Markup:

@@ -27,7 +27,7 @@ from papers.exits.section import (
     ExitConfig,
 )
 from pipeline.errors import UserError
-from pipeline.files import write_json
+from pipeline.files import reading, write_json
 from pipeline.jobs.files import ARRAYS, read_meta
 from pipeline.models.tokens import token_shape
 from pipeline.models.weights import input_size, read_tensors
@@ -72,17 +72,12 @@ def deploy(model: RoutedModel, folder: Path, weights_sha256: str) -> InUse:
         UserError: the folder is none of that stage's, or it belongs to another model.
     """
     file = folder / EXITS_IN_USE
-    try:
+    with reading(file, "accepted: outs/exits/classifier_wise/<variant>/seed_<n>"):
         record = json.loads(file.read_text())
         with np.load(folder / ARRAYS) as arrays:
             used = InUse.read(record, arrays)
         owner = record["weights_sha256"]
         sizes = BranchSizes.model_validate(record["sizes"])
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"{file}: cannot be read ({type(error).__name__}), "
-            "accepted: outs/exits/classifier_wise/<variant>/seed_<n>"
-        ) from None
     if owner != weights_sha256:
         whose = f"{folder.parent.name}, {folder.name}"
         raise UserError(f"{folder}: exits of other weights, accepted: those of {whose}")

@@ -63,23 +63,14 @@ def with_exits(config: TrainConfig, **changes: Any) -> TrainConfig:
 
 
 @torch.no_grad()
-def test_a_training_steps_loss() -> None:
-    """Without exits the cross-entropy, with exits the objective, layer-wise the step's exit's."""
-    route = (2, 1, 0, 3)
-    batch = Batch(images(), torch.arange(6))
-    plain = RoutedModel(small()).eval()
-    expected = cross_entropy(plain(batch.images, route), batch.labels)
-    assert torch.equal(step_of(plain)(batch, route)["loss"], expected)
+def test_a_layer_wise_steps_loss() -> None:
+    """That of the exit which the step trains."""
+    batch, route = Batch(images(), torch.arange(6)), (2, 1, 0, 3)
     model = with_parts(small(), exits=heads()).eval()
-    losses = {}
-    for exit in (1, 3, None):
-        losses[exit] = float(cross_entropy(model(batch.images, route, exit=exit), batch.labels))
-    values = step_of(model, exits=heads())(batch, route)
-    assert float(values["loss"]) == pytest.approx(losses[1] + losses[3] + 2 * losses[None])
-    assert torch.equal(values["loss"], values["objective"])
     for step, exit in enumerate((1, 3, None)):
-        layer_wise = step_of(model, exits=heads(step=step))(batch, route)
-        assert float(layer_wise["loss"]) == pytest.approx(losses[exit])
+        expected = cross_entropy(model(batch.images, route, exit=exit), batch.labels)
+        found = step_of(model, exits=heads(step=step))(batch, route)["loss"]
+        assert float(found) == pytest.approx(float(expected))
 
 
 def trained(
@@ -271,10 +262,8 @@ def test_rows_and_arrays(frozen: Path) -> None:
             assert arrays[name].shape == (22, 20)
         accuracy = rows[rows["order"] == "arbitrary"]["accuracy"].to_numpy()
         assert arrays["correct_report"].mean(axis=1) == pytest.approx(accuracy, abs=1e-6)
-        assert ((arrays["confidence_report"] > 0.1) & (arrays["confidence_report"] <= 1)).all()
     assert rows["mae"].isna().all()
     assert rows["ece"].between(0, 1).all()
-    assert rows["accuracy"].nunique() > 3
 
 
 @pytest.mark.slow
