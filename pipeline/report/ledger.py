@@ -7,9 +7,11 @@ ranges. Beside the verdict stands what is left of it when all claims are correct
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import Template
 
 from pipeline.report.claims import Claim, Range, load_claims
 from pipeline.report.evidence import Counts, Evidence, NotComparable, NothingToTell, NoVerdict
@@ -18,6 +20,7 @@ from pipeline.report.tables import console
 
 VERDICTS = ("holds", "does not hold", "weaker here", "undecided", "not comparable", "not run")
 HOLDS, FAILS, WEAKER, UNDECIDED, NOT_COMPARABLE, NOT_RUN = VERDICTS
+PAGE = Path(__file__).with_name("claims.md.j2")
 PLURAL = {HOLDS: "hold", FAILS: "do not hold"}
 COLOURS = {
     HOLDS: "green",
@@ -240,31 +243,15 @@ def show_orders(entry: dict[str, Any]) -> str:
 
 def markdown(ledger: dict[str, Any], label: Callable[[str], str]) -> str:
     """The ledger as a page; `label` names a variant."""
-    lines = [
-        "# Claims",
-        "",
-        f"Data set {ledger['dataset']}, model {ledger['model']}, scale {ledger['scale']}, "
-        f"protocol {ledger['protocol']}, {len(ledger['seeds'])} seeds. "
-        f"Measured: mean and {ledger['interval']} (or over images, where n says so). "
-        f"{_count(ledger)}. {ledger['rules']} In brackets: where correcting all lines for their "
-        f"number (Holm) leaves a verdict undecided. {_forms(ledger, label)}",
-        "",
-        "| id | claim | published | what is measured | value | orders | verdict |",
-        "|:--|:--|:--|:--|:--|:--|:--|",
-    ]
-    for entry in ledger["claims"]:
-        verdict = f"**{entry['verdict']}**{_holm(entry)}"
-        if entry["reason"]:
-            verdict += f": {entry['reason']}"
-        if entry["run"]:
-            verdict += f"; `{entry['run']}` runs it"
-        cells = [entry[key] for key in ("id", "claim", "published", "quantity")]
-        cells += [show_value(entry), show_orders(entry), verdict]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## Rules", ""]
-    for entry in ledger["claims"]:
-        lines.append(f"- `{entry['id']}` ({entry['source']}): {entry['rule']}.")
-    return "\n".join(lines) + "\n"
+    template = Template(PAGE.read_text(), trim_blocks=True, keep_trailing_newline=True)
+    return template.render(
+        ledger=ledger,
+        count=_count(ledger),
+        forms=_forms(ledger, label),
+        value=show_value,
+        orders=show_orders,
+        holm=_holm,
+    )
 
 
 def show(ledger: dict[str, Any]) -> None:

@@ -125,16 +125,12 @@ class Report:
         there = set(zip(row_names, columns, strict=True))
         table = []
         for row in dict.fromkeys(row_names):
-            cells: list[str] = []
+            cells: list[tuple[str, ...] | None] = []
             for column in dict.fromkeys(columns):
                 where = (file, *grid.where, f"{grid.rows}={row}", f"{grid.columns}={column}")
-                cells.append(self._cell(where, grid.factor) if (row, column) in there else "–")
+                cells.append(where if (row, column) in there else None)
             table.append((grid.called(row), cells))
         return {"columns": list(dict.fromkeys(columns)), "rows": table}
-
-    def _cell(self, where: Sequence[str], factor: int) -> Markup:
-        mean, std = (self.data(*where, f"{factor}*{column}", ".2f") for column in ("mean", "std"))
-        return mean if ">nan<" in std else Markup("{} ± {}").format(mean, std)
 
     def pictures(self, shown: Sequence[Picture]) -> list[dict[str, Any]]:
         """The figures that were drawn: title, name, caption, data address and grid.
