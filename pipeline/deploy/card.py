@@ -2,11 +2,11 @@
 
 import json
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import pandas as pd
 from huggingface_hub import EvalResult, ModelCardData
+from jinja2 import Template
 
 from lsvit.predict import MODEL, Opened
 from pipeline.files import read_json
@@ -17,19 +17,6 @@ from pipeline.report.statistics import METHOD
 from pipeline.report.tables import markdown_table
 
 TEMPLATE = Path(__file__).with_name("card.md")
-STOCK = """
-In its original order, with timm alone:
-
-```python
-import timm
-
-stock = timm.create_model("local-dir:.", pretrained=True).eval()  # or "hf-hub:<repository>"
-```
-"""
-NOT_EVALUATED = (
-    "Not evaluated: `results/` did not hold this data set, model, scale and seed "
-    "when it was exported."
-)
 JUDGES = {"paper": "The reported validation", "heldout": "Held-out"}
 
 
@@ -62,7 +49,8 @@ def make_card(
             "not one random order a batch as in the paper",
             *notes,
         ]
-    return Template(TEMPLATE.read_text()).substitute(
+    template = Template(TEMPLATE.read_text(), trim_blocks=True, keep_trailing_newline=True)
+    return template.render(
         spec,
         front=describe_front(spec, origin, cells),
         architecture=record["model"]["timm"].partition(".")[0],
@@ -73,12 +61,12 @@ def make_card(
         start=describe_start(record["model"], origin),
         data_sha256=record["data_sha256"],
         options=describe_options(record, spec),
-        accuracy=NOT_EVALUATED if cells is None else describe_accuracy(cells),
-        stock=STOCK if stock else "",
+        accuracy=None if cells is None else describe_accuracy(cells),
+        stock=stock,
         backwards=layers[::-1],
         half=layers[::2],
         judge=JUDGES[spec["protocol"]],
-        notes="".join(f"- {note[0].upper()}{note[1:]}.\n" for note in notes),
+        notes=notes,
         digest=sha256(out / MODEL),
     )
 
