@@ -21,9 +21,11 @@ from lsvit.stacked import can_stack
 from lsvit.taps import ExitLogits, PositionLogits
 from papers.smoothing.talking_heads import use_talking_heads
 from papers.smoothing.training import FirstTokens
+from tests.conftest import cases_of
 
 from .test_routed import FAMILIES, SMALL, images_for
 
+CASES = cases_of(__file__)
 VIT = "vit_tiny_patch16_224"
 PARTS = Position(encode=Encode(dim=5), predict=Predict())
 SQUARE = latin(generator("test"), 4)
@@ -233,19 +235,13 @@ def test_a_layer_that_does_not_exist(routes: Latin, exit: int | None, said: str)
         model(images_for(model.backbone, 5).double(), routes, exit=exit)
 
 
-@pytest.mark.parametrize(
-    "routes",
-    [((0, 1), (0, 1), (1, 0)), ((0, 1), (1,)), (), ((),), ((0, 1, 2), (1, 2, 3), (2, 0, 1))],
-)
-def test_what_is_no_latin_table(routes: Any) -> None:
+@pytest.mark.parametrize("routes", CASES["wrong"])
+def test_what_is_no_latin_table(routes: list[list[int]]) -> None:
     with pytest.raises(ValueError, match="Latin routes: found"):
-        Latin(routes)
+        Latin(tuple(map(tuple, routes)))
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "first", "last", "keep"),
-    [(12, 3, 0, None), (12, 0, 4, None), (5, 1, 1, None), (7, 0, 0, 3)],
-)
+@pytest.mark.parametrize(("num_layers", "first", "last", "keep"), CASES["forms"])
 def test_form(num_layers: int, first: int, last: int, keep: int | None) -> None:
     drawn = latin(generator("test"), num_layers, first, last, keep)
     free = num_layers - first - last

@@ -30,7 +30,7 @@ from pipeline.report.evaluations import summarise
 from pipeline.report.figures import Figures
 from pipeline.training.loop import draw_route
 from tests.papers.claim_suite import chosen, committed, made_up
-from tests.papers.drawn import DrawnFigures, error_bars, expect_lines
+from tests.papers.drawn import DrawnFigures, expect_lines
 from tests.papers.layershuffle.conftest import VARIANTS
 
 
@@ -50,27 +50,22 @@ def by_variant(rows: pd.DataFrame, variants: Sequence[str]) -> dict[str, pd.Data
     return {label(variant): rows[rows["variant"] == variant] for variant in variants}
 
 
-@pytest.mark.parametrize("order", ["sequential", "arbitrary", None])
+@pytest.mark.parametrize("order", [*ORDERS, None])
 def test_lines_of_layers_kept(order: str | None, rows: pd.DataFrame, figures: DrawnFigures) -> None:
     """The paper's figures have its own lines and the retrained models, the last all variants."""
     cells = summarise(rows)
     if order:
         draw_pruning(figures, cells, order, "pruning")
-        expected = {order: ["ls", "layerdrop", "refit-k"]}
+        variants = ["ls", "layerdrop", "refit-k"]
     else:
         draw_pruning_of_all(figures, cells)
-        expected = dict.fromkeys(ORDERS, VARIANTS[:5])
-    panels = figures.drawn["pruning"].axes
-    for panel, (panel_order, variants) in zip(panels, expected.items(), strict=True):
-        lines = error_bars(panel)
-        assert lines.keys() == {label(variant) for variant in variants}
-        for variant in variants:
-            own = cells["variant"] == variant.replace("-k", "_3")
-            own_cells = cells[own & (cells["order"] == panel_order)].sort_values("keep")
-            line = lines[label(variant)]
-            assert list(line.index) == list(own_cells["keep"])
-            assert line["mean"].tolist() == pytest.approx(list(100 * own_cells["mean"]))
-            assert line["std"].tolist() == pytest.approx(list(100 * own_cells["std"]))
+        variants = VARIANTS[:5]
+    seeds = rows.replace({"variant": {"refit_3": "refit-k"}})
+    seeds = seeds.groupby(["variant", "order", "keep", "seed"], as_index=False)["accuracy"].mean()
+    orders = [order] if order else ORDERS
+    for panel, panel_order in zip(figures.drawn["pruning"].axes, orders, strict=True):
+        lines = by_variant(seeds[seeds["order"] == panel_order], variants)
+        expect_lines(panel, lines, "keep", "accuracy")
 
 
 def test_lines_of_samplers(figures: DrawnFigures) -> None:

@@ -25,7 +25,10 @@ from papers.layershuffle.tables import (
 from pipeline.errors import UserError
 from pipeline.report.evaluations import summarise
 from stages import commands
+from tests.conftest import cases_of
 from tests.papers.layershuffle.conftest import VARIANTS
+
+CASES = cases_of(__file__)
 
 
 def test_spreads_are_kept_apart(rows: pd.DataFrame) -> None:
@@ -113,27 +116,15 @@ def test_grid_in_the_papers_form(rows: pd.DataFrame, tmp_path: Path) -> None:
     """Two data sets by two models, one at two scales, some not run, and a cell of the paper."""
     one = table1(summarise(rows))
     tables = []
-    for dataset, model, scale, n in (
-        ("a", "x", "minutes", 5),
-        ("a", "x", "hours", 4),
-        ("a", "y", "minutes", 3),
-        ("b", "x", "minutes", 5),
-        ("imagenet", "vit_b16", "published", 5),
-    ):
+    for dataset, model, scale, n in CASES["cells"]:
         tables.append(one.assign(dataset=dataset, model=model, scale=scale, n=n, source="e"))
     grid = write(pd.concat(tables, ignore_index=True), tmp_path)
     arbitrary = grid[grid["order"] == "arbitrary"].set_index(["data", "model", "scale", "source"])
     assert arbitrary.index.is_unique
     ls = one.query("variant == 'ls' and order == 'arbitrary'")
     ours = f"{100 * ls['mean'].item():.2f} ±"
-    for key, text in {
-        ("a", "x", "minutes", "ours (e), n = 5"): ours,
-        ("a", "x", "hours", "ours (e), n = 4"): ours,
-        ("b", "x", "hours", "ours"): "not run",
-        ("ImageNet", "ViT-B/16", "published", "published"): "62.77 ± 0.41",
-        ("ImageNet", "ViT-B/16", "published", "ours (e), n = 5"): ours,
-    }.items():
-        assert arbitrary.loc[key, "LS"].startswith(text), key
+    for key, text in CASES["grid"]:
+        assert arbitrary.loc[tuple(key), "LS"].startswith(text or ours), key
     assert "imagenet" not in set(grid["data"])  # under the paper's name alone
     assert {file.name for file in tmp_path.iterdir()} == {"grid.csv", "grid.md", "grid.tex"}
 
@@ -163,13 +154,7 @@ def test_cells_are_collected_from_experiments(rows: pd.DataFrame, clone: Path) -
     ledger = clone / "results/claims.json"
     ledger.write_text("{}")
     revisions = {"empty": commit()}
-    for name, model, n, scale in (
-        ("few", "x", 2, "minutes"),
-        ("many", "x", 9, "minutes"),
-        ("hidden", "y", 9, "minutes"),
-        ("wide", "y", 5, "hours"),
-        ("old", "y", 9, None),
-    ):
+    for name, model, n, scale in CASES["experiments"]:
         one.assign(model=model, n=n).to_csv(table, index=False)
         ledger.write_text(json.dumps({"scale": scale} if scale else {}))
         revisions[name] = commit()
