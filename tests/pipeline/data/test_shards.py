@@ -3,7 +3,6 @@
 import io
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import timm
 import torch
@@ -206,19 +206,6 @@ def test_a_changed_image_is_seen_when_the_folder_is_read_again(home: Path) -> No
     assert (home / before["shards"]["train"][0]["file"]).exists()  # other experiments may use them
 
 
-def alive(session: int) -> list[str]:
-    """Processes of a session."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, own = path.read_text().rpartition(")")[2].split()[:4]
-        except OSError:
-            continue
-        if int(own) == session and state != "Z":
-            found.append(path.parent.name)
-    return found
-
-
 # As `prepared` does, without this module's imports.
 PREPARE = """
 import sys
@@ -245,18 +232,16 @@ def test_a_killed_preparation_goes_on_and_leaves_no_process(home: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", PREPARE, *arguments],
         cwd=ROOT,
-        start_new_session=True,
         stdout=subprocess.DEVNULL,
     )
     while not (finished := list(home.glob(".lsvit/data/*/*.json"))):
         assert process.poll() is None
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    process.kill()
     process.wait()
-    deadline = time.monotonic() + 20
-    while alive(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(process.pid)
+    assert psutil.wait_procs(children, timeout=20)[1] == []
     assert not (home / "killed").exists()
     times = {path: path.with_suffix(".arrow").stat().st_mtime_ns for path in finished}
     meta = prepared(home)

@@ -326,7 +326,3 @@ def test_incomplete_imagenet_is_refused(imagenet: Path) -> None:
     next((imagenet / "folders" / "train" / SYNSETS[1]).iterdir()).unlink()
     with pytest.raises(UserError, match=r"folders/train: found 5 images, accepted: 6"):
         list_imagenet(imagenet / "folders")
-    for split in ("train", "val"):
-        shutil.rmtree(imagenet / "folders" / split / SYNSETS[2])
-    with pytest.raises(UserError, match=r"folders/train: found 2 classes, accepted: 3"):
-        list_imagenet(imagenet / "folders")
