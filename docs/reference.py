@@ -16,6 +16,7 @@ BENCHMARKS = (
     "pipeline",
     "cost",
     "throughput",
+    "shuffle",
     "latin",
     "per_sample",
     "scaling",

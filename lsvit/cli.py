@@ -57,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
         "model", help="ls_micro, exported folder, hf-hub:<repository>, or a name of timm"
     )
     scan.add_argument("--data", required=True, type=Path, help="folder with images")
-    scan.add_argument("--images", type=int, default=256, help="how many to take at most")
+    scan.add_argument("--images", type=int, default=128, help="how many to take at most")
     scan.add_argument("--orders", type=int, default=3, help="random orders for a number of layers")
     scan.add_argument("--seed", type=int, default=0, help="of the random orders")
     scan.add_argument("--figure", type=Path, default="scan.png", help="where to write the figure")

@@ -7,7 +7,7 @@ forward pass follows the order: a loop, an index, a slice, ``nn.Sequential``, ti
 Weights, names and state_dict are those of the model.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
@@ -26,6 +26,7 @@ from lsvit.routed import RoutedModel
 from lsvit.routes import OneRoute, Route, Sampler, generator
 
 Draw = Callable[[np.random.Generator, int], Route | Latin]  # (generator, num_layers) -> order
+Modules = dict[str, nn.Module | None]  # as torch keeps them, by name
 SHOWN = 5  # lists that a message names
 COMPILED = (
     "a model whose blocks run in any order cannot be compiled as a whole; "
@@ -90,8 +91,8 @@ def shuffle(
         ValueError: no list of blocks is found, or several, or `blocks` is none. The list is
             shuffled already, the model is compiled as a whole, `latin` is asked of a model that
             :class:`lsvit.RoutedModel` does not take, or an option is not what is accepted. In the
-            forward pass: the model is compiled as a whole, or is itself checkpointed.
-            A block is repeated while there is a key-value cache.
+            forward pass: the model was compiled as a whole, it is checkpointed as a whole, or an
+            order repeats a block while there is a key-value cache.
         IndexError: in the forward pass, if the sampler draws a block that does not exist.
     """
     path = find_blocks(model, blocks)
@@ -169,8 +170,8 @@ class Shuffle:
         seed: of the orders.
         step: how many orders were drawn: one in each forward pass in training mode. Save it with
             the optimizer, and set it when a training is resumed.
-        order: the blocks of the last forward pass that did not run in the original order by rule,
-            in order; None before the first.
+        order: the last order that was drawn or that :func:`in_order` asked for, of a forward pass;
+            None before the first.
         fixed: the order that :func:`in_order` asks for; None outside it.
     """
 
@@ -189,7 +190,7 @@ class Shuffle:
         self.fixed: Route | Latin | None = None
         self._draw = draw
         self._per_rank = per_rank
-        self._original: dict[str, nn.Module | None] | None = None  # while another is in its place
+        self._original: Modules | None = None  # while another is in its place
         self._routed: _TokenModel | None = None
         container = model.get_submodule(blocks)
         self.num_layers = len(container._modules)
@@ -312,11 +313,11 @@ def _refuse_compiled() -> None:
     raise ValueError(COMPILED)
 
 
-def _reorder(modules: Mapping[str, nn.Module | None], order: Route) -> dict[str, nn.Module | None]:
+def _reorder(modules: Modules, order: Route) -> Modules:
     """The modules in this order, below the names of the first places."""
     names = list(modules)
     blocks = list(modules.values())
-    reordered: dict[str, nn.Module | None] = {}
+    reordered: Modules = {}
     for depth, layer in enumerate(order):
         assert not isinstance(layer, tuple)
         block = blocks[layer]

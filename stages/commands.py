@@ -258,7 +258,7 @@ def scan(
         typer.Argument(help="What `predict --weights` takes, or a name of timm."),
     ],
     data: Annotated[Path, typer.Option(help="A folder with images.")],
-    images: Annotated[int, typer.Option(min=1, help="How many to take at most.")] = 256,
+    images: Annotated[int, typer.Option(min=1, help="How many to take at most.")] = 128,
     orders: Annotated[
         int, typer.Option(min=1, help="Random orders for each number of layers in place.")
     ] = 3,

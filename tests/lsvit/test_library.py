@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ import lsvit
 
 SCRIPT = """
 import sys
+from pathlib import Path
 import torch, timm, numpy
 before = set(sys.modules)
 import lsvit
@@ -44,3 +46,40 @@ def test_the_old_place_of_the_model() -> None:
     from lsvit.models import RoutedModel
 
     assert RoutedModel is lsvit.RoutedModel
+
+
+USERS_SCRIPT = """
+import numpy as np
+import timm
+from torch import Tensor, nn
+import lsvit
+
+def last_first(rng: np.random.Generator, num_layers: int) -> lsvit.Route:
+    return tuple(reversed(range(num_layers)))
+
+model: nn.Module = timm.create_model("vit_tiny_patch16_224")
+shuffled: lsvit.Shuffle = lsvit.shuffle(model, last_first, seed=3)
+step: int = shuffled.step
+lsvit.unshuffle(model)
+lsvit.shuffle(model, lsvit.drop(0.2))
+with lsvit.in_order(model, (2, 0, 1)):
+    scores: list[lsvit.Score] = lsvit.evaluate(model, [], orders=3, keep=(3, 6))
+top1: float = scores[0].top1
+found: lsvit.Scan = lsvit.scan(model, [])
+found.plot("scan.png")
+routed = lsvit.RoutedModel(model, lsvit.Position(predict=lsvit.Predict()))
+loss: Tensor = lsvit.position_loss(lsvit.PositionLogits(routed).logits)
+lsvit.shuffle(model, seed="three")
+"""
+
+
+@pytest.mark.slow
+def test_types_pass_strict_checks_of_users(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(USERS_SCRIPT)
+    config = tmp_path / "mypy.ini"  # reading torch's own types would take most of the time
+    config.write_text("[mypy]\nstrict = true\n[mypy-torch.*,timm.*]\nfollow_imports = skip\n")
+    command = [sys.executable, "-m", "mypy", "--config-file", str(config), str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    (error,) = [line for line in done.stdout.splitlines() if "error:" in line]
+    assert 'Argument "seed" to "shuffle" has incompatible type "str"' in error
