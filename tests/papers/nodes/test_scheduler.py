@@ -228,14 +228,14 @@ def test_of_what_is_known_the_newest_counts() -> None:
 def test_of_lost_news_the_next_ones_tell() -> None:
     """Node 0's news does not arrive, node 1's does.
 
-    Nobody was silent, and the client waits for node 2.
+    Both, silent before, are so no more, and the client waits for node 2.
     """
-    client, _ = two()
+    client, _ = two(silent={0: 1.0, 1: 1.0}, until={1: 9.0})
     steps = client.journey("strict")
-    assert next(steps).send == Send(0, 0, 3.0)
+    assert next(steps).send == Send(0, 0, 6.0)
     step = steps.send(News(1, (0, 1), Send(2, 2, 3.0)))
     assert (step.journey.route, step.send, step.until) == ((0, 1), None, 3.0)
-    assert not any(client.silent.values())
+    assert not any((*client.silent.values(), *client.until.values()))
     assert [client.waiting[node] for node in range(3)] == [0, 0, 1]
     step = steps.send(Send(2, 2, 3.0))  # refused: it is asked again later, there being no other one
     assert (step.journey.route, step.send, step.until) == ((0, 1), None, SERVICE.suspicion)
@@ -257,6 +257,16 @@ def test_a_layer_that_ran_after_all_is_not_left_out() -> None:
     assert steps.send(News(0, (0,), None)).send == Send(2, 2, 3.0)
     step = steps.send(News(1, (0, 1), None))  # late, from whom it was sent to before
     assert step.journey == Journey("partial", 32.0, (0, 1))
+
+
+@pytest.mark.parametrize("policy", ["any", "partial"])
+def test_a_slow_node_that_was_silent_is_asked_again(policy: Policy) -> None:
+    """Though to wait for it as long as it deserves takes more than there is."""
+    client, _ = two(silent={5: 1.0}, takes={5: 12.0})
+    steps = client.journey(policy)
+    next(steps)
+    step = steps.send(News(0, tuple(layer for layer in WHOLE if layer != 5), None))
+    assert (step.journey.left_out, step.send) == ((), Send(5, 5, 32.0))
 
 
 @pytest.mark.parametrize(("heard", "accepted"), CASES["heard"])
