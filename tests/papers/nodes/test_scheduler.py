@@ -358,6 +358,12 @@ def test_no_answer_is_lost_in_any_order_as_long_as_one_layer_lives() -> None:
     assert all(answer.lost for answer in run("any", Fault(gone=1.0)).answers)
 
 
+def test_more_nodes_gone_are_the_fewer_and_others() -> None:
+    few, many = (Troubles.draw(Fault(gone=share), 12, 0.1, 3).gone for share in (0.25, 0.5))
+    assert (len(few), len(many)) == (3, 6)
+    assert few < many
+
+
 @pytest.mark.parametrize(("away", "shape"), [(0.25, 1.0), (0.7, 0.59)])
 def test_nodes_are_away_their_share_of_the_time(away: float, shape: float) -> None:
     """Over 2,000 nodes, at the start and later: the standard error is 0.01."""
