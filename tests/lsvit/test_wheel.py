@@ -38,7 +38,7 @@ def link(package: Distribution, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_wheel_needs_what_it_declares(tmp_path: Path) -> None:
-    """README's Python runs with torch, timm, numpy and their needs alone; predict answers."""
+    """Both pages' Python runs with torch, timm, numpy and their needs alone; predict answers."""
     uv = shutil.which("uv")
     assert uv, "uv builds the wheel"
     subprocess.run([uv, "build", "--wheel", "-q", "-o", tmp_path, ROOT], check=True)
@@ -49,8 +49,9 @@ def test_the_wheel_needs_what_it_declares(tmp_path: Path) -> None:
     (packages,) = (tmp_path / "empty" / "lib").glob("python*/site-packages")
     for package in needed("torch", "timm", "numpy").values():
         link(package, packages)
+    pages = [ROOT / "README.md", ROOT / "docs" / "library.md"]
     done = subprocess.run(
-        [python, "-I", ROOT / "tests" / "wheel.py", ROOT / "README.md"],
+        [python, "-I", ROOT / "tests" / "wheel.py", *pages],
         capture_output=True,
         text=True,
         check=False,
