@@ -72,6 +72,7 @@ def everything(
     model.zero_grad()
     exits, first, positions = ExitLogits(model), FirstTokens(), PositionLogits(model)
     found = {"logits": model(images, route, [exits, first, positions], exit), "first": first.tokens}
+    assert exits.logits
     for depth, (samples, answers) in exits.logits.items():
         order = samples.argsort() if isinstance(samples, Tensor) else samples
         found[f"exit {depth}"] = answers[order]
