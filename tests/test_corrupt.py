@@ -7,7 +7,8 @@ import io
 import itertools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from pipeline.errors import UserError
 from pipeline.files import sound
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import WEIGHTS
-from pipeline.jobs.job import TRAIN, Job, call
+from pipeline.jobs.job import DONE, TRAIN, Job, call
 from pipeline.jobs.rows import read_rows
 from pipeline.jobs.run import run
 from pipeline.models.weights import read_tensors
@@ -264,6 +265,28 @@ def test_a_damaged_job_is_run_again_and_it_is_said(
     assert finished.done
     assert finished.discard_damaged() == []
     assert len(read_tensors(finished.folder / WEIGHTS)) > 1
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_another_run_finds_the_same_damage_first(
+    finished: Job, monkeypatch: pytest.MonkeyPatch, mended: bool
+) -> None:
+    """It has mended the job, or has begun to, when this run gets the lock: nothing is removed."""
+    content = (finished.folder / WEIGHTS).read_bytes()
+
+    @contextmanager
+    def locked(job: Job) -> Iterator[None]:
+        if mended:
+            (job.folder / WEIGHTS).write_bytes(content)
+        else:
+            (job.folder / DONE).unlink()
+        yield
+
+    (finished.folder / WEIGHTS).write_bytes(b"")
+    monkeypatch.setattr(Job, "locked", locked)
+    assert finished.discard_damaged() == []
+    assert finished.done == mended
+    assert (finished.folder / "history.json").exists()
 
 
 @pytest.mark.parametrize(

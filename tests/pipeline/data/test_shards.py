@@ -143,6 +143,15 @@ def test_a_folder_is_decoded_to_shards(home: Path, capsys: pytest.CaptureFixture
     assert prepared(home, "timm", resize="timm")["sha256"] != meta["sha256"]
 
 
+def test_wrong_sizes_end_before_decoding(home: Path) -> None:
+    def refuse(*sizes: int) -> None:
+        raise UserError(f"too few: {sizes}")
+
+    with pytest.raises(UserError, match=r"too few: \(100, 70, 0\)"):
+        prepare("set", PRESET, home, home / "out", MODEL, refuse)
+    assert not (home / ".lsvit").exists()
+
+
 @pytest.mark.slow
 def test_limits_take_random_images_of_all_classes(
     home: Path, monkeypatch: pytest.MonkeyPatch
