@@ -103,10 +103,7 @@ MODULES = {  # -> the tests whose work it is to find its faults
     "papers/inversion/compute/ablation.py": ("tests/papers/inversion/test_ablation.py",),
     "papers/inversion/compute/descent.py": ("tests/papers/inversion/test_descent.py",),
     "papers/painters/compute/strategies.py": ("tests/papers/painters",),
-    "papers/smoothing/compute/measures.py": (
-        "tests/papers/smoothing/test_profiles.py",
-        "tests/papers/smoothing/test_measures.py",
-    ),
+    "papers/smoothing/compute/measures.py": ("tests/papers/smoothing/test_measures.py",),
     "pipeline/report/statistics.py": ("tests/pipeline/report/test_statistics.py",),
     "pipeline/report/ledger.py": (
         "tests/pipeline/report/test_ledger.py",
