@@ -55,7 +55,7 @@ Attach = Callable[[Any, dict[str, Any]], RoutedModel]  # timm's model, the varia
 # ---- open --------------------------------------------------------------------------------------
 
 
-def load(where: str) -> Opened:
+def load(where: str | Path) -> Opened:
     """Open a trained model.
 
     Early exits are not attached. A model that a paper changed is opened by the pipeline.
@@ -73,16 +73,16 @@ def load(where: str) -> Opened:
 open_weights = load  # its name in the cards of released models
 
 
-def find_weights(where: str) -> Path:
+def find_weights(where: str | Path) -> Path:
     """The safetensors file of what :func:`load` takes.
 
     Raises:
         ValueError: there is none, or no config.json beside it.
     """
     path = Path(where)
-    if where in MICRO:
+    if isinstance(where, str) and where in MICRO:
         path = RELEASED / where
-    elif where.startswith("hf-hub:"):
+    elif isinstance(where, str) and where.startswith("hf-hub:"):
         path = _download(where.removeprefix("hf-hub:"))
     file = path / MODEL if path.is_dir() else path
     for needed in (file, file.parent / CONFIG):

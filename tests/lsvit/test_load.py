@@ -51,8 +51,9 @@ def test_a_folder_of_the_name_is_asked_for_by_its_path(
     monkeypatch.chdir(tmp_path)
     Path("ls_micro").mkdir()
     lsvit.load("ls_micro")
-    with pytest.raises(ValueError, match="does not exist; accepted: ls_micro"):
-        lsvit.load("./ls_micro")
+    for folder in ("./ls_micro", Path("ls_micro")):
+        with pytest.raises(ValueError, match="does not exist; accepted: ls_micro"):
+            lsvit.load(folder)
 
 
 def test_predict_takes_one_if_none_is_named(
