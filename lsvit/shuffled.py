@@ -28,6 +28,7 @@ from lsvit.routes import OneRoute, Route, Sampler, generator
 Draw = Callable[[np.random.Generator, int], Route | Latin]  # (generator, num_layers) -> order
 Modules = dict[str, nn.Module | None]  # as torch keeps them, by name
 SHOWN = 5  # lists that a message names
+ROUTED_BLOCKS = "backbone.blocks"  # the list of a routed model
 COMPILED = (
     "a model whose blocks run in any order cannot be compiled as a whole; "
     "compile its blocks: for block in model.blocks: block.compile()"
@@ -57,7 +58,10 @@ def shuffle(
     Gradient checkpointing of blocks (timm's `set_grad_checkpointing`, transformers'
     `gradient_checkpointing_enable`) recomputes them in their order. Compile blocks
     (``block.compile()``), not the whole model, which would be compiled again for each order. With
-    DistributedDataParallel `drop` needs ``find_unused_parameters=True``.
+    DistributedDataParallel `drop` needs ``find_unused_parameters=True``. Training in
+    nn.DataParallel is refused.
+
+    A :class:`lsvit.RoutedModel` that is called with a route runs along it, and nothing is drawn.
 
     Threads may evaluate a shuffled model at the same time. No thread may run the model while
     another one trains it, or runs it inside :func:`in_order`: the list of blocks is shared.
@@ -89,10 +93,11 @@ def shuffle(
 
     Raises:
         ValueError: no list of blocks is found, or several, or `blocks` is none. The list is
-            shuffled already, the model is compiled as a whole, `latin` is asked of a model that
-            :class:`lsvit.RoutedModel` does not take, or an option is not what is accepted. In the
-            forward pass: the model was compiled as a whole, it is checkpointed as a whole, or an
-            order repeats a block while there is a key-value cache.
+            shuffled already, through this model or one around it, the model is compiled as a whole,
+            `latin` is asked of a model that :class:`lsvit.RoutedModel` does not take, or an option
+            is not what is accepted. In the forward pass: the model was compiled as a whole, it is
+            checkpointed as a whole, it is a replica of nn.DataParallel, or an order repeats a block
+            while there is a key-value cache.
         IndexError: in the forward pass, if the sampler draws a block that does not exist.
     """
     path = find_blocks(model, blocks)
@@ -119,9 +124,14 @@ def shuffle(
 
 
 def unshuffle(model: nn.Module) -> None:
-    """Undo :func:`shuffle`: the model, and whatever it holds, is as it was before."""
+    """Undo :func:`shuffle`: the model, and whatever it holds, is as it was before.
+
+    This also holds for a list of blocks that was shuffled through a model around this one.
+    """
     for module in model.modules():
-        for attached in _hooks_of(module):
+        for attached in _shuffles_among(module._forward_pre_hooks):
+            attached.remove(module.get_submodule(attached.blocks))
+        for attached in _shuffles_among(module._state_dict_pre_hooks):
             attached.remove(module)
 
 
@@ -131,7 +141,9 @@ def in_order(
 ) -> "Iterator[Shuffle]":
     """Run the model's blocks in this order inside the context, in training and evaluation mode.
 
-    What :func:`shuffle` says of threads, checkpointing and caches holds here too.
+    What :func:`shuffle` says of threads, checkpointing and caches holds here too. If the whole
+    model is checkpointed, its backward pass has to run inside the context as well: after it the
+    model would be recomputed in another order.
 
     Args:
         model: as :func:`shuffle` takes it, shuffled or not.
@@ -153,7 +165,7 @@ def in_order(
     finally:
         runner.fixed = outer_order
         if not attached:
-            runner.remove(model)
+            runner.remove(model.get_submodule(path))
 
 
 # ---- the hooks ---------------------------------------------------------------------------------
@@ -162,7 +174,8 @@ def in_order(
 class Shuffle:
     """What :func:`shuffle` attaches to a model: hooks, and the orders that they draw.
 
-    Copies of the model (deepcopy, pickle, timm's ModelEmaV3) have one of their own.
+    Copies of the model (deepcopy, pickle, timm's ModelEmaV3) have one of their own, without the
+    order of a surrounding :func:`in_order`.
 
     Attributes:
         blocks: where the model's list of blocks is, e.g. "vit.encoder.layer".
@@ -212,12 +225,19 @@ class Shuffle:
         self._restore(container)
         if self.fixed is None and not (self._draw and model.training):
             return None
+        if self._side_by_side and (len(args) > 1 or "route" in kwargs):
+            return None
+        if getattr(model, "_is_replica", False):  # replicas are threads that share this object
+            raise ValueError(
+                "a shuffled model cannot run in nn.DataParallel, accepted: DistributedDataParallel "
+                "(torchrun)"
+            )
         if torch.compiler.is_compiling():
             _refuse_compiled()
         order = self._next_order(model) if self.fixed is None else self.fixed
         self.order = order
         if self._side_by_side:
-            return args, {"route": order} | kwargs
+            return args, kwargs | {"route": order}
         self._original = container._modules
         if isinstance(order, Latin):
             self._routed = _route_tokens(model, self.blocks, self._routed)
@@ -248,9 +268,13 @@ class Shuffle:
             )
         return routes.steps
 
-    def remove(self, model: nn.Module) -> None:
-        """Take the hooks off the model."""
-        self._restore(model.get_submodule(self.blocks))
+    def is_attached(self) -> bool:
+        """False if the model that it was attached to is gone, as in a copy of the list alone."""
+        return self._handles[0].hooks_dict_ref() is not None
+
+    def remove(self, container: nn.Module) -> None:
+        """Take the hooks off the model and off its list of blocks."""
+        self._restore(container)
         for handle in self._handles:
             handle.remove()
 
@@ -284,23 +308,34 @@ class Shuffle:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_routed": None}
+        return self.__dict__ | {"_routed": None, "fixed": None}
 
     def __repr__(self) -> str:
         return f"Shuffle(blocks={self.blocks!r}, seed={self.seed}, step={self.step})"
 
 
-def _hooks_of(module: nn.Module) -> list[Shuffle]:
-    return [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, Shuffle)]
+def _shuffles_among(hooks: dict[int, Any]) -> list[Shuffle]:
+    owners = [getattr(hook, "__self__", hook) for hook in hooks.values()]
+    return [owner for owner in owners if isinstance(owner, Shuffle)]
 
 
 def _attached(model: nn.Module, path: str) -> Shuffle | None:
-    """What reorders this list already, on the model or on a module in it."""
+    """What reorders this list already, on the model or on a module in it.
+
+    Raises:
+        ValueError: it is on a module around the model, which a call of the model would pass by.
+    """
     container = model.get_submodule(path)
     for module in model.modules():
-        for hook in _hooks_of(module):
-            if module.get_submodule(hook.blocks) is container:
-                return hook
+        for runner in _shuffles_among(module._forward_pre_hooks):
+            if module.get_submodule(runner.blocks) is container:
+                return runner
+    for runner in _shuffles_among(container._state_dict_pre_hooks):
+        if runner.is_attached():
+            raise ValueError(
+                f"{path}: is shuffled already, as {runner.blocks} of a model around "
+                f"{type(model).__name__}; give that model, or call lsvit.unshuffle(model) first"
+            )
     return None
 
 
@@ -335,11 +370,13 @@ def _draw_order(
 
     A draw that would leave out every block of the model is drawn again.
     """
-    shuffled = first + rng.permutation(num_layers - first - last)
-    if drop:
-        shuffled = shuffled[rng.random(len(shuffled)) >= drop]
-    order = (*range(first), *shuffled.tolist(), *range(num_layers - last, num_layers))
-    return order or _draw_order(rng, num_layers, drop, first, last)
+    order: Route = ()
+    while not order:
+        shuffled = first + rng.permutation(num_layers - first - last)
+        if drop:
+            shuffled = shuffled[rng.random(len(shuffled)) >= drop]
+        order = (*range(first), *shuffled.tolist(), *range(num_layers - last, num_layers))
+    return order
 
 
 # ---- the list of blocks ------------------------------------------------------------------------
@@ -356,17 +393,19 @@ def find_blocks(model: nn.Module, blocks: str | None = None) -> str:
         ValueError: as :func:`shuffle`.
     """
     if isinstance(model, RoutedModel):
-        return "backbone.blocks"
+        if blocks not in (None, ROUTED_BLOCKS):
+            raise ValueError(f"blocks: found {blocks!r}, accepted: {ROUTED_BLOCKS!r} or none")
+        return ROUTED_BLOCKS
     if any(isinstance(module, RoutedModel) for module in model.modules()):
         raise ValueError(f"{type(model).__name__}: give the lsvit.RoutedModel in it")
     lists = [name for name, module in model.named_modules() if _is_list_of_blocks(module)]
     if blocks is None and len(lists) == 1:
         blocks = lists[0]
     if blocks is None or blocks not in lists:
-        asked = "" if blocks is None else f"blocks: found {blocks!r}, "
+        mistake = "" if blocks is None else f"blocks: found {blocks!r}, "
         accepted = ", ".join(repr(name) for name in lists[:SHOWN]) or "none in this model"
         raise ValueError(
-            f"{type(model).__name__}: {asked}lists of blocks of one shape: {accepted}; "
+            f"{type(model).__name__}: {mistake}lists of blocks of one shape: {accepted}; "
             "name one of them with blocks="
         )
     container = model.get_submodule(blocks)

@@ -211,10 +211,11 @@ def test_orders_are_uniform_and_depend_on_seed_and_step_alone() -> None:
 
 def test_a_resumed_training_goes_on_with_its_orders() -> None:
     model = Nested().train()
-    lsvit.shuffle(model).step = 5
-    assert lsvit.shuffled._hooks_of(model)[0].step == 5
+    shuffled = lsvit.shuffle(model)
+    shuffled.step = 5
     model(vectors())
-    assert lsvit.shuffled._hooks_of(model)[0].order == drawn(5)
+    assert shuffled.order == drawn(5)
+    assert shuffled.step == 6
 
 
 def test_drop_leaves_out_blocks_at_its_rate_and_never_all() -> None:
@@ -223,6 +224,10 @@ def test_drop_leaves_out_blocks_at_its_rate_and_never_all() -> None:
     assert lengths.min() == 1
     assert lengths.mean() == pytest.approx(1 / (1 - 0.75**4), abs=0.15)
     assert any(order != tuple(sorted(order)) for order in orders)
+
+
+def test_a_drop_near_one_draws_until_a_block_is_left() -> None:
+    assert {len(order) for order in orders_of(steps=2, drop=0.9999)} == {1}
 
 
 def test_first_and_last_stay_in_place_also_under_drop() -> None:
@@ -349,6 +354,31 @@ def test_two_models_in_one_have_orders_of_their_own() -> None:
     assert torch.equal(pair(images()), alone(images()))
 
 
+def test_a_list_that_a_model_around_shuffles_is_refused_and_can_be_freed() -> None:
+    for wrap in (nn.Sequential, lsvit.RoutedModel):
+        inner = small().train()
+        plain = inner(images())
+        outer = wrap(inner)
+        lsvit.shuffle(outer)
+        with pytest.raises(ValueError, match=r"shuffled already, as .* of a model around"):
+            lsvit.shuffle(inner)
+        with pytest.raises(ValueError, match="give that model"), lsvit.in_order(inner, (1, 0)):
+            pass
+        copied = copy.deepcopy(inner)  # the hooks of the model around are not in it
+        with lsvit.in_order(copied, (1, 0)):
+            assert not torch.equal(copied(images()), plain)
+        lsvit.shuffle(copied)
+        copied(images())
+        lsvit.unshuffle(copied)
+        assert not any(map(has_trace, copied.modules()))
+        lsvit.unshuffle(inner)
+        assert not any(map(has_trace, outer.modules()))
+        assert torch.equal(outer(images()), plain)
+        shuffled = lsvit.shuffle(inner)
+        inner(images())
+        assert shuffled.order == drawn(0)
+
+
 # ---- traces ------------------------------------------------------------------------------------
 
 
@@ -380,6 +410,15 @@ def test_a_copy_is_shuffled_by_itself(duplicate: Callable[[Model], Model]) -> No
     assert not any(map(has_trace, other.modules()))
     model(images())
     assert shuffled.step == 3
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])
+def test_a_copy_does_not_keep_the_order_of_a_context(duplicate: Callable[[Model], Model]) -> None:
+    model = small()
+    plain = model(images())
+    with lsvit.in_order(model, (1, 0)):
+        other = duplicate(model)
+    assert torch.equal(other(images()), plain)
 
 
 def has_trace(module: nn.Module) -> bool:
@@ -473,14 +512,29 @@ def gradients(model: Model, output: Tensor) -> dict[str, Tensor]:
 
 def same_gradients(model: Model, inputs: Tensor, turn_on: Callable[[], None]) -> None:
     """Of two forward passes, so that the second one's order is not that of the first one's."""
+    runs = count_runs(model.get_submodule(find_blocks(model)))
     shuffled = lsvit.shuffle(model.train(), drop=0.3, seed=1)
     expected = gradients(model, run(model, inputs) + run(model, inputs))
+    plain_runs = len(runs)
     turn_on()
     shuffled.step = 0
-    found = gradients(model, run(model, inputs) + run(model, inputs))
-    assert found.keys() == expected.keys()
-    for name, gradient in found.items():
+    checkpointed = gradients(model, run(model, inputs) + run(model, inputs))
+    assert len(runs) == 3 * plain_runs  # every block runs again in the backward pass
+    assert checkpointed.keys() == expected.keys()
+    for name, gradient in checkpointed.items():
         torch.testing.assert_close(gradient, expected[name], msg=name)
+
+
+def count_runs(blocks: nn.Module) -> list[nn.Module]:
+    """A list that each run of a block makes longer by one.
+
+    A layer inside the block tells it: transformers runs no hooks of a block that it recomputes.
+    """
+    runs: list[nn.Module] = []
+    for block in blocks.children():
+        layer = next(part for part in block.modules() if isinstance(part, nn.Linear | nn.LayerNorm))
+        layer.register_forward_pre_hook(lambda layer, args: runs.append(layer))
+    return runs
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated")
@@ -508,7 +562,11 @@ def test_checkpointing_of_latin_and_repeated_blocks(options: dict[str, Any]) -> 
     other = small().train()
     lsvit.shuffle(other, **options)
     other.set_grad_checkpointing()
-    found = gradients(other, other(images()))
+    runs = count_runs(other.blocks)
+    output = other(images())
+    forward_runs = len(runs)
+    found = gradients(other, output)
+    assert len(runs) == 2 * forward_runs
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, expected[name], msg=name)
@@ -570,7 +628,9 @@ def test_compiled_blocks_are_not_compiled_again(fresh_compiler: None) -> None:
         block.compile(backend="eager")
     shuffled = lsvit.shuffle(model)
     expected = lsvit.RoutedModel(small().train())
+    counters.clear()
     model(images())
+    assert counters["stats"]["unique_graphs"] > 0
     counters.clear()
     for _ in range(10):
         torch.testing.assert_close(model(images()), expected(images(), shuffled.order))
@@ -651,6 +711,17 @@ def test_a_routed_model_takes_the_order_as_its_route() -> None:
     model(images())
     with pytest.raises(ValueError, match=r"give the lsvit.RoutedModel in it"):
         lsvit.shuffle(nn.Sequential(model))
+    with pytest.raises(ValueError, match="blocks: found 'blocks'"):
+        lsvit.shuffle(lsvit.RoutedModel(small()), blocks="blocks")
+
+
+def test_a_routed_model_that_is_given_a_route_draws_nothing() -> None:
+    model = lsvit.RoutedModel(small()).train()
+    expected = model(images(), (1, 0))
+    shuffled = lsvit.shuffle(model)
+    assert torch.equal(model(images(), (1, 0)), expected)
+    assert torch.equal(model(images(), route=(1, 0)), expected)
+    assert (shuffled.order, shuffled.step) == (None, 0)
 
 
 def test_ls_predict_in_a_loop_of_ones_own() -> None:
@@ -670,6 +741,16 @@ def test_ls_predict_in_a_loop_of_ones_own() -> None:
 
 
 # ---- several processes -------------------------------------------------------------------------
+
+
+def test_replicas_of_data_parallel_are_refused() -> None:
+    model: Model = small().train()
+    shuffled = lsvit.shuffle(model)
+    replica = model._replicate_for_data_parallel()
+    assert shuffled(replica.eval(), (), {}) is None
+    with pytest.raises(ValueError, match="accepted: DistributedDataParallel"):
+        replica.train()(images())
+
 
 RANK = """
 import sys
