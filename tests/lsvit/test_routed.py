@@ -128,6 +128,22 @@ def test_a_subclass_with_a_forward_of_its_own_is_refused() -> None:
         RoutedModel(Twice(depth=1))
 
 
+@pytest.mark.parametrize("rate", ["drop_path_rate", "proj_drop_rate"])
+def test_checkpointing_draws_the_same_random_numbers_again(rate: str) -> None:
+    torch.manual_seed(0)
+    options = SMALL | {rate: 0.5}
+    backbone = timm.create_model("vit_tiny_patch16_224", **options)
+    model = RoutedModel(backbone).train()
+    gradients = []
+    for checkpointing in (False, True):
+        model.checkpointing = checkpointing
+        model.zero_grad()
+        torch.manual_seed(3)
+        model(images_for(backbone, 8), (1, 0, 1)).square().sum().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(*gradients)
+
+
 def test_class_token_head_is_one_head_on_the_class_token() -> None:
     """Published code: a distilled DeiT read at its class token alone; timm averages it with the
     distillation token's.
