@@ -61,6 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     scan.add_argument("--orders", type=int, default=3, help="random orders for a number of layers")
     scan.add_argument("--seed", type=int, default=0, help="of the random orders")
     scan.add_argument("--figure", type=Path, default="scan.png", help="where to write the figure")
+    scan.add_argument("--blocks", help="where the list of blocks is, if the model has several")
     return parser
 
 
@@ -74,15 +75,14 @@ def print_scan(options: argparse.Namespace) -> None:
 
     from lsvit.scanning import open_model, scan_folder
 
-    model, data = open_model(options.model)
     scan_folder(
-        model,
-        data,
+        open_model(options.model),
         folder=options.data,
         images=options.images,
         orders=options.orders,
         seed=options.seed,
         figure=options.figure,
+        blocks=options.blocks,
     )
 
 
@@ -110,8 +110,8 @@ def print_predictions(options: argparse.Namespace) -> None:
     answers = []
     for path, image in zip(options.images, images, strict=True):
         answer = predict(opened, image, routes, options.top)
-        asked = {"image": str(path), "weights": options.weights, "order": options.order}
-        answers.append(asked | answer)
+        question = {"image": str(path), "weights": options.weights, "order": options.order}
+        answers.append(question | answer)
     if options.json:
         print(json.dumps(answers, indent=1))
         return

@@ -54,7 +54,8 @@ def evaluate(
 
     Raises:
         ValueError: as :func:`lsvit.shuffle`, `orders` or a number in `keep` is not what is
-            accepted, the loader gives no targets, or the model's answer has no logits (B, classes).
+            accepted, the loader gives no targets or something else than tensors, or the model's
+            answer has no logits (B, classes).
     """
     path = find_blocks(model, blocks)
     num_layers = len(list(model.get_submodule(path).children()))
@@ -78,8 +79,8 @@ def evaluate(
         raise ValueError("loader: found no targets, accepted: (inputs, targets), or labels")
     hits = (answers == targets[:, None]).cumsum(-1)  # (orders, n, TOP): in the first k answers
     scores = []
-    for (number, order), of_kind in zip(kinds, hits.split(counts), strict=True):
-        scores.append(_score(number, order, of_kind))
+    for (number, order), hits_of_kind in zip(kinds, hits.split(counts), strict=True):
+        scores.append(_score(number, order, hits_of_kind))
     print(format_scores(scores))
     return scores
 
@@ -87,12 +88,12 @@ def evaluate(
 def _score(layers: int, order: Order, hits: Tensor) -> Score:
     """hits: (orders, n, TOP), 1 where a target is among the first k answers."""
     first = hits[..., 0].double()  # (orders, n)
-    of_orders = first.mean(1)
-    mean = float(of_orders.mean())
+    accuracies = first.mean(1)  # (orders,)
+    mean = float(accuracies.mean())
     variance = first.mean(0).var(correction=0) / first.shape[1]
     std = None
     if len(first) > 1:
-        std = float(of_orders.std())
+        std = float(accuracies.std())
         variance += std**2 / len(first)
     half = Z95 * float(variance.sqrt())
     top5 = float(hits[..., -1].double().mean())
@@ -132,7 +133,7 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
 # ---- running a model ---------------------------------------------------------------------------
 
 
-@torch.inference_mode()
+@torch.no_grad()  # inference mode would leave its tensors in caches that training reads
 def run_orders(
     model: nn.Module, loader: Iterable[Any], orders: Sequence[Route], blocks: str
 ) -> tuple[Tensor, Tensor | None]:
@@ -157,12 +158,12 @@ def run_orders(
         checked = [runner.check(order) for order in orders]
         for batch in loader:
             args, kwargs, batch_targets = read_batch(batch, model)
-            of_batch = []
+            batch_answers = []
             for order in checked:
                 runner.fixed = order
                 logits = logits_of(model(*args, **kwargs))
-                of_batch.append(logits.topk(min(TOP, logits.shape[-1])).indices.cpu())
-            answers.append(torch.stack(of_batch))
+                batch_answers.append(logits.topk(min(TOP, logits.shape[-1])).indices.cpu())
+            answers.append(torch.stack(batch_answers))
             if batch_targets is not None:
                 targets.append(batch_targets.cpu())
     if not answers:
@@ -172,12 +173,21 @@ def run_orders(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode; then each of its modules into the mode it had."""
+    """Put a model into evaluation mode; then each of its modules into the mode it had.
+
+    transformers' models make no key-value cache, in which a repeated block would read its own keys.
+    """
     modes = {module: module.training for module in model.modules()}
+    config: Any = getattr(model, "config", None)
+    has_cache = getattr(config, "use_cache", False)
+    if has_cache:
+        config.use_cache = False
     model.eval()
     try:
         yield
     finally:
+        if has_cache:
+            config.use_cache = True
         for module, training in modes.items():
             module.training = training
 
@@ -190,15 +200,24 @@ def read_batch(
     Args:
         batch: (inputs, targets), inputs alone, or a mapping, whose "labels" are targets.
         model: which will take it.
+
+    Raises:
+        ValueError: something else than a tensor is in the batch.
     """
     device = next(model.parameters()).device
     if isinstance(batch, Mapping):
-        inputs = {name: value.to(device) for name, value in batch.items()}
+        inputs = {name: _tensor(value).to(device) for name, value in batch.items()}
         return (), inputs, inputs.pop("labels", None)
     if isinstance(batch, Tensor):
         return (batch.to(device),), {}, None
-    inputs, *targets = batch
-    return (inputs.to(device),), {}, targets[0] if targets else None
+    images, *targets = batch
+    return (_tensor(images).to(device),), {}, _tensor(targets[0]) if targets else None
+
+
+def _tensor(value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"loader: found {type(value).__name__} in a batch, accepted: tensors")
+    return value
 
 
 def logits_of(output: Any) -> Tensor:

@@ -1,12 +1,13 @@
 """How much the order of its layers matters to a model, without training it."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import timm
 import torch
-from timm.data import resolve_model_data_config
+from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
 from torch import Tensor, nn
 
 from lsvit.evaluation import evaluating, format_table, read_batch, run_orders
@@ -22,6 +23,7 @@ SWAPPED = "i after i+1"
 TWICE = "i twice"
 BATCH = 32
 LEAST_BATCH = 4  # images that the similarity needs at once
+SHOWN = 5  # classes that a message names
 
 ByLayer = dict[str, list[float]]  # by change, then by layer i; 0 to 1
 
@@ -88,15 +90,23 @@ def scan(
 
     Args:
         model: as :func:`lsvit.evaluate` takes it.
-        loader: as there, but targets may be absent. It is read twice.
+        loader: gives batches as :func:`lsvit.evaluate` takes them, but targets may be absent. It is
+            read twice.
         orders: how many random orders to run for each number of layers in place.
         seed: of the random orders.
         blocks: where the list of blocks is. None: it is found.
 
     Raises:
-        ValueError: as :func:`lsvit.evaluate`, or no batch has four images.
+        ValueError: as :func:`lsvit.evaluate`, the loader cannot be read twice, or no batch has four
+            images.
     """
     path = find_blocks(model, blocks)
+    if orders < 1:
+        raise ValueError(f"orders: found {orders}, accepted: at least 1")
+    if isinstance(loader, Iterator):
+        raise ValueError(
+            f"loader: found {type(loader).__name__}, accepted: what can be read twice, e.g. a list"
+        )
     num_layers = len(list(model.get_submodule(path).children()))
     in_place = tuple(range(num_layers))
     routes: dict[str, list[list[Route]]] = {PLACED: [], ABSENT: [], SWAPPED: [], TWICE: []}
@@ -120,12 +130,12 @@ def scan(
     first = answers[..., 0]  # (routes, n)
     accuracy = None
     if targets is not None:
-        of_routes = (first == targets).double().mean(1).tolist()
-        accuracy = {"original": of_routes[:1]} | _by_layer(routes, of_routes[1:])
+        accuracies = (first == targets).double().mean(1).tolist()
+        accuracy = {"original": accuracies[:1]} | _by_layer(routes, accuracies[1:])
     agreement = _by_layer(routes, (first == first[0]).double().mean(1).tolist()[1:])
-    found = Scan(agreement, accuracy, similarity(model, loader, path))
-    print(found)
-    return found
+    result = Scan(agreement, accuracy, similarity(model, loader, path))
+    print(result)
+    return result
 
 
 def _by_layer(routes: dict[str, list[list[Route]]], values: list[float]) -> ByLayer:
@@ -139,7 +149,7 @@ def _by_layer(routes: dict[str, list[list[Route]]], values: list[float]) -> ByLa
     return means
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def similarity(model: nn.Module, loader: Iterable[Any], blocks: str) -> Tensor:
     """Linear CKA of the blocks' outputs, all tokens of an image together: (layers, layers).
 
@@ -197,18 +207,18 @@ def _unbiased_hsic(grams: Tensor) -> Tensor:
 # ---- a folder of images ------------------------------------------------------------------------
 
 
-def open_model(where: str) -> tuple[nn.Module, dict[str, Any]]:
+def open_model(where: str) -> tuple[nn.Module, dict[str, Any], list[str]]:
     """Open what :func:`lsvit.predict.load` opens, or a model of timm with its weights.
 
     Returns:
-        The model, and how its images are read, as :class:`lsvit.predict.Opened` says.
+        The model, how its images are read, and names of its classes, as
+        :class:`lsvit.predict.Opened` says. timm's model has no names.
 
     Raises:
         ValueError: it is none of these, or its weights cannot be had.
     """
     if where in MICRO or where.startswith("hf-hub:") or Path(where).exists():
-        opened = load(where)
-        return opened.model, opened.data
+        return load(where)
     try:
         model = timm.create_model(where, pretrained=True)
     except Exception as error:  # timm and the hub's client raise many kinds
@@ -217,51 +227,87 @@ def open_model(where: str) -> tuple[nn.Module, dict[str, Any]]:
             f"{where}: not an exported folder, hf-hub:<repository>, {', '.join(MICRO)}, or a "
             f"model of timm whose weights can be had ({type(error).__name__}: {reason})"
         ) from None
-    return model, resolve_model_data_config(model)
+    return model, resolve_model_data_config(model), []
 
 
 def scan_folder(
-    model: nn.Module,
-    data: dict[str, Any],
+    opened: tuple[nn.Module, dict[str, Any], list[str]],
     folder: Path,
     images: int,
     orders: int,
     seed: int,
     figure: Path,
+    blocks: str | None = None,
 ) -> None:
     """Scan a model on the images below a folder, print the table and write the figure.
 
-    Where as many folders have images as the model has classes, these are the classes, in
-    alphabetical order, as for torchvision's ImageFolder. Elsewhere there are no targets.
+    The targets are those of :func:`find_targets`.
 
     Args:
-        model, data: as :func:`open_model` gives them.
+        opened: what :func:`open_model` gives.
         folder: with images of any size.
         images: how many to take at most, evenly spread.
-        orders, seed: as :func:`scan`.
+        orders, seed, blocks: as :func:`scan`.
         figure: written where matplotlib is installed, else a line says so.
 
     Raises:
-        ValueError: there is no image, or one cannot be read; as :func:`scan`.
+        ValueError: there is no image, or one cannot be read, or the figure's folder does not exist;
+            as :func:`scan`.
     """
     from PIL import Image
 
+    if not figure.parent.is_dir():
+        raise ValueError(f"{figure}: found no folder {figure.parent}, accepted: one that exists")
+    model, data, classes = opened
     endings = Image.registered_extensions()
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in endings)
     if not files:
         raise ValueError(f"{folder}: found no image, accepted: a folder with images in it")
     every = -(-len(files) // images)
-    chosen = files[::every]
-    batches = torch.stack([read_image(file, data) for file in chosen]).split(BATCH)
+    targets = find_targets(model, classes, folder, files)
+    batches = torch.stack([read_image(file, data) for file in files[::every]]).split(BATCH)
     loader: Iterable[Any] = batches
-    folders = sorted({file.parent for file in files})
-    backbone: Any = getattr(model, "backbone", model)
-    if len(folders) == backbone.num_classes:
-        targets = torch.tensor([folders.index(file.parent) for file in chosen])
-        loader = list(zip(batches, targets.split(BATCH), strict=True))
-    found = scan(model, loader, orders, seed=seed)
+    if targets is not None:
+        loader = list(zip(batches, targets[::every].split(BATCH), strict=True))
+    result = scan(model, loader, orders, seed=seed, blocks=blocks)
     try:
-        found.plot(figure)
+        result.plot(figure)
         print(f"{figure}: written")
     except ImportError:
         print("no figure: matplotlib is not installed")
+
+
+def find_targets(
+    model: nn.Module, classes: Sequence[str], folder: Path, files: Sequence[Path]
+) -> Tensor | None:
+    """The classes of image files, by the names of the folders in `folder` that hold them.
+
+    A folder has the name of its class, with "_" for "/". WordNet's names, e.g. n01440764, are those
+    of a model of ImageNet too. Where a model's names are not known, and it has as many classes as
+    there are folders, these are the classes in alphabetical order, as for torchvision's
+    ImageFolder.
+
+    Returns:
+        The targets (n,). None, and a line is printed, if a file has no class.
+    """
+    parents = []
+    for file in files:
+        inside = file.relative_to(folder).parts
+        parents.append(inside[0] if len(inside) > 1 else "")
+    backbone: Any = getattr(model, "backbone", model)
+    subset = infer_imagenet_subset(backbone)
+    folder_names = [name.replace("/", "_") for name in classes]
+    wordnet_names = ImageNetInfo(subset).label_names() if subset else []
+    index_of: dict[str, int] = {}
+    for names in (folder_names, wordnet_names):
+        counts = Counter(names)  # two of ImageNet's classes are "crane"
+        index_of |= {name: index for index, name in enumerate(names) if counts[name] == 1}
+    folders = sorted(set(parents))
+    if not index_of and "" not in folders and len(folders) == backbone.num_classes:
+        index_of = {name: index for index, name in enumerate(folders)}
+    for name in folders:
+        if name not in index_of:
+            known = ", ".join([*index_of][:SHOWN]) or f"{backbone.num_classes} folders, one a class"
+            print(f"no accuracy: found images in {folder / name}, accepted: {known}")
+            return None
+    return torch.tensor([index_of[name] for name in parents])

@@ -264,6 +264,9 @@ def scan(
     ] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random orders.")] = 0,
     figure: Annotated[Path, typer.Option(help="Where to write the figure.")] = Path("scan.png"),
+    blocks: Annotated[
+        str | None, typer.Option(help="Where the list of blocks is, if the model has several.")
+    ] = None,
 ) -> None:
     """Say how much the order of its layers matters to a model, without training it."""
     from lsvit.scanning import open_model, scan_folder
@@ -271,11 +274,8 @@ def scan(
     from pipeline.models.weights import user_errors
 
     with user_errors():
-        if not Path(model).exists():
-            network, reading = open_model(model)
-        else:
-            network, reading, _ = open_weights(model)
-        scan_folder(network, reading, data, images, orders, seed, figure)
+        opened = open_weights(model) if Path(model).exists() else open_model(model)
+        scan_folder(opened, data, images, orders, seed, figure, blocks)
 
 
 @track.command("sync")

@@ -88,6 +88,19 @@ def test_a_transformers_model_and_its_batches() -> None:
     assert scores[0].top5 == 1.0  # of three classes
 
 
+def test_a_model_that_keeps_tensors_trains_after_its_evaluation() -> None:
+    from transformers import BeitConfig, BeitForImageClassification
+
+    config: Any = BeitConfig(image_size=16, patch_size=8, hidden_size=16, num_hidden_layers=2)
+    config.num_attention_heads = 2
+    config.num_labels = 3
+    config.use_relative_position_bias = True
+    model = BeitForImageClassification(config).train()
+    pixels = images(8)[..., :16]
+    lsvit.scan(model, [(pixels, torch.arange(8) % 3)], orders=1)
+    model(pixels).logits.sum().backward()
+
+
 def test_a_routed_model_with_parts() -> None:
     model = lsvit.RoutedModel(small(), lsvit.Position(encode=lsvit.Encode()))
     scores = lsvit.evaluate(model, batches(), orders=3, keep=())
@@ -111,6 +124,8 @@ def test_one_image_and_one_order_have_no_spread() -> None:
         (small(), batches(), {"orders": 0}, "orders: found 0"),
         (small(), [images()], {}, "found no targets"),
         (small(), [], {}, "found no batch"),
+        (small(), [(images(2), ["a", "b"])], {}, "found list in a batch, accepted: tensors"),
+        (small(), [{"x": images(2), "name": "a"}], {}, "found str in a batch"),
         (small(num_classes=0, global_pool=""), batches(), {}, r"answer: found \(7, 7, 16\)"),
     ],
 )

@@ -1,5 +1,6 @@
 """How much order matters: each change of it, the similarity of layers, the figure, the command."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import lsvit
 from lsvit import cli
-from lsvit.scanning import similarity
+from lsvit.scanning import find_targets, similarity
 from tests.models import images, small
 
 TARGETS = torch.arange(10) % 7
@@ -101,6 +102,72 @@ def test_similarity_is_the_unbiased_cka() -> None:
         similarity(model, [images(3)], "blocks")
 
 
+def test_a_classifier_with_a_key_value_cache_runs_layers_twice() -> None:
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    config: Any = GPT2Config(vocab_size=30, n_positions=20, n_embd=16, n_layer=3, n_head=2)
+    config.pad_token_id = 1
+    model = GPT2ForSequenceClassification(config)
+    assert model.config.use_cache
+    found = lsvit.scan(model, [torch.arange(2, 26).view(4, 6)], orders=1)
+    assert len(found.agreement["i twice"]) == 3
+    assert model.config.use_cache
+
+
+def test_what_cannot_be_scanned_is_refused_before_it_runs() -> None:
+    with pytest.raises(ValueError, match="orders: found 0, accepted: at least 1"):
+        lsvit.scan(small(), batches(), orders=0)
+    once = iter(batches())
+    with pytest.raises(ValueError, match="found list_iterator, accepted: what can be read twice"):
+        lsvit.scan(small(), once)
+    assert len(list(once)) == 2
+
+
+# ---- targets of a folder -----------------------------------------------------------------------
+
+CLOTHES = [Path("x/Shirt/1.png"), Path("x/Bag/deep/2.png"), Path("x/T-shirt_top/3.png")]
+
+
+def test_folders_are_classes_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    model = small(num_classes=4)
+    targets = find_targets(model, ["T-shirt/top", "Coat", "Shirt", "Bag"], Path("x"), CLOTHES)
+    assert targets is not None
+    assert targets.tolist() == [2, 3, 0]
+    imagenet = [Path("n01484850/1.png"), Path("n01440764/2.png")]
+    targets = find_targets(small(num_classes=1000), [], Path(), imagenet)
+    assert targets is not None
+    assert targets.tolist() == [2, 0]
+    assert capsys.readouterr().out == ""
+
+
+def test_folders_of_a_model_without_names_are_classes_by_the_alphabet() -> None:
+    targets = find_targets(small(num_classes=3), [], Path("x"), CLOTHES)
+    assert targets is not None
+    assert targets.tolist() == [1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "classes", "files", "message"),
+    [
+        (3, ["Bag", "Coat", "Shirt"], CLOTHES, "x/T-shirt_top, accepted: Bag, Coat, Shirt"),
+        (4, [], CLOTHES, "x/Bag, accepted: 4 folders, one a class"),
+        (3, [], [*CLOTHES[:2], Path("x/loose.png")], "found images in x, accepted: 3 folders"),
+        (1000, ["crane"] * 2, [Path("x/crane/1.png")], "x/crane, accepted: n01440764"),
+    ],
+)
+def test_folders_that_are_no_classes_give_no_accuracy(
+    num_classes: int,
+    classes: list[str],
+    files: list[Path],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert find_targets(small(num_classes=num_classes), classes, Path("x"), files) is None
+    printed = capsys.readouterr().out
+    assert message in printed
+    assert printed.count("\n") == 1
+
+
 # ---- the command -------------------------------------------------------------------------------
 
 
@@ -131,7 +198,27 @@ def test_the_command_prints_a_table_and_writes_a_figure(
         assert image.size[0] > 500
     words[3] = str(exported / "photos" / "a")
     cli.run([*words, "--figure", str(figure)])
-    assert capsys.readouterr().out.startswith("images with the same answer")
+    reason, title = capsys.readouterr().out.splitlines()[:2]
+    assert reason.startswith("no accuracy")
+    assert title.startswith("images with the same answer")
+
+
+def test_the_models_order_of_classes_is_that_of_the_accuracy(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The classes are not in alphabetical order, so each target is the other one."""
+    words = ["scan", str(exported / "vit"), "--data", str(exported / "photos"), "--orders", "1"]
+    words += ["--figure", str(exported / "scan.png"), "--blocks", "backbone.blocks"]
+    (exported / "photos" / "b" / "1.png").unlink()  # else one answer for all is half right
+    cli.run(words)
+    by_alphabet = capsys.readouterr().out.splitlines()[0]
+    config = exported / "vit" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"label_names": ["b", "a"]}))
+    cli.run(words)
+    by_name = capsys.readouterr().out.splitlines()[0]
+    shares = [float(title.split()[-1]) for title in (by_alphabet, by_name)]
+    assert sum(shares) == pytest.approx(100, abs=0.1)
+    assert shares[0] != shares[1]
 
 
 def test_without_matplotlib_a_line_says_so(
@@ -160,6 +247,8 @@ def test_a_clone_has_the_same_command(exported: Path, monkeypatch: pytest.Monkey
         (["no_such_model", "--data", "photos"], "error: no_such_model: not an exported folder"),
         (["vit", "--data", "vit"], "error: vit: found no image"),
         (["vit", "--data", "photos", "--images", "0"], "--images: found 0, accepted: at least 1"),
+        (["vit", "--data", "photos", "--figure", "no/scan.png"], "no/scan.png: found no folder no"),
+        (["vit", "--data", "photos", "--blocks", "blocks"], "blocks: found 'blocks'"),
     ],
 )
 def test_mistakes_are_one_line(
