@@ -14,7 +14,7 @@ from lsvit.evaluation import evaluating, format_table, read_batch, run_orders
 from lsvit.predict import MICRO, load, read_image
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, fix_first, generator
-from lsvit.shuffled import find_blocks
+from lsvit.shuffled import SHOWN, find_blocks
 
 # What is done to layer i.
 PLACED = "first i in place"  # the others run in random orders
@@ -23,7 +23,6 @@ SWAPPED = "i after i+1"
 TWICE = "i twice"
 BATCH = 32
 LEAST_BATCH = 4  # images that the similarity needs at once
-SHOWN = 5  # classes that a message names
 
 ByLayer = dict[str, list[float]]  # by change, then by layer i; 0 to 1
 

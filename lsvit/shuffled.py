@@ -27,7 +27,7 @@ from lsvit.routes import OneRoute, Route, Sampler, generator
 
 Draw = Callable[[np.random.Generator, int], Route | Latin]  # (generator, num_layers) -> order
 Modules = dict[str, nn.Module | None]  # as torch keeps them, by name
-SHOWN = 5  # lists that a message names
+SHOWN = 5  # lists, or classes, that a message names
 ROUTED_BLOCKS = "backbone.blocks"  # the list of a routed model
 COMPILED = (
     "a model whose blocks run in any order cannot be compiled as a whole; "
@@ -210,9 +210,11 @@ class Shuffle:
         self._side_by_side = isinstance(model, RoutedModel)
         # torch runs no hook after KeyboardInterrupt. So what reads the list's names, and the next
         # forward pass, put the original back as well.
-        self._handles: list[RemovableHandle] = [
+        self._model_handles: list[RemovableHandle] = [
             model.register_forward_pre_hook(self, with_kwargs=True),
             model.register_forward_hook(self._after_pass, always_call=True),
+        ]
+        self._list_handles: list[RemovableHandle] = [
             container.register_state_dict_pre_hook(self._restore),
             container.register_load_state_dict_pre_hook(self._restore),
         ]
@@ -270,12 +272,12 @@ class Shuffle:
 
     def is_attached(self) -> bool:
         """False if the model that it was attached to is gone, as in a copy of the list alone."""
-        return self._handles[0].hooks_dict_ref() is not None
+        return bool(_alive(self._model_handles))
 
     def remove(self, container: nn.Module) -> None:
         """Take the hooks off the model and off its list of blocks."""
         self._restore(container)
-        for handle in self._handles:
+        for handle in (*self._model_handles, *self._list_handles):
             handle.remove()
 
     def _next_order(self, model: nn.Module) -> Route | Latin:
@@ -308,10 +310,18 @@ class Shuffle:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_routed": None, "fixed": None}
+        handles = {  # torch cannot copy those whose module is gone
+            "_model_handles": _alive(self._model_handles),
+            "_list_handles": _alive(self._list_handles),
+        }
+        return self.__dict__ | handles | {"_routed": None, "fixed": None}
 
     def __repr__(self) -> str:
         return f"Shuffle(blocks={self.blocks!r}, seed={self.seed}, step={self.step})"
+
+
+def _alive(handles: list[RemovableHandle]) -> list[RemovableHandle]:
+    return [handle for handle in handles if handle.hooks_dict_ref() is not None]
 
 
 def _shuffles_among(hooks: dict[int, Any]) -> list[Shuffle]:

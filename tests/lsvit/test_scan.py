@@ -36,18 +36,18 @@ CHANGED: dict[str, list[lsvit.Route]] = {
 
 
 def test_every_change_is_what_its_order_gives(capsys: pytest.CaptureFixture[str]) -> None:
-    found = lsvit.scan(small(), batches(), orders=2, seed=5)
+    result = lsvit.scan(small(), batches(), orders=2, seed=5)
     plain = answers((0, 1, 2, 3))
-    assert found.accuracy is not None
-    assert found.accuracy["original"] == [pytest.approx(float((plain == TARGETS).float().mean()))]
+    assert result.accuracy is not None
+    assert result.accuracy["original"] == [pytest.approx(float((plain == TARGETS).float().mean()))]
     for change, routes in CHANGED.items():
         for layer, route in enumerate(routes):
             changed = answers(route)
             agreement = float((changed == plain).float().mean())
             accuracy = float((changed == TARGETS).float().mean())
-            assert found.agreement[change][layer] == pytest.approx(agreement), (change, layer)
-            assert found.accuracy[change][layer] == pytest.approx(accuracy), (change, layer)
-    placed = found.agreement["first i in place"]
+            assert result.agreement[change][layer] == pytest.approx(agreement), (change, layer)
+            assert result.accuracy[change][layer] == pytest.approx(accuracy), (change, layer)
+    placed = result.agreement["first i in place"]
     assert len(placed) == 3
     for layer, share in enumerate(placed):
         shares = []
@@ -63,9 +63,9 @@ def test_every_change_is_what_its_order_gives(capsys: pytest.CaptureFixture[str]
 
 
 def test_without_targets_there_is_the_agreement_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    found = lsvit.scan(small(), images(10).split(5), orders=2, seed=5)
-    assert found.accuracy is None
-    assert found.agreement == lsvit.scan(small(), batches(), orders=2, seed=5).agreement
+    result = lsvit.scan(small(), images(10).split(5), orders=2, seed=5)
+    assert result.accuracy is None
+    assert result.agreement == lsvit.scan(small(), batches(), orders=2, seed=5).agreement
     assert capsys.readouterr().out.startswith("images with the same answer")
 
 
@@ -92,11 +92,11 @@ def test_similarity_is_the_unbiased_cka() -> None:
         total = torch.trace(k @ m) + (ones @ k @ ones) * (ones @ m @ ones) / ((n - 1) * (n - 2))
         return float(total - 2 / (n - 2) * (ones @ k @ m @ ones)) / (n * (n - 3))
 
-    found = similarity(model, [images(n), images(3)], "blocks")  # three are too few
+    measured = similarity(model, [images(n), images(3)], "blocks")  # three are too few
     for i, a in enumerate(features):
         for j, b in enumerate(features):
             expected = hsic(a, b) / (hsic(a, a) * hsic(b, b)) ** 0.5
-            assert float(found[i, j]) == pytest.approx(expected, rel=1e-4), (i, j)
+            assert float(measured[i, j]) == pytest.approx(expected, rel=1e-4), (i, j)
     assert not any(block._forward_hooks for block in model.blocks)
     with pytest.raises(ValueError, match="found no batch of 4 images"):
         similarity(model, [images(3)], "blocks")
@@ -109,8 +109,8 @@ def test_a_classifier_with_a_key_value_cache_runs_layers_twice() -> None:
     config.pad_token_id = 1
     model = GPT2ForSequenceClassification(config)
     assert model.config.use_cache
-    found = lsvit.scan(model, [torch.arange(2, 26).view(4, 6)], orders=1)
-    assert len(found.agreement["i twice"]) == 3
+    result = lsvit.scan(model, [torch.arange(2, 26).view(4, 6)], orders=1)
+    assert len(result.agreement["i twice"]) == 3
     assert model.config.use_cache
 
 

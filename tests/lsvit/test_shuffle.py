@@ -140,6 +140,10 @@ def run(model: Model, inputs: Tensor) -> Tensor:
     return getattr(output, "logits", output)
 
 
+def pickled(model: Model) -> Model:
+    return pickle.loads(pickle.dumps(model))
+
+
 def rebuilt(model: Model, path: str, order: lsvit.Route) -> Model:
     """A copy whose list holds copies of these blocks: the reference."""
     other = copy.deepcopy(model)
@@ -354,36 +358,37 @@ def test_two_models_in_one_have_orders_of_their_own() -> None:
     assert torch.equal(pair(images()), alone(images()))
 
 
-def test_a_list_that_a_model_around_shuffles_is_refused_and_can_be_freed() -> None:
-    for wrap in (nn.Sequential, lsvit.RoutedModel):
-        inner = small().train()
-        plain = inner(images())
-        outer = wrap(inner)
-        lsvit.shuffle(outer)
+@pytest.mark.parametrize("wrap", [nn.Sequential, lsvit.RoutedModel])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])
+def test_a_list_that_a_model_around_shuffles_is_refused_and_can_be_freed(
+    wrap: Callable[[Model], Model], duplicate: Callable[[Model], Model]
+) -> None:
+    inner = small().train()
+    plain = inner(images())
+    outer = wrap(inner)
+    lsvit.shuffle(outer)
+    other = duplicate(outer)
+    for refused in (inner, next(other.children())):
         with pytest.raises(ValueError, match=r"shuffled already, as .* of a model around"):
-            lsvit.shuffle(inner)
-        with pytest.raises(ValueError, match="give that model"), lsvit.in_order(inner, (1, 0)):
-            pass
-        copied = copy.deepcopy(inner)  # the hooks of the model around are not in it
-        with lsvit.in_order(copied, (1, 0)):
-            assert not torch.equal(copied(images()), plain)
-        lsvit.shuffle(copied)
-        copied(images())
-        lsvit.unshuffle(copied)
-        assert not any(map(has_trace, copied.modules()))
-        lsvit.unshuffle(inner)
-        assert not any(map(has_trace, outer.modules()))
-        assert torch.equal(outer(images()), plain)
-        shuffled = lsvit.shuffle(inner)
-        inner(images())
-        assert shuffled.order == drawn(0)
+            lsvit.shuffle(refused)
+    with pytest.raises(ValueError, match="give that model"), lsvit.in_order(inner, (1, 0)):
+        pass
+    copied = duplicate(duplicate(inner))  # the hooks of the model around are not in it
+    with lsvit.in_order(copied, (1, 0)):
+        assert not torch.equal(copied(images()), plain)
+    lsvit.shuffle(copied)
+    copied(images())
+    lsvit.unshuffle(copied)
+    assert not any(map(has_trace, copied.modules()))
+    lsvit.unshuffle(inner)
+    assert not any(map(has_trace, outer.modules()))
+    assert torch.equal(outer(images()), plain)
+    shuffled = lsvit.shuffle(inner)
+    inner(images())
+    assert shuffled.order == drawn(0)
 
 
 # ---- traces ------------------------------------------------------------------------------------
-
-
-def pickled(model: Model) -> Model:
-    return pickle.loads(pickle.dumps(model))
 
 
 def saved(model: Model) -> Model:
@@ -565,10 +570,10 @@ def test_checkpointing_of_latin_and_repeated_blocks(options: dict[str, Any]) -> 
     runs = count_runs(other.blocks)
     output = other(images())
     forward_runs = len(runs)
-    found = gradients(other, output)
+    checkpointed = gradients(other, output)
     assert len(runs) == 2 * forward_runs
-    assert found.keys() == expected.keys()
-    for name, gradient in found.items():
+    assert checkpointed.keys() == expected.keys()
+    for name, gradient in checkpointed.items():
         torch.testing.assert_close(gradient, expected[name], msg=name)
 
 
@@ -588,14 +593,14 @@ def test_a_checkpoint_of_the_whole_model_is_refused(reentrant: bool) -> None:
 def test_accumulated_gradients_are_those_of_the_orders() -> None:
     model = small().train()
     lsvit.shuffle(model)
-    found = gradients(model, model(images()) + 2 * model(images()))
+    summed = gradients(model, model(images()) + 2 * model(images()))
     lsvit.unshuffle(model)
     outputs = []
     for step in range(2):
         with lsvit.in_order(model, drawn(step)):
             outputs.append(model(images()))
     expected = gradients(model, outputs[0] + 2 * outputs[1])
-    for name, gradient in found.items():
+    for name, gradient in summed.items():
         assert torch.equal(gradient, expected[name]), name
 
 
@@ -774,9 +779,9 @@ for _ in range(3):
     orders.append(shuffled.order)
 gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 lsvit.unshuffle(parallel)
-own = lsvit.shuffle(parallel, per_rank=True)
+by_rank = lsvit.shuffle(parallel, per_rank=True)
 parallel(batch[mine]).sum().backward()
-result = {"orders": orders, "gradients": gradients, "own": own.order}
+result = {"orders": orders, "gradients": gradients, "by_rank": by_rank.order}
 torch.save(result, f"{folder}/{rank}.pt")
 torch.distributed.destroy_process_group()
 """
@@ -793,8 +798,8 @@ def test_two_processes_draw_the_same_orders_or_their_own(tmp_path: Path) -> None
     assert [process.wait() for process in processes] == [0, 0]
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert ranks[0]["orders"] == ranks[1]["orders"]
-    assert ranks[0]["own"] == lsvit.arbitrary(lsvit.generator("shuffle", 0, 0, 0), 4)
-    assert ranks[1]["own"] == lsvit.arbitrary(lsvit.generator("shuffle", 0, 0, 1), 4)
+    assert ranks[0]["by_rank"] == lsvit.arbitrary(lsvit.generator("shuffle", 0, 0, 0), 4)
+    assert ranks[1]["by_rank"] == lsvit.arbitrary(lsvit.generator("shuffle", 0, 0, 1), 4)
     lsvit.shuffle(model, drop=0.3).step = 2
     cross_entropy(model(images()), LABELS).backward()
     for name, parameter in model.named_parameters():
