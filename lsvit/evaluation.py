@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lsvit.blocks import find_blocks
 from lsvit.routes import ORDERS, Order, Route, evaluation_routes
-from lsvit.shuffled import find_blocks, in_order
+from lsvit.shuffled import in_order
 
 TOP = 5
 Z95 = 1.96  # of a 95 % interval

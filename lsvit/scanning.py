@@ -10,11 +10,11 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
 from torch import Tensor, nn
 
+from lsvit.blocks import SHOWN, find_blocks
 from lsvit.evaluation import evaluating, format_table, read_batch, run_orders
 from lsvit.predict import MICRO, load, read_image
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, fix_first, generator
-from lsvit.shuffled import SHOWN, find_blocks
 
 # What is done to layer i.
 PLACED = "first i in place"  # the others run in random orders

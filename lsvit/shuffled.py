@@ -20,6 +20,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from lsvit.blocks import COMPILED, find_blocks
 from lsvit.latin import Latin
 from lsvit.latin import latin as draw_latin
 from lsvit.routed import RoutedModel
@@ -27,12 +28,6 @@ from lsvit.routes import OneRoute, Route, Sampler, generator
 
 Draw = Callable[[np.random.Generator, int], Route | Latin]  # (generator, num_layers) -> order
 Modules = dict[str, nn.Module | None]  # as torch keeps them, by name
-SHOWN = 5  # lists, or classes, that a message names
-ROUTED_BLOCKS = "backbone.blocks"  # the list of a routed model
-COMPILED = (
-    "a model whose blocks run in any order cannot be compiled as a whole; "
-    "compile its blocks: for block in model.blocks: block.compile()"
-)
 
 
 # ---- what users call ---------------------------------------------------------------------------
@@ -387,60 +382,6 @@ def _draw_order(
             shuffled = shuffled[rng.random(len(shuffled)) >= drop]
         order = (*range(first), *shuffled.tolist(), *range(num_layers - last, num_layers))
     return order
-
-
-# ---- the list of blocks ------------------------------------------------------------------------
-
-
-def find_blocks(model: nn.Module, blocks: str | None = None) -> str:
-    """Where the model's list of blocks is, as `named_modules` says.
-
-    Args:
-        model: of any kind.
-        blocks: where it is said to be. None: find it.
-
-    Raises:
-        ValueError: as :func:`shuffle`.
-    """
-    if isinstance(model, RoutedModel):
-        if blocks not in (None, ROUTED_BLOCKS):
-            raise ValueError(f"blocks: found {blocks!r}, accepted: {ROUTED_BLOCKS!r} or none")
-        return ROUTED_BLOCKS
-    if any(isinstance(module, RoutedModel) for module in model.modules()):
-        raise ValueError(f"{type(model).__name__}: give the lsvit.RoutedModel in it")
-    lists = [name for name, module in model.named_modules() if _is_list_of_blocks(module)]
-    if blocks is None and len(lists) == 1:
-        blocks = lists[0]
-    if blocks is None or blocks not in lists:
-        mistake = "" if blocks is None else f"blocks: found {blocks!r}, "
-        accepted = ", ".join(repr(name) for name in lists[:SHOWN]) or "none in this model"
-        raise ValueError(
-            f"{type(model).__name__}: {mistake}lists of blocks of one shape: {accepted}; "
-            "name one of them with blocks="
-        )
-    container = model.get_submodule(blocks)
-    for module in model.modules():
-        if _is_compiled(module) and container in module.modules():
-            raise ValueError(COMPILED)
-    return blocks
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-
-
-def _is_list_of_blocks(module: nn.Module) -> bool:
-    """True if it lists at least two modules of one class with parameters of equal shape."""
-    if not isinstance(module, nn.ModuleList | nn.Sequential):
-        return False
-    kinds = {_shape_of(block) for block in module.children()}
-    holds_modules = any(next(block.children(), None) for block in module.children())
-    return len(module) > 1 and len(kinds) == 1 and holds_modules
-
-
-def _shape_of(block: nn.Module) -> tuple[Any, ...]:
-    shapes = tuple((name, value.shape) for name, value in block.named_parameters())
-    return type(block), shapes
 
 
 # ---- Latin orders ------------------------------------------------------------------------------

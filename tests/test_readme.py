@@ -166,7 +166,7 @@ def test_files_and_sections_named_exist(page: str) -> None:
 def test_the_readme_is_short_and_shows_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
     lines = text.splitlines()
-    assert len(BLOCK.sub("", text).splitlines()) <= 140  # generated blocks grow with the papers
+    assert len(BLOCK.sub("", text).splitlines()) <= 145  # generated blocks grow with the papers
     for command in ("uv run dvc repro --pull", "uv run pytest"):
         assert any(line.strip().startswith(command) for line in lines), command
 

@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 import lsvit
+from lsvit.blocks import find_blocks
 from lsvit.latin import latin
-from lsvit.shuffled import find_blocks
 from tests.models import images, small
 
 LABELS = torch.tensor([0, 6, 2, 3, 1, 5])
@@ -305,10 +305,10 @@ def test_orders_that_cannot_run_are_refused() -> None:
 
 
 def test_the_list_of_blocks_is_one_or_named() -> None:
-    with pytest.raises(ValueError, match="none in this model"):
+    with pytest.raises(ValueError, match="found no list of blocks"):
         lsvit.shuffle(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
     uneven = nn.ModuleList([nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 4))])
-    with pytest.raises(ValueError, match="none in this model"):
+    with pytest.raises(ValueError, match="found no list of blocks"):
         lsvit.shuffle(uneven)
     pair = nn.ModuleDict({"a": Nested(), "b": Nested()})
     with pytest.raises(ValueError, match=r"'a.parts.h', 'b.parts.h'; name one"):
