@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 
 from lsvit.routes import generator
 from pipeline.config.checks import check, check_layers
@@ -39,16 +39,16 @@ NOTES = (
 class Rates(BaseModel):
     """FLOP/s of one worker on models of one width."""
 
-    width: int
-    training: float
-    evaluation: float
+    width: int = Field(gt=0)
+    training: float = Field(gt=0)
+    evaluation: float = Field(gt=0)
 
 
 class Hardware(BaseModel):
     """A named machine of `benchmarks/cost.json`."""
 
-    workers: int
-    rates: list[Rates]
+    workers: int = Field(gt=0)
+    rates: list[Rates] = Field(min_length=1)
     source: str
 
     def rates_of(self, width: int) -> Rates:

@@ -59,7 +59,7 @@ def test_what_comes_from_results_is_what_is_committed_there(page: str) -> None:
         ("docs/layershuffle.md", "table1", 14),
         ("docs/layershuffle.md", "pretrained", 14),
         ("docs/smoothing.md", "smoothing", 12),
-        *((page, "claims", 3) for page in PAPERS),
+        *((page, "claims", 6) for page in PAPERS),
         ("docs/reproducibility.md", "claims", 1),
     ],
 )
@@ -164,9 +164,8 @@ def test_files_and_sections_named_exist(page: str) -> None:
 
 
 def test_the_readme_is_short_and_shows_the_two_commands() -> None:
-    text = (ROOT / "README.md").read_text()
-    lines = text.splitlines()
-    assert len(BLOCK.sub("", text).splitlines()) <= 145  # generated blocks grow with the papers
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
     for command in ("uv run dvc repro --pull", "uv run pytest"):
         assert any(line.strip().startswith(command) for line in lines), command
 

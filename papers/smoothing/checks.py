@@ -8,7 +8,9 @@ from papers.smoothing.compute.presets import preset
 from papers.smoothing.section import Smoothing
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.errors import mistake, unknown_name
+from pipeline.errors import at_most, mistake, unknown_name
+
+DEEPEST = 1000  # layers that timm can be asked for
 
 
 def check(params: Params) -> Iterator[str]:
@@ -17,6 +19,10 @@ def check(params: Params) -> Iterator[str]:
     if "depth" in options.kwargs:
         yield mistake("smoothing.kwargs.depth", options.kwargs["depth"], "smoothing.depths")
         return  # no model can be made
+    deepest = max(options.depths, default=0)
+    if deepest > DEEPEST:
+        yield from at_most("smoothing.depths", deepest, DEEPEST, "layers that timm makes")
+        return
     for depth in options.talking_heads:
         if depth not in options.depths:
             yield unknown_name("smoothing.talking_heads", depth, options.depths)
