@@ -1,5 +1,6 @@
 """The images that the examples train on: 12,000 of Fashion-MNIST, which this repository holds."""
 
+import argparse
 import gzip
 from collections.abc import Callable
 from pathlib import Path
@@ -44,3 +45,12 @@ class Fashion(Dataset[tuple[Any, int]]):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         image = Image.fromarray(self.pixels[index])
         return self.transform(image) if self.transform else image, self.labels[index]
+
+
+def read_options(description: str | None) -> dict[str, Any]:
+    """What the command line says: folder, images (None: all) and epochs."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--data", type=Path, default=FOLDER, dest="folder")
+    parser.add_argument("--images", type=int, help="so many of the images; default: all")
+    parser.add_argument("--epochs", type=int, default=5)
+    return vars(parser.parse_args())

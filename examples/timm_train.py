@@ -4,12 +4,11 @@ uv run dvc pull data.dvc
 uv run python examples/timm_train.py
 """
 
-import argparse
 from pathlib import Path
 
 import timm
 import torch
-from fashion import FOLDER, MEAN, STD, Fashion
+from fashion import MEAN, STD, Fashion, read_options
 from timm.data import create_loader
 from timm.loss import LabelSmoothingCrossEntropy
 from timm.optim import create_optimizer_v2
@@ -66,9 +65,4 @@ def main(folder: Path, images: int | None, epochs: int) -> list[lsvit.Score]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=FOLDER)
-    parser.add_argument("--images", type=int, help="so many of the images; default: all")
-    parser.add_argument("--epochs", type=int, default=5)
-    options = parser.parse_args()
-    main(options.data, options.images, options.epochs)
+    main(**read_options(__doc__))

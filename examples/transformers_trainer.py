@@ -4,13 +4,12 @@ uv run dvc pull data.dvc
 uv run python examples/transformers_trainer.py
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from fashion import FOLDER, MEAN, STD, Fashion
+from fashion import MEAN, STD, Fashion, read_options
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
@@ -62,9 +61,4 @@ def main(folder: Path, images: int | None, epochs: int) -> list[lsvit.Score]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=FOLDER)
-    parser.add_argument("--images", type=int, help="so many of the images; default: all")
-    parser.add_argument("--epochs", type=int, default=5)
-    options = parser.parse_args()
-    main(options.data, options.images, options.epochs)
+    main(**read_options(__doc__))
