@@ -34,16 +34,13 @@ Measured = np.ndarray | Counts | Estimate
 Measures = Mapping[str, Callable[..., Measured]]
 
 
-def judge_claim(
-    claim: Claim, measures: Measures, evidence: Evidence, full_size: Collection[str] = ()
-) -> dict[str, Any]:
+def judge_claim(claim: Claim, measures: Measures, evidence: Evidence) -> dict[str, Any]:
     """Judge one claim.
 
     Args:
         claim: the claim.
         measures: functions of the evidence by name.
         evidence: the results of one cell.
-        full_size: model presets for which, at scale `published`, a small model is no reason.
 
     Returns:
         The ledger's entry: the claim, what was measured, the verdict and its reason.
@@ -72,9 +69,9 @@ def judge_claim(
         )
         verdict, reason = _decide(claim, distance, entry["measured"]["over"])
         p = round(p_value(distance, _nearest_border(claim, distance.mean)), 6)
-        is_full_size = evidence.cell["model"] in full_size and evidence.cell["scale"] == "published"
-        if claim.scale and verdict in (FAILS, WEAKER) and not is_full_size:
-            reason += f"; possible reason: {claim.scale}"
+        possible_reason = claim.reasons.get(evidence.cell["model"])
+        if possible_reason and verdict in (FAILS, WEAKER):
+            reason += f"; possible reason: {possible_reason}"
     except NoVerdict as missing:
         verdict = NOT_COMPARABLE if isinstance(missing, NotComparable) else NOT_RUN
         reason = str(missing)
@@ -155,7 +152,7 @@ def _centre(claim: Claim, evidence: Evidence) -> float:
 
 def _nearest_border(claim: Claim, mean: float) -> float:
     """The border nearest to a mean, but for those that nothing can lie beyond."""
-    borders = {*claim.holds, *claim.contradicted_outside}
+    borders = {*claim.holds_within, *claim.contradicted_outside}
     if not claim.centre:
         borders -= {*claim.possible}
     return min(borders, key=lambda border: abs(border - mean))
@@ -165,12 +162,15 @@ def _decide(claim: Claim, interval: Estimate, over: str) -> tuple[str, str]:
     """The verdict on an interval, and the reason if it is not `holds`."""
     low, high = interval.low, interval.high
     least, most = claim.contradicted_outside
-    if _is_inside(low, high, claim.holds):
+    if _is_inside(low, high, claim.holds_within):
         return HOLDS, ""
     if high < least or low > most:
+        margin = claim.least_effect
+        if -margin <= low and high <= margin and not claim.holds[0] < 0 < claim.holds[1]:
+            return FAILS, f"equivalent within {margin:g} {claim.unit}".strip()
         return FAILS, "the interval lies wholly outside"
-    below = least <= low and high < claim.holds[0]
-    above = claim.holds[1] < low and high <= most
+    below = least <= low and high < claim.holds_within[0]
+    above = claim.holds_within[1] < low and high <= most
     if below or above:
         return WEAKER, "between the two ranges"
     n = n_to_decide(interval, _nearest_border(claim, interval.mean))
@@ -196,7 +196,7 @@ def judge(evidence: Evidence) -> dict[str, Any]:
         stated = load_claims(paper)
         measures = paper.import_reader("measures").MEASURES
         for claim in stated.claims:
-            entries.append(judge_claim(claim, measures, evidence, stated.full_size))
+            entries.append(judge_claim(claim, measures, evidence))
     with_p = [entry for entry in entries if entry["p"] is not None]
     corrected = holm([entry["p"] for entry in with_p])
     sure = {e["id"]: p <= 1 - LEVEL for e, p in zip(with_p, corrected, strict=True)}

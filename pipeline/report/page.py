@@ -188,7 +188,7 @@ def dots(claim: Claim, entry: dict[str, Any]) -> dict[str, Any] | None:
         return None
     borders: list[float] = []
     if not claim.centre:
-        borders = [b for b in {*claim.holds, *claim.contradicted_outside} if np.isfinite(b)]
+        borders = [b for b in {*claim.holds_within, *claim.contradicted_outside} if np.isfinite(b)]
     seeds = [seed for seed in value.get("values", ()) if seed is not None]
     span = [*seeds, value["low"], value["high"], *borders]
     width = (max(span) - min(span)) or 1

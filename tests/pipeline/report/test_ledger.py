@@ -58,19 +58,47 @@ def judged(values: Any, minus: Any = None, **keys: Any) -> dict[str, Any]:
         ([6, 6.1], HOLDS),  # two seeds are enough if they agree
         ([4.9, 5.1, 5.3], UNDECIDED),  # the interval includes the border of 5
         ([5, 5, 5], UNDECIDED),  # what lies on a border is not above it
-        ([2, 2.1, 1.9], WEAKER),  # between 0 and 5
-        ([0, 0, 0], WEAKER),  # nor is it outside
-        ([-2, -2.1, -1.9], FAILS),
+        ([4, 4.1, 3.9], WEAKER),  # between 2 and 5
+        ([2, 2.1, 1.9], UNDECIDED),  # the interval includes the margin
+        ([2, 2, 2], WEAKER),  # nor is it outside
+        ([-4, -4.1, -3.9], FAILS),
         ([6], NOT_RUN),
         ([math.nan, 1], NOT_RUN),
     ],
 )
 def test_verdicts(values: list[float], verdict: str) -> None:
-    entry = judged(values, holds=(5, INF), plausible=(0, INF), scale="small")
+    here, elsewhere = {"vit_micro": "small"}, {"vit_b16": "large"}
+    entry = judged(values, holds=(5, INF), plausible=(0, INF), reasons=here | elsewhere)
     assert entry["verdict"] == verdict
     assert ("small" in entry["reason"]) == (verdict in (FAILS, WEAKER))
+    assert "large" not in entry["reason"]
     assert bool(entry["reason"]) == (verdict != HOLDS)
     assert (entry["p"] is None) == (verdict == NOT_RUN)
+
+
+@pytest.mark.parametrize(
+    ("values", "keys", "verdict", "reason"),
+    [
+        ([0.3, -0.1, 0.7], {"effect": (9.9, 12.4)}, FAILS, "equivalent within 2 points"),
+        ([0.3, 0.1, 0.2], {}, FAILS, "equivalent within 2 points"),
+        ([0.3, 0.1, 0.2], {"holds": (10, INF), "plausible": (0, INF)}, FAILS, "equivalent"),
+        ([0.3, 0.1, 0.2], {"margin": 0.1}, UNDECIDED, ""),
+        ([0.3, 0.2, 0.25], {"effect": (0.2, 12.4)}, HOLDS, ""),  # it says a sign alone
+        ([0.3, 0.2, 0.25], {"unit": "seconds"}, HOLDS, ""),  # which have no margin
+        ([3.3, 3.1, 3.2], {"effect": (9.9, 12.4)}, HOLDS, ""),
+        ([-0.3, -0.1, -0.2], {"holds": (-INF, 0)}, FAILS, "equivalent within 2 points"),
+        ([-3.3, -3.1, -3.2], {}, FAILS, "the interval lies wholly outside"),
+        ([0.3, 0.1, 0.2], {"holds": (-1, 1)}, HOLDS, ""),  # it says that there is none
+        ([0.06, 0.061, 0.062], {"unit": ""}, HOLDS, ""),
+        ([0.03, 0.031, 0.032], {"unit": ""}, FAILS, "equivalent within 0.05"),
+    ],
+)
+def test_an_effect_within_the_margin_is_none(
+    values: list[float], keys: dict[str, Any], verdict: str, reason: str
+) -> None:
+    entry = judged(values, **({"holds": (0, INF)} | keys))
+    assert entry["verdict"] == verdict
+    assert reason in entry["reason"]
 
 
 def test_the_other_arguments_give_what_is_subtracted() -> None:
@@ -82,13 +110,15 @@ def test_the_other_arguments_give_what_is_subtracted() -> None:
     ("holds", "plausible", "middle", "words"),
     [
         ((5, INF), None, 0, ("above 5 points", "below 5 points")),
-        ((-INF, 0), (-INF, 9), 0, ("below 0 points", "above 9 points")),
+        ((0, INF), None, 0, ("above 2 points", "below 2 points")),
+        ((-INF, 0), (-INF, 9), 0, ("below -2 points", "above 9 points")),
         ((-2, 2), (-4, 4), 0, ("between -2 and 2 points", "outside -4 to 4 points")),
         ((0, INF), None, 60, ("above 60 points", "below 60 points")),
     ],
 )
 def test_rules_in_words(holds: Any, plausible: Any, middle: float, words: tuple[str, str]) -> None:
-    rule = judged([1.0], holds=holds, plausible=plausible, middle=middle)["rule"]
+    centre = {"imagenet": {"vit": middle}} if middle else {}
+    rule = judged([1.0], holds=holds, plausible=plausible, middle=middle, centre=centre)["rule"]
     lies, wholly = words
     expected = (
         f"holds if the interval of quantity lies {lies}, does not hold if it lies wholly {wholly}"
