@@ -209,3 +209,40 @@ def test_custom_mixers_take_any_size(name: str) -> None:
     assert torch.equal(own(x), expected(x))
     assert own.get_submodule(own.pretrained_cfg["first_conv"]) is patch_embedding(own).proj
     assert own.get_submodule(own.pretrained_cfg["classifier"]) is own.get_classifier()
+
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "vit_plain": {"depth": 2, "num_heads": 3},
+    "mixer_plain": {"num_blocks": 2},
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@torch.no_grad()
+def test_plain_models_have_no_residual_connections(name: str) -> None:
+    """They are timm's models, weight for weight, with the residual connections taken out."""
+    sizes = {key: value for key, value in SIZES.items() if key != "num_blocks"} | PLAIN[name]
+    torch.manual_seed(0)
+    plain: Any = timm.create_model(name, **sizes).eval()
+    kind = VisionTransformer if name == "vit_plain" else MlpMixer
+    torch.manual_seed(0)
+    expected: Any = kind(**sizes).eval()
+    for key, value in plain.state_dict().items():
+        assert torch.equal(value, expected.state_dict()[key]), key
+    x = torch.randn(3, 1, 16, 16)
+    assert not torch.allclose(plain.forward_features(x), expected.forward_features(x))
+    ablate(expected, ["residuals"])
+    assert torch.equal(plain.forward_features(x), expected.forward_features(x))
+    assert plain.get_submodule(plain.pretrained_cfg["first_conv"]) is patch_embedding(plain).proj
+    assert plain.get_submodule(plain.pretrained_cfg["classifier"]) is plain.get_classifier()
+
+
+# ---- layer normalisation -------------------------------------------------------------------------
+
+
+def test_layer_norm_maps_different_inputs_to_one_output() -> None:
+    """The source's example, "Layer Normalization considered": x, t and u have the same y."""
+    inputs = torch.tensor([[0, 2, 4], [-1, 0, 1], [2.1, 2.2, 2.3]], dtype=torch.float64)
+    x, t, u = torch.nn.functional.layer_norm(inputs, (3,), eps=1e-12)
+    assert torch.allclose(x, t)
+    assert torch.allclose(t, u)
