@@ -8,6 +8,7 @@ the model:
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from lsvit.latin import Latin
@@ -110,7 +111,13 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("lsvit")
     if name not in NEED_TORCH:
         raise AttributeError(f"module 'lsvit' has no attribute {name!r}")
     return getattr(import_module(f"lsvit.{NEED_TORCH[name]}"), name)

@@ -14,10 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from lsvit.latin import Latin
 from lsvit.position import Position, PositionEncoding, PositionPrediction
-from lsvit.routes import OneRoute, Route, Routes, RouteTable, Step
+from lsvit.routes import OneRoute, Routes, RouteTable, Step, as_route
 from lsvit.stacked import Stack, can_stack
 
 NO_PARTS = Position()
+AnyRoute = Sequence[Step] | Tensor | Routes | None  # what :meth:`RoutedModel.forward` takes
 Samples = slice | Tensor
 # Stacked layers cost memory and, from some width on, time: benchmarks/latin.json.
 WIDEST_STACK = 256
@@ -65,8 +66,8 @@ class RoutedModel(nn.Module):
             blocks executed before them.
 
     Raises:
-        ValueError: the backbone is of another family or has a forward pass of its own, or a part
-            reads a class token that it does not have.
+        ValueError: the backbone is of another family, has a forward pass of its own or hooks before
+            it (is shuffled), or a part reads a class token that it does not have.
     """
 
     backbone: Any  # timm's families share no typed interface
@@ -116,7 +117,7 @@ class RoutedModel(nn.Module):
     def forward(
         self,
         images: Tensor,
-        route: Route | Tensor | Routes | None = None,
+        route: AnyRoute = None,
         taps: Sequence[Tap] = (),
         exit: int | None = None,
     ) -> Tensor:
@@ -128,8 +129,8 @@ class RoutedModel(nn.Module):
 
                 - None: all layers in their original order, which equals timm's own forward bit for
                   bit.
-                - A tuple of layers, for all images. A tuple inside it runs side by side on the same
-                  state; the outputs are averaged.
+                - A sequence of layers, for all images. A tuple inside it runs side by side on the
+                  same state; the outputs are averaged.
                 - An integer tensor (B, L), a route for each image, a shorter one ending in -1s: at
                   each depth the images that run the same layer next go through it together.
                 - :class:`lsvit.Latin`: gives what its rows would give, and is faster.
@@ -143,15 +144,15 @@ class RoutedModel(nn.Module):
         Raises:
             IndexError: a layer of the route or the exit does not exist, a step has no layer, the
                 route ends before the exit or outruns the positions of a position part.
-            ValueError: a tensor of routes is not as :class:`lsvit.RouteTable` takes it, or has not
-                B rows.
+            ValueError: the route is none of these, or a tensor of routes is not as
+                :class:`lsvit.RouteTable` takes it, or has not B rows.
         """
         return self.answer(self.tokens(images, route, taps, exit), exit)
 
     def tokens(
         self,
         images: Tensor,
-        route: Route | Tensor | Routes | None = None,
+        route: AnyRoute = None,
         taps: Sequence[Tap] = (),
         exit: int | None = None,
     ) -> Tensor:
@@ -174,7 +175,7 @@ class RoutedModel(nn.Module):
         return state
 
     def states(
-        self, images: Tensor, route: Route | None = None, taps: Sequence[Tap] = ()
+        self, images: Tensor, route: Sequence[Step] | None = None, taps: Sequence[Tap] = ()
     ) -> Generator[tuple[int, Tensor], Tensor | None]:
         """The states along one route, (depth, tokens (B, N, D)), from the embedding (depth 0) on.
 
@@ -184,8 +185,9 @@ class RoutedModel(nn.Module):
 
         Raises:
             IndexError: as :meth:`forward`.
+            ValueError: it is no single route.
         """
-        steps = tuple(range(self.num_layers)) if route is None else route
+        steps = as_route(range(self.num_layers) if route is None else route)
         self._checked(steps, None)
         state = self.embed(images)
         for depth, step in enumerate(steps):
@@ -364,17 +366,15 @@ class RoutedModel(nn.Module):
 
     # ---- checks --------------------------------------------------------------------------------
 
-    def _checked(self, route: Route | Tensor | Routes | None, exit: int | None) -> Routes:
+    def _checked(self, route: AnyRoute, exit: int | None) -> Routes:
         """The route in one of its three forms. Raises IndexError and ValueError as `forward`."""
         routes: Routes
-        if route is None:
-            routes = OneRoute(tuple(range(self.num_layers)))
-        elif isinstance(route, tuple):
-            routes = OneRoute(route)
+        if isinstance(route, OneRoute | RouteTable | Latin):
+            routes = route
         elif isinstance(route, Tensor):
             routes = RouteTable(route.cpu().numpy())
         else:
-            routes = route
+            routes = OneRoute(as_route(range(self.num_layers) if route is None else route))
         for layer in routes.layer_range():
             if not 0 <= layer < self.num_layers:
                 raise IndexError(
@@ -400,13 +400,19 @@ def _head_of(backbone: nn.Module) -> Any:
     """timm's `forward_head` for a backbone. Raises ValueError if the backbone is not routable."""
     cls: Any = type(backbone)
     for family in (VisionTransformer, MlpMixer):
-        own = (cls.forward, cls.forward_features)
-        if issubclass(cls, family) and own == (family.forward, family.forward_features):
+        if not issubclass(cls, family):
+            continue
+        if (cls.forward, cls.forward_features) == (family.forward, family.forward_features):
             break
     else:
         raise ValueError(
             f"model {cls.__name__}: not routable, accepted: timm's VisionTransformer and "
             "MlpMixer families"
+        )
+    if backbone._forward_pre_hooks:
+        raise ValueError(
+            f"model {cls.__name__}: found hooks before its forward pass, which would not run; call "
+            "lsvit.unshuffle(model) first, and shuffle the RoutedModel"
         )
     # A distilled model without its second head reads its class token alone, as others do.
     if isinstance(backbone, VisionTransformerDistilled) and not hasattr(backbone, "head_dist"):

@@ -10,7 +10,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Literal, Protocol
+from operator import index
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -57,10 +58,17 @@ class Routes(Protocol):
 
 @dataclass(frozen=True)
 class OneRoute:
-    """One route for all samples of a batch (LayerShuffle, Algorithm 1)."""
+    """One route for all samples of a batch (LayerShuffle, Algorithm 1).
+
+    Raises:
+        ValueError: `steps` is no sequence of integers and tuples of integers.
+    """
 
     steps: Route
     shared: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", as_route(self.steps))
 
     def part(self, start: int, count: int) -> "OneRoute":
         """The same route."""
@@ -150,6 +158,19 @@ def per_sample(
     return table
 
 
+def as_route(steps: Any) -> Route:
+    """A route of any sequence of integers, or of tuples of them. Raises ValueError at others."""
+    route: list[Step] = []
+    try:
+        for step in steps:
+            route.append(tuple(map(index, step)) if isinstance(step, tuple) else index(step))
+    except TypeError:
+        raise ValueError(
+            f"route: found {steps!r:.80}, accepted: a sequence of layers, or of tuples of layers"
+        ) from None
+    return tuple(route)
+
+
 def layers_of(route: Route) -> list[int]:
     """Every layer that a route executes, in order; those side by side one after another."""
     layers: list[int] = []
@@ -176,21 +197,40 @@ def reverse(rng: np.random.Generator, num_layers: int) -> Route:
     return tuple(reversed(range(num_layers)))
 
 
-def drop(p: float, schedule: Literal["constant", "linear"] = "constant") -> Sampler:
+def _check_count(name: str, found: int, most: float = math.inf) -> None:
+    if not 0 <= found <= most:
+        raise ValueError(f"{name}: found {found}, accepted: at least 0, at most {most}")
+
+
+@dataclass(frozen=True)
+class drop:
     """Keep each layer with probability 1 - p, in the original order (LayerDrop; section 4.2).
 
     A linear schedule raises the rate with depth, from p / num_layers at the first layer to p at the
     last (stochastic depth). A draw that would drop every layer is drawn again.
+
+    Raises:
+        ValueError: p is not at least 0 and less than 1, or there is no such schedule.
     """
 
-    def draw(rng: np.random.Generator, num_layers: int) -> Route:
-        rates = np.full(num_layers, p)
-        if schedule == "linear":
-            rates = p * np.arange(1, num_layers + 1) / num_layers
-        kept = np.flatnonzero(rng.random(num_layers) >= rates)
-        return tuple(kept.tolist()) or draw(rng, num_layers)
+    p: float
+    schedule: Literal["constant", "linear"] = "constant"
 
-    return draw
+    def __post_init__(self) -> None:
+        if not 0 <= self.p < 1:
+            raise ValueError(f"drop: found {self.p}, accepted: at least 0, less than 1")
+        if self.schedule not in ("constant", "linear"):
+            raise ValueError(f"schedule: found {self.schedule!r}, accepted: constant, linear")
+
+    def __call__(self, rng: np.random.Generator, num_layers: int) -> Route:
+        """Draw a route."""
+        rates = np.full(num_layers, self.p)
+        if self.schedule == "linear":
+            rates = self.p * np.arange(1, num_layers + 1) / num_layers
+        route: Route = ()
+        while not route:
+            route = tuple(np.flatnonzero(rng.random(num_layers) >= rates).tolist())
+        return route
 
 
 @cache
@@ -212,11 +252,20 @@ def _jumps(num_layers: int, distance: int) -> np.ndarray:
     return np.cumsum(counts) / _orders_at(num_layers, distance)
 
 
-def swap(k: int) -> Sampler:
-    """A uniformly random order among those that take exactly k swaps of neighbours to reach."""
+@dataclass(frozen=True)
+class swap:
+    """A uniformly random order among those that take exactly k swaps of neighbours to reach.
 
-    def draw(rng: np.random.Generator, num_layers: int) -> Route:
-        swaps_left = k
+    Raises:
+        ValueError: when it draws, if no order of the layers takes k swaps.
+    """
+
+    k: int
+
+    def __call__(self, rng: np.random.Generator, num_layers: int) -> Route:
+        """Draw a route."""
+        _check_count("swap", self.k, math.comb(num_layers, 2))
+        swaps_left = self.k
         layers = list(range(num_layers))
         route = []
         while layers:
@@ -226,53 +275,92 @@ def swap(k: int) -> Sampler:
             swaps_left -= jump
         return tuple(route)
 
-    return draw
+
+@dataclass(frozen=True)
+class fixed:
+    """The given layers, in the given order; layers may repeat or be absent.
+
+    Raises:
+        ValueError: `order` is no sequence of layers.
+    """
+
+    order: Sequence[Step]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "order", as_route(self.order))
+
+    def __call__(self, rng: np.random.Generator, num_layers: int) -> Route:
+        """The order. Nothing is drawn."""
+        return tuple(self.order)
 
 
-def fixed(order: Sequence[int]) -> Sampler:
-    """The given layers, in the given order; layers may repeat or be absent."""
-    return lambda rng, num_layers: tuple(order)
-
-
-def skip(layers: Sequence[int]) -> Sampler:
+@dataclass(frozen=True)
+class skip:
     """The original order without the given layers."""
 
-    def draw(rng: np.random.Generator, num_layers: int) -> Route:
-        return tuple(layer for layer in range(num_layers) if layer not in layers)
+    layers: Sequence[int]
 
-    return draw
-
-
-def fix_first(k: int) -> Sampler:
-    """The first k layers stay in place, the others run in a random order."""
-
-    def draw(rng: np.random.Generator, num_layers: int) -> Route:
-        shuffled = k + rng.permutation(num_layers - k)
-        return (*range(k), *shuffled.tolist())
-
-    return draw
+    def __call__(self, rng: np.random.Generator, num_layers: int) -> Route:
+        """The other layers. Nothing is drawn."""
+        return tuple(layer for layer in range(num_layers) if layer not in self.layers)
 
 
-def fix_last(k: int) -> Sampler:
-    """The last k layers stay in place, the others run in a random order."""
+@dataclass(frozen=True)
+class fix_first:
+    """The first k layers stay in place, the others run in a random order.
 
-    def draw(rng: np.random.Generator, num_layers: int) -> Route:
-        shuffled = rng.permutation(num_layers - k)
-        return (*shuffled.tolist(), *range(num_layers - k, num_layers))
+    Raises:
+        ValueError: when it draws, if there are fewer than k layers.
+    """
 
-    return draw
+    k: int
+
+    def __call__(self, rng: np.random.Generator, num_layers: int) -> Route:
+        """Draw a route."""
+        _check_count("fix_first", self.k, num_layers)
+        shuffled = self.k + rng.permutation(num_layers - self.k)
+        return (*range(self.k), *shuffled.tolist())
 
 
-def kept_layers(keep: int, order: Order) -> Sampler:
-    """A random choice of `keep` layers, in their original or in a random order (section 4.2)."""
+@dataclass(frozen=True)
+class fix_last:
+    """The last k layers stay in place, the others run in a random order.
 
-    def draw(rng: np.random.Generator, num_layers: int) -> Route:
-        chosen = rng.permutation(num_layers)[:keep]
-        if order == "sequential":
+    Raises:
+        ValueError: when it draws, if there are fewer than k layers.
+    """
+
+    k: int
+
+    def __call__(self, rng: np.random.Generator, num_layers: int) -> Route:
+        """Draw a route."""
+        _check_count("fix_last", self.k, num_layers)
+        shuffled = rng.permutation(num_layers - self.k)
+        return (*shuffled.tolist(), *range(num_layers - self.k, num_layers))
+
+
+@dataclass(frozen=True)
+class kept_layers:
+    """A random choice of `keep` layers, in their original or in a random order (section 4.2).
+
+    Raises:
+        ValueError: there is no such order; when it draws, if there are fewer than `keep` layers.
+    """
+
+    keep: int
+    order: Order
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(f"order: found {self.order!r}, accepted: {', '.join(ORDERS)}")
+
+    def __call__(self, rng: np.random.Generator, num_layers: int) -> Route:
+        """Draw a route."""
+        _check_count("keep", self.keep, num_layers)
+        chosen = rng.permutation(num_layers)[: self.keep]
+        if self.order == "sequential":
             chosen = np.sort(chosen)
         return tuple(chosen.tolist())
-
-    return draw
 
 
 # ---- routes to evaluate ------------------------------------------------------------------------

@@ -7,6 +7,7 @@ forward pass follows the order: a loop, an index, a slice, ``nn.Sequential``, ti
 Weights, names and state_dict are those of the model.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -24,7 +25,7 @@ from lsvit.blocks import COMPILED, find_blocks
 from lsvit.latin import Latin
 from lsvit.latin import latin as draw_latin
 from lsvit.routed import RoutedModel
-from lsvit.routes import OneRoute, Route, Sampler, generator
+from lsvit.routes import OneRoute, Route, Sampler, as_route, generator
 
 Draw = Callable[[np.random.Generator, int], Route | Latin]  # (generator, num_layers) -> order
 Modules = dict[str, nn.Module | None]  # as torch keeps them, by name
@@ -248,8 +249,7 @@ class Shuffle:
         if isinstance(order, Latin):
             routes: OneRoute | Latin = order
         else:
-            steps = [step if isinstance(step, tuple) else int(step) for step in order]
-            routes = OneRoute(tuple(steps))
+            routes = OneRoute(as_route(order))
         for layer in routes.layer_range():
             if not 0 <= layer < self.num_layers:
                 raise IndexError(
@@ -422,5 +422,6 @@ def _route_tokens(model: nn.Module, path: str, made: _TokenModel | None = None) 
             "MlpMixer families"
         )
     stand_in = copy(parent)
+    stand_in._forward_pre_hooks = OrderedDict()
     stand_in._modules = stand_in._modules | {"blocks": nn.Sequential(*blocks)}
     return _TokenModel(stand_in)

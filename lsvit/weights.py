@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from lsvit.routed import RoutedModel
 
@@ -24,21 +24,22 @@ def save_weights(model: RoutedModel, path: str | Path) -> None:
     save_file(tensors, path)
 
 
-def load_weights(model: RoutedModel, path: str | Path) -> None:
-    """Load a file written by :func:`save_weights`, or a timm state_dict.
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Load a file written by :func:`save_weights`, or a timm state_dict, into a model of timm.
 
-    Layers beyond the model's are left out, and so are parts that it does not have. Parts that the
-    file does not have keep their values.
+    The model is routed or not. Layers beyond the model's are left out, and so are parts that it
+    does not have. Parts that the file does not have keep their values.
 
     Raises:
         RuntimeError: tensors are missing, or of another shape.
         ValueError: the file is no safetensors file.
     """
-    tensors, parts = split_parts(read_tensors(path), model.backbone)
+    backbone: Any = model.backbone if isinstance(model, RoutedModel) else model
+    tensors, parts = split_parts(read_tensors(path), backbone)
     for name in list(tensors):
-        if name.startswith("blocks.") and int(name.split(".")[1]) >= model.num_layers:
+        if name.startswith("blocks.") and int(name.split(".")[1]) >= len(backbone.blocks):
             del tensors[name]
-    model.backbone.load_state_dict(tensors)
+    backbone.load_state_dict(tensors)
     for name, part in model.named_children():
         if name in parts:
             part.load_state_dict(parts[name])

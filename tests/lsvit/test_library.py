@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,11 @@ def test_drawing_routes_needs_no_torch() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+def test_its_names_and_version_can_be_read() -> None:
+    assert set(lsvit.__all__) <= set(dir(lsvit))
+    assert lsvit.__version__ == version("lsvit")
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

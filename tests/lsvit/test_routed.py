@@ -4,14 +4,16 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
 from safetensors.torch import load_file
 from timm.models.mlp_mixer import MlpMixer
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
+import lsvit
 from lsvit.position import Position, Predict
 from lsvit.routed import RoutedModel
 from lsvit.taps import PositionLogits
@@ -22,6 +24,7 @@ from pipeline.config.variant import Variant
 from pipeline.errors import UserError
 from pipeline.models.weights import build, create_backbone
 from tests.conftest import cases_of
+from tests.models import images, small
 
 CASES = cases_of(__file__)
 SMALL: dict[str, Any] = CASES["small"]
@@ -97,10 +100,12 @@ def test_trained_weights_load_into_stock_timm_and_back(
     with torch.no_grad():
         assert torch.equal(stock(images), backbone(images))
         other = RoutedModel(deepcopy(stock))
-        for parameter in other.parameters():
+        plain = deepcopy(stock)  # timm's own, not routed
+        for parameter in (*other.parameters(), *plain.parameters()):
             parameter.zero_()
-        load_weights(other, tmp_path / "w.safetensors")
-        assert torch.equal(other(images), backbone(images))
+        for emptied in (other, plain):
+            load_weights(emptied, tmp_path / "w.safetensors")
+            assert torch.equal(emptied(images), backbone(images))
 
 
 @pytest.mark.parametrize("name", CASES["others"])
@@ -117,6 +122,12 @@ def test_timms_subclasses_are_those_tested() -> None:
         found.update(kind.__subclasses__())
     names = {kind.__name__ for kind in found if kind.__module__.startswith("timm")}
     assert names == {"VisionTransformer", "VisionTransformerDistilled", "MlpMixer"}
+
+
+@pytest.mark.parametrize("other", [nn.Linear(2, 2), nn.Sequential(), None])
+def test_what_is_no_model_of_timm_is_refused(other: Any) -> None:
+    with pytest.raises(ValueError, match=f"model {type(other).__name__}: not routable"):
+        RoutedModel(other)
 
 
 def test_a_subclass_with_a_forward_of_its_own_is_refused() -> None:
@@ -203,6 +214,32 @@ def test_per_sample_routes_that_all_agree_are_one_route(
     images = torch.randn(5, 1, 28, 28)
     routes = torch.tensor([route] * 5, dtype=torch.int32).reshape(5, -1)
     assert torch.equal(model(images, routes), model(images, route))
+
+
+@pytest.mark.parametrize("route", [[2, 0, 3], np.array([2, 0, 3]), tuple(np.array([2, 0, 3]))])
+def test_a_route_is_any_sequence_of_integers(route: Any) -> None:
+    model = RoutedModel(small())
+    assert torch.equal(model(images(), route), model(images(), (2, 0, 3)))
+    *_, (depth, tokens) = model.states(images(), route)
+    assert depth == 3
+    assert torch.equal(tokens, model.tokens(images(), (2, 0, 3)))
+
+
+@pytest.mark.parametrize("other", [3, [0, 0.5], [[0, 1], [1, 0]], "10", np.eye(2, dtype=int)])
+def test_what_is_no_route_is_refused(other: Any) -> None:
+    for run in (RoutedModel(small()), lambda *given: list(RoutedModel(small()).states(*given))):
+        with pytest.raises(ValueError, match="accepted: a sequence of layers"):
+            run(images(), other)
+
+
+def test_a_shuffled_backbone_is_refused() -> None:
+    """A routed model does not call its backbone, so the hook would do nothing."""
+    backbone = small()
+    lsvit.shuffle(backbone)
+    with pytest.raises(ValueError, match=r"call lsvit.unshuffle\(model\) first"):
+        RoutedModel(backbone)
+    lsvit.unshuffle(backbone)
+    RoutedModel(backbone)
 
 
 @pytest.mark.parametrize(("routes", "said"), CASES["routes"])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 import re
 from collections import Counter
 from typing import Any
@@ -19,9 +20,12 @@ from lsvit.routes import (
     evaluation_routes,
     fix_first,
     fix_last,
+    fixed,
     generator,
     kendall_distance,
+    kept_layers,
     per_sample,
+    skip,
     swap,
 )
 from pipeline.config.samplers import (
@@ -176,3 +180,52 @@ def test_what_a_training_step_runs_along(per: Any, kind: type) -> None:
     routes = draw_routes("arbitrary", per, generator("train", 0), 4, 6)
     assert isinstance(routes, kind)
     assert routes.rows(6).shape == (6, 4)
+
+
+# ---- samplers as values ------------------------------------------------------------------------
+
+# Drawn from generator("fixed", 0), 8 layers, before samplers could be pickled.
+DRAWN: list[tuple[Sampler, tuple[int, ...]]] = [
+    (drop(0.3), (0, 1, 2, 3, 4, 6, 7)),
+    (drop(0.9, "linear"), (0, 1, 2, 3, 4, 7)),
+    (swap(5), (1, 2, 3, 4, 0, 5, 7, 6)),
+    (fixed([2, 0, 2]), (2, 0, 2)),
+    (skip([1, 6]), (0, 2, 3, 4, 5, 7)),
+    (fix_first(2), (0, 1, 2, 4, 7, 3, 5, 6)),
+    (fix_last(3), (0, 2, 1, 3, 4, 5, 6, 7)),
+    (kept_layers(3, "sequential"), (0, 2, 6)),
+    (kept_layers(3, "arbitrary"), (6, 0, 2)),
+]
+
+
+@pytest.mark.parametrize(("sampler", "route"), DRAWN)
+def test_a_sampler_can_be_pickled_and_draws_what_it_always_drew(
+    sampler: Sampler, route: tuple[int, ...]
+) -> None:
+    copied = pickle.loads(pickle.dumps(sampler))
+    assert copied == sampler
+    assert copied(generator("fixed", 0), 8) == route
+    assert {type(layer) for layer in route} == {int}
+
+
+@pytest.mark.parametrize(
+    ("make", "values", "message"),
+    [
+        (drop, [2], "drop: found 2, accepted: at least 0, less than 1"),
+        (drop, [0.1, "square"], "schedule: found 'square'"),
+        (swap, [7], "swap: found 7, accepted: at least 0, at most 6"),
+        (fix_first, [5], "fix_first: found 5"),
+        (fix_last, [-1], "fix_last: found -1"),
+        (kept_layers, [5, "arbitrary"], "keep: found 5"),
+        (kept_layers, [3, "reversed"], "order: found 'reversed'"),
+        (fixed, [(0.5,)], "route: found"),
+        (fixed, ["ab"], "route: found"),
+    ],
+)
+def test_samplers_say_what_they_accept(make: Any, values: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(*values)(generator("fixed", 0), 4)
+
+
+def test_a_drop_near_one_draws_until_a_layer_is_left() -> None:
+    assert len(drop(0.9999)(generator("fixed", 0), 4)) == 1
