@@ -1,5 +1,5 @@
-"""Fill what README and pages take from results/: `uv run python docs/fill.py` after results have
-changed; tests hold it.
+"""Fill what README and pages take from results/, and judge the committed cells anew: `uv run python
+docs/fill.py` after results or rules have changed; tests hold it.
 
 `<!-- table1: ... -->` begins a block, see below; `<!--= file column=value ... expression format
 -->` a number, see :func:`pipeline.report.numbers.number`.
@@ -22,9 +22,19 @@ from docs.pooled import Pooled  # noqa: E402
 from docs.reference import campaign, parameters, plots_page, schema, speed  # noqa: E402
 from papers import PAPERS  # noqa: E402
 from papers.layershuffle.labels import label  # noqa: E402
+from pipeline.files import write_json  # noqa: E402
 from pipeline.report.claims import Claim, load_claims  # noqa: E402
 from pipeline.report.comparison import moved  # noqa: E402
-from pipeline.report.ledger import FAILS, HOLDS, UNDECIDED, VERDICTS, WEAKER, judge  # noqa: E402
+from pipeline.report.evidence import Evidence  # noqa: E402
+from pipeline.report.ledger import (  # noqa: E402
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    VERDICTS,
+    WEAKER,
+    judge,
+    markdown,
+)
 from pipeline.report.numbers import NUMBER, Read, number  # noqa: E402
 
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
@@ -54,11 +64,14 @@ def claims(old: list[str], read: Read) -> str:
     ledger = read("results/claims.md").splitlines()
     rows = {line.split("|")[1].strip(): line for line in ledger if line.startswith("| ")}
     head = next(line for line in ledger if line.startswith("Data set"))
+    columns = [line for line in ledger if line.startswith("|:")][-1]
     kept = [
         head
         if line.startswith("Data set")
         else rows.get(line.split("|")[1].strip())
         if line.startswith("| ")
+        else columns
+        if line.startswith("|:")
         else line
         for line in old
     ]
@@ -148,15 +161,20 @@ def counts(old: list[str], read: Read) -> str:
         ]
         return ", ".join(str(found.count(verdict)) if found else "–" for found in there)
 
-    papers = {paper.title: [*load_claims(paper).claims] for paper in PAPERS}
-    papers["all"] = [claim for claims in papers.values() for claim in claims]
+    every = [(paper.title, claim) for paper in PAPERS for claim in load_claims(paper).claims]
+    groups: dict[str, list[Claim]] = {}
+    for title, claim in every:
+        if not claim.own:
+            groups.setdefault(title, []).append(claim)
+    groups["all papers"] = [claim for _, claim in every if not claim.own]
+    groups["our own questions"] = [claim for _, claim in every if claim.own]
     columns = [
         ("verdict", HOLDS),
         ("corrected", HOLDS),
         *(("verdict", verdict) for verdict in VERDICTS[1:]),
     ]
     lines = [
-        [name, *(count(claims, *column) for column in columns)] for name, claims in papers.items()
+        [name, *(count(claims, *column) for column in columns)] for name, claims in groups.items()
     ]
     head = ["claims of", HOLDS, "of these, after Holm's correction", *VERDICTS[1:]]
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines])
@@ -278,7 +296,17 @@ def filled(text: str, read: Read) -> str:
     )
 
 
+def judge_cells() -> None:
+    """Judge the committed cells anew, by today's rules."""
+    for cell in (ROOT / "results" / "cells").iterdir():
+        evidence = Evidence(cell, PAPERS)
+        ledger = judge(evidence)
+        write_json(cell / "claims.json", ledger)
+        (cell / "claims.md").write_text(markdown(ledger, evidence.label))
+
+
 if __name__ == "__main__":
+    judge_cells()
     for name in PAGES:
         page = ROOT / name
         if (

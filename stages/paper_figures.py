@@ -10,6 +10,7 @@ from pipeline.files import write_json
 from pipeline.jobs.files import RESULTS
 from pipeline.jobs.processes import root, stage_process, start_workers
 from pipeline.report.claims import load_claims
+from pipeline.report.comparison import read_cells
 from pipeline.report.evidence import Evidence
 from pipeline.report.ledger import headline, judge, markdown
 from pipeline.report.results import Results
@@ -37,7 +38,8 @@ def main() -> None:
 
     ledger = judge(evidence)
     write_json(RESULTS / "claims.json", ledger)
-    (RESULTS / "claims.md").write_text(markdown(ledger, evidence.label))
+    page = markdown(ledger, evidence.label, read_cells(RESULTS / "cells"))
+    (RESULTS / "claims.md").write_text(page)
     shown = [name for paper in evidence.papers_here() for name in load_claims(paper).headline]
     write_json(RESULTS / "headline.json", headline(ledger, shown))
 

@@ -26,7 +26,7 @@ class Claim(BaseModel):
         claim: what is claimed, in a sentence.
         published: the published figure, in words.
         effect: the smallest and the largest published figure, in the claim's unit, where there is
-            one of this quantity. With a `centre` it is taken from there.
+            one of this quantity. Default: that of `centre`.
         quote: the sentence of the source, word for word. None for what is beyond it.
         quantity: what is measured, in words.
         measure: the name of the function that measures it.
@@ -71,12 +71,6 @@ class Claim(BaseModel):
     def own(self) -> bool:
         """True if it is a question of our own, that no paper asks."""
         return self.source.startswith("beyond")
-
-    @property
-    def published_effect(self) -> Range | None:
-        """The smallest and the largest published figure."""
-        figures = [figure for models in self.centre.values() for figure in models.values()]
-        return (min(figures), max(figures)) if figures else self.effect
 
     @property
     def least_effect(self) -> float:

@@ -7,15 +7,18 @@ from typing import Any
 
 from pipeline.errors import UserError
 from pipeline.files import read_json
-from pipeline.report.ledger import FAILS, HOLDS, WEAKER
-
-DECIDED = (HOLDS, FAILS, WEAKER)
+from pipeline.report.ledger import DECIDED
 
 
 def changes(ledger: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """Ids of the claims whose entries differ."""
     theirs = {entry["id"]: entry for entry in other["claims"]}
     return [entry["id"] for entry in ledger["claims"] if theirs.get(entry["id"]) != entry]
+
+
+def read_cells(folder: Path) -> dict[str, dict[str, Any]]:
+    """The ledgers of a folder's folders, by their names."""
+    return {file.parent.name: read_json(file) for file in sorted(folder.glob("*/claims.json"))}
 
 
 def same_cell(ledger: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -1,5 +1,6 @@
 """What a claim is decided on: the result files of one cell, and why they may give no verdict."""
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,26 @@ class NothingToTell(NoVerdict):
 
 
 class NotComparable(NoVerdict):
-    """The results are of another data set or model than the published figure."""
+    """The values tell nothing about each other.
+
+    They are of another data set or model than the published figure, or all at a ceiling.
+    """
+
+
+def refuse_ceiling(*values: np.ndarray, above: float = math.inf, below: float = -math.inf) -> None:
+    """Raise NotComparable if all values to be compared lie at a ceiling or at a floor.
+
+    Args:
+        values: (seeds,) each.
+        above: where all values above are as good as each other.
+        below: where all values below are.
+    """
+    lowest = min(value.min() for value in values)
+    highest = max(value.max() for value in values)
+    if lowest > above:
+        raise NotComparable(f"all lie at a ceiling, above {above:g}: nothing to tell apart")
+    if highest < below:
+        raise NotComparable(f"all lie at a floor, below {below:g}: nothing to tell apart")
 
 
 class Counts(NamedTuple):

@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 from jinja2 import Template
 
-from pipeline.report.claims import Claim, Range, load_claims
+from pipeline.report.claims import MARGINS, Claim, Range, load_claims
 from pipeline.report.evidence import Counts, Evidence, NotComparable, NothingToTell, NoVerdict
 from pipeline.report.statistics import LEVEL, METHOD, Estimate, estimate, holm, n_to_decide, p_value
 from pipeline.report.tables import console
 
 VERDICTS = ("holds", "does not hold", "weaker here", "undecided", "not comparable", "not run")
 HOLDS, FAILS, WEAKER, UNDECIDED, NOT_COMPARABLE, NOT_RUN = VERDICTS
+DECIDED = (HOLDS, FAILS, WEAKER)
+UNITLESS = "of R², correlations and relative distances"
+FAMILIES = ("claims of the papers", "questions of our own")
 PAGE = Path(__file__).with_name("claims.md.j2")
 PLURAL = {HOLDS: "hold", FAILS: "do not hold"}
 COLOURS = {
@@ -49,8 +52,10 @@ def judge_claim(claim: Claim, measures: Measures, evidence: Evidence) -> dict[st
     entry: dict[str, Any] = {
         "id": claim.id,
         "source": claim.source,
+        "own": claim.own,
         "claim": claim.claim,
         "published": claim.published,
+        "effect": None,
         "quantity": claim.quantity,
         "rule": claim.rule,
         "measured": None,
@@ -69,6 +74,7 @@ def judge_claim(claim: Claim, measures: Measures, evidence: Evidence) -> dict[st
         )
         verdict, reason = _decide(claim, distance, entry["measured"]["over"])
         p = round(p_value(distance, _nearest_border(claim, distance.mean)), 6)
+        entry["effect"] = _place_effect(claim, interval, centre)
         possible_reason = claim.reasons.get(evidence.cell["model"])
         if possible_reason and verdict in (FAILS, WEAKER):
             reason += f"; possible reason: {possible_reason}"
@@ -150,6 +156,21 @@ def _centre(claim: Claim, evidence: Evidence) -> float:
     return figure
 
 
+def _place_effect(claim: Claim, interval: Estimate, centre: float) -> str | None:
+    """Where the interval lies: "inside" the published effects, "below" or "above" them.
+
+    It is inside if it shares a value with them. None if no figure is published.
+    """
+    published = claim.effect
+    if claim.centre and not published:
+        published = (centre, centre)
+    if not published:
+        return None
+    if interval.high < published[0]:
+        return "below"
+    return "above" if interval.low > published[1] else "inside"
+
+
 def _nearest_border(claim: Claim, mean: float) -> float:
     """The border nearest to a mean, but for those that nothing can lie beyond."""
     borders = {*claim.holds_within, *claim.contradicted_outside}
@@ -197,11 +218,8 @@ def judge(evidence: Evidence) -> dict[str, Any]:
         measures = paper.import_reader("measures").MEASURES
         for claim in stated.claims:
             entries.append(judge_claim(claim, measures, evidence))
-    with_p = [entry for entry in entries if entry["p"] is not None]
-    corrected = holm([entry["p"] for entry in with_p])
-    sure = {e["id"]: p <= 1 - LEVEL for e, p in zip(with_p, corrected, strict=True)}
-    for entry in entries:
-        entry["corrected"] = entry["verdict"] if sure.get(entry["id"], True) else UNDECIDED
+    for family in families({"claims": entries}).values():
+        _correct(family)
     head = ("dataset", "model", "scale", "protocol", "seeds", "latin")
     return {key: evidence.cell[key] for key in head} | {
         "interval": METHOD,
@@ -210,10 +228,31 @@ def judge(evidence: Evidence) -> dict[str, Any]:
     }
 
 
+def families(ledger: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The entries of the papers' claims and of our own questions, by FAMILIES."""
+    names = dict(zip((False, True), FAMILIES, strict=True))
+    return {
+        name: [entry for entry in ledger["claims"] if entry["own"] == own]
+        for own, name in names.items()
+    }
+
+
+def _correct(family: list[dict[str, Any]]) -> None:
+    """Add to the entries what is left of their verdicts after Holm's correction in the family."""
+    with_p = [entry for entry in family if entry["p"] is not None]
+    for entry in family:
+        entry["corrected"] = entry["verdict"]
+    for entry, p in zip(with_p, holm([entry["p"] for entry in with_p]), strict=True):
+        if p > 1 - LEVEL:
+            entry["corrected"] = UNDECIDED
+
+
 def headline(ledger: dict[str, Any], shown: Collection[str]) -> dict[str, Any]:
-    """Few numbers for `dvc metrics` and MLflow: claims by verdict, and the means of some claims."""
-    verdicts = [entry["verdict"] for entry in ledger["claims"]]
-    numbers: dict[str, Any] = {"claims": {name: verdicts.count(name) for name in VERDICTS}}
+    """Few numbers for `dvc metrics` and MLflow: verdicts by family, means of some claims."""
+    numbers: dict[str, Any] = {}
+    for name, family in families(ledger).items():
+        verdicts = [entry["verdict"] for entry in family]
+        numbers[name] = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
     for entry in ledger["claims"]:
         if entry["id"] in shown and entry["measured"]:
             numbers[entry["id"]] = entry["measured"]["mean"]
@@ -233,6 +272,14 @@ def show_value(entry: dict[str, Any]) -> str:
     return text if value["over"] == "seeds" else f"{text} {value['over']}"
 
 
+def show_effect(entry: dict[str, Any]) -> str:
+    """Whether the published effect lies inside the interval, in words."""
+    where = entry["effect"]
+    if where is None:
+        return "–"
+    return "inside the interval" if where == "inside" else f"outside: the interval is {where} it"
+
+
 def show_orders(entry: dict[str, Any]) -> str:
     """How many different orders a seed is behind the value, in words: "20", "1 to 2000"."""
     if entry["orders"] is None:
@@ -241,17 +288,50 @@ def show_orders(entry: dict[str, Any]) -> str:
     return str(least) if least == most else f"{least} to {most}"
 
 
-def markdown(ledger: dict[str, Any], label: Callable[[str], str]) -> str:
-    """The ledger as a page; `label` names a variant."""
+def markdown(
+    ledger: dict[str, Any],
+    label: Callable[[str], str],
+    cells: Mapping[str, dict[str, Any]] | None = None,
+) -> str:
+    """The ledger as a page.
+
+    Args:
+        ledger: of one cell.
+        label: names a variant.
+        cells: ledgers of other cells by the folders' names, for the table of what they decide
+            differently. None: the page has no such table.
+    """
+    ledgers = [ledger, *(cells or {}).values()]
     template = Template(PAGE.read_text(), trim_blocks=True, keep_trailing_newline=True)
     return template.render(
         ledger=ledger,
+        cells=cells,
+        different=decided_differently(*ledgers),
+        margins=", ".join(f"{size:g} {unit or UNITLESS}" for unit, size in MARGINS.items()),
         count=_count(ledger),
+        families=families(ledger),
         forms=_forms(ledger, label),
         value=show_value,
+        effect=show_effect,
         orders=show_orders,
         holm=_holm,
     )
+
+
+def decided_differently(*ledgers: dict[str, Any]) -> list[list[dict[str, Any] | None]]:
+    """The claims of the first ledger that two of the ledgers both decide, and not alike.
+
+    Returns:
+        For each such claim its entries, one a ledger. None where the ledger lacks the claim.
+    """
+    by_id = [{entry["id"]: entry for entry in ledger["claims"]} for ledger in ledgers]
+    different = []
+    for name in by_id[0]:
+        entries = [entries.get(name) for entries in by_id]
+        verdicts = {entry["verdict"] for entry in entries if entry}
+        if len(verdicts.intersection(DECIDED)) > 1:
+            different.append(entries)
+    return different
 
 
 def show(ledger: dict[str, Any]) -> None:
@@ -261,7 +341,7 @@ def show(ledger: dict[str, Any]) -> None:
 
     cell = ", ".join(ledger[key] for key in ("dataset", "model", "scale"))
     title = f"{cell}, protocol {ledger['protocol']}; measured: mean and {ledger['interval']}"
-    columns = ("claim", "published", "measured", "orders", "verdict")
+    columns = ("claim", "published", "measured", "published effect", "orders", "verdict")
     table = Table(*columns, title=title, title_justify="left", show_lines=True)
     for entry in ledger["claims"]:
         verdict = f"[{COLOURS[entry['verdict']]}]{entry['verdict']}[/]{_holm(entry)}"
@@ -271,6 +351,7 @@ def show(ledger: dict[str, Any]) -> None:
             f"{entry['claim']}\n[dim]{entry['id']}: {entry['source']}[/]",
             entry["published"],
             f"{escape(show_value(entry))}\n[dim]{entry['quantity']}[/]",
+            show_effect(entry),
             show_orders(entry),
             verdict,
         )
@@ -289,10 +370,14 @@ def _holm(entry: dict[str, Any]) -> str:
 
 
 def _count(ledger: dict[str, Any]) -> str:
-    verdicts = [entry["verdict"] for entry in ledger["claims"]]
-    corrected = [entry["corrected"] for entry in ledger["claims"]]
-    counts = [f"{verdicts.count(name)} {PLURAL.get(name, name)}" for name in VERDICTS]
-    return (
-        f"{len(verdicts)} claims: {', '.join(counts)}; after Holm's correction "
-        f"{corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not"
-    )
+    """The verdicts of each family, in words."""
+    sentences = []
+    for name, family in families(ledger).items():
+        verdicts = [entry["verdict"] for entry in family]
+        corrected = [entry["corrected"] for entry in family]
+        counts = [f"{verdicts.count(word)} {PLURAL.get(word, word)}" for word in VERDICTS]
+        sentences.append(
+            f"{len(verdicts)} {name}: {', '.join(counts)}; after Holm's correction "
+            f"{corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not"
+        )
+    return ". ".join(sentences)

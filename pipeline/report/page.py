@@ -21,11 +21,12 @@ from pipeline.declared import checksums, declared_stages, stage_results
 from pipeline.jobs.files import RESULTS
 from pipeline.report.charts import GRID, Chart, Charts, Grid, Picture
 from pipeline.report.claims import Claim, load_claims
-from pipeline.report.ledger import VERDICTS
+from pipeline.report.ledger import VERDICTS, show_effect
 from pipeline.report.numbers import number, rows_of
 from pipeline.report.results import Results
 from pipeline.report.trainings import LAST, curves, options, trainings
 
+OWN = "own"
 CHECKLISTS = Path("docs/checklists.md")
 
 
@@ -35,13 +36,20 @@ class PaperPage(NamedTuple):
     name: str
     title: str
     shown: Charts
+
+
+class Group(NamedTuple):
+    """The claims of one paper, or all questions of our own."""
+
+    name: str  # of the paper, or OWN
+    title: str
+    where: tuple[str, ...]  # conditions of its rows in the ledger
     claims: list[tuple[Claim, dict[str, Any]]]  # with their entries in the ledger
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """Claims by verdict."""
-        verdicts = [entry["verdict"] for _, entry in self.claims]
-        return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
+    def verdicts(self, key: str) -> dict[str, int]:
+        """Claims by verdict, or by what is left of it ("corrected")."""
+        found = [entry[key] for _, entry in self.claims]
+        return {verdict: found.count(verdict) for verdict in VERDICTS}
 
 
 class Report:
@@ -66,7 +74,8 @@ class Report:
         )
         environment.filters |= {"label": self.results.label}
         papers = self.papers()
-        claims = [(paper, claim, entry) for paper in papers for claim, entry in paper.claims]
+        groups = self.groups()
+        claims = [(group, claim, entry) for group in groups for claim, entry in group.claims]
         claims.sort(key=lambda row: VERDICTS.index(row[2]["verdict"]))
         trained = trainings(self.results)
         variants = [training.name for training in trained]
@@ -75,6 +84,7 @@ class Report:
             cell=self.results.cell,
             ledger=self.ledger,
             papers=papers,
+            groups=groups,
             claims=claims,
             verdicts=VERDICTS,
             stages=self.stages(),
@@ -83,6 +93,7 @@ class Report:
             spec=spec,
             pictures=self.pictures,
             dots=dots,
+            effect=show_effect,
             checklists=checklists(),
             trainings=trained,
             curves=curves(trained, self.results.label),
@@ -93,14 +104,26 @@ class Report:
 
     def papers(self) -> list[PaperPage]:
         """The papers with rows in the folder."""
-        entries = {entry["id"]: entry for entry in self.ledger["claims"]}
         pages = []
         for paper in self.results.papers_here():
             charts = paper.import_reader("charts")
             shown = charts.charts(self.results) if charts else Charts()
-            claims = [(claim, entries[claim.id]) for claim in load_claims(paper).claims]
-            pages.append(PaperPage(paper.name, paper.title, shown, claims))
+            pages.append(PaperPage(paper.name, paper.title, shown))
         return pages
+
+    def groups(self) -> list[Group]:
+        """The papers' claims, a group a paper that has any, and the questions of our own."""
+        entries = {entry["id"]: entry for entry in self.ledger["claims"]}
+        groups = []
+        questions = []
+        for paper in self.results.papers_here():
+            claims = [(claim, entries[claim.id]) for claim in load_claims(paper).claims]
+            questions += [(claim, entry) for claim, entry in claims if claim.own]
+            published = [(claim, entry) for claim, entry in claims if not claim.own]
+            if published:
+                where = (f"paper={paper.name}", "own=False")
+                groups.append(Group(paper.name, paper.title, where, published))
+        return [*groups, Group(OWN, "Questions of our own", ("own=True",), questions)]
 
     def data(self, file: str, *words: str) -> Markup:
         """A number that says where it comes from, see :func:`pipeline.report.numbers.number`."""

@@ -18,7 +18,7 @@ from docs.pooled import Pooled
 from papers import PAPERS
 from pipeline.errors import UserError
 from pipeline.report.claims import Claim
-from pipeline.report.comparison import changes, moved, same_cell
+from pipeline.report.comparison import changes, moved, read_cells, same_cell
 from pipeline.report.evidence import Counts, Evidence
 from pipeline.report.ledger import (
     FAILS,
@@ -187,8 +187,9 @@ def test_a_committed_ledger_is_what_its_files_give(folder: Path) -> None:
     cell = json.loads((folder / "cell.json").read_text())
     evidence = Evidence(folder, PAPERS)
     ledger = judge(evidence)
+    cells = read_cells(RESULTS / "cells") if folder == RESULTS else None
     assert json.loads((folder / "claims.json").read_text()) == ledger
-    assert (folder / "claims.md").read_text() == markdown(ledger, evidence.label)
+    assert (folder / "claims.md").read_text() == markdown(ledger, evidence.label, cells)
     for entry in ledger["claims"]:
         if entry["verdict"] in (NOT_COMPARABLE, NOT_RUN):
             assert entry["reason"]
@@ -211,7 +212,7 @@ def changed(tmp_path: Path) -> Path:
 
 def verdicts(folder: Path) -> dict[str, str]:
     ledger = judge(Evidence(folder, PAPERS))
-    assert markdown(ledger, str).count("\n| ") == 1 + len(ledger["claims"])
+    assert markdown(ledger, str).count("\n| ") == 2 + len(ledger["claims"])
     return {entry["id"]: entry["verdict"] for entry in ledger["claims"]}
 
 
