@@ -197,7 +197,12 @@ def reverse(rng: np.random.Generator, num_layers: int) -> Route:
     return tuple(reversed(range(num_layers)))
 
 
-def _check_count(name: str, found: int, most: float = math.inf) -> None:
+def _check_rate(rate: float) -> None:
+    if not 0 <= rate < 1:
+        raise ValueError(f"drop: found {rate}, accepted: at least 0, less than 1")
+
+
+def _check_count(name: str, found: int, most: int) -> None:
     if not 0 <= found <= most:
         raise ValueError(f"{name}: found {found}, accepted: at least 0, at most {most}")
 
@@ -217,8 +222,7 @@ class drop:
     schedule: Literal["constant", "linear"] = "constant"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p < 1:
-            raise ValueError(f"drop: found {self.p}, accepted: at least 0, less than 1")
+        _check_rate(self.p)
         if self.schedule not in ("constant", "linear"):
             raise ValueError(f"schedule: found {self.schedule!r}, accepted: constant, linear")
 
@@ -306,37 +310,50 @@ class skip:
 
 
 @dataclass(frozen=True)
-class fix_first:
-    """The first k layers stay in place, the others run in a random order.
+class between:
+    """A random order of the layers between the first and the last ones, each left out at `drop`.
+
+    The first and the last ones stay in place. A draw that would leave out every layer is drawn
+    again.
 
     Raises:
-        ValueError: when it draws, if there are fewer than k layers.
+        ValueError: `drop` is not at least 0 and less than 1; when it draws, if `first` or `last` is
+            negative or there are fewer layers than they say together.
     """
 
-    k: int
+    first: int = 0
+    last: int = 0
+    drop: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.drop)
 
     def __call__(self, rng: np.random.Generator, num_layers: int) -> Route:
         """Draw a route."""
-        _check_count("fix_first", self.k, num_layers)
-        shuffled = self.k + rng.permutation(num_layers - self.k)
-        return (*range(self.k), *shuffled.tolist())
+        free = num_layers - self.first - self.last
+        if min(self.first, self.last, free) < 0:
+            raise ValueError(
+                f"first, last: found {self.first}, {self.last}, accepted: at least 0, together at "
+                f"most {num_layers}, the layers of the model"
+            )
+        tail = range(num_layers - self.last, num_layers)
+        route: Route = ()
+        while not route:
+            shuffled = self.first + rng.permutation(free)
+            if self.drop:
+                shuffled = shuffled[rng.random(free) >= self.drop]
+            route = (*range(self.first), *shuffled.tolist(), *tail)
+        return route
 
 
-@dataclass(frozen=True)
-class fix_last:
-    """The last k layers stay in place, the others run in a random order.
+def fix_first(k: int) -> Sampler:
+    """The first k layers stay in place, the others run in a random order."""
+    return between(first=k)
 
-    Raises:
-        ValueError: when it draws, if there are fewer than k layers.
-    """
 
-    k: int
-
-    def __call__(self, rng: np.random.Generator, num_layers: int) -> Route:
-        """Draw a route."""
-        _check_count("fix_last", self.k, num_layers)
-        shuffled = rng.permutation(num_layers - self.k)
-        return (*shuffled.tolist(), *range(num_layers - self.k, num_layers))
+def fix_last(k: int) -> Sampler:
+    """The last k layers stay in place, the others run in a random order."""
+    return between(last=k)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from lsvit.blocks import COMPILED, find_blocks
 from lsvit.latin import Latin
 from lsvit.latin import latin as draw_latin
 from lsvit.routed import RoutedModel
-from lsvit.routes import OneRoute, Route, Sampler, as_route, generator
+from lsvit.routes import OneRoute, Route, Sampler, as_route, between, generator
 
 Draw = Callable[[np.random.Generator, int], Route | Latin]  # (generator, num_layers) -> order
 Modules = dict[str, nn.Module | None]  # as torch keeps them, by name
@@ -104,14 +104,9 @@ def shuffle(
         raise ValueError("sampler: found with drop, first, last or latin, accepted: it alone")
     if latin and drop:
         raise ValueError(f"drop: found {drop} with latin, accepted: 0")
-    if not 0 <= drop < 1:
-        raise ValueError(f"drop: found {drop}, accepted: at least 0, less than 1")
-    if min(first, last) < 0 or first + last > num_layers:
-        raise ValueError(
-            f"first, last: found {first}, {last}, accepted: at least 0, together at most "
-            f"{num_layers}, the blocks of the model"
-        )
-    draw: Draw = sampler or partial(_draw_order, drop=drop, first=first, last=last)
+    draw: Draw = sampler or between(first, last, drop)
+    if not sampler:
+        draw(generator("check"), num_layers)  # raises ValueError where this cannot be
     if latin:
         draw = partial(draw_latin, first=first, last=last)
         if not isinstance(model, RoutedModel):
@@ -366,22 +361,6 @@ def _reorder(modules: Modules, order: Route) -> Modules:
         name = names[depth] if depth < len(names) else str(depth)
         reordered[name] = block
     return reordered
-
-
-def _draw_order(
-    rng: np.random.Generator, num_layers: int, drop: float, first: int, last: int
-) -> Route:
-    """A random order of the blocks between the first and the last ones, each left out at `drop`.
-
-    A draw that would leave out every block of the model is drawn again.
-    """
-    order: Route = ()
-    while not order:
-        shuffled = first + rng.permutation(num_layers - first - last)
-        if drop:
-            shuffled = shuffled[rng.random(len(shuffled)) >= drop]
-        order = (*range(first), *shuffled.tolist(), *range(num_layers - last, num_layers))
-    return order
 
 
 # ---- Latin orders ------------------------------------------------------------------------------
