@@ -24,6 +24,9 @@ from sybil import Document, Example, Region, Sybil
 from sybil.integration.pytest import SybilItem
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
+from pipeline.jobs.portable import use_portable_kernels
+
+use_portable_kernels()  # as a stage does
 ROOT = Path(__file__).parent
 if sys.dont_write_bytecode:  # else each of the tests' processes compiles torch again
     sys.dont_write_bytecode = False

@@ -12,3 +12,9 @@ if missing:
         file=sys.stderr,
     )
     raise SystemExit(2)
+
+from pathlib import Path  # noqa: E402 (first what tells a wrong Python)
+
+from pipeline.jobs.portable import read_portable, use_portable_kernels  # noqa: E402
+
+use_portable_kernels(read_portable(Path("params.yaml")))

@@ -16,7 +16,7 @@ def stage_params(params: Params) -> dict[str, Any]:
         "dataset": [params.dataset, params.dataset_preset.model_dump()],
     }
     values |= params.model_dump(
-        include={"device", "deterministic", "distributed", "seeds", "protocol"}
+        include={"device", "deterministic", "portable", "distributed", "seeds", "protocol"}
     )
     refined = {}
     for name, variant in params.all_variants.items():

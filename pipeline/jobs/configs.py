@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 from pipeline.config.params import Engine
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Optimisation
-from pipeline.config.types import NoEffect, Per, Section
+from pipeline.config.types import Added, NoEffect, Per, Section
 from pipeline.config.variant import Variant, read_variant
 
 
@@ -33,6 +33,7 @@ class RunConfig(Section):
     device: str
     engine: Annotated[Engine, NoEffect()] = "local"
     deterministic: bool = False
+    portable: Annotated[bool, Added(False)] = True
     data_sha256: str
     weights_sha256: str | None
 

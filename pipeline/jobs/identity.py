@@ -6,13 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.config.params import Engine
+from pipeline.jobs.portable import cpu_flags, only_avx2
 from pipeline.jobs.processes import cuda_devices
 
 ROOT = Path(__file__).parents[2]
@@ -186,8 +186,4 @@ def processor(device: str, engine: Engine) -> tuple[str, bool]:
 
 
 def _cpu_has_bf16() -> bool:
-    with suppress(OSError):  # there is no such file on macOS
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return not set(BF16_FLAGS).isdisjoint(line.split())
-    return False
+    return not only_avx2() and not cpu_flags().isdisjoint(BF16_FLAGS)

@@ -56,6 +56,7 @@ def run_config(
         "device": params.device,
         "engine": params.engine,
         "deterministic": params.deterministic,
+        "portable": params.portable,
         "data_sha256": data_sha256,
         "weights_sha256": weights_sha256,
     }

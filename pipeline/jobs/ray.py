@@ -22,6 +22,7 @@ from pipeline.jobs.address import ADDRESS, check_cluster
 from pipeline.jobs.events import Event, Events
 from pipeline.jobs.job import Job
 from pipeline.jobs.pool import pool
+from pipeline.jobs.portable import use_portable_kernels
 from pipeline.jobs.processes import root, start_workers
 from pipeline.jobs.spread import is_spread, spread
 
@@ -72,6 +73,7 @@ def work(task: Task) -> Iterator[Event]:
             )
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it, the local engine does not
     os.environ["DVC_ROOT"] = str(task.root)
+    use_portable_kernels(job.config.portable)
     os.chdir(task.folder)
     if task.distributed:
         events = spread([job], task.distributed, task.threads)

@@ -12,6 +12,7 @@ from pipeline.files import reading
 from pipeline.jobs.events import Event
 from pipeline.jobs.files import DATA, HELDOUT, read_meta
 from pipeline.jobs.job import Job
+from pipeline.jobs.portable import describe_exceptions
 from pipeline.jobs.processes import root, start_workers
 from pipeline.jobs.run import run
 from pipeline.tracking.runs import STAGES, Tracker, experiment_name
@@ -33,6 +34,9 @@ class Stage:
             counts = read_meta(DATA)["counts"]
             sizes = counts["train"], counts["validation"], counts.get(HELDOUT, 0)
         self.params = load(papers=papers).with_sizes(*sizes)
+        if self.params.portable:
+            for line in describe_exceptions():
+                print(line, flush=True)
         self.of = of
         self.tracker = Tracker(experiment_name(of, self.params.cell), root())
         self._trackers = {self.tracker.experiment: self.tracker}

@@ -10,6 +10,7 @@ from torch.backends import cuda as backends
 
 from pipeline.errors import UserError
 from pipeline.jobs.configs import WIDE
+from pipeline.jobs.portable import only_avx2
 
 
 def pick_device(name: str) -> torch.device:
@@ -73,9 +74,11 @@ class Execution:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """True if the processor has instructions of its own for bf16."""
+    """True if the processor has instructions of its own for bf16, and may use them."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
+    if only_avx2():
+        return False
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
@@ -106,7 +109,7 @@ def settle(
             why = "wide, and the processor has bf16"
         else:
             precision = "tf32" if device.type == "cuda" else "fp32"
-            why = "the processor has no bf16 instructions"
+            why = "no bf16 instructions in use"
     elif precision == "tf32" and device.type != "cuda":
         raise UserError("precision: found 'tf32', accepted on a CPU: auto, fp32, bf16")
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

@@ -12,6 +12,11 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
+from pipeline.jobs.portable import read_portable, use_portable_kernels
+
+use_portable_kernels(read_portable(Path("params.yaml")))  # on other machines than the first
+
+# ruff: noqa: E402 (the variables are read when these are imported)
 import psutil
 import torch
 

@@ -208,6 +208,7 @@ VALUES: dict[str, tuple[str, Any, set[str]]] = {
         REFINED - {"evaluation"},
     ),  # both are evaluated
     "deterministic kernels": ("deterministic", True, KINDS),
+    "instructions beyond AVX2": ("portable", False, KINDS),
 }
 
 

@@ -1,0 +1,75 @@
+"""The same bytes on every x86-64 processor with AVX2: variables that libraries read at import."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import yaml
+
+VARIABLES = {
+    "ATEN_CPU_CAPABILITY": "avx2",  # torch
+    "ONEDNN_MAX_CPU_ISA": "AVX2",  # convolutions of torch
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",  # matrix products of torch
+    "OPENBLAS_CORETYPE": "Haswell",  # matrix products of numpy, scipy, scikit-learn
+    "OPENBLAS_NUM_THREADS": "1",  # how a product is cut into parts
+    "NUMBA_CPU_NAME": "haswell",  # UMAP
+    "NUMBA_CPU_FEATURES": "+avx2",
+}
+# What numpy has beyond AVX2, and a flag of the processors that have it: it warns of what is absent.
+NUMPY_VARIABLE = "NPY_DISABLE_CPU_FEATURES"
+NUMPY_FEATURES = {"X86_V4": "avx512bw", "AVX512_ICL": "avx512_vbmi2", "AVX512_SPR": "avx512_fp16"}
+
+
+def cpu_flags() -> set[str]:
+    """Flags of the processor, as Linux names them; none on other systems."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return set(line.split())
+    return set()
+
+
+def variables() -> dict[str, str]:
+    """The variables for this processor; none where it has no AVX2."""
+    flags = cpu_flags()
+    if "avx2" not in flags:
+        return {}
+    disabled = [name for name, flag in NUMPY_FEATURES.items() if flag in flags]
+    return VARIABLES | ({NUMPY_VARIABLE: " ".join(disabled)} if disabled else {})
+
+
+def use_portable_kernels(portable: bool = True) -> None:
+    """Set the variables for this process and those that it starts, where the user set none.
+
+    Call it before numpy or torch are imported.
+    """
+    if portable:
+        for name, value in variables().items():
+            os.environ.setdefault(name, value)
+
+
+def read_portable(file: Path) -> bool:
+    """The key `portable` of params.yaml. A file with a mistake is for its proper reader."""
+    with suppress(OSError, ValueError, yaml.YAMLError):
+        content = yaml.load(file.read_text(), yaml.CSafeLoader)
+        if isinstance(content, dict):
+            return content.get("portable") is not False
+    return True
+
+
+def only_avx2() -> bool:
+    """True if torch was told to use AVX2: then bf16 is slow, whatever the processor has."""
+    return os.environ.get("ATEN_CPU_CAPABILITY") == VARIABLES["ATEN_CPU_CAPABILITY"]
+
+
+def describe_exceptions() -> list[str]:
+    """Why the bytes may differ from those of other processors in spite of `portable: true`."""
+    wanted = variables()
+    if not wanted:
+        return ["portable: true needs an x86-64 processor with AVX2; here bytes may differ"]
+    return [
+        f"{name}={os.environ[name]} is set in the environment and stays; "
+        f"portable: true would set {value}, bytes may differ"
+        for name, value in wanted.items()
+        if os.environ.get(name) != value
+    ]
