@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-PUBLISHED_DIM = 32  # LayerShuffle, section 4
+PUBLISHED_DIM = 32  # F of LayerShuffle, section 3.2
 PUBLISHED_WIDTH = 768
 
 
@@ -17,7 +17,7 @@ class Encode:
     """What LayerShuffle-position attaches (section 3.2).
 
     Attributes:
-        dim: width of the embedding. None: the paper's share of the model's width, 32 of 768.
+        dim: width of the embedding.
         std: standard deviation of the projections' initial weights. None: what torch's
             initialisation has at the paper's width, 0.0204.
         shared: one table of embeddings for all layers, not one for each.
@@ -25,7 +25,7 @@ class Encode:
         dropout: after the projection.
     """
 
-    dim: int | None = None
+    dim: int = PUBLISHED_DIM
     std: float | None = None
     shared: bool = False
     init: Literal["normal", "zeros"] = "normal"
@@ -56,17 +56,17 @@ class PositionEncoding(nn.Module):
     def __init__(self, num_layers: int, width: int, spec: Encode) -> None:
         super().__init__()
         self.shared = spec.shared
-        dim = spec.dim or max(1, round(PUBLISHED_DIM * width / PUBLISHED_WIDTH))
+        inputs = width + spec.dim
         num_tables = 1 if spec.shared else num_layers
-        tables = [nn.Embedding(num_layers, dim) for _ in range(num_tables)]
+        tables = [nn.Embedding(num_layers, spec.dim) for _ in range(num_tables)]
         if spec.init == "zeros":
             for table in tables:
                 nn.init.zeros_(table.weight)
         self.embeddings: Any = nn.ModuleList(tables)
         self.projections = nn.ModuleList(
             nn.Sequential(
-                nn.LayerNorm(width + dim),
-                nn.Linear(width + dim, width),
+                nn.LayerNorm(inputs),
+                nn.Linear(inputs, width),
                 nn.GELU(),
                 nn.Dropout(spec.dropout),
             )
@@ -74,12 +74,12 @@ class PositionEncoding(nn.Module):
         )
         # torch draws weights and biases uniformly within 1 / sqrt(inputs) of 0: their standard
         # deviation is 1 / sqrt(3 inputs).
-        inputs = 1 / (3 * spec.std**2) if spec.std else PUBLISHED_WIDTH + PUBLISHED_DIM
-        if inputs != width + dim:
+        like = 1 / (3 * spec.std**2) if spec.std else PUBLISHED_WIDTH + PUBLISHED_DIM
+        if like != inputs:
             with torch.no_grad():
                 for projection in self.projections:
                     for parameter in projection.get_submodule("1").parameters():
-                        parameter.mul_(((width + dim) / inputs) ** 0.5)
+                        parameter.mul_((inputs / like) ** 0.5)
 
     def forward(self, state: Tensor, layer: int, depth: int) -> Tensor:
         """state: (B, N, D) -> (B, N, D)."""

@@ -197,6 +197,16 @@ def reverse(rng: np.random.Generator, num_layers: int) -> Route:
     return tuple(reversed(range(num_layers)))
 
 
+def repeat_first(rng: np.random.Generator, num_layers: int) -> Route:
+    """The first layer as often as there are layers: one set of weights at every depth."""
+    return (0,) * num_layers
+
+
+def side_by_side(rng: np.random.Generator, num_layers: int) -> Route:
+    """All layers in one step, on the same state."""
+    return (tuple(range(num_layers)),)
+
+
 def _check_rate(rate: float) -> None:
     if not 0 <= rate < 1:
         raise ValueError(f"drop: found {rate}, accepted: at least 0, less than 1")

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from lsvit.routes import generator
+from lsvit.routes import generator, layers_of
 from pipeline.config.checks import check, check_layers
 from pipeline.config.load import load, parse
 from pipeline.config.paper import Paper, Work
@@ -104,7 +104,7 @@ def mean_length(spec: Spec, num_layers: int) -> float:
     """Average how many layers a sampler's routes execute. Those of LayerDrop differ in length."""
     rng = generator("samples", 0)
     sampler = make_sampler(spec)
-    return fmean(len(sampler(rng, num_layers)) for _ in range(200))
+    return fmean(len(layers_of(sampler(rng, num_layers))) for _ in range(200))
 
 
 def count_training(work: Work, sizes: tuple[int, int, int]) -> tuple[int, int]:

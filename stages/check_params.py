@@ -42,7 +42,7 @@ def _check_device(params: Params, gpus: int) -> Iterator[str]:
     for precision, source, _ in (values["precision"] for values in params.trainings()):
         if precision == "tf32" and (device == "cpu" or not gpus):
             key = f"params.yaml: {source}.precision"
-            yield f"{key}: found 'tf32', accepted on a CPU: auto, fp32, bf16"
+            yield f"{key}: found 'tf32', accepted on a CPU: auto, fp32, bf16, fp16"
     no_cuda = device == "cuda" and not gpus
     if no_cuda or (device == "mps" and platform.system() != "Darwin"):
         yield (

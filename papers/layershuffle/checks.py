@@ -1,10 +1,16 @@
-"""Cross-checks of the section `analysis`."""
+"""Cross-checks of the sections `prune_eval` and `analysis`."""
 
 from collections.abc import Iterator
 
-from papers.layershuffle.section import Analysis
+from papers.layershuffle.section import Analysis, PruneEval
 from pipeline.config.params import Params
-from pipeline.errors import at_most
+from pipeline.errors import at_most, mistake
+
+
+def check(params: Params) -> Iterator[str]:
+    """Check that images can have routes of their own under the samplers."""
+    if "side_by_side" in params.resolve(PruneEval).samplers:
+        yield mistake("prune_eval.samplers", "side_by_side", "samplers that run one layer a step")
 
 
 def check_layers(params: Params, num_layers: int) -> Iterator[str]:

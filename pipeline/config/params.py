@@ -8,7 +8,7 @@ from pydantic import Field, PrivateAttr, ValidationError, create_model
 
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.paper import Paper
-from pipeline.config.presets import ModelPreset
+from pipeline.config.presets import OWN_WEIGHTS, ModelPreset
 from pipeline.config.resolve import Layer, Overrides, SectionT, Sizes, Value, lower, merge, resolved
 from pipeline.config.samplers import forms
 from pipeline.config.sections import (
@@ -158,7 +158,8 @@ class Params(Section):
     @property
     def starts(self) -> list[int]:
         """Seeds of the starting weights; of given weights there is one set."""
-        count = self.resolve(Pretrain).seeds if self.model_preset.weights == "scratch" else 1
+        has_own = self.model_preset.weights in OWN_WEIGHTS
+        count = self.resolve(Pretrain).seeds if has_own else 1
         return self.seeds[:count]
 
     def start_of(self, seed: int) -> int:

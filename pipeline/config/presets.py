@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from pipeline.config.types import Count, NonNegative, Positive, Section, refuse
 
+OWN_WEIGHTS = ("scratch", "random")  # those that begin with random weights, a set a seed
 SIZES = ("embed_dim", "num_heads", "depth", "patch_size", "img_size")  # keyword arguments of timm
 
 
@@ -21,8 +22,8 @@ class ModelPreset(Section):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Of timm.create_model."""
     weights: Annotated[str, Field(min_length=1)]
-    """scratch, hub (`timm` then needs the tag), a .safetensors file, or a folder of timm's
-    layout."""
+    """scratch (the stage pretrain trains them), random (nothing does, a set a seed), hub (`timm`
+    then needs the tag), a .safetensors file, or a folder of timm's layout."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """Checksum that the weights' file must have."""
     num_classes: Count | None = None
@@ -39,9 +40,8 @@ class ModelPreset(Section):
     """A key of `scales`, used where params.yaml chooses none."""
 
     def local_file(self, root: Path = Path()) -> Path | None:
-        """The safetensors file that `weights` names, itself or in a folder; None: scratch or
-        hub."""
-        if self.weights in ("scratch", "hub"):
+        """The safetensors file that `weights` names, itself or in a folder, if it names one."""
+        if self.weights in (*OWN_WEIGHTS, "hub"):
             return None
         path = root / self.weights
         return path / "model.safetensors" if path.is_dir() else path
@@ -49,8 +49,8 @@ class ModelPreset(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         is_local = self.weights.endswith(".safetensors") or "/" in self.weights
-        if self.weights not in ("scratch", "hub") and not is_local:
-            accepted = "scratch, hub, a .safetensors file, or a folder with one (with a /)"
+        if self.weights not in (*OWN_WEIGHTS, "hub") and not is_local:
+            accepted = "scratch, random, hub, a .safetensors file, or a folder with one (with a /)"
             raise refuse("weights", self.weights, accepted)
         for key, own_key in (("num_classes", "num_classes"), ("pretrained", "weights")):
             if key in self.kwargs:

@@ -20,8 +20,10 @@ from lsvit.routes import (
     fix_last,
     fixed,
     per_sample,
+    repeat_first,
     reverse,
     sequential,
+    side_by_side,
     skip,
     swap,
 )
@@ -76,7 +78,14 @@ class Parametrised:
     most: Callable[[int], int] | None = None
 
 
-PLAIN: dict[str, Sampler] = {"sequential": sequential, "arbitrary": arbitrary, "reversed": reverse}
+PLAIN: dict[str, Sampler] = {
+    "sequential": sequential,
+    "arbitrary": arbitrary,
+    "reversed": reverse,
+    "repeat_first": repeat_first,
+    "side_by_side": side_by_side,
+}
+ORDERLESS = ("repeat_first", "side_by_side")  # an order of their steps changes nothing
 PARAMETRISED = {
     "drop": Parametrised(
         drop, _read_rate, "{drop: p} with 0 <= p < 1 (also schedule: constant or linear)"
@@ -180,7 +189,7 @@ def latin_ends(spec: Spec) -> tuple[int, int] | None:
 def forms(spec: Spec) -> tuple[str, ...]:
     """What a sampler's routes can be drawn for; nothing where all its routes are the same."""
     always_same = isinstance(spec, dict) and ("order" in spec or "skip" in spec)
-    if spec in ("sequential", "reversed") or always_same:
+    if spec in ("sequential", "reversed", *ORDERLESS) or always_same:
         return ()
     return ("batch", "sample", "latin") if latin_ends(spec) else ("batch", "sample")
 

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from pipeline.config.types import (
     NUMBER,
+    Added,
     AtMost,
     Count,
     Fraction,
@@ -35,8 +36,9 @@ class Optimisation(Section):
     """Under `arbitrary` each validation batch has an order of its own."""
     validation_orders: Literal["all", "trained"] = "all"
     """trained: only the order that is trained for, which saves time."""
-    precision: Literal["auto", "fp32", "tf32", "bf16"]
-    """auto: the fastest for width and processor. tf32: on CUDA. bf16: autocast."""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+    """auto: the fastest for width and processor. tf32: on CUDA. bf16, fp16: autocast; fp16 with a
+    scaled loss, as the published code."""
     compile: Literal["auto", "blocks", "none"]
     """auto: wide models on CUDA. blocks: every block is compiled, the code is shared."""
     micro_batch_size: Count | None
@@ -48,6 +50,9 @@ class Optimisation(Section):
     """CPU threads of one training; trainings run side by side."""
     position_weight: NonNegative = 1.0
     """Weight of the sum over layers of the position losses; published code: 1 / layers."""
+    clip: Annotated[Positive | None, Added(None)] = None
+    """Largest norm of a step's gradients, longer ones are shortened; null: any. Published code:
+    1.0."""
     warmup_epochs: Natural = 5
     """Of schedule cosine: epochs in which the rate grows linearly (DeiT)."""
     plateau_factor: Fraction = 0.6

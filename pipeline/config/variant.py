@@ -20,8 +20,8 @@ UNTRAINED = "untrained"
 class Encode(Section):
     """LayerShuffle-position, see :class:`lsvit.position.Encode`."""
 
-    dim: Count | None = None
-    """Of the embedding; null: as in the paper, 32 of a width of 768."""
+    dim: Count = 32
+    """Of the embedding; the paper's F."""
     std: Positive | None = None
     """Of the projections' initial weights; null: as at a width of 768, 0.0204."""
     shared: bool = False
@@ -47,9 +47,9 @@ class Variant(Section):
 
     route: Sampler
     """sequential, arbitrary (LayerShuffle: a fresh random permutation), {drop: p} (LayerDrop).
-    Beyond the paper: reversed, {drop: p, schedule: linear} (p grows with depth), {swap: k} (k swaps
-    of neighbours), {order: [layers]}, {skip: [layers]}, {fix_first: k}, {fix_last: k} (k layers
-    stay)."""
+    Beyond the paper: reversed, repeat_first (layer 0 at every depth), side_by_side (all layers in
+    one step), {drop: p, schedule: linear} (p grows with depth), {swap: k} (k swaps of neighbours),
+    {order: [layers]}, {skip: [layers]}, {fix_first: k}, {fix_last: k} (k layers stay)."""
     per: Per | None = None
     """What a random route is drawn for; null: `finetune.per`, where the route has that."""
     position: Position = Position()

@@ -121,11 +121,12 @@ def describe_front(spec: dict[str, Any], origin: dict[str, Any], cells: pd.DataF
 
 def describe_start(preset: dict[str, Any], origin: dict[str, Any]) -> str:
     """Where the starting weights come from."""
-    if origin:
+    if "sha256" in origin:
         source = origin.get("hf_hub_id") or origin["file"]
         return f"{origin['timm']} ({source}, sha256 `{origin['sha256']}`)"
     made = {key: preset[key] for key in ("kwargs", "init_std", "init_growth") if preset[key]}
-    return f"trained from scratch on the same data ({preset['timm']}, `{json.dumps(made)}`)"
+    how = "random" if preset["weights"] == "random" else "trained from scratch on the same data"
+    return f"{how} ({preset['timm']}, `{json.dumps(made)}`)"
 
 
 def describe_options(record: dict[str, Any], spec: dict[str, Any]) -> str:

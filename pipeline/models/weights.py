@@ -13,7 +13,7 @@ import lsvit.position
 import lsvit.weights
 from lsvit.routed import RoutedModel
 from lsvit.weights import load_weights
-from pipeline.config.presets import ModelPreset
+from pipeline.config.presets import OWN_WEIGHTS, ModelPreset
 from pipeline.config.variant import PLAIN, Position, Variant, papers_variant
 from pipeline.errors import UserError
 from pipeline.jobs.files import sha256
@@ -78,7 +78,7 @@ def create_backbone(preset: ModelPreset, num_classes: int) -> Any:
             )
         if hasattr(model, "head_dist"):
             del model.head_dist
-    if preset.weights == "scratch":
+    if preset.weights in OWN_WEIGHTS:
         _initialise(model, preset)
     return model
 
@@ -184,7 +184,7 @@ def normalisation(
 
     cfg: Any = timm.get_pretrained_cfg(preset.timm)
     in_chans = preset.kwargs.get("in_chans", 3)
-    if preset.weights == "scratch" or cfg is None or len(cfg.mean) != in_chans:
+    if preset.weights in OWN_WEIGHTS or cfg is None or len(cfg.mean) != in_chans:
         return tuple(meta["mean"]), tuple(meta["std"])
     return tuple(cfg.mean), tuple(cfg.std)
 

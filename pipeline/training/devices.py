@@ -12,6 +12,8 @@ from pipeline.errors import UserError
 from pipeline.jobs.configs import WIDE
 from pipeline.jobs.portable import only_avx2
 
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}  # precisions of autocast
+
 
 def pick_device(name: str) -> torch.device:
     """The device of a `device:` value. "auto" leaves out MPS, on which nothing was tested.
@@ -41,7 +43,7 @@ class Execution:
     """How the passes of one model are executed; `why` is set where `auto` chose the precision."""
 
     device: torch.device
-    precision: str  # fp32 | tf32 | bf16
+    precision: str  # fp32 | tf32 | bf16 | fp16
     compiled: bool = False
     deterministic: bool = False
     why: str = ""
@@ -56,7 +58,8 @@ class Execution:
 
     def context(self) -> torch.autocast:
         """Within it, forward passes run in this precision."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+        half = HALF.get(self.precision)
+        return torch.autocast(self.device.type, half, enabled=half is not None)
 
     def __str__(self) -> str:
         if self.device.type == "cuda":
@@ -111,7 +114,7 @@ def settle(
             precision = "tf32" if device.type == "cuda" else "fp32"
             why = "no bf16 instructions in use"
     elif precision == "tf32" and device.type != "cuda":
-        raise UserError("precision: found 'tf32', accepted on a CPU: auto, fp32, bf16")
+        raise UserError("precision: found 'tf32', accepted on a CPU: auto, fp32, bf16, fp16")
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"  # of the patch embedding, a convolution
     if deterministic:

@@ -68,6 +68,7 @@ class Run:
     judges: dict[str, Split]  # validation images and, where some are held out, those
     augments: list[Augment]
     optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # of the loss in fp16; does nothing in other precisions
     scheduler: Any
     steps: int  # optimiser steps of an epoch
     report: Report
@@ -83,7 +84,12 @@ class Run:
 
     def resumable(self) -> dict[str, Any]:
         """What has a state that a checkpoint holds."""
-        return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scaler": self.scaler,
+            "scheduler": self.scheduler,
+        }
 
 
 def train(
@@ -187,6 +193,7 @@ def open_run(config: TrainConfig, data: Path, weights: Path | None, report: Repo
         judges=splits,
         augments=[augment for augment in augments if augment is not None],
         optimizer=optimizer,
+        scaler=torch.amp.GradScaler(execution.device.type, enabled=execution.precision == "fp16"),
         scheduler=make_scheduler(optimizer, options, steps * options.epochs),
         steps=steps,
         report=report,
@@ -229,8 +236,12 @@ def train_epoch(run: Run, epoch: int) -> Row:
         routes = draw_route(config, run.model.num_layers, epoch, i)
 
         run.optimizer.zero_grad()
-        sums = backward_in_parts(run.step, batch, routes, options)
-        run.optimizer.step()
+        sums = backward_in_parts(run.step, batch, routes, options, run.scaler)
+        if options.clip is not None:
+            run.scaler.unscale_(run.optimizer)
+            nn.utils.clip_grad_norm_(run.model.parameters(), options.clip)
+        run.scaler.step(run.optimizer)
+        run.scaler.update()
         if options.schedule != "plateau":
             run.scheduler.step()
 
@@ -361,7 +372,7 @@ def _save(state: dict[str, Any], path: Path) -> None:
 def fetch(
     config: TrainConfig, data: Path, weights: Path | None, folder: Path, report: Report
 ) -> None:
-    """Write the preset's published or local weights, with a head for the data set.
+    """Write the preset's published, local or random weights, with a head for the data set.
 
     They are the starting weights of every variant. The head is drawn anew from the seed where that
     of the weights has another number of outputs, or was one of two and the preset keeps one.
@@ -376,7 +387,9 @@ def fetch(
         preset = preset.model_copy(update={"weights": str(weights)})
     backbone = create_backbone(preset, len(read_meta(data)["classes"]))
     model = attach(backbone, PLAIN)
-    loaded = load_start(model.backbone, preset)
+    loaded: dict[str, str | None] = {"head": "fresh"}
+    if preset.weights != "random":
+        loaded = load_start(model.backbone, preset)
     save_weights(model, folder / WEIGHTS)
     (folder / ORIGIN).write_text(json.dumps(loaded, indent=1) + "\n")
     (folder / HISTORY).write_text("[]\n")

@@ -54,9 +54,15 @@ class TrainingStep(nn.Module):
 
 
 def backward_in_parts(
-    step: nn.Module, batch: Batch, routes: Routes, options: Optimisation
+    step: nn.Module,
+    batch: Batch,
+    routes: Routes,
+    options: Optimisation,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> dict[str, Tensor]:
     """Gradients of the mean loss over a whole batch, of which `batch` is this process's share.
+
+    They are those of the loss that `scaler` scaled, if there is one.
 
     Returns:
         The sums over this share's images of what :class:`TrainingStep` gives.
@@ -72,7 +78,10 @@ def backward_in_parts(
         skip = routes.shared and i < passes - 1
         with without_averaging(step, skip):
             values = step(part, routes.part(start, count))
-            (values["loss"] * (count * world / options.batch_size)).backward()
+            loss = values["loss"] * (count * world / options.batch_size)
+            if scaler is not None:
+                loss = scaler.scale(loss)
+            loss.backward()
         for name, value in values.items():
             sums[name] = sums.get(name, 0) + value.detach() * count
         start += count

@@ -244,6 +244,22 @@ def test_fetch_records_what_was_loaded(
     assert tensors["head.weight"].shape == (outputs or 10, 16)
 
 
+def test_random_weights_are_drawn_by_seed(
+    train_config: Callable[..., TrainConfig], prepared: Path, pico: ModelPreset, tmp_path: Path
+) -> None:
+    """As the preset says, without a training."""
+    preset = changed(pico, weights="random")
+    for seed in (0, 1):
+        (tmp_path / str(seed)).mkdir()
+        config = train_config(seed=seed).model_copy(update={"model": preset})
+        fetch(config, prepared, None, tmp_path / str(seed), lambda row: None)
+        torch.manual_seed(seed)
+        expected = create_backbone(pico, 10).state_dict()
+        found = load_file(tmp_path / str(seed) / "weights.safetensors")
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
 def test_the_file_of_a_preset(pico: ModelPreset, tmp_path: Path) -> None:
     assert pico.local_file() is None
     assert changed(pico, weights="hub").local_file() is None

@@ -25,7 +25,14 @@ from lsvit.routes import (
     per_sample,
 )
 from papers.layershuffle.section import SAMPLER_ROWS, EvalConfig
-from pipeline.config.samplers import Spec, latin_ends, limit, make_sampler, sampler_name
+from pipeline.config.samplers import (
+    ORDERLESS,
+    Spec,
+    latin_ends,
+    limit,
+    make_sampler,
+    sampler_name,
+)
 from pipeline.data.splits import Split
 from pipeline.jobs.files import ROWS, write_rows
 from pipeline.training.devices import Execution
@@ -48,9 +55,10 @@ SAMPLER_COLUMNS = ("sampler", "distance", "length", "images", "accuracy", "loss"
 def cells(num_layers: int, config: EvalConfig) -> list[int]:
     """The numbers of layers to keep: those asked for and all.
 
-    A model that was trained on its first k layers is evaluated with k alone.
+    A model that was trained on its first k layers is evaluated with k alone. One whose route has no
+    order is evaluated along that route.
     """
-    if config.variant.layers:
+    if config.variant.layers or config.variant.route in ORDERLESS:
         return [num_layers]
     return sorted({*config.options.keep, num_layers})
 
@@ -78,8 +86,12 @@ def evaluate_cell(
     """
     options = config.options
     num_layers = model.num_layers
-    routes = evaluation_routes(num_layers, keep, order, options.orders, options.seed)
-    exhaustive = count_routes(num_layers, keep, order) <= options.orders
+    if config.variant.route in ORDERLESS:
+        routes = [make_sampler(config.variant.route)(generator("evaluation"), num_layers)]
+        exhaustive = True
+    else:
+        routes = evaluation_routes(num_layers, keep, order, options.orders, options.seed)
+        exhaustive = count_routes(num_layers, keep, order) <= options.orders
     mixed = options.per in ("sample", "latin")
     uses_all = exhaustive or (keep == num_layers and not mixed)
     split = whole if uses_all else part
@@ -158,7 +170,9 @@ def _row(
 
 
 def _name(route: Route) -> str:
-    return "-".join(map(str, route))
+    """E.g. "2-0-1"; of layers side by side "0+1+2"."""
+    steps = [step if isinstance(step, tuple) else (step,) for step in route]
+    return "-".join("+".join(map(str, step)) for step in steps)
 
 
 def evaluate_sampler(

@@ -4,6 +4,7 @@ from lsvit.routes import ORDERS, count_routes
 from papers.layershuffle.section import Analysis, AnalysisConfig, EvalConfig, PruneEval
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
+from pipeline.config.samplers import ORDERLESS
 from pipeline.config.variant import PRETRAINED
 from pipeline.jobs.files import JUDGES, read_meta
 from pipeline.jobs.job import Job
@@ -76,11 +77,12 @@ def list_work(params: Params, num_layers: int) -> list[Work]:
     for name, variant in params.all_variants.items():
         options = params.resolve(PruneEval).of(name)
         layers = variant.layers or num_layers
-        keeps = {layers} if variant.layers else {*options.keep, layers}
+        only_all = variant.layers or variant.route in ORDERLESS
+        keeps = {layers} if only_all else {*options.keep, layers}
         passes = [layers] * len(options.samplers)
         for keep in keeps:
             for order in ORDERS:
-                routes = count_routes(layers, keep, order)
+                routes = 1 if variant.route in ORDERLESS else count_routes(layers, keep, order)
                 passes += [keep] * min(routes, options.orders)
         works.append(
             Work("prune-eval", "", seeds, preset, variant, passes=passes, images=options.images)

@@ -83,6 +83,31 @@ def test_mean_and_spread_have_rows_of_their_own(evaluated: Evaluated) -> None:
 
 
 @pytest.mark.parametrize(
+    ("route", "steps", "name"),
+    [("repeat_first", (0,) * 4, "0-0-0-0"), ("side_by_side", ((0, 1, 2, 3),), "0+1+2+3")],
+)
+def test_a_route_without_an_order_is_evaluated_alone(
+    route: str,
+    steps: Any,
+    name: str,
+    configured: Configured,
+    prepared: Path,
+    weights: Path,
+    tmp_path: Path,
+) -> None:
+    """All layers, on all images; both orders are that route."""
+    config = configured(Variant(route=route), samplers=[], images=10)
+    evaluation.evaluate(config, prepared, weights, tmp_path, lambda event: None)
+    rows = pd.read_csv(tmp_path / ROWS, dtype={"route": str})
+    assert rows["order"].tolist() == ["sequential", "arbitrary"]
+    assert rows[["keep", *ROUTE_KEYS]].values.tolist() == [[4, name, 1, 40]] * 2
+    model, execution = open_model(config, prepared, weights)
+    split = open_split(config, prepared, "validation", model)
+    own = score(model, split, OneRoute(steps), 16, execution)
+    assert rows["loss"].tolist() == [pytest.approx(own.loss, abs=1e-6)] * 2
+
+
+@pytest.mark.parametrize(
     ("per", "batch_size", "names"),
     [
         ("batch", 16, ["3 routes, one a batch"]),

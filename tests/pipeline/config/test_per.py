@@ -10,7 +10,7 @@ from pipeline.config.samplers import forms
 from pipeline.config.sections import Finetune
 from tests.pipeline.config.conftest import Load
 
-EVERY = ("ls", "ls_pos", "ls_pred", "ls_contrastive")
+EVERY = ("ls", "ls_pos", "ls_pred", "ls_pred_mean")
 PLACES = [
     "finetune",
     "scales.published.finetune",
@@ -70,6 +70,8 @@ def test_a_variants_own_wins(per: str, changed: Load) -> None:
         ({"swap": 1}, ("batch", "sample")),
         ("sequential", ()),
         ("reversed", ()),
+        ("repeat_first", ()),
+        ("side_by_side", ()),
         ({"order": [1, 0]}, ()),
         ({"skip": [1]}, ()),
     ],

@@ -175,7 +175,7 @@ def test_variants_of_a_scale(changed: Load) -> None:
     own: Values = {"scales.minutes.variants": {}}
     mine = {
         "more": {"route": "reversed"},
-        "ls_contrastive": {"route": {"swap": 3}},
+        "ls_pred_mean": {"route": {"swap": 3}},
         "refit_3": None,
     }
     plain, params = (
@@ -188,8 +188,8 @@ def test_variants_of_a_scale(changed: Load) -> None:
     ]
     assert params.all_variants["more"].route == "reversed"
     assert (
-        plain.all_variants["ls_contrastive"].route,
-        params.all_variants["ls_contrastive"].route,
+        plain.all_variants["ls_pred_mean"].route,
+        params.all_variants["ls_pred_mean"].route,
     ) == ("arbitrary", {"swap": 3})
     assert "refit_3" in plain.all_variants
     assert "more" not in plain.all_variants

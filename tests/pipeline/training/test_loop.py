@@ -30,7 +30,14 @@ from pipeline.jobs.job import Job
 from pipeline.models.weights import build
 from pipeline.training.gather import gather_trainings
 from pipeline.training.judging import kept_epoch
-from pipeline.training.loop import CHECKPOINT, open_run, train, validate, validation_routes
+from pipeline.training.loop import (
+    CHECKPOINT,
+    open_run,
+    train,
+    train_epoch,
+    validate,
+    validation_routes,
+)
 from pipeline.training.optimisation import make_optimizer, make_scheduler, stops
 from pipeline.training.scoring import batches_along
 from pipeline.training.step import count_passes
@@ -73,8 +80,18 @@ def outcome(folder: Path) -> tuple[str, str]:
         {"position": PARTS, "schedule": "one_cycle"},
         {"route": {"fix_first": 1}, "per": "sample"},
         {"position": PARTS, "per": "latin", "micro_batch_size": 5},
+        {"precision": "fp16", "clip": 1.0},
+        {"route": "side_by_side"},
     ],
-    ids=["ls", "sequential", "position with dropout", "an order a sample", "latin"],
+    ids=[
+        "ls",
+        "sequential",
+        "position with dropout",
+        "an order a sample",
+        "latin",
+        "fp16",
+        "floor",
+    ],
 )
 def test_resumed_training_equals_an_undisturbed_one(
     train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any]
@@ -219,6 +236,53 @@ def test_validation_orders_are_many_and_fixed() -> None:
     assert validation_routes(12, 10, {"drop": 0.2}) == routes
     backwards = OneRoute(tuple(reversed(range(12))))
     assert validation_routes(12, 10, "reversed")["trained"] == [backwards] * 10
+
+
+def gradients(config: TrainConfig, data: Path) -> torch.Tensor:
+    """All gradients with which the optimiser makes its first step."""
+    opened = open_run(config, data, None, Mock())
+    found = []
+
+    def note(optimizer: torch.optim.Optimizer) -> None:
+        given = [one.grad for one in opened.model.parameters() if one.grad is not None]
+        found.append(torch.cat([gradient.flatten() for gradient in given]))
+        raise Killed
+
+    opened.scaler.step = note
+    with pytest.raises(Killed):
+        train_epoch(opened, 1)
+    return found[0]
+
+
+@pytest.mark.parametrize("changes", [{}, {"micro_batch_size": 5}, {"precision": "fp16"}])
+def test_gradients_are_clipped_as_a_whole(
+    train_config: Config, prepared: Path, changes: dict[str, Any]
+) -> None:
+    """The gradients of the whole batch, of the loss before it was scaled; shorter ones stay."""
+    whole = gradients(train_config(epochs=1, clip=1e6, **changes), prepared)
+    norm = whole.norm().item()
+    clipped = gradients(train_config(epochs=1, clip=norm / 4, **changes), prepared)
+    assert torch.allclose(clipped, whole / 4, rtol=1e-3, atol=1e-7)
+    free = gradients(
+        train_config(epochs=1, micro_batch_size=changes.get("micro_batch_size")), prepared
+    )
+    assert norm == pytest.approx(free.norm().item(), rel=0.02)
+
+
+def test_fp16_scales_its_loss(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+    """Steps whose gradients overflow are left out and lower the scale, which a checkpoint holds."""
+    config = train_config(precision="fp16")
+    with pytest.raises(Killed):
+        run(config, prepared, tmp_path, stop_after=1)
+    state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    assert state["scaler"]["_growth_tracker"] == 3  # of 3 steps
+    state["scaler"]["scale"] = 2.0**40
+    torch.save(state, tmp_path / CHECKPOINT)
+    with pytest.raises(Killed):
+        run(config, prepared, tmp_path, stop_after=1)
+    after = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    assert after["scaler"]["scale"] == 2.0**37
+    assert all(torch.equal(after["model"][name], weight) for name, weight in state["model"].items())
 
 
 def test_refit_trains_k_layers_alone(train_config: Config, prepared: Path, tmp_path: Path) -> None:
