@@ -35,7 +35,7 @@ def test_mps_is_one_device(changed: Load) -> None:
 )
 def test_a_precision_that_is_not_there(key: str, changed: Load) -> None:
     """Of whichever training; the line says whose."""
-    said = f"params.yaml: {key}.precision: found 'tf32', accepted on a CPU: auto, fp32, bf16"
+    said = f"params.yaml: {key}.precision: found 'tf32', accepted on a CPU: auto, fp32, bf16, fp16"
     assert said in list(check_machine(changed({f"{key}.precision": "tf32"})))
 
 

@@ -141,7 +141,8 @@ def test_what_nobody_set_is_lowered_to_the_images(
     content: dict[str, Any], changed: Load, params: Params, scale: str
 ) -> None:
     """Values of sections and scales fit, and say so, whatever letters the scale's name has."""
-    scales = content["scales"] | {scale: content["scales"]["minutes"]}
+    minutes = content["scales"]["minutes"] | {"finetune": {"batch_size": 120}}
+    scales = content["scales"] | {scale: minutes}
     values = {"dataset": "tiny", "datasets.tiny": TINY, "scale": scale, "scales": scales}
     lowered = changed(values)
     options: list[Any] = [lowered.resolve(section) for section in (Pretrain, Exits)]

@@ -56,7 +56,7 @@ def test_auto_goes_by_width_and_processor(
 
 def test_a_precision_that_the_processor_lacks() -> None:
     with pytest.raises(
-        UserError, match="precision: found 'tf32', accepted on a CPU: auto, fp32, bf16"
+        UserError, match="precision: found 'tf32', accepted on a CPU: auto, fp32, bf16, fp16"
     ):
         settle(CPU, 768, "tf32")
 
