@@ -169,8 +169,8 @@ class Plan:
     def starting(self) -> dict[int, Job]:
         """What makes the starting weights, by seed, of a plan for `pretrain`.
 
-        Trainings from scratch, or what draws random weights, or fetches published ones or those of a
-        file or folder, which get a head for the data.
+        Trainings from scratch, or what draws random weights, or fetches published ones or those of
+        a file or folder, which get a head for the data.
         """
         preset = self.params.model_preset
         if preset.weights == "scratch":
