@@ -108,7 +108,8 @@ def test_trainings_with_exits(step: int | None, train_config: Make, prepared: Pa
 
 def test_augmentation(train_config: Make, prepared: Path) -> None:
     """All of DeiT's parts, beside the patch mixing loss."""
-    recipe = {"repeats": 2, "erasing": 0.5, "mixup": 0.8, "drop_path": 0.2}
+    recipe = {"repeats": 2, "crop": 0.08, "flip": 0.5, "randaugment": 9, "erasing": 0.5}
+    recipe |= {"mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "drop_path": 0.2}
     keys = {"route": "arbitrary", "losses": {"mixing": 1.0}, "recipe": recipe}
     variant = Variant.model_validate(keys)
     same(loop.train, train_config(epochs=1).model_copy(update={"variant": variant}), prepared, None)

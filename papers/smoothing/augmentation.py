@@ -1,11 +1,103 @@
-"""CutMix with a label for every patch (over-smoothing, patch mixing loss)."""
+"""The parts of DeiT's recipe that change images and labels, from timm's and torchvision's parts."""
+
+import random
+from collections.abc import Callable
 
 import torch
+from timm.data.auto_augment import rand_augment_choices, rand_augment_transform
+from timm.data.random_erasing import RandomErasing
+from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_pil_interp
 from torch import Tensor
 from torch.nn.functional import interpolate, one_hot
-from torchvision.transforms.v2 import CutMix
+from torchvision.transforms.v2 import Compose, CutMix, MixUp, RandomHorizontalFlip
+from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 
+from papers.smoothing.section import Recipe
+from pipeline.data.splits import Split
 from pipeline.training.objectives import Batch
+
+EVEN = 0.5  # of the batches have CutMix where there is mixup too (timm's switch_prob)
+
+
+class Augmentation:
+    """Every part of the recipe that is on, in the order in which DeiT has them.
+
+    It draws from the global generators of torch, numpy and Python, as the libraries' parts do.
+
+    Args:
+        recipe: which parts.
+        num_classes: of the labels.
+        grid: patches in height and width, along which CutMix cuts.
+        split: where the images come from, which says how they were normalised.
+    """
+
+    def __init__(
+        self, recipe: Recipe, num_classes: int, grid: tuple[int, int], split: Split
+    ) -> None:
+        self.recipe = recipe
+        self.num_classes = num_classes
+        self.grid = grid
+        self.split = split
+        self.changes: list[Callable] = []  # of single images
+        side = split.resize.crop
+        if recipe.crop < 1:
+            self.changes.append(
+                RandomResizedCropAndInterpolation(
+                    side, scale=(recipe.crop, 1.0), interpolation="bicubic"
+                )
+            )
+        if recipe.flip:
+            self.changes.append(RandomHorizontalFlip(recipe.flip))
+        if recipe.randaugment:
+            self.changes.append(make_randaugment(recipe.randaugment, split))
+        self.erase = RandomErasing(recipe.erasing, mode="pixel", device=str(split.device))
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Augment a batch with classes as labels. Erasing changes its images in place."""
+        images = batch.images
+        if self.changes:
+            images = self.change_each(images)
+        if self.recipe.erasing:
+            images = self.erase(images)
+        batch = Batch(images, batch.labels)
+        recipe = self.recipe
+        if recipe.cutmix and not (recipe.mixup and random.random() < EVEN):
+            batch = mix_patches(images, batch.labels, self.num_classes, self.grid, recipe.cutmix)
+        elif recipe.mixup:
+            mixup = MixUp(alpha=recipe.mixup, num_classes=self.num_classes)
+            batch = Batch(*mixup(images, batch.labels))
+        if recipe.label_smoothing:
+            shares = batch.labels  # (B, C)
+            if shares.ndim == 1:
+                shares = one_hot(shares, self.num_classes).float()
+            smoothing = recipe.label_smoothing
+            batch.labels = (1 - smoothing) * shares + smoothing / self.num_classes
+        return batch
+
+    def change_each(self, images: Tensor) -> Tensor:
+        """Crop, flip and RandAugment: of pixels before their normalisation, every image its own."""
+        change = Compose(self.changes)
+        pixels = (images - self.split.shift) / self.split.scale  # 0 to 255
+        pixels = pixels.round().clamp(0, 255).byte().cpu()
+        changed = [pil_to_tensor(change(to_pil_image(image))) for image in pixels]
+        floats = torch.stack(changed).to(images.device).float()
+        return torch.addcmul(self.split.shift, floats, self.split.scale)
+
+
+def make_randaugment(magnitude: int, split: Split) -> Callable:
+    """DeiT's RandAugment: two of timm's fifteen changes an image, each with probability 0.5.
+
+    Pillow refuses the 0 bits to which timm's PosterizeIncreasing goes at times: its plain Posterize
+    stands for it. What is moved in from outside has the data set's mean colour.
+    """
+    names = rand_augment_choices("", increasing=True)
+    names = ["Posterize" if name == "PosterizeIncreasing" else name for name in names]
+    colour = (-split.shift / split.scale)[0, :, 0, 0]  # (C,)
+    options = {
+        "img_mean": tuple(colour.round().int().tolist()),
+        "interpolation": str_to_pil_interp("bicubic"),
+    }
+    return rand_augment_transform(f"rand-m{magnitude}-mstd0.5-inc1", options, names)
 
 
 def mix_patches(

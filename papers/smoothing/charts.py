@@ -15,7 +15,7 @@ DRAWN_FROM = {"smoothing_": ("smoothing.csv",)}  # by the beginnings of names
 def charts(results: Results) -> Charts:
     """Table 1 of the source, and both measures layer after layer."""
     rows = results.table("smoothing")
-    rows = rows[(rows["training"] == "scratch") & (rows["removed"] == NONE)]
+    rows = rows[(rows["training"] == "scratch") & (rows["changed"] == NONE)]
     rows = rows[~rows["talking_heads"].astype(bool) & (rows["order"] == "sequential")]
     shown = []
     for depth, of_depth in rows.groupby("num_layers"):
@@ -24,6 +24,6 @@ def charts(results: Results) -> Charts:
             title = f"{words.capitalize()}, layer after layer, {depth} layers"
             spec = lines(means, "layer", "losses", "layer", words)
             shown.append(Chart(title, SPREAD, "smoothing.csv", spec))
-    where = ("metric=accuracy", "removed=none", "talking_heads=False")
+    where = ("metric=accuracy", "changed=none", "talking_heads=False")
     title = "Table 1: accuracy (%) by layers"
     return Charts([Grid(title, "smoothing_table1.csv", "losses", "num_layers", where)], shown)

@@ -54,7 +54,7 @@ def build(params: Params, backbone: Any) -> list[str]:
     from pipeline.models.weights import create_backbone
 
     options = params.resolve(Smoothing)
-    if options.talking_heads:
+    if options.depths and (options.talking_heads or options.drop_paths):
         use_talking_heads(deepcopy(backbone))
     for depth in options.depths:
         create_backbone(preset(params, depth).model_copy(update={"init_std": None}), 1)

@@ -79,7 +79,7 @@ def draw_smoothing(figures: Figures, rows: pd.DataFrame, about: dict[str, Any]) 
     Returns:
         Captions by title.
     """
-    plain = rows[(rows["removed"] == NONE) & ~rows["talking_heads"].astype(bool)]
+    plain = rows[(rows["changed"] == NONE) & ~rows["talking_heads"].astype(bool)]
     trained = plain[(plain["training"] == SCRATCH) & plain["losses"].isin(LOSSES)]
     untrained = plain[plain["training"] == UNTRAINED]
     untrained = untrained[untrained["num_layers"].isin(trained["num_layers"])]

@@ -54,8 +54,8 @@ def patch_classification(logits: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         logits: (B, N, C), of the linear head on every patch.
-        labels: (B, N), the class of the image that each patch comes from; or (B, C), shares of the
-            classes in all of an image.
+        labels: (B, N), the class of the image that each patch comes from; (B,), that of all of an
+            image's; or (B, C), shares of the classes in all of an image.
 
     Returns:
         A scalar, mean over images and patches.
@@ -63,5 +63,5 @@ def patch_classification(logits: Tensor, labels: Tensor) -> Tensor:
     if labels.is_floating_point():
         targets = labels.unsqueeze(1).expand_as(logits).flatten(0, 1)
     else:
-        targets = labels.flatten()
+        targets = labels.view(len(labels), -1).expand(logits.shape[:2]).flatten()
     return cross_entropy(logits.flatten(0, 1), targets)

@@ -5,17 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from lsvit.routes import ORDERS, Order
-from papers.smoothing.section import SCRATCH
+from papers.smoothing.section import SCRATCH, name_drop_path
 from pipeline.report.evidence import Evidence, NotRun
 from pipeline.report.tables import NONE
 
 COSINE, ATTENTION = "patch_cosine", "attention_std"
-PARTS = {
-    "repeats": "repeated augmentation",
-    "erasing": "random erasing",
-    "mixup": "mixup",
-    "drop_path": "drop path",
-}
 
 
 def depths(e: Evidence) -> tuple[int, int]:
@@ -34,7 +28,7 @@ def profile(
     depth: int | None = None,
     training: str = SCRATCH,
     order: Order = "sequential",
-    removed: str = NONE,
+    changed: str = NONE,
     talking_heads: bool = False,
 ) -> np.ndarray:
     """A measure layer by layer: (seeds, layers).
@@ -44,7 +38,7 @@ def profile(
     Raises:
         NotRun: it is not among the results.
     """
-    where = {"training": training, "order": order, "removed": removed}
+    where = {"training": training, "order": order, "changed": changed}
     rows = e.rows("smoothing", "over-smoothing is", **where, talking_heads=talking_heads)
     if depth is not None:
         rows = rows[rows["num_layers"] == depth]
@@ -56,9 +50,9 @@ def profile(
         name = f"{e.label(training)}, {order}"
         if training == SCRATCH:
             name = f"losses {losses}, {depth} layers"
-            if removed != NONE:
-                name += f", without {PARTS[removed]}"
-            elif talking_heads:
+            if changed != NONE:
+                name += f", {changed.replace('_', ' ')}"
+            if talking_heads:
                 name += ", talking heads"
         raise NotRun(f"the {column.replace('_', ' ')} of {name} is not among the results")
     return rows.pivot_table(index="seed", columns="layer", values=column, sort=False).to_numpy()
@@ -98,15 +92,26 @@ def accuracy(
     e: Evidence,
     losses: str,
     deep: bool = False,
-    removed: str = NONE,
+    changed: str = NONE,
     talking_heads: bool = False,
+    model: str = "",
 ) -> np.ndarray:
-    """Accuracy in % of a training from scratch, at the larger depth if `deep`."""
+    """Accuracy in % of a training from scratch, at the larger depth if `deep`.
+
+    Raises:
+        NotRun: it is not among the results, or the claim is about another `model` than theirs.
+    """
+    if model and e.cell["model"] != model:
+        raise NotRun(f"the claim is about {model}")
     depth = depths(e)[deep]
-    return (
-        100
-        * profile(e, "accuracy", losses, depth, removed=removed, talking_heads=talking_heads)[:, -1]
-    )
+    accuracies = profile(e, "accuracy", losses, depth, changed=changed, talking_heads=talking_heads)
+    return 100 * accuracies[:, -1]
+
+
+def with_drop_path(e: Evidence, losses: str, rate: float) -> np.ndarray:
+    """Accuracy in % with this drop path and talking heads at the larger depth."""
+    whole = e.read("smoothing")["recipe"]["drop_path"]
+    return accuracy(e, losses, True, name_drop_path(rate, whole), talking_heads=True)
 
 
 def best_lead(e: Evidence, losses: str, others: Sequence[str]) -> np.ndarray:
@@ -116,7 +121,7 @@ def best_lead(e: Evidence, losses: str, others: Sequence[str]) -> np.ndarray:
 
 def cost_of_removing(e: Evidence, part: str, losses: str) -> np.ndarray:
     """What accuracy loses when a part of the recipe is removed."""
-    return accuracy(e, losses) - accuracy(e, losses, removed=part)
+    return accuracy(e, losses) - accuracy(e, losses, changed=f"without_{part}")
 
 
 def change_of_order(e: Evidence, variant: str) -> np.ndarray:
@@ -125,9 +130,9 @@ def change_of_order(e: Evidence, variant: str) -> np.ndarray:
     return np.abs(arbitrary - sequential)
 
 
-def ls_accuracy(e: Evidence, variant: str) -> np.ndarray:
-    """Accuracy of a refined variant under arbitrary orders."""
-    return e.accuracy(variant, "arbitrary")
+def refined_accuracy(e: Evidence, variant: str, order: Order) -> np.ndarray:
+    """Accuracy of a refined variant."""
+    return e.accuracy(variant, order)
 
 
 MEASURES = {
@@ -138,9 +143,10 @@ MEASURES = {
         attention_rise,
         attention,
         accuracy,
+        with_drop_path,
         best_lead,
         cost_of_removing,
         change_of_order,
-        ls_accuracy,
+        refined_accuracy,
     )
 }

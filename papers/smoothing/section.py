@@ -2,14 +2,16 @@
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from lsvit.routes import Order
 from pipeline.config.sections import PaperSection
 from pipeline.config.types import (
+    Added,
     Count,
     Fraction,
     Merged,
+    Natural,
     NoEffect,
     NonNegative,
     Positive,
@@ -19,7 +21,7 @@ from pipeline.config.types import (
 )
 from pipeline.jobs.configs import MeasureConfig
 
-WHOLE = "none"  # of the recipe was removed
+WHOLE = "none"  # of the recipe was changed
 SCRATCH = "scratch"  # in results/: a model trained by this stage
 PROFILE = "profile.json"
 
@@ -33,15 +35,8 @@ class Loss(Section):
 class Contrastive(Loss):
     """The patch contrastive loss, see :func:`papers.smoothing.losses.patch_contrastive`."""
 
-    normalize: bool = True
-    """Of cosines; false: of the source's dot products, which saturate."""
-
-
-class Mixing(Loss):
-    """The patch mixing loss."""
-
-    alpha: Positive = 1.0
-    """Of CutMix's Beta distribution."""
+    normalize: bool = False
+    """Of cosines, where the source takes dot products."""
 
 
 LossT = TypeVar("LossT", bound=Loss)
@@ -67,26 +62,36 @@ class Losses(Section):
 
     cosine: Annotated[Loss | None, _weighed(Loss), PRESENT] = None
     contrastive: Annotated[Contrastive | None, _weighed(Contrastive), PRESENT] = None
-    mixing: Annotated[Mixing | None, _weighed(Mixing), PRESENT] = None
+    mixing: Annotated[Loss | None, _weighed(Loss), PRESENT] = None
+    """The patch mixing loss. Patches are mixed by `recipe.cutmix`; without it all patches of an
+    image have its label."""
 
     def __str__(self) -> str:
         names = [name for name in type(self).model_fields if getattr(self, name)]
         sum_of_names = "+".join(names) or "none"
-        if self.contrastive and not self.contrastive.normalize:
-            return sum_of_names.replace("contrastive", "contrastive_dot")
+        if self.contrastive and self.contrastive.normalize:
+            return sum_of_names.replace("contrastive", "contrastive_cosines")
         return sum_of_names
 
 
 class Recipe(Section):
-    """The parts of DeiT's training recipe that Table 4 removes one at a time; by default all are
-    off."""
+    """DeiT's training recipe, whose parts Table 4 removes one at a time; by default all are off."""
 
     repeats: Count = 1
     """Repeated augmentation: how often an epoch shows an image."""
+    crop: Annotated[Positive, Field(le=1), Added(1.0)] = 1.0
+    """Random resized crop: the least share of an image's area that is kept; 1: none."""
+    flip: Annotated[Share, Added(0.0)] = 0.0
+    """Probability of a horizontal flip."""
+    randaugment: Annotated[Natural, Field(le=10), Added(0)] = 0
+    """Magnitude of RandAugment; 0: none."""
     erasing: Share = 0.0
     """Probability of random erasing."""
     mixup: NonNegative = 0.0
-    """Alpha of the Beta distribution; 0: none."""
+    """Alpha of the Beta distribution; 0: none. With CutMix, half of the batches have either."""
+    cutmix: Annotated[NonNegative, Added(0.0)] = 0.0
+    """Alpha of the Beta distribution; 0: none. Boxes are cut along the grid of patches."""
+    label_smoothing: Annotated[Fraction, Added(0.0)] = 0.0
     drop_path: Fraction = 0.0
     """timm's stochastic depth, of single samples. It grows linearly from 0 at the first layer to
     this rate at the last of all the model has; MLP-Mixers have it in every layer. 0: as the
@@ -95,6 +100,24 @@ class Recipe(Section):
     def without(self, part: str) -> "Recipe":
         """The recipe with one part as it is by default."""
         return self.model_copy(update={part: type(self).model_fields[part].default})
+
+
+Part = Literal[
+    "repeats",
+    "crop",
+    "flip",
+    "randaugment",
+    "erasing",
+    "mixup",
+    "cutmix",
+    "label_smoothing",
+    "drop_path",
+]
+
+
+def name_drop_path(rate: float, whole: float) -> str:
+    """What `changed` in results/ says of a drop path where the whole recipe has another one."""
+    return WHOLE if rate == whole else f"drop_path_{rate:g}"
 
 
 class SmoothingProfiles(Section):
@@ -124,10 +147,13 @@ class Smoothing(SmoothingProfiles, PaperSection):
     """The rows of Table 1, at each depth, and the source's formula as it stands."""
     best: Losses
     """"Ours" of Tables 3 and 4."""
-    removed: list[Literal["repeats", "erasing", "mixup", "drop_path"]]
+    removed: list[Part]
     """From the recipe, one at a time, at the smallest depth, with and without `best` (Table 4)."""
     talking_heads: list[Count]
     """Depths at which `best` is also trained with talking heads (Table 3)."""
+    drop_paths: list[Fraction]
+    """Rates with which `best`, and `best` without the contrastive loss, are trained with talking
+    heads at the largest depth (Table 5)."""
     variants: list[str]
     """Refined models whose profiles are taken too, in sequential and arbitrary order."""
     kwargs: Annotated[dict[str, Any], Merged()]

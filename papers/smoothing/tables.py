@@ -6,14 +6,14 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from papers.smoothing.section import SCRATCH, Smoothing
+from papers.smoothing.section import SCRATCH, Recipe, Smoothing, name_drop_path
 from pipeline.config.params import Params
 from pipeline.report.captions import counted, read_captions
 from pipeline.report.results import Results
 from pipeline.report.tables import ABSENT, NONE, NOT_RUN, cell_text, count_seeds, write_table
 
 ACCURACY, COSINE = "accuracy", "patch_cosine"
-KEYS = ["dataset", "model", "num_layers", "losses", "removed", "talking_heads", "metric"]
+KEYS = ["dataset", "model", "num_layers", "losses", "changed", "talking_heads", "metric"]
 MARKS = {"cosine": "Cosine Reg", "contrastive": "Patch Contrastive", "mixing": "Patch Mixing"}
 YES = "yes"
 
@@ -44,7 +44,7 @@ def smoothing_numbers(rows: pd.DataFrame) -> pd.DataFrame:
 
 def is_plain(numbers: pd.DataFrame) -> pd.Series:
     """True for models of which nothing but losses was changed."""
-    return (numbers["removed"] == NONE) & ~numbers["talking_heads"]
+    return (numbers["changed"] == NONE) & ~numbers["talking_heads"]
 
 
 def find_depths(numbers: pd.DataFrame) -> tuple[int, ...]:
@@ -66,19 +66,19 @@ class Cells:
         self.texts = {}
         for row in numbers.itertuples():
             factor = 100 if row.metric == ACCURACY else 1
-            key = (row.num_layers, row.losses, row.removed, row.talking_heads, row.metric)
+            key = (row.num_layers, row.losses, row.changed, row.talking_heads, row.metric)
             self.texts[key] = cell_text(factor * row.mean, factor * row.std)
 
     def get(
         self,
         depth: int | None,
         losses: str,
-        removed: str = NONE,
+        changed: str = NONE,
         talking_heads: bool = False,
         metric: str = ACCURACY,
     ) -> str:
         """The text of one model."""
-        return self.texts.get((depth, losses, removed, talking_heads, metric), NOT_RUN)
+        return self.texts.get((depth, losses, changed, talking_heads, metric), NOT_RUN)
 
 
 def mark_losses(losses: str) -> dict[str, str]:
@@ -87,9 +87,14 @@ def mark_losses(losses: str) -> dict[str, str]:
     marks = {}
     for name, title in MARKS.items():
         marks[title] = YES if name in names else ABSENT
-        if f"{name}_dot" in names:
-            marks[title] = "dot products"
+        if f"{name}_cosines" in names:
+            marks[title] = "cosines"
     return marks
+
+
+def percent_text(published: float | None) -> str:
+    """A published accuracy, or that there is none."""
+    return ABSENT if published is None else f"{published:.1f}"
 
 
 def losses_table(numbers: pd.DataFrame) -> pd.DataFrame:
@@ -99,9 +104,7 @@ def losses_table(numbers: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for losses in dict.fromkeys([*TABLE1, *numbers.loc[is_plain(numbers), "losses"]]):
         row = mark_losses(losses)
-        source = losses.replace("_dot", "")  # two readings of one formula
-        published = f"{TABLE1[source]:.1f}" if source in TABLE1 else ABSENT
-        row["published, 12 layers"] = published
+        row["published, 12 layers"] = percent_text(TABLE1.get(losses))
         for depth in depths:
             row[f"here, {depth} layers"] = cells.get(depth, losses)
         for depth in depths:
@@ -111,39 +114,25 @@ def losses_table(numbers: pd.DataFrame) -> pd.DataFrame:
 
 
 def ablation_table(numbers: pd.DataFrame) -> pd.DataFrame:
-    """Table 3 in the source's form; other models of ours with talking heads come last."""
+    """Table 3 in the source's form."""
     depths = match_depths(numbers)
     cells = Cells(numbers)
     rows = []
     models = set()
     for published in PUBLISHED["table3"]:
         depth = depths[published["depth"]]
-        row = ablation_row(published["losses"], published["talking_heads"])
-        row |= {"S": str(published["size"]), "D": str(published["depth"])}
+        row = {"S": str(published["size"]), "D": str(published["depth"])}
         if depth not in (None, published["depth"]):
             row["D"] += f" (here: {depth})"
-        row |= {"Epoch": str(published["epochs"]), "published": f"{published['top1']:.1f}"}
+        row |= mark_losses(published["losses"])
+        row["Talking-Head"] = YES if published["talking_heads"] else ABSENT
+        row |= {"Epoch": str(published["epochs"]), "published": percent_text(published["top1"])}
         # Ours are all trained equally long: the first of two rows that differ in epochs is ours.
         model = (depth, published["losses"], NONE, published["talking_heads"])
         row["here"] = NOT_RUN if model in models else cells.get(*model)
         models.add(model)
         rows.append(row)
-    ours = numbers[numbers["talking_heads"] & (numbers["removed"] == NONE)]
-    for depth, losses in ours[["num_layers", "losses"]].drop_duplicates().to_numpy().tolist():
-        model = (depth, losses, NONE, True)
-        if model not in models:
-            row = ablation_row(losses, talking_heads=True)
-            rows.append(row | {"D": f"{ABSENT} (here: {depth})", "here": cells.get(*model)})
-    table = pd.DataFrame(rows)
-    cosine = MARKS["cosine"]  # the source's Table 3 does not have it
-    return table.drop(columns=cosine) if (table[cosine] == ABSENT).all() else table
-
-
-def ablation_row(losses: str, talking_heads: bool) -> dict[str, str]:
-    """A row of Table 3 with what the model has, and nothing published."""
-    row = {"S": ABSENT, "D": ABSENT} | mark_losses(losses)
-    row["Talking-Head"] = YES if talking_heads else ABSENT
-    return row | {"Epoch": ABSENT, "published": ABSENT}
+    return pd.DataFrame(rows).drop(columns=MARKS["cosine"])  # the source's does not have it
 
 
 def recipe_table(numbers: pd.DataFrame, best: str) -> pd.DataFrame:
@@ -156,36 +145,55 @@ def recipe_table(numbers: pd.DataFrame, best: str) -> pd.DataFrame:
     depths = match_depths(numbers)
     cells = Cells(numbers)
     rows = []
-    for removed, published in PUBLISHED["table4"].items():
+    for changed, published in PUBLISHED["table4"].items():
         title = published["title"]
         depth = depths[12]
-        if removed == DEEPER:
+        if changed == DEEPER:
             depth = depths[24]
-            removed = NONE
+            changed = NONE
             if depth not in (None, 24):
                 title = title.replace(")", f", here: {depth})")
         row = {"Model": title}
-        row["published DEIT"] = f"{published['plain']:.1f}"
-        row["published Ours"] = f"{published['ours']:.1f}"
-        row["here DEIT"] = cells.get(depth, NONE, removed)
-        row["here Ours"] = cells.get(depth, best, removed)
+        row["published DEIT"] = percent_text(published.get("plain"))
+        row["published Ours"] = percent_text(published.get("ours"))
+        row["here DEIT"] = cells.get(depth, NONE, changed)
+        row["here Ours"] = cells.get(depth, best, changed)
         rows.append(row)
     return pd.DataFrame(rows)
 
 
+def drop_path_table(numbers: pd.DataFrame, whole: float) -> pd.DataFrame:
+    """Table 5 in the source's form, in %; `whole` is the drop path of the whole recipe."""
+    depth = match_depths(numbers)[24]
+    cells = Cells(numbers)
+    rows = []
+    for published in PUBLISHED["table5"]:
+        rate = published["drop_path"]
+        row = mark_losses(published["losses"]) | {"Drop Path Rate": f"{rate:.2f}"}
+        row["published"] = percent_text(published["top1"])
+        changed = name_drop_path(rate, whole)
+        row["here"] = cells.get(depth, published["losses"], changed, talking_heads=True)
+        rows.append(row)
+    return pd.DataFrame(rows).drop(columns=MARKS["cosine"])
+
+
 def select_numbers(numbers: pd.DataFrame, best: str) -> dict[int, pd.DataFrame]:
-    """The numbers that Tables 1, 3 and 4 show."""
+    """The numbers that Tables 1, 3, 4 and 5 show."""
     depths = match_depths(numbers)
     plain = is_plain(numbers)
     is_accuracy = numbers["metric"] == ACCURACY
     is_shallow = numbers["num_layers"] == depths[12]
     losses = [row["losses"] for row in PUBLISHED["table3"]]
     third = plain & numbers["losses"].isin(losses) & is_shallow
-    third |= numbers["talking_heads"] & (numbers["removed"] == NONE)
+    third |= numbers["talking_heads"] & (numbers["changed"] == NONE)
     fourth = ~numbers["talking_heads"] & numbers["losses"].isin([NONE, best])
-    fourth &= numbers["removed"].isin(PUBLISHED["table4"])
+    fourth &= numbers["changed"].isin(PUBLISHED["table4"])
     fourth &= is_shallow | (plain & (numbers["num_layers"] == depths[24]))
-    return {1: numbers[plain], 3: numbers[third & is_accuracy], 4: numbers[fourth & is_accuracy]}
+    fifth = numbers["talking_heads"] & (numbers["num_layers"] == depths[24])
+    shown = {3: third, 4: fourth, 5: fifth}
+    return {1: numbers[plain]} | {
+        number: numbers[rows & is_accuracy] for number, rows in shown.items()
+    }
 
 
 def trained_how(about: dict[str, Any]) -> str:
@@ -195,9 +203,9 @@ def trained_how(about: dict[str, Any]) -> str:
         images = f"{about['training_images']} images"
     parts = [f"{key} {value}" for key, value in about["kwargs"].items()]
     parts.append(f"{counted(about['epochs'], 'epoch')} of {images}")
+    unused = Recipe().model_dump()
     for key, value in about["recipe"].items():
-        unused = 1 if key == "repeats" else 0
-        if value != unused:
+        if value != unused[key]:
             parts.append(f"{key} {value:g}")
     return ", ".join(parts)
 
@@ -219,7 +227,7 @@ def describe(numbers: pd.DataFrame, about: dict[str, Any]) -> str:
 def write_smoothing_tables(
     rows: pd.DataFrame, folder: Path, best: str, about: dict[str, Any]
 ) -> dict[str, str]:
-    """Write smoothing_table1, 3 and 4: csv (ours, fractions), md and tex (%, published too).
+    """Write smoothing_table1, 3, 4 and 5: csv (ours, fractions), md and tex (%, published too).
 
     Args:
         rows: of smoothing.csv, of one data set and model.
@@ -231,7 +239,12 @@ def write_smoothing_tables(
         Captions by title.
     """
     numbers = smoothing_numbers(rows)
-    tables = {1: losses_table(numbers), 3: ablation_table(numbers), 4: recipe_table(numbers, best)}
+    tables = {
+        1: losses_table(numbers),
+        3: ablation_table(numbers),
+        4: recipe_table(numbers, best),
+        5: drop_path_table(numbers, about["recipe"]["drop_path"]),
+    }
     captions = {}
     for number, shown in select_numbers(numbers, best).items():
         caption = CAPTIONS[f"table{number}"].format(

@@ -1,23 +1,20 @@
 """What the keys `losses`, `recipe` and `talking_heads` do to a model and its training."""
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lsvit.routed import RoutedModel, Samples, Tap
 from lsvit.taps import in_batch_order
-from papers.smoothing.augmentation import mix_patches
+from papers.smoothing.augmentation import Augmentation
 from papers.smoothing.losses import patch_classification, patch_contrastive, patch_cosine
 from papers.smoothing.section import Losses, Recipe
 from papers.smoothing.talking_heads import use_talking_heads
+from pipeline.data.splits import Split
 from pipeline.models.extensions import Extension
 from pipeline.models.tokens import check_pairs, token_shape
-from pipeline.training.objectives import Augment, Batch, ForwardPass, Objective, Terms
-
-EVEN = 0.5  # where mixup and mixed patches are asked for, each batch has one (timm's switch_prob)
+from pipeline.training.objectives import Augment, ForwardPass, Objective, Terms
 
 
 class SmoothingTraining(Extension):
@@ -52,9 +49,13 @@ class SmoothingTraining(Extension):
             return objectives
         return [*objectives, SmoothingLoss(self.losses)]
 
-    def augmentation(self, model: RoutedModel, device: torch.device) -> Augment:
-        """Random erasing, mixup, and mixed patches."""
-        return Augmentation(self.recipe, self.losses, model.backbone, device)
+    def augmentation(self, model: RoutedModel, split: Split) -> Augment | None:
+        """What the recipe does to images and labels."""
+        others = self.recipe.without("repeats").without("drop_path")
+        if others == Recipe():
+            return None
+        grid = token_shape(model.backbone).grid if others.cutmix else (1, 1)
+        return Augmentation(others, model.backbone.num_classes, grid, split)
 
 
 class FirstTokens:
@@ -107,33 +108,3 @@ class SmoothingLoss:
             loss = patch_classification(model.patch_head(late), labels)
             terms["mixing_loss"] = mixing.weight, loss
         return terms
-
-
-class Augmentation:
-    """Random erasing, mixup and mixed patches of training batches, from timm's and torchvision's.
-
-    It draws from the global generators of torch and of Python, as the libraries' parts do.
-    """
-
-    def __init__(self, recipe: Recipe, losses: Losses, backbone: Any, device: torch.device) -> None:
-        from timm.data.random_erasing import RandomErasing
-        from torchvision.transforms.v2 import MixUp
-
-        self.num_classes = backbone.num_classes
-        self.mixing = losses.mixing
-        self.grid = token_shape(backbone).grid if self.mixing else (1, 1)
-        self.erase = None
-        if recipe.erasing:
-            self.erase = RandomErasing(recipe.erasing, mode="pixel", device=str(device))
-        self.mixup = None
-        if recipe.mixup:
-            self.mixup = MixUp(alpha=recipe.mixup, num_classes=self.num_classes)
-
-    def __call__(self, batch: Batch) -> Batch:
-        """Augment a batch with classes as labels. Erasing changes its images in place."""
-        images = self.erase(batch.images) if self.erase else batch.images
-        if self.mixing and not (self.mixup and random.random() < EVEN):
-            return mix_patches(images, batch.labels, self.num_classes, self.grid, self.mixing.alpha)
-        if self.mixup:
-            return Batch(*self.mixup(images, batch.labels))
-        return Batch(images, batch.labels)

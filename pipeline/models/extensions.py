@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lsvit.routed import RoutedModel
 from pipeline.config.variant import Variant
 
 if TYPE_CHECKING:
+    from pipeline.data.splits import Split
     from pipeline.training.objectives import Augment, Objective
     from pipeline.training.scoring import Score
 
@@ -49,10 +48,10 @@ class Extension:
         """What a training minimises, from what it would minimise without the extension."""
         return objectives
 
-    def augmentation(self, model: RoutedModel, device: torch.device) -> "Augment | None":
-        """What is done to every batch of a training.
+    def augmentation(self, model: RoutedModel, split: "Split") -> "Augment | None":
+        """What is done to every batch of a training's images.
 
-        It may draw from the global generators of torch and of Python, which every epoch seeds.
+        It may draw from the global generators of torch, numpy and Python, which are seeded before.
         """
         return None
 

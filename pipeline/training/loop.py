@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -178,7 +179,7 @@ def open_run(config: TrainConfig, data: Path, weights: Path | None, report: Repo
             f"batch_size: found {options.batch_size}, "
             f"accepted: at most the {images} training images used"
         )
-    augments = [extension.augmentation(model, execution.device) for extension in extensions]
+    augments = [extension.augmentation(model, train_split) for extension in extensions]
 
     # ---- what is minimised, and how
     step = make_step(model, config.variant, options.position_weight, execution)
@@ -221,7 +222,7 @@ def train_epoch(run: Run, epoch: int) -> Row:
     """
     config = run.config
     options = config.options
-    seed_libraries(own_seed(int(generator("train", config.seed, epoch).integers(2**62))))
+    seed_libraries("train", config.seed, epoch)
     run.step.train()
     totals: dict[str, Tensor] = {}
     last_report = time.monotonic()
@@ -231,6 +232,8 @@ def train_epoch(run: Run, epoch: int) -> Row:
     )
     for i, (images, labels) in enumerate(batches):
         batch = Batch(images, labels)
+        if run.augments:  # variants see the same images whatever else they draw
+            seed_libraries("augmentation", config.seed, epoch, i)
         for augment in run.augments:
             batch = augment(batch)
         routes = draw_route(config, run.model.num_layers, epoch, i)
@@ -270,10 +273,15 @@ def draw_route(config: TrainConfig, num_layers: int, epoch: int, step: int) -> R
     return routes.part(start, share + 1 if rank < more else share)
 
 
-def seed_libraries(seed: int) -> None:
-    """Seed the global generators that dropout, drop path and augmentation draw from."""
+def seed_libraries(stream: str, *key: int) -> None:
+    """Seed the global generators that dropout, drop path and augmentation draw from.
+
+    Processes have seeds of their own.
+    """
+    seed = own_seed(int(generator(stream, *key).integers(2**62)))
     torch.manual_seed(seed)
     random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 # ---- validation --------------------------------------------------------------------------------

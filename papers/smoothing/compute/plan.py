@@ -14,6 +14,7 @@ from papers.smoothing.section import (
     ProfileConfig,
     Smoothing,
     SmoothingProfiles,
+    name_drop_path,
 )
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
@@ -34,7 +35,7 @@ class Model(NamedTuple):
     variant: Any  # of the class with the papers' keys
     preset: ModelPreset
     seed: int
-    removed: str = WHOLE
+    changed: str = WHOLE  # of the recipe: "without_mixup", "drop_path_0.5"
     job: Job | None = None  # its training, if this stage trains it
 
     @property
@@ -47,8 +48,8 @@ class Model(NamedTuple):
             return self.training
         losses = str(self.variant.losses).replace("+", "_")
         title = f"{self.training}_{self.preset.kwargs['depth']}_{losses}"
-        if self.removed != WHOLE:
-            title += f"_without_{self.removed}"
+        if self.changed != WHOLE:
+            title += f"_{self.changed}"
         return f"{title}_talking_heads" if self.variant.talking_heads else title
 
 
@@ -77,28 +78,35 @@ class Plan(BasePlan):
     def models(self) -> list[Model]:
         """The models to train from scratch, each once, longest first.
 
-        Table 1 at every depth comes first, then what Tables 3 and 4 add.
+        Table 1 at every depth comes first, then what Tables 5, 4 and 3 add.
         """
         options = self.options
+        whole, best = options.recipe, options.best
         depths = sorted(set(options.depths), reverse=True)
         chosen = []
         for depth in depths:
-            chosen += [(depth, losses, WHOLE, False) for losses in options.losses]
+            chosen += [(depth, losses, whole, WHOLE, False) for losses in options.losses]
+        for depth in depths[:1]:
+            for rate in options.drop_paths:
+                recipe = whole.model_copy(update={"drop_path": rate})
+                changed = name_drop_path(rate, whole.drop_path)
+                for losses in (best.model_copy(update={"contrastive": None}), best):
+                    chosen.append((depth, losses, recipe, changed, True))
         if options.removed:
+            recipes = {WHOLE: whole}
+            recipes |= {f"without_{part}": whole.without(part) for part in options.removed}
             for depth in depths[-1:]:
-                for part in (WHOLE, *options.removed):
-                    chosen += [(depth, losses, part, False) for losses in (Losses(), options.best)]
-        chosen += [(depth, options.best, WHOLE, True) for depth in options.talking_heads]
+                for changed, recipe in recipes.items():
+                    for losses in (Losses(), best):
+                        chosen.append((depth, losses, recipe, changed, False))
+        chosen += [(depth, best, whole, WHOLE, True) for depth in options.talking_heads]
         models = []
-        for depth, losses, removed, talking_heads in dict.fromkeys(chosen):
-            recipe = options.recipe
-            if removed != WHOLE:
-                recipe = recipe.without(removed)
+        for depth, losses, recipe, changed, talking_heads in dict.fromkeys(chosen):
             variant = self.params.make_variant(
                 route="sequential", losses=losses, recipe=recipe, talking_heads=talking_heads
             )
             smaller = preset(self.params, depth)
-            models += [Model(SCRATCH, variant, smaller, seed, removed) for seed in self.seeds]
+            models += [Model(SCRATCH, variant, smaller, seed, changed) for seed in self.seeds]
         return models
 
     def trained(self, model: Model) -> Model:

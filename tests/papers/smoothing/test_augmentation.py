@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from scipy.stats import beta
 from timm.data.distributed_sampler import RepeatAugSampler
+from timm.data.mixup import mixup_target
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -25,17 +27,20 @@ from papers.smoothing.section import Losses, Recipe
 from papers.smoothing.training import Augmentation
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
+from pipeline.data.resize import Resize
 from pipeline.data.splits import Split
 from pipeline.jobs.configs import TrainConfig
 from pipeline.models.weights import build
-from pipeline.training.loop import open_run, train_epoch
-from pipeline.training.loop import seed_libraries as seed
+from pipeline.training.loop import open_run, seed_libraries, train_epoch
 from pipeline.training.objectives import Batch
 from pipeline.training.optimisation import make_optimizer, make_scheduler
-from tests.models import small
+from tests.papers.smoothing.by_hand import RECIPE
 
-CPU = torch.device("cpu")
 MIXING = Losses.model_validate({"mixing": 1.0})
+
+
+def seed(number: int) -> None:
+    seed_libraries("test", number)
 
 
 def unique(n: int, height: int = 28, width: int = 28, channels: int = 2) -> Tensor:
@@ -50,9 +55,13 @@ def patches_of(images: Tensor, grid: tuple[int, int]) -> Tensor:
     return torch.nn.functional.unfold(images, size, stride=size).transpose(1, 2)
 
 
-def augmentation(losses: Losses | None = None, **recipe: Any) -> Augmentation:
-    """Of a model on a grid of 2 x 3 with 7 outputs."""
-    return Augmentation(Recipe(**recipe), losses or Losses(), small(), CPU)
+def augmentation(channels: int = 3, **recipe: Any) -> Augmentation:
+    """Of 7 classes on a grid of 2 x 3. Normalised images are 4 times their pixels less a mean."""
+    scale = torch.full((1, channels, 1, 1), 4.0)
+    shift = -4.0 * torch.tensor([10.0, 20.0, 30.0])[:channels].view(1, channels, 1, 1)
+    resize = Resize(24, "bilinear", 24)
+    split: Any = SimpleNamespace(device="cpu", scale=scale, shift=shift, resize=resize)
+    return Augmentation(Recipe(**recipe), 7, (2, 3), split)
 
 
 def tensors(batch: Batch) -> list[Tensor]:
@@ -155,21 +164,68 @@ def test_mixup_blends_images_as_it_blends_labels() -> None:
 
 
 @pytest.mark.parametrize("mixup", [0.0, 0.8])
-def test_mixup_and_mixed_patches_take_turns(mixup: float) -> None:
+def test_mixup_and_cutmix_take_turns(mixup: float) -> None:
     seed(0)
-    augment = augmentation(MIXING, mixup=mixup)
+    augment = augmentation(cutmix=1.0, mixup=mixup)
     images = unique(4, 16, 24, 3)
     mixed = [bool(augment(Batch(images, torch.arange(4))).extras) for _ in range(200)]
     assert np.mean(mixed) == pytest.approx(0.5 if mixup else 1, abs=0.12)
 
 
-def test_labels_are_as_many_as_the_models_outputs(pico: ModelPreset) -> None:
-    """A head of more outputs than classes, as the published code keeps it for CIFAR."""
-    backbone = build(pico.model_copy(update={"num_classes": 23}), 10).backbone
-    for losses, recipe in ((MIXING, Recipe()), (Losses(), Recipe(mixup=0.5))):
-        augment = Augmentation(recipe, losses, backbone, CPU)
-        batch = augment(Batch(torch.randn(5, 1, 28, 28), torch.arange(5)))
-        assert batch.labels.shape == (5, 23)
+def test_flip_takes_its_share_of_the_images() -> None:
+    seed(0)
+    augment, images = augmentation(flip=0.3), pixels(300)
+    batch = augment(Batch(images, torch.zeros(300, dtype=torch.long)))
+    flipped = (batch.images == images.flip(-1)).flatten(1).all(1)
+    same = (batch.images == images).flatten(1).all(1)
+    assert (flipped ^ same).all()
+    assert float(flipped.float().mean()) == pytest.approx(0.3, abs=0.09)
+
+
+def pixels(count: int, channels: int = 3) -> Tensor:
+    """Random images as :func:`augmentation` takes them, of whole pixels."""
+    values = torch.randint(0, 256, (count, channels, 24, 24))
+    return 4.0 * values - 4.0 * torch.tensor([10.0, 20.0, 30.0])[:channels].view(channels, 1, 1)
+
+
+def test_crop_keeps_a_part_of_the_image_at_full_size() -> None:
+    """A ramp stays a ramp: less of it, and its slope says how much of the width is left."""
+    seed(0)
+    ramp = (10 * torch.arange(24.0)).expand(400, 3, 24, 24)
+    images = 4 * ramp - 4 * torch.tensor([10.0, 20.0, 30.0]).view(3, 1, 1)
+    batch = augmentation(crop=0.25)(Batch(images, torch.zeros(400, dtype=torch.long)))
+    assert batch.images.shape == images.shape
+    slopes = (batch.images[:, 0, 12, 18] - batch.images[:, 0, 12, 6]) / (4 * 120)
+    assert 0.4 < slopes.min() < 0.6  # of a width: at least half, less a bit for the aspect ratio
+    assert 0.9 < slopes.max() <= 1.01
+    assert (batch.images[:, 1] - batch.images[:, 0]).unique().tolist() == [-40]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_randaugment_changes_images(channels: int) -> None:
+    """Each in its own way, some not at all; what is moved in has the mean colour."""
+    seed(0)
+    images = pixels(1, channels).expand(300, -1, -1, -1)
+    batch = augmentation(channels, randaugment=9)(Batch(images, torch.arange(300)))
+    assert batch.images.shape == images.shape
+    assert len(batch.images.flatten(1).unique(dim=0)) > 150
+    untouched = (batch.images == images).flatten(1).all(1).float().mean()
+    assert float(untouched) == pytest.approx(0.3, abs=0.12)
+    assert (batch.images == 0).all(1).flatten(1).float().mean(1).max() > 0.2
+
+
+@pytest.mark.parametrize("part", [{}, {"mixup": 0.8}, {"cutmix": 1.0}])
+def test_label_smoothing_is_timms(part: dict[str, Any]) -> None:
+    """The share goes evenly to all classes, also from labels that are mixed already."""
+    labels = torch.tensor([0, 3, 6, 6])
+    seed(0)
+    plain = augmentation(**part)(Batch(unique(4, 24, 24, 3), labels)).labels
+    seed(0)
+    smooth = augmentation(label_smoothing=0.2, **part)(Batch(unique(4, 24, 24, 3), labels)).labels
+    if not part:
+        assert torch.allclose(smooth, mixup_target(labels, 7, smoothing=0.2))
+        plain = one_hot(plain, 7)
+    assert torch.allclose(smooth, 0.8 * plain + 0.2 / 7)
 
 
 @pytest.mark.parametrize("parts", [1, 3, 10])
@@ -248,7 +304,7 @@ def test_an_epoch_trains_on_augmented_repeated_images(
     """What reaches a step is what the recipe says, the same in the same epoch of the same seed."""
     step = Mock(return_value={"loss": torch.zeros(())})
     monkeypatch.setattr("pipeline.training.loop.backward_in_parts", step)
-    recipe = Recipe(repeats=4, erasing=0.5)
+    recipe = Recipe(repeats=4, flip=0.5, erasing=0.5, cutmix=1.0)
     variant = Variant(route="arbitrary", losses=MIXING, recipe=recipe)
     config = train_config().model_copy(update={"variant": variant})
     opened = open_run(config, prepared, None, Mock())
@@ -289,11 +345,10 @@ def test_drop_path_drops_single_samples_in_training_alone(pico: ModelPreset) -> 
 
 
 def test_a_recipe_without_a_part() -> None:
-    values = {"repeats": 3, "erasing": 0.25, "mixup": 0.8, "drop_path": 0.1}
-    recipe = Recipe(**values)
+    values = RECIPE.model_dump()
     for part in values:
         others = {name: value for name, value in values.items() if name != part}
-        assert recipe.without(part) == Recipe(**others)
+        assert RECIPE.without(part) == Recipe(**others) != RECIPE
 
 
 # ---- the cosine schedule -------------------------------------------------------------------------

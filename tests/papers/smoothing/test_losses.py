@@ -73,6 +73,9 @@ def test_patch_classification() -> None:
     shares = random(3, 5, value=1).softmax(-1)
     expected = -(shares[:, None] * logits.log_softmax(-1)).sum(-1).mean()
     assert torch.isclose(patch_classification(logits, shares), expected)
+    whole = torch.tensor([1, 4, 0])
+    expected = patch_classification(logits, whole[:, None].expand(3, 4))
+    assert torch.equal(patch_classification(logits, whole), expected)
     # As many patches as classes: both forms of labels have one shape.
     square = random(4, 4, 4)
     hard = torch.arange(4)[:, None].expand(4, 4)
@@ -97,8 +100,8 @@ def test_shares_of_classes_as_labels() -> None:
 
 def test_a_number_is_a_weight() -> None:
     numbers = Losses.model_validate({"cosine": 0.5, "contrastive": "3e-1", "mixing": 2})
-    words = {"cosine": {"weight": 0.5}, "contrastive": {"weight": 0.3, "normalize": True}}
-    words["mixing"] = {"weight": 2.0, "alpha": 1.0}
+    words = {"cosine": {"weight": 0.5}, "contrastive": {"weight": 0.3, "normalize": False}}
+    words["mixing"] = {"weight": 2.0}
     assert numbers == Losses.model_validate(words)
     for losses in (LOSSES, PLAIN, Losses()):
         assert Losses.model_validate_json(losses.model_dump_json()) == losses
@@ -119,7 +122,7 @@ def test_weight_zero_is_absent(zero: dict[str, Any]) -> None:
         {"kosine": 1},
         {"cosine": {"normalize": True}},
         {"cosine": -0.1},
-        {"mixing": {"alpha": 0}},
+        {"mixing": {"alpha": 1}},
         {"cosine": True},
         {"cosine": float("inf")},
     ],
@@ -131,5 +134,5 @@ def test_wrong_losses_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_names_of_losses() -> None:
     assert str(Losses()) == "none"
-    assert str(LOSSES) == "cosine+contrastive+mixing"
-    assert str(PLAIN) == "contrastive_dot"
+    assert str(LOSSES) == "cosine+contrastive_cosines+mixing"
+    assert str(PLAIN) == "contrastive"

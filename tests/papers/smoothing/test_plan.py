@@ -8,22 +8,34 @@ import pytest
 
 from papers.smoothing.compute.plan import Model, Plan
 from papers.smoothing.compute.rows import COLUMNS, profile_rows
-from papers.smoothing.section import PROFILE, Losses, Smoothing
+from papers.smoothing.section import PROFILE, Losses, Recipe, Smoothing
 from pipeline.config.params import Params
 from pipeline.jobs.files import HISTORY, weights_file
+
+EVERY_TABLE = {
+    "removed": ["mixup", "drop_path"],
+    "talking_heads": [12],
+    "drop_paths": [0.1, 0.5, 0.75],
+    "recipe": Recipe(repeats=3, mixup=0.8, drop_path=0.1),
+}
 
 
 @pytest.fixture
 def plan(params: Params, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """Of the default cell, on other data."""
+    """Of the default cell, on other data, with every table's rows."""
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    return Plan(params, prepared, tmp_path / "finetune", tmp_path / "prune_eval.csv")
+    plan = Plan(params, prepared, tmp_path / "finetune", tmp_path / "prune_eval.csv")
+    plan.options = plan.options.model_copy(update=EVERY_TABLE)
+    return plan
 
 
 def test_the_models_are_the_rows_of_the_tables(plan: Plan) -> None:
     models, options = plan.models(), plan.options
     losses = [str(losses).replace("+", "_") for losses in options.losses]
     titles = [f"scratch_{depth}_{name}" for depth in (24, 12) for name in losses]
+    for rate in ("", "_drop_path_0.5", "_drop_path_0.75"):
+        for name in ("mixing", "contrastive_mixing"):
+            titles.append(f"scratch_24_{name}{rate}_talking_heads")
     for part in options.removed:
         best = "contrastive_mixing"
         titles += [f"scratch_12_{name}_without_{part}" for name in ("none", best)]
@@ -32,8 +44,11 @@ def test_the_models_are_the_rows_of_the_tables(plan: Plan) -> None:
     assert [(model.title, model.seed) for model in models] == [*product(titles, seeds)]
     for model in models:
         recipe = options.recipe
-        if model.removed != "none":
-            recipe = recipe.without(model.removed)
+        kind, _, part = model.changed.partition("_")
+        if kind == "without":
+            recipe = recipe.without(part)
+        elif kind == "drop":
+            recipe = recipe.model_copy(update={"drop_path": float(part.removeprefix("path_"))})
         assert (model.variant.recipe, model.variant.route) == (recipe, "sequential")
         assert model.preset.kwargs["depth"] == int(model.title.split("_")[1])
         assert model.preset.weights == "scratch"

@@ -28,7 +28,7 @@ from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import WEIGHTS
 from pipeline.models.weights import build
-from pipeline.training.loop import seed_libraries as seed
+from pipeline.training.loop import seed_libraries
 from pipeline.training.objectives import Batch, task_loss
 from tests.models import images, small, step_of, with_parts
 from tests.papers.exits.test_branches import heads
@@ -69,7 +69,7 @@ def equipped(backbone: Any = None, **parts: Any) -> Any:
 
 def mixed(n: int = 6) -> Batch:
     """A batch with mixed patches of the grid of 2 x 3."""
-    seed(4)
+    seed_libraries("test", 1)
     batch = mix_patches(images(n), torch.arange(n), 7, (2, 3), 1.0)
     # Else this shows nothing.
     assert (batch.extras["patch_labels"] != torch.arange(n)[:, None]).any()
@@ -156,7 +156,7 @@ def test_a_step_with_a_route_a_sample_is_the_mean_of_its_images(parts: str, samp
 
 
 @torch.no_grad()
-def test_plain_products_in_a_step() -> None:
+def test_dot_products_in_a_step() -> None:
     model, batch = equipped(losses=PLAIN), mixed()
     model.backbone.norm.weight.mul_(0.02)  # else the products saturate
     found = step_of(model, losses=PLAIN)(batch, (2, 1))["contrastive_loss"]
@@ -172,7 +172,7 @@ def test_plain_products_in_a_step() -> None:
 def test_each_part_alone_changes_a_training_and_weight_zero_none(
     train_config: Config, prepared: Path, tmp_path: Path
 ) -> None:
-    zero = {"cosine": 0.0, "contrastive": 0, "mixing": {"weight": 0, "alpha": 3.0}}
+    zero = {"cosine": 0.0, "contrastive": 0, "mixing": {"weight": 0}}
     variants: dict[str, dict[str, Any]] = {
         "absent": {},
         "zero": {"losses": zero},
@@ -222,7 +222,7 @@ def test_resumed_training_equals_an_undisturbed_one(
         folder = tmp_path / f"stopped_{stop_after}"
         with pytest.raises(Killed):
             run(config, prepared, folder, stop_after)
-        seed(17)  # generators in another state must not matter
+        seed_libraries("test", 17)  # generators in another state must not matter
         assert len(run(config, prepared, folder)) == 3 - stop_after
         assert outcome(folder) == outcome(tmp_path / "whole")
 

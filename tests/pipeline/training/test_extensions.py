@@ -14,6 +14,7 @@ from lsvit.routed import RoutedModel, Tap
 from lsvit.weights import save_weights
 from pipeline.config.paper import Paper, VariantKey
 from pipeline.config.variant import variant_class
+from pipeline.data.splits import Split
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import HISTORY, WEIGHTS
 from pipeline.models.extensions import Extension, extensions_of
@@ -53,7 +54,7 @@ class Extra(Extension):
     def objectives(self, model: RoutedModel, objectives: list[Objective]) -> list[Objective]:
         return [*objectives, Mean()]
 
-    def augmentation(self, model: RoutedModel, device: torch.device) -> Augment:
+    def augmentation(self, model: RoutedModel, split: Split) -> Augment:
         return lambda batch: Batch(torch.zeros_like(batch.images), batch.labels)
 
     def judge(self, score: Score) -> Score:
