@@ -1,0 +1,110 @@
+"""May a cell lead? `uv run python benchmarks/gate.py` -> gate.json.
+
+A data set tells something about orders and depths of layers only where a model needs its layers.
+Two differences, on held-out images that nothing else reports, over three seeds: the refined
+baseline minus logistic regression on the pixels of the same training images, and the baseline
+minus refit-3, which has its first three layers alone. The gate is passed if both are at least
+three points and their 95 % intervals exclude 0.
+
+It judges the cell that params.yaml declares, which needs held-out images, after
+
+    uv run python -m stages.prepare_data && uv run python -m stages.pretrain
+
+Trainings are those of the stages: what has finished is taken, what is left can be resumed.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import machine, show, write
+from sklearn.linear_model import LogisticRegression
+
+from papers import PAPERS
+from papers.layershuffle import PAPER
+from pipeline.config.sections import Finetune
+from pipeline.config.variant import BASELINE
+from pipeline.data.shards import Maps
+from pipeline.errors import UserError
+from pipeline.jobs.files import DATA, HELDOUT
+from pipeline.jobs.plan import Plan
+from pipeline.jobs.processes import stage_process
+from pipeline.jobs.stage import Stage
+from pipeline.report.statistics import estimate
+
+FILE = Path(__file__).with_suffix(".json")
+SEEDS = 3
+SHALLOW = "refit_3"
+LEAST = 3.0  # points
+ACCURACY = f"{HELDOUT}/sequential/accuracy"
+
+
+def train(stage: Stage) -> dict[str, np.ndarray]:
+    """Refine the baseline and refit-3: held-out accuracy in % after the last epoch, by seed."""
+    params = stage.params.model_copy(update={"seeds": stage.params.seeds[:SEEDS]})
+    jobs = Plan(params, Finetune).refinements([BASELINE, SHALLOW])
+    stage.train([jobs[name][seed] for seed in params.seeds for name in jobs], threads=1)
+    return {
+        name: np.array([100 * jobs[name][seed].history()[-1][ACCURACY] for seed in params.seeds])
+        for name in jobs
+    }
+
+
+def logistic_regression() -> float:
+    """Held-out accuracy in % of logistic regression on pixels in [0, 1]."""
+    train_images, train_labels = pixels("train")
+    heldout_images, heldout_labels = pixels(HELDOUT)
+    model = LogisticRegression(max_iter=1000)
+    model.fit(train_images, train_labels)
+    return 100 * float(model.score(heldout_images, heldout_labels))
+
+
+def pixels(split: str) -> tuple[np.ndarray, np.ndarray]:
+    """The pixels (images, pixels) of a prepared split, and its labels (images,)."""
+    maps = Maps([DATA / f"{split}.arrow"])
+    images, labels = maps[np.arange(len(maps))]
+    return images.reshape(len(images), -1) / 255, labels
+
+
+def judge(differences: np.ndarray) -> dict[str, Any]:
+    """The mean of differences by seed with its interval, and whether the gate is passed."""
+    interval = estimate(differences)
+    passed = interval.mean >= LEAST and interval.low > 0
+    return {
+        "mean": interval.mean,
+        "low": interval.low,
+        "high": interval.high,
+        "by_seed": differences.tolist(),
+        "passed": bool(passed),
+    }
+
+
+@stage_process()
+def main() -> None:
+    """Train what is missing, judge, write and print."""
+    stage = Stage("pipeline.training.loop", PAPERS, of=PAPER.name)
+    if stage.params.protocol != "heldout":
+        raise UserError("params.yaml: protocol: found 'paper', accepted: heldout")
+    accuracies = train(stage)
+    floor = logistic_regression()
+    rows = {
+        "baseline minus logistic regression": judge(accuracies[BASELINE] - floor),
+        f"baseline minus {SHALLOW}": judge(accuracies[BASELINE] - accuracies[SHALLOW]),
+    }
+    cell = stage.params.cell
+    options = stage.params.resolve(Finetune)
+    content = {
+        "machine": machine(),
+        "cell": {"dataset": cell.dataset, "model": cell.model, "scale": cell.scale},
+        "finetune": options.model_dump(include={"lr", "schedule", "batch_size", "epochs"}),
+        "heldout_images": len(Maps([DATA / f"{HELDOUT}.arrow"])),
+        "accuracy": {name: values.tolist() for name, values in accuracies.items()}
+        | {"logistic_regression": floor},
+        "gate": rows,
+    }
+    write(FILE, content)
+    show("the gate", [{"difference": name} | row for name, row in rows.items()])
+
+
+if __name__ == "__main__":
+    main()
