@@ -36,9 +36,9 @@ SEEDS = (0, 1)
 # (rate, batch size), the likely ones first: a run may be stopped
 SETTINGS = (
     (0.002, 40),
+    (0.004, 40),
     (0.004, 120),
     (0.001, 40),
-    (0.004, 40),
     (0.008, 120),
     (0.002, 120),
     (0.008, 40),
