@@ -8,10 +8,12 @@ from pydantic import Field
 from pipeline.config.sections import PaperSection
 from pipeline.config.types import (
     NUMBER,
+    Added,
     AtMost,
     Count,
     Natural,
     NoEffect,
+    Positive,
     Sampler,
     Seed,
     Share,
@@ -19,15 +21,35 @@ from pipeline.config.types import (
 from pipeline.jobs.configs import MeasureConfig
 
 SAMPLER_ROWS = "samplers.csv"
+LOGISTIC = "logistic_regression"  # its name among the variants of results/
+MISLED = "_misled"  # ends the name of a variant that is told wrong positions
+Choose = Literal["random", "first", "spaced"]
+ALL = "all"  # of layers none is left out: there is nothing to choose
 ANALYSIS_NUMBERS = "numbers.json"
+COLUMNS = (  # of the rows of an evaluation
+    "keep",
+    "choose",
+    "order",
+    "route",
+    "routes",
+    "images",
+    "accuracy",
+    "loss",
+    "position_accuracy",
+    "std_images",
+)
 
 
 class PruneEval(PaperSection):
     """Accuracy with k layers kept, sequential and arbitrary (section 4.2)."""
 
     name = "prune_eval"
+    taken = (LOGISTIC,)
     keep: Annotated[list[Count], Field(min_length=1), AtMost("layers")]
-    """Layers kept."""
+    """How many layers are kept."""
+    choose: Annotated[list[Choose], Field(min_length=1), Added(["random"])]
+    """Which k of L layers are kept, which the paper does not say. random: others for every route.
+    first: the first k. spaced: round(i (L - 1) / (k - 1)) for i below k."""
     orders: Count
     """Random orders of a cell, all of them where fewer exist: of per: pass, and for the spread over
     orders."""
@@ -42,10 +64,15 @@ class PruneEval(PaperSection):
     """Validation images for pruned layers and for the spread over orders; null: all."""
     batch_size: Annotated[Count, NoEffect(unless="per", values=("batch", "latin"))]
     seed: Seed
+    logistic: Annotated[list[Positive], Added([])]
+    """Values of C, the inverse strength of regularisation, of the logistic regression on pixels
+    that Table 1 has beside the models. Held-out images choose; without them the first is taken.
+    Empty: none is fitted, for images that do not fit into memory."""
 
     def of(self, variant: str) -> "PruneEval":
         """The options for one variant: no samplers if only others are evaluated under them."""
-        return self if variant in self.variants else self.model_copy(update={"samplers": []})
+        samplers = self.samplers if variant in self.variants else []
+        return self.model_copy(update={"samplers": samplers, "logistic": []})
 
 
 class Analysis(PaperSection):
@@ -70,6 +97,13 @@ class EvalConfig(MeasureConfig):
 
     seed: int
     options: PruneEval
+    misled: Annotated[bool, Added(False)] = False  # told wrong positions
+
+
+class LogisticConfig(MeasureConfig):
+    """The logistic regression. It has no seed: nothing in it is drawn."""
+
+    values: list[float]  # of C
 
 
 class AnalysisConfig(MeasureConfig):

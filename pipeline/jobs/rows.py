@@ -85,14 +85,22 @@ def write_results(rows: pd.DataFrame, path: Path) -> None:
     rows.to_csv(path, index=False, lineterminator="\n")
 
 
+def cell_keys(rows: pd.DataFrame) -> list[str]:
+    """The columns that tell the cells of prune_eval.csv apart.
+
+    Tables of earlier runs have no column `choose`: their layers are chosen at random.
+    """
+    return [*KEYS, "choose"] if "choose" in rows else KEYS
+
+
 def mean_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of a cell's mean: of the pass over many routes if any, else of single routes."""
-    return rows[rows["routes"] == rows.groupby(KEYS)["routes"].transform("max")]
+    return rows[rows["routes"] == rows.groupby(cell_keys(rows))["routes"].transform("max")]
 
 
 def single_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of single routes, which tell the spread; else of the one pass (`per: batch`)."""
-    return rows[rows["routes"] == rows.groupby(KEYS)["routes"].transform("min")]
+    return rows[rows["routes"] == rows.groupby(cell_keys(rows))["routes"].transform("min")]
 
 
 def seed_means(rows: pd.DataFrame) -> pd.DataFrame:

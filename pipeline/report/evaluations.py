@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lsvit.routes import count_routes
-from pipeline.jobs.rows import KEYS, mean_rows, single_rows
+from pipeline.jobs.rows import cell_keys, mean_rows, single_rows
 from pipeline.report.statistics import estimate
 
 
@@ -12,7 +12,7 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     """Average the rows of prune_eval.csv.
 
     Returns:
-        A row a (data set, model, variant, order, keep). `mean`, `std`, `low`, `high` and `n` are of
+        A row a (data set, model, variant, order, keep, choose). `mean`, `std`, `low`, `high` and `n` are of
         the seeds' means over their routes, see :class:`pipeline.report.statistics.Estimate`.
         `std_orders` is over the `spread_orders` single routes of one seed, averaged over the seeds.
         `se_images` is the standard error from the finite number of images, of one seed, averaged
@@ -20,27 +20,31 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
         Standard deviations are of samples (n - 1), and absent for a single value. `orders`:
         different routes a seed, drawn or all there are. `full`: all layers.
     """
+    keys = cell_keys(rows)
     means, single = mean_rows(rows), single_rows(rows)
-    by_seed = means.groupby([*KEYS, "seed"], sort=False)
+    by_seed = means.groupby([*keys, "seed"], sort=False)
     seeds = by_seed["accuracy"].agg(["mean"]).join(by_seed["routes"].sum()).reset_index()
-    singles = single.groupby([*KEYS, "seed"], sort=False)
-    spread = singles["accuracy"].std().groupby(KEYS, sort=False).mean().rename("std_orders")
-    counts = singles["routes"].sum().groupby(KEYS, sort=False).first().rename("spread_orders")
-    std_images = singles["std_images"].first().groupby(KEYS, sort=False).mean().rename("std_images")
+    singles = single.groupby([*keys, "seed"], sort=False)
+    spread = singles["accuracy"].std().groupby(keys, sort=False).mean().rename("std_orders")
+    counts = singles["routes"].sum().groupby(keys, sort=False).first().rename("spread_orders")
+    std_images = singles["std_images"].first().groupby(keys, sort=False).mean().rename("std_images")
 
-    by_cell = seeds.groupby(KEYS, sort=False)
+    by_cell = seeds.groupby(keys, sort=False)
     estimates = by_cell["mean"].apply(lambda values: pd.Series(estimate(values)._asdict()))
     cells = estimates.unstack(sort=False)
     cells = cells.join([spread, counts, std_images, by_cell.agg(orders=("routes", "first"))])
-    others = means.groupby(KEYS, sort=False)[["position_accuracy", "images"]].mean()
+    others = means.groupby(keys, sort=False)[["position_accuracy", "images"]].mean()
     cells = cells.join(others).reset_index()
     cells["n"] = cells["n"].astype(int)
     cells["se_images"] = cells.pop("std_images") / np.sqrt(cells["images"])
 
     most = cells.groupby("variant")["keep"].transform("max")
+    pools = most
+    if "choose" in cells:
+        pools = most.where(cells["choose"] == "random", cells["keep"])
     existing = [
-        count_routes(layers, keep, order)
-        for layers, keep, order in zip(most, cells["keep"], cells["order"], strict=True)
+        count_routes(pool, keep, order)
+        for pool, keep, order in zip(pools, cells["keep"], cells["order"], strict=True)
     ]
     cells["orders"] = np.minimum(cells["orders"], existing)
     cells["full"] = cells["keep"] == most

@@ -93,25 +93,37 @@ class Evidence(Results):
             raise NotRun(f"{what} is not among the results")
         return rows.groupby("seed", sort=False)[column].mean().to_numpy()
 
-    def evaluations(self, variant: str, order: Order, keep: int | None) -> pd.DataFrame:
-        """The rows of prune_eval.csv behind an accuracy with `keep` layers (None: all)."""
+    def evaluations(
+        self, variant: str, order: Order, keep: int | None, choose: str = "random"
+    ) -> pd.DataFrame:
+        """The rows of prune_eval.csv behind an accuracy with `keep` layers (None: all).
+
+        `choose` says which layers are kept, where some are left out.
+        """
         rows = self.table("prune_eval")
         rows = rows[(rows["variant"] == variant) & (rows["order"] == order)]
         depth = rows["keep"].max()
         if keep is None:
             keep = depth
-        rows = mean_rows(rows[rows["keep"] == keep])
+        rows = rows[rows["keep"] == keep]
+        if "choose" in rows and keep < depth:
+            rows = rows[rows["choose"] == choose]
+        rows = mean_rows(rows)
         if len(rows):
             drawn = int(rows.groupby("seed")["routes"].sum().iloc[0])
-            self.orders.append(min(drawn, count_routes(depth, keep, order)))
+            pool = depth if choose == "random" else keep
+            self.orders.append(min(drawn, count_routes(pool, keep, order)))
         return rows
 
-    def accuracy(self, variant: str, order: Order, keep: int | None = None) -> np.ndarray:
+    def accuracy(
+        self, variant: str, order: Order, keep: int | None = None, choose: str = "random"
+    ) -> np.ndarray:
         """Accuracy in % with `keep` layers (default: all the variant has), mean over the routes."""
         what = f"{self.label(variant)}, {order}"
         if keep:
-            what += f", {keep} layers"
-        return 100 * self.by_seed(self.evaluations(variant, order, keep), "accuracy", what)
+            what += f", {keep} layers ({choose})"
+        rows = self.evaluations(variant, order, keep, choose)
+        return 100 * self.by_seed(rows, "accuracy", what)
 
     def excess(self, values: np.ndarray, of: np.ndarray) -> np.ndarray:
         """Accuracy above chance in % of another accuracy above chance."""

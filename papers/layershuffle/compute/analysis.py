@@ -23,6 +23,7 @@ from pipeline.training.scoring import batches_along, open_model, open_split
 
 BATCH_SIZE = 250
 RESAMPLES = 200
+RIDGE = 10.0 ** np.arange(-1, 6)  # strengths of the regression that reads positions
 
 
 class Contributions:
@@ -137,8 +138,27 @@ def tell_positions(plane: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return cross_val_predict(KNeighborsRegressor(10), plane, positions, cv=folds)
 
 
+def tell_positions_linearly(vectors: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Predict the positions (n,) of a layer from its whole outputs (n, N * D).
+
+    5-fold cross-validated ridge regression. Each fold chooses the strength on its own images.
+    """
+    from sklearn.linear_model import RidgeCV
+    from sklearn.model_selection import KFold, cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    ridge = make_pipeline(StandardScaler(), RidgeCV(alphas=RIDGE))
+    folds = KFold(5, shuffle=True, random_state=0)
+    return cross_val_predict(ridge, vectors.astype(np.float64), positions, cv=folds)
+
+
 def analysis_numbers(
-    plane: np.ndarray, positions: np.ndarray, norms: np.ndarray, layer: int
+    plane: np.ndarray,
+    vectors: np.ndarray,
+    positions: np.ndarray,
+    norms: np.ndarray,
+    layer: int,
 ) -> dict[str, dict[str, float]]:
     """Compute the numbers of one model, each with its standard error over the images.
 
@@ -146,20 +166,32 @@ def analysis_numbers(
 
     Args:
         plane: (n, 2).
+        vectors: (n, N * D), what the plane is a projection of.
         positions: (n, L), where each layer ran.
         norms: (n, L), of its contribution.
         layer: whose outputs the plane shows.
 
     Returns:
         Number -> `value` and `error`. `position_r2` is how well the plane tells where `layer` ran,
-        R^2 of :func:`tell_positions`. See :func:`contribution_numbers` for the others.
+        R^2 of :func:`tell_positions`, and `position_r2_whole` how well the whole outputs do, of
+        :func:`tell_positions_linearly`. `early_detached` is how far the points of positions in the
+        first quarter stand apart in the plane: their mean silhouette, 1 far away from all others, 0
+        among them. See :func:`contribution_numbers` for the others.
     """
-    from sklearn.metrics import r2_score
+    from sklearn.metrics import r2_score, silhouette_samples
 
-    told = tell_positions(plane, positions[:, layer])
+    places = positions[:, layer]
+    from_plane = tell_positions(plane, places)
+    from_whole = tell_positions_linearly(vectors, places)
+    is_early = places < max(1, norms.shape[1] // 4)
+    apart = silhouette_samples(plane, is_early)
 
     def compute(images: np.ndarray) -> dict[str, float]:
-        numbers = {"position_r2": float(r2_score(positions[images, layer], told[images]))}
+        numbers = {
+            "position_r2": float(r2_score(places[images], from_plane[images])),
+            "position_r2_whole": float(r2_score(places[images], from_whole[images])),
+            "early_detached": float(apart[images][is_early[images]].mean()),
+        }
         return numbers | contribution_numbers(positions[images], norms[images])
 
     rng = generator("analysis bootstrap")
@@ -235,6 +267,6 @@ def analyse(
     report({"cell": f"{len(chosen)} images recorded"})
     positions = np.argsort(routes, axis=1)  # positions[i, layer]: where the layer ran for image i
     plane = project(vectors, options)
-    numbers = analysis_numbers(plane, positions, norms, options.layer)
+    numbers = analysis_numbers(plane, vectors, positions, norms, options.layer)
     np.savez(folder / ARRAYS, plane=plane, positions=positions.astype(np.int16), norms=norms)
     write_json(folder / ANALYSIS_NUMBERS, numbers)

@@ -1,15 +1,19 @@
 """Accuracy with k layers kept in both orders, and under any sampler (section 4.2)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from lsvit.latin import latin
+from lsvit.latin import Latin, latin
 from lsvit.routed import RoutedModel
 from lsvit.routes import (
+    ENDED,
     ORDERS,
     OneRoute,
     Order,
@@ -22,9 +26,10 @@ from lsvit.routes import (
     generator,
     kendall_distance,
     kept_layers,
+    layers_of,
     per_sample,
 )
-from papers.layershuffle.section import SAMPLER_ROWS, EvalConfig
+from papers.layershuffle.section import ALL, COLUMNS, SAMPLER_ROWS, Choose, EvalConfig
 from pipeline.config.samplers import (
     ORDERLESS,
     Spec,
@@ -38,37 +43,53 @@ from pipeline.jobs.files import ROWS, write_rows
 from pipeline.training.devices import Execution
 from pipeline.training.scoring import InTurn, Score, open_model, open_split, score
 
-COLUMNS = (
-    "keep",
-    "order",
-    "route",
-    "routes",
-    "images",
-    "accuracy",
-    "loss",
-    "position_accuracy",
-    "std_images",
-)
 SAMPLER_COLUMNS = ("sampler", "distance", "length", "images", "accuracy", "loss")
 
 
-def cells(num_layers: int, config: EvalConfig) -> list[int]:
-    """The numbers of layers to keep: those asked for and all.
+class Cell(NamedTuple):
+    """What is evaluated: routes of `keep` layers, drawn from a pool."""
 
-    A model that was trained on its first k layers is evaluated with k alone. One whose route has no
-    order is evaluated along that route.
+    keep: int
+    choose: str  # how the pool was chosen; ALL: all layers are kept
+    order: Order
+    pool: tuple[int, ...]  # layers that may be kept
+
+
+def choose_layers(num_layers: int, keep: int, choose: Choose) -> tuple[int, ...]:
+    """The layers from which `keep` are kept: all of them if they are chosen at random."""
+    if choose == "random":
+        return tuple(range(num_layers))
+    if choose == "first" or keep == 1:
+        return tuple(range(keep))
+    return tuple(round(i * (num_layers - 1) / (keep - 1)) for i in range(keep))
+
+
+def cells(num_layers: int, config: EvalConfig) -> Iterator[Cell]:
+    """The cells of a model, fewest layers first.
+
+    Models that were trained on their first k layers, whose route has no order, or that are told
+    wrong positions have cells with all their layers alone.
     """
-    if config.variant.layers or config.variant.route in ORDERLESS:
-        return [num_layers]
-    return sorted({*config.options.keep, num_layers})
+    whole = config.misled or config.variant.layers or config.variant.route in ORDERLESS
+    keeps = {num_layers} if whole else {*config.options.keep, num_layers}
+    for keep in sorted(keeps):
+        for choose in config.options.choose if keep < num_layers else [ALL]:
+            pool = choose_layers(num_layers, keep, "random" if choose == ALL else choose)
+            for order in ORDERS:
+                yield Cell(keep, choose, order, pool)
+
+
+def mislead(model: RoutedModel) -> None:
+    """Tell every layer a wrong position: the one half the depth away."""
+    for table in model.position["encode"].embeddings:
+        table.weight.data = table.weight.data.roll(model.num_layers // 2, dims=0)
 
 
 def evaluate_cell(
     model: RoutedModel,
     whole: Split,
     part: Split,
-    keep: int,
-    order: Order,
+    cell: Cell,
     config: EvalConfig,
     execution: Execution,
 ) -> list[tuple]:
@@ -85,15 +106,17 @@ def evaluate_cell(
     All layers use all images throughout.
     """
     options = config.options
-    num_layers = model.num_layers
+    keep, _, order, pool = cell
+    routes: list[Route] = []
     if config.variant.route in ORDERLESS:
-        routes = [make_sampler(config.variant.route)(generator("evaluation"), num_layers)]
+        routes.append(make_sampler(config.variant.route)(generator("evaluation"), keep))
         exhaustive = True
     else:
-        routes = evaluation_routes(num_layers, keep, order, options.orders, options.seed)
-        exhaustive = count_routes(num_layers, keep, order) <= options.orders
+        for places in evaluation_routes(len(pool), keep, order, options.orders, options.seed):
+            routes.append(tuple(pool[place] for place in layers_of(places)))
+        exhaustive = count_routes(len(pool), keep, order) <= options.orders
     mixed = options.per in ("sample", "latin")
-    uses_all = exhaustive or (keep == num_layers and not mixed)
+    uses_all = exhaustive or (keep == model.num_layers and not mixed)
     split = whole if uses_all else part
 
     def run(images: Split, routes: Routes | InTurn) -> Score:
@@ -113,21 +136,21 @@ def evaluate_cell(
     std_images = correct.mean(0).std().item()
     rows = []
     for name, (count, one) in scores.items():
-        rows.append(_row(keep, order, name, count, split, one, std_images))
+        rows.append(_row(cell, name, count, split, one, std_images))
     if mixed and not exhaustive:
         ends = (0, 0) if order == "arbitrary" else None
-        drawn, count = _draw_mixed(model, whole, kept_layers(keep, order), ends, keep, config)
-        one = run(whole, drawn)
+        many, count = _draw_mixed(whole, kept_layers(keep, order), pool, ends, keep, config)
+        one = run(whole, many)
         kind = "Latin" if options.per == "latin" and ends else "one a sample"
         std_images = one.correct.double().std().item()
-        rows.append(_row(keep, order, f"{count} routes, {kind}", count, whole, one, std_images))
+        rows.append(_row(cell, f"{count} routes, {kind}", count, whole, one, std_images))
     return rows
 
 
 def _draw_mixed(
-    model: RoutedModel,
     split: Split,
     sampler: Sampler,
+    pool: tuple[int, ...],
     ends: tuple[int, int] | None,
     keep: int | None,
     config: EvalConfig,
@@ -138,41 +161,38 @@ def _draw_mixed(
     seeds counts the routes').
 
     Args:
-        model: the routes are for.
-        split: its images run along them.
-        sampler: draws a route for each image.
+        split: its images run along the routes.
+        sampler: draws a route of places in the pool for each image.
+        pool: the layers.
         ends: layers that the sampler leaves in place at either end. Under ``per: latin`` such a
             sampler gives way to Latin routes for each batch. None: it has no Latin form.
         keep: the length of Latin routes. None: all layers.
         config: of the evaluation.
     """
     options = config.options
-    num_layers = model.num_layers
-    rng = generator("samples", options.seed, config.seed, num_layers)
+    rng = generator("samples", options.seed, config.seed, len(pool))
     if options.per != "latin" or not ends:
-        table = per_sample(sampler, rng, num_layers, len(split))
-        return RouteTable(table), len(split)
+        table = per_sample(sampler, rng, len(pool), len(split))
+        layers = np.array([*pool, ENDED])  # at -1 stands what fills a row
+        return RouteTable(layers[table]), len(split)
     batches = []
     count = 0
     for start in range(0, len(split), options.batch_size):
-        batch = latin(rng, num_layers, *ends, keep)
-        batches.append(batch)
-        count += min(len(batch.routes), len(split) - start, options.batch_size)
+        drawn = latin(rng, len(pool), *ends, keep).routes
+        batches.append(Latin(tuple(tuple(pool[place] for place in route) for route in drawn)))
+        count += min(len(drawn), len(split) - start, options.batch_size)
     return InTurn(batches, options.batch_size), count
 
 
-def _row(
-    keep: int, order: str, name: str, count: int, split: Split, one: Score, std_images: float
-) -> tuple:
+def _row(cell: Cell, name: str, count: int, split: Split, one: Score, std_images: float) -> tuple:
     numbers = (one.accuracy, one.loss, one.position_accuracy, std_images)
     rounded = [None if value is None else round(value, 6) for value in numbers]
-    return (keep, order, name, count, len(split), *rounded)
+    return (cell.keep, cell.choose, cell.order, name, count, len(split), *rounded)
 
 
 def _name(route: Route) -> str:
-    """E.g. "2-0-1"; of layers side by side "0+1+2"."""
-    steps = [step if isinstance(step, tuple) else (step,) for step in route]
-    return "-".join("+".join(map(str, step)) for step in steps)
+    """A route in a word: "2-0-1", or "0+1+2" where layers run side by side."""
+    return "-".join("+".join(map(str, layers_of((step,)))) for step in route)
 
 
 def evaluate_sampler(
@@ -181,7 +201,8 @@ def evaluate_sampler(
     """Evaluate a sampler in one pass in which every image, or its group, has a route of its own."""
     batch_size = config.options.batch_size
     sampler = make_sampler(spec)
-    routes, _ = _draw_mixed(model, split, sampler, latin_ends(spec), None, config)
+    pool = tuple(range(model.num_layers))
+    routes, _ = _draw_mixed(split, sampler, pool, latin_ends(spec), None, config)
     table = routes.rows(len(split))  # (n, L)
     layers = [tuple(route[route >= 0].tolist()) for route in table]
     distance = np.mean([kendall_distance(route) for route in layers]).item()
@@ -201,13 +222,15 @@ def evaluate(
     torch.set_num_threads(1)
     options = config.options
     model, execution = open_model(config, data, weights)
+    if config.misled:
+        mislead(model)
     report({"text": f"runs on {execution}"})
     whole = open_split(config, data, "validation", model)
     part = open_split(config, data, "validation", model, options.images)
     rows = []
-    for keep in cells(model.num_layers, config):
-        for order in ORDERS:
-            rows += evaluate_cell(model, whole, part, keep, order, config, execution)
+    for keep, same_keep in groupby(cells(model.num_layers, config), attrgetter("keep")):
+        for cell in same_keep:
+            rows += evaluate_cell(model, whole, part, cell, config, execution)
         report({"cell": f"{keep} layers kept"})
     fitting = [spec for spec in options.samplers if limit(spec, model.num_layers) is None]
     sampled = [evaluate_sampler(model, whole, spec, config, execution) for spec in fitting]

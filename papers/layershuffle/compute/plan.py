@@ -1,23 +1,34 @@
 """The jobs of stages `prune-eval` and `analysis`. No torch here."""
 
 from lsvit.routes import ORDERS, count_routes
-from papers.layershuffle.section import Analysis, AnalysisConfig, EvalConfig, PruneEval
+from papers.layershuffle.section import (
+    LOGISTIC,
+    MISLED,
+    Analysis,
+    AnalysisConfig,
+    EvalConfig,
+    LogisticConfig,
+    PruneEval,
+)
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.samplers import ORDERLESS
-from pipeline.config.variant import PRETRAINED
+from pipeline.config.variant import PLAIN, PRETRAINED
 from pipeline.jobs.files import JUDGES, read_meta
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan
 
 EVALUATE = "papers.layershuffle.compute.evaluation:evaluate"
+REGRESS = "papers.layershuffle.compute.logistic:evaluate"
 ANALYSE = "papers.layershuffle.compute.analysis:analyse"
 
 
 class Evaluations(Plan):
-    """One evaluation a protocol, variant and seed.
+    """One evaluation a protocol, variant and seed, another one told wrong positions where the
+    variant is told any, and the logistic regression.
 
-    Two protocols that chose the same epoch share their evaluation.
+    Two protocols that chose the same epoch share their evaluation. There is one regression, whose
+    row stands for every seed: so differences from it are taken seed by seed.
     """
 
     def __init__(self, params: Params) -> None:
@@ -28,20 +39,39 @@ class Evaluations(Plan):
     def jobs(self) -> dict[tuple[str, str, int], Job]:
         """Make the jobs, by protocol, variant and seed."""
         jobs = {}
-        for variant in self.params.all_variants:
+        for variant, made in self.params.all_variants.items():
             for seed in self.seeds:
                 for protocol in self.protocols:
-                    jobs[protocol, variant, seed] = self.evaluation(
-                        EVALUATE,
-                        EvalConfig,
-                        variant,
-                        seed,
-                        weights=self.weights_of(variant, seed, JUDGES[protocol]),
-                        total=len(self.options.keep) + 1,
-                        options=self.options.of(variant),
-                        seed=seed,
-                    )
+                    key = (protocol, variant, seed)
+                    jobs[key] = self.evaluate(*key)
+                    if made.position.encode:
+                        jobs[protocol, variant + MISLED, seed] = self.evaluate(*key, misled=True)
+        if self.options.logistic:
+            for protocol in self.protocols:
+                for seed in self.seeds:
+                    jobs[protocol, LOGISTIC, seed] = self.regress()
         return jobs
+
+    def evaluate(self, protocol: str, variant: str, seed: int, misled: bool = False) -> Job:
+        """Make the job that evaluates a trained model."""
+        return self.evaluation(
+            EVALUATE,
+            EvalConfig,
+            variant,
+            seed,
+            weights=self.weights_of(variant, seed, JUDGES[protocol]),
+            title=variant + MISLED if misled else variant,
+            total=2 if misled else len(self.options.keep) + 1,
+            options=self.options.of(variant),
+            seed=seed,
+            misled=misled,
+        )
+
+    def regress(self) -> Job:
+        """Make the job of the logistic regression."""
+        fields = self.fields(LOGISTIC, PLAIN, None)
+        config = LogisticConfig(**fields, precision="fp32", values=self.options.logistic)
+        return Job(LOGISTIC, REGRESS, config, {"data": self.data, "weights": None})
 
 
 class Analyses(Plan):
@@ -81,9 +111,13 @@ def list_work(params: Params, num_layers: int) -> list[Work]:
         keeps = {layers} if only_all else {*options.keep, layers}
         passes = [layers] * len(options.samplers)
         for keep in keeps:
-            for order in ORDERS:
-                routes = 1 if variant.route in ORDERLESS else count_routes(layers, keep, order)
-                passes += [keep] * min(routes, options.orders)
+            for choose in options.choose if keep < layers else ["random"]:
+                pool = layers if choose == "random" else keep
+                for order in ORDERS:
+                    routes = 1
+                    if variant.route not in ORDERLESS:
+                        routes = count_routes(pool, keep, order)
+                    passes += [keep] * min(routes, options.orders)
         works.append(
             Work("prune-eval", "", seeds, preset, variant, passes=passes, images=options.images)
         )

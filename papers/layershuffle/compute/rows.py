@@ -26,6 +26,8 @@ def protocol_rows(
 ) -> pd.DataFrame:
     """Say which epoch each protocol keeps, and its accuracy with all layers in both orders.
 
+    Rows of what was not trained, such as the logistic regression, are left out.
+
     Args:
         rows: protocol -> evaluation rows.
         epochs: (protocol, variant, seed) -> epoch kept.
@@ -38,6 +40,8 @@ def protocol_rows(
         for protocol, frame in rows.items()
     ]
     table = pd.concat(frames, ignore_index=True)
+    trained = {variant for _, variant, _ in epochs}
+    table = table[table["variant"].isin(trained)].reset_index(drop=True)
     table["epoch"] = [epochs[c.protocol, c.variant, c.seed] for c in table.itertuples()]
     return table[["protocol", "variant", "seed", "epoch", *ORDERS]].round(6)
 
@@ -96,9 +100,11 @@ def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -
         rows[protocol] = plan.gather(own_jobs)
         if protocol == params.protocol:
             write_results(rows[protocol], RESULTS / "prune_eval.csv")
-            write_results(plan.gather(own_jobs, SAMPLER_ROWS), RESULTS / "samplers.csv")
+            sampled = {key: job for key, job in own_jobs.items() if key[0] in params.all_variants}
+            write_results(plan.gather(sampled, SAMPLER_ROWS), RESULTS / "samplers.csv")
+    trained = [key for key in jobs if key[1] in params.all_variants]
     epochs = {}
-    for protocol, variant, seed in jobs:
+    for protocol, variant, seed in trained:
         history = read_json(plan.weights_of(variant, seed).parent / HISTORY, list)
         best = kept_epoch(history, params.all_variants[variant].route, JUDGES[protocol])
         epochs[protocol, variant, seed] = int(best["epoch"])
@@ -107,7 +113,7 @@ def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -
     # Without the controls that a scale adds.
     chosen = chosen[chosen["variant"].isin([BASELINE, *params.variants])]
     write_json(RESULTS / "metrics.json", table_metrics(chosen))
-    models = {(variant, seed) for _, variant, seed in jobs}
+    models = {(variant, seed) for _, variant, seed in trained}
     write_json(RESULTS / "cell.json", describe_cell(plan, models), indent=None)
 
 

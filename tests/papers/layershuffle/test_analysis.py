@@ -12,6 +12,7 @@ from papers.layershuffle.compute.analysis import (
     contribution_numbers,
     project,
     tell_positions,
+    tell_positions_linearly,
 )
 from papers.layershuffle.compute.rows import summarise_analysis
 from pipeline.config.params import Params
@@ -27,17 +28,41 @@ def test_position_r2_tells_order_from_noise() -> None:
     assert r2_score(positions, tell_positions(rng.normal(size=(600, 2)), positions)) < 0.1
 
 
+def test_whole_outputs_tell_what_a_class_hides_from_neighbours() -> None:
+    """Positions lie along one of 30 directions, ten classes far apart along the others."""
+    rng = np.random.default_rng(0)
+    positions = rng.integers(0, 12, 600)
+    classes = 20 * rng.normal(size=(10, 30))[rng.integers(0, 10, 600)]
+    vectors = classes + rng.normal(size=(600, 30))
+    vectors[:, 0] = positions + rng.normal(size=600)
+    told = tell_positions_linearly(vectors.astype(np.float32), positions)
+    assert 0.85 < r2_score(positions, told) < 1
+    assert r2_score(positions, tell_positions_linearly(classes, positions)) < 0.1
+
+
+def test_detached_points_are_told_from_those_among_others() -> None:
+    """Of eight layers the first two positions are early."""
+    rng = np.random.default_rng(0)
+    positions = np.argsort(rng.random((200, 8)), axis=1)
+    plane = rng.normal(size=(200, 2))
+    for moved, least, most in ((0, -0.1, 0.1), (100, 0.95, 1)):
+        plane[positions[:, 3] < 2] += moved
+        numbers = analysis_numbers(plane, plane, positions, 1.0 + positions, layer=3)
+        assert least < numbers["early_detached"]["value"] < most
+
+
 def test_errors_of_the_analysis_are_those_of_other_images() -> None:
     """The bootstrap's standard error is near the number's spread over 60 draws of images."""
 
-    def draw(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def draw(seed: int) -> tuple[np.ndarray, ...]:
         rng = np.random.default_rng(seed)
         positions = np.argsort(rng.random((300, 6)), axis=1)
         norms = 2 - 0.1 * np.abs(positions - np.arange(6)) + rng.normal(size=(300, 6))
-        return rng.normal(size=(300, 2)), positions, norms
+        plane = rng.normal(size=(300, 2))
+        return plane, plane, positions, norms
 
     error = analysis_numbers(*draw(0), layer=2)["distance_spearman"]["error"]
-    draws = [contribution_numbers(*draw(seed)[1:])["distance_spearman"] for seed in range(60)]
+    draws = [contribution_numbers(*draw(seed)[2:])["distance_spearman"] for seed in range(60)]
     assert 0.6 < error / np.std(draws, ddof=1) < 1.6
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 
 from lsvit.latin import Latin
 from lsvit.routed import RoutedModel
@@ -15,19 +16,28 @@ from lsvit.routes import OneRoute, RouteTable, arbitrary, generator
 from lsvit.weights import save_weights
 from papers import Variant
 from papers.exits.section import ExitHeads
-from papers.layershuffle.compute import analysis, evaluation
+from papers.layershuffle.compute import analysis, evaluation, logistic
 from papers.layershuffle.compute.analysis import Contributions, record
-from papers.layershuffle.section import SAMPLER_ROWS, AnalysisConfig, EvalConfig, PruneEval
+from papers.layershuffle.compute.evaluation import cells, choose_layers, mislead
+from papers.layershuffle.section import (
+    SAMPLER_ROWS,
+    AnalysisConfig,
+    EvalConfig,
+    LogisticConfig,
+    PruneEval,
+)
 from papers.smoothing.section import Recipe
+from pipeline.config.datasets import DatasetPreset
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
+from pipeline.data.prepare import prepare
 from pipeline.data.resize import Resize, resizing
 from pipeline.jobs.files import ARRAYS, ROWS, read_meta
 from pipeline.models.weights import build
 from pipeline.training import scoring
 from pipeline.training.objectives import is_right, task_loss
 from pipeline.training.scoring import InTurn, Score, open_model, open_split, score
-from tests.conftest import run_fields
+from tests.conftest import run_fields, write_raw
 from tests.models import small
 from tests.papers.exits.test_branches import FAMILIES
 
@@ -47,10 +57,12 @@ def weights(pico: ModelPreset, tmp_path: Path) -> Path:
 def configured(params: Params, pico: ModelPreset, prepared: Path) -> Configured:
     """Makes a configuration with these options; all 40 images in batches of 16, 5 orders."""
     default = params.prune_eval.model_dump()
-    default |= {"keep": [2], "orders": 5, "batch_size": 16, "samplers": ["reversed"]}
+    default |= {"keep": [2], "choose": ["random"], "orders": 5, "batch_size": 16}
+    default |= {"samplers": ["reversed"]}
 
-    def make(variant: Variant | None = None, **options: Any) -> EvalConfig:
+    def make(variant: Variant | None = None, misled: bool = False, **options: Any) -> EvalConfig:
         fields = run_fields(prepared, pico, variant or Variant(route="arbitrary"), precision="fp32")
+        fields["misled"] = misled
         return EvalConfig(**fields, seed=0, options=PruneEval(**default | options))
 
     return make
@@ -105,6 +117,73 @@ def test_a_route_without_an_order_is_evaluated_alone(
     split = open_split(config, prepared, "validation", model)
     own = score(model, split, OneRoute(steps), 16, execution)
     assert rows["loss"].tolist() == [pytest.approx(own.loss, abs=1e-6)] * 2
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "keep", "spaced"),
+    [(12, 3, (0, 6, 11)), (12, 6, (0, 2, 4, 7, 9, 11)), (4, 2, (0, 3)), (4, 1, (0,))],
+)
+def test_layers_that_may_be_kept(num_layers: int, keep: int, spaced: tuple[int, ...]) -> None:
+    assert choose_layers(num_layers, keep, "spaced") == spaced
+    assert choose_layers(num_layers, keep, "first") == tuple(range(keep))
+    assert choose_layers(num_layers, keep, "random") == tuple(range(num_layers))
+
+
+@pytest.mark.parametrize("per", ["sample", "latin"])
+def test_chosen_layers_are_those_kept(
+    per: str, evaluated: Evaluated, scored: list[tuple[Any, Score]]
+) -> None:
+    """Three of four layers have 6 orders, of which 5 are rows; those of all images beside them."""
+    rows, _ = evaluated(keep=[3], choose=["first", "spaced"], samplers=[], images=10, per=per)
+    assert set(rows.loc[[(4, "arbitrary")], "choose"]) == {"all"}
+    for choose, kept in (("first", [0, 1, 2]), ("spaced", [0, 2, 3])):
+        own = rows[rows["choose"] == choose]
+        (sequential,) = own.loc[[(3, "sequential")], "route"]
+        assert sequential == "-".join(map(str, kept))
+        *singles, _ = own.loc[[(3, "arbitrary")], "route"]
+        assert len(set(singles)) == 5
+        for route in singles:
+            assert sorted(map(int, route.split("-"))) == kept
+    mixed = [routes for routes, _ in scored if isinstance(routes, RouteTable | InTurn)]
+    for routes, kept in zip(mixed, ([0, 1, 2], [0, 2, 3]), strict=False):
+        assert (np.sort(routes.rows(40), axis=1) == kept).all()
+
+
+def test_wrong_positions_are_told(params: Params, configured: Configured, prepared: Path) -> None:
+    config = configured(params.variants["ls_pos"], misled=True)
+    model, _ = open_model(config, prepared, None)
+    before = [table.weight.clone() for table in model.position["encode"].embeddings]
+    mislead(model)
+    for table, right in zip(model.position["encode"].embeddings, before, strict=True):
+        for depth in range(4):
+            assert torch.equal(table.weight[depth], right[(depth + 2) % 4])
+    assert {cell.keep for cell in cells(4, config)} == {4}
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_held_out_images_choose_the_regression(pico: ModelPreset, tmp_path: Path) -> None:
+    write_raw(tmp_path / "raw", {"train": 96, "validation": 40})
+    prepared = tmp_path / "prepared"
+    prepare("bars", DatasetPreset(source="embedded", heldout=24), tmp_path / "raw", prepared)
+    fields = run_fields(prepared, pico, Variant(route="sequential"), precision="fp32")
+    config = LogisticConfig(**fields, values=[1e-6, 0.1])
+    logistic.evaluate(config, prepared, None, tmp_path, lambda event: None)
+    (row,) = pd.read_csv(tmp_path / ROWS).to_dict("records")
+    train = logistic.read_pixels(prepared, "train")
+    images, labels = logistic.read_pixels(prepared, "validation")
+    assert 0 <= images.min() < images.max() <= 1
+    heldout = logistic.read_pixels(prepared, "heldout")
+    accuracies = {}
+    for value in config.values:
+        regression = LogisticRegression(C=value).fit(*train)
+        accuracies[value] = regression.score(*heldout)
+    best = max(accuracies, key=lambda value: accuracies[value])
+    expected = LogisticRegression(C=best).fit(*train).score(images, labels)
+    assert row["route"] == f"C = {best:g}"
+    assert row["accuracy"] == pytest.approx(expected)
+    assert (row["keep"], row["order"], row["images"]) == (0, "sequential", 40)
+    first = logistic.choose_regression(train, None, [0.5, 0.1])
+    assert first.C == 0.5
 
 
 @pytest.mark.parametrize(
@@ -217,7 +296,7 @@ def test_samplers_that_fit(evaluated: Evaluated) -> None:
 
 
 def test_samplers_are_of_the_variants_asked_for(params: Params) -> None:
-    options = params.prune_eval.model_copy(update={"variants": ["ls"]})
+    options = params.prune_eval.model_copy(update={"variants": ["ls"], "logistic": []})
     assert options.of("ls") == options
     assert options.of("baseline") == options.model_copy(update={"samplers": []})
     assert "variants" not in options.effective()  # a variant more evaluates no other one again
@@ -294,7 +373,9 @@ def test_an_analysis_keeps_what_its_figures_are_drawn_from(
     monkeypatch.setattr(analysis, "project", lambda vectors, options: vectors[:, :2])
     options = params.analysis.model_copy(update={"images": 40, "layer": 1})
     asked = configured()
-    config = AnalysisConfig(**asked.model_dump(exclude={"seed", "options"}), options=options)
+    config = AnalysisConfig(
+        **asked.model_dump(exclude={"seed", "options", "misled"}), options=options
+    )
     analysis.analyse(config, prepared, weights, tmp_path, lambda event: None)
     arrays = np.load(tmp_path / ARRAYS)
     routes = np.array([arbitrary(generator("analysis", options.seed, i), 4) for i in range(40)])
