@@ -1,7 +1,7 @@
 """The sections `prune_eval` and `analysis` of params.yaml, and what their jobs depend on. No torch
 here."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -49,7 +49,8 @@ class PruneEval(PaperSection):
     """How many layers are kept."""
     choose: Annotated[list[Choose], Field(min_length=1), Added(["random"])]
     """Which k of L layers are kept, which the paper does not say. random: others for every route.
-    first: the first k. spaced: round(i (L - 1) / (k - 1)) for i below k."""
+    first: the first k. spaced: round(i (L - 1) / (k - 1)) for i below k. Variants other than those
+    of `variants` have the first choice of this list alone."""
     orders: Count
     """Random orders of a cell, all of them where fewer exist: of per: pass, and for the spread over
     orders."""
@@ -57,7 +58,8 @@ class PruneEval(PaperSection):
     """sample: one pass over the images, an order for each. pass: every image under every order.
     batch: one pass, an order per batch (published code). latin: as sample, but Latin routes."""
     variants: Annotated[list[str], NoEffect()]
-    """Evaluated also under those of the samplers that fit their depth, an order per image."""
+    """Evaluated with all choices of layers, and under those of the samplers that fit their depth,
+    an order per image."""
     samplers: list[Sampler]
     """fix_first: 0 is the control: how much of the collapse comes from the first layers alone."""
     images: Count | None
@@ -70,9 +72,11 @@ class PruneEval(PaperSection):
     Empty: none is fitted, for images that do not fit into memory."""
 
     def of(self, variant: str) -> "PruneEval":
-        """The options for one variant: no samplers if only others are evaluated under them."""
-        samplers = self.samplers if variant in self.variants else []
-        return self.model_copy(update={"samplers": samplers, "logistic": []})
+        """The options for one variant: no samplers and one choice if only others have them."""
+        changes: dict[str, Any] = {"logistic": []}
+        if variant not in self.variants:
+            changes |= {"samplers": [], "choose": self.choose[:1]}
+        return self.model_copy(update=changes)
 
 
 class Analysis(PaperSection):

@@ -298,7 +298,8 @@ def test_samplers_that_fit(evaluated: Evaluated) -> None:
 def test_samplers_are_of_the_variants_asked_for(params: Params) -> None:
     options = params.prune_eval.model_copy(update={"variants": ["ls"], "logistic": []})
     assert options.of("ls") == options
-    assert options.of("baseline") == options.model_copy(update={"samplers": []})
+    others = {"samplers": [], "choose": ["random"]}
+    assert options.of("baseline") == options.model_copy(update=others)
     assert "variants" not in options.effective()  # a variant more evaluates no other one again
 
 
