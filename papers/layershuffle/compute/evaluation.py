@@ -29,7 +29,7 @@ from lsvit.routes import (
     layers_of,
     per_sample,
 )
-from papers.layershuffle.section import ALL, COLUMNS, SAMPLER_ROWS, Choose, EvalConfig
+from papers.layershuffle.section import ALL, COLUMNS, SAMPLER_ROWS, EvalConfig
 from pipeline.config.samplers import (
     ORDERLESS,
     Spec,
@@ -55,9 +55,9 @@ class Cell(NamedTuple):
     pool: tuple[int, ...]  # layers that may be kept
 
 
-def choose_layers(num_layers: int, keep: int, choose: Choose) -> tuple[int, ...]:
+def choose_layers(num_layers: int, keep: int, choose: str) -> tuple[int, ...]:
     """The layers from which `keep` are kept: all of them if they are chosen at random."""
-    if choose == "random":
+    if choose in (ALL, "random"):
         return tuple(range(num_layers))
     if choose == "first" or keep == 1:
         return tuple(range(keep))
@@ -74,7 +74,7 @@ def cells(num_layers: int, config: EvalConfig) -> Iterator[Cell]:
     keeps = {num_layers} if whole else {*config.options.keep, num_layers}
     for keep in sorted(keeps):
         for choose in config.options.choose if keep < num_layers else [ALL]:
-            pool = choose_layers(num_layers, keep, "random" if choose == ALL else choose)
+            pool = choose_layers(num_layers, keep, choose)
             for order in ORDERS:
                 yield Cell(keep, choose, order, pool)
 
