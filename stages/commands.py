@@ -204,7 +204,7 @@ def predict(
     ] = None,
     latency: Annotated[
         float | None,
-        typer.Option(help="Budget of an image in ms, as measured where the exits were trained."),
+        typer.Option(help="Budget of an image in ms, measured on this machine."),
     ] = None,
     average: Annotated[
         bool,

@@ -21,8 +21,6 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     threads = stage.params.resolve(Finetune).threads
     exits = train(plan, OUT, lambda jobs: stage.train(jobs, threads))
-    for job in exits.costs():
-        stage.run([job])  # alone: it measures time
     for folder, task in keep(plan, exits).items():
         stage.tracker_of(task).training(folder)
     stage.results("exits")

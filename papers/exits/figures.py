@@ -1,13 +1,11 @@
 """The figures of multi-exit ViT: exits by cost, under other orders, and dynamic inference."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
-from papers.exits.compute.budgets import practical
 from papers.exits.section import COUNTING, LAST_EXIT
 from papers.exits.tables import CLASSIFIER_WISE, LABELS
 from pipeline.config.params import Params
@@ -17,6 +15,7 @@ from pipeline.report.figures import (
     GREY,
     Figures,
     distinct_looks,
+    draw_chance,
     draw_lines,
     draw_means,
 )
@@ -59,33 +58,32 @@ def average_exits(rows: pd.DataFrame) -> pd.DataFrame:
     """Average exits over the seeds: a row an exit, in the order of depth.
 
     Args:
-        rows: of exits.csv, of one backbone in one order.
+        rows: of exits.csv, of one backbone in the order that its exits were trained in.
 
     Returns:
         `mean` and `std` of the accuracy in % or, where objects are counted, of the error; `cost` in
-        multiply-adds, `latency` in ms; `share`, of the seeds where the exit is practical; and
-        `circled`, practical among the means, on which single seeds may disagree.
+        multiply-adds; and `circled`: practical in more than half of the seeds.
     """
-    value, sign = 100 * rows["accuracy"], 1
-    if rows["mae"].notna().all():
-        value, sign = rows["mae"], -1
-    exits = rows.assign(value=value, cost=rows["flops"] / 2)
+    value = (100 * rows["accuracy"]).fillna(rows["mae"])
+    exits = rows.assign(value=value, cost=rows["flops"] / 2, practical=rows["practical"].eq(True))
     means = exits.groupby(["branch", "depth"], sort=False).agg(
         mean=("value", "mean"),
         std=("value", "std"),
         cost=("cost", "first"),
-        latency=("latency_ms", "first"),
         share=("practical", "mean"),
     )
     means = means.reset_index().fillna({"std": 0})
-    circled = practical(means["cost"].to_numpy(), sign * means["mean"].to_numpy())
-    return means.assign(circled=circled).sort_values("depth")
+    return means.assign(circled=means["share"] > 0.5).sort_values("depth")
 
 
-def draw_tradeoff(figures: Figures, rows: pd.DataFrame, hardware: str, name: str) -> str:
-    """Draw exits on a frozen backbone by what they cost, in operations and in time.
+def draw_tradeoff(figures: Figures, rows: pd.DataFrame, guess: float, name: str) -> str:
+    """Draw exits on a frozen backbone by what they cost: Figure 5 of multi-exit ViT.
 
-    This is Figure 5 of multi-exit ViT.
+    Args:
+        figures: saves it.
+        rows: of exits.csv, see :func:`average_exits`.
+        guess: the accuracy in %, or the error, of answering without looking.
+        name: of the file.
 
     Returns:
         The caption.
@@ -97,61 +95,69 @@ def draw_tradeoff(figures: Figures, rows: pd.DataFrame, hardware: str, name: str
     early = exits[~is_last].assign(cost=exits["cost"] / scale)
     late = early[early["depth"] >= np.median(early["depth"].unique())]
     counts = rows["mae"].notna().all()
-    figure, [[above], [middle], [below]] = figures.panels(1.75, nrows=3)
-    panels = ((above, early, "cost"), (middle, late, "cost"), (below, early, "latency"))
-    for axis, panel_exits, cost in panels:
+    figure, [[above], [below]] = figures.panels(1.3, nrows=2)
+    for axis, panel_exits in ((above, early), (below, late)):
         for branch, look in LOOKS.items():
-            line = panel_exits[panel_exits["branch"] == branch].set_index(cost)
+            line = panel_exits[panel_exits["branch"] == branch].set_index("cost")
             if len(line):
                 draw_means(axis, line, **look | {"markersize": 3})
         circled = panel_exits[panel_exits["circled"]]
-        axis.plot(circled[cost], circled["mean"], **CIRCLE)
-        axis.axhline(final["mean"], color=GREY, linewidth=0.8, linestyle="--", label="final exit")
+        axis.plot(circled["cost"], circled["mean"], **CIRCLE)
+        axis.axhline(final["mean"], color=GREY, linewidth=0.8, linestyle=":", label="final exit")
         axis.set(ylabel=ERROR if counts else ACCURACY)
         axis.set(xlabel=f"multiply-adds up to and including the branch ({unit})")
-    above.set(title="all depths")
-    middle.set(title=f"from {late['depth'].min()} layers on, enlarged")
-    middle.set(ylim=limits(late, final["mean"]))
-    below.set(title="all depths, enlarged, measured time", xlabel="latency of one image (ms)")
-    below.set(ylim=limits(early, final["mean"]))
+    draw_chance(above, guess, "a constant guess" if counts else "chance")
+    above.set(title=f"{rows['dataset'].iloc[0]}, {rows['model'].iloc[0]}: all depths")
+    below.set(title=f"from {late['depth'].min()} layers on, enlarged")
+    below.set(ylim=limits(late, final["mean"]))
     figures.finish(figure, name, order=LEGEND)
-    circled = early[early["circled"]]
-    task, better, variant = "Accuracy", "above", figures.label(rows["variant"].iloc[0])
+    task, reference, variant = "Accuracy", "chance", figures.label(rows["variant"].iloc[0])
     if counts:
-        task, better = "Counting error (lower is better)", "below"
+        task = "Counting error (lower is better)"
+        reference = f"the expected error of always answering the middle, {guess:.2f}"
         variant = "trained to count"
     return CAPTIONS["tradeoff"].format(
         task=task,
-        better=better,
+        reference=reference,
         variant=variant,
         seeds=rows["seed"].nunique(),
-        circled=len(circled),
+        circled=early["circled"].sum(),
         early=len(early),
-        most=(circled["share"] > 0.5).sum(),
-        hardware=hardware,
     )
 
 
-def draw_orders(figures: Figures, rows: pd.DataFrame, keep: int) -> str:
-    """Draw exits of every frozen backbone under orders it may not know. Returns the caption."""
-    variants = list(rows["variant"].unique())
-    known = rows.groupby("variant")["branch"].agg(set)
-    branches = set.intersection(*known)
-    percent = rows.assign(accuracy=100 * rows["accuracy"])
-    height = 0.3 + 0.45 * len(variants)
-    grid: Any = {"nrows": len(variants), "ncols": len(ORDERS), "sharex": True, "sharey": True}
-    figure, axes = figures.panels(height, **grid)
-    for line, variant in zip(axes, variants, strict=True):
-        for axis, order in zip(line, ORDERS, strict=True):
-            is_here = (rows["variant"] == variant) & (rows["order"] == order)
-            draw_depths(axis, percent[is_here], "accuracy", branches)
-        line[0].set(ylabel=f"{figures.label(variant)}\n{ACCURACY}", ylim=(0, 100))
-    for axis, title in zip(axes[0], ORDERS.values(), strict=True):
+def draw_orders(figures: Figures, rows: pd.DataFrame, chance: float, keep: int) -> str:
+    """Draw exits of every frozen backbone under orders it may not know: a line a backbone.
+
+    Args:
+        figures: saves it.
+        rows: of exits.csv.
+        chance: accuracy in % of guessing.
+        keep: layers of a pruned route.
+
+    Returns:
+        The caption.
+    """
+    early = rows[rows["branch"] != LAST_EXIT]
+    common = set.intersection(*early.groupby("variant")["branch"].agg(set))
+    early = early[early["branch"].isin(common)]
+    keys = ["variant", "order", "seed", "depth"]
+    means = early.groupby(keys, as_index=False, sort=False)["accuracy"].mean()
+    figure, [axes] = figures.panels(0.55, ncols=len(ORDERS), sharey=True)
+    looks = figures.looks(means["variant"].unique())
+    for axis, (order, title) in zip(axes, ORDERS.items(), strict=True):
+        draw_lines(axis, means[means["order"] == order], "depth", "accuracy", "variant", looks)
+        draw_chance(axis, chance)
         axis.set(title=title)
-    ticks = np.linspace(0, int(rows["depth"].max()), 5).round()[1:]
-    axes[-1, 1].set(xlabel="layers executed before the exit", xticks=np.unique(ticks))
-    figures.finish(figure, "exits_orders", order=LEGEND)
-    return CAPTIONS["orders"].format(keep=keep, seeds=rows["seed"].nunique())
+    axes[0].set(ylabel=ACCURACY, ylim=(0, 100))
+    axes[1].set(xlabel="layers executed before the exit")
+    figures.finish(figure, "exits_orders")
+    return CAPTIONS["orders"].format(
+        data=f"{rows['dataset'].iloc[0]}, {rows['model'].iloc[0]}",
+        branches=", ".join(LABELS[branch] for branch in LABELS if branch in common),
+        keep=keep,
+        seeds=rows["seed"].nunique(),
+    )
 
 
 def draw_dynamic(figures: Figures, budgets: pd.DataFrame, exits: pd.DataFrame) -> str:
@@ -172,10 +178,12 @@ def draw_dynamic(figures: Figures, budgets: pd.DataFrame, exits: pd.DataFrame) -
         cost=exits["flops"] / 2 / scale, accuracy=100 * exits["accuracy"], ece=100 * exits["ece"]
     )
     draw_lines(above, percent, "cost", "accuracy", "branch", {LAST_EXIT: STAR}, factor=1)
+    above.set(title=f"{exits['dataset'].iloc[0]}, {exits['model'].iloc[0]}")
     above.set(xlabel=f"budget of an image on average (multiply-adds, {unit})")
     above.set(ylabel=ACCURACY)
     above.legend(loc="lower right")
-    draw_depths(below, percent, "ece", LABELS)
+    looks = LOOKS | {LAST_EXIT: STAR}
+    draw_lines(below, percent, "depth", "ece", "branch", looks, factor=1)
     below.set(xlabel="layers executed before the exit", ylabel="calibration error (%)")
     below.xaxis.get_major_locator().set_params(integer=True)
     corner: Any = {"loc": "lower left", "bbox_to_anchor": (-0.1, 1.0)}
@@ -189,12 +197,6 @@ def draw_dynamic(figures: Figures, budgets: pd.DataFrame, exits: pd.DataFrame) -
         excess=100 * max((sure["flops"] / sure["budget"]).max() - 1, 0),
         seeds=budgets["seed"].nunique(),
     )
-
-
-def draw_depths(axis: Axes, rows: pd.DataFrame, column: str, branches: Iterable[str]) -> None:
-    """Draw a column by depth: a line a branch, the final exit as a star."""
-    looks = {branch: look for branch, look in LOOKS.items() if branch in branches}
-    draw_lines(axis, rows, "depth", column, "branch", looks | {LAST_EXIT: STAR}, factor=1)
 
 
 def unit_of(multiply_adds: float) -> tuple[float, str]:
@@ -213,39 +215,31 @@ def limits(exits: pd.DataFrame, final: float) -> tuple[float, float]:
     return min(means) - margin, max(means) + margin
 
 
-def draw_exits(
-    figures: Figures, exits: pd.DataFrame, dynamic: pd.DataFrame, about: Mapping[str, Any]
-) -> dict[str, str]:
-    """Draw every figure whose rows are there.
+def draw(results: Results, params: Params) -> dict[str, str]:
+    """Draw every figure whose rows are there. Returns captions by title."""
+    return draw_exits(Figures.of(results, params), results)
 
-    Args:
-        figures: saves them.
-        exits: exits.csv.
-        dynamic: exits_dynamic.csv.
-        about: exits.json.
 
-    Returns:
-        Captions by title.
-    """
+def draw_exits(figures: Figures, results: Results) -> dict[str, str]:
+    """Draw every figure whose rows are there. Returns captions by title."""
+    exits = results.table("exits")
+    dynamic = results.table("exits_dynamic")
+    about = results.read("exits")
     frozen = exits[(exits["strategy"] == CLASSIFIER_WISE) & exits["order"].isin(ORDERS)]
     classes = frozen[frozen["dataset"] != COUNTING]
     counted = frozen[(frozen["dataset"] == COUNTING) & (frozen["order"] == "sequential")]
-    hardware = about["hardware"]
     captions = {}
     if len(classes):
         variants = classes["variant"].unique()
         variant = BASELINE if BASELINE in variants else variants[0]
         rows = classes[(classes["order"] == "sequential") & (classes["variant"] == variant)]
-        captions["Exits, trade-off"] = draw_tradeoff(figures, rows, hardware, "exits_tradeoff")
-        captions["Exits, orders"] = draw_orders(figures, classes, about["keep"])
         budgets = dynamic[dynamic["variant"] == variant]
+        chance = results.chance
+        captions["Exits, trade-off"] = draw_tradeoff(figures, rows, chance, "exits_tradeoff")
+        captions["Exits, orders"] = draw_orders(figures, classes, chance, about["keep"])
         captions["Exits, dynamic"] = draw_dynamic(figures, budgets, rows)
     if len(counted):
-        captions["Exits, counting"] = draw_tradeoff(figures, counted, hardware, "exits_counting")
+        most = about["counting"]["most"]
+        guess = np.abs(np.arange(most + 1) - most / 2).mean()
+        captions["Exits, counting"] = draw_tradeoff(figures, counted, guess, "exits_counting")
     return captions
-
-
-def draw(results: Results, params: Params) -> dict[str, str]:
-    """Draw every figure whose rows are there. Returns captions by title."""
-    exits, dynamic = results.table("exits"), results.table("exits_dynamic")
-    return draw_exits(Figures.of(results, params), exits, dynamic, results.read("exits"))

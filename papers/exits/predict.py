@@ -8,14 +8,14 @@ from torch import Tensor
 from lsvit.predict import Opened, predict
 from lsvit.routes import Route
 from papers.exits.compute.budgets import pick
-from papers.exits.compute.dynamic import leave_early
+from papers.exits.compute.dynamic import exit_after, leave_early, measure_latency
 from papers.exits.compute.in_use import InUse
 from papers.exits.section import LAST_EXIT
 from pipeline.errors import UserError
 
 
 class Budget(NamedTuple):
-    """What an image may cost: FLOPs or ms.
+    """What an image may cost: FLOPs, or ms on this machine.
 
     `average`: the FLOPs hold on average over images like those that the exits were chosen on, and
     an image leaves when its answer is sure enough. Otherwise all images leave at the best exit that
@@ -38,16 +38,22 @@ def check_routes(deployed: InUse, routes: list[Route], average: bool) -> None:
     order = "sequential" if routes == [tuple(range(length))] else "arbitrary"
     if average and (len(routes) > 1 or order != deployed.order):
         raise UserError(
-            f"--average: its thresholds are calibrated for one route an image, "
+            f"--average: its threshold is calibrated for one route an image, "
             f"accepted: --order {deployed.order} --orders 1"
         )
 
 
 @torch.inference_mode()
-def choose_exit(
-    opened: Opened, deployed: InUse, image: Tensor, routes: list[Route], budget: Budget
-) -> int:
-    """The index of the deployed exit that answers about an image (C, H, W).
+def answer(
+    opened: Opened,
+    deployed: InUse,
+    image: Tensor,
+    routes: list[Route],
+    budget: Budget,
+    top: int,
+) -> dict[str, Any]:
+    """What :func:`lsvit.predict.predict` finds about an image (C, H, W) at the exit that the budget
+    chooses, and the `exit`. Its time is measured where the budget is one.
 
     Raises:
         UserError: no or two budgets are given, or one below the cheapest exit's cost, or
@@ -59,11 +65,12 @@ def choose_exit(
             "--exits: accepted with either --flops or --latency; --average with --flops"
         )
     check_routes(deployed, routes, average)
-    if flops is None:
-        name, amount, cost = "latency", latency, deployed.latency
+    if latency is not None:
+        name, amount = "latency", latency
+        cost = measure_latency(opened.model, deployed.depths, image[None])
     else:
-        name, amount, cost = "flops", flops, deployed.spent if average else deployed.flops
-    assert amount is not None
+        name, amount = "flops", flops
+        cost = deployed.spent if average else deployed.flops
     if not amount >= cost.min():  # nan is refused too
         raise UserError(
             f"--{name}: found {amount:g}, "
@@ -71,27 +78,11 @@ def choose_exit(
         )
     if average:
         _, depth = leave_early(opened.model, image[None], deployed.thresholds(amount), routes[0])
-        return deployed.depths.index(int(depth))
-    chosen = pick(cost, deployed.accuracy, amount)
-    assert chosen is not None
-    return chosen
-
-
-def answer(
-    opened: Opened,
-    deployed: InUse,
-    image: Tensor,
-    routes: list[Route],
-    budget: Budget,
-    top: int,
-) -> dict[str, Any]:
-    """What :func:`lsvit.predict.predict` finds at the exit that the budget chooses, and the `exit`.
-
-    Raises:
-        UserError: as :func:`choose_exit`.
-    """
-    chosen = choose_exit(opened, deployed, image, routes, budget)
-    depth = deployed.depths[chosen]
-    head = depth if str(depth) in opened.model.exits else None  # else the model's own
-    found = predict(opened, image, routes, top, head)
-    return {"exit": deployed.describe(chosen, budget.average), **found}
+        chosen = deployed.depths.index(int(depth))
+    else:
+        chosen = pick(cost, deployed.accuracy, amount)
+    about = deployed.describe(chosen, average)
+    if latency is not None:
+        about["latency_ms"] = round(float(cost[chosen]), 4)
+    head = exit_after(opened.model, deployed.depths[chosen])
+    return {"exit": about, **predict(opened, image, routes, top, head)}

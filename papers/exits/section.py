@@ -22,13 +22,16 @@ from pipeline.jobs.configs import MeasureConfig
 
 COUNTING = "counting"  # the task, and the name of its data in results/
 EXIT_WEIGHTS = "exits.safetensors"
-EXIT_COSTS = "costs.json"
+EXIT_COSTS = "costs.json"  # FLOPs up to every exit of a model trained with them
 EXITS_IN_USE = "exits.json"  # beside a backbone's exit weights: those worth using, with their costs
 LAST_EXIT = "final"  # the model's own head, beside the names of the branches
 
 BranchName = Literal["mlp", "cnn_ignore", "cnn_add", "cnn_project", "vit", "mixer", "resmlp"]
 BRANCHES: tuple[BranchName, ...] = get_args(BranchName)
 Strategy = Literal["classifier_wise", "end_to_end", "layer_wise"]
+LaterLayers = Literal["none", "original", "end_to_end"]
+# The pre-trained weights that layers after the first exit of the layer-wise strategy start from
+LATER_LAYERS: tuple[LaterLayers, ...] = get_args(LaterLayers)
 Rates = Annotated[list[Positive], Field(min_length=1)]
 Branches = Annotated[list[BranchName], Field(min_length=1)]
 

@@ -16,7 +16,13 @@ from pipeline.report.tables import ABSENT, NONE, NOT_RUN, cell_text, count_seeds
 CAPTION = read_captions(__file__)["table"]
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text())
 CLASSIFIER_WISE, WITHOUT_EXITS = "classifier_wise", "without exits"
-STRATEGIES = {"end_to_end": "end-to-end", "layer_wise": "layer-wise"}
+STRATEGIES = {
+    "end_to_end": "end-to-end",
+    "layer_wise": "layer-wise",
+    "layer_wise_none": "layer-wise, then no pre-trained weights",
+    "layer_wise_original": "layer-wise, then the original weights",
+    "layer_wise_end_to_end": "layer-wise, then end-to-end weights",
+}
 LABELS = {
     "mlp": "MLP-EE",
     "cnn_ignore": "CNN-Ignore-EE",
@@ -100,9 +106,9 @@ def exit_table(numbers: pd.DataFrame, form: Form) -> pd.DataFrame:
         texts[row.strategy, row.architecture, row.dataset, row.exit] = text
     source = ", ".join(["ours", *numbers["model"].unique()])
     rows = []
-    stepwise = set(numbers.loc[numbers["strategy"] == "layer_wise", "architecture"])
     models = [("end_to_end", branch) for branch in [*LABELS, NONE]]
-    models += [("layer_wise", branch) for branch in LABELS if branch in stepwise]
+    stepwise = numbers[numbers["strategy"] != "end_to_end"]
+    models += dict.fromkeys(zip(stepwise["strategy"], stepwise["architecture"], strict=True))
     for strategy, branch in models:
         row = head_of_row(source, strategy, branch)
         for name in data:
@@ -161,11 +167,8 @@ def exit_caption(numbers: pd.DataFrame, form: Form) -> str:
     """What the numbers of a table are."""
     ours = NOT_RUN
     if len(numbers):
-        seeds = []
-        for strategy, name in STRATEGIES.items():
-            seeds.append(f"{name}: {count_seeds(numbers[numbers['strategy'] == strategy])}")
         data = ", ".join(numbers["dataset"].unique())
-        ours = f"data {data}; mean ± standard deviation over seeds ({'; '.join(seeds)})"
+        ours = f"data {data}; mean ± standard deviation over {count_seeds(numbers)}"
     return CAPTION.format(
         number=form.number,
         depths=", ".join(map(str, form.depths)),

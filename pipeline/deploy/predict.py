@@ -112,7 +112,8 @@ def show(found: dict[str, Any]) -> None:
     if "exit" in found:
         exit = found["exit"]
         title += f", {exit['branch']} after {exit['depth']} of them, {exit['flops']:.4g} FLOPs"
-        title += f", {exit['latency_ms']:.3g} ms"
+        if "latency_ms" in exit:
+            title += f", {exit['latency_ms']:.3g} ms"
     table = Table("class", "probability", "std over orders", title=title, title_justify="left")
     for name, row in zip(names, found["top"], strict=True):
         std = "–" if row["std"] is None else f"{row['std']:.4f}"

@@ -215,11 +215,11 @@ def draw_grid(axis: Axes, direction: Literal["x", "y"] = "y") -> None:
     axis.grid(axis=direction, linewidth=0.4, alpha=0.5)
 
 
-def draw_chance(axis: Axes, chance: float) -> None:
-    """Draw a dashed line at the accuracy of guessing, in the axis' unit."""
+def draw_chance(axis: Axes, chance: float, text: str = "chance") -> None:
+    """Draw a dashed line at the accuracy or error of guessing, in the axis' unit."""
     axis.axhline(chance, color=GREY, linewidth=0.8, linestyle="--")
     axis.annotate(
-        "chance",
+        text,
         (0.995, chance),
         xycoords=("axes fraction", "data"),
         ha="right",

@@ -1,39 +1,25 @@
-"""Dynamic inference with early exits: anytime answers, images that leave early, costs."""
+"""Dynamic inference with early exits: anytime answers, and images that leave early."""
 
-import json
-import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route
 from papers.exits.branches import make_branch
-from papers.exits.compute.flops import count_exits
 from papers.exits.compute.in_use import InUse
-from papers.exits.section import (
-    EXIT_COSTS,
-    EXIT_WEIGHTS,
-    EXITS_IN_USE,
-    LAST_EXIT,
-    BranchName,
-    BranchSizes,
-    ExitConfig,
-)
+from papers.exits.section import EXIT_WEIGHTS, EXITS_IN_USE, LAST_EXIT, BranchName, BranchSizes
 from pipeline.errors import UserError
-from pipeline.files import reading, write_json
-from pipeline.jobs.files import ARRAYS, read_meta
+from pipeline.files import reading
 from pipeline.models.tokens import token_shape
-from pipeline.models.weights import input_size, read_tensors
-from pipeline.training.scoring import open_model
+from pipeline.models.weights import read_tensors
 
-ROUNDS = 10  # timed calls of every exit, one after another in each round
+ROUNDS = 11  # timed calls of every exit, one after another in each round; the first warms up
 
 
 def attach(
@@ -71,14 +57,10 @@ def deploy(model: RoutedModel, folder: Path, weights_sha256: str) -> InUse:
     Raises:
         UserError: the folder is none of that stage's, or it belongs to another model.
     """
-    file = folder / EXITS_IN_USE
-    with reading(file, "accepted: outs/exits/classifier_wise/<variant>/seed_<n>"):
-        record = json.loads(file.read_text())
-        with np.load(folder / ARRAYS) as arrays:
-            used = InUse.read(record, arrays)
-        owner = record["weights_sha256"]
-        sizes = BranchSizes.model_validate(record["sizes"])
-    if owner != weights_sha256:
+    with reading(folder / EXITS_IN_USE, "accepted: outs/exits/classifier_wise/<variant>/seed_<n>"):
+        used = InUse.read(folder)
+        sizes = BranchSizes.model_validate(used.sizes)
+    if used.weights_sha256 != weights_sha256:
         whose = f"{folder.parent.name}, {folder.name}"
         raise UserError(f"{folder}: exits of other weights, accepted: those of {whose}")
     exits: Any = dict(zip(used.depths, used.branches, strict=True))
@@ -112,7 +94,7 @@ def leave_early(
     Args:
         images: (B, C, H, W).
         thresholds: by depth, for some or all exits of the model, see
-            :func:`papers.exits.compute.budgets.exit_thresholds`.
+            :func:`papers.exits.compute.budgets.threshold_within`.
         route: layers, shared by the batch; default: all in their original order.
 
     Returns:
@@ -145,56 +127,23 @@ def leave_early(
     return logits, left
 
 
-@torch.inference_mode()
-def measure(config: ExitConfig, data: Path, folder: Path, report: Callable[[dict], None]) -> None:
-    """Measure FLOPs and time of one image up to every exit on this machine; weights do not matter.
+def measure_latency(model: RoutedModel, depths: Sequence[int], image: Tensor) -> np.ndarray:
+    """Measure how long an image (1, C, H, W) takes up to each exit: ms (E,), medians.
 
-    Writes `costs.json`: `flops` and `latency_ms` (median over the rounds) by "{branch}.{depth}",
-    "final.{depth}" among them; `branch_flops` of the branches alone; `hardware`.
+    Args:
+        model: has the exits; what answers after the other depths is its own head.
+        depths: (E,), of the exits.
+        image: as the model takes it.
     """
-    torch.set_num_threads(1)
-    model, execution = open_model(config, data, None)
-    model.eval()
-    options = config.options
-    num_classes = len(read_meta(data)["classes"])
-    counted = count_exits(config.model, num_classes, options.branches, options, config.variant)
-    depths = options.exits_of(model.num_layers)
-    shape = token_shape(model.backbone)
-    in_chans, size = input_size(model, config.model)
-    image = torch.randn(1, in_chans, size, size, device=execution.device)
-    branches = {}
-    for kind in options.branches:
-        branch = make_branch(kind, shape, model.backbone.num_classes, options)
-        branches[kind] = branch.to(execution.device).eval()
-    times = defaultdict(list)
-    for _ in range(ROUNDS + 1):
-        for kind, branch in branches.items():
-            model.exits = nn.ModuleDict({str(depth): branch for depth in depths})
-            for depth in depths:
-                seconds = _seconds(model, image, depth, execution.context)
-                times[f"{kind}.{depth}"].append(seconds)
-        seconds = _seconds(model, image, None, execution.context)
-        times[f"final.{model.num_layers}"].append(seconds)
-    report({"cell": f"{len(times)} exits timed"})
-    flops = {f"{kind}.{depth}": counted.at(kind, depth) for kind in branches for depth in depths}
-    for depth in range(1, model.num_layers + 1):  # of pruned routes too
-        flops[f"final.{depth}"] = counted.model.whole(depth)
-    latency = {}
-    for name, measured in times.items():  # the first one warms up
-        latency[name] = round(1000 * statistics.median(measured[1:]), 4)
-    threads = ", one thread" if execution.device.type == "cpu" else ""
-    costs = {
-        "hardware": f"{execution}{threads}",
-        "num_layers": model.num_layers,
-        "flops": flops,
-        "branch_flops": counted.branches,
-        "latency_ms": latency,
-    }
-    write_json(folder / EXIT_COSTS, costs)
+    times = np.zeros((ROUNDS, len(depths)))
+    for round_times in times:
+        for place, depth in enumerate(depths):
+            start = time.perf_counter()
+            model(image, exit=exit_after(model, depth)).argmax().item()  # waits for the device
+            round_times[place] = 1000 * (time.perf_counter() - start)
+    return np.median(times[1:], axis=0)
 
 
-def _seconds(model: RoutedModel, image: Tensor, exit: int | None, context: Callable) -> float:
-    start = time.perf_counter()
-    with context():
-        model(image, exit=exit).argmax().item()  # waits for the device
-    return time.perf_counter() - start
+def exit_after(model: RoutedModel, depth: int) -> int | None:
+    """The early exit after so many layers; None where there is none, but the model's own head."""
+    return depth if str(depth) in model.exits else None

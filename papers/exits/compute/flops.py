@@ -1,15 +1,18 @@
 """FLOPs of one image up to an early exit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from papers.exits.branches import make_branch
-from papers.exits.section import BranchName, BranchSizes
+from papers.exits.section import EXIT_COSTS, LAST_EXIT, BranchName, BranchSizes, ExitConfig
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN, Variant
+from pipeline.files import write_json
 from pipeline.flops import ModelFlops, count, count_model, countable, meta_model
+from pipeline.jobs.files import read_meta
 from pipeline.models.tokens import TokenShape, token_shape
 
 
@@ -19,12 +22,14 @@ class ExitFlops(NamedTuple):
     model: ModelFlops
     branches: dict[BranchName, int]
 
-    def at(self, branch: BranchName, depth: int) -> int:
-        """FLOPs up to and including the branch after `depth` blocks.
+    def at(self, branch: str, depth: int) -> int:
+        """FLOPs up to and including the branch after `depth` blocks, or the model's own head.
 
         Raises:
             KeyError: the branch was not counted.
         """
+        if branch == LAST_EXIT:
+            return self.model.whole(depth)
         return self.model.embed + depth * self.model.block + self.branches[branch]
 
 
@@ -56,3 +61,18 @@ def count_exits(
     outputs = model.backbone.num_classes
     counted = {branch: count_branch(branch, shape, outputs, sizes) for branch in branches}
     return ExitFlops(count_model(model, preset), counted)
+
+
+def write_flops(
+    config: ExitConfig, data: Path, folder: Path, report: Callable[[dict], None]
+) -> None:
+    """Write `costs.json`: FLOPs up to every exit, lists by branch, in the order of the depths."""
+    num_classes = len(read_meta(data)["classes"])
+    options = config.options
+    counted = count_exits(config.model, num_classes, options.branches, options, config.variant)
+    depths = range(1, counted.model.num_layers + 1)
+    flops = {}
+    for branch in (*options.branches, LAST_EXIT):
+        flops[branch] = [counted.at(branch, depth) for depth in depths]
+    write_json(folder / EXIT_COSTS, flops)
+    report({"cell": f"{len(flops)} kinds of exits"})

@@ -1,4 +1,4 @@
-"""Train early exits on a frozen backbone: every branch at every depth, on cached features.
+"""Train early exits on a frozen backbone: every branch at every depth, on recorded tokens.
 
 Source: multi-exit ViT, classifier-wise strategy.
 """
@@ -13,12 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lsvit.routed import RoutedModel, Samples
+from lsvit.routed import RoutedModel
 from lsvit.routes import ENDED, Route, arbitrary, generator, kept_layers, per_sample
 from papers.exits.branches import make_branch
-from papers.exits.compute.budgets import calibration_error
-from papers.exits.compute.memory import free_for_worker
-from papers.exits.section import EXIT_WEIGHTS, LAST_EXIT, BranchName, ExitConfig, own_order
+from papers.exits.compute.budgets import calibration_error, practical
+from papers.exits.compute.flops import ExitFlops, count_exits
+from papers.exits.compute.in_use import InUse
+from papers.exits.section import (
+    EXIT_WEIGHTS,
+    LAST_EXIT,
+    BranchName,
+    BranchSizes,
+    ExitConfig,
+    own_order,
+)
 from pipeline.data.splits import Split
 from pipeline.errors import UserError
 from pipeline.jobs.files import ARRAYS, HELDOUT, ROWS, read_meta, write_rows
@@ -29,9 +37,21 @@ from pipeline.training.optimisation import make_optimizer, make_scheduler, stops
 from pipeline.training.scoring import batches_along, open_model, open_split
 
 BATCH_SIZE = 500  # images of a pass without gradients
-SHARE = 4  # features cached at once take at most one such part of the free memory
+SHARE = 4  # tokens lie on a GPU if they take at most one such part of its free memory
 ORDERS = ("sequential", "arbitrary", "pruned")  # in which exits are evaluated
-COLUMNS = ("branch", "depth", "order", "lr", "epochs", "accuracy", "mae", "ece")
+COLUMNS = (
+    "branch",
+    "depth",
+    "order",
+    "lr",
+    "epochs",
+    "accuracy",
+    "mae",
+    "ece",
+    "judge",
+    "flops",
+    "practical",
+)
 
 
 class Part(NamedTuple):
@@ -85,65 +105,33 @@ def draw_routes(order: str, images: int, num_layers: int, config: ExitConfig, pa
     return torch.from_numpy(per_sample(sampler, draw, num_layers, images))
 
 
-class States:
-    """A tap: the tokens after chosen depths, (len(depths), B, N, D)."""
-
-    def __init__(self, depths: list[int], out: Tensor) -> None:
-        self.places = {depth: place for place, depth in enumerate(depths)}
-        self.out = out
-
-    def __call__(
-        self, depth: int, layer: int, before: Tensor, after: Tensor, samples: Samples
-    ) -> None:
-        """See :class:`lsvit.routed.Tap`."""
-        if depth + 1 in self.places:
-            self.out[self.places[depth + 1], samples] = after.to(self.out.device, self.out.dtype)
-
-
-class Features(NamedTuple):
-    """Tokens (n, N, D) after one depth, or (depths, n, N, D), and labels (n,) of a part."""
+class Recorded(NamedTuple):
+    """Tokens (n, N, D) of images after one depth, and their labels (n,)."""
 
     tokens: Tensor
     labels: Tensor
 
-    def at(self, place: int, device: torch.device) -> "Features":
-        """Those of one depth, on the device if they fit in a part of its free memory."""
-        tokens = self.tokens[place]
-        if device.type == "cuda" and tokens.nbytes > torch.cuda.mem_get_info(device)[0] // SHARE:
-            return Features(tokens, self.labels)
-        return Features(tokens.to(device), self.labels)
-
 
 @torch.inference_mode()
 def record(
-    model: RoutedModel, part: Part, routes: Tensor, depths: list[int], execution: Execution
-) -> Features:
-    """Keep the tokens after each of the depths that all routes (n, L) reach, which may be none."""
-    reached = int((routes[0] != ENDED).sum())
-    depths = [depth for depth in depths if depth <= reached]
+    model: RoutedModel, part: Part, routes: Tensor, depth: int, execution: Execution
+) -> Recorded:
+    """Record the tokens after a depth, which all routes (n, L) reach.
+
+    They lie on the device if they fit in a part of its free memory.
+    """
     shape = token_shape(model.backbone)
     dtype = torch.bfloat16 if execution.precision == "bf16" else torch.float32
-    tokens = torch.empty(len(depths), len(part.rows), shape.length, shape.width, dtype=dtype)
+    tokens = torch.empty(len(part.rows), shape.length, shape.width, dtype=dtype)
+    device = execution.device
+    if device.type != "cuda" or tokens.nbytes <= torch.cuda.mem_get_info(device)[0] // SHARE:
+        tokens = tokens.to(device)
     labels = []
-    for place, images, found, route in part.along(routes[:, : depths[-1] if depths else 1]):
-        if depths:
-            with execution.context():
-                model(images, route, [States(depths, tokens[:, place])])
-        labels.append(found)
-    return Features(tokens, torch.cat(labels))
-
-
-@torch.inference_mode()
-def run(
-    model: RoutedModel, part: Part, routes: Tensor, execution: Execution
-) -> tuple[Tensor, Tensor]:
-    """Run every image along its route: the model's own answers (n, C), and the labels (n,)."""
-    answers, labels = [], []
-    for _, images, found, route in part.along(routes):
+    for place, images, found, route in part.along(routes[:, :depth]):
         with execution.context():
-            answers.append(model(images, route).float())
+            tokens[place] = model.tokens(images, route).to(tokens)
         labels.append(found)
-    return torch.cat(answers), torch.cat(labels)
+    return Recorded(tokens, torch.cat(labels))
 
 
 class Fitted(NamedTuple):
@@ -157,8 +145,8 @@ class Fitted(NamedTuple):
 
 def fit(
     branch: nn.Module,
-    train: Features,
-    judge: Features,
+    train: Recorded,
+    judge: Recorded,
     lr: float,
     config: ExitConfig,
     execution: Execution,
@@ -215,27 +203,25 @@ class Answered(NamedTuple):
     """How an exit answers n images."""
 
     confidence: np.ndarray  # (n,) of its answers; a regression has none (nan)
-    correct: np.ndarray  # (n,) bool
-    mae: float | None  # mean absolute error of a regression
+    score: np.ndarray  # (n,): 1 where the answer is right, else 0; of a regression minus its error
 
     @classmethod
     def of(cls, outputs: Tensor, labels: Tensor) -> "Answered":
         """From outputs (n, C) and labels (n,); a regression has one output."""
-        mae = None
-        confidence = torch.full(labels.shape, torch.nan)
         if outputs.shape[1] == 1:
-            mae = task_loss(outputs, labels).item()
+            confidence = torch.full(labels.shape, torch.nan)
+            score = -(outputs[:, 0] - labels).abs()
         else:
             confidence = outputs.softmax(-1).amax(-1)
-        correct = is_right(outputs, labels).cpu().numpy()
-        return cls(confidence.cpu().numpy().astype(np.float32), correct, mae)
+            score = is_right(outputs, labels)
+        return cls(confidence.cpu().float().numpy(), score.cpu().double().numpy())
 
 
 Stream = tuple[str, str]  # a part of the images and the order of their routes
 
 
 class Exit(NamedTuple):
-    """A trained exit and its answers."""
+    """A trained exit and its answers, which those have not that routes end before."""
 
     branch: str
     depth: int
@@ -245,36 +231,13 @@ class Exit(NamedTuple):
     answered: dict[Stream, Answered]
 
 
-def depths_at_once(parts: dict[str, Part], model: RoutedModel, execution: Execution) -> int:
-    """How many depths' features fit in a part of the memory that is free for this worker.
-
-    Raises:
-        UserError: not even one depth's.
-    """
-    shape = token_shape(model.backbone)
-    counts = {name: len(part.rows) for name, part in parts.items()}
-    images = counts["train"] + counts["judge"] + len(ORDERS) * counts["report"]
-    bytes_each = 2 if execution.precision == "bf16" else 4
-    size = images * shape.length * shape.width * bytes_each
-    free = free_for_worker()
-    if size > free // 2:
-        raise UserError(
-            f"exits.images: the features of one layer take {size / 2**30:.0f} GiB, more than half "
-            f"of the free memory, accepted: fewer than {counts['train']} images"
-        )
-    return max(1, free // SHARE // size)
-
-
 def train_branches(
     config: ExitConfig, data: Path, weights: Path, folder: Path, report: Callable[[dict], None]
 ) -> None:
     """Train every branch at every depth of one frozen backbone, and evaluate it in every order.
 
-    Branches are trained in the order that the backbone was trained for. One pass over the images
-    gives the features of all depths, or of as many as fit in memory. Writes `rows.csv`, a row an
-    exit and order; `arrays.npz`, confidence and correctness of every exit on the judging and on
-    the reporting images in that order; and `exits.safetensors`, keys {branch}.{depth}.{parameter}.
-    Finished depths are not trained again.
+    Branches are trained in the order that the backbone was trained for. Writes what
+    :func:`write_exits` does. Finished depths are not trained again.
     """
     torch.set_num_threads(1)
     options = config.options
@@ -287,114 +250,128 @@ def train_branches(
     for part, order in (("train", own), ("judge", own), *(("report", order) for order in ORDERS)):
         images = len(parts[part].rows)
         routes[part, order] = draw_routes(order, images, model.num_layers, config, part)
-    depths = options.exits_of(model.num_layers)
-    files = {depth: folder / f"depth_{depth}.pt" for depth in depths}
-    todo = [depth for depth in depths if not files[depth].exists()]
-    at_once = depths_at_once(parts, model, execution)
-    for start in range(0, len(todo), at_once):
-        group = todo[start : start + at_once]
-        features = {}
-        for (part, order), table in routes.items():
-            features[part, order] = record(model, parts[part], table, group, execution)
-        for place, depth in enumerate(group):
-            here = {}
-            for key, recorded in features.items():
-                if place < len(recorded.tokens):
-                    here[key] = recorded.at(place, execution.device)
-            exits = []
-            for branch in options.branches:
-                exits.append(train_exit(branch, depth, here, model, own, config, execution))
+    exits = []
+    for depth in options.exits_of(model.num_layers):
+        file = folder / f"depth_{depth}.pt"
+        if not file.exists():
+            recorded = {}
+            for (part, order), table in routes.items():
+                if depth <= (table[0] != ENDED).sum():
+                    recorded[part, order] = record(model, parts[part], table, depth, execution)
             unfinished = folder / "depth.partial"
             with unfinished.open("wb") as stream:  # whose errors say that a disk is full
-                torch.save(exits, stream)
-            unfinished.replace(files[depth])
+                torch.save(train_depth(depth, recorded, model, own, config, execution), stream)
+            unfinished.replace(file)
             report({"cell": f"exits after {depth} layers"})
-    exits = []
-    for file in files.values():
         exits += torch.load(file, weights_only=False)
-    exits.append(evaluate_head(model, parts, routes, execution))
-    write_exits(exits, own, min(options.keep, model.num_layers), folder)
-    for file in files.values():
+    answered = {}
+    for (part, order), table in routes.items():
+        if part != "train":
+            answered[part, order] = run_head(model, parts[part], table, execution)
+    exits.append(Exit(LAST_EXIT, model.num_layers, None, None, {}, answered))
+    classes = len(read_meta(data)["classes"])
+    flops = count_exits(config.model, classes, options.branches, options, config.variant)
+    write_exits(exits, flops, config, folder)
+    for file in folder.glob("depth_*.pt"):
         file.unlink()
 
 
-def train_exit(
-    branch: BranchName,
+def train_depth(
     depth: int,
-    features: dict[Stream, Features],
+    recorded: dict[Stream, Recorded],
     model: RoutedModel,
     own: str,
     config: ExitConfig,
     execution: Execution,
-) -> Exit:
-    """Train one branch at one depth, and keep the learning rate that the judging images choose."""
+) -> list[Exit]:
+    """Train all branches after one depth; the judging images choose each one's learning rate."""
     shape = token_shape(model.backbone)
-    candidates = []
-    for lr in config.options.lrs:
-        torch.manual_seed(int(generator("train", config.seed, depth, branch).integers(2**62)))
-        module = make_branch(branch, shape, model.backbone.num_classes, config.options)
-        train, judge = features["train", own], features["judge", own]
-        candidates.append(fit(module, train, judge, lr, config, execution))
-    best = min(candidates, key=lambda fitted: fitted.loss)
-    answered = {}
-    for stream, recorded in features.items():
-        if stream[0] != "train":
-            outputs = answers(best.branch, recorded.tokens, execution)
-            answered[stream] = Answered.of(outputs, recorded.labels)
-    state = {name: tensor.cpu() for name, tensor in best.branch.state_dict().items()}
-    return Exit(branch, depth, best.lr, best.epochs, state, answered)
+    exits = []
+    for kind in config.options.branches:
+        candidates = []
+        for lr in config.options.lrs:
+            torch.manual_seed(int(generator("train", config.seed, depth, kind).integers(2**62)))
+            branch = make_branch(kind, shape, model.backbone.num_classes, config.options)
+            train, judge = recorded["train", own], recorded["judge", own]
+            candidates.append(fit(branch, train, judge, lr, config, execution))
+        best = min(candidates, key=lambda fitted: fitted.loss)
+        answered = {}
+        for stream, (tokens, labels) in recorded.items():
+            if stream[0] != "train":
+                outputs = answers(best.branch, tokens, execution)
+                answered[stream] = Answered.of(outputs, labels)
+        state = {name: tensor.cpu() for name, tensor in best.branch.state_dict().items()}
+        exits.append(Exit(kind, depth, best.lr, best.epochs, state, answered))
+    return exits
 
 
-def evaluate_head(
-    model: RoutedModel,
-    parts: dict[str, Part],
-    routes: dict[Stream, Tensor],
-    execution: Execution,
-) -> Exit:
-    """The model's own head, after all layers of a route."""
-    answered = {}
-    for stream, table in routes.items():
-        if stream[0] != "train":
-            answered[stream] = Answered.of(*run(model, parts[stream[0]], table, execution))
-    return Exit(LAST_EXIT, model.num_layers, None, None, {}, answered)
+@torch.inference_mode()
+def run_head(model: RoutedModel, part: Part, routes: Tensor, execution: Execution) -> Answered:
+    """Answer every image along its route by the model's own head."""
+    outputs, labels = [], []
+    for _, images, found, route in part.along(routes):
+        with execution.context():
+            outputs.append(model(images, route).float())
+        labels.append(found)
+    return Answered.of(torch.cat(outputs), torch.cat(labels))
 
 
-def write_exits(exits: list[Exit], own: str, keep: int, folder: Path) -> None:
-    """Write rows, arrays and weights, see :func:`train_branches`.
+def write_exits(exits: list[Exit], flops: ExitFlops, config: ExitConfig, folder: Path) -> None:
+    """Write what was trained on a backbone.
+
+    `rows.csv` has a row an exit and order. In the order that exits were trained in, `judge` is the
+    accuracy or error on the judging images, and whether an exit is practical is seen on the
+    reporting ones. `arrays.npz` has every exit's answers in that order. `exits.safetensors` has
+    keys {branch}.{depth}.{parameter}. `exits.json` says which exits of a classifier to use.
 
     Args:
         exits: the model's own head is the last.
-        own: the order that they were trained in.
-        keep: layers of a pruned route.
+        flops: of every exit.
+        config: of the job.
         folder: to write to.
     """
     from safetensors.torch import save_file
 
+    own = own_order(config.variant.route)
+    arrays: dict[str, Any] = {
+        "branch": np.array([exit.branch for exit in exits]),
+        "depth": np.array([exit.depth for exit in exits]),
+        "flops": np.array([flops.at(exit.branch, exit.depth) for exit in exits]),
+        "branch_flops": np.array([flops.branches.get(exit.branch, 0) for exit in exits]),
+    }
+    for part in ("judge", "report"):
+        answered = [exit.answered[part, own] for exit in exits]
+        arrays[f"confidence_{part}"] = np.stack([answers.confidence for answers in answered])
+        arrays[f"score_{part}"] = np.stack([answers.score for answers in answered])
+    np.savez(folder / ARRAYS, **arrays)
+    counts = bool(np.isnan(arrays["confidence_judge"]).all())
+    is_practical = practical(arrays["flops"], arrays["score_report"])
+
     rows = []
     states = {}
-    for exit in exits:
-        for order in ORDERS:
-            answered = exit.answered.get(("report", order))
-            if answered is None:  # a pruned route ends before
+    for place, exit in enumerate(exits):
+        for (part, order), answers in exit.answered.items():
+            if part != "report":
                 continue
-            is_pruned_head = exit.branch == LAST_EXIT and order == "pruned"
-            depth = keep if is_pruned_head else exit.depth
-            accuracy = round(float(answered.correct.mean()), 6)
-            mae = ece = None
-            if answered.mae is None:
-                ece = round(calibration_error(answered.confidence, answered.correct), 6)
-            else:
-                mae = round(answered.mae, 6)
-            rows.append((exit.branch, depth, order, exit.lr, exit.epochs, accuracy, mae, ece))
+            depth = exit.depth
+            if exit.branch == LAST_EXIT and order == "pruned":
+                depth = min(config.options.keep, depth)
+            score = abs(round(float(answers.score.mean()), 6))
+            judge = here = ece = None
+            if order == own:
+                judge = abs(round(float(arrays["score_judge"][place].mean()), 6))
+                here = bool(is_practical[place])
+            if not counts:
+                ece = round(calibration_error(answers.confidence, answers.score), 6)
+            values = (None, score) if counts else (score, None)
+            cost = flops.at(exit.branch, depth)
+            head = (exit.branch, depth, order, exit.lr, exit.epochs)
+            rows.append((*head, *values, ece, judge, cost, here))
         for name, tensor in exit.state.items():
             states[f"{exit.branch}.{exit.depth}.{name}"] = tensor.contiguous()
     write_rows(folder / ROWS, COLUMNS, rows)
     save_file(states, folder / EXIT_WEIGHTS)
-    arrays: dict[str, Any] = {}
-    for part in ("judge", "report"):
-        exit_answers = [exit.answered[part, own] for exit in exits]
-        arrays[f"confidence_{part}"] = np.stack([answer.confidence for answer in exit_answers])
-        arrays[f"correct_{part}"] = np.stack([answer.correct for answer in exit_answers])
-    arrays["branch"] = np.array([exit.branch for exit in exits])
-    arrays["depth"] = np.array([exit.depth for exit in exits])
-    np.savez(folder / ARRAYS, **arrays)
+    if not counts:  # a count has no confidence to go by
+        sizes = config.options.narrow(BranchSizes).model_dump()
+        about = {"weights_sha256": config.weights_sha256, "sizes": sizes, "order": own}
+        InUse.among(arrays, **about).write(folder)

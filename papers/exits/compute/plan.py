@@ -1,23 +1,23 @@
 """The jobs of stage `exits`: backbones frozen or trained with their exits. No torch here."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from papers.exits.section import (
     COUNTING,
+    LATER_LAYERS,
     BranchName,
     BranchSizes,
     ExitConfig,
     ExitHeads,
     Exits,
-    Strategy,
+    LaterLayers,
 )
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, Optimisation
-from pipeline.config.variant import BASELINE, Position, Variant
+from pipeline.config.variant import Variant
 from pipeline.files import read_json
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import (
@@ -53,7 +53,7 @@ class Trained(NamedTuple):
     """A model trained with exits after the depths of `placement`, a job a learning rate."""
 
     task: Task
-    strategy: Strategy
+    strategy: str  # layer-wise, after the first step: with what its later layers began
     branch: BranchName | None
     placement: tuple[int, ...]
     seed: int
@@ -80,6 +80,11 @@ class Trained(NamedTuple):
         best = losses.index(min(losses))
         return self.jobs[best], kept[best]
 
+    @property
+    def is_last(self) -> bool:
+        """True for the last step of the layer-wise strategy."""
+        return self.variant.exits.step == len(self.placement)
+
     def weights(self) -> Path:
         """The weights of that epoch."""
         return self.best()[0].folder / weights_file(self.task.judge)
@@ -91,7 +96,6 @@ class Frozen(NamedTuple):
     task: Task
     variant: str
     seed: int
-    costs: Job
     job: Job
 
 
@@ -126,7 +130,7 @@ class Plan(BasePlan):
     def trained(
         self,
         task: Task,
-        strategy: Strategy,
+        strategy: str,
         branch: BranchName | None,
         placement: Sequence[int],
         seed: int,
@@ -146,7 +150,7 @@ class Plan(BasePlan):
                 **self.sizes,
             )
         variant = self.params.make_variant(route="sequential", exits=heads)
-        costs = self.costs(task, self.plain)
+        costs = self.costs(task)
         model = Trained(task, strategy, branch, tuple(placement), seed, variant, costs, [])
         start = start or task.starts[seed]
         run = self._run(model.title, task, variant, self.digest(start))
@@ -167,22 +171,13 @@ class Plan(BasePlan):
             model.jobs.append(Job(title, TRAIN, config, inputs, epochs, APART, first))
         return model
 
-    def end_to_end(self, task: Task) -> list[Trained]:
-        """Every architecture at every placement, and the control without exits."""
-        return self.control(task) + self._at_placements(task, "end_to_end", self.options.branches)
-
     def control(self, task: Task) -> list[Trained]:
         """The model without exits, trained as those with exits."""
         return [self.trained(task, "end_to_end", None, (), seed) for seed in self.seeds]
 
-    def first_steps(self, task: Task) -> list[Trained]:
-        """The layer-wise strategy up to the first exit."""
-        branches = self.options.layer_wise_branches
-        return self._at_placements(task, "layer_wise", branches, step=0)
-
-    def _at_placements(
-        self, task: Task, strategy: Strategy, branches: list[BranchName], step: int | None = None
-    ) -> list[Trained]:
+    def at_placements(self, task: Task, strategy: str, branches: list[BranchName]) -> list[Trained]:
+        """Every architecture at every placement; of the layer-wise strategy the first step."""
+        step = 0 if strategy == "layer_wise" else None
         models = []
         for placement in self.options.placements:
             for branch in branches:
@@ -190,12 +185,34 @@ class Plan(BasePlan):
                     models.append(self.trained(task, strategy, branch, placement, seed, step=step))
         return models
 
-    def next_step(self, ended: Trained) -> Trained | None:
-        """The step of the layer-wise strategy after a finished one; None after the last."""
+    def end_to_end_twin(self, step: Trained) -> Trained:
+        """The same exits, trained end-to-end."""
+        return self.trained(step.task, "end_to_end", step.branch, step.placement, step.seed)
+
+    def join(self, first: Trained, later: LaterLayers) -> Job:
+        """Puts the layers behind a finished first step's exit: new, original or end-to-end ones."""
+        weights = {
+            "none": None,
+            "original": first.task.starts[first.seed],
+            "end_to_end": self.end_to_end_twin(first).weights(),
+        }[later]
+        digest = self.digest(first.weights())
+        if weights:
+            digest += self.digest(weights)
+        run = self._run(first.title, first.task, first.variant, digest)
+        config = TrainConfig(**run, options=self.tuning(1, self.options.lrs[0]), seed=first.seed)
+        inputs = {"data": first.task.data, "weights": first.weights(), "later": weights}
+        title = f"{first.title} seed {first.seed}, later layers: {later}"
+        return Job(title, "papers.exits.compute.steps:join", config, inputs)
+
+    def next_step(
+        self, ended: Trained, strategy: str | None = None, start: Path | None = None
+    ) -> Trained:
+        """The step of the layer-wise strategy after a finished one, by default from its weights."""
+        task, before, branch, placement, seed = ended[:5]
         step = ended.variant.exits.step + 1
-        if step > len(ended.placement):
-            return None
-        return self.trained(*ended[:5], start=ended.weights(), step=step)
+        start = start or ended.weights()
+        return self.trained(task, strategy or before, branch, placement, seed, start, step)
 
     def variants(self, task: Task) -> list[Frozen]:
         """Branches on every backbone asked for."""
@@ -230,34 +247,24 @@ class Plan(BasePlan):
         inputs = {"data": task.data, "weights": weights}
         title = f"exits of {name} seed {seed}"
         job = Job(title, "papers.exits.compute.frozen:train_branches", config, inputs)
-        return Frozen(task, name, seed, self.costs(task, variant), job)
+        return Frozen(task, name, seed, job)
 
     def head_for(self, task: Task, seed: int) -> Job:
         """Gives the starting weights of a seed a head for the task."""
         start = task.starts[seed]
         run = self._run(task.name, task, self.plain, self.digest(start))
-        config = TrainConfig(**run, options=self.tuning(1, self.options.lrs[0]), seed=0)
+        config = TrainConfig(**run, options=self.tuning(1, self.options.lrs[0]), seed=seed)
         inputs = {"data": task.data, "weights": start}
         title = f"{task.name}: starting weights seed {seed}"
         return Job(title, "pipeline.training.loop:fetch", config, inputs)
 
-    def costs(self, task: Task, variant: Any) -> Job:
-        """FLOPs and latency of every exit in use, on a model like the variant's; runs alone."""
-        options = self.options
-        depths = options.depths
-        if depths:
-            depths = sorted({*depths, *itertools.chain(*options.placements)})
-        executed = self.params.make_variant(
-            route="sequential",
-            layers=variant.layers,
-            position=Position(encode=variant.position.encode),
-            talking_heads=variant.talking_heads,
-        )
-        update = {"branches": options.every_branch, "depths": depths}
-        config = self._exit_config(BASELINE, task, executed, None, 0, update)
-        title = f"{task.name}: costs of the exits"
-        function = "papers.exits.compute.dynamic:measure"
-        return Job(title, function, config, {"data": task.data}, here=True)
+    def costs(self, task: Task) -> Job:
+        """FLOPs up to every exit of a model without a variant's parts."""
+        update = {"branches": self.options.every_branch}
+        config = self._exit_config("plain", task, self.plain, None, 0, update)
+        title = f"{task.name}: FLOPs of the exits"
+        function = "papers.exits.compute.flops:write_flops"
+        return Job(title, function, config, {"data": task.data})
 
     def _exit_config(
         self, name: str, task: Task, variant: Variant, digest: str | None, seed: int, update: dict
@@ -285,10 +292,11 @@ def list_work(params: Params, num_layers: int) -> list[Work]:
     options = plan.options
     preset = params.model_preset
     seeds = len(plan.seeds)
-    steps = sum(len(placement) + 1 for placement in options.placements)
+    placements = len(options.placements)
+    later_steps = len(LATER_LAYERS) * sum(len(placement) for placement in options.placements)
     trainings = {
-        "end_to_end": 1 + len(options.placements) * len(options.branches),
-        "layer_wise": steps * len(options.layer_wise_branches),
+        "end_to_end": 1 + placements * len(options.branches),
+        "layer_wise": (placements + later_steps) * len(options.layer_wise_branches),
     }
     works = []
     if params.sizes and "classifier_wise" in options.strategies:

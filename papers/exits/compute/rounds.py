@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from papers.exits.compute.counting import write_canvases
 from papers.exits.compute.plan import Frozen, Plan, Task, Trained
-from papers.exits.section import COUNTING
+from papers.exits.section import COUNTING, LATER_LAYERS
 from pipeline.jobs.files import WEIGHTS
 from pipeline.jobs.job import Job
 
@@ -20,12 +20,6 @@ class Exits(NamedTuple):
     counted: list[Frozen]  # on backbones that count
     trained: list[Trained]
 
-    def costs(self) -> list[Job]:
-        """What measures the costs of the exits, each job once."""
-        models: list[Frozen | Trained] = [*self.frozen, *self.counted, *self.trained]
-        jobs = [model.costs for model in models]
-        return list({job.key: job for job in jobs}.values())
-
 
 def train(plan: Plan, out: Path, run: Run) -> Exits:
     """Train every exit that params.yaml asks for.
@@ -37,41 +31,48 @@ def train(plan: Plan, out: Path, run: Run) -> Exits:
     """
     options = plan.options
     starts = {seed: plan.start(seed) for seed in plan.seeds}
-    classes = Task(plan.params.dataset, plan.data, starts)
-    trained: list[Trained] = []
-    steps: list[Trained] = []
-    if "end_to_end" in options.strategies:
-        trained += plan.end_to_end(classes)
-    if "layer_wise" in options.strategies:
-        steps += plan.first_steps(classes)
-    backbones: list[Trained] = []
+    tasks = [(Task(plan.params.dataset, plan.data, starts), options.strategies)]
     if options.counting_strategies:
         counting = _counting_task(plan, starts, out / COUNTING, run)
-        backbones = plan.control(counting)
-        if "end_to_end" in options.counting_strategies:
-            trained += plan.end_to_end(counting)
-        else:
-            trained += backbones
-        if "layer_wise" in options.counting_strategies:
-            steps += plan.first_steps(counting)
-    run([job for model in trained + steps for job in model.jobs])
+        tasks.append((counting, options.counting_strategies))
 
-    frozen = plan.variants(classes) if "classifier_wise" in options.strategies else []
-    counted = plan.backbones(backbones) if "classifier_wise" in options.counting_strategies else []
-    jobs = [model.job for model in frozen + counted]
-    while steps or jobs:
-        following = []
-        for step in steps:
-            after = plan.next_step(step)
-            if after is None:
-                trained.append(step)
-            else:
-                following.append(after)
-                jobs += after.jobs
-        steps = following
-        if jobs:
-            run(jobs)
-        jobs = []
+    trained: list[Trained] = []
+    first_steps: list[Trained] = []
+    backbones: list[Trained] = []  # that count, without exits
+    for task, strategies in tasks:
+        if task.name == COUNTING:
+            backbones = plan.control(task)
+            trained += backbones
+        elif "end_to_end" in strategies:
+            trained += plan.control(task)
+        if "end_to_end" in strategies:
+            trained += plan.at_placements(task, "end_to_end", options.branches)
+        if "layer_wise" in strategies:
+            first_steps += plan.at_placements(task, "layer_wise", options.layer_wise_branches)
+    twins = [plan.end_to_end_twin(step) for step in first_steps]
+    models = [*trained, *first_steps, *twins]
+    run([job for model in models for job in (*model.jobs, model.costs)])
+
+    frozen: list[Frozen] = []
+    counted: list[Frozen] = []
+    if "classifier_wise" in options.strategies:
+        frozen = plan.variants(tasks[0][0])
+    if "classifier_wise" in options.counting_strategies:
+        counted = plan.backbones(backbones)
+    joined = []
+    for step in first_steps:
+        for later in LATER_LAYERS:
+            joined.append((step, later, plan.join(step, later)))
+    run([model.job for model in frozen + counted] + [job for _, _, job in joined])
+
+    steps = []
+    for step, later, job in joined:
+        steps.append(plan.next_step(step, f"layer_wise_{later}", job.folder / WEIGHTS))
+    while steps:
+        run([job for step in steps for job in step.jobs])
+        ended = [step for step in steps if step.is_last]
+        trained += ended
+        steps = [plan.next_step(step) for step in steps if not step.is_last]
     return Exits(frozen, counted, trained)
 
 
