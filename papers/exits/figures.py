@@ -1,6 +1,5 @@
 """The figures of multi-exit ViT: exits by cost, under other orders, and dynamic inference."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np

@@ -5,6 +5,7 @@ both. `Scores` have it by branch type, each (exits, seeds).
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,6 @@ from pipeline.report.evidence import Counts, Evidence, NotComparable, NotRun
 from pipeline.report.tables import NONE
 
 BRANCHES = tuple(LABELS)
-CNNS = ("cnn_ignore", "cnn_add", "cnn_project")
 TABLES = {form.depths: form.published for form in FORMS}
 MODELS = ("vit_b16", "vit_b16_384")  # presets that have the published model's size
 Scores = dict[str, np.ndarray]
@@ -29,14 +29,23 @@ def without(names: Iterable[str], *left_out: str) -> tuple[str, ...]:
 
 
 def select(e: Evidence, **where: str) -> pd.DataFrame:
-    """The exits with these values in the columns, with their score."""
+    """The exits with these values in the columns, with their score.
+
+    `judge` is the score on the images that choose learning rates and exits.
+    """
     rows = e.rows("exits", "early exits are", **where)
-    accuracy = 100 * rows["accuracy"]
-    return rows.assign(score=accuracy.where(rows["mae"].isna(), -rows["mae"]))
+    factor = np.where(rows["mae"].isna(), 100, -1)
+    score = rows["accuracy"].fillna(rows["mae"])
+    return rows.assign(score=factor * score, judge=factor * rows["judge"])
 
 
 def scores_of(
-    e: Evidence, rows: pd.DataFrame, column: str, exits: Sequence[tuple[str, int]], what: str
+    e: Evidence,
+    rows: pd.DataFrame,
+    column: str,
+    exits: Sequence[tuple[str, int]],
+    what: str,
+    values: str = "score",
 ) -> np.ndarray:
     """Scores of exits, each a name in the column and a depth: (exits, seeds).
 
@@ -46,7 +55,7 @@ def scores_of(
     if rows.empty or not exits:
         raise NotRun(f"{what} is not among the results")
     index = pd.MultiIndex.from_tuples(exits)
-    table = rows.pivot_table(index=[column, "depth"], columns="seed", values="score")
+    table = rows.pivot_table(index=[column, "depth"], columns="seed", values=values)
     table = table.reindex(index=index, columns=sorted(e.table("exits")["seed"].unique()))
     missing = index[table.isna().any(axis=1)]
     if len(missing):
@@ -63,10 +72,11 @@ def by_name(
     names: Sequence[str],
     depths: Sequence[int],
     what: str,
+    values: str = "score",
 ) -> Scores:
     """Scores of every name in the column after every one of the depths."""
     exits = [(name, depth) for name in names for depth in depths]
-    scores = scores_of(e, rows, column, exits, what)
+    scores = scores_of(e, rows, column, exits, what, values)
     return dict(zip(names, scores.reshape(len(names), len(depths), -1), strict=True))
 
 
@@ -83,15 +93,24 @@ def depths_from(e: Evidence, first: int) -> range:
     return range(1, last_depth(e))[first - 1 if first > 0 else first :]
 
 
-def frozen(
-    e: Evidence, depths: Sequence[int], names: Sequence[str] = BRANCHES, counting: bool = False
-) -> Scores:
+def frozen_rows(e: Evidence, counting: bool = False) -> pd.DataFrame:
     """Exits on a frozen backbone in the original order: the baseline, or the one that counts."""
     variant = COUNTING if counting else BASELINE
     dataset = COUNTING if counting else e.cell["dataset"]
-    rows = select(e, strategy=CLASSIFIER_WISE, variant=variant, dataset=dataset, order="sequential")
+    return select(e, strategy=CLASSIFIER_WISE, variant=variant, dataset=dataset, order="sequential")
+
+
+def frozen(
+    e: Evidence,
+    depths: Sequence[int],
+    names: Sequence[str] = BRANCHES,
+    counting: bool = False,
+    values: str = "score",
+) -> Scores:
+    """Scores of exits of :func:`frozen_rows`."""
     backbone = "the counting task" if counting else "the baseline"
-    return by_name(e, rows, "branch", names, depths, f"classifier-wise training on {backbone}")
+    what = f"classifier-wise training on {backbone}"
+    return by_name(e, frozen_rows(e, counting), "branch", names, depths, what, values)
 
 
 def trained(
@@ -133,19 +152,32 @@ def frozen_lead(
 
 
 def practical_architectures(e: Evidence) -> Counts:
-    """How many branch types have a practical exit on the baseline."""
+    """How many branch types have an exit on the baseline that is practical beyond noise."""
     frozen(e, depths_from(e, 1))  # raises where an exit is missing: practical is one among all
-    dataset = e.cell["dataset"]
-    rows = select(
-        e, strategy=CLASSIFIER_WISE, variant=BASELINE, dataset=dataset, order="sequential"
-    )
-    practical = rows[rows["practical"].astype(bool) & rows["branch"].isin(BRANCHES)]
-    return Counts(practical.groupby("seed")["branch"].nunique().to_numpy(), step=1)
+    rows = frozen_rows(e)
+    practical = rows[rows["practical"].eq(True) & rows["branch"].isin(BRANCHES)]
+    counts = practical.groupby("seed")["branch"].nunique()
+    seeds = sorted(rows["seed"].unique())
+    return Counts(counts.reindex(seeds, fill_value=0).to_numpy(), step=1)
 
 
-def mlp_deficit(e: Evidence) -> np.ndarray:
-    """The mean of the other branch types minus MLP-EE, mean over layers 1 to 3."""
-    scores = frozen(e, range(1, 4))
+def mlp_first(e: Evidence) -> np.ndarray:
+    """MLP-EE after the first layer minus the best of chance and all exits that cost less."""
+    frozen(e, depths_from(e, 1))
+    leads = []
+    for _, rows in frozen_rows(e).groupby("seed"):
+        first = rows[(rows["branch"] == "mlp") & (rows["depth"] == 1)].iloc[0]
+        cheaper = rows[rows["flops"] < first["flops"]]
+        leads.append(first["score"] - max(e.chance, *cheaper["score"]))
+    return np.array(leads)
+
+
+def mlp_deficit(e: Evidence, depths: Sequence[int] = (), first: int = 1) -> np.ndarray:
+    """The mean of the other branch types minus MLP-EE, mean over the depths.
+
+    Without `depths` those from the place `first` on.
+    """
+    scores = frozen(e, depths or depths_from(e, first))
     others = np.mean([scores[name] for name in without(BRANCHES, "mlp")], axis=0)
     return (others - scores["mlp"]).mean(axis=0)
 
@@ -158,11 +190,34 @@ def late_spread(e: Evidence) -> np.ndarray:
     return np.ptp(list(frozen(e, depths_from(e, -6)).values()), axis=0).mean(axis=0)
 
 
+def largest_fall(e: Evidence) -> np.ndarray:
+    """An earlier exit minus a later one of its type, mean over the types.
+
+    The judging images choose the pair that falls most, the reporting ones measure it.
+    """
+    depths = depths_from(e, 1)
+    chosen_on = frozen(e, depths, values="judge")
+    scores = frozen(e, depths)
+    pairs = list(combinations(range(len(depths)), 2))
+    earlier, later = np.transpose(pairs)
+    falls = []
+    for name, judged in chosen_on.items():
+        pair = (judged[earlier] - judged[later]).argmax(axis=0)  # (seeds,)
+        seeds = np.arange(len(pair))
+        falls.append(scores[name][earlier[pair], seeds] - scores[name][later[pair], seeds])
+    return np.mean(falls, axis=0)
+
+
 def late_counting_lead(e: Evidence) -> np.ndarray:
-    """The best early exit of the last three places minus the last exit, when counting."""
+    """An early exit of the last three places minus the last exit, when counting.
+
+    The judging canvases choose the early exit, the reporting ones measure it.
+    """
     last = frozen(e, [last_depth(e)], [LAST_EXIT], counting=True)[LAST_EXIT][0]
-    late = frozen(e, depths_from(e, -3), counting=True)
-    return np.max(list(late.values()), axis=(0, 1)) - last
+    depths = depths_from(e, -3)
+    judged = np.concatenate(list(frozen(e, depths, counting=True, values="judge").values()))
+    scores = np.concatenate(list(frozen(e, depths, counting=True).values()))
+    return scores[judged.argmax(axis=0), np.arange(len(last))] - last
 
 
 def mixer_wins(e: Evidence) -> Counts:
@@ -189,33 +244,36 @@ def vit_wins(e: Evidence) -> Counts:
     return Counts(wins, step=100 / len(others) / 4)
 
 
-def cnn_deficit(e: Evidence) -> np.ndarray:
-    """The mean of the other branch types minus the CNNs', over the early exits of both tables."""
-    deficits = []
-    for placement in TABLES:
-        scores = trained(e, placement)
-        others, cnns = (
-            np.mean([scores[name][:-1] for name in names], axis=0)
-            for names in (without(BRANCHES, *CNNS), CNNS)
-        )
-        deficits.append(others - cnns)
-    return np.concatenate(deficits).mean(axis=0)
+def early_lead(
+    e: Evidence,
+    branches: Sequence[str],
+    over: Sequence[str],
+    placements: Sequence[Sequence[int]],
+    counting: bool = False,
+) -> np.ndarray:
+    """The mean of some branch types minus that of others, trained end-to-end, at early exits."""
+    leads = []
+    for placement in placements:
+        scores = trained(e, placement, [*branches, *over], counting=counting)
+        better = np.mean([scores[name][:-1] for name in branches], axis=0)
+        leads.append(better - np.mean([scores[name][:-1] for name in over], axis=0))
+    return np.concatenate(leads).mean(axis=0)
 
 
-def strategy_lead(e: Evidence, strategy: str, over: str, exit: int) -> np.ndarray:
-    """A training strategy minus another at an exit (0 the first, -1 the last).
+def layer_wise_lead(e: Evidence, strategy: str, exit: int) -> np.ndarray:
+    """A layer-wise strategy minus end-to-end training at an exit (0 the first, -1 the last).
 
     The mean is over what was trained layer-wise.
     """
-    rows = select(e, strategy="layer_wise", dataset=e.cell["dataset"])
+    rows = select(e, strategy=strategy, dataset=e.cell["dataset"])
     pairs = sorted(set(zip(rows["placement"], rows["architecture"], strict=True)))
     if not pairs:
         raise NotRun("layer-wise training is not among the results")
     leads = []
     for key, name in pairs:
         placement = [int(depth) for depth in key.split("-")]
-        first, second = (trained(e, placement, [name], way)[name][exit] for way in (strategy, over))
-        leads.append(first - second)
+        scores = trained(e, placement, [name], strategy)[name]
+        leads.append(scores[exit] - trained(e, placement, [name])[name][exit])
     return np.mean(leads, axis=0)
 
 
@@ -294,14 +352,16 @@ MEASURES = {
     for measure in (
         frozen_lead,
         practical_architectures,
+        mlp_first,
         mlp_deficit,
         late_spread,
+        largest_fall,
         late_counting_lead,
         mixer_wins,
         last_exit,
         vit_wins,
-        cnn_deficit,
-        strategy_lead,
+        early_lead,
+        layer_wise_lead,
         deviation,
         exit_accuracy,
         baseline_left,

@@ -65,22 +65,23 @@ def answer(
             "--exits: accepted with either --flops or --latency; --average with --flops"
         )
     check_routes(deployed, routes, average)
-    if latency is not None:
-        name, amount = "latency", latency
-        cost = measure_latency(opened.model, deployed.depths, image[None])
-    else:
+    name, amount = "latency", latency
+    if amount is None:
         name, amount = "flops", flops
         cost = deployed.spent if average else deployed.flops
+    else:
+        cost = measure_latency(opened.model, deployed.depths, image[None])
+    assert amount is not None
     if not amount >= cost.min():  # nan is refused too
         raise UserError(
             f"--{name}: found {amount:g}, "
             f"accepted: at least {cost.min():g}, the cost of the cheapest exit"
         )
+    chosen = pick(cost, deployed.accuracy, amount)
+    assert chosen is not None
     if average:
         _, depth = leave_early(opened.model, image[None], deployed.thresholds(amount), routes[0])
         chosen = deployed.depths.index(int(depth))
-    else:
-        chosen = pick(cost, deployed.accuracy, amount)
     about = deployed.describe(chosen, average)
     if latency is not None:
         about["latency_ms"] = round(float(cost[chosen]), 4)

@@ -76,7 +76,8 @@ def threshold_within(confidence: np.ndarray, cost: np.ndarray, budget: float) ->
     candidates = np.append(np.unique(confidence[:-1]), np.inf)
 
     def average(threshold: float) -> float:  # which does not fall as the threshold rises
-        return float(cost[leave(confidence, threshold)].mean())
+        counts = np.bincount(leave(confidence, threshold), minlength=len(cost))
+        return float(counts / counts.sum() @ cost)  # exact where all leave at one exit
 
     affordable = bisect_right(candidates, budget, key=average)
     return float(candidates[affordable - 1]) if affordable else 0.0

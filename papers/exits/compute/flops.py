@@ -20,7 +20,7 @@ class ExitFlops(NamedTuple):
     """FLOPs of one image in a model and in each branch."""
 
     model: ModelFlops
-    branches: dict[BranchName, int]
+    branches: dict[str, int]
 
     def at(self, branch: str, depth: int) -> int:
         """FLOPs up to and including the branch after `depth` blocks, or the model's own head.
@@ -57,9 +57,13 @@ def count_exits(
         UserError: timm does not know the model, its tokens are no grid, or a branch does not fit.
     """
     model = meta_model(preset, num_classes, variant)
+    if "predict" in model.position:  # an exit does not ask where layers are
+        del model.position["predict"]
     shape = token_shape(model.backbone)
     outputs = model.backbone.num_classes
-    counted = {branch: count_branch(branch, shape, outputs, sizes) for branch in branches}
+    counted: dict[str, int] = {}
+    for branch in branches:
+        counted[branch] = count_branch(branch, shape, outputs, sizes)
     return ExitFlops(count_model(model, preset), counted)
 
 

@@ -22,7 +22,6 @@ from papers.exits.compute.in_use import InUse
 from papers.exits.section import (
     EXIT_WEIGHTS,
     LAST_EXIT,
-    BranchName,
     BranchSizes,
     ExitConfig,
     own_order,

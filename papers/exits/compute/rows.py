@@ -77,7 +77,7 @@ def trained_rows(training: Trained) -> pd.DataFrame:
     """A row an exit of a model that was trained with its exits, in the original order."""
     job, kept = training.best()
     flops = read_json(training.costs.folder / EXIT_COSTS)
-    exits = [(f"exit_{depth}_", training.branch, depth) for depth in training.placement]
+    exits = [(f"exit_{depth}_", training.branch or NONE, depth) for depth in training.placement]
     exits.append(("", LAST_EXIT, len(flops[LAST_EXIT])))
     counts = training.task.name == COUNTING
     rows = []

@@ -6,10 +6,10 @@ import pytest
 from papers.exits.compute.budgets import (
     calibration_error,
     cumulative_cost,
-    exit_thresholds,
     leave,
     pick,
     practical,
+    threshold_within,
 )
 from papers.exits.compute.in_use import InUse
 
@@ -26,17 +26,28 @@ def draw(
 
 
 def spent(confidence: np.ndarray, cost: np.ndarray, budget: float) -> float:
-    """The average cost under the thresholds found for a budget."""
-    return float(cost[leave(confidence, exit_thresholds(confidence, cost, budget))].mean())
+    """The average cost under the threshold found for a budget."""
+    return float(cost[leave(confidence, threshold_within(confidence, cost, budget))].mean())
 
 
 @pytest.mark.parametrize("places", [slice(None), slice(None, None, -1)])
 def test_practical(places: slice) -> None:
-    """Not if a cheaper exit is as good, nor if one of the same cost is better."""
-    cost = np.array([1, 2, 3, 3, 3, 4, 5])[places]
-    score = np.array([0.5, 0.4, 0.6, 0.7, 0.7, 0.7, 0.8])[places]
-    expected = [True, False, False, True, True, False, True]
-    assert practical(cost, score).tolist() == expected[places]
+    """Every lead over a cheaper exit is beyond noise; what costs the same does not matter."""
+    right = [
+        [1, 1, 0, 0, 0, 0, 0, 0, 0, 0],  # the cheapest
+        [1, 1, 0, 0, 0, 0, 0, 0, 0, 0],  # no lead
+        [1, 1, 1, 1, 1, 1, 0, 0, 0, 0],  # leads by 0.4, noise is 2 * 0.163
+        [0, 0, 1, 1, 1, 1, 1, 1, 0, 0],  # the same lead over the first, another noise: 2 * 0.267
+        [1, 1, 1, 1, 1, 1, 1, 1, 0, 0],  # by 0.2 over the third, noise is 2 * 0.133
+        [1, 1, 1, 1, 1, 1, 1, 1, 1, 1],  # by 0.4 over the third and the fourth
+    ]
+    cost = np.array([1, 2, 3, 3, 4, 5])[places]
+    found = practical(cost, np.array(right, float)[places])
+    assert found[places].tolist() == [True, False, True, False, False, False]
+    better = np.array(right, float)
+    better[4, 8] = 1
+    assert practical(np.arange(6), better)[4:].tolist() == [False, False]
+    assert practical(np.array([1, 3]), better[[2, 5]]).tolist() == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -54,46 +65,47 @@ def test_cumulative_cost() -> None:
 
 
 def test_leave() -> None:
-    """The last exit takes all that are left, whatever its threshold."""
-    assert leave(CONFIDENCE, np.array([0.8, 0.6, 0.0])).tolist() == [0, 0, 1, 2]
-    assert leave(CONFIDENCE, np.array([np.inf, np.inf, 0.5])).tolist() == [2, 2, 2, 2]
+    """The last exit takes all that are left, whatever the threshold."""
+    assert leave(CONFIDENCE, 0.7).tolist() == [0, 0, 1, 2]
+    assert leave(CONFIDENCE, np.inf).tolist() == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
-    ("budget", "thresholds", "exits"),
+    ("budget", "threshold", "exits"),
     [
-        (0.5, [0.0, 0.0, 0.0], [0, 0, 0, 0]),  # too small for any exit
-        (1.0, [0.0, 0.0, 0.0], [0, 0, 0, 0]),
-        # How many have left after exits 1 and 2, rounded, as q grows, and the average cost:
-        # 4 4 1, 3 4 1.25, 2 4 1.5, 2 3 2, 1 3 2.25 (q = 1: thirds), 1 2 2.75, 0 2 3, 0 1 3.5, 0 0 4
-        (1.3, [0.3, 0.0, 0.0], [0, 0, 0, 1]),
-        (1.99, [0.8, 0.0, 0.0], [0, 0, 1, 1]),
-        (2.0, [0.8, 0.7, 0.0], [0, 0, 1, 2]),
-        (2.7, [0.9, 0.6, 0.0], [0, 1, 1, 2]),
-        (2.75, [0.9, 0.7, 0.0], [0, 2, 1, 2]),
-        (3.0, [np.inf, 0.6, 0.0], [2, 1, 1, 2]),
-        (4.0, [np.inf, np.inf, 0.0], [2, 2, 2, 2]),
-        (np.inf, [np.inf, np.inf, 0.0], [2, 2, 2, 2]),
+        (0.5, 0.0, [0, 0, 0, 0]),  # too small for any exit
+        (1.0, 0.2, [0, 0, 0, 0]),
+        # The average cost as the threshold rises through the confidences of the first two exits:
+        # 0.2: 1, 0.3: 1.25, 0.4: 1.5, 0.5: 2, 0.6: 2, 0.7: 2, 0.8: 2.5, 0.9: 3.25, inf: 4
+        (1.3, 0.3, [0, 0, 0, 1]),
+        (1.5, 0.4, [0, 0, 1, 1]),
+        (1.99, 0.4, [0, 0, 1, 1]),
+        (2.2, 0.7, [0, 0, 1, 2]),
+        (2.5, 0.8, [0, 0, 2, 2]),
+        (3.5, 0.9, [0, 2, 2, 2]),
+        (4.0, np.inf, [2, 2, 2, 2]),
+        (np.inf, np.inf, [2, 2, 2, 2]),
     ],
 )
-def test_thresholds_known_by_hand(budget: float, thresholds: list[float], exits: list[int]) -> None:
-    found = exit_thresholds(CONFIDENCE, COST, budget)
-    assert found.tolist() == thresholds
+def test_thresholds_known_by_hand(budget: float, threshold: float, exits: list[int]) -> None:
+    found = threshold_within(CONFIDENCE, COST, budget)
+    assert found == threshold
     assert leave(CONFIDENCE, found).tolist() == exits
 
 
 @pytest.mark.parametrize("digits", [9, 1, 0])
 def test_the_budget_holds_on_the_calibration_images(digits: int) -> None:
-    """Without ties more budget is never spent on less, and all but two images' cost is spent."""
+    """More budget is never spent on less; without ties all but one image's cost is spent."""
     for seed in range(8):
         confidence, cost = draw(seed, digits=digits)
         budgets = np.linspace(cost[0], cost[-1], 5)
         costs = np.array([spent(confidence, cost, budget) for budget in budgets])
         assert (costs <= budgets + 1e-12).all()
         assert costs[[0, -1]] == pytest.approx(cost[[0, -1]])
+        assert (np.diff(costs) >= 0).all()
         if digits == 9:
-            assert (np.diff(costs) >= 0).all()
-            assert (budgets - costs).max() < 2 * cost[-1] / confidence.shape[1]
+            assert (budgets - costs).max() < cost[-1] / confidence.shape[1]
+    assert threshold_within(confidence[:1], cost[:1], 1.0) == np.inf  # the only exit
 
 
 @pytest.mark.parametrize(
@@ -116,9 +128,9 @@ def test_calibration_error(
 
 def test_what_an_exit_is_said_to_cost() -> None:
     """Alone, or with the branches of those before it, where each was tried on the way."""
-    flops, spent, latency, accuracy = np.array([[10, 20], [10, 23], [0.5, 0.75], [0.25, 0.875]])
-    costs = (flops, spent, latency, accuracy, np.zeros((2, 3)))
-    used = InUse("sequential", ["mlp", "own"], [1, 4], *costs)
-    about = {"branch": "own", "depth": 4, "latency_ms": 0.75, "accuracy": 0.875}
+    flops, spent, accuracy = np.array([[10, 20], [10, 23], [0.25, 0.875]])
+    costs = (flops, spent, accuracy, np.zeros((2, 3)))
+    used = InUse("", {}, "sequential", [0, 5], ["mlp", "own"], [1, 4], *costs)
+    about = {"branch": "own", "depth": 4, "accuracy": 0.875}
     assert used.describe(1, tried=False) == about | {"flops": 20}
     assert used.describe(1, tried=True) == about | {"flops": 23}

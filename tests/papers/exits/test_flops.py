@@ -1,7 +1,6 @@
 """FLOPs up to an exit: against formulas, real models and branches, and the paper's Table I."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from papers import Variant
 from papers.exits.branches import make_branch
 from papers.exits.compute.flops import count_branch, count_exits
-from papers.exits.compute.plan import Plan, Task
 from papers.exits.section import BRANCHES, BranchName, BranchSizes
 from papers.exits.tables import PUBLISHED
-from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN
 from pipeline.flops import countable
@@ -105,16 +102,12 @@ def test_flops_up_to_an_exit_are_those_of_a_real_run(timm: str, variant: Variant
             assert counted.at(kind, depth) == run(depth, branch), kind
 
 
-def test_variants_of_one_architecture_share_their_costs(
-    params: Params, prepared: Path, tmp_path: Path
-) -> None:
-    """Those with talking heads have others."""
-    plan = Plan(params, prepared)
-    task = Task("bars", prepared, {0: tmp_path / "start"})
-    variants = (Variant(route="sequential"), Variant(route="arbitrary"), TALKING)
-    plain, arbitrary, talking = (plan.costs(task, variant) for variant in variants)
-    assert plain.key == arbitrary.key != talking.key
-    assert talking.config.variant.model_dump()["talking_heads"]
+def test_predicted_positions_cost_an_exit_nothing() -> None:
+    preset = ModelPreset(timm="vit_tiny_patch16_224", kwargs=SMALL, weights="scratch")
+    predicts = Variant(route="arbitrary", position={"predict": {"token": "mean"}})
+    assert count_exits(preset, 7, ["mlp"], SIZES, predicts) == count_exits(
+        preset, 7, ["mlp"], SIZES
+    )
 
 
 def test_the_published_flops() -> None:

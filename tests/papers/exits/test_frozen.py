@@ -17,16 +17,18 @@ from lsvit.routed import RoutedModel
 from lsvit.weights import save_weights
 from papers import Variant
 from papers.exits.compute import frozen as exits
+from papers.exits.compute.budgets import practical
 from papers.exits.compute.counting import write_canvases
-from papers.exits.compute.dynamic import attach, deploy, measure
+from papers.exits.compute.dynamic import attach, deploy, measure_latency
+from papers.exits.compute.flops import write_flops
 from papers.exits.compute.in_use import InUse
+from papers.exits.compute.steps import join
 from papers.exits.section import (
     BRANCHES,
     EXIT_COSTS,
     EXIT_WEIGHTS,
     EXITS_IN_USE,
     LAST_EXIT,
-    BranchName,
     BranchTraining,
     Counting,
     ExitConfig,
@@ -258,20 +260,17 @@ def test_rows_and_arrays(frozen: Path) -> None:
     assert set(rows["order"]) == set(exits.ORDERS)
     with np.load(frozen / ARRAYS) as arrays:
         assert list(zip(arrays["branch"], arrays["depth"], strict=True)) == expected
-        for name in ("confidence_judge", "confidence_report", "correct_judge", "correct_report"):
+        for name in ("confidence_judge", "confidence_report", "score_judge", "score_report"):
             assert arrays[name].shape == (22, 20)
-        accuracy = rows[rows["order"] == "arbitrary"]["accuracy"].to_numpy()
-        assert arrays["correct_report"].mean(axis=1) == pytest.approx(accuracy, abs=1e-6)
+        own = rows[rows["order"] == "arbitrary"]  # the order that they were trained in
+        for name, column in (("report", "accuracy"), ("judge", "judge")):
+            means = arrays[f"score_{name}"].mean(axis=1)
+            assert means == pytest.approx(own[column].to_numpy(), abs=1e-6)
+        is_practical = practical(own["flops"].to_numpy(), arrays["score_report"])
+    assert own["practical"].tolist() == is_practical.tolist()
+    assert rows[rows["order"] != "arbitrary"][["practical", "judge"]].isna().all(axis=None)
     assert rows["mae"].isna().all()
     assert rows["ece"].between(0, 1).all()
-
-
-@pytest.mark.slow
-def test_few_features_at_once_give_the_same_exits(
-    bench: Bench, frozen: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exits, "depths_at_once", lambda *_: 1)
-    assert results(bench.train("one by one")) == results(frozen)
 
 
 @pytest.mark.slow
@@ -280,19 +279,19 @@ def test_finished_depths_are_not_trained_again(
 ) -> None:
     """Stopped when all but the last depth are done."""
 
-    def stop(kind: BranchName, depth: int, *rest: Any) -> Any:
+    def stop(depth: int, *rest: Any) -> Any:
         if depth == 3:
             raise KeyboardInterrupt
-        return train_exit(kind, depth, *rest)
+        return train_depth(depth, *rest)
 
-    train_exit = exits.train_exit
-    monkeypatch.setattr(exits, "train_exit", stop)
+    train_depth = exits.train_depth
+    monkeypatch.setattr(exits, "train_depth", stop)
     with pytest.raises(KeyboardInterrupt):
         bench.train("stopped")
-    real = Mock(side_effect=train_exit)
-    monkeypatch.setattr(exits, "train_exit", real)
+    real = Mock(side_effect=train_depth)
+    monkeypatch.setattr(exits, "train_depth", real)
     assert results(bench.train("stopped")) == results(frozen)
-    assert [call.args[1] for call in real.call_args_list] == [3] * len(BRANCHES)
+    assert [call.args[0] for call in real.call_args_list] == [3]
     assert not list((bench.folder / "stopped").glob("depth_*"))
 
 
@@ -304,12 +303,12 @@ def test_recorded_features_are_the_models_states(
     model, parts = bench.open()
     part = parts["report"]
     routes = exits.draw_routes(order, len(part.rows), 4, bench.config(), "report")
-    tokens, labels = exits.record(model, part, routes, [1, 2], CPU)
+    tokens, labels = exits.record(model, part, routes, 2, CPU)
     for place, row in enumerate(part.rows.tolist()):
         image, label = part.split.take(slice(row, row + 1))
         assert label == labels[place]
         states = dict(model.states(image, tuple(routes[place].tolist())))
-        assert torch.allclose(torch.cat([states[1], states[2]]), tokens[:, place], atol=1e-5)
+        assert torch.allclose(states[2][0], tokens[place], atol=1e-5)
     assert (len(routes.unique(dim=0)) == 1) == (order == "sequential")
 
 
@@ -368,8 +367,11 @@ def test_counting_has_an_error_and_no_calibration(
     assert rows["ece"].isna().all()
     assert rows["mae"].between(0, 5, inclusive="neither").all()
     with np.load(folder / ARRAYS) as arrays:
-        assert arrays["correct_judge"].shape == (3, 10)
-        assert arrays["correct_report"].shape == (3, 20)
+        assert arrays["score_judge"].shape == (3, 10)
+        assert arrays["score_report"].shape == (3, 20)
+        errors = -arrays["score_report"].mean(axis=1)
+    assert errors == pytest.approx(rows[rows["order"] == "arbitrary"]["mae"].to_numpy(), abs=1e-6)
+    with np.load(folder / ARRAYS) as arrays:
         assert np.isnan(arrays["confidence_judge"]).all()
 
 
@@ -387,14 +389,22 @@ def test_attached_exits_answer_as_the_rows_say(bench: Bench, frozen: Path) -> No
 def test_exits_put_into_use(bench: Bench, frozen: Path, tmp_path: Path) -> None:
     """Those that the stage chose, with what it noted of them; none of other weights."""
     folder = shutil.copytree(frozen, tmp_path / "ls" / "seed_0")
-    rows = [BRANCHES.index("vit"), 2 * len(BRANCHES) + BRANCHES.index("mlp"), -1]
+    places = [BRANCHES.index("vit"), 2 * len(BRANCHES) + BRANCHES.index("mlp"), 21]
     with np.load(frozen / ARRAYS) as arrays:
-        confidence = arrays["confidence_judge"][rows]
-    flops, spent, latency, accuracy = np.arange(12.0).reshape(4, 3)
-    costs = (flops, spent, latency, accuracy, confidence)
-    used = InUse("arbitrary", ["vit", "mlp", LAST_EXIT], [1, 3, 4], *costs)
-    about = {"sizes": SIZES.model_dump(), "weights_sha256": "its own"}
-    (folder / EXITS_IN_USE).write_text(json.dumps(used.record() | about))
+        confidence = arrays["confidence_judge"][places]
+    used = InUse(
+        weights_sha256="its own",
+        sizes=SIZES.model_dump(),
+        order="arbitrary",
+        places=places,
+        branches=["vit", "mlp", LAST_EXIT],
+        depths=[1, 3, 4],
+        flops=np.array([1.0, 2.0, 3.0]),
+        spent=np.array([1.0, 2.5, 4.0]),
+        accuracy=np.array([0.25, 0.5, 0.75]),
+        confidence=confidence,
+    )
+    used.write(folder)
     model, other = bench.open()[0], bench.open()[0]
     np.testing.assert_equal(tuple(deploy(model, folder, "its own")), tuple(used))
     attach(other, frozen / EXIT_WEIGHTS, {1: "vit", 3: "mlp"}, SIZES)
@@ -402,10 +412,37 @@ def test_exits_put_into_use(bench: Bench, frozen: Path, tmp_path: Path) -> None:
     assert model.exits.keys() == {"1", "3"}
     for depth in (1, 3):
         assert torch.equal(model(batch, exit=depth), other(batch, exit=depth))
+    taken = measure_latency(model, used.depths, batch[:1])
+    assert taken.shape == (3,)
+    assert (taken > 0).all()
     with pytest.raises(UserError, match="exits of other weights, accepted: those of ls, seed_0"):
         deploy(model, folder, "another's")
+    (folder / EXITS_IN_USE).unlink()
     with pytest.raises(UserError, match="cannot be read"):
-        deploy(model, frozen, "its own")
+        deploy(model, folder, "its own")
+
+
+def test_exits_in_use_are_chosen_on_the_judging_images(bench: Bench, frozen: Path) -> None:
+    """The best practical one at each depth that has any, and the model's own head."""
+    used = InUse.read(frozen)
+    with np.load(frozen / ARRAYS) as arrays:
+        exits_of = dict(arrays)
+    good = practical(exits_of["flops"], exits_of["score_judge"])
+    accuracy = exits_of["score_judge"].mean(axis=1)
+    for depth in range(1, 5):
+        here = np.flatnonzero((exits_of["depth"] == depth) & (good | (exits_of["depth"] == 4)))
+        best = max(here, key=lambda place: accuracy[place], default=None)
+        assert (depth in used.depths) == (best is not None)
+        if best is not None:
+            assert best == used.places[used.depths.index(depth)]
+    chosen = used.places
+    assert [exits_of["branch"][chosen].tolist(), *map(list, (used.flops, used.accuracy))] == [
+        used.branches,
+        list(exits_of["flops"][chosen]),
+        list(accuracy[chosen]),
+    ]
+    before = np.concatenate([[0], np.cumsum(exits_of["branch_flops"][chosen])[:-1]])
+    assert used.spent.tolist() == (used.flops + before).tolist()
 
 
 @pytest.mark.parametrize(
@@ -424,23 +461,41 @@ def test_exits_that_cannot_be_attached(
         attach(build(bench.pico, 10), frozen / name, {depth: "mlp"}, sizes_of_branches)
 
 
-def test_costs_of_exits(bench: Bench, tmp_path: Path) -> None:
-    """FLOPs: the same for every layer more; the time of every exit that can be taken."""
-    measure(bench.config(), bench.data, tmp_path, ignore)
-    costs = json.loads((tmp_path / EXIT_COSTS).read_text())
-    flops = costs["flops"]
-    names = {f"{kind}.{depth}" for kind in BRANCHES for depth in (1, 2, 3)}
-    assert costs["latency_ms"].keys() == names | {"final.4"}
-    assert min(costs["latency_ms"].values()) > 0
-    assert flops.keys() == names | {f"final.{depth}" for depth in (1, 2, 3, 4)}
-    layers = {flops[f"{kind}.3"] - flops[f"{kind}.2"] for kind in (*BRANCHES, "final")}
-    layers |= {flops[f"{kind}.2"] - flops[f"{kind}.1"] for kind in (*BRANCHES, "final")}
-    assert len(layers) == 1
-    before = {flops[f"{kind}.1"] - costs["branch_flops"][kind] for kind in BRANCHES}
-    assert len(before) == 1
-    assert max(before) < flops["final.1"]
+def test_flops_of_exits(bench: Bench, tmp_path: Path) -> None:
+    """The same for every layer more, of trained models and of branches on frozen ones."""
+    write_flops(bench.config(), bench.data, tmp_path, ignore)
+    flops = json.loads((tmp_path / EXIT_COSTS).read_text())
+    assert flops.keys() == {*BRANCHES, "final"}
+    assert len({*np.diff(list(flops.values())).ravel()}) == 1
+    assert all(costs[0] < flops["final"][3] for costs in flops.values())
+    rows = read_rows(bench.train("few", branches=["mlp"], depths=[2]) / ROWS)
+    for _, row in rows.iterrows():
+        assert row["flops"] == flops[row["branch"]][row["depth"] - 1]
     talking = {"variant": Variant(route="sequential", talking_heads=True)}
     config = bench.config(branches=["mlp"]).model_copy(update=talking)
-    measure(config, bench.data, tmp_path, ignore)
-    more = json.loads((tmp_path / EXIT_COSTS).read_text())["flops"]
-    assert more["mlp.2"] - more["mlp.1"] > max(layers)
+    write_flops(config, bench.data, tmp_path, ignore)
+    more = json.loads((tmp_path / EXIT_COSTS).read_text())
+    assert np.diff(more["mlp"])[0] > np.diff(flops["mlp"])[0]
+
+
+@pytest.mark.parametrize("later", ["none", "a file"])
+def test_layers_behind_the_first_exit_begin_anew(
+    later: str, train_config: Config, prepared: Path, tmp_path: Path
+) -> None:
+    """The first step's layers and exit are its own; the others are drawn, or those of a file."""
+    config = with_exits(train_config(route="sequential"), step=0)
+    files = {"first": tmp_path / "first.safetensors", "a file": tmp_path / "later.safetensors"}
+    for file in files.values():
+        save_weights(build(config.model, 10, config.variant), file)
+    source = files.get(later)
+    join(config, prepared, files["first"], source, tmp_path, ignore)
+    found, first = load_file(tmp_path / WEIGHTS), load_file(files["first"])
+    others = load_file(files["a file"])
+    assert found.keys() == first.keys()
+    for name, tensor in found.items():
+        is_first = name.startswith(LAYER_WISE[0])
+        assert torch.equal(tensor, first[name]) or not is_first, name
+        if not is_first and source:
+            assert torch.equal(tensor, others[name]), name
+        if name == "blocks.2.mlp.fc1.weight" and not source:
+            assert not torch.equal(tensor, first[name])
