@@ -168,7 +168,7 @@ def mlp_first(e: Evidence) -> np.ndarray:
     for _, rows in frozen_rows(e).groupby("seed"):
         first = rows[(rows["branch"] == "mlp") & (rows["depth"] == 1)].iloc[0]
         cheaper = rows[rows["flops"] < first["flops"]]
-        leads.append(first["score"] - max(e.chance, *cheaper["score"]))
+        leads.append(first["score"] - max([e.chance, *cheaper["score"]]))
     return np.array(leads)
 
 

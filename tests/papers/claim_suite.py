@@ -40,7 +40,7 @@ def judged(paper: Paper, claim_id: str, evidence: Evidence) -> dict[str, Any]:
     stated = load_claims(paper)
     claim = next(claim for claim in stated.claims if claim.id == claim_id)
     measures = paper.import_reader("measures").MEASURES
-    return judge_claim(claim, measures, evidence, stated.full_size)
+    return judge_claim(claim, measures, evidence)
 
 
 def chosen(rows: pd.DataFrame, where: dict[str, Any]) -> np.ndarray:
