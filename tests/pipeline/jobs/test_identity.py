@@ -41,8 +41,10 @@ Values = dict[str, Any]  # params.yaml
 
 @pytest.fixture(scope="module")
 def values() -> Values:
-    """The repository's params.yaml with two seeds."""
+    """The repository's params.yaml with two seeds, and a variant with a paper's loss."""
     found: Values = yaml.safe_load((ROOT / "params.yaml").read_text())
+    found["variants"]["ls_contrastive"] = {"route": "arbitrary", "losses": {"contrastive": 1.0}}
+    found["smoothing"]["variants"].append("ls_contrastive")
     return found | {"seeds": SEEDS}
 
 
