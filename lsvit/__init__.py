@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # what __getattr__ gives
     from lsvit.predict import load
     from lsvit.routed import RoutedModel, Tap
     from lsvit.scanning import Scan, scan
-    from lsvit.shuffled import Shuffle, in_order, shuffle, unshuffle
+    from lsvit.shuffled import Shuffle, get_shuffle, in_order, shuffle, unshuffle
     from lsvit.taps import ExitLogits, PositionLogits
     from lsvit.weights import load_weights, save_weights
 
@@ -58,6 +58,7 @@ NEED_TORCH = {
     "Shuffle": "shuffled",
     "Tap": "routed",
     "evaluate": "evaluation",
+    "get_shuffle": "shuffled",
     "in_order": "shuffled",
     "scan": "scanning",
     "shuffle": "shuffled",
@@ -92,6 +93,7 @@ __all__ = [
     "fix_last",
     "fixed",
     "generator",
+    "get_shuffle",
     "in_order",
     "kendall_distance",
     "kept_layers",

@@ -24,6 +24,8 @@ def find_blocks(model: nn.Module, blocks: str | None = None) -> str:
     Raises:
         ValueError: as :func:`lsvit.shuffle`.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: found {type(model).__name__}, accepted: a torch.nn.Module")
     if isinstance(model, RoutedModel):
         if blocks not in (None, ROUTED_BLOCKS):
             raise ValueError(f"blocks: found {blocks!r}, accepted: {ROUTED_BLOCKS!r} or none")
@@ -31,7 +33,7 @@ def find_blocks(model: nn.Module, blocks: str | None = None) -> str:
     if any(isinstance(module, RoutedModel) for module in model.modules()):
         raise ValueError(f"{type(model).__name__}: give the lsvit.RoutedModel in it")
     lists = [name for name, module in model.named_modules() if _is_list_of_blocks(module)]
-    if blocks is None and len(lists) == 1:
+    if blocks is None and len(lists) == 1 and _is_whole_depth(model, lists[0]):
         blocks = lists[0]
     if blocks is None or blocks not in lists:
         raise ValueError(f"{type(model).__name__}: {_describe_mistake(blocks, lists)}")
@@ -55,6 +57,15 @@ def _is_list_of_blocks(module: nn.Module) -> bool:
     return len(module) > 1 and len(kinds) == 1 and holds_modules
 
 
+def _is_whole_depth(model: nn.Module, path: str) -> bool:
+    """False if blocks of the list's class stand outside it, as in a ResNet's other stages."""
+    container = model.get_submodule(path)
+    kind = type(next(container.children()))
+    inside = set(container.modules())
+    outside = {type(module) for module in model.modules() if module not in inside}
+    return kind is nn.Sequential or kind not in outside
+
+
 def _shape_of(block: nn.Module) -> tuple[Any, ...]:
     shapes = tuple((name, value.shape) for name, value in block.named_parameters())
     return type(block), shapes
@@ -63,6 +74,6 @@ def _shape_of(block: nn.Module) -> tuple[Any, ...]:
 def _describe_mistake(blocks: str | None, lists: list[str]) -> str:
     if not lists:
         return "found no list of blocks of one shape, at least two of them"
-    mistake = "" if blocks is None else f"blocks: found {blocks!r}, "
+    mistake = "none is the model's whole depth" if blocks is None else f"blocks: found {blocks!r}"
     accepted = ", ".join(repr(name) for name in lists[:SHOWN])
-    return f"{mistake}lists of blocks of one shape: {accepted}; name one of them with blocks="
+    return f"{mistake}, lists of blocks of one shape: {accepted}; name one of them with blocks="

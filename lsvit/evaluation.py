@@ -22,7 +22,7 @@ class Score(NamedTuple):
     order: Order  # "sequential": the original one; "arbitrary": random ones
     orders: int  # how many were run
     top1: float  # mean over orders
-    top5: float
+    top5: float | None  # None with 5 classes or fewer
     std: float | None  # of top1 over orders; None for a single one
     low: float  # 95 % interval of top1, over orders and images
     high: float
@@ -41,7 +41,8 @@ def evaluate(
 
     With some of the layers, random ones run in their original and in a random order (LayerShuffle,
     section 4.2). The interval takes orders and images as two independent samples, whose variances
-    add up (Owen, The pigeonhole bootstrap, 2007). A table is printed.
+    add up (Owen, The pigeonhole bootstrap, 2007); it is Wilson's for as many images as would give
+    this variance. A table is printed.
 
     Args:
         model: as :func:`lsvit.shuffle` takes it. It answers with logits (B, classes), or with what
@@ -55,8 +56,8 @@ def evaluate(
 
     Raises:
         ValueError: as :func:`lsvit.shuffle`, `orders` or a number in `keep` is not what is
-            accepted, the loader gives no targets or something else than tensors, or the model's
-            answer has no logits (B, classes).
+            accepted, the loader gives something else than tensors, or targets that are no classes
+            of the model, or the model's answer has no logits (B, classes).
     """
     path = find_blocks(model, blocks)
     num_layers = len(list(model.get_submodule(path).children()))
@@ -68,7 +69,7 @@ def evaluate(
         if not 1 <= number <= num_layers:
             raise ValueError(f"keep: found {number}, accepted: 1 to {num_layers}")
     kinds: list[tuple[int, Order]] = [(num_layers, "sequential"), (num_layers, "arbitrary")]
-    kinds += [(number, order) for number in sorted(keep) for order in ORDERS]
+    kinds += [(number, order) for number in sorted({*keep} - {num_layers}) for order in ORDERS]
     routes: list[Route] = []
     counts = []
     for number, order in kinds:
@@ -89,18 +90,21 @@ def evaluate(
 def _score(layers: int, order: Order, hits: Tensor) -> Score:
     """hits: (orders, n, TOP), 1 where a target is among the first k answers."""
     first = hits[..., 0].double()  # (orders, n)
-    accuracies = first.mean(1)  # (orders,)
-    mean = float(accuracies.mean())
-    variance = first.mean(0).var(correction=0) / first.shape[1]
+    num_orders, images = first.shape
+    mean = float(first.mean())
+    variance = float(first.mean(0).var(correction=0)) / images
     std = None
-    if len(first) > 1:
-        std = float(accuracies.std())
-        variance += std**2 / len(first)
-    half = Z95 * float(variance.sqrt())
-    top5 = float(hits[..., -1].double().mean())
-    return Score(
-        layers, order, len(first), mean, top5, std, max(0, mean - half), min(1, mean + half)
-    )
+    if num_orders > 1:
+        std = float(first.mean(1).std())
+        variance += std**2 / num_orders
+    if variance:
+        images = mean * (1 - mean) / variance
+    # Wilson's interval, for `images` independent ones
+    shrink = 1 / (1 + Z95**2 / images)
+    centre = shrink * (mean + Z95**2 / images / 2)
+    half = shrink * Z95 * (mean * (1 - mean) / images + (Z95 / images / 2) ** 2) ** 0.5
+    top5 = float(hits[..., -1].double().mean()) if hits.shape[-1] == TOP else None
+    return Score(layers, order, num_orders, mean, top5, std, centre - half, centre + half)
 
 
 def format_scores(scores: Sequence[Score]) -> str:
@@ -115,7 +119,7 @@ def format_scores(scores: Sequence[Score]) -> str:
                 f"{100 * score.top1:.1f}",
                 "" if score.std is None else f"{100 * score.std:.1f}",
                 f"{100 * score.low:.1f} to {100 * score.high:.1f}",
-                f"{100 * score.top5:.1f}",
+                "" if score.top5 is None else f"{100 * score.top5:.1f}",
             ]
         )
     return format_table(rows)

@@ -126,6 +126,19 @@ def unshuffle(model: nn.Module) -> None:
             attached.remove(module)
 
 
+def get_shuffle(model: nn.Module, blocks: str | None = None) -> "Shuffle":
+    """What :func:`shuffle` attached to a model, e.g. to one that ``torch.load`` gave.
+
+    Raises:
+        ValueError: as :func:`shuffle`, or the model is not shuffled.
+    """
+    path = find_blocks(model, blocks)
+    attached = _attached(model, path)
+    if attached is None:
+        raise ValueError(f"{type(model).__name__}: {path} is not shuffled")
+    return attached
+
+
 @contextmanager
 def in_order(
     model: nn.Module, order: Sequence[int] | Route | Latin, blocks: str | None = None
