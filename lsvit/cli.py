@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 CLONE = Path(__file__).parents[1]
 WEIGHTS = "ls_micro"  # of `lsvit predict`, where none are named
@@ -24,12 +25,16 @@ def main() -> None:
         run(sys.argv[1:])
 
 
-def run(words: Sequence[str]) -> None:
-    """Run the command of these words. Exits with code 2 at a user's mistake."""
-    parser = make_parser()
-    options = parser.parse_args(words)
+def run(words: Sequence[str], **more: Any) -> None:
+    """Run the command of these words. Exits with code 2 at a user's mistake.
+
+    `more` goes to :func:`lsvit.scanning.scan_folder`.
+    """
+    options = make_parser().parse_args(words)
+    action = options.action
+    del options.action
     try:
-        options.action(options)
+        action(options, **more)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -56,7 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     scan.add_argument(
         "model", help="ls_micro, exported folder, hf-hub:<repository>, or a name of timm"
     )
-    scan.add_argument("--data", required=True, type=Path, help="folder with images")
+    scan.add_argument("--data", required=True, type=Path, help="folder with images", dest="folder")
     scan.add_argument("--images", type=int, default=128, help="how many to take at most")
     scan.add_argument("--orders", type=int, default=3, help="random orders for a number of layers")
     scan.add_argument("--seed", type=int, default=0, help="of the random orders")
@@ -65,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def print_scan(options: argparse.Namespace) -> None:
+def print_scan(options: argparse.Namespace, **more: Any) -> None:
     """Print how much the order of its layers matters to a model, and write the figure.
 
     Raises:
@@ -73,17 +78,9 @@ def print_scan(options: argparse.Namespace) -> None:
     """
     check_least(options, images=1, orders=1, seed=0)
 
-    from lsvit.scanning import open_model, scan_folder
+    from lsvit.scanning import scan_folder
 
-    scan_folder(
-        open_model(options.model),
-        folder=options.data,
-        images=options.images,
-        orders=options.orders,
-        seed=options.seed,
-        figure=options.figure,
-        blocks=options.blocks,
-    )
+    scan_folder(**vars(options), **more)
 
 
 def check_least(options: argparse.Namespace, **least: int) -> None:
@@ -102,14 +99,14 @@ def print_predictions(options: argparse.Namespace) -> None:
     """
     check_least(options, orders=1, top=1, seed=0)
 
-    from lsvit.predict import choose_routes, load, predict, read_image
+    from lsvit.predict import choose_routes, load, open_image, predict
 
+    images = [open_image(path) for path in options.images]
     opened = load(options.weights)
     routes = choose_routes(opened.model, options.order, options.keep, options.orders, options.seed)
-    images = [read_image(path, opened.data) for path in options.images]
     answers = []
     for path, image in zip(options.images, images, strict=True):
-        answer = predict(opened, image, routes, options.top)
+        answer = predict(opened, opened.transform(image), routes, options.top)
         question = {"image": str(path), "weights": options.weights, "order": options.order}
         answers.append(question | answer)
     if options.json:

@@ -111,18 +111,15 @@ def format_scores(scores: Sequence[Score]) -> str:
     """Scores as a table, in percent."""
     rows = [["layers", "order", "orders", "top-1 %", "std", "95 %", "top-5 %"]]
     for score in scores:
-        rows.append(
-            [
-                str(score.layers),
-                score.order,
-                str(score.orders),
-                f"{100 * score.top1:.1f}",
-                "" if score.std is None else f"{100 * score.std:.1f}",
-                f"{100 * score.low:.1f} to {100 * score.high:.1f}",
-                "" if score.top5 is None else f"{100 * score.top5:.1f}",
-            ]
-        )
+        interval = f"{percent(score.low)} to {percent(score.high)}"
+        top1, std, top5 = percent(score.top1), percent(score.std), percent(score.top5)
+        rows.append([str(score.layers), score.order, str(score.orders), top1, std, interval, top5])
     return format_table(rows)
+
+
+def percent(share: float | None) -> str:
+    """A share, 0 to 1, in percent; nothing for None."""
+    return "" if share is None else f"{100 * share:.1f}"
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
@@ -151,8 +148,8 @@ def run_orders(
         blocks: where the list of blocks is.
 
     Returns:
-        The classes by falling logit, the first five or all where they are fewer (orders, n, 5), and
-        the targets (n,), or None.
+        The five classes of the highest logits (orders, n, 5), or the first alone where there are no
+        more than five (orders, n, 1); and the targets (n,), or None.
 
     Raises:
         ValueError, IndexError: as :func:`evaluate` and :func:`lsvit.in_order`.
@@ -167,13 +164,24 @@ def run_orders(
             for order in checked:
                 runner.fixed = order
                 logits = logits_of(model(*args, **kwargs))
-                batch_answers.append(logits.topk(min(TOP, logits.shape[-1])).indices.cpu())
+                top = TOP if logits.shape[1] > TOP else 1
+                batch_answers.append(logits.topk(top).indices.cpu())
             answers.append(torch.stack(batch_answers))
             if batch_targets is not None:
-                targets.append(batch_targets.cpu())
+                targets.append(_check_targets(batch_targets.cpu(), logits))
     if not answers:
         raise ValueError("loader: found no batch, accepted: at least one")
     return torch.cat(answers, dim=1), torch.cat(targets) if targets else None
+
+
+def _check_targets(targets: Tensor, logits: Tensor) -> Tensor:
+    batch, classes = logits.shape
+    if targets.shape != (batch,) or not ((targets >= 0) & (targets < classes)).all():
+        found = f"{tuple(targets.shape)} from {targets.min()} to {targets.max()}"
+        raise ValueError(
+            f"loader: found targets {found}, accepted: ({batch},) from 0 to {classes - 1}"
+        )
+    return targets
 
 
 @contextmanager

@@ -167,7 +167,7 @@ def open_export(file: Path, attach: Attach = attach_parts) -> Opened:
         backbone: Any = timm.create_model(f"local-dir:{folder}", pretrained=False)
     except Exception as error:  # timm raises many kinds
         raise ValueError(
-            f"{folder / CONFIG}: timm cannot make this model: {_shorten(error)}"
+            f"{folder / CONFIG}: timm cannot make this model: {shorten(error)}"
         ) from None
     if not backbone.num_classes or not hasattr(backbone, "blocks"):
         raise ValueError(
@@ -182,7 +182,7 @@ def open_export(file: Path, attach: Attach = attach_parts) -> Opened:
             if len(part):
                 part.load_state_dict(read_tensors(folder / part_file))
     except RuntimeError as error:
-        raise ValueError(f"{file}: does not fit its {CONFIG}: {_shorten(error)}") from None
+        raise ValueError(f"{file}: does not fit its {CONFIG}: {shorten(error)}") from None
     classes = backbone.pretrained_cfg.get("label_names")
     subset = infer_imagenet_subset(backbone)
     if not classes and subset:
@@ -191,7 +191,7 @@ def open_export(file: Path, attach: Attach = attach_parts) -> Opened:
     return Opened(model.eval(), resolve_model_data_config(backbone), names)
 
 
-def _shorten(error: Exception) -> str:
+def shorten(error: Exception) -> str:
     """An error's text on one line of at most 200 characters."""
     return " ".join(str(error).split())[:200]
 
@@ -250,8 +250,8 @@ def image_mode(data: dict[str, Any]) -> str:
     return "L" if data["input_size"][0] == 1 else "RGB"
 
 
-def read_image(path: Path, data: dict[str, Any]) -> Tensor:
-    """An image file as the model takes it: (C, H, W), resized, cropped and normalised.
+def open_image(path: Path) -> "Image":
+    """An image file, decoded.
 
     Raises:
         ValueError: it cannot be read.
@@ -260,11 +260,19 @@ def read_image(path: Path, data: dict[str, Any]) -> Tensor:
 
     try:
         with Image.open(path) as file:
-            image = in_mode(file, image_mode(data))
+            return file.copy()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise ValueError(f"{path}: not an image that can be read ({reason})") from None
-    return transform(data)(image)
+
+
+def read_image(path: Path, data: dict[str, Any]) -> Tensor:
+    """An image file as the model takes it: (C, H, W), resized, cropped and normalised.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    return transform(data)(in_mode(open_image(path), image_mode(data)))
 
 
 @torch.inference_mode()

@@ -1,7 +1,7 @@
 """How much the order of its layers matters to a model, without training it."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +11,8 @@ from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_co
 from torch import Tensor, nn
 
 from lsvit.blocks import SHOWN, find_blocks
-from lsvit.evaluation import evaluating, format_table, read_batch, run_orders
-from lsvit.predict import MICRO, load, read_image
+from lsvit.evaluation import evaluating, format_table, percent, read_batch, run_orders
+from lsvit.predict import MICRO, load, read_image, shorten
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, fix_first, generator
 
@@ -42,17 +42,14 @@ class Scan(NamedTuple):
         title = "images with the same answer as in the original order, %"
         shares = self.agreement
         if self.accuracy is not None:
-            title = f"accuracy, %; in the original order {100 * self.accuracy['original'][0]:.1f}"
-            shares = {change: self.accuracy[change] for change in shares}
-        rows = [["i", *shares, "similarity of i and i+1"]]
-        for layer in range(len(self.similarity)):
-            row = [str(layer)]
-            for values in shares.values():
-                row.append(f"{100 * values[layer]:.1f}" if layer < len(values) else "")
-            following = self.similarity[layer, layer + 1 : layer + 2].tolist()
-            row.append(f"{following[0]:.2f}" if following else "")
-            rows.append(row)
-        return f"{title}\n{format_table(rows)}"
+            shares = self.accuracy
+            title = f"accuracy, %; in the original order {percent(shares['original'][0])}"
+        columns = [["i", *map(str, range(len(self.similarity)))]]
+        for change in self.agreement:
+            columns.append([change, *map(percent, shares[change])])
+        following = self.similarity.diagonal(1).tolist()
+        columns.append(["similarity of i and i+1", *map("{:.2f}".format, following)])
+        return f"{title}\n{format_table(list(zip_longest(*columns, fillvalue='')))}"
 
     def plot(self, path: str | Path) -> None:
         """Write a figure: agreement by layer and change, and the similarity of the outputs.
@@ -108,44 +105,39 @@ def scan(
         )
     num_layers = len(list(model.get_submodule(path).children()))
     in_place = tuple(range(num_layers))
-    routes: dict[str, list[list[Route]]] = {PLACED: [], ABSENT: [], SWAPPED: [], TWICE: []}
+    routes: dict[str, list[Route]] = {PLACED: [], ABSENT: [], SWAPPED: [], TWICE: []}
     for layer in in_place:
         before = in_place[:layer]
         after = in_place[layer + 1 :]
-        routes[ABSENT].append([before + after])
-        routes[TWICE].append([(*before, layer, layer, *after)])
+        routes[ABSENT].append(before + after)
+        routes[TWICE].append((*before, layer, layer, *after))
         if after:
-            draw = fix_first(layer)
-            rngs = [generator("scan", seed, layer, number) for number in range(orders)]
-            routes[PLACED].append([draw(rng, num_layers) for rng in rngs])
-            routes[SWAPPED].append([(*before, after[0], layer, *after[1:])])
+            for number in range(orders):
+                rng = generator("scan", seed, layer, number)
+                routes[PLACED].append(fix_first(layer)(rng, num_layers))
+            routes[SWAPPED].append((*before, after[0], layer, *after[1:]))
     if isinstance(model, RoutedModel) and len(model.position):
         del routes[TWICE]  # the position parts know as many positions as layers
-    every_route: list[Route] = [in_place]
-    for of_layers in routes.values():
-        for of_layer in of_layers:
-            every_route += of_layer
-    answers, targets = run_orders(model, loader, every_route, path)
+    answers, targets = run_orders(model, loader, [in_place, *chain(*routes.values())], path)
     first = answers[..., 0]  # (routes, n)
+    counts = list(map(len, routes.values()))
+
+    def by_layer(expected: Tensor) -> ByLayer:
+        """Shares of images with the expected answers (n,)."""
+        means: ByLayer = {}
+        for change, of_change in zip(routes, first[1:].split(counts), strict=True):
+            share = (of_change == expected).double().mean(1)  # (routes,)
+            several = orders if change == PLACED else 1
+            means[change] = share.view(-1, several).mean(1).tolist()
+        return means
+
     accuracy = None
     if targets is not None:
-        accuracies = (first == targets).double().mean(1).tolist()
-        accuracy = {"original": accuracies[:1]} | _by_layer(routes, accuracies[1:])
-    agreement = _by_layer(routes, (first == first[0]).double().mean(1).tolist()[1:])
-    result = Scan(agreement, accuracy, similarity(model, loader, path))
+        original = (first[0] == targets).double().mean().tolist()
+        accuracy = {"original": [original]} | by_layer(targets)
+    result = Scan(by_layer(first[0]), accuracy, similarity(model, loader, path))
     print(result)
     return result
-
-
-def _by_layer(routes: dict[str, list[list[Route]]], values: list[float]) -> ByLayer:
-    """The values of the routes, one after another, as means over those of a layer."""
-    rest = iter(values)
-    means: ByLayer = {}
-    for change, of_layers in routes.items():
-        means[change] = []
-        for of_layer in of_layers:
-            means[change].append(sum(next(rest) for _ in of_layer) / len(of_layer))
-    return means
 
 
 @torch.no_grad()
@@ -214,66 +206,92 @@ def open_model(where: str) -> tuple[nn.Module, dict[str, Any], list[str]]:
         :class:`lsvit.predict.Opened` says. timm's model has no names.
 
     Raises:
-        ValueError: it is none of these, or its weights cannot be had.
+        ValueError: it is none of these, its weights cannot be had, or it has no classes.
     """
     if where in MICRO or where.startswith("hf-hub:") or Path(where).exists():
         return load(where)
     try:
         model = timm.create_model(where, pretrained=True)
     except Exception as error:  # timm and the hub's client raise many kinds
-        reason = " ".join(str(error).split())[:200]
         raise ValueError(
             f"{where}: not an exported folder, hf-hub:<repository>, {', '.join(MICRO)}, or a "
-            f"model of timm whose weights can be had ({type(error).__name__}: {reason})"
+            f"model of timm whose weights can be had ({type(error).__name__}: {shorten(error)})"
         ) from None
+    if not model.num_classes:
+        raise ValueError(f"{where}: found no classes, accepted: a classifier")
     return model, resolve_model_data_config(model), []
 
 
 def scan_folder(
-    opened: tuple[nn.Module, dict[str, Any], list[str]],
+    model: str,
     folder: Path,
     images: int,
     orders: int,
     seed: int,
     figure: Path,
     blocks: str | None = None,
+    opener: Callable[[str], tuple[nn.Module, dict[str, Any], list[str]]] = open_model,
 ) -> None:
     """Scan a model on the images below a folder, print the table and write the figure.
 
-    The targets are those of :func:`find_targets`.
+    The targets are those of :func:`find_targets`. A line names hidden files, and those that are no
+    images: they are left out.
 
     Args:
-        opened: what :func:`open_model` gives.
+        model: what `opener` takes.
         folder: with images of any size.
         images: how many to take at most, evenly spread.
         orders, seed, blocks: as :func:`scan`.
         figure: written where matplotlib is installed, else a line says so.
+        opener: what opens the model.
 
     Raises:
-        ValueError: there is no image, or one cannot be read, or the figure's folder does not exist;
-            as :func:`scan`.
+        ValueError: there is no image that can be read, or the figure's folder does not exist; as
+            `opener` and :func:`scan`.
     """
-    from PIL import Image
-
     if not figure.parent.is_dir():
         raise ValueError(f"{figure}: found no folder {figure.parent}, accepted: one that exists")
-    model, data, classes = opened
-    endings = Image.registered_extensions()
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in endings)
-    if not files:
-        raise ValueError(f"{folder}: found no image, accepted: a folder with images in it")
-    every = -(-len(files) // images)
-    targets = find_targets(model, classes, folder, files)
-    batches = torch.stack([read_image(file, data) for file in files[::every]]).split(BATCH)
+    files = find_images(folder)
+    opened, data, classes = opener(model)
+    targets = find_targets(opened, classes, folder, files)
+    inputs = []
+    chosen = []
+    for index in range(0, len(files), -(-len(files) // images)):
+        try:
+            inputs.append(read_image(files[index], data))
+            chosen.append(index)
+        except ValueError as error:
+            print(f"left out: {error}")
+    if not inputs:
+        raise ValueError(f"{folder}: found no image that can be read, accepted: at least one")
+    batches = torch.stack(inputs).split(BATCH)
     loader: Iterable[Any] = batches
     if targets is not None:
-        loader = list(zip(batches, targets[::every].split(BATCH), strict=True))
-    result = scan(model, loader, orders, seed=seed, blocks=blocks)
+        loader = list(zip(batches, targets[chosen].split(BATCH), strict=True))
+    result = scan(opened, loader, orders, seed=seed, blocks=blocks)
     try:
         result.plot(figure)
         print(f"{figure}: written")
     except ImportError:
         print("no figure: matplotlib is not installed")
+
+
+def find_images(folder: Path) -> list[Path]:
+    """The image files below a folder, sorted. A line tells how many hidden ones are left out.
+
+    Raises:
+        ValueError: there is none.
+    """
+    from PIL import Image
+
+    endings = Image.registered_extensions()
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in endings)
+    shown = [file for file in files if "/." not in f"/{file.relative_to(folder).as_posix()}"]
+    if len(shown) < len(files):
+        print(f"left out: {len(files) - len(shown)} hidden files")
+    if not shown:
+        raise ValueError(f"{folder}: found no image, accepted: a folder with images in it")
+    return shown
 
 
 def find_targets(
@@ -295,12 +313,12 @@ def find_targets(
         parents.append(inside[0] if len(inside) > 1 else "")
     backbone: Any = getattr(model, "backbone", model)
     subset = infer_imagenet_subset(backbone)
-    folder_names = [name.replace("/", "_") for name in classes]
     wordnet_names = ImageNetInfo(subset).label_names() if subset else []
     index_of: dict[str, int] = {}
-    for names in (folder_names, wordnet_names):
-        counts = Counter(names)  # two of ImageNet's classes are "crane"
-        index_of |= {name: index for index, name in enumerate(names) if counts[name] == 1}
+    for names in ([name.replace("/", "_") for name in classes], wordnet_names):
+        for index, name in enumerate(names):
+            if names.count(name) == 1:  # two of ImageNet's classes are "crane"
+                index_of[name] = index
     folders = sorted(set(parents))
     if not index_of and "" not in folders and len(folders) == backbone.num_classes:
         index_of = {name: index for index, name in enumerate(folders)}

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -217,7 +217,7 @@ def predict(
     """Say what is on images, and how much the answer depends on the order of the layers."""
     import json
 
-    from lsvit.predict import choose_routes, read_image
+    from lsvit.predict import choose_routes, open_image
     from lsvit.predict import predict as answer
     from papers.exits.compute.dynamic import deploy
     from papers.exits.predict import Budget
@@ -226,10 +226,11 @@ def predict(
     from pipeline.errors import UserError
     from pipeline.models.weights import user_errors
 
-    opened = open_weights(weights)
     with user_errors():
+        photos = [open_image(image) for image in images]
+        opened = open_weights(weights)
         routes = choose_routes(opened.model, order, keep, orders, seed)
-        inputs = [read_image(image, opened.data) for image in images]
+    inputs = [opened.transform(photo) for photo in photos]
     budget = Budget(flops, latency, average)
     if not exits and budget != Budget(None, None, False):
         raise UserError(
@@ -251,31 +252,20 @@ def predict(
             show(found)
 
 
-@app.command()
-def scan(
-    model: Annotated[
-        str,
-        typer.Argument(help="What `predict --weights` takes, or a name of timm."),
-    ],
-    data: Annotated[Path, typer.Option(help="A folder with images.")],
-    images: Annotated[int, typer.Option(min=1, help="How many to take at most.")] = 128,
-    orders: Annotated[
-        int, typer.Option(min=1, help="Random orders for each number of layers in place.")
-    ] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random orders.")] = 0,
-    figure: Annotated[Path, typer.Option(help="Where to write the figure.")] = Path("scan.png"),
-    blocks: Annotated[
-        str | None, typer.Option(help="Where the list of blocks is, if the model has several.")
-    ] = None,
-) -> None:
+@app.command(
+    add_help_option=False,  # lsvit.cli has the options
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def scan(context: typer.Context) -> None:
     """Say how much the order of its layers matters to a model, without training it."""
-    from lsvit.scanning import open_model, scan_folder
+    from lsvit.cli import run
+    from lsvit.scanning import open_model
     from pipeline.deploy.predict import open_weights
-    from pipeline.models.weights import user_errors
 
-    with user_errors():
-        opened = open_weights(model) if Path(model).exists() else open_model(model)
-        scan_folder(opened, data, images, orders, seed, figure, blocks)
+    def open_any(where: str) -> Any:
+        return open_weights(where) if Path(where).exists() else open_model(where)
+
+    run(["scan", *context.args], opener=open_any)
 
 
 @track.command("sync")

@@ -25,6 +25,7 @@ def test_a_clone_has_all_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([], "required"),
         (["predict", "a.png", "--weights", "ls_mikro"], "accepted: ls_micro, baseline_micro, an"),
+        (["predict", "no.png", "--weights", "x"], "no.png: not an image that can be read (No such"),
         (
             ["predict", "a.png", "--weights", "x", "--top", "0"],
             "--top: found 0, accepted: at least 1",
@@ -41,6 +42,8 @@ def test_without_a_clone_a_mistake_is_one_line(
 ) -> None:
     monkeypatch.setattr(cli, "CLONE", tmp_path)
     monkeypatch.setattr(sys, "argv", ["lsvit", *words])
+    monkeypatch.chdir(tmp_path)
+    Image.new("L", (2, 2)).save("a.png")
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2

@@ -47,10 +47,10 @@ def test_every_row_is_what_its_orders_give(capsys: pytest.CaptureFixture[str]) -
         else:
             assert score.std == pytest.approx(first.mean(1).std(ddof=1))
             variance += first.mean(1).var(ddof=1) / len(routes)
-        half = 1.96 * variance**0.5
-        assert (score.low, score.high) == pytest.approx(
-            (max(0, score.top1 - half), min(1, score.top1 + half))
-        )
+        n = first.mean() * (1 - first.mean()) / variance
+        for end in (score.low, score.high):  # Wilson's ends solve this equation
+            assert (end - first.mean()) ** 2 == pytest.approx(1.96**2 * end * (1 - end) / n)
+        assert score.low < score.top1 < score.high
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert lines[1].split()[:4] == ["4", "sequential", "1", f"{100 * scores[0].top1:.1f}"]
@@ -59,6 +59,8 @@ def test_every_row_is_what_its_orders_give(capsys: pytest.CaptureFixture[str]) -
 def test_a_quarter_half_and_three_quarters_are_kept() -> None:
     scores = lsvit.evaluate(small(depth=12), batches(), orders=2)
     assert [score.layers for score in scores] == [12, 12, 3, 3, 6, 6, 9, 9]
+    scores = lsvit.evaluate(small(depth=12), batches(), orders=2, keep=(9, 3, 12, 3))
+    assert [score.layers for score in scores] == [12, 12, 3, 3, 9, 9]
 
 
 def test_modes_and_shuffling_stay() -> None:
@@ -85,7 +87,7 @@ def test_a_transformers_model_and_its_batches() -> None:
     mapping = [{"pixel_values": pixels, "labels": labels}]
     scores = lsvit.evaluate(model, mapping, orders=3, keep=(1,))
     assert scores == lsvit.evaluate(model, [(pixels, labels)], orders=3, keep=(1,))
-    assert scores[0].top5 == 1.0  # of three classes
+    assert scores[0].top5 is None  # of three classes
 
 
 def test_a_model_that_keeps_tensors_trains_after_its_evaluation() -> None:
@@ -113,7 +115,17 @@ def test_a_routed_model_with_parts() -> None:
 def test_one_image_and_one_order_have_no_spread() -> None:
     (score,) = lsvit.evaluate(small(), [(images(1), TARGETS[:1])], orders=1, keep=())[:1]
     assert isinstance(score, Score)
-    assert score.low == score.top1 == score.high
+    assert score.std is None
+
+
+@pytest.mark.parametrize(("target", "low", "high"), [(0, 0.7225, 1), (1, 0, 0.2775)])
+def test_no_hit_or_only_hits_have_an_interval(target: int, low: float, high: float) -> None:
+    """Wilson's of 0 and 10 of 10 images: 3.8416 / (10 + 3.8416) wide."""
+    model = small(num_classes=2)
+    with torch.no_grad():
+        model.head.bias.copy_(torch.tensor([1e6, 0]))
+    for score in lsvit.evaluate(model, [(images(10), torch.full((10,), target))], keep=()):
+        assert (score.low, score.high) == pytest.approx((low, high), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +135,14 @@ def test_one_image_and_one_order_have_no_spread() -> None:
         (small(), batches(), {"keep": (0,)}, "keep: found 0"),
         (small(), batches(), {"orders": 0}, "orders: found 0"),
         (small(), [images()], {}, "found no targets"),
+        (small(), [(images(2), torch.tensor([3, 7]))], {}, "from 3 to 7, accepted: .* from 0 to 6"),
+        (
+            small(),
+            [(images(2), torch.eye(2))],
+            {},
+            r"found targets \(2, 2\) from .* accepted: \(2,\)",
+        ),
+        (lsvit.load("ls_micro"), batches(), {}, "model: found Opened, accepted: a torch.nn.Module"),
         (small(), [], {}, "found no batch"),
         (small(), [(images(2), ["a", "b"])], {}, "found list in a batch, accepted: tensors"),
         (small(), [{"x": images(2), "name": "a"}], {}, "found str in a batch"),

@@ -203,6 +203,24 @@ def test_the_command_prints_a_table_and_writes_a_figure(
     assert title.startswith("images with the same answer")
 
 
+def test_hidden_and_broken_files_are_named_and_left_out(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = exported / "photos"
+    words = ["scan", str(exported / "vit"), "--data", str(photos), "--orders", "1"]
+    words += ["--figure", str(exported / "scan.png")]
+    cli.run(words)
+    expected = capsys.readouterr().out
+    for name in ("._1.png", ".thumbs/2.png", "b/broken.png"):
+        (photos / name).parent.mkdir(exist_ok=True)
+        (photos / name).write_bytes(b"no")
+    cli.run(words)
+    hidden, broken, rest = capsys.readouterr().out.split("\n", 2)
+    assert hidden == "left out: 2 hidden files"
+    assert broken.startswith(f"left out: {photos / 'b' / 'broken.png'}: not an image")
+    assert rest == expected
+
+
 def test_the_models_order_of_classes_is_that_of_the_accuracy(
     exported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,6 +264,8 @@ def test_a_clone_has_the_same_command(exported: Path, monkeypatch: pytest.Monkey
     [
         (["no_such_model", "--data", "photos"], "error: no_such_model: not an exported folder"),
         (["vit", "--data", "vit"], "error: vit: found no image"),
+        (["vit", "--data", "broken"], "error: broken: found no image that can be read"),
+        (["no_such_model", "--data", "vit"], "error: vit: found no image"),  # before it is opened
         (["vit", "--data", "photos", "--images", "0"], "--images: found 0, accepted: at least 1"),
         (["vit", "--data", "photos", "--figure", "no/scan.png"], "no/scan.png: found no folder no"),
         (["vit", "--data", "photos", "--blocks", "blocks"], "blocks: found 'blocks'"),
@@ -259,6 +279,8 @@ def test_mistakes_are_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(exported)
+    Path("broken").mkdir()
+    Path("broken/a.png").write_bytes(b"no")
     with pytest.raises(SystemExit) as ended:
         cli.run(["scan", *words])
     assert ended.value.code == 2

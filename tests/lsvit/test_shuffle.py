@@ -316,6 +316,23 @@ def test_the_list_of_blocks_is_one_or_named() -> None:
     assert lsvit.shuffle(pair, blocks="b.parts.h").blocks == "b.parts.h"
 
 
+def test_a_stage_of_a_resnet_is_not_its_depth() -> None:
+    from torchvision.models import resnet18
+
+    with torch.device("meta"):
+        model = resnet18()
+    with pytest.raises(ValueError, match=r"none is the model's whole depth, .* 'layer1'; name one"):
+        lsvit.shuffle(model)
+    assert lsvit.shuffle(model, blocks="layer1").num_layers == 2
+
+
+@pytest.mark.parametrize("other", ["vit_tiny_patch16_224", None, small])
+def test_what_is_no_model_is_refused(other: Any) -> None:
+    message = f"model: found {type(other).__name__}, accepted: a torch.nn.Module"
+    with pytest.raises(ValueError, match=message):
+        lsvit.shuffle(other)
+
+
 # ---- in_order ----------------------------------------------------------------------------------
 
 
@@ -402,16 +419,25 @@ def averaged(model: Model) -> Model:
     return ModelEmaV3(model).module.train()
 
 
+@pytest.mark.parametrize("options", [{"drop": 0.2}, {"sampler": lsvit.drop(0.2)}])
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled, saved, averaged])
-def test_a_copy_is_shuffled_by_itself(duplicate: Callable[[Model], Model]) -> None:
+def test_a_copy_is_shuffled_by_itself(
+    duplicate: Callable[[Model], Model], options: dict[str, Any]
+) -> None:
     model = small().train()
-    shuffled = lsvit.shuffle(model, drop=0.2)
+    shuffled = lsvit.shuffle(model, **options)
     model(images())
     other = duplicate(model)
     expected = model(images())
     assert torch.equal(other(images()), expected)
     assert shuffled.step == 2  # the copy counts its own
+    assert lsvit.get_shuffle(model) is shuffled
+    copied = lsvit.get_shuffle(other)
+    assert copied is not shuffled
+    assert (copied.step, copied.order) == (2, shuffled.order)
     lsvit.unshuffle(other)
+    with pytest.raises(ValueError, match="blocks is not shuffled"):
+        lsvit.get_shuffle(other)
     assert not any(map(has_trace, other.modules()))
     model(images())
     assert shuffled.step == 3
