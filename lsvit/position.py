@@ -23,6 +23,9 @@ class Encode:
         shared: one table of embeddings for all layers, not one for each.
         init: of the embeddings.
         dropout: after the projection.
+
+    Raises:
+        ValueError: there is no such `init`, or no width.
     """
 
     dim: int = PUBLISHED_DIM
@@ -31,15 +34,28 @@ class Encode:
     init: Literal["normal", "zeros"] = "normal"
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.init not in ("normal", "zeros"):
+            raise ValueError(f"encode.init: found {self.init!r}, accepted: normal, zeros")
+        if self.dim < 1:
+            raise ValueError(f"encode.dim: found {self.dim}, accepted: at least 1")
+
 
 @dataclass(frozen=True)
 class Predict:
     """What LayerShuffle-predict attaches (section 3.3).
 
     `token`: what the heads read. The paper does not say; the published code takes the mean.
+
+    Raises:
+        ValueError: there is no such `token`.
     """
 
     token: Literal["mean", "class_token"] = "mean"
+
+    def __post_init__(self) -> None:
+        if self.token not in ("mean", "class_token"):
+            raise ValueError(f"predict.token: found {self.token!r}, accepted: mean, class_token")
 
 
 @dataclass(frozen=True)

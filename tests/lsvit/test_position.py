@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lsvit.position import Encode, PositionEncoding
+from lsvit.position import Encode, PositionEncoding, Predict
 
 PUBLISHED = 768
 
@@ -63,3 +63,16 @@ def test_the_spread_of_the_weights_is_that_of_the_papers_width(
         assert linear.weight.std().item() == pytest.approx(std or 0.0204, rel=0.05)
     for table, own_table in zip(tables, own_tables, strict=True):
         assert torch.equal(table.weight, own_table.weight)
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "message"),
+    [
+        (Encode, {"init": "zero"}, "encode.init: found 'zero', accepted: normal, zeros"),
+        (Encode, {"dim": 0}, "encode.dim: found 0, accepted: at least 1"),
+        (Predict, {"token": "cls"}, "predict.token: found 'cls', accepted: mean, class_token"),
+    ],
+)
+def test_parts_say_what_they_accept(part: Any, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        part(**values)
