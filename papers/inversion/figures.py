@@ -1,5 +1,6 @@
 """The figures of inversion: found inputs, distance curves, class images, filters, orders."""
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from lsvit.routes import ORDERS
-from papers.inversion.compute.ratios import EMBEDDING, INPUT, PIXELS, TOKENS, with_ratios
-from papers.inversion.gallery import INVERTED, KEYS, Entry, Gallery, neighbours, picture_of
+from papers.inversion.compute.ratios import (
+    EMBEDDING,
+    INPUT,
+    PIXELS,
+    TOKENS,
+    neighbours,
+    with_ratios,
+)
+from papers.inversion.gallery import INVERTED, KEYS, Entry, Gallery, picture_of
 from papers.inversion.section import NO_EDIT, TRAINED, Inversion
 from papers.inversion.tables import FIRST, LAYER, OPTIMISERS, count_seeds, name_point
 from pipeline.config.params import Params
@@ -76,7 +84,7 @@ class InversionFigures(Figures):
         Returns:
             Captions by title.
         """
-        captions = {"Inversion, depth": self.depths(rows), "Inversion, curves": self.curves()}
+        captions = {"Inversion, depth": self.depths(rows), "Inversion, curves": self.curves(rows)}
         if rows["edit"].str.startswith("without").any():
             captions["Inversion, ablation"] = self.ablation(rows)
         if rows["edit"].str.startswith("with ").any():
@@ -155,90 +163,91 @@ class InversionFigures(Figures):
         figure.draw_without_rendering()
         self.save(figure, name, **{GRID: grid_of_pictures(axes, heads)})
 
-    def find_pictures(
-        self, rows: pd.DataFrame, entry: Entry, points: Sequence[str], images: int = 1
-    ) -> list[Picture]:
-        """Each image and the inputs found for it, blank where the model has no such point.
+    def draw_found(
+        self,
+        name: str,
+        rows: pd.DataFrame,
+        table: Sequence[tuple[str, Sequence[Entry | None]]],
+        points: Sequence[str],
+        weights: Sequence[str] = ("",),
+        images: int = 1,
+    ) -> None:
+        """Draw a page of images and the inputs found for them.
 
-        The text below is the pixel correlation and both distances relative to the yardstick.
+        Below each stand its pixel correlation and both distances relative to the yardstick.
+
+        Args:
+            name: of the files.
+            rows: of inversion.csv.
+            table: (title, models side by side) of each row.
+            points: of each model, blank where it has no such point or is missing.
+            weights: heads of the models side by side.
+            images: how many, side by side.
         """
         numbers = with_ratios(rows).set_index([*KEYS, "image", "point"]).sort_index()
         numbers = numbers[[PIXELS, EMBEDDING, INPUT]]
-        names = entry.arrays["points"].tolist()
-        pictures: list[Picture] = []
-        for image in range(images):
-            pictures.append((entry.arrays["originals"][image], "original"))
-            for point in points:
-                if point not in names:
-                    pictures.append(BLANK)
-                    continue
-                pixels, outputs, inputs = numbers.loc[(*entry[:-1], image, point)]
-                text = f"{pixels:.2f}\n{shorten(outputs)} | {shorten(inputs)}"
-                pictures.append((entry.arrays["found"][names.index(point), image], text))
-        return pictures
+        page = []
+        for title, models in table:
+            first = next(model for model in models if model)
+            pictures: list[Picture] = []
+            for image in range(images):
+                pictures.append((first.arrays["originals"][image], "original"))
+                for model, point in itertools.product(models, points):
+                    pictures.append(find_picture(numbers, model, point, image))
+            page.append((title, pictures))
+        heads = [f"{head}\n{head_of(point)}".strip() for head in weights for point in points]
+        self.draw_pictures(name, page, ["", *heads] * images)
 
     def depths(self, rows: pd.DataFrame) -> str:
         """Draw original and found inputs by depth, a row a model. Returns the caption."""
         models = [entry for entry in self.models if entry.edit == NO_EDIT]
-        points = list_points(models)
-        table = []
-        for entry in models:
-            title = f"{entry.family}\n{entry.weights}"
-            table.append((title, self.find_pictures(rows, entry, points)))
-        self.draw_pictures("inversion_depth", table, ["", *map(head_of, points)])
+        table = [(f"{entry.family}\n{entry.weights}", [entry]) for entry in models]
+        self.draw_found("inversion_depth", rows, table, list_points(models))
         return self.caption("depth", models)
 
     def ablation(self, rows: pd.DataFrame) -> str:
         """Draw found inputs without parts of the blocks, a row an edit. Returns the caption."""
-        ablated = [entry for entry in self.models if "without" in entry.edit]
-        families = {entry.family for entry in ablated}
+        families = {entry.family for entry in self.models if "without" in entry.edit}
         models = {}
         for entry in self.models:
             if entry.family in families and not entry.edit.startswith("with "):
                 models[entry.family, entry.edit, entry.weights] = entry
-        points = [point for point in list_points(models.values()) if point.startswith(FIRST)]
         table = []
         for family, edit in dict.fromkeys(key[:2] for key in models):
-            pictures = self.find_pictures(rows, models[family, NO_EDIT, TRAINED], ())
-            for weights in (TRAINED, UNTRAINED):
-                model = models.get((family, edit, weights))
-                found = self.find_pictures(rows, model, points)[1:] if model else ()
-                pictures += found or [BLANK] * len(points)
             change = "as it is" if edit == NO_EDIT else edit.replace("+", ",\n")
-            table.append((f"{family}\n{change}", pictures))
-        heads = [""]
-        for weights in (TRAINED, UNTRAINED):
-            heads += [f"{weights}\n{head_of(point)}" for point in points]
-        self.draw_pictures("inversion_ablation", table, heads)
+            pair = [models.get((family, edit, weights)) for weights in (TRAINED, UNTRAINED)]
+            table.append((f"{family}\n{change}", pair))
+        points = [point for point in list_points(models.values()) if point.startswith(FIRST)]
+        self.draw_found("inversion_ablation", rows, table, points, (TRAINED, UNTRAINED))
         return self.caption("ablation", list(models.values()))
 
     def transplants(self, rows: pd.DataFrame) -> str:
         """Draw found inputs of untrained models with trained parts. Returns the caption."""
-        edited = [entry for entry in self.models if entry.edit.startswith("with ")]
-        plain = {}
-        for entry in self.models:
-            if entry.edit == NO_EDIT:
-                plain[entry.family, entry.weights] = entry
+        edited = {entry.family for entry in self.models if entry.edit.startswith("with ")}
         models = []
-        for family in dict.fromkeys(entry.family for entry in edited):
-            models.append(plain[family, UNTRAINED])
-            models += [entry for entry in edited if entry.family == family]
-            models.append(plain[family, TRAINED])
-        points = [point for point in list_points(models) if not point.startswith(LAYER)]
-        images = min(2, len(models[0].arrays["originals"]))
+        for entry in self.models:
+            if entry.family in edited and "without" not in entry.edit:
+                models.append(entry)
+        # The untrained model, with trained parts, and the trained model.
+        families = self.about["families"]
+        models.sort(key=lambda entry: (families.index(entry.family), entry.weights == TRAINED))
         table = []
         for entry in models:
             title = entry.weights
             if entry.edit != NO_EDIT:
                 title = entry.edit.replace("with ", "trained\n").replace("+", " +\n")
-            pictures = self.find_pictures(rows, entry, points, images)
-            table.append((f"{entry.family}, {title}", pictures))
-        heads = ["", *map(head_of, points)] * images
-        self.draw_pictures("inversion_transplant", table, heads)
+            table.append((f"{entry.family}, {title}", [entry]))
+        points = [point for point in list_points(models) if not point.startswith(LAYER)]
+        images = min(2, len(models[0].arrays["originals"]))
+        self.draw_found("inversion_transplant", rows, table, points, images=images)
         return self.caption("transplant", models)
 
-    def curves(self) -> str:
-        """Draw both distances over the iterations, a column a model. Returns the caption."""
+    def curves(self, rows: pd.DataFrame) -> str:
+        """Draw both distances over the iterations, a column a model, with the rates that were best.
+
+        Returns:
+            The caption.
+        """
         family = self.about["families"][0]
         models = []
         for optimiser in self.about["optimisers"]:
@@ -260,8 +269,10 @@ class InversionFigures(Figures):
                     handles[name_point(point)] = mean[0]
                 axis.axhline(1, color=GREY, linewidth=0.8, linestyle="--")
                 axis.set(yscale="log")
+            own = rows[(rows[KEYS] == pd.Series(model[:-1], KEYS)).all(axis=1)]
+            rates = ", ".join(f"{rate:g}" for rate in sorted(own["lr"].unique()))
             optimiser = OPTIMISERS.get(model.optimiser, model.optimiser)
-            column[0].set_title(f"{model.family}, {model.weights}\n{optimiser}")
+            column[0].set_title(f"{model.family}, {model.weights}\n{optimiser}\nrate {rates}")
             column[1].set(xlabel="iterations")
         axes[0, 0].set(ylabel="embedding distance\n/ yardstick")
         axes[1, 0].set(ylabel="input distance\n/ yardstick")
@@ -310,7 +321,7 @@ class InversionFigures(Figures):
         for column, (family, shown) in zip(axes.T, panels, strict=True):
             for axis, (weights, values) in zip(column, shown.items(), strict=False):
                 show(axis, filter_grid(values[:MOST_FILTERS]))
-                axis.set_title(f"{family}, {self.label(weights)}: {neighbours(values):.2f}")
+                axis.set_title(f"{family}, {self.label(weights)}: {neighbours(values).mean():.2f}")
         self.save(figure, "patch_filters")
         return self.caption("filters", models, filters=MOST_FILTERS)
 
@@ -362,6 +373,16 @@ def draw_tokens(axis: Axes, rows: pd.DataFrame, **style: Any) -> Any:
     mean, std = seeds.mean(), seeds.std().fillna(0)
     middle, low, high = np.exp(mean), np.exp(mean - std), np.exp(mean + std)
     return axis.errorbar(mean.index, middle, (middle - low, high - middle), **style)
+
+
+def find_picture(numbers: pd.DataFrame, model: Entry | None, point: str, image: int) -> Picture:
+    """The input found for a point of a model, with its numbers; BLANK if there is none."""
+    if model is None or point not in model.arrays["points"]:
+        return BLANK
+    pixels, outputs, inputs = numbers.loc[(*model[:-1], image, point)]
+    place = model.arrays["points"].tolist().index(point)
+    text = f"{pixels:.2f}\n{shorten(outputs)} | {shorten(inputs)}"
+    return model.arrays["found"][place, image], text
 
 
 def list_points(entries: Collection[Entry]) -> list[str]:

@@ -53,11 +53,3 @@ def picture_of(values: np.ndarray) -> np.ndarray:
     """
     clipped = np.clip(values.astype(np.float32), 0, 1)
     return clipped.transpose(1, 2, 0) if len(clipped) == 3 else clipped.mean(0)
-
-
-def neighbours(filters: np.ndarray) -> float:
-    """Correlation of weights one pixel apart, each filter (D, C, h, w) less its mean."""
-    centred = filters - filters.mean((2, 3), keepdims=True)
-    down = (centred[..., 1:, :] * centred[..., :-1, :]).mean()
-    right = (centred[..., 1:] * centred[..., :-1]).mean()
-    return float(np.mean([down, right]) / (centred**2).mean())

@@ -3,6 +3,8 @@
 A model is given by its family, weights and edit. A point is a place whose output was inverted.
 """
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -11,7 +13,14 @@ from papers.inversion.compute.ratios import EMBEDDING, PIXELS, TOKENS, with_rati
 from papers.inversion.section import NO_EDIT, TRAINED
 from papers.inversion.tables import FIRST, LAYER, PATCHES
 from pipeline.config.variant import BASELINE, UNTRAINED
-from pipeline.report.evidence import Counts, Evidence, NothingToTell, NotRun
+from pipeline.report.evidence import (
+    Counts,
+    Evidence,
+    NotComparable,
+    NothingToTell,
+    NotRun,
+    refuse_ceiling,
+)
 
 SOURCE_STEPS = 1500  # of gradient descent
 # Pixel correlation above which, and share of the yardstick below which, an input is found exactly
@@ -46,42 +55,36 @@ def at(rows: pd.DataFrame, point: str | int, column: str) -> np.ndarray:
     if isinstance(point, int):
         point = f"{FIRST}{rows['num_layers'].iloc[0] if point else 1}"
     rows = rows[rows["point"] == point]
-    if rows.empty or rows[column].isna().any():
+    if rows.empty or column not in rows or rows[column].isna().any():
         raise NotRun(f"{point} is not among the inverted points, or has no {column}")
     return rows.groupby("seed", sort=False)[column].mean().to_numpy()
 
 
-def alone(rows: pd.DataFrame, column: str) -> np.ndarray:
-    """Mean over images and layers, each layer alone: a value a seed."""
-    rows = rows[rows["point"].str.startswith(LAYER)]
-    if rows.empty:
-        raise NotRun("layers alone are not among the inverted points")
-    return rows.groupby("seed", sort=False)[column].mean().to_numpy()
-
-
 def clearness(
-    e: Evidence, point: int, weights: str, family: str = "vit", edit: str = NO_EDIT
+    e: Evidence,
+    point: int,
+    weights: str,
+    family: str = "vit",
+    edit: str = NO_EDIT,
+    optimiser: str = "adam",
 ) -> np.ndarray:
     """Pixel correlation of original and found input."""
-    return at(points(e, family, weights, edit), point, PIXELS)
+    return at(points(e, family, weights, edit, optimiser=optimiser), point, PIXELS)
 
 
-def edit_gain(
-    e: Evidence, edit: str, weights: str, of: str = NO_EDIT, point: int = 0
-) -> np.ndarray:
-    """What an edit of a ViT adds to the clearness with another edit, or with none.
+def lead(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """How much clearer one input is than the other.
 
     Raises:
-        NothingToTell: both inputs are found exactly.
+        NotComparable: both are found exactly.
     """
-    after = clearness(e, point, weights, edit=edit)
-    before = clearness(e, point, weights, edit=of)
-    if min(after.min(), before.min()) > EXACT:
-        raise NothingToTell(
-            f"both inputs are found, with a pixel correlation above {EXACT}: "
-            "there is nothing to tell apart"
-        )
-    return after - before
+    refuse_ceiling(one, other, above=EXACT)
+    return one - other
+
+
+def clearer(e: Evidence, than: dict[str, Any], **model: Any) -> np.ndarray:
+    """The lead in clearness of a point of a model over one that differs in the keys of `than`."""
+    return lead(clearness(e, **model), clearness(e, **model | than))
 
 
 def without_parts(e: Evidence, weights: str) -> list[np.ndarray]:
@@ -93,51 +96,56 @@ def without_parts(e: Evidence, weights: str) -> list[np.ndarray]:
 def attention_hides_most(e: Evidence, weights: str) -> np.ndarray:
     """How much more removing attention helps than removing norms or MLPs."""
     attention, norms, mlp = without_parts(e, weights)
-    return attention - np.maximum(norms, mlp)
+    return lead(attention, np.maximum(norms, mlp))
 
 
 def mlps_hide_least(e: Evidence, weights: str) -> np.ndarray:
     """How much more removing attention or norms, whichever helps less, helps than removing MLPs."""
     attention, norms, mlp = without_parts(e, weights)
-    return np.minimum(attention, norms) - mlp
+    return lead(np.minimum(attention, norms), mlp)
 
 
-def embedding_clearness(
-    e: Evidence, weights: str, overcomplete: bool, family: str | None = None
-) -> np.ndarray:
-    """Clearness behind the patch embedding alone, by default of the cell's model.
+def embedding_gain(e: Evidence) -> np.ndarray:
+    """What training adds to the clearness behind the patch embedding of the cell's model.
 
     Raises:
-        NothingToTell: it is not of the width that the claim is about.
+        NotComparable: the embedding is as wide as a patch has values, or both inputs are found.
     """
-    family = family or e.cell["model"]
-    rows = points(e, family, weights)
-    if bool(rows["overcomplete"].iloc[0]) != overcomplete:
-        raise NothingToTell(
-            f"{family}'s patch embedding is {'not ' if overcomplete else ''}"
-            "as wide as its patches have values"
-        )
-    return at(rows, PATCHES, PIXELS)
+    trained, untrained = (points(e, e.cell["model"], name) for name in (BASELINE, UNTRAINED))
+    if trained["overcomplete"].any():
+        raise NotComparable("the patch embedding is as wide as a patch has values")
+    return lead(at(trained, PATCHES, PIXELS), at(untrained, PATCHES, PIXELS))
 
 
-def embedding_distance(e: Evidence, family: str, weights: str, edit: str = NO_EDIT) -> np.ndarray:
-    """The embedding distance that Adam reaches after all layers."""
-    return at(points(e, family, weights, edit), -1, EMBEDDING)
+def patterned_filters(e: Evidence) -> np.ndarray:
+    """The share in % of a trained ViT's filters that are no noise."""
+    return 100 * at(points(e, "vit", TRAINED), PATCHES, "patterned")
+
+
+def plain_training(e: Evidence, family: str) -> np.ndarray:
+    """Accuracy above chance, trained without residual connections, in % of that with them."""
+    rows = e.rows("inversion_trainings", "trainings are")
+    accuracies = []
+    for name in (f"{family}_plain", family):
+        of_family = rows[rows["family"] == name]
+        accuracies.append(100 * e.by_seed(of_family, "accuracy", f"the training of {name}"))
+    return e.excess(*accuracies)
+
+
+def norms_hinder_mixer(e: Evidence) -> np.ndarray:
+    """How much nearer the output of an untrained mixer is met without its norms.
+
+    Raises:
+        NotComparable: the inputs are found exactly, with norms and without.
+    """
+    whole, bare = (points(e, "mixer", UNTRAINED, edit) for edit in (NO_EDIT, "without norms"))
+    lead(at(whole, -1, PIXELS), at(bare, -1, PIXELS))
+    return at(whole, -1, EMBEDDING) - at(bare, -1, EMBEDDING)
 
 
 def adam_nearness(e: Evidence) -> np.ndarray:
-    """1 less the embedding distance of a trained ViT."""
-    return 1 - embedding_distance(e, "vit", TRAINED)
-
-
-def token_distance(e: Evidence, weights: str, order: Order = "sequential") -> np.ndarray:
-    """Distance of the found input's tokens after all layers, of a variant of the cell's model."""
-    return at(points(e, e.cell["model"], weights, order=order), -1, TOKENS)
-
-
-def reordered(e: Evidence) -> np.ndarray:
-    """log10 of LS's token distance, arbitrary relative to original order."""
-    return np.log10(token_distance(e, "ls", "arbitrary") / token_distance(e, "ls"))
+    """1 less the embedding distance that Adam reaches after all layers of a trained ViT."""
+    return 1 - at(points(e, "vit", TRAINED), -1, EMBEDDING)
 
 
 def descent_distance(e: Evidence, weights: str) -> np.ndarray:
@@ -165,20 +173,32 @@ def non_unique(e: Evidence) -> Counts:
     return Counts(100 * met - 50, step=100 / e.table("inversion")["image"].nunique())
 
 
-def ls_keeps_more_alone(e: Evidence) -> np.ndarray:
-    """The baseline's token distance minus LS's, mean over layers alone.
+def ls_keeps_more(e: Evidence, order: Order = "sequential", alone: bool = False) -> np.ndarray:
+    """How much farther off the baseline's found tokens are than LS's.
+
+    They are those found after all layers, or, `alone`, the mean over single layers.
 
     Raises:
-        NothingToTell: the tokens of both are found exactly.
+        NotComparable: the tokens of both are found exactly.
     """
-    rows = [points(e, e.cell["model"], name) for name in (BASELINE, "ls")]
-    baseline, ls = (alone(of_model, TOKENS) for of_model in rows)
-    if max(baseline.max(), ls.max()) < FLOOR:
-        raise NothingToTell(
-            f"the tokens are found exactly for both, nearer than {FLOOR} of the yardstick: "
-            "there is nothing to tell apart"
-        )
+    distances = []
+    for name in (BASELINE, "ls"):
+        rows = points(e, e.cell["model"], name, order=order)
+        if alone:
+            rows = rows[rows["point"].str.startswith(LAYER)]
+            distances.append(e.by_seed(rows, TOKENS, "the inversion of single layers"))
+        else:
+            distances.append(at(rows, -1, TOKENS))
+    baseline, ls = distances
+    refuse_ceiling(baseline, ls, below=FLOOR)
     return baseline - ls
+
+
+def reordered(e: Evidence) -> np.ndarray:
+    """log10 of LS's token distance after all layers, arbitrary relative to original order."""
+    model = e.cell["model"]
+    arbitrary = at(points(e, model, "ls", order="arbitrary"), -1, TOKENS)
+    return np.log10(arbitrary / at(points(e, model, "ls"), -1, TOKENS))
 
 
 def recognised(e: Evidence) -> Counts:
@@ -197,16 +217,17 @@ MEASURES = {
     measure.__name__: measure
     for measure in (
         clearness,
-        edit_gain,
+        clearer,
         attention_hides_most,
         mlps_hide_least,
-        embedding_clearness,
-        embedding_distance,
+        embedding_gain,
+        patterned_filters,
+        plain_training,
+        norms_hinder_mixer,
         adam_nearness,
         descent_distance,
         non_unique,
-        token_distance,
-        ls_keeps_more_alone,
+        ls_keeps_more,
         reordered,
         recognised,
     )

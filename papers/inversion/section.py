@@ -40,8 +40,6 @@ class Descent(Section):
     """cosine: to 0."""
     blur: NonNegative = 0.0
     """Sigma of a 3x3 Gaussian blur after every step, in pixels; 0: none."""
-    total_variation: NonNegative = 0.0
-    """Weight of the mean absolute difference of neighbouring pixels; 0: none."""
 
 
 class ClassImages(Section):
@@ -83,7 +81,7 @@ class InversionMeasure(Section):
     """Which images are inverted, and the yardstick."""
 
     images: Annotated[Count, AtMost("validation")]
-    """Validation images, always the same."""
+    """Validation images, of different classes, for each seed; every seed has others."""
     depths: Annotated[list[Count], Field(min_length=1)] | None
     """Invert the states after so many layers, and the last of these alone; null: 1, a third, two
     thirds, all."""

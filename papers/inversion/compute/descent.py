@@ -16,7 +16,7 @@ from torchvision.transforms.functional import gaussian_blur
 from lsvit.routed import RoutedModel
 from lsvit.routes import ENDED, Order, Route, arbitrary, generator
 from papers.inversion.compute.ablation import ablate, patch_embedding, transplant
-from papers.inversion.compute.ratios import EMBEDDING, INPUT, with_ratios
+from papers.inversion.compute.ratios import EMBEDDING, INPUT, neighbours, with_ratios
 from papers.inversion.section import ClassImagesConfig, Descent, InversionConfig
 from pipeline.jobs.files import ARRAYS, ROWS, read_meta
 from pipeline.models.weights import build, normalisation
@@ -27,6 +27,7 @@ KERNEL = [3, 3]  # pixels, of the Gaussian blur
 INVERTIBLE = "invertible here"
 APPROXIMATE = "approximately non-invertible"
 NON_UNIQUE = "non-unique"
+PATTERN = 0.25  # correlation of neighbouring weights above which a filter has a pattern
 
 
 class Normaliser:
@@ -144,13 +145,6 @@ def correlation(a: Tensor, b: Tensor) -> Tensor:
     return varies * similarity
 
 
-def total_variation(images: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels: (B, C, H, W) -> (B,)."""
-    down = images.diff(dim=2).abs().flatten(1).mean(1)
-    right = images.diff(dim=3).abs().flatten(1).mean(1)
-    return down + right
-
-
 class Yardstick(NamedTuple):
     """Distances (B,) between images a and a + N(0, sigma), means over the draws."""
 
@@ -224,7 +218,7 @@ def invert(
         images: (B, C, H, W) in [0, 1], the inputs a whose states are to be met.
         routes: (B, L), as :func:`read_states`.
         start: (B, C, H, W), the noise.
-        descent: method, rates, steps, schedule and priors.
+        descent: method, rates, steps, schedule and blur.
         records: as :func:`recorded_steps`.
     """
     rates = len(descent.lrs)
@@ -246,8 +240,6 @@ def invert(
             curves.append(torch.stack([loss.detach(), to_originals]))
         if step == descent.steps:
             break
-        if descent.total_variation:
-            loss = loss + descent.total_variation * total_variation(candidates)
         optimizer.zero_grad()
         loss.sum().backward()
         optimizer.step()
@@ -303,6 +295,17 @@ def open_frozen(
     model.eval().requires_grad_(False)
     mean, std = normalisation(config.model, read_meta(data))
     return model, Normaliser(mean, std, execution.device)
+
+
+def choose_images(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Choose images that a seed inverts: (count,) indices of images with these labels (n,).
+
+    They are of different classes, as far as there are classes. The next seed goes on where this one
+    ends, so that an interval over seeds is one over images, too.
+    """
+    rank_in_class = pd.Series(labels).groupby(labels).cumcount()
+    order = np.lexsort((labels, rank_in_class))
+    return order[np.arange(seed * count, (seed + 1) * count) % len(order)]
 
 
 def collect(
@@ -386,13 +389,14 @@ def measure(
     filters = patch_embedding(backbone).proj.weight
     if config.ablation:
         ablate(backbone, config.ablation)
-    chosen = torch.from_numpy(split.subset(config.options.images))
-    images = normalise.undo(split.take(chosen)[0])
+    chosen = choose_images(split.maps.labels, config.options.images, config.seed)
+    images = normalise.undo(split.take(torch.from_numpy(chosen))[0])
     rows, arrays = collect(model, normalise, images, config)
     ratios = with_ratios(rows)[[EMBEDDING, INPUT]].to_numpy(float).tolist()
     rows = rows.assign(
         num_layers=model.num_layers,
         overcomplete=filters.shape[0] >= filters[0].numel(),
+        patterned=(neighbours(filters.cpu().numpy()) > PATTERN).mean(),
         verdict=[verdict(outputs, inputs, config.options.met) for outputs, inputs in ratios],
     )
     rows.to_csv(folder / ROWS, index=False, float_format="%.6g", lineterminator="\n")

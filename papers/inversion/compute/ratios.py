@@ -1,5 +1,6 @@
-"""Distances relative to those of a slightly shifted image."""
+"""Distances relative to those of a slightly shifted image, and how smooth filters are."""
 
+import numpy as np
 import pandas as pd
 
 EMBEDDING = "embedding_ratio"
@@ -16,3 +17,14 @@ def with_ratios(rows: pd.DataFrame) -> pd.DataFrame:
         TOKENS: rows["token_distance"] / rows["token_yardstick"],
     }
     return rows.assign(**ratios)
+
+
+def neighbours(filters: np.ndarray) -> np.ndarray:
+    """Correlation of weights one pixel apart within each filter: (D, C, h, w) -> (D,).
+
+    It is about 0 for noise, and 0 for a constant filter.
+    """
+    centred = filters - filters.mean((2, 3), keepdims=True)
+    down = (centred[..., 1:, :] * centred[..., :-1, :]).mean((1, 2, 3))
+    right = (centred[..., 1:] * centred[..., :-1]).mean((1, 2, 3))
+    return (down + right) / 2 / np.maximum((centred**2).mean((1, 2, 3)), 1e-12)

@@ -10,8 +10,8 @@ import pandas as pd
 from papers.inversion.compute.plan import Plan, Task
 from papers.inversion.section import Inversion
 from pipeline.config.params import Params
-from pipeline.files import write_json
-from pipeline.jobs.files import ARRAYS, RESULTS, ROWS
+from pipeline.files import read_json, write_json
+from pipeline.jobs.files import ARRAYS, FINAL, RESULTS, ROWS
 from pipeline.jobs.job import Job
 from pipeline.jobs.rows import read_rows, write_results
 from pipeline.training.gather import gather_trainings
@@ -33,9 +33,11 @@ COLUMNS = [
     "pixel_correlation",
     "num_layers",
     "overcomplete",
+    "patterned",
     "verdict",
 ]
 CLASS_KEYS = ["dataset", "model", "family", "weights", "seed"]
+TRAINING_COLUMNS = ["dataset", "model", "family", "seed", "accuracy"]
 CLASS_COLUMNS = [*CLASS_KEYS, "class", "probability", "judge_probability", "judge_sees"]
 
 
@@ -89,6 +91,8 @@ def keep(
 ) -> list[Path]:
     """Write results/ (inversion.csv, class_images.csv, inversion.json) and outs/inversion/.
 
+    Besides inversion_trainings.csv: validation accuracy of every training, of the kept epoch.
+
     Returns:
         The folders of the trainings, one a family.
     """
@@ -97,9 +101,16 @@ def keep(
     write_json(RESULTS / "inversion.json", about(plan.params), indent=None)
     gather_arrays(inversions, class_images, OUT / "arrays")
     folders = []
+    accuracies = []
     for family in dict.fromkeys(family for family, _ in trainings):
         jobs = {seed: job for (name, seed), job in trainings.items() if name == family}
         folder = OUT / f"inversion_{family}"
         gather_trainings(jobs, folder, plan.judge)
         folders.append(folder)
+        for seed, job in jobs.items():
+            accuracy = read_json(folder / f"seed_{seed}" / FINAL)["sequential/accuracy"]
+            model = (job.config.dataset, job.config.model_name, family, seed)
+            accuracies.append((*model, accuracy))
+    rows = pd.DataFrame(accuracies, columns=TRAINING_COLUMNS)
+    write_results(rows, RESULTS / "inversion_trainings.csv")
     return folders

@@ -42,6 +42,7 @@ def rows_of(model: dict[str, Any]) -> list[dict[str, Any]]:
             "image": image,
             "num_layers": 12,
             "overcomplete": keys["family"] == "vit",
+            "patterned": 0.4 + 0.01 * (seed - 1),
             "verdict": "non-unique" if image else "invertible here",
             "pixel_correlation": clear + 0.001 * (seed - 1),
             "input_distance": 1.0,
@@ -65,6 +66,14 @@ def class_images() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["family", "weights", "seed", "class", "judge_sees"])
 
 
+def trainings() -> pd.DataFrame:
+    """Accuracies of three seeds around the means that are given."""
+    rows = []
+    for (family, mean), seed in itertools.product(CASES["accuracies"].items(), SEEDS):
+        rows.append((family, seed, mean + 0.001 * (seed - 1)))
+    return pd.DataFrame(rows, columns=["family", "seed", "accuracy"])
+
+
 class TestInversion(ClaimSuite):
     paper = PAPER
     known = CASES["known"]
@@ -75,7 +84,11 @@ class TestInversion(ClaimSuite):
     @cache
     def made(cls) -> Tables:
         rows = [row for model in CASES["models"] for row in rows_of(model)]
-        return {"inversion": pd.DataFrame(rows), "class_images": class_images()}
+        return {
+            "inversion": pd.DataFrame(rows),
+            "inversion_trainings": trainings(),
+            "class_images": class_images(),
+        }
 
     def evidence(self, tables: Tables, steps: int = 1500) -> Evidence:
         """Gradient descent of some steps, whatever those of the committed results."""

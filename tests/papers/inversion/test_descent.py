@@ -23,6 +23,7 @@ from papers.inversion.compute.ablation import ablate, transplant
 from papers.inversion.compute.class_images import maximise, rate
 from papers.inversion.compute.descent import (
     Normaliser,
+    choose_images,
     correlation,
     distance,
     invert,
@@ -169,9 +170,8 @@ def by_hand(
         if how.schedule == "cosine":
             share = (1 + math.cos(math.pi * step / how.steps)) / 2
             optimizer.param_groups[0]["lr"] = share * how.lrs[0]
-        prior = x.diff(dim=2).abs().mean() + x.diff(dim=3).abs().mean()
         optimizer.zero_grad()
-        (gap + how.total_variation * prior).backward()
+        gap.backward()
         optimizer.step()
         if how.blur:
             x.data = blurred(x.data, how.blur)
@@ -240,6 +240,14 @@ def test_points(order: Any) -> None:
     assert pad_routes(points, 6).tolist() == table(routes, 6).tolist()
     depths = [point.depth for point in make_points(12, None, False, order, 1, (0, 0))]
     assert depths == [0, 1, 4, 8, 12]
+
+
+def test_images_of_different_classes() -> None:
+    """Each seed goes on where the one before ends: another class, then another image of it."""
+    labels = np.array([1, 1, 0, 2, 0, 1])
+    chosen = [choose_images(labels, 2, seed).tolist() for seed in range(4)]
+    assert chosen == [[2, 0], [3, 4], [1, 5], [2, 0]]
+    assert choose_images(np.array([7, 7, 9]), 5, 0).tolist() == [0, 2, 1, 0, 2]
 
 
 # ---- the job of an inversion ---------------------------------------------------------------------
@@ -366,7 +374,7 @@ def twice(*values: Any) -> list[Any]:
 
 
 def test_measure(inverted: Callable[..., Outcome], prepared: Path, weights: Path) -> None:
-    """A row a point and image, the same again; from a training nothing is drawn by its seed."""
+    """A row a point and image, the same again; the seed chooses images, all else is drawn alike."""
     outcome = inverted(weights, alone=True)
     rows, arrays = outcome.rows, outcome.arrays
     names = ["patch_embed", "first 1", "first 2", "first 3", "layer 0", "layer 1", "layer 2"]
@@ -379,14 +387,17 @@ def test_measure(inverted: Callable[..., Outcome], prepared: Path, weights: Path
         "num_layers": [3] * 14,
     }.items():
         assert rows[column].tolist() == values
-    subset = np.sort(inversion.generator("subset", "training").permutation(40)[:2])
-    images = Maps([prepared / "validation.arrow"])[subset][0]
+    maps = Maps([prepared / "validation.arrow"])
+    images = maps[choose_images(maps.labels, 2, 0)][0]
     assert np.allclose(arrays["originals"][:, 0] * 255, images, atol=1e-3)
     model = build(TINY, 10, weights=weights)
     filters = model.backbone.patch_embed.proj.weight.detach().numpy()
     assert np.array_equal(arrays["filters"], filters)
     check(outcome, model, prepared, twice((), (0,), (0, 1), (0, 1, 2), (0,), (1,), (2,)))
-    assert inverted(weights, alone=True, seed=3).same(outcome)
+    assert inverted(weights, alone=True).same(outcome)
+    others = inverted(weights, seed=3)
+    assert not np.array_equal(others.arrays["originals"], arrays["originals"])
+    check(others, model, prepared, twice((), (0,), (0, 1), (0, 1, 2)))
     assert not inverted(weights, alone=True, options={"seed": 8}).same(outcome)
 
 
@@ -399,6 +410,16 @@ def test_wide_patch_embeddings(
     options = {"depths": [1], "images": 1}
     preset = TINY.model_copy(update={"kwargs": kwargs})
     assert inverted(preset=preset, options=options).rows["overcomplete"].eq(expected).all()
+
+
+def test_filters_with_a_pattern(inverted: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Four of sixteen filters are gradients, the others noise."""
+    model = build(TINY, 10)
+    with torch.no_grad():
+        model.backbone.patch_embed.proj.weight[:4] = torch.linspace(-1, 1, 14)
+    save_weights(model, tmp_path / "weights.safetensors")
+    outcome = inverted(tmp_path / "weights.safetensors", options={"depths": [1], "images": 1})
+    assert outcome.rows["patterned"].eq(0.25).all()
 
 
 def test_measure_of_untrained_models(inverted: Callable[..., Outcome], prepared: Path) -> None:

@@ -14,9 +14,10 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from papers.inversion.compute.ratios import neighbours
 from papers.inversion.compute.rows import CLASS_COLUMNS, KEYS
 from papers.inversion.figures import InversionFigures, filter_grid, shorten
-from papers.inversion.gallery import Gallery, neighbours
+from papers.inversion.gallery import Gallery
 from papers.inversion.tables import inversion_numbers, write_inversion_table
 from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
@@ -46,6 +47,7 @@ def row(**changes: Any) -> dict[str, Any]:
         "token_distance": 5.0,
         "token_yardstick": 5.0,
         "pixel_correlation": 0.5,
+        "lr": 0.1,
         "verdict": "non-unique",
     }
     return dict(zip(KEYS, keys, strict=True)) | numbers | changes
@@ -108,15 +110,15 @@ def test_filters_are_tiles(channels: int, across: int) -> None:
 def test_neighbouring_weights() -> None:
     """A gradient of 8: 1 along y; along x mean i (i + 1) over mean i², i from -3.5."""
     gradient = np.broadcast_to(np.arange(8.0), (3, 1, 8, 8))
-    expected = pytest.approx((1 + 3.75 / 5.25) / 2)
+    expected = pytest.approx([(1 + 3.75 / 5.25) / 2] * 3)
     levels = np.array([10.0, -20.0, 3.0])[:, None, None, None]
     for filters in (gradient, gradient.swapaxes(2, 3) * -0.01 + 4, gradient + levels):
         assert neighbours(filters) == expected
     board = (-1.0) ** np.add.outer(np.arange(8), np.arange(8))
-    assert neighbours(board[None, None] + 7) == pytest.approx(-1)
+    constant = np.full((8, 8), 3.0)
+    assert neighbours(np.stack([board + 7, constant])[:, None]) == pytest.approx([-1, 0])
     noise = np.random.default_rng(0).standard_normal((400, 1, 8, 8))
-    assert abs(neighbours(noise)) < 0.03
-    assert neighbours(np.concatenate([100 * gradient, noise])) > 0.8  # the strong ones count most
+    assert abs(neighbours(noise).mean()) < 0.03
 
 
 # ---- figures -------------------------------------------------------------------------------------
@@ -178,7 +180,8 @@ def make(
             changes = keys | {"point": point, "depth": POINTS[point], "image": image}
             changes |= {"pixel_correlation": grey, "embedding_distance": 2 * (0.5 + grey)}
             tokens = 5.0 * (1 + number) * (1 + POINTS[point]) * (1 + seed)
-            rows.append(row(**changes, input_distance=12 * grey, token_distance=tokens))
+            changes |= {"input_distance": 12 * grey, "token_distance": tokens}
+            rows.append(row(**changes, lr=0.1 * (1 + image) + seed))
     trained = dict.fromkeys(tuple(model[:2]) for model in models if model[1] != "untrained")
     for names, seed in itertools.product(trained, (0, 1)):
         pictures = rng.normal(size=(3, channels, 6, 6)).astype(np.float16)
@@ -244,9 +247,12 @@ def test_pictures(full: Made, figures: Kept, page: str) -> None:
     assert np.array_equal(lines[0][0][0], figures.models[first].arrays["originals"][0])
 
 
-def test_curves_of_the_first_family(figures: Kept) -> None:
-    """A column a model and optimiser: a line an image, their mean, and the yardstick."""
-    figures.curves()
+def test_curves_of_the_first_family(full: Made, figures: Kept) -> None:
+    """A column a model and optimiser: a line an image, their mean, and the yardstick.
+
+    Above it stand the rates of the first seed's inputs.
+    """
+    figures.curves(full.rows)
     axes = np.array(figures.drawn["inversion_curves"].axes).reshape(2, 4)
     for level, factor in enumerate((1, 10)):
         for axis in axes[level]:
@@ -256,6 +262,8 @@ def test_curves_of_the_first_family(figures: Kept) -> None:
             assert set(lines[-1]) == {1}
             assert axis.get_lines()[2].get_xdata().tolist() == STEPS.tolist()
             assert axis.get_yscale() == "log"
+    titles = [axis.get_title().split("\n")[-1] for axis in axes[0]]
+    assert titles == ["rate 0.1, 0.2"] * 4
 
 
 def test_class_images(full: Made, figures: Kept) -> None:
@@ -291,7 +299,7 @@ def test_filters(figures: Kept) -> None:
                 continue
             expected = filter_grid(filters[:64])[0]
             np.testing.assert_allclose(axis.images[0].get_array(), expected, atol=1e-6)
-            assert axis.get_title().endswith(f": {neighbours(filters):.2f}")
+            assert axis.get_title().endswith(f": {neighbours(filters).mean():.2f}")
 
 
 def error_bounds(axis: Any) -> list[np.ndarray]:
