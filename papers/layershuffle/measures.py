@@ -104,11 +104,6 @@ def ahead_of_start(e: Evidence) -> np.ndarray:
     return e.accuracy(BASELINE, "sequential") - start.to_numpy()
 
 
-def undecidable(e: Evidence, needs: str) -> np.ndarray:
-    """Raise NothingToTell: no cell can decide the claim alone."""
-    raise NothingToTell(f"needs {needs}")
-
-
 def positions_named(e: Evidence, variant: str) -> np.ndarray:
     """Position accuracy in % of the way from chance to certainty."""
     chance = 100 / e.num_layers
@@ -265,7 +260,6 @@ MEASURES = {
         position_accuracy,
         share_left,
         ahead_of_start,
-        undecidable,
         positions_named,
         last_gain,
         smallest_gain,

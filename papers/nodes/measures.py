@@ -20,17 +20,15 @@ def rows_of(
     e: Evidence,
     variant: str,
     policy: Policy,
-    faults: Sequence[str] = (),
+    faults: Sequence[str],
     copies: Sequence[int] = (1, 2),
 ) -> pd.DataFrame:
-    """The rows of a variant under a policy, of some faults (none given: any) and copies a layer."""
+    """The rows of a variant under a policy, of some faults and copies a layer."""
     rows = e.rows("nodes", "nodes is", variant=variant, policy=policy, nodes=NODES)
-    rows = rows[rows["replication"].isin(copies)]
-    if faults:
-        rows = rows[rows["fault"].isin(faults)]
+    rows = rows[rows["replication"].isin(copies) & rows["fault"].isin(faults)]
     there = set(zip(rows["fault"], rows["replication"], strict=True))
     if rows.empty or set(product(faults, copies)) - there:
-        which = ", ".join(faults or ("any fault",))
+        which = ", ".join(faults)
         raise NotRun(f"{e.label(variant)} in {policy} order with {which} is not among the results")
     return rows
 
@@ -45,13 +43,6 @@ def right(
     """Images answered rightly in % of all, mean over faults and copies."""
     rows = rows_of(e, variant, policy, faults, copies)
     return 100 * e.by_seed(rows, "right", f"{e.label(variant)} {policy}")
-
-
-def lost(e: Evidence) -> np.ndarray:
-    """Micro-batches of LS without an answer in % of all, under the fault with most of them."""
-    rows = rows_of(e, "ls", "any")
-    shares = rows["lost"] / rows["micro_batches"]
-    return 100 * shares.groupby(rows["seed"], sort=False).max().to_numpy()
 
 
 def half_away(e: Evidence) -> np.ndarray:
@@ -76,5 +67,5 @@ def relative(e: Evidence, column: str, fault: str, copies: Sequence[int] = (1, 2
 
 
 MEASURES = {
-    measure.__name__: measure for measure in (right, lost, half_away, lead_over_partial, relative)
+    measure.__name__: measure for measure in (right, half_away, lead_over_partial, relative)
 }

@@ -12,7 +12,7 @@ from papers.inversion import PAPER
 from papers.inversion.measures import at, points
 from pipeline.report.evidence import Evidence, NotRun
 from pipeline.report.ledger import NOT_RUN
-from tests.papers.claim_suite import ClaimSuite, Tables, made_up, read_cases, read_change
+from tests.papers.claim_suite import ClaimSuite, Tables, made_up, read_cases
 
 CASES = read_cases(__file__, "inversion")
 SEEDS, IMAGES = range(3), 4
@@ -106,14 +106,6 @@ class TestInversion(ClaimSuite):
         one_an_image = {"min": IMAGES, "max": IMAGES}
         assert self.entry("ls-orders", self.made())["orders"] == one_an_image
         assert self.entry("ls-sequential", self.made())["orders"] is None
-
-    def test_a_narrow_model_may_be_why(self) -> None:
-        """Said where the claim is about a published model's scale and does not hold."""
-        tables = {name: rows.copy() for name, rows in self.made().items()}
-        change = {"add": {"pixel_correlation": 0.2}, "edit": "without mlp"}
-        read_change([change], "inversion")(tables)
-        assert "a narrow model" in self.entry("mlp-least.untrained", tables)["reason"]
-        assert self.entry("mlp-least.untrained", self.made())["reason"] == ""
 
     def test_a_model_of_fewer_layers(self) -> None:
         """All layers are those of the model; a point or a number that is not there is named."""

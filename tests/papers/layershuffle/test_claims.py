@@ -8,7 +8,7 @@ from papers.layershuffle.measures import regained
 from papers.layershuffle.tables import CELLS, PUBLISHED, PUBLISHED_VARIANTS
 from pipeline.report.claims import load_claims
 from pipeline.report.ledger import HOLDS, NOT_RUN
-from tests.papers.claim_suite import committed, judged, made_up
+from tests.papers.claim_suite import judged, made_up
 
 
 def refined(values: dict[str, list[float]]) -> pd.DataFrame:
@@ -50,12 +50,6 @@ def test_forms_of_orders_are_told_apart(latin: list[str]) -> None:
     assert gain == pytest.approx(30 if latin else 40)
     verdict = judged(PAPER, "latin.arbitrary", evidence)["verdict"]
     assert verdict == (HOLDS if latin else NOT_RUN)
-
-
-@pytest.mark.parametrize("name", ["s4.1.cifar", "s4.speed"])
-def test_a_claim_that_no_run_decides_names_none(name: str) -> None:
-    entry = judged(PAPER, name, committed())
-    assert (entry["verdict"], entry["run"]) == (NOT_RUN, "")
 
 
 def test_orders_of_layers_that_stay_in_place_are_counted() -> None:

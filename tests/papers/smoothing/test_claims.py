@@ -74,7 +74,6 @@ KNOWN = {
     "deeper": 0.1,
     "attention": -0.016,
     "trained": 0.15,
-    "lowers.cosine": 0.5,
     "lowers.contrastive": 0.2,
     "lowers.contrastive-cosines": 0.4,
     "lowers.mixing": 0.1,
