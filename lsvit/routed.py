@@ -168,7 +168,6 @@ class RoutedModel(nn.Module):
             return self._run_groups(self.embed(images), table, taps)
         if isinstance(routes, Latin):
             return self._run_latin(self.embed(images), routes, taps)
-        assert isinstance(routes, OneRoute)
         state = self.embed(images)
         for depth, step in enumerate(routes.steps):
             state = self.run_step(state, step, depth, taps)
@@ -369,7 +368,7 @@ class RoutedModel(nn.Module):
     def _checked(self, route: AnyRoute, exit: int | None) -> Routes:
         """The route in one of its three forms. Raises IndexError and ValueError as `forward`."""
         routes: Routes
-        if isinstance(route, OneRoute | RouteTable | Latin):
+        if isinstance(route, Routes):
             routes = route
         elif isinstance(route, Tensor):
             routes = RouteTable(route.cpu().numpy())

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import index
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+
+from lsvit.latin import Latin
 
 # A layer (0-based), or several that run side by side on the same state, whose outputs are averaged.
 Step = int | tuple[int, ...]
@@ -33,27 +35,6 @@ def generator(stream: str, *key: int | str) -> np.random.Generator:
 
 
 # ---- the routes of a batch ---------------------------------------------------------------------
-
-
-class Routes(Protocol):
-    """The routes of a batch's samples: one for all, a table with one for each, or Latin."""
-
-    shared: ClassVar[bool]  # True if all samples run the same layers
-
-    def part(self, start: int, count: int) -> "Routes":
-        """The routes of `count` samples, from the sample `start` on."""
-
-    def rows(self, samples: int) -> np.ndarray:
-        """One row of layers for each of the batch's samples, (samples, length)."""
-
-    def to_depth(self, depth: int) -> "Routes":
-        """The routes without the layers after the first `depth`."""
-
-    def layer_range(self) -> tuple[int, int]:
-        """The lowest and the highest layer of all routes; (0, 0) if they are empty."""
-
-    def lengths(self) -> tuple[int, int]:
-        """How many steps the shortest and the longest route have."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +126,11 @@ class RouteTable:
         """The number of layers of the shortest row, and the number of columns."""
         lengths = (self.table != ENDED).sum(axis=1)
         return int(lengths.min()), self.table.shape[1]
+
+
+# The routes of a batch's samples: one for all, one for each, or Latin. `shared` is True if all run
+# the same layers.
+Routes = OneRoute | RouteTable | Latin
 
 
 def per_sample(
