@@ -60,8 +60,9 @@ class Params(Section):
     deterministic: bool
     """true: CUDA runs repeat bit for bit, more slowly; on a CPU they do anyway."""
     portable: bool = True
-    """true: on a CPU the same bytes on every x86-64 processor with AVX2. false: whatever
-    instructions the processor has, which wide models in bf16 gain by."""
+    """true: on a CPU the same bytes on every x86-64 processor of one maker (AMD, Intel) with AVX2;
+    of all makers with MKL_CBWR=COMPATIBLE in the environment. false: whatever instructions the
+    processor has, which wide models in bf16 gain by."""
     distributed: Distributed
     seeds: Annotated[list[Seed], Field(min_length=1)]
     """Every variant is trained once per seed; the paper uses 5."""

@@ -65,7 +65,7 @@ class Execution:
         if self.device.type == "cuda":
             name = torch.cuda.get_device_name(self.device)
         else:
-            name = str(torch.cpu.get_capabilities().get("cpu_name", self.device.type.upper()))
+            name = self.device.type.upper()  # not which: execution.txt is the same on all
         parts = [name, f"{self.precision} (auto: {self.why})" if self.why else self.precision]
         if self.plain_attention:
             parts.append("unfused attention")
