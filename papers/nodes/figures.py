@@ -1,16 +1,12 @@
 """The figure of layers on nodes: right answers and throughput by the share of nodes away."""
 
 import pandas as pd
+from matplotlib.lines import Line2D
 
-from papers.nodes.section import Policy
+from papers.nodes.section import Nodes, Policy
 from pipeline.config.params import Params
-from pipeline.report.captions import counted, read_captions
-from pipeline.report.figures import (
-    Figures,
-    distinct_looks,
-    draw_chance,
-    draw_lines,
-)
+from pipeline.report.captions import counted, name_models, read_captions
+from pipeline.report.figures import Figures, draw_chance, draw_lines
 from pipeline.report.results import Results
 
 CAPTIONS = read_captions(__file__)
@@ -20,6 +16,7 @@ POLICY: dict[Policy, str] = {
     "partial": "partial order",
     "any": "any order",
 }
+LINES: dict[Policy, str] = {"strict": ":", "partial": "--", "any": "-"}
 BARS = {"capsize": 1.5, "elinewidth": 0.7}
 
 
@@ -28,7 +25,7 @@ def method(label: str, policy: Policy) -> str:
     return f"{label}, {POLICY[policy]}"
 
 
-def draw_away(figures: Figures, rows: pd.DataFrame, chance: float) -> str:
+def draw_away(figures: Figures, rows: pd.DataFrame, chance: float, service: float) -> str:
     """Draw right answers and images a second by the share of nodes away.
 
     Each number of copies of a layer has a column.
@@ -37,30 +34,50 @@ def draw_away(figures: Figures, rows: pd.DataFrame, chance: float) -> str:
         figures: saves the figure.
         rows: nodes.csv, of one number of nodes.
         chance: accuracy in % of guessing.
+        service: declared seconds for one layer of one micro-batch.
 
     Returns:
         The caption.
     """
     lines = rows[(rows["fault"] == HEALTHY) | (rows["gone"] > 0)]
-    methods = [method(figures.label(row.variant), row.policy) for row in lines.itertuples()]
+    methods = list(zip(lines["variant"], lines["policy"], strict=True))
     lines = lines.assign(method=methods, away=100 * lines["gone"])
-    looks = distinct_looks({name: name for name in dict.fromkeys(methods)})
+    variants = figures.looks(dict.fromkeys(lines["variant"]))
+    looks = {
+        (variant, policy): variants[variant] | {"linestyle": LINES[policy]}
+        for variant, policy in dict.fromkeys(methods)
+    }
+    policies = {
+        policy: {"color": "black", "linestyle": LINES[policy]}
+        for policy in POLICY
+        if policy in set(lines["policy"])
+    }
+    # Throughput depends on the order alone: of each order one variant is drawn.
+    of_policies = lines.drop_duplicates(["policy", "replication", "fault", "seed"])
     copies = sorted(rows["replication"].unique())
     figure, axes = figures.panels(1.5, nrows=2, ncols=len(copies), sharex=True, sharey="row")
     for (above, below), count in zip(axes.T, copies, strict=True):
         own_rows = lines[lines["replication"] == count]
         draw_lines(above, own_rows, "away", "right", "method", looks, **BARS)
-        draw_lines(below, own_rows, "away", "images_per_s", "method", looks, factor=1, **BARS)
+        own_rows = of_policies[of_policies["replication"] == count]
+        draw_lines(below, own_rows, "away", "images_per_s", "policy", policies, factor=1, **BARS)
         above.set(title=f"{counted(count, 'node')} a layer", ylim=(0, 100))
         below.set(xlabel="nodes away (%)", xlim=(-4, 100), ylim=(0, None))
         draw_chance(above, chance)
     axes[0, 0].set(ylabel="right of all images (%)")
     axes[1, 0].set(ylabel="answers (images/s)")
-    figures.finish(figure, "nodes")
+    handles = {}
+    for look in variants.values():
+        handles[look["label"]] = Line2D([], [], **look | {"linestyle": "none"})
+    for policy, look in policies.items():
+        handles[POLICY[policy]] = Line2D([], [], **look)
+    figures.finish(figure, "nodes", handles)
     return CAPTIONS["away"].format(
         nodes=rows["nodes"].max(),
         seeds=counted(rows["seed"].nunique(), "seed"),
         images=rows["images"].max(),
+        names=name_models(rows),
+        service=service,
     )
 
 
@@ -70,4 +87,6 @@ def draw(results: Results, params: Params) -> dict[str, str]:
     if rows.empty:
         return {}
     largest = rows[rows["nodes"] == rows["nodes"].max()]
-    return {"Layers on nodes": draw_away(Figures.of(results, params), largest, results.chance)}
+    figures = Figures.of(results, params)
+    service = params.resolve(Nodes).service.service
+    return {"Layers on nodes": draw_away(figures, largest, results.chance, service)}

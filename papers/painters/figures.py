@@ -5,7 +5,7 @@ import pandas as pd
 
 from papers.painters.section import KINDS, UNTOUCHED, Kind, Painters
 from pipeline.config.params import Params
-from pipeline.report.captions import counted, read_captions
+from pipeline.report.captions import counted, name_models, read_captions
 from pipeline.report.figures import (
     Figures,
     distinct_looks,
@@ -63,6 +63,7 @@ def draw_strategies(figures: Figures, rows: pd.DataFrame, loops: int, chance: fl
         strategies="; ".join(strategies),
         seeds=counted(rows["seed"].nunique(), "seed"),
         images=rows["images"].max(),
+        names=name_models(rows),
     )
 
 

@@ -12,7 +12,7 @@ from papers.smoothing.section import SCRATCH
 from papers.smoothing.tables import trained_how
 from pipeline.config.params import Params
 from pipeline.config.variant import UNTRAINED
-from pipeline.report.captions import counted, read_captions
+from pipeline.report.captions import counted, name_models, read_captions
 from pipeline.report.figures import (
     GREY,
     OKABE_ITO,
@@ -27,15 +27,17 @@ from pipeline.report.results import Results
 from pipeline.report.tables import NONE
 
 CAPTIONS = read_captions(__file__)
-LOSSES = {
+LOSSES: dict[str, dict[str, Any]] = {
     NONE: {"label": "class loss", "color": OKABE_ITO[0], "marker": "o"},
     "cosine": {"label": "+ cosine", "color": OKABE_ITO[6], "marker": "v"},
-    "contrastive": {"label": "+ contrastive, cosines", "color": OKABE_ITO[5], "marker": "^"},
     "mixing": {"label": "+ mixing", "color": OKABE_ITO[1], "marker": "s"},
-    "contrastive+mixing": {
-        "label": "+ contrastive + mixing",
-        "color": OKABE_ITO[3],
-        "marker": "D",
+    "contrastive": {"label": "+ contrastive", "color": OKABE_ITO[5], "marker": "^"},
+    "contrastive+mixing": {"label": "+ contrastive + mixing", "color": OKABE_ITO[3], "marker": "D"},
+    "contrastive_cosines": {
+        "label": "+ contrastive, of cosines",
+        "color": OKABE_ITO[2],
+        "marker": "P",
+        "linestyle": ":",
     },
 }
 REFERENCE: Any = {"label": "untrained", "color": GREY, "linestyle": "--"}
@@ -73,7 +75,9 @@ ATTENTION = Measure(
 MEASURES = (COSINE, ATTENTION)
 
 
-def draw_smoothing(figures: Figures, rows: pd.DataFrame, about: dict[str, Any]) -> dict[str, str]:
+def draw_smoothing(
+    figures: Figures, rows: pd.DataFrame, about: dict[str, Any], chance: float
+) -> dict[str, str]:
     """Draw every figure that smoothing.csv has rows for; `about` is smoothing.json.
 
     Returns:
@@ -89,7 +93,7 @@ def draw_smoothing(figures: Figures, rows: pd.DataFrame, about: dict[str, Any]) 
         if trained[measure.column].notna().any():
             captions[measure.title] = draw_depths(figures, trained, untrained, measure, about)
     if len(variants):
-        captions["Over-smoothing, orders"] = draw_orders(figures, variants, about["images"])
+        captions["Over-smoothing, orders"] = draw_orders(figures, variants, about["images"], chance)
     return captions
 
 
@@ -118,8 +122,10 @@ def draw_depths(
     for axis, depth in zip(axes[:, 0], depths, strict=True):
         models = trained[trained["num_layers"] == depth]
         for place, (losses, look) in enumerate(LOSSES.items()):
-            draw_layers(axis, models[models["losses"] == losses], measure, place, **look)
-        draw_layers(axis, untrained[untrained["num_layers"] == depth], measure, **REFERENCE)
+            marked = (place, len(LOSSES))
+            draw_layers(axis, models[models["losses"] == losses], measure, marked, **look)
+        reference = untrained[untrained["num_layers"] == depth]
+        draw_layers(axis, reference, measure, (0, len(LOSSES)), **REFERENCE)
         axis.set(title=f"{depth} layers")
         set_scales(axis, everything, measure, depth)
     axes[-1, 0].set(xlabel=EXECUTED)
@@ -139,13 +145,14 @@ def draw_depths(
     )
 
 
-def draw_orders(figures: Figures, rows: pd.DataFrame, images: int) -> str:
+def draw_orders(figures: Figures, rows: pd.DataFrame, images: int, chance: float) -> str:
     """Draw both measures of variants along both orders, and their accuracy.
 
     Args:
         figures: saves the figure.
         rows: of the variants alone.
         images: that the measures are means over.
+        chance: accuracy in % of guessing.
 
     Returns:
         The caption.
@@ -156,14 +163,17 @@ def draw_orders(figures: Figures, rows: pd.DataFrame, images: int) -> str:
     figure, axes = figures.panels(0.3 + sum(heights), nrows=len(heights), height_ratios=heights)
     *panels, last = axes[:, 0]
     for axis, measure in zip(panels, measures, strict=True):
-        for (variant, order), line in rows.groupby(["training", "order"], sort=False):
+        lines = rows.groupby(["training", "order"], sort=False)
+        for place, ((variant, order), line) in enumerate(lines):
             style = looks[variant] | order_style(order, looks[variant]["color"])
-            draw_layers(axis, line, measure, list(looks).index(variant), **style)
+            draw_layers(axis, line, measure, (place, len(lines)), **style)
         set_scales(axis, rows, measure, rows["num_layers"].max())
         draw_grid(axis)
     if panels:
         panels[-1].set(xlabel=EXECUTED)
     draw_accuracies(last, rows, looks)
+    last.axvline(chance, color=GREY, linewidth=0.8, linestyle=":")
+    last.annotate(" chance", (chance, -0.45), va="top", fontsize=6.5, color=GREY)
     handles = {}
     for look in looks.values():
         handles[look["label"]] = last.plot([], [], **look, markersize=3)[0]
@@ -190,30 +200,29 @@ def choose_looks(figures: Figures, variants: Sequence[str]) -> dict[str, dict[st
 
 
 def draw_layers(
-    axis: Axes, rows: pd.DataFrame, measure: Measure, place: int = 0, **style: Any
+    axis: Axes, rows: pd.DataFrame, measure: Measure, marked: tuple[int, int], **style: Any
 ) -> None:
     """Draw a line over the layers, if there are rows.
 
-    Markers and bars stand at about five layers, by `place` at others: lines lie close.
+    Markers and bars stand at every n-th layer from one on, `marked`: lines lie close.
     """
     rows = rows.dropna(subset=measure.column)
     if rows.empty:
         return
     means = over_seeds(rows, "layer", measure.column, 1)
-    step = max(round(len(means) / 5), 1)
-    marked = (place % step, step)
     style |= {"errorevery": marked, "markevery": marked, "markersize": 3}
     draw_means(axis, means, linewidth=1, elinewidth=0.7, **style)
 
 
 def draw_accuracies(axis: Axes, rows: pd.DataFrame, looks: dict[str, dict[str, Any]]) -> None:
-    """Draw the accuracy of every variant in both orders, a line of the panel each."""
+    """Draw the accuracy of every variant, both orders one below the other."""
     last = rows[rows["layer"] == rows["num_layers"]]
     for (variant, order), accuracies in last.groupby(["training", "order"]):
         mean, std = over_seeds(accuracies, "layer", "accuracy").iloc[0]
         style = looks[variant] | order_style(order, looks[variant]["color"])
         style |= {"markersize": 4, "capsize": 2, "linestyle": "none"}
-        axis.errorbar([mean], [list(looks).index(variant)], xerr=[std], **style)
+        place = list(looks).index(variant) + (-0.17 if order == "sequential" else 0.17)
+        axis.errorbar([mean], [place], xerr=[std], **style)
     axis.set(xlabel="validation accuracy (%)", xlim=(0, 100))
     axis.set(yticks=np.arange(len(looks)), yticklabels=[look["label"] for look in looks.values()])
     axis.set(ylim=(len(looks) - 0.5, -0.5))  # the first on top
@@ -238,13 +247,8 @@ def set_scales(axis: Axes, rows: pd.DataFrame, measure: Measure, depth: int) -> 
     axis.locator_params(axis="x", integer=True, nbins=7, steps=[1, 2, 3, 4, 6, 10])
 
 
-def name_models(rows: pd.DataFrame) -> str:
-    """Data set and model, for captions."""
-    datasets = ", ".join(dict.fromkeys(rows["dataset"]))
-    return f"{datasets} (model {', '.join(dict.fromkeys(rows['model']))})"
-
-
 def draw(results: Results, params: Params) -> dict[str, str]:
     """Draw every figure whose rows are there. Returns captions by title."""
     figures = Figures.of(results, params)
-    return draw_smoothing(figures, results.table("smoothing"), results.read("smoothing"))
+    rows, about = results.table("smoothing"), results.read("smoothing")
+    return draw_smoothing(figures, rows, about, results.chance)

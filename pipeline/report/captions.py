@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 
@@ -18,3 +19,9 @@ def read_captions(module: str) -> dict[str, Any]:
 def counted(number: int, noun: str) -> str:
     """A number with its noun: "1 seed", "5 seeds"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def name_models(rows: pd.DataFrame) -> str:
+    """Data set and model, for captions."""
+    datasets = ", ".join(dict.fromkeys(rows["dataset"]))
+    return f"{datasets} (model {', '.join(dict.fromkeys(rows['model']))})"
