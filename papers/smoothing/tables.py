@@ -181,11 +181,13 @@ def select_numbers(numbers: pd.DataFrame, best: str) -> dict[int, pd.DataFrame]:
     """The numbers that Tables 1, 3, 4 and 5 show."""
     depths = match_depths(numbers)
     plain = is_plain(numbers)
+    is_whole = numbers["changed"] == NONE
     is_accuracy = numbers["metric"] == ACCURACY
     is_shallow = numbers["num_layers"] == depths[12]
     losses = [row["losses"] for row in PUBLISHED["table3"]]
     third = plain & numbers["losses"].isin(losses) & is_shallow
-    third |= numbers["talking_heads"] & (numbers["changed"] == NONE)
+    talking = [row["losses"] for row in PUBLISHED["table3"] if row["talking_heads"]]
+    third |= numbers["talking_heads"] & numbers["losses"].isin(talking) & is_whole
     fourth = ~numbers["talking_heads"] & numbers["losses"].isin([NONE, best])
     fourth &= numbers["changed"].isin(PUBLISHED["table4"])
     fourth &= is_shallow | (plain & (numbers["num_layers"] == depths[24]))

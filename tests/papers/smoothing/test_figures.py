@@ -12,6 +12,7 @@ from papers.smoothing.figures import LOSSES, MEASURES, choose_looks, draw_smooth
 from papers.smoothing.tables import (
     TABLE1,
     ablation_table,
+    drop_path_table,
     losses_table,
     match_depths,
     recipe_table,
@@ -19,8 +20,9 @@ from papers.smoothing.tables import (
     write_smoothing_tables,
 )
 from pipeline.config.params import Params
-from tests.papers.claim_suite import chosen, committed
+from tests.papers.claim_suite import chosen
 from tests.papers.drawn import DrawnFigures
+from tests.papers.smoothing.test_claims import TestSmoothing
 
 BEST = "contrastive+mixing"
 VARIANTS = ["baseline", "ls", "ls_contrastive"]
@@ -30,7 +32,11 @@ ABOUT = {"images": 500, "epochs": 2, "training_images": 900, "kwargs": {}, "reci
 
 @pytest.fixture
 def rows() -> pd.DataFrame:
-    return committed().table("smoothing")
+    """Every table's rows; seeds differ."""
+    rows = TestSmoothing.made()["smoothing"].assign(dataset="made_up", model="vit_micro")
+    for column in ("accuracy", "patch_cosine", "attention_std"):
+        rows[column] += 0.01 * rows["seed"] ** 2
+    return rows
 
 
 @pytest.fixture
@@ -40,7 +46,7 @@ def numbers(rows: pd.DataFrame) -> pd.DataFrame:
 
 def cell(rows: pd.DataFrame, losses: str = "none", depth: int = 12, **keys: Any) -> str:
     """A training's accuracy from its rows of the last layer: "mean ± std"."""
-    where = {"training": "scratch", "removed": "none", "talking_heads": False}
+    where = {"training": "scratch", "changed": "none", "talking_heads": False}
     where |= {"losses": losses, "num_layers": depth, "layer": depth} | keys
     values = 100 * rows[chosen(rows, where)]["accuracy"]
     return f"{values.mean():.2f} ± {values.std():.2f}"
@@ -55,8 +61,7 @@ def test_cells_of_table_1(rows: pd.DataFrame, numbers: pd.DataFrame) -> None:
         assert [mark == "yes" for mark in row[:3]] == [name in losses for name in names]
         expected = [f"{TABLE1[losses]:.1f}", cell(rows, losses), cell(rows, losses, 24)]
         assert list(row[3:6]) == expected
-    marks = ["–", "dot products", "–", f"{TABLE1['contrastive']:.1f}"]
-    assert list(table.iloc[7, :5]) == [*marks, cell(rows, "contrastive_dot")]
+    assert list(table.iloc[7, :5]) == ["–", "cosines", "–", "–", cell(rows, "contrastive_cosines")]
     last = rows[(rows["layer"] == 12) & (rows["training"] == "scratch")]
     cosine = last[(last["losses"] == "cosine") & (last["num_layers"] == 12)]["patch_cosine"]
     text = f"{cosine.mean():.2f} ± {cosine.std():.2f}"
@@ -69,39 +74,49 @@ def test_cells_of_table_3(rows: pd.DataFrame, numbers: pd.DataFrame) -> None:
     mixing = ["224", "12", "–", "yes", "–", "300", "82.4", cell(rows, "mixing")]
     assert list(table.iloc[1]) == mixing
     talking = cell(rows, BEST, talking_heads=True)
-    assert list(table["here"][3:]) == [cell(rows, BEST), talking, "not run", "not run"]
+    deep = cell(rows, BEST, 24, talking_heads=True)
+    assert list(table["here"][3:]) == [cell(rows, BEST), talking, "not run", deep]
     other = rows[rows["num_layers"] == 12].copy()
     other[["num_layers", "layer"]] -= 6
-    other.loc[other["talking_heads"], "losses"] = "cosine"
     table = ablation_table(smoothing_numbers(other))
-    assert list(table.iloc[-1]) == ["–", "– (here: 6)", "yes", "–", "–", "yes", "–", "–", talking]
-    assert list(table["D"][-3:-1]) == ["12 (here: 6)", "24"]
-    assert table.iloc[4]["here"] == "not run"
+    assert list(table["D"][-2:]) == ["12 (here: 6)", "24"]
+
+
+def test_cells_of_table_5(rows: pd.DataFrame, numbers: pd.DataFrame) -> None:
+    """The whole recipe's drop path is no change."""
+    expected = []
+    for losses, changed in product(("mixing", BEST), ("none", "drop_path_0.5", "drop_path_0.75")):
+        expected.append(cell(rows, losses, 24, changed=changed, talking_heads=True))
+    table = drop_path_table(numbers, 0.1)
+    assert list(table["here"]) == expected
+    assert list(table.iloc[3])[:4] == ["yes", "yes", "0.10", "82.0"]
+    other = drop_path_table(numbers, 0.75)
+    assert list(other["here"][:3]) == ["not run", expected[1], expected[0]]
 
 
 def test_cells_of_table_4(rows: pd.DataFrame, numbers: pd.DataFrame) -> None:
     table = recipe_table(numbers, BEST).set_index("Model")
     for name, published, keys in (
         ("Standard", ["81.7", "82.9"], {}),
-        ("- Drop Path", ["3.4", "80.4"], {"removed": "drop_path"}),
+        ("- Drop Path", ["3.4", "80.4"], {"changed": "without_drop_path"}),
         ("+ Depth (24 Layer)", ["77.3", "83.3"], {"depth": 24}),
     ):
         ours = [cell(rows, losses, **keys) for losses in ("none", BEST)]  # type: ignore[arg-type]
         assert list(table.loc[name]) == [*published, *ours]
-    assert list(table.loc["- Mixup"])[2:] == ["not run", "not run"]
+    assert list(table.loc["- CutMix"]) == ["–", "–", "not run", "not run"]
     other = recipe_table(numbers, "cosine").iloc[0]
     assert other["here Ours"] == cell(rows, "cosine")
     only_12 = numbers[numbers["num_layers"] == 12]
     assert match_depths(only_12) == {12: 12, 24: None}
-    assert recipe_table(only_12, BEST).iloc[-1]["here DEIT"] == "not run"
+    assert recipe_table(only_12, BEST)["here DEIT"][5] == "not run"
     shallow = numbers.assign(num_layers=numbers["num_layers"] // 6)
-    assert recipe_table(shallow, BEST).iloc[-1]["Model"] == "+ Depth (24 Layer, here: 4)"
+    assert recipe_table(shallow, BEST)["Model"][5] == "+ Depth (24 Layer, here: 4)"
 
 
 def test_tables_are_written(rows: pd.DataFrame, tmp_path: Path) -> None:
     """Numbers that the table shows as csv; its texts with the caption as md and tex."""
     captions = write_smoothing_tables(rows, tmp_path, BEST, ABOUT)
-    lengths = {1: 32, 3: 5, 4: 6}
+    lengths = {1: 32, 3: 6, 4: 12, 5: 6}
     for (number, length), caption in zip(lengths.items(), captions.values(), strict=True):
         name = f"smoothing_table{number}"
         assert caption in (tmp_path / f"{name}.md").read_text()
@@ -114,7 +129,8 @@ def test_what_was_not_run_is_said(rows: pd.DataFrame, tmp_path: Path) -> None:
         write_smoothing_tables(some, tmp_path, BEST, ABOUT)
         assert pd.read_csv(tmp_path / "smoothing_table1.csv").empty
         numbers = smoothing_numbers(some)
-        for table in (losses_table(numbers), ablation_table(numbers), recipe_table(numbers, BEST)):
+        tables = [losses_table(numbers), ablation_table(numbers), recipe_table(numbers, BEST)]
+        for table in (*tables, drop_path_table(numbers, 0.1)):
             ours = [column for column in table if "here" in column or "cosine, " in column]
             assert set(table[ours].to_numpy().flat) == {"not run"}
     alone = rows[(rows["seed"] == 0) & (rows["losses"] == "none")]
@@ -129,8 +145,8 @@ def figures(params: Params, tmp_path: Path) -> DrawnFigures:
 
 def test_lines_are_means_over_the_seeds(rows: pd.DataFrame, figures: DrawnFigures) -> None:
     """A panel a depth with a line a sum of losses and one of random initialisations; accuracies."""
-    draw_smoothing(figures, rows, ABOUT)
-    plain = rows[(rows["removed"] == "none") & ~rows["talking_heads"]]
+    draw_smoothing(figures, rows, ABOUT, 10)
+    plain = rows[(rows["changed"] == "none") & ~rows["talking_heads"]]
     lines = [("scratch", losses) for losses in LOSSES] + [("untrained", "none")]
     for measure, (panel, depth) in product(MEASURES, enumerate((12, 24))):
         axis = figures.drawn[measure.figure].axes[panel]
@@ -150,7 +166,7 @@ def test_lines_are_means_over_the_seeds(rows: pd.DataFrame, figures: DrawnFigure
     assert len(points) == 2 * len(VARIANTS)
     for line, *_ in points:
         order = "arbitrary" if line.get_markerfacecolor() == "white" else "sequential"
-        variant = VARIANTS[int(line.get_ydata()[0])]
+        variant = VARIANTS[round(line.get_ydata()[0])]
         assert line.get_xdata()[0] == pytest.approx(100 * accuracies[variant, order])
 
 
@@ -162,7 +178,7 @@ DEPTHS = {"smoothing_cosine", "smoothing_attention"}
     [
         ({"training": ["scratch", "untrained"]}, DEPTHS),
         ({"training": VARIANTS}, {"smoothing_orders"}),
-        ({"removed": ["drop_path"]}, set()),
+        ({"changed": ["without_drop_path"]}, set()),
         ({"seed": [1], "losses": ["none"], "order": ["sequential"]}, DEPTHS | {"smoothing_orders"}),
         ({"attention_std": [np.nan]}, {"smoothing_cosine", "smoothing_orders"}),
     ],
@@ -175,7 +191,7 @@ def test_figures_without_rows_are_left_out(
             rows = rows.assign(attention_std=np.nan)
         else:
             rows = rows[rows[column].isin(values)]
-    captions = draw_smoothing(figures, rows, ABOUT)
+    captions = draw_smoothing(figures, rows, ABOUT, 10)
     assert figures.drawn.keys() == drawn
     assert len(captions) == len(drawn)
 
