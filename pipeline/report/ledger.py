@@ -218,33 +218,34 @@ def judge(evidence: Evidence) -> dict[str, Any]:
         measures = paper.import_reader("measures").MEASURES
         for claim in stated.claims:
             entries.append(judge_claim(claim, measures, evidence))
-    for family in families({"claims": entries}).values():
-        _correct(family)
     head = ("dataset", "model", "scale", "protocol", "seeds", "latin")
-    return {key: evidence.cell[key] for key in head} | {
+    ledger = {key: evidence.cell[key] for key in head} | {
         "interval": METHOD,
         "rules": " ".join(filter(None, (load_claims(paper).rules for paper in evidence.papers))),
         "claims": entries,
     }
+    correct(ledger)
+    return ledger
 
 
 def families(ledger: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The entries of the papers' claims and of our own questions, by FAMILIES."""
-    names = dict(zip((False, True), FAMILIES, strict=True))
+    published, own = FAMILIES
     return {
-        name: [entry for entry in ledger["claims"] if entry["own"] == own]
-        for own, name in names.items()
+        published: [entry for entry in ledger["claims"] if not entry["own"]],
+        own: [entry for entry in ledger["claims"] if entry["own"]],
     }
 
 
-def _correct(family: list[dict[str, Any]]) -> None:
-    """Add to the entries what is left of their verdicts after Holm's correction in the family."""
-    with_p = [entry for entry in family if entry["p"] is not None]
-    for entry in family:
-        entry["corrected"] = entry["verdict"]
-    for entry, p in zip(with_p, holm([entry["p"] for entry in with_p]), strict=True):
-        if p > 1 - LEVEL:
-            entry["corrected"] = UNDECIDED
+def correct(ledger: dict[str, Any]) -> None:
+    """Add to the entries what is left of their verdicts after Holm's correction of each family."""
+    for family in families(ledger).values():
+        with_p = [entry for entry in family if entry["p"] is not None]
+        for entry in family:
+            entry["corrected"] = entry["verdict"]
+        for entry, p in zip(with_p, holm([entry["p"] for entry in with_p]), strict=True):
+            if p > 1 - LEVEL:
+                entry["corrected"] = UNDECIDED
 
 
 def headline(ledger: dict[str, Any], shown: Collection[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pipeline.config.paper import Paper
 from pipeline.report.claims import Claim, ClaimFile, load_claims
 from tests.conftest import ALL_CLAIMS, ROOT
 
-RULES_KNOWN = "6499472857b1d4e3"
+RULES_KNOWN = "2689488e8568f880"
 # Papers of which there is no text, or none at hand that a quote could be compared with.
 WITHOUT_QUOTES = ("painters", "nodes")
 
@@ -62,7 +62,7 @@ def test_a_result_could_contradict_it(claim: Claim) -> None:
 
 @pytest.mark.parametrize("quote", sorted({claim.quote for claim in ALL_CLAIMS if claim.quote}))
 def test_a_quote_is_short_and_says_where_it_was_shortened(quote: str) -> None:
-    assert 20 < len(quote) <= 330
+    assert 20 < len(quote) <= 400
     assert quote == " ".join(quote.split())
     assert quote[0].isupper() or quote.startswith("[...] ")
     assert quote.endswith((".", ")", "[...]"))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from scipy.stats import ttest_1samp
 
 from docs.pooled import Pooled
@@ -19,7 +20,7 @@ from papers import PAPERS
 from pipeline.errors import UserError
 from pipeline.report.claims import Claim
 from pipeline.report.comparison import changes, moved, read_cells, same_cell
-from pipeline.report.evidence import Counts, Evidence
+from pipeline.report.evidence import Counts, Evidence, NotComparable, refuse_ceiling
 from pipeline.report.ledger import (
     FAILS,
     HOLDS,
@@ -27,6 +28,8 @@ from pipeline.report.ledger import (
     NOT_RUN,
     UNDECIDED,
     WEAKER,
+    correct,
+    decided_differently,
     judge,
     judge_claim,
     markdown,
@@ -99,6 +102,56 @@ def test_an_effect_within_the_margin_is_none(
     entry = judged(values, **({"holds": (0, INF)} | keys))
     assert entry["verdict"] == verdict
     assert reason in entry["reason"]
+
+
+@pytest.mark.parametrize(
+    ("effect", "where"),
+    [((4, 5), "below"), ((3, 9), "inside"), ((0, 9), "inside"), ((0, 1), "above"), (None, None)],
+)
+def test_a_published_effect_lies_inside_the_interval_or_not(effect: Any, where: str | None) -> None:
+    """Of 2.75 to 3.25 here. It is enough that one of the published figures does."""
+    assert judged([2.9, 3, 3.1], holds=(0, INF), effect=effect)["effect"] == where
+
+
+def test_values_at_a_ceiling_are_not_compared() -> None:
+    best, good, none = np.array([0.995, 1]), np.array([0.9, 1]), np.array([0.001, 0.002])
+    refuse_ceiling(best, good, above=0.99)
+    refuse_ceiling(good, none, below=0.01)
+    with pytest.raises(NotComparable):
+        refuse_ceiling(best, best, above=0.99)
+    with pytest.raises(NotComparable):
+        refuse_ceiling(none, none, below=0.01)
+
+
+def test_each_family_is_corrected_by_itself() -> None:
+    """A p of 0.02 survives alone, and not among three."""
+    entries: list[dict[str, Any]] = [{"own": True, "p": None, "verdict": NOT_RUN}]
+    for own in (True, False, False, False):
+        entries.append({"own": own, "p": 0.02, "verdict": HOLDS})
+    correct({"claims": entries})
+    corrected = [entry["corrected"] for entry in entries]
+    assert corrected == [NOT_RUN, HOLDS, UNDECIDED, UNDECIDED, UNDECIDED]
+
+
+def test_what_ledgers_decide_differently() -> None:
+    def ledger(**verdicts: str) -> dict[str, Any]:
+        return {"claims": [{"id": name, "verdict": word} for name, word in verdicts.items()]}
+
+    here = ledger(a=HOLDS, b=HOLDS, c=UNDECIDED, d=HOLDS, e=NOT_RUN)
+    there = ledger(a=FAILS, b=UNDECIDED, c=HOLDS, d=WEAKER, e=HOLDS, gone=HOLDS)
+    third = ledger(c=FAILS)
+    different = decided_differently(here, there, third)
+    assert [entries[0]["id"] for entries in different if entries[0]] == ["a", "c", "d"]
+    assert [entry and entry["verdict"] for entry in different[1]] == [UNDECIDED, HOLDS, FAILS]
+    assert different[0][2] is None
+    with_table = markdown(judge(Evidence(RESULTS)), str, {})
+    assert "What the cells decide differently" in with_table
+
+
+def test_figures_are_made_anew_when_a_cell_changes() -> None:
+    deps = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["paper-figures"]["deps"]
+    cells = [dep for dep in deps if dep.startswith("results/cells/")]
+    assert cells == [f"results/cells/{cell.name}/claims.json" for cell in CELLS]
 
 
 def test_the_other_arguments_give_what_is_subtracted() -> None:
