@@ -295,7 +295,7 @@ def subset(
 
 def show_table(file: Path) -> None:
     """Print a table1.csv in the paper's form."""
-    from papers.layershuffle.tables import TABLE1, paper_table
+    from papers.layershuffle.tables import TABLE1, others_table, paper_table
     from pipeline.errors import UserError
     from pipeline.jobs.rows import read_rows
 
@@ -307,9 +307,9 @@ def show_table(file: Path) -> None:
         raise UserError(
             f"{file}: found no column {missing[0]!r}, accepted: a table1.csv of the pipeline"
         )
-    print_table(
-        paper_table(rows), "Top-1 validation accuracy in %, mean ± standard deviation over seeds"
-    )
+    title = "Top-1 validation accuracy in %, mean ± standard deviation over seeds"
+    print_table(paper_table(rows), title)
+    print_table(others_table(rows), "Beside the paper's approaches, in %")
 
 
 def print_table(paper: "pd.DataFrame", title: str) -> None:

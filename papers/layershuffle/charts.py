@@ -3,6 +3,7 @@
 import pandas as pd
 
 from papers.layershuffle.labels import CONTROLS, label
+from papers.layershuffle.section import ALL, MISLED
 from pipeline.report.charts import (
     ORDERS,
     SPREAD,
@@ -54,7 +55,7 @@ def charts(results: Results) -> Charts:
         shown.append(Chart(title, SPREAD, "samplers.csv", spec))
     table = Grid("Table 1: top-1 accuracy (%)", "table1.csv", "variant", "order")
     headline = table._replace(
-        title="LayerShuffle: top-1 accuracy (%)", only=("baseline", "ls", "ls_batch")
+        title="LayerShuffle: top-1 accuracy (%)", only=("baseline", "ls", "ls_latin")
     )
     pictures = [
         Picture("The approaches (figures 1a, 2 and 3)", "approaches", "Approaches"),
@@ -65,8 +66,9 @@ def charts(results: Results) -> Charts:
 
 
 def _kept(rows: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy in % by layers kept, without controls, the paper's method in front."""
-    rows = rows[~rows["variant"].isin(CONTROLS)]
+    """Accuracy in % by layers kept at random, without controls, the paper's method in front."""
+    rows = rows[~rows["variant"].isin(CONTROLS) & (rows["keep"] > 0)]
+    rows = rows[~rows["variant"].str.endswith(MISLED) & rows["choose"].isin(["random", ALL])]
     std = rows["std"].fillna(0.0)  # one seed has none
     rows = rows.assign(
         variant=rows["variant"].map(label),

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from papers.layershuffle.labels import CONTROLS, label
-from papers.layershuffle.tables import CELLS, PUBLISHED, our_row, published_row
+from papers.layershuffle.labels import label
+from papers.layershuffle.tables import (
+    CELLS,
+    PUBLISHED,
+    PUBLISHED_VARIANTS,
+    our_row,
+    published_row,
+)
 from pipeline.errors import UserError
 from pipeline.files import reading
 from pipeline.jobs.rows import parse_rows
@@ -93,7 +99,8 @@ def paper_form(table: pd.DataFrame) -> pd.DataFrame:
     models and data sets at scale `published`), each with our row below. Missing cells say
     "not run".
     """
-    table = table[~table["variant"].isin(CONTROLS)]
+    shown = (*PUBLISHED_VARIANTS, "layerdrop", "ls_latin")
+    table = table[table["variant"].isin(shown)]
     rows_of = dict(iter(table.groupby([*CELL, "order"], sort=False)))
     names = [label(variant) for variant in dict.fromkeys(table["variant"])]
 

@@ -1,5 +1,6 @@
 """The names of LayerShuffle's variants."""
 
+from papers.layershuffle.section import LOGISTIC, MISLED
 from pipeline.config.paper import find_label
 
 LABELS = {
@@ -7,15 +8,19 @@ LABELS = {
     "ls_pos": "LS-pos",
     "ls_pred": "LS-pred",
     "layerdrop": "LayerDrop",
-    "ls_contrastive": "LS-contrastive",
-    "ls_batch": "LS, one order a batch",
+    "ls_pred_mean": "LS-pred, averaged loss",
+    "ls_latin": "LS, Latin orders",
     "ls_sample": "LS, an order a sample",
-    "ls_pred_batch": "LS-pred, one order a batch",
-    "ls_pred_sum": "LS-pred, summed loss",
+    "ls_contrastive": "LS-contrastive",
+    "ls_first": "LS, first layer in place",
+    "shared": "one layer repeated",
+    "parallel": "layers side by side",
+    LOGISTIC: "logistic regression",
+    f"ls_pos{MISLED}": "LS-pos, told wrong positions",
 }
-# Variants that differ from another in what an order is drawn for, or in a weight alone.
-# The figures of variants do without them.
-CONTROLS = ("ls_batch", "ls_sample", "ls_pred_batch", "ls_pred_sum")
+# Variants that differ from another in how an order is drawn or in a weight alone, and floors: what
+# needs no depth or no order. The figures of variants do without them.
+CONTROLS = ("ls_sample", "ls_pred_mean", "ls_first", "shared", "parallel")
 
 
 def label(variant: str) -> str:

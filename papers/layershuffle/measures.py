@@ -6,23 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from lsvit.routes import ORDERS, Order
+from papers.layershuffle.floors import DEPTH, describe_lead, find_lead, is_as_good
 from papers.layershuffle.labels import label
 from papers.layershuffle.tables import CELLS
 from pipeline.config.variant import BASELINE, PRETRAINED
-from pipeline.report.evidence import Evidence, NothingToTell, NotRun
+from pipeline.report.evidence import Evidence, NotComparable, NothingToTell, NotRun
 from pipeline.report.statistics import Estimate, from_error
-
-
-def trained(e: Evidence, variant: str, latin: bool | None) -> str:
-    """The variant that was trained with this form of orders, of any if `latin` is None.
-
-    Raises:
-        NotRun: `latin`, but the variant was not trained with Latin orders.
-    """
-    has_latin = variant in e.cell["latin"]
-    if latin and not has_latin:
-        raise NotRun(f"{label(variant)} was not trained with Latin orders")
-    return f"{variant}_batch" if has_latin and latin is False else variant
 
 
 def accuracy(
@@ -30,20 +19,20 @@ def accuracy(
     variant: str,
     order: Order,
     keep: int | None = None,
-    latin: bool | None = None,
+    choose: str = "random",
     family: str = "",
 ) -> np.ndarray:
     """Accuracy with `keep` layers, by default all.
 
     Args:
         e: the results.
-        variant: of params.yaml.
+        variant: of params.yaml, or logistic regression, which has no order of layers.
         order: of the layers.
         keep: number of layers.
-        latin: whether it is about the variant as trained with Latin orders, or with one a batch.
+        choose: which layers are kept.
         family: of models that it is about; their presets' names begin with it.
     """
-    accuracies = e.accuracy(trained(e, variant, latin), order, keep)
+    accuracies = e.accuracy(variant, order, keep, choose)
     if family and not e.cell["model"].startswith(f"{family.lower()}_"):
         raise NotRun(f"the claim is about {family}")
     return accuracies
@@ -64,20 +53,19 @@ def layerdrop_lead(e: Evidence, keep: int) -> np.ndarray:
     return e.accuracy("layerdrop", "sequential", keep) - e.accuracy("ls", "sequential", keep)
 
 
-def position_accuracy(e: Evidence, variant: str, latin: bool | None = None) -> np.ndarray:
+def position_accuracy(e: Evidence, variant: str) -> np.ndarray:
     """How often a variant names a layer's position under arbitrary orders, in %."""
-    rows = e.evaluations(trained(e, variant, latin), "arbitrary", None)
-    what = f"{label(variant)}'s position accuracy"
-    return 100 * e.by_seed(rows, "position_accuracy", what)
+    rows = e.evaluations(variant, "arbitrary", None)
+    return 100 * e.by_seed(rows, "position_accuracy", f"{label(variant)}'s position accuracy")
 
 
-def distances(e: Evidence, variant: str, latin: bool | None = None) -> np.ndarray:
+def distances(e: Evidence, variant: str) -> np.ndarray:
     """Distance of each seed's accuracy under arbitrary orders from the seeds' median.
 
     Raises:
         NotRun: fewer than four seeds, whose distances follow from each other too much.
     """
-    values = e.accuracy(trained(e, variant, latin), "arbitrary")
+    values = e.accuracy(variant, "arbitrary")
     if len(values) < 4:
         raise NotRun(f"{len(values)} seeds: how much they differ takes at least 4")
     return np.abs(values - np.median(values))
@@ -86,6 +74,29 @@ def distances(e: Evidence, variant: str, latin: bool | None = None) -> np.ndarra
 def share_left(e: Evidence, variant: str, order: Order, keep: int | None = None) -> np.ndarray:
     """Accuracy above chance in % of that with all layers in the original order."""
     return e.excess(e.accuracy(variant, order, keep), e.accuracy(variant, "sequential"))
+
+
+def robustness_lead(e: Evidence) -> np.ndarray:
+    """What random orders leave of LS minus what they leave of the baseline or of LayerDrop.
+
+    Of these two that which keeps more.
+    """
+    others = [share_left(e, variant, "arbitrary") for variant in (BASELINE, "layerdrop")]
+    return share_left(e, "ls", "arbitrary") - np.max(others, axis=0)
+
+
+def require_depth(e: Evidence) -> None:
+    """Check that the data need the depth that claims on layers left out are about.
+
+    Raises:
+        NotComparable: the first three layers, refined alone, are as good as all.
+    """
+    lead = find_lead(e.table("prune_eval"), DEPTH)
+    if lead and is_as_good(lead):
+        raise NotComparable(
+            "a floor is as good: all layers are "
+            f"{describe_lead(lead)} points above the first three, refined alone"
+        )
 
 
 def ahead_of_start(e: Evidence) -> np.ndarray:
@@ -151,12 +162,25 @@ def refit(e: Evidence, order: Order, keep: int) -> np.ndarray:
 
 def refit_lead(e: Evidence) -> np.ndarray:
     """refit-k's smallest lead over LS and LayerDrop with 3 and 6 layers, in the original order."""
+    require_depth(e)
     leads = []
     for keep in (3, 6):
         for variant in ("ls", "layerdrop"):
             own = refit(e, "sequential", keep)
             leads.append(own - e.accuracy(variant, "sequential", keep))
     return np.min(leads, axis=0)
+
+
+def refit_against_layerdrop(e: Evidence, keep: int) -> np.ndarray:
+    """refit-k minus LayerDrop with k layers, in the original order."""
+    require_depth(e)
+    return refit(e, "sequential", keep) - e.accuracy("layerdrop", "sequential", keep)
+
+
+def pruned_share_left(e: Evidence, variant: str, keep: int) -> np.ndarray:
+    """What fewer layers leave of a variant's accuracy in the original order, see share_left."""
+    require_depth(e)
+    return share_left(e, variant, "sequential", keep)
 
 
 def refit_left(e: Evidence) -> np.ndarray:
@@ -198,7 +222,7 @@ def analysed(e: Evidence, model: str, number: str, of: str = "seeds") -> np.ndar
     Every image of the analysis has an order of its own.
     """
     analysis = e.read("analysis")
-    if model not in analysis["models"]:
+    if number not in analysis["models"].get(model, {}):
         raise NotRun(f"the analysis of {label(model)} is not among the results")
     e.orders.append(analysis["images"])
     return np.array(list(analysis["models"][model][number][of].values()))
@@ -257,14 +281,16 @@ MEASURES = {
         worst_accuracy,
         layerdrop_lead,
         distances,
-        position_accuracy,
         share_left,
+        robustness_lead,
         ahead_of_start,
         positions_named,
         last_gain,
         smallest_gain,
         farthest_from,
         refit_lead,
+        refit_against_layerdrop,
+        pruned_share_left,
         refit_left,
         layerdrop_left,
         without_trained_order,

@@ -6,7 +6,9 @@ import pandas as pd
 import yaml
 
 from lsvit.routes import ORDERS, count_routes
-from papers.layershuffle.labels import CONTROLS, label
+from papers.layershuffle.floors import FLOORS, describe_lead, find_lead, is_as_good
+from papers.layershuffle.labels import label
+from papers.layershuffle.section import LOGISTIC
 from pipeline.config.params import Params
 from pipeline.config.variant import BASELINE
 from pipeline.jobs.rows import seed_means, write_results
@@ -34,6 +36,8 @@ CELLS = {  # (data-set preset, model preset) -> the paper's names of the cell
     ("cifar100", "vit_b16"): ("CIFAR-100", "ViT-B/16"),
     ("cifar100", "deit_b16"): ("CIFAR-100", "DeiT-B dist."),
 }
+CHANCE = {"ImageNet": 0.1, "CIFAR-100": 1.0}  # accuracy in % of guessing
+WAY = "way"  # from chance to the baseline in original order: 1 is as far as the baseline
 
 
 def read_published() -> dict[tuple[str, str, str], tuple[tuple[float, float], ...]]:
@@ -86,10 +90,11 @@ def differences(rows: pd.DataFrame) -> pd.DataFrame:
     variants = list(dict.fromkeys(rows["variant"]))
     records = []
     for order in ORDERS:
+        measured = means[order].dropna().index.get_level_values("variant")
         for reference in (BASELINE, "ls"):
             if reference not in variants:
                 continue
-            for variant in variants:
+            for variant in dict.fromkeys(measured):
                 if variant in (BASELINE, reference):
                     continue
                 paired = means.loc[variant][order] - means.loc[reference][order]
@@ -106,24 +111,101 @@ def sort_by_order(cells: pd.DataFrame) -> pd.DataFrame:
     return full.sort_values("order", kind="stable")
 
 
-def table1(cells: pd.DataFrame) -> pd.DataFrame:
-    """Table 1 as numbers: accuracy as a fraction, every variant, both orders, all layers."""
-    return sort_by_order(cells)[TABLE1].round({"mean": 6, "std": 6})
+def table1(cells: pd.DataFrame, chance: float) -> pd.DataFrame:
+    """Table 1 as numbers: accuracy as a fraction, every variant, both orders, all layers.
+
+    Args:
+        cells: of :func:`pipeline.report.evaluations.summarise`.
+        chance: accuracy of guessing, a fraction.
+    """
+    table = sort_by_order(cells)[TABLE1]
+    is_baseline = (table["variant"] == BASELINE) & (table["order"] == "sequential")
+    baseline = table.loc[is_baseline, "mean"].item()
+    table[WAY] = (table["mean"] - chance) / (baseline - chance)
+    return table.round({"mean": 6, "std": 6, WAY: 6})
 
 
 def paper_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Table 1 in the paper's form, in %: our rows without the controls, then the published ones."""
-    table = table[~table["variant"].isin(CONTROLS)]
+    """Table 1 in the paper's form: our rows and the published ones, of the paper's variants.
+
+    Accuracy in %, and below it how far that is from chance to the baseline in original order.
+    """
+    table = table[table["variant"].isin(PUBLISHED_VARIANTS)]
     cell = ["data", "model", "order"]
     records = []
+    ways = []
     keys = ["dataset", "model", "order"]
     for key, rows in table.groupby(keys, sort=False, observed=True):
-        records.append({"source": "ours"} | dict(zip(cell, key, strict=True)) | our_row(rows))
+        head = dict(zip(cell, key, strict=True))
+        records.append({"source": "ours"} | head | our_row(rows))
+        if WAY in rows:
+            texts = {label(row.variant): f"{100 * row.way:.1f}" for row in rows.itertuples()}
+            ways.append({"source": "ours, % of the way"} | head | texts)
+    records += ways
     for key in PUBLISHED:
         head = {"source": "published"} | dict(zip(cell, key, strict=True))
         records.append(head | published_row(*key))
+    for key in PUBLISHED:
+        head = {"source": "published, % of the way"} | dict(zip(cell, key, strict=True))
+        records.append(head | published_way(*key))
     columns = ["source", *cell, *map(label, dict.fromkeys(table["variant"]))]
     return pd.DataFrame(records, columns=columns).fillna(ABSENT)
+
+
+def others_table(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of Table 1 that the paper's has not: other variants and floors, a row each, in %."""
+    table = table[~table["variant"].isin(PUBLISHED_VARIANTS)]
+    records = []
+    for variant in dict.fromkeys(table["variant"]):
+        record = {"model": label(variant)}
+        for row in table[table["variant"] == variant].to_dict("records"):
+            order = f"{row['order']} order"
+            record[order] = cell_text(100 * row["mean"], 100 * row["std"])
+            if WAY in row:
+                record[f"{order}, % of the way"] = f"{100 * row[WAY]:.1f}"
+        records.append(record)
+    columns = [f"{order} order{unit}" for unit in ("", ", % of the way") for order in ORDERS]
+    return pd.DataFrame(records, columns=["model", *columns]).fillna(ABSENT)
+
+
+def floors_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Leads of models over their floors, a row each, and what that leaves to judge."""
+    records = []
+    for floor in FLOORS:
+        lead = find_lead(rows, floor)
+        if lead is None:
+            continue
+        judged = "yes"
+        if is_as_good(lead):
+            judged = f"no: {floor.unjudged}"
+            if floor.claims:
+                judged += f" ({', '.join(floor.claims)})"
+        records.append(
+            {
+                "model": f"{label(floor.model)}, {floor.order} order",
+                "floor": label(floor.floor),
+                "lead in points": describe_lead(lead),
+                "can be judged": judged,
+            }
+        )
+    return pd.DataFrame(records)
+
+
+def describe_regression(rows: pd.DataFrame) -> str:
+    """How the logistic regression was fitted, where there is one."""
+    fitted = rows.loc[rows["variant"] == LOGISTIC, "route"]
+    return CAPTIONS["table1_regression"].format(fitted.iloc[0]) if len(fitted) else ""
+
+
+def describe_first_layer(samplers: pd.DataFrame) -> str:
+    """LS and LS refined with its first layer in place, both run with it in place; maybe nothing."""
+    if samplers.empty:
+        return ""
+    rows = samplers[samplers["sampler"] == "fix_first 1"]
+    means = 100 * rows.groupby("variant")["accuracy"].mean()
+    if not {"ls", "ls_first"} <= set(means.index):
+        return ""
+    return CAPTIONS["table1_first_layer"].format(ls=means["ls"], ls_first=means["ls_first"])
 
 
 def our_row(rows: pd.DataFrame) -> dict[str, str]:
@@ -140,9 +222,21 @@ def published_row(dataset: str, model: str, order: str) -> dict[str, str]:
     return {label(variant): cell_text(*cell) for variant, cell in cells}
 
 
+def published_way(dataset: str, model: str, order: str) -> dict[str, str]:
+    """Published accuracies in % of the way from chance to the baseline in original order."""
+    chance = CHANCE[dataset]
+    baseline = PUBLISHED[dataset, model, "sequential"][0][0]
+    texts = {}
+    for variant, (mean, _) in zip(
+        PUBLISHED_VARIANTS, PUBLISHED[dataset, model, order], strict=True
+    ):
+        texts[label(variant)] = f"{100 * (mean - chance) / (baseline - chance):.1f}"
+    return texts
+
+
 def table_caption(cells: pd.DataFrame) -> str:
     """Say what the numbers of Table 1 are."""
-    full = cells[cells["full"] & ~cells["variant"].isin(CONTROLS)]
+    full = cells[cells["full"] & cells["variant"].isin(PUBLISHED_VARIANTS)]
     arbitrary = full[full["order"] == "arbitrary"]
     existing = [count_routes(keep, keep, "arbitrary") for keep in arbitrary["keep"]]
     all_orders = arbitrary[arbitrary["orders"] == existing]
@@ -242,9 +336,20 @@ def write(results: Results, params: Params) -> dict[str, str]:
     cells = summarise(rows)
     folder = results.folder
     write_results(cells.drop(columns="full").round(6), folder / "figure1.csv")
-    table = table1(cells)
+    table = table1(cells, results.chance / 100)
     caption = table_caption(cells)
     write_table(table, paper_table(table), caption, folder, "table1", "layershuffle")
+    page = folder / "table1.md"
+    floors = floors_table(rows)
+    page.write_text(
+        CAPTIONS["table1_page"].format(
+            paper=page.read_text(),
+            others=others_table(table).to_markdown(index=False, disable_numparse=True),
+            floors=floors.to_markdown(index=False, disable_numparse=True),
+            first_layer=describe_first_layer(results.table("samplers")),
+            regression=describe_regression(rows),
+        )
+    )
     write_statistics(cells, rows, folder)
     write_protocols(results.table("protocols"), folder)
     return {"Table 1": caption}

@@ -85,6 +85,8 @@ def measure(spec: dict[str, Any]) -> pd.DataFrame | None:
         return None
     rows = read_rows(file)
     rows = rows[rows["variant"] == spec["name"]]
+    if "choose" in rows:  # the card has one reading of which layers are kept
+        rows = rows[rows["choose"].isin(["all", "random"])]
     own = rows[rows["seed"] == spec["seed"]]
     if own.empty:
         return None

@@ -7,7 +7,7 @@ from papers.layershuffle import PAPER
 from papers.layershuffle.measures import regained
 from papers.layershuffle.tables import CELLS, PUBLISHED, PUBLISHED_VARIANTS
 from pipeline.report.claims import load_claims
-from pipeline.report.ledger import HOLDS, NOT_RUN
+from pipeline.report.ledger import FAILS, HOLDS, NOT_COMPARABLE, NOT_RUN
 from tests.papers.claim_suite import judged, made_up
 
 
@@ -36,20 +36,42 @@ def test_a_claim_about_a_family_is_judged_on_its_models(model: str, judged_claim
 def test_few_seeds_do_not_tell_how_much_seeds_differ(seeds: int) -> None:
     """Of two, distances from the median are equal: their differences have no spread at all."""
     batch, latin = [40.0, 60.0, 45.0, 55.0], [50.0, 51.0, 50.5, 50.2]
-    rows = refined({"ls_batch": batch[:seeds], "ls": latin[:seeds]})
-    entry = judged(PAPER, "latin.spread", made_up({"prune_eval": rows}, latin=["ls"]))
+    rows = refined({"ls": batch[:seeds], "ls_latin": latin[:seeds]})
+    entry = judged(PAPER, "latin.spread", made_up({"prune_eval": rows}))
     assert (entry["verdict"] == NOT_RUN) == (seeds < 4)
 
 
-@pytest.mark.parametrize("latin", [[], ["ls"]])
-def test_forms_of_orders_are_told_apart(latin: list[str]) -> None:
-    """The paper's LS has one order a batch; claims about Latin orders need a training with them."""
-    rows = refined({"ls": [60.0, 60.1], "ls_batch": [50.0, 50.1], "baseline": [20.0, 20.1]})
-    evidence = made_up({"prune_eval": rows}, latin=latin)
-    gain = judged(PAPER, "s4.1.gain.batch", evidence)["measured"]["mean"]
-    assert gain == pytest.approx(30 if latin else 40)
-    verdict = judged(PAPER, "latin.arbitrary", evidence)["verdict"]
-    assert verdict == (HOLDS if latin else NOT_RUN)
+@pytest.mark.parametrize(
+    ("choose", "lead", "verdict"),
+    [("random", 5, HOLDS), ("first", -5, FAILS), ("spaced", 6, HOLDS)],
+)
+def test_each_choice_of_layers_is_judged_on_its_rows(
+    choose: str, lead: float, verdict: str
+) -> None:
+    frames = []
+    for name, ahead in (("random", 5), ("first", -5), ("spaced", 6)):
+        rows = refined({"ls": [50.0 + ahead, 50.1 + ahead], "layerdrop": [50.0, 50.0]})
+        frames.append(rows.assign(keep=3, choose=name, order="sequential"))
+    whole = refined({"ls": [70.0, 70.0], "layerdrop": [70.0, 70.0]})
+    frames.append(whole.assign(choose="all", order="sequential"))
+    name = "fig1b.keep3" if choose == "random" else f"fig1b.keep3.{choose}"
+    entry = judged(PAPER, name, made_up({"prune_eval": pd.concat(frames)}))
+    assert entry["measured"]["mean"] == pytest.approx(lead + 0.05)
+    assert entry["verdict"] == verdict
+
+
+@pytest.mark.parametrize(("refit_3", "comparable"), [(80.0, True), (84.9, False), (90.0, False)])
+def test_where_three_layers_are_as_good_no_claim_needs_more(
+    refit_3: float, comparable: bool
+) -> None:
+    """All layers have 85 % on average, 84 to 86 %."""
+    whole = {"baseline": [84.0, 86.0, 85.0], "layerdrop": [70.0, 70.0, 70.0]}
+    rows = refined(whole | {"refit_3": [refit_3] * 3, "refit_9": [70.0, 70.1, 70.2]})
+    rows["order"] = "sequential"
+    nine = refined({"layerdrop": [70.0, 70.1, 70.0]}).assign(order="sequential", keep=9)
+    evidence = made_up({"prune_eval": pd.concat([rows, nine])})
+    verdict = judged(PAPER, "fig1b.refit9", evidence)["verdict"]
+    assert verdict == (HOLDS if comparable else NOT_COMPARABLE)
 
 
 def test_orders_of_layers_that_stay_in_place_are_counted() -> None:

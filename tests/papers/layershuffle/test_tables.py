@@ -15,8 +15,11 @@ from papers.layershuffle.grid import collect, write
 from papers.layershuffle.tables import (
     PUBLISHED,
     TABLE1,
+    WAY,
     compare_protocols,
     differences,
+    floors_table,
+    others_table,
     paper_table,
     table1,
     write_protocols,
@@ -88,20 +91,51 @@ def test_protocols_are_compared_seed_by_seed(rows: pd.DataFrame, tmp_path: Path)
 
 
 def test_table1(rows: pd.DataFrame) -> None:
-    table = table1(summarise(rows))
-    assert list(table.columns) == TABLE1
+    table = table1(summarise(rows), 0.1)
+    assert list(table.columns) == [*TABLE1, WAY]
     assert len(table) == 2 * len(VARIANTS)
     own = rows.query("variant == 'ls' and order == 'arbitrary' and keep == 12")["accuracy"].mean()
     ours = table.query("variant == 'ls' and order == 'arbitrary'")["mean"].item()
     assert ours == pytest.approx(own, abs=1e-6)
     paper = paper_table(table)
     assert f"{100 * own:.2f} ±" in paper.query("order == 'arbitrary'")["LS"].iloc[0]
+    way = table.query("variant == 'ls' and order == 'arbitrary'")[WAY].item()
+    baseline = table.query("variant == 'baseline' and order == 'sequential'")["mean"].item()
+    assert way == pytest.approx((own - 0.1) / (baseline - 0.1), abs=1e-5)
+    ways = paper[paper["source"] == "published, % of the way"]
+    cifar = ways[(ways["data"] == "CIFAR-100") & (ways["model"] == "ViT-B/16")]
+    assert cifar["LS"].tolist() == ["71.6", "60.2"]  # (64.43 - 1) / (89.62 - 1), ...
+    others = others_table(table)
+    assert others["model"].tolist() == ["LayerDrop", "refit-3"]
+    assert others["arbitrary order, % of the way"][0] != "–"
     published = paper[paper["source"] == "published"]
     assert len(published) == len(PUBLISHED) == 8
     row = published[(published["data"] == "CIFAR-100") & (published["model"] == "ViT-B/16")]
     assert row["LS-pred"].tolist() == ["60.88 ± 0.76", "53.53 ± 1.45"]
     one_seed = summarise(rows[rows["seed"] == 0])
-    assert "±" not in paper_table(table1(one_seed))["LS"][0]
+    assert "±" not in paper_table(table1(one_seed, 0.1))["LS"][0]
+
+
+def test_a_floor_that_is_as_good_is_said(rows: pd.DataFrame) -> None:
+    """The regression is 5 points below the baseline for every seed, refit-3 equal to it."""
+    full = rows[(rows["variant"] == "baseline") & (rows["keep"] == 12)]
+    full = full[full["order"] == "sequential"]
+    regression = full.assign(variant="logistic_regression", keep=0)
+    regression["accuracy"] -= 0.05
+    three = full.assign(variant="refit_3", keep=3)
+    rows = pd.concat([rows[rows["variant"] != "refit_3"], regression, three])
+    table = floors_table(rows).set_index(["model", "floor"])
+    judged = table["can be judged"]
+    assert judged["baseline, sequential order", "logistic regression"] == "yes"
+    assert "fig1b.refit9" in judged["baseline, sequential order", "refit-3"]
+    lead = table["lead in points"]["baseline, sequential order", "logistic regression"]
+    assert lead == "5.0 [5.0, 5.0]"
+    assert ("sequential", "baseline", "logistic_regression") in differences(rows).set_index(
+        ["order", "minus", "variant"]
+    ).index
+    assert "logistic_regression" not in set(
+        differences(rows).query("order == 'arbitrary'")["variant"]
+    )
 
 
 def test_metrics_for_dvc(rows: pd.DataFrame) -> None:
@@ -114,7 +148,7 @@ def test_metrics_for_dvc(rows: pd.DataFrame) -> None:
 
 def test_grid_in_the_papers_form(rows: pd.DataFrame, tmp_path: Path) -> None:
     """Two data sets by two models, one at two scales, some not run, and a cell of the paper."""
-    one = table1(summarise(rows))
+    one = table1(summarise(rows), 0.1)
     tables = []
     for dataset, model, scale, n in CASES["cells"]:
         tables.append(one.assign(dataset=dataset, model=model, scale=scale, n=n, source="e"))
@@ -149,7 +183,7 @@ def commit() -> str:
 
 def test_cells_are_collected_from_experiments(rows: pd.DataFrame, clone: Path) -> None:
     """The workspace counts first, then the most seeds, each scale apart. No table is no cell."""
-    one = table1(summarise(rows))
+    one = table1(summarise(rows), 0.1)
     table = clone / "results/table1.csv"
     ledger = clone / "results/claims.json"
     ledger.write_text("{}")
@@ -174,7 +208,7 @@ def test_cells_are_collected_from_experiments(rows: pd.DataFrame, clone: Path) -
 @pytest.mark.slow
 def test_without_experiments_the_grid_stays(rows: pd.DataFrame, clone: Path) -> None:
     Repo.init().close()
-    table1(summarise(rows)).to_csv("results/table1.csv", index=False)
+    table1(summarise(rows), 0.1).to_csv("results/table1.csv", index=False)
     (clone / "dvc.yaml").touch()
     grid = clone / "results/grid.md"
     grid.write_text("collected elsewhere")
