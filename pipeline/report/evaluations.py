@@ -12,8 +12,9 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     """Average the rows of prune_eval.csv.
 
     Returns:
-        A row a (data set, model, variant, order, keep, choose). `mean`, `std`, `low`, `high` and `n` are of
-        the seeds' means over their routes, see :class:`pipeline.report.statistics.Estimate`.
+        A row a (data set, model, variant, order, keep, choose). `mean`, `std`, `low`, `high` and
+        `n` are of the seeds' means over their routes, see
+        :class:`pipeline.report.statistics.Estimate`.
         `std_orders` is over the `spread_orders` single routes of one seed, averaged over the seeds.
         `se_images` is the standard error from the finite number of images, of one seed, averaged
         over the seeds; an image's value is its share of correct answers over the single routes.
