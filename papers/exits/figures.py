@@ -63,7 +63,7 @@ def average_exits(rows: pd.DataFrame) -> pd.DataFrame:
         `mean` and `std` of the accuracy in % or, where objects are counted, of the error; `cost` in
         multiply-adds; and `circled`: practical in more than half of the seeds.
     """
-    value = (100 * rows["accuracy"]).fillna(rows["mae"])
+    value = rows["mae"].fillna(100 * rows["accuracy"])
     exits = rows.assign(value=value, cost=rows["flops"] / 2, practical=rows["practical"].eq(True))
     means = exits.groupby(["branch", "depth"], sort=False).agg(
         mean=("value", "mean"),
@@ -92,10 +92,15 @@ def draw_tradeoff(figures: Figures, rows: pd.DataFrame, guess: float, name: str)
     final = exits[is_last].iloc[0]
     scale, unit = unit_of(final["cost"])
     early = exits[~is_last].assign(cost=exits["cost"] / scale)
-    late = early[early["depth"] >= np.median(early["depth"].unique())]
+    half = int(np.median(early["depth"].unique()))
     counts = rows["mae"].notna().all()
-    figure, [[above], [below]] = figures.panels(1.3, nrows=2)
-    for axis, panel_exits in ((above, early), (below, late)):
+    figure, [[whole], [above], [below]] = figures.panels(1.75, nrows=3)
+    panels = {
+        whole: early,
+        above: early[early["depth"] <= half],
+        below: early[early["depth"] >= half],
+    }
+    for axis, panel_exits in panels.items():
         for branch, look in LOOKS.items():
             line = panel_exits[panel_exits["branch"] == branch].set_index("cost")
             if len(line):
@@ -104,11 +109,13 @@ def draw_tradeoff(figures: Figures, rows: pd.DataFrame, guess: float, name: str)
         axis.plot(circled["cost"], circled["mean"], **CIRCLE)
         axis.axhline(final["mean"], color=GREY, linewidth=0.8, linestyle=":", label="final exit")
         axis.set(ylabel=ERROR if counts else ACCURACY)
-        axis.set(xlabel=f"multiply-adds up to and including the branch ({unit})")
-    draw_chance(above, guess, "a constant guess" if counts else "chance")
-    above.set(title=f"{rows['dataset'].iloc[0]}, {rows['model'].iloc[0]}: all depths")
-    below.set(title=f"from {late['depth'].min()} layers on, enlarged")
-    below.set(ylim=limits(late, final["mean"]))
+        if axis is not whole:
+            axis.set(ylim=limits(panel_exits, final["mean"]))
+    draw_chance(whole, guess, "a constant guess" if counts else "chance")
+    whole.set(title=f"{rows['dataset'].iloc[0]}, {rows['model'].iloc[0]}")
+    above.set(title=f"up to {half} layers, enlarged")
+    below.set(title=f"from {half} layers on, enlarged")
+    below.set(xlabel=f"multiply-adds up to and including the branch ({unit})")
     figures.finish(figure, name, order=LEGEND)
     task, reference, variant = "Accuracy", "chance", figures.label(rows["variant"].iloc[0])
     if counts:
@@ -142,13 +149,14 @@ def draw_orders(figures: Figures, rows: pd.DataFrame, chance: float, keep: int) 
     early = early[early["branch"].isin(common)]
     keys = ["variant", "order", "seed", "depth"]
     means = early.groupby(keys, as_index=False, sort=False)["accuracy"].mean()
-    figure, [axes] = figures.panels(0.55, ncols=len(ORDERS), sharey=True)
+    figure, [axes] = figures.panels(0.55, ncols=len(ORDERS), sharex=True, sharey=True)
     looks = figures.looks(means["variant"].unique())
     for axis, (order, title) in zip(axes, ORDERS.items(), strict=True):
         draw_lines(axis, means[means["order"] == order], "depth", "accuracy", "variant", looks)
         draw_chance(axis, chance)
         axis.set(title=title)
     axes[0].set(ylabel=ACCURACY, ylim=(0, 100))
+    axes[0].xaxis.get_major_locator().set_params(integer=True)
     axes[1].set(xlabel="layers executed before the exit")
     figures.finish(figure, "exits_orders")
     return CAPTIONS["orders"].format(

@@ -29,14 +29,9 @@ def without(names: Iterable[str], *left_out: str) -> tuple[str, ...]:
 
 
 def select(e: Evidence, **where: str) -> pd.DataFrame:
-    """The exits with these values in the columns, with their score.
-
-    `judge` is the score on the images that choose learning rates and exits.
-    """
+    """The exits with these values in the columns, with their score."""
     rows = e.rows("exits", "early exits are", **where)
-    factor = np.where(rows["mae"].isna(), 100, -1)
-    score = rows["accuracy"].fillna(rows["mae"])
-    return rows.assign(score=factor * score, judge=factor * rows["judge"])
+    return rows.assign(score=(-rows["mae"]).fillna(100 * rows["accuracy"]))
 
 
 def scores_of(
@@ -45,7 +40,6 @@ def scores_of(
     column: str,
     exits: Sequence[tuple[str, int]],
     what: str,
-    values: str = "score",
 ) -> np.ndarray:
     """Scores of exits, each a name in the column and a depth: (exits, seeds).
 
@@ -55,7 +49,7 @@ def scores_of(
     if rows.empty or not exits:
         raise NotRun(f"{what} is not among the results")
     index = pd.MultiIndex.from_tuples(exits)
-    table = rows.pivot_table(index=[column, "depth"], columns="seed", values=values)
+    table = rows.pivot_table(index=[column, "depth"], columns="seed", values="score")
     table = table.reindex(index=index, columns=sorted(e.table("exits")["seed"].unique()))
     missing = index[table.isna().any(axis=1)]
     if len(missing):
@@ -72,11 +66,10 @@ def by_name(
     names: Sequence[str],
     depths: Sequence[int],
     what: str,
-    values: str = "score",
 ) -> Scores:
     """Scores of every name in the column after every one of the depths."""
     exits = [(name, depth) for name in names for depth in depths]
-    scores = scores_of(e, rows, column, exits, what, values)
+    scores = scores_of(e, rows, column, exits, what)
     return dict(zip(names, scores.reshape(len(names), len(depths), -1), strict=True))
 
 
@@ -105,12 +98,15 @@ def frozen(
     depths: Sequence[int],
     names: Sequence[str] = BRANCHES,
     counting: bool = False,
-    values: str = "score",
+    judging: bool = False,
 ) -> Scores:
-    """Scores of exits of :func:`frozen_rows`."""
+    """Scores of exits of :func:`frozen_rows`, or those on the `judging` images, which choose."""
+    rows = frozen_rows(e, counting)
+    if judging:
+        rows = rows.assign(score=(-1 if counting else 100) * rows.get("judge", np.nan))
     backbone = "the counting task" if counting else "the baseline"
     what = f"classifier-wise training on {backbone}"
-    return by_name(e, frozen_rows(e, counting), "branch", names, depths, what, values)
+    return by_name(e, rows, "branch", names, depths, what)
 
 
 def trained(
@@ -196,7 +192,7 @@ def largest_fall(e: Evidence) -> np.ndarray:
     The judging images choose the pair that falls most, the reporting ones measure it.
     """
     depths = depths_from(e, 1)
-    chosen_on = frozen(e, depths, values="judge")
+    chosen_on = frozen(e, depths, judging=True)
     scores = frozen(e, depths)
     pairs = list(combinations(range(len(depths)), 2))
     earlier, later = np.transpose(pairs)
@@ -215,7 +211,7 @@ def late_counting_lead(e: Evidence) -> np.ndarray:
     """
     last = frozen(e, [last_depth(e)], [LAST_EXIT], counting=True)[LAST_EXIT][0]
     depths = depths_from(e, -3)
-    judged = np.concatenate(list(frozen(e, depths, counting=True, values="judge").values()))
+    judged = np.concatenate(list(frozen(e, depths, counting=True, judging=True).values()))
     scores = np.concatenate(list(frozen(e, depths, counting=True).values()))
     return scores[judged.argmax(axis=0), np.arange(len(last))] - last
 
