@@ -18,9 +18,16 @@ from papers.inversion.compute.ratios import (
     neighbours,
     with_ratios,
 )
-from papers.inversion.gallery import INVERTED, KEYS, Entry, Gallery, picture_of
-from papers.inversion.section import NO_EDIT, TRAINED, Inversion
-from papers.inversion.tables import FIRST, LAYER, OPTIMISERS, count_seeds, name_point
+from papers.inversion.gallery import INVERTED, Entry, Gallery, picture_of
+from papers.inversion.section import KEYS, NO_EDIT, TRAINED
+from papers.inversion.tables import (
+    FIRST,
+    LAYER,
+    OPTIMISERS,
+    PLAIN,
+    count_seeds,
+    name_point,
+)
 from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
 from pipeline.config.variant import UNTRAINED
@@ -28,11 +35,13 @@ from pipeline.report.captions import read_captions
 from pipeline.report.charts import GRID
 from pipeline.report.figures import (
     GREY,
-    OKABE_ITO,
     Figures,
     coloured,
     colours_by_depth,
+    draw_means,
     grid_of_pictures,
+    handles_of,
+    over_seeds,
 )
 from pipeline.report.results import Results
 
@@ -52,7 +61,6 @@ class InversionFigures(Figures):
         folder, size, variants, label: as :class:`Figures`.
         gallery: the arrays.
         about: inversion.json.
-        scratch: families whose training began with the untrained weights.
     """
 
     def __init__(
@@ -63,12 +71,10 @@ class InversionFigures(Figures):
         label: Callable[[str], str],
         gallery: Gallery,
         about: dict[str, Any],
-        scratch: Collection[str],
     ) -> None:
         super().__init__(folder, size, variants, label)
         self.gallery = gallery
         self.about = about
-        self.scratch = scratch
         self.main = next(iter(about["optimisers"]))
         first = gallery.index.iloc[0]
         self.names = f"{first['dataset']} (model {first['model']})"
@@ -85,10 +91,8 @@ class InversionFigures(Figures):
             Captions by title.
         """
         captions = {"Inversion, depth": self.depths(rows), "Inversion, curves": self.curves(rows)}
-        if rows["edit"].str.startswith("without").any():
-            captions["Inversion, ablation"] = self.ablation(rows)
-        if rows["edit"].str.startswith("with ").any():
-            captions["Inversion, transplant"] = self.transplants(rows)
+        if (rows["edit"] != NO_EDIT).any():
+            captions["Inversion, ablation"] = self.edits(rows)
         if len(classes):
             captions["Class images"] = self.class_images(classes)
         captions["Patch-embedding filters"] = self.filters()
@@ -182,65 +186,45 @@ class InversionFigures(Figures):
             table: (title, models side by side) of each row.
             points: of each model, blank where it has no such point or is missing.
             weights: heads of the models side by side.
-            images: how many, side by side.
+            images: how many, below each other.
         """
         numbers = with_ratios(rows).set_index([*KEYS, "image", "point"]).sort_index()
         numbers = numbers[[PIXELS, EMBEDDING, INPUT]]
         page = []
-        for title, models in table:
+        for (title, models), image in itertools.product(table, range(images)):
             first = next(model for model in models if model)
-            pictures: list[Picture] = []
-            for image in range(images):
-                pictures.append((first.arrays["originals"][image], "original"))
-                for model, point in itertools.product(models, points):
-                    pictures.append(find_picture(numbers, model, point, image))
+            pictures: list[Picture] = [(first.arrays["originals"][image], "original")]
+            for model, point in itertools.product(models, points):
+                pictures.append(find_picture(numbers, model, point, image))
             page.append((title, pictures))
         heads = [f"{head}\n{head_of(point)}".strip() for head in weights for point in points]
-        self.draw_pictures(name, page, ["", *heads] * images)
+        self.draw_pictures(name, page, ["", *heads])
 
     def depths(self, rows: pd.DataFrame) -> str:
-        """Draw original and found inputs by depth, a row a model. Returns the caption."""
+        """Draw originals and found inputs by depth, two rows a model. Returns the caption."""
         models = [entry for entry in self.models if entry.edit == NO_EDIT]
+        models = [entry for entry in models if not entry.family.endswith(PLAIN)]
         table = [(f"{entry.family}\n{entry.weights}", [entry]) for entry in models]
-        self.draw_found("inversion_depth", rows, table, list_points(models))
+        images = min(2, len(models[0].arrays["originals"]))
+        self.draw_found("inversion_depth", rows, table, list_points(models), images=images)
         return self.caption("depth", models)
 
-    def ablation(self, rows: pd.DataFrame) -> str:
-        """Draw found inputs without parts of the blocks, a row an edit. Returns the caption."""
-        families = {entry.family for entry in self.models if "without" in entry.edit}
+    def edits(self, rows: pd.DataFrame) -> str:
+        """Draw found inputs of edited models, a row an edit. Returns the caption."""
+        edited = {entry.family for entry in self.models if entry.edit != NO_EDIT}
         models = {}
         for entry in self.models:
-            if entry.family in families and not entry.edit.startswith("with "):
+            if entry.family in edited:
                 models[entry.family, entry.edit, entry.weights] = entry
         table = []
         for family, edit in dict.fromkeys(key[:2] for key in models):
-            change = "as it is" if edit == NO_EDIT else edit.replace("+", ",\n")
+            change = edit if edit != NO_EDIT else "as it is"
+            change = change.replace("+", " and\n").replace("with ", "with trained\n")
             pair = [models.get((family, edit, weights)) for weights in (TRAINED, UNTRAINED)]
             table.append((f"{family}\n{change}", pair))
         points = [point for point in list_points(models.values()) if point.startswith(FIRST)]
         self.draw_found("inversion_ablation", rows, table, points, (TRAINED, UNTRAINED))
         return self.caption("ablation", list(models.values()))
-
-    def transplants(self, rows: pd.DataFrame) -> str:
-        """Draw found inputs of untrained models with trained parts. Returns the caption."""
-        edited = {entry.family for entry in self.models if entry.edit.startswith("with ")}
-        models = []
-        for entry in self.models:
-            if entry.family in edited and "without" not in entry.edit:
-                models.append(entry)
-        # The untrained model, with trained parts, and the trained model.
-        families = self.about["families"]
-        models.sort(key=lambda entry: (families.index(entry.family), entry.weights == TRAINED))
-        table = []
-        for entry in models:
-            title = entry.weights
-            if entry.edit != NO_EDIT:
-                title = entry.edit.replace("with ", "trained\n").replace("+", " +\n")
-            table.append((f"{entry.family}, {title}", [entry]))
-        points = [point for point in list_points(models) if not point.startswith(LAYER)]
-        images = min(2, len(models[0].arrays["originals"]))
-        self.draw_found("inversion_transplant", rows, table, points, images=images)
-        return self.caption("transplant", models)
 
     def curves(self, rows: pd.DataFrame) -> str:
         """Draw both distances over the iterations, a column a model, with the rates that were best.
@@ -311,7 +295,7 @@ class InversionFigures(Figures):
             if UNTRAINED not in filters or not trained:
                 continue
             shown = {weights: filters[weights] for weights in (UNTRAINED, trained[0])}
-            if family in self.scratch:
+            if family in self.about["scratch"]:
                 shown["change"] = filters[trained[0]] - filters[UNTRAINED]
             panels.append((family, shown))
         figure, axes = self.panels(1, nrows=3, ncols=len(panels))
@@ -334,15 +318,13 @@ class InversionFigures(Figures):
         figure, axes = self.panels(0.62, ncols=2, sharey=True, width_ratios=(3, 2))
         figure.set_size_inches(1.6 * self.size.column_width, 0.85 * self.size.column_width)
         rows = with_ratios(rows[(rows["optimiser"] == self.main) & (rows["edit"] == NO_EDIT)])
-        is_alone = rows["point"].str.startswith(LAYER)
         layers = rows["point"].str.extract(rf"{LAYER}(\d+)", expand=False).astype(float) + 1
-        rows = rows.assign(is_alone=is_alone, place=layers.where(is_alone, rows["depth"]))
-        handles: dict[str, Any] = {}
-        for i, ((weights, order), own) in enumerate(rows.groupby(["weights", "order"], sort=False)):
-            colour = self.colours.get(weights, OKABE_ITO[i % len(OKABE_ITO)])
-            if weights == UNTRAINED:
-                colour = GREY
+        rows = rows.assign(is_alone=layers.notna(), place=layers.fillna(rows["depth"]))
+        means = rows.groupby(["weights", "order", "is_alone", "place", "seed"], sort=False)[TOKENS]
+        means = np.log10(means.mean()).reset_index()
+        for (weights, order), lines in means.groupby(["weights", "order"], sort=False):
             is_original = order == ORDERS[0]
+            colour = self.colours.get(weights, GREY)
             style = {
                 "color": colour,
                 "marker": self.markers.get(weights, "o"),
@@ -350,29 +332,21 @@ class InversionFigures(Figures):
                 "capsize": 2,
                 "markersize": 3,
                 "linewidth": 1,
+                "label": f"{self.label(weights)}, {order}",
             }
-            line = "-" if is_original else "--"
-            handle = draw_tokens(axes[0, 0], own[~own["is_alone"]], linestyle=line, **style)
-            handles[f"{self.label(weights)}, {order}"] = handle
-            if own["is_alone"].any():
-                draw_tokens(axes[0, 1], own[own["is_alone"]], linestyle="none", **style)
+            dashes = "-" if is_original else "--"
+            for is_alone, own in lines.groupby("is_alone"):
+                means_of_seeds = over_seeds(own, "place", TOKENS, 1)
+                linestyle = "none" if is_alone else dashes
+                draw_means(axes[0, int(is_alone)], means_of_seeds, linestyle=linestyle, **style)
         for axis in axes[0]:
-            axis.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
-            axis.set(yscale="log")
-        axes[0, 0].set(xlabel="layers executed", ylabel="token distance / yardstick")
-        axes[0, 0].set(xticks=rows["depth"].unique())
+            axis.axhline(0, color=GREY, linewidth=0.8, linestyle=":")
+        axes[0, 0].set(xlabel="layers executed", xticks=rows["depth"].unique())
+        axes[0, 0].set(ylabel="token distance / yardstick,\npowers of 10")
         axes[0, 1].set(xlabel="layer, alone", xticks=layers.dropna().unique())
-        self.finish(figure, "inversion_orders", handles)
+        self.finish(figure, "inversion_orders", handles_of(axes[0, 0]))
         seeds = count_seeds([rows["seed"].nunique()])
         return self.caption("orders", images=rows["image"].nunique(), seeds=seeds)
-
-
-def draw_tokens(axis: Axes, rows: pd.DataFrame, **style: Any) -> Any:
-    """Draw a line by `place`: mean and deviation over the seeds of the tokens' log distance."""
-    seeds = np.log(rows.groupby(["place", "seed"])[TOKENS].mean()).groupby("place")
-    mean, std = seeds.mean(), seeds.std().fillna(0)
-    middle, low, high = np.exp(mean), np.exp(mean - std), np.exp(mean + std)
-    return axis.errorbar(mean.index, middle, (middle - low, high - middle), **style)
 
 
 def find_picture(numbers: pd.DataFrame, model: Entry | None, point: str, image: int) -> Picture:
@@ -444,10 +418,6 @@ def filter_grid(filters: np.ndarray) -> np.ndarray:
 
 def draw(results: Results, params: Params) -> dict[str, str]:
     """Draw every figure whose rows are there. Returns captions by title."""
-    families = params.resolve(Inversion).families
-    scratch = [name for name, family in families.items() if family.timm]
-    if params.model_preset.weights == "scratch":
-        scratch += [params.model, *families]
     figures = InversionFigures(
         results.folder / "figures",
         params.resolve(PaperFigures),
@@ -455,6 +425,5 @@ def draw(results: Results, params: Params) -> dict[str, str]:
         results.label,
         Gallery(INVERTED),
         results.read("inversion"),
-        scratch,
     )
     return figures.draw_inversion(results.table("inversion"), results.table("class_images"))

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from papers.inversion.section import KEYS
 from pipeline.files import read_json
 from pipeline.report.results import read_arrays
 
 INVERTED = Path("outs/inversion/arrays")
-KEYS = ["family", "weights", "edit", "order", "optimiser", "seed"]
 
 
 class Entry(NamedTuple):

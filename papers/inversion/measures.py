@@ -11,7 +11,7 @@ import pandas as pd
 from lsvit.routes import Order
 from papers.inversion.compute.ratios import EMBEDDING, PIXELS, TOKENS, with_ratios
 from papers.inversion.section import NO_EDIT, TRAINED
-from papers.inversion.tables import FIRST, LAYER, PATCHES
+from papers.inversion.tables import FIRST, LAYER, PATCHES, PLAIN
 from pipeline.config.variant import BASELINE, UNTRAINED
 from pipeline.report.evidence import (
     Counts,
@@ -126,7 +126,7 @@ def plain_training(e: Evidence, family: str) -> np.ndarray:
     """Accuracy above chance, trained without residual connections, in % of that with them."""
     rows = e.rows("inversion_trainings", "trainings are")
     accuracies = []
-    for name in (f"{family}_plain", family):
+    for name in (family + PLAIN, family):
         of_family = rows[rows["family"] == name]
         accuracies.append(100 * e.by_seed(of_family, "accuracy", f"the training of {name}"))
     return e.excess(*accuracies)

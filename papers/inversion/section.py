@@ -23,6 +23,8 @@ from pipeline.jobs.configs import MeasureConfig
 
 TRAINED = "trained"  # in results/: the trained weights of a family
 NO_EDIT = "none"  # of a model as it is
+# The columns that tell inverted models apart, beside data set and model
+KEYS = ["family", "weights", "edit", "order", "optimiser", "seed"]
 Part = Literal["residuals", "norms", "attention", "mlp"]
 Transplant = Literal["patch_embed", "pos_embed", "norm1"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]

@@ -16,6 +16,7 @@ from pipeline.report.tables import write_table
 PATCHES = "patch_embed"  # a point
 FIRST, LAYER = "first ", "layer "  # how the names of the other points begin
 MODEL = ["family", "weights", "edit", "order", "optimiser"]
+PLAIN = "_plain"  # ends the name of a family that is trained without residual connections
 OPTIMISERS = {"adam": "Adam", "gd": "gradient descent", "adam_long": "Adam, more steps"}
 CAPTIONS = read_captions(__file__)
 

@@ -8,50 +8,26 @@ from typing import Any
 import pandas as pd
 
 from papers.inversion.compute.plan import Plan, Task
-from papers.inversion.section import Inversion
+from papers.inversion.section import KEYS, Inversion
 from pipeline.config.params import Params
 from pipeline.files import read_json, write_json
-from pipeline.jobs.files import ARRAYS, FINAL, RESULTS, ROWS
+from pipeline.jobs.files import ARRAYS, FINAL, RESULTS
 from pipeline.jobs.job import Job
-from pipeline.jobs.rows import read_rows, write_results
+from pipeline.jobs.rows import write_results
 from pipeline.training.gather import gather_trainings
 
 OUT = Path("outs/inversion")
-KEYS = ["dataset", "model", "family", "weights", "edit", "order", "optimiser", "seed"]
-COLUMNS = [
-    *KEYS,
-    "point",
-    "depth",
-    "image",
-    "lr",
-    "embedding_distance",
-    "yardstick",
-    "input_distance",
-    "input_yardstick",
-    "token_distance",
-    "token_yardstick",
-    "pixel_correlation",
-    "num_layers",
-    "overcomplete",
-    "patterned",
-    "verdict",
-]
-CLASS_KEYS = ["dataset", "model", "family", "weights", "seed"]
+CLASS_KEYS = ["family", "weights", "seed"]
+CLASS_COLUMNS = ["class", "probability", "judge_probability", "judge_sees"]
 TRAINING_COLUMNS = ["dataset", "model", "family", "seed", "accuracy"]
-CLASS_COLUMNS = [*CLASS_KEYS, "class", "probability", "judge_probability", "judge_sees"]
 
 
-def gather_rows(tasks: Sequence[Task], columns: list[str]) -> pd.DataFrame:
-    """Read the rows of finished tasks, with the keys of each.
-
-    Args:
-        tasks: inversions, a row a point and image, or class images, a row a class.
-        columns: COLUMNS or CLASS_COLUMNS.
-    """
-    tables = [pd.DataFrame(columns=columns)] if not tasks else []
-    for task in tasks:
-        tables.append(read_rows(task.job.folder / ROWS).assign(**task.keys))
-    return pd.concat(tables)[columns]
+def gather_class_images(plan: Plan, tasks: Sequence[Task]) -> pd.DataFrame:
+    """The rows of finished class images, a row a class; none where no head knows the classes."""
+    if not tasks:
+        return pd.DataFrame(columns=["dataset", "model", *CLASS_KEYS, *CLASS_COLUMNS])
+    jobs = {tuple(task.keys[key] for key in CLASS_KEYS): task.job for task in tasks}
+    return plan.gather(jobs, keys=CLASS_KEYS)
 
 
 def gather_arrays(inversions: Sequence[Task], class_images: Sequence[Task], out: Path) -> None:
@@ -67,19 +43,20 @@ def gather_arrays(inversions: Sequence[Task], class_images: Sequence[Task], out:
 
 
 def about(params: Params) -> dict[str, Any]:
-    """What captions say beyond inversion.csv."""
+    """What figures and captions say beyond inversion.csv."""
     options = params.resolve(Inversion)
     training = params.scratch_training(Inversion)
-    return {
-        "sigma": options.sigma,
-        "shifts": options.shifts,
-        "met": options.met,
+    trained = [name for name, family in options.families.items() if family.timm]
+    scratch = list(trained)  # whose training began with the untrained weights
+    if params.model_preset.weights == "scratch":
+        scratch += [params.model, *options.families]
+    told = {"sigma", "shifts", "met", "optimisers", "class_images"}
+    return options.model_dump(include=told) | {
         "epochs": training.epochs,
         "training_images": training.images,
-        "optimisers": {name: descent.model_dump() for name, descent in options.optimisers.items()},
-        "class_images": options.class_images.model_dump(),
         "families": list(options.families),
-        "trained_here": [name for name, family in options.families.items() if family.timm],
+        "trained_here": trained,
+        "scratch": scratch,
     }
 
 
@@ -96,8 +73,9 @@ def keep(
     Returns:
         The folders of the trainings, one a family.
     """
-    write_results(gather_rows(inversions, COLUMNS), RESULTS / "inversion.csv")
-    write_results(gather_rows(class_images, CLASS_COLUMNS), RESULTS / "class_images.csv")
+    inverted = {tuple(task.keys[key] for key in KEYS): task.job for task in inversions}
+    write_results(plan.gather(inverted, keys=KEYS), RESULTS / "inversion.csv")
+    write_results(gather_class_images(plan, class_images), RESULTS / "class_images.csv")
     write_json(RESULTS / "inversion.json", about(plan.params), indent=None)
     gather_arrays(inversions, class_images, OUT / "arrays")
     folders = []

@@ -15,9 +15,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from papers.inversion.compute.ratios import neighbours
-from papers.inversion.compute.rows import CLASS_COLUMNS, KEYS
+from papers.inversion.compute.rows import CLASS_COLUMNS, CLASS_KEYS
 from papers.inversion.figures import InversionFigures, filter_grid, shorten
 from papers.inversion.gallery import Gallery
+from papers.inversion.section import KEYS
 from papers.inversion.tables import inversion_numbers, write_inversion_table
 from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
@@ -25,6 +26,7 @@ from pipeline.report.charts import GRID
 from tests.conftest import cases_of
 
 MODEL = "vit_micro"
+COLUMNS = ["dataset", "model", *KEYS]
 POINTS = {"patch_embed": 0, "first 1": 1, "first 3": 3, "layer 0": 1, "layer 2": 1}  # depths
 STEPS, CLASSES = np.array([0, 5, 10]), ["bag", "coat", "t-shirt/top"]
 CASES = cases_of(__file__)
@@ -50,7 +52,7 @@ def row(**changes: Any) -> dict[str, Any]:
         "lr": 0.1,
         "verdict": "non-unique",
     }
-    return dict(zip(KEYS, keys, strict=True)) | numbers | changes
+    return dict(zip(COLUMNS, keys, strict=True)) | numbers | changes
 
 
 def test_numbers_are_means_of_the_seeds_means() -> None:
@@ -149,7 +151,7 @@ def make(
     folder.mkdir()
 
     def save(kind: str, model: Sequence[Any], **arrays: Any) -> dict[str, Any]:
-        keys: dict[str, Any] = dict(zip(KEYS, ("d_10k", MODEL, *model), strict=True))
+        keys: dict[str, Any] = dict(zip(COLUMNS, ("d_10k", MODEL, *model), strict=True))
         file = f"{len(index)}.npz"
         np.savez(folder / file, **arrays)
         index.append({"file": file, "kind": kind} | keys)
@@ -196,7 +198,12 @@ def make(
     families = list(dict.fromkeys(model[0] for model in models if model[0] != MODEL))
     optimisers = {model[-1]: ABOUT["optimisers"][model[-1]] for model in reversed(models)}
     about = ABOUT | {"families": families, "optimisers": optimisers}
-    return Made(folder, pd.DataFrame(rows), pd.DataFrame(classes, columns=CLASS_COLUMNS), about)
+    return Made(
+        folder,
+        pd.DataFrame(rows),
+        pd.DataFrame(classes, columns=[*CLASS_KEYS, *CLASS_COLUMNS]),
+        about,
+    )
 
 
 class Kept(InversionFigures):
@@ -204,7 +211,7 @@ class Kept(InversionFigures):
 
     def __init__(self, made: Made, size: PaperFigures) -> None:
         gallery = Gallery(made.folder)
-        super().__init__(made.folder, size, ["baseline", "ls"], str, gallery, made.about, ["vit"])
+        super().__init__(made.folder, size, ["baseline", "ls"], str, gallery, made.about)
         self.pages: dict[str, Any] = {}
         self.drawn: dict[str, Figure] = {}
 
@@ -243,8 +250,7 @@ def test_pictures(full: Made, figures: Kept, page: str) -> None:
     expected = CASES["pages"][page]
     assert [[read(*pictures) for pictures in line] for line in lines] == expected
     assert heads == CASES["heads"][page]
-    first = 1 if page == "transplant" else 0  # of the untrained model
-    assert np.array_equal(lines[0][0][0], figures.models[first].arrays["originals"][0])
+    assert np.array_equal(lines[0][0][0], figures.models[0].arrays["originals"][0])
 
 
 def test_curves_of_the_first_family(full: Made, figures: Kept) -> None:
@@ -320,9 +326,10 @@ def test_orders(full: Made, figures: Kept) -> None:
     spread = math.exp(math.log(2) / math.sqrt(2))  # of log 1 and log 2
     for number, both, alone in zip((6, 7, 8), error_bounds(left), error_bounds(right), strict=True):
         middle = math.sqrt(2) * (1 + number) * np.array([1, 2, 4])
-        expected = np.stack([[0, 1, 3], middle, middle / spread, middle * spread])
-        assert both == pytest.approx(expected)
-        assert alone[:2] == pytest.approx(np.array([[1, 3], [middle[1]] * 2]))  # counted from 1
+        heights = np.log10([middle, middle / spread, middle * spread])
+        assert both == pytest.approx(np.stack([[0, 1, 3], *heights]))
+        expected = np.array([[1, 3], [heights[0][1]] * 2])  # counted from 1
+        assert alone[:2] == pytest.approx(expected)
     assert sorted(left.get_xticks().tolist()) == [0, 1, 3]  # where there are points
     assert sorted(right.get_xticks().tolist()) == [1, 3]
 
@@ -351,7 +358,7 @@ def test_a_page_says_where_its_pictures_stand(params: Params, full: Made, tmp_pa
     """Cut along the edges that the file names, every part has the grey of its own picture."""
     gallery = Gallery(full.folder)
     size = params.paper_figures.model_copy(update={"dpi": 200})
-    figures = InversionFigures(tmp_path, size, [], str, gallery, full.about, [])
+    figures = InversionFigures(tmp_path, size, [], str, gallery, full.about)
     greys = np.arange(40, 220, 20).reshape(3, 3)
     table = [("row", [(np.full((1, 2, 2), grey / 255), "text") for grey in line]) for line in greys]
     figures.draw_pictures("page", table, ["", "first\nlayer", "all"])

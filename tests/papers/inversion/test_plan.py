@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,17 +12,14 @@ import pytest
 
 from papers import PAPERS
 from papers.inversion.compute.plan import Plan, Subject, Task
-from papers.inversion.compute.rows import (
-    CLASS_COLUMNS,
-    COLUMNS,
-    gather_arrays,
-    gather_rows,
-)
+from papers.inversion.compute.rows import gather_arrays, gather_class_images, keep
 from papers.inversion.gallery import Gallery
-from papers.inversion.section import Inversion
+from papers.inversion.section import KEYS, Inversion
 from pipeline.config.params import Params, whole
-from pipeline.jobs.files import ARRAYS, ROWS, sha256, weights_file
+from pipeline.jobs.files import ARRAYS, HISTORY, RESULTS, ROWS, sha256, weights_file
 from pipeline.jobs.identity import code_digest
+from pipeline.jobs.job import Job
+from pipeline.jobs.rows import read_rows
 from tests.conftest import cases_of
 
 CASES = cases_of(__file__)
@@ -220,24 +217,43 @@ def test_models_whose_head_knows_no_classes_are_not_shown(
     assert not any(plan.has_fresh_head(subject) for subject in plan.subjects())  # without files
 
 
+class Finished(NamedTuple):
+    """A plan whose jobs have ended."""
+
+    plan: Plan
+    trainings: dict[tuple[str, int], Job]
+    inversions: list[Task]
+    class_images: list[Task]
+
+
 @pytest.fixture
-def finished(make: Make) -> tuple[list[Task], list[Task]]:
-    """Inversions and class images whose jobs have ended; numbers say whose they are."""
+def finished(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Finished:
+    """Numbers in the files of every job say whose they are. Results go to a folder of their own."""
     plan = make()
-    own = models(plan)
+    trainings = plan.trainings()
+    own = plan.models(trainings)
     inversions, class_images = plan.inversions(own), plan.class_images(own)
     for number, task in enumerate([*inversions, *class_images]):
         folder = task.job.folder
         folder.mkdir(parents=True, exist_ok=True)
         if number < len(inversions):
-            rows: dict[str, Any] = {name: [number, number + 0.5] for name in COLUMNS[8:]}
-            rows |= {"point": ["patch_embed", "first 1"], "verdict": ["non-unique"] * 2}
+            rows: dict[str, Any] = {"point": ["patch_embed", "first 1"]}
+            rows |= {"lr": [number, number + 0.5], "verdict": ["non-unique"] * 2}
         else:
             rows = {"class": ["nan", "NA"], "probability": [number] * 2}
             rows |= {"judge_probability": [0.1, np.nan], "judge_sees": ["NA", "None"]}
         pd.DataFrame(rows).to_csv(folder / ROWS, index=False)
         np.savez(folder / ARRAYS, found=np.full(3, number))
-    return inversions, class_images
+    for number, job in enumerate(trainings.values()):
+        epochs = [(0.9, 2.0), (number / 8, 1.0), (0.8, 3.0)]  # the second has the lowest loss
+        history = []
+        for epoch, (accuracy, loss) in enumerate(epochs, 1):
+            row = {"epoch": epoch, "validation/sequential/accuracy": accuracy}
+            history.append(row | {"validation/sequential/loss": loss})
+        (job.folder / HISTORY).write_text(json.dumps(history))
+    (tmp_path / "results").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return Finished(plan, trainings, inversions, class_images)
 
 
 def places_of(tasks: list[Task]) -> list[int]:
@@ -246,27 +262,32 @@ def places_of(tasks: list[Task]) -> list[int]:
     return [last[task.job.key] for task in tasks]
 
 
-def test_rows(finished: tuple[list[Task], list[Task]]) -> None:
-    inversions, class_images = finished
-    rows = gather_rows(inversions, COLUMNS)
-    assert list(rows.columns) == COLUMNS
-    assert rows["lr"].tolist()[::2] == places_of(inversions)
-    assert rows["point"].tolist() == ["patch_embed", "first 1"] * len(inversions)
-    for task, row in zip(inversions, rows.iloc[1::2].to_dict("records"), strict=True):
+def test_rows(finished: Finished) -> None:
+    """They have the keys of their models; a training's accuracy is that of the kept epoch."""
+    keep(*finished)
+    rows = read_rows(RESULTS / "inversion.csv")
+    names = ["dataset", "model", *KEYS, "point", "lr", "verdict"]
+    assert list(rows.columns) == names
+    assert rows["lr"].tolist()[::2] == places_of(finished.inversions)
+    assert rows["point"].tolist() == ["patch_embed", "first 1"] * len(finished.inversions)
+    for task, row in zip(finished.inversions, rows.iloc[1::2].to_dict("records"), strict=True):
         assert task.keys.items() <= row.items()
-    rows = gather_rows(class_images, CLASS_COLUMNS)
-    assert list(rows.columns) == CLASS_COLUMNS
-    assert rows["family"].tolist()[::2] == [task.subject.family for task in class_images]
+    rows = read_rows(RESULTS / "class_images.csv")
+    assert rows["family"].tolist()[::2] == [task.subject.family for task in finished.class_images]
     names = rows[["class", "judge_sees"]].iloc[:2].values.tolist()
     assert names == [["nan", "NA"], ["NA", "None"]]  # no missing values
     assert rows["judge_probability"].isna().tolist()[:2] == [False, True]
-    assert list(gather_rows([], CLASS_COLUMNS).columns) == CLASS_COLUMNS
+    none = gather_class_images(finished.plan, [])
+    assert list(none.columns) == list(rows.columns)
+    rows = read_rows(RESULTS / "inversion_trainings.csv")
+    assert list(zip(rows["family"], rows["seed"], strict=True)) == list(finished.trainings)
+    assert rows["accuracy"].tolist() == [0, 1 / 8, 2 / 8, 3 / 8]
 
 
-def test_arrays_are_found_again(finished: tuple[list[Task], list[Task]], tmp_path: Path) -> None:
-    inversions, class_images = finished
-    gather_arrays(inversions, class_images, tmp_path / "arrays")
-    gallery = Gallery(tmp_path / "arrays")
+def test_arrays_are_found_again(finished: Finished) -> None:
+    inversions, class_images = finished.inversions, finished.class_images
+    gather_arrays(inversions, class_images, Path("arrays"))
+    gallery = Gallery(Path("arrays"))
     tasks = [*inversions, *class_images]
     for task, place in zip(tasks, places_of(tasks), strict=True):
         kind = "inversion" if task in inversions else "class_images"
