@@ -76,6 +76,11 @@ def _check_variant_names(params: Params) -> Iterator[str]:
                 yield f"params.yaml: {place}: found the name {name!r}, accepted: {wanted}"
             if variant is None and name not in params.variants:
                 yield unknown_name(place, name, params.variants)
+    for scale_name, scale in params.scales.items():
+        known = {BASELINE} | params.variants.keys() | scale.variants.keys()
+        for name in scale.finetune_of:
+            if name not in known:
+                yield unknown_name(f"scales.{scale_name}.finetune_of", name, sorted(known))
 
 
 def _check_values(params: Params) -> list[str]:
@@ -168,7 +173,8 @@ def _check_variants(params: Params) -> Iterator[str]:
                 f"accepted with route {sampler_name(variant.route)}: {names}"
             )
         for key, own_key in (("per", "the variant's own key per"), ("baseline_epochs", "epochs")):
-            if key in variant.finetune:
+            of_scale = params.scales[params.cell.scale].finetune_of.get(name, {})
+            if key in variant.finetune or key in of_scale:
                 yield (
                     f"params.yaml: {name}: finetune.{key} belongs to the section; "
                     f"accepted here: {own_key}"

@@ -39,6 +39,8 @@ class Scale(Section):
 
     variants: dict[str, Variant | None] = Field(default_factory=dict)
     """On top of `variants`; null leaves one out."""
+    finetune_of: dict[str, Overrides] = Field(default_factory=dict)
+    """Keys of `finetune` for single variants, the baseline too."""
     models: dict[str, Overrides] = Field(default_factory=dict)
     """What differs in model presets at this scale."""
 
@@ -230,6 +232,10 @@ class Params(Section):
             values["epochs"] = values["baseline_epochs"]
         place = self.place_of(name)
         variant = self.all_variants[name]
+        scale = self.cell.scale
+        at_scale = self.scales[scale].finetune_of.get(name, {})
+        for key, value in at_scale.items():
+            values[key] = Value(value, f"scales.{scale}.finetune_of.{name}")
         for key, value in variant.finetune.items():
             values[key] = Value(value, f"{place}.finetune")
         if variant.per:

@@ -195,6 +195,23 @@ def test_variants_of_a_scale(changed: Load) -> None:
     assert "more" not in plain.all_variants
 
 
+def test_a_scale_refines_single_variants_otherwise(changed: Load) -> None:
+    """The baseline too; nearer than presets, further than the variant itself."""
+    of_variants = {"baseline": {"lr": 0.5}, "ls": {"lr": 0.25, "epochs": 9}}
+    given = {
+        "scales.mine": {"finetune_of": of_variants},
+        "models.vit_micro.finetune.lr": 0.1,
+        "variants.ls.finetune": {"epochs": 7},
+    }
+    params = changed(given | {"scale": "mine"})
+    found = [params.resolve(Finetune, name).lr for name in ("baseline", "ls", "ls_pos")]
+    assert found == [0.5, 0.25, 0.1]
+    values = params.values(Finetune, "ls")
+    assert values["lr"].source == "scales.mine.finetune_of.ls"
+    assert (values["epochs"].value, values["epochs"].source) == (7, "variants.ls.finetune")
+    assert changed(given | {"scale": "published"}).resolve(Finetune, "ls").lr == 0.1
+
+
 def test_a_variant_that_a_scale_leaves_out(changed: Load) -> None:
     """A section that names it needs another list at that scale; elsewhere it stays."""
     lists = {"prune_eval": {"variants": ["baseline", "ls"]}, "nodes": {"variants": {"ls": ["any"]}}}
