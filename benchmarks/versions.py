@@ -2,8 +2,8 @@
 
 Each line is an environment of its own, made by uv from the package registry and removed again. It
 has the wheel and what that declares to need, nothing else. tests/wheel.py runs in it: five families
-of models, the Python of README.md, `lsvit predict`. A Python that this machine does not have, and
-uv cannot get, is reported as not tried.
+of models, the Python of README.md and docs/library.md, `lsvit predict`. A Python that this machine
+does not have, and uv cannot get, is reported as not tried.
 """
 
 import argparse
@@ -22,7 +22,8 @@ PYTHONS = ("3.11", "3.12", "3.13")
 # numpy is the oldest one that has wheels for the Python.
 OLDEST_NUMPY = {"3.11": "1.26.0", "3.12": "1.26.0", "3.13": "2.1.0"}
 OLDEST = {"torch": "2.6.0", "timm": "1.0.20"}
-SECONDS = 1200
+PAGES = (ROOT / "README.md", ROOT / "docs" / "library.md")
+SECONDS = 3600
 
 
 def try_versions(python: str, pins: dict[str, str], wheel: Path, cache: Path) -> dict[str, Any]:
@@ -53,10 +54,8 @@ def try_versions(python: str, pins: dict[str, str], wheel: Path, cache: Path) ->
                 row[name] = versions[name]
             row["python"] = run([str(environment / "bin/python"), "-V"], env).stdout.split()[1]
             row["packages"] = len(versions)
-            check = str(ROOT / "tests" / "wheel.py")
-            done = run(
-                [str(environment / "bin" / "python"), "-I", check, str(ROOT / "README.md")], env
-            )
+            check = [str(environment / "bin" / "python"), "-I", str(ROOT / "tests" / "wheel.py")]
+            done = run([*check, *map(str, PAGES)], env)
         problem = re.sub(r"\s+", " ", done.stderr.strip())[-300:]
         return row | {"result": f"fails: {problem}" if done.returncode else "works"}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -68,21 +69,15 @@ def evaluate(
     for number in keep:
         if not 1 <= number <= num_layers:
             raise ValueError(f"keep: found {number}, accepted: 1 to {num_layers}")
-    kinds: list[tuple[int, Order]] = [(num_layers, "sequential"), (num_layers, "arbitrary")]
-    kinds += [(number, order) for number in sorted({*keep} - {num_layers}) for order in ORDERS]
-    routes: list[Route] = []
-    counts = []
-    for number, order in kinds:
-        drawn = evaluation_routes(num_layers, number, order, orders, seed)
-        routes += drawn
-        counts.append(len(drawn))
-    answers, targets = run_orders(model, loader, routes, path)
+    numbers = [num_layers, *sorted({*keep} - {num_layers})]
+    kinds = [(number, order) for number in numbers for order in ORDERS]
+    routes = [evaluation_routes(num_layers, *kind, orders, seed) for kind in kinds]
+    answers, targets = run_orders(model, loader, list(chain(*routes)), path)
     if targets is None:
         raise ValueError("loader: found no targets, accepted: (inputs, targets), or labels")
     hits = (answers == targets[:, None]).cumsum(-1)  # (orders, n, TOP): in the first k answers
-    scores = []
-    for (number, order), hits_of_kind in zip(kinds, hits.split(counts), strict=True):
-        scores.append(_score(number, order, hits_of_kind))
+    hits_by_kind = hits.split(list(map(len, routes)))
+    scores = [_score(*kind, part) for kind, part in zip(kinds, hits_by_kind, strict=True)]
     print(format_scores(scores))
     return scores
 
@@ -90,7 +85,8 @@ def evaluate(
 def _score(layers: int, order: Order, hits: Tensor) -> Score:
     """hits: (orders, n, TOP), 1 where a target is among the first k answers."""
     first = hits[..., 0].double()  # (orders, n)
-    num_orders, images = first.shape
+    num_orders = len(first)
+    images: float = first.shape[1]
     mean = float(first.mean())
     variance = float(first.mean(0).var(correction=0)) / images
     std = None

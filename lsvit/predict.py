@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,7 +45,7 @@ class Opened(NamedTuple):
 
     def transform(self, image: "Image") -> Tensor:
         """An image of any size and mode as the model takes it: (C, H, W), normalised."""
-        return transform(self.data)(in_mode(image, image_mode(self.data)))
+        return as_input(image, self.data)
 
 
 Attach = Callable[[Any, dict[str, Any]], RoutedModel]  # timm's model, the variant as in lsvit.json
@@ -133,17 +132,17 @@ def attach_parts(backbone: Any, variant: dict[str, Any]) -> RoutedModel:
     Raises:
         ValueError: it is not routable, or the variant has unknown keys.
     """
-    position = Position()
+    specs = variant.get("position") or {}
+    kinds: dict[str, Any] = {"encode": Encode, "predict": Predict}
+    parts = {}
     try:
-        specs = variant.get("position") or {}
-        if specs.get("encode") is not None:
-            position = replace(position, encode=Encode(**specs["encode"]))
-        if specs.get("predict") is not None:
-            position = replace(position, predict=Predict(**specs["predict"]))
+        for name, kind in kinds.items():
+            if specs.get(name) is not None:
+                parts[name] = kind(**specs[name])
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{SPEC}: position: not of this version ({error})") from None
     backbone.blocks = backbone.blocks[: variant.get("layers")]
-    return RoutedModel(backbone, position)
+    return RoutedModel(backbone, Position(**parts))
 
 
 def open_export(file: Path, attach: Attach = attach_parts) -> Opened:
@@ -245,9 +244,10 @@ def transform(data: dict[str, Any]) -> "Callable[[Image], Tensor]":
     return create_transform(**data, is_training=False)
 
 
-def image_mode(data: dict[str, Any]) -> str:
-    """Pillow's mode of the images that a model takes: L (grey) or RGB."""
-    return "L" if data["input_size"][0] == 1 else "RGB"
+def as_input(image: "Image", data: dict[str, Any]) -> Tensor:
+    """An image of any size and mode as a model takes it: (C, H, W), normalised."""
+    mode = "L" if data["input_size"][0] == 1 else "RGB"
+    return transform(data)(in_mode(image, mode))
 
 
 def open_image(path: Path) -> "Image":
@@ -272,7 +272,7 @@ def read_image(path: Path, data: dict[str, Any]) -> Tensor:
     Raises:
         ValueError: it cannot be read.
     """
-    return transform(data)(in_mode(open_image(path), image_mode(data)))
+    return as_input(open_image(path), data)
 
 
 @torch.inference_mode()

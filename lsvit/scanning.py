@@ -105,17 +105,16 @@ def scan(
         )
     num_layers = len(list(model.get_submodule(path).children()))
     in_place = tuple(range(num_layers))
-    routes: dict[str, list[Route]] = {PLACED: [], ABSENT: [], SWAPPED: [], TWICE: []}
-    for layer in in_place:
-        before = in_place[:layer]
-        after = in_place[layer + 1 :]
-        routes[ABSENT].append(before + after)
-        routes[TWICE].append((*before, layer, layer, *after))
-        if after:
-            for number in range(orders):
-                rng = generator("scan", seed, layer, number)
-                routes[PLACED].append(fix_first(layer)(rng, num_layers))
-            routes[SWAPPED].append((*before, after[0], layer, *after[1:]))
+    routes: dict[str, list[Route]] = {
+        PLACED: [],
+        ABSENT: [in_place[:i] + in_place[i + 1 :] for i in in_place],
+        SWAPPED: [(*in_place[:i], i + 1, i, *in_place[i + 2 :]) for i in in_place[:-1]],
+        TWICE: [in_place[: i + 1] + in_place[i:] for i in in_place],
+    }
+    for i in in_place[:-1]:
+        for number in range(orders):
+            rng = generator("scan", seed, i, number)
+            routes[PLACED].append(fix_first(i)(rng, num_layers))
     if isinstance(model, RoutedModel) and len(model.position):
         del routes[TWICE]  # the position parts know as many positions as layers
     answers, targets = run_orders(model, loader, [in_place, *chain(*routes.values())], path)
@@ -133,7 +132,7 @@ def scan(
 
     accuracy = None
     if targets is not None:
-        original = (first[0] == targets).double().mean().tolist()
+        original = float((first[0] == targets).double().mean())
         accuracy = {"original": [original]} | by_layer(targets)
     result = Scan(by_layer(first[0]), accuracy, similarity(model, loader, path))
     print(result)

@@ -29,6 +29,7 @@ from lsvit.routes import OneRoute, Route, Sampler, as_route, between, generator
 
 Draw = Callable[[np.random.Generator, int], Route | Latin]  # (generator, num_layers) -> order
 Modules = dict[str, nn.Module | None]  # as torch keeps them, by name
+NUM_HOOKS = 4  # of a Shuffle: two on the model, two on its list of blocks
 
 
 # ---- what users call ---------------------------------------------------------------------------
@@ -120,9 +121,7 @@ def unshuffle(model: nn.Module) -> None:
     This also holds for a list of blocks that was shuffled through a model around this one.
     """
     for module in model.modules():
-        for attached in _shuffles_among(module._forward_pre_hooks):
-            attached.remove(module.get_submodule(attached.blocks))
-        for attached in _shuffles_among(module._state_dict_pre_hooks):
+        for attached in _shuffles_of(module):
             attached.remove(module)
 
 
@@ -214,11 +213,9 @@ class Shuffle:
         self._side_by_side = isinstance(model, RoutedModel)
         # torch runs no hook after KeyboardInterrupt. So what reads the list's names, and the next
         # forward pass, put the original back as well.
-        self._model_handles: list[RemovableHandle] = [
+        self._handles: list[RemovableHandle] = [
             model.register_forward_pre_hook(self, with_kwargs=True),
             model.register_forward_hook(self._after_pass, always_call=True),
-        ]
-        self._list_handles: list[RemovableHandle] = [
             container.register_state_dict_pre_hook(self._restore),
             container.register_load_state_dict_pre_hook(self._restore),
         ]
@@ -254,10 +251,7 @@ class Shuffle:
 
     def check(self, order: Sequence[int] | Route | Latin) -> Route | Latin:
         """The order as a tuple, or Latin. Raises ValueError and IndexError as :func:`in_order`."""
-        if isinstance(order, Latin):
-            routes: OneRoute | Latin = order
-        else:
-            routes = OneRoute(as_route(order))
+        routes = order if isinstance(order, Latin) else OneRoute(as_route(order))
         for layer in routes.layer_range():
             if not 0 <= layer < self.num_layers:
                 raise IndexError(
@@ -275,13 +269,17 @@ class Shuffle:
 
     def is_attached(self) -> bool:
         """False if the model that it was attached to is gone, as in a copy of the list alone."""
-        return bool(_alive(self._model_handles))
+        return len(self._alive()) == NUM_HOOKS
 
     def remove(self, container: nn.Module) -> None:
         """Take the hooks off the model and off its list of blocks."""
         self._restore(container)
-        for handle in (*self._model_handles, *self._list_handles):
+        for handle in self._handles:
             handle.remove()
+
+    def _alive(self) -> list[RemovableHandle]:
+        """The hooks whose module is still there. torch cannot copy the others."""
+        return [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
 
     def _next_order(self, model: nn.Module) -> Route | Latin:
         assert self._draw is not None
@@ -303,32 +301,27 @@ class Shuffle:
             self._original = None
 
     def _after_pass(self, model: nn.Module, args: Any, output: Any) -> None:
-        was_reordered = self._original is not None
+        has_repeats = False
+        if self._original is not None and isinstance(self.order, tuple):
+            has_repeats = len(set(self.order)) < len(self.order)
         self._restore(model.get_submodule(self.blocks))
-        has_cache = getattr(output, "past_key_values", None) is not None
-        if was_reordered and has_cache and _has_repeats(self.order):
+        if has_repeats and getattr(output, "past_key_values", None) is not None:
             raise ValueError(
                 f"order {self.order}: a repeated block would read its own keys in the cache, "
                 "accepted: use_cache=False"
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        handles = {  # torch cannot copy those whose module is gone
-            "_model_handles": _alive(self._model_handles),
-            "_list_handles": _alive(self._list_handles),
-        }
-        return self.__dict__ | handles | {"_routed": None, "fixed": None}
+        return self.__dict__ | {"_handles": self._alive(), "_routed": None, "fixed": None}
 
     def __repr__(self) -> str:
         return f"Shuffle(blocks={self.blocks!r}, seed={self.seed}, step={self.step})"
 
 
-def _alive(handles: list[RemovableHandle]) -> list[RemovableHandle]:
-    return [handle for handle in handles if handle.hooks_dict_ref() is not None]
-
-
-def _shuffles_among(hooks: dict[int, Any]) -> list[Shuffle]:
-    owners = [getattr(hook, "__self__", hook) for hook in hooks.values()]
+def _shuffles_of(container: nn.Module) -> list[Shuffle]:
+    """What reorders this list of blocks."""
+    hooks = container._state_dict_pre_hooks.values()
+    owners = [getattr(hook, "__self__", None) for hook in hooks]
     return [owner for owner in owners if isinstance(owner, Shuffle)]
 
 
@@ -338,22 +331,15 @@ def _attached(model: nn.Module, path: str) -> Shuffle | None:
     Raises:
         ValueError: it is on a module around the model, which a call of the model would pass by.
     """
-    container = model.get_submodule(path)
-    for module in model.modules():
-        for runner in _shuffles_among(module._forward_pre_hooks):
-            if module.get_submodule(runner.blocks) is container:
-                return runner
-    for runner in _shuffles_among(container._state_dict_pre_hooks):
+    for runner in _shuffles_of(model.get_submodule(path)):
+        if any(runner in module._forward_pre_hooks.values() for module in model.modules()):
+            return runner
         if runner.is_attached():
             raise ValueError(
                 f"{path}: is shuffled already, as {runner.blocks} of a model around "
                 f"{type(model).__name__}; give that model, or call lsvit.unshuffle(model) first"
             )
     return None
-
-
-def _has_repeats(order: Route | Latin | None) -> bool:
-    return isinstance(order, tuple) and len(set(order)) < len(order)
 
 
 @torch.compiler.disable
