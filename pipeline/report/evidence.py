@@ -78,12 +78,15 @@ class Evidence(Results):
         """Select the rows of a table with these values in its columns, maybe none.
 
         Raises:
-            NotRun: the table is empty. `what` and its verb name it: "exits are".
+            NotRun: the table is empty, or was written when it did not have such a column. `what`
+                and its verb name it: "exits are".
         """
         rows = self.table(name)
         if rows.empty:
             raise NotRun(f"{what} not among the results")
         for column, value in where.items():
+            if column not in rows:
+                raise NotRun(f"{what} among the results, but without {column}")
             rows = rows[rows[column] == value]
         return rows
 
