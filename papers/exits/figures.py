@@ -112,7 +112,7 @@ def draw_tradeoff(figures: Figures, rows: pd.DataFrame, guess: float, name: str)
         if axis is not whole:
             axis.set(ylim=limits(panel_exits, final["mean"]))
     draw_chance(whole, guess, "a constant guess" if counts else "chance")
-    whole.set(title=f"{rows['dataset'].iloc[0]}, {rows['model'].iloc[0]}")
+    whole.set(title=title_of(rows))
     above.set(title=f"up to {half} layers, enlarged")
     below.set(title=f"from {half} layers on, enlarged")
     below.set(xlabel=f"multiply-adds up to and including the branch ({unit})")
@@ -160,7 +160,7 @@ def draw_orders(figures: Figures, rows: pd.DataFrame, chance: float, keep: int) 
     axes[1].set(xlabel="layers executed before the exit")
     figures.finish(figure, "exits_orders")
     return CAPTIONS["orders"].format(
-        data=f"{rows['dataset'].iloc[0]}, {rows['model'].iloc[0]}",
+        data=title_of(rows),
         branches=", ".join(LABELS[branch] for branch in LABELS if branch in common),
         keep=keep,
         seeds=rows["seed"].nunique(),
@@ -168,8 +168,8 @@ def draw_orders(figures: Figures, rows: pd.DataFrame, chance: float, keep: int) 
 
 
 def draw_dynamic(figures: Figures, budgets: pd.DataFrame, exits: pd.DataFrame) -> str:
-    """Draw accuracy under budgets, and the exits' calibration. Returns the caption."""
-    figure, [[above], [below]] = figures.panels(1.45, nrows=2)
+    """Draw accuracy under budgets. Returns the caption."""
+    figure, [[axis]] = figures.panels(0.75)
     scale, unit = unit_of(exits["flops"].max() / 2)
     for policy, look in POLICIES.items():
         rows = budgets[budgets["policy"] == policy]
@@ -178,24 +178,14 @@ def draw_dynamic(figures: Figures, budgets: pd.DataFrame, exits: pd.DataFrame) -
         accuracy = (100 * rows["accuracy"]).groupby(place)
         mean = accuracy.mean()
         std = accuracy.std().fillna(0)
-        above.plot(budget, mean, markersize=3, **look)
+        axis.plot(budget, mean, markersize=3, **look)
         band: Any = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
-        above.fill_between(budget, mean - std, mean + std, **band)
-    percent = exits.assign(
-        cost=exits["flops"] / 2 / scale, accuracy=100 * exits["accuracy"], ece=100 * exits["ece"]
-    )
-    draw_lines(above, percent, "cost", "accuracy", "branch", {LAST_EXIT: STAR}, factor=1)
-    above.set(title=f"{exits['dataset'].iloc[0]}, {exits['model'].iloc[0]}")
-    above.set(xlabel=f"budget of an image on average (multiply-adds, {unit})")
-    above.set(ylabel=ACCURACY)
-    above.legend(loc="lower right")
-    looks = LOOKS | {LAST_EXIT: STAR}
-    draw_lines(below, percent, "depth", "ece", "branch", looks, factor=1)
-    below.set(xlabel="layers executed before the exit", ylabel="calibration error (%)")
-    below.xaxis.get_major_locator().set_params(integer=True)
-    corner: Any = {"loc": "lower left", "bbox_to_anchor": (-0.1, 1.0)}
-    below.legend(ncols=3, columnspacing=1, handlelength=1.6, **corner)
-    figures.finish(figure, "exits_dynamic", handles={})
+        axis.fill_between(budget, mean - std, mean + std, **band)
+    final = exits.assign(cost=exits["flops"] / 2 / scale)
+    draw_lines(axis, final, "cost", "accuracy", "branch", {LAST_EXIT: STAR})
+    axis.set(title=title_of(exits), ylabel=ACCURACY)
+    axis.set(xlabel=f"budget of an image on average (multiply-adds, {unit})")
+    figures.finish(figure, "exits_dynamic")
     sure = budgets[budgets["policy"] == "confidence"]
     return CAPTIONS["dynamic"].format(
         variant=figures.label(exits["variant"].iloc[0]),
@@ -204,6 +194,11 @@ def draw_dynamic(figures: Figures, budgets: pd.DataFrame, exits: pd.DataFrame) -
         excess=100 * max((sure["flops"] / sure["budget"]).max() - 1, 0),
         seeds=budgets["seed"].nunique(),
     )
+
+
+def title_of(rows: pd.DataFrame) -> str:
+    """The data set and the model of rows of exits.csv."""
+    return f"{rows['dataset'].iloc[0]}, {rows['model'].iloc[0]}"
 
 
 def unit_of(multiply_adds: float) -> tuple[float, str]:

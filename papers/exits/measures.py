@@ -35,19 +35,13 @@ def select(e: Evidence, **where: str) -> pd.DataFrame:
 
 
 def scores_of(
-    e: Evidence,
-    rows: pd.DataFrame,
-    column: str,
-    exits: Sequence[tuple[str, int]],
-    what: str,
+    e: Evidence, rows: pd.DataFrame, column: str, exits: Sequence[tuple[str, int]], what: str
 ) -> np.ndarray:
     """Scores of exits, each a name in the column and a depth: (exits, seeds).
 
     Raises:
         NotRun: an exit is missing for any seed.
     """
-    if rows.empty or not exits:
-        raise NotRun(f"{what} is not among the results")
     index = pd.MultiIndex.from_tuples(exits)
     table = rows.pivot_table(index=[column, "depth"], columns="seed", values="score")
     table = table.reindex(index=index, columns=sorted(e.table("exits")["seed"].unique()))
@@ -104,8 +98,7 @@ def frozen(
     rows = frozen_rows(e, counting)
     if judging:
         rows = rows.assign(score=(-1 if counting else 100) * rows.get("judge", np.nan))
-    backbone = "the counting task" if counting else "the baseline"
-    what = f"classifier-wise training on {backbone}"
+    what = f"classifier-wise training on {COUNTING if counting else BASELINE}"
     return by_name(e, rows, "branch", names, depths, what)
 
 
@@ -123,9 +116,7 @@ def trained(
     key = "-".join(map(str, placement)) or NONE
     dataset = COUNTING if counting else e.cell["dataset"]
     rows = select(e, strategy=strategy, dataset=dataset, placement=key)
-    task = " for counting" if counting else ""
-    where = f"exits after layers {key}" if placement else "without early exits"
-    what = f"{STRATEGIES[strategy]} training{task}, {where},"
+    what = f"{STRATEGIES[strategy]} training on {dataset}, exits after {key}"
     return by_name(e, rows, "architecture", names, [*placement, last_depth(e)], what)
 
 

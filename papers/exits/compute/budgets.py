@@ -81,17 +81,3 @@ def threshold_within(confidence: np.ndarray, cost: np.ndarray, budget: float) ->
 
     affordable = bisect_right(candidates, budget, key=average)
     return float(candidates[affordable - 1]) if affordable else 0.0
-
-
-def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:
-    """Expected calibration error (Guo et al., 2017, section 2), in [0, 1].
-
-    It is the mean of |accuracy - mean confidence| over bins, weighted by their images.
-
-    Args:
-        confidence: (n,), of the predicted class, in [0, 1].
-        correct: (n,), 1 where it is the label, else 0.
-        bins: of equal width; each contains its upper end.
-    """
-    place = np.maximum(np.ceil(confidence * bins).astype(int) - 1, 0)
-    return float(np.abs(np.bincount(place, weights=correct - confidence)).sum() / len(confidence))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lsvit.routed import RoutedModel
 from lsvit.routes import ENDED, Route, arbitrary, generator, kept_layers, per_sample
 from papers.exits.branches import make_branch
-from papers.exits.compute.budgets import calibration_error, practical
+from papers.exits.compute.budgets import practical
 from papers.exits.compute.flops import ExitFlops, count_exits
 from papers.exits.compute.in_use import InUse
 from papers.exits.section import (
@@ -46,7 +46,6 @@ COLUMNS = (
     "epochs",
     "accuracy",
     "mae",
-    "ece",
     "judge",
     "flops",
     "practical",
@@ -356,16 +355,14 @@ def write_exits(exits: list[Exit], flops: ExitFlops, config: ExitConfig, folder:
             if exit.branch == LAST_EXIT and order == "pruned":
                 depth = min(config.options.keep, depth)
             score = abs(round(float(answers.score.mean()), 6))
-            judge = here = ece = None
+            judge = here = None
             if order == own:
                 judge = abs(round(float(arrays["score_judge"][place].mean()), 6))
                 here = bool(is_practical[place])
-            if not counts:
-                ece = round(calibration_error(answers.confidence, answers.score), 6)
             values = (None, score) if counts else (score, None)
             cost = flops.at(exit.branch, depth)
             head = (exit.branch, depth, order, exit.lr, exit.epochs)
-            rows.append((*head, *values, ece, judge, cost, here))
+            rows.append((*head, *values, judge, cost, here))
         for name, tensor in exit.state.items():
             states[f"{exit.branch}.{exit.depth}.{name}"] = tensor.contiguous()
     write_rows(folder / ROWS, COLUMNS, rows)

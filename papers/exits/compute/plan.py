@@ -1,6 +1,7 @@
 """The jobs of stage `exits`: backbones frozen or trained with their exits. No torch here."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -179,10 +180,8 @@ class Plan(BasePlan):
         """Every architecture at every placement; of the layer-wise strategy the first step."""
         step = 0 if strategy == "layer_wise" else None
         models = []
-        for placement in self.options.placements:
-            for branch in branches:
-                for seed in self.seeds:
-                    models.append(self.trained(task, strategy, branch, placement, seed, step=step))
+        for placement, branch, seed in product(self.options.placements, branches, self.seeds):
+            models.append(self.trained(task, strategy, branch, placement, seed, step=step))
         return models
 
     def end_to_end_twin(self, step: Trained) -> Trained:
@@ -214,35 +213,26 @@ class Plan(BasePlan):
         start = start or ended.weights()
         return self.trained(task, strategy or before, branch, placement, seed, start, step)
 
-    def variants(self, task: Task) -> list[Frozen]:
-        """Branches on every backbone asked for."""
+    def frozen_variants(self, task: Task) -> list[Frozen]:
+        """The branches that are asked for on every variant."""
         models = []
         for name, branches in self.options.variants.items():
-            variant = self.params.all_variants[name]
             for seed in self.seeds:
                 weights = self.weights_of(name, seed)
-                models.append(self.frozen(task, name, variant, weights, seed, branches))
-        return models
-
-    def backbones(self, trained: list[Trained]) -> list[Frozen]:
-        """All branches on models that were trained without exits."""
-        models = []
-        for model in trained:
-            task = model.task
-            models.append(self.frozen(task, task.name, self.plain, model.weights(), model.seed))
+                models.append(self.frozen(task, name, weights, seed, branches))
         return models
 
     def frozen(
         self,
         task: Task,
         name: str,
-        variant: Variant,
         weights: Path,
         seed: int,
         branches: list[BranchName] | None = None,
     ) -> Frozen:
-        """The given branches, or all, on one backbone."""
+        """The given branches, or all, on one backbone: of a variant, or of a plain one."""
         update = {"branches": branches or self.options.branches}
+        variant = self.params.all_variants.get(name, self.plain)
         config = self._exit_config(name, task, variant, self.digest(weights), seed, update)
         inputs = {"data": task.data, "weights": weights}
         title = f"exits of {name} seed {seed}"

@@ -56,9 +56,10 @@ def train(plan: Plan, out: Path, run: Run) -> Exits:
     frozen: list[Frozen] = []
     counted: list[Frozen] = []
     if "classifier_wise" in options.strategies:
-        frozen = plan.variants(tasks[0][0])
+        frozen = plan.frozen_variants(tasks[0][0])
     if "classifier_wise" in options.counting_strategies:
-        counted = plan.backbones(backbones)
+        for model in backbones:
+            counted.append(plan.frozen(model.task, COUNTING, model.weights(), model.seed))
     joined = []
     for step in first_steps:
         for later in LATER_LAYERS:

@@ -33,7 +33,6 @@ COLUMNS = [
     "epochs",
     "accuracy",
     "mae",
-    "ece",
     "judge",
     "flops",
     "practical",

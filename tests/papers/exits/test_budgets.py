@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from papers.exits.compute.budgets import (
-    calibration_error,
     cumulative_cost,
     leave,
     pick,
@@ -106,24 +105,6 @@ def test_the_budget_holds_on_the_calibration_images(digits: int) -> None:
         if digits == 9:
             assert (budgets - costs).max() < cost[-1] / confidence.shape[1]
     assert threshold_within(confidence[:1], cost[:1], 1.0) == np.inf  # the only exit
-
-
-@pytest.mark.parametrize(
-    ("confidence", "correct", "bins", "error"),
-    [
-        # (0, 1/2]: confidence 0.3, accuracy 1/2, of two; (1/2, 1]: 0.9 and 2/3, of three
-        ([0.1, 0.5, 0.8, 0.9, 1.0], [1, 0, 1, 1, 0], 2, (2 * 0.2 + 3 * (0.9 - 2 / 3)) / 5),
-        ([0.61, 0.69], [1, 0], 15, (0.39 + 0.69) / 2),
-        ([0.0, 1.0], [0, 1], 15, 0),
-        ([1, 1, 1, 1], [1, 1, 1, 0], 15, 0.25),
-    ],
-)
-def test_calibration_error(
-    confidence: list[float], correct: list[int], bins: int, error: float
-) -> None:
-    is_correct = np.array(correct, dtype=bool)
-    assert calibration_error(np.array(confidence), is_correct, bins) == pytest.approx(error)
-    assert calibration_error.__defaults__ == (15,)
 
 
 def test_what_an_exit_is_said_to_cost() -> None:
