@@ -26,6 +26,7 @@ from papers.inversion.tables import (
     OPTIMISERS,
     PLAIN,
     count_seeds,
+    name_edit,
     name_point,
 )
 from pipeline.config.params import Params
@@ -218,8 +219,8 @@ class InversionFigures(Figures):
                 models[entry.family, entry.edit, entry.weights] = entry
         table = []
         for family, edit in dict.fromkeys(key[:2] for key in models):
-            change = edit if edit != NO_EDIT else "as it is"
-            change = change.replace("+", " and\n").replace("with ", "with trained\n")
+            change = name_edit(edit) or "as it is"
+            change = change.replace("trained ", "trained\n").replace(" and ", " and\n")
             pair = [models.get((family, edit, weights)) for weights in (TRAINED, UNTRAINED)]
             table.append((f"{family}\n{change}", pair))
         points = [point for point in list_points(models.values()) if point.startswith(FIRST)]
@@ -342,7 +343,7 @@ class InversionFigures(Figures):
         for axis in axes[0]:
             axis.axhline(0, color=GREY, linewidth=0.8, linestyle=":")
         axes[0, 0].set(xlabel="layers executed", xticks=rows["depth"].unique())
-        axes[0, 0].set(ylabel="token distance / yardstick,\npowers of 10")
+        axes[0, 0].set(ylabel="log10 of token distance\n/ yardstick")
         axes[0, 1].set(xlabel="layer, alone", xticks=layers.dropna().unique())
         self.finish(figure, "inversion_orders", handles_of(axes[0, 0]))
         seeds = count_seeds([rows["seed"].nunique()])

@@ -29,20 +29,17 @@ def inversion_numbers(rows: pd.DataFrame) -> pd.DataFrame:
         their standard deviation (`_std`); the commonest verdict, how many (`count`) of the `n`
         inversions have it; `seeds`, their number.
     """
-    summaries = []
-    for keys, group in with_ratios(rows).groupby([*MODEL, "point"], sort=False):
-        summary: dict[str, Any] = dict(zip([*MODEL, "point"], keys, strict=True))
-        for column in (EMBEDDING, INPUT, TOKENS, PIXELS):
-            seeds = group.groupby("seed")[column].mean()
-            summary[column] = seeds.mean()
-            summary[f"{column}_std"] = seeds.std()
-        verdicts = group["verdict"].value_counts()
-        summary["verdict"] = verdicts.index[0]
-        summary["count"] = verdicts.iloc[0]
-        summary["n"] = len(group)
-        summary["seeds"] = group["seed"].nunique()
-        summaries.append(summary)
-    return pd.DataFrame(summaries).round(6)
+    keys = [*MODEL, "point"]
+    rows = with_ratios(rows)
+    seeds = rows.groupby([*keys, "seed"], sort=False)[[EMBEDDING, INPUT, TOKENS, PIXELS]].mean()
+    numbers = seeds.groupby(keys, sort=False).agg(["mean", "std"])
+    numbers.columns = [column if how == "mean" else f"{column}_std" for column, how in numbers]
+    groups = rows.groupby(keys, sort=False)
+    numbers["verdict"] = groups["verdict"].agg(lambda verdicts: verdicts.value_counts().index[0])
+    numbers["count"] = groups["verdict"].agg(lambda verdicts: verdicts.value_counts().iloc[0])
+    numbers["n"] = groups.size()
+    numbers["seeds"] = groups["seed"].nunique()
+    return numbers.reset_index().round(6)
 
 
 def name_point(point: str) -> str:
@@ -55,16 +52,17 @@ def name_point(point: str) -> str:
     return f"first {number} layers" if number > 1 else "first layer"
 
 
+def name_edit(edit: str) -> str:
+    """An edit in words: "without attention", "with trained first norm"; "" of no edit."""
+    edit = edit.removeprefix(NO_EDIT).replace("pos_embed", "position embedding")
+    edit = edit.replace("patch_embed", "patch embedding").replace("norm1", "first norm")
+    return edit.replace("+", " and ").replace("with ", "with trained ")
+
+
 def name_model(weights: str, edit: str, order: str) -> str:
     """Weights, edit and order in words: "trained, without attention"."""
-    names = [weights]
-    if edit != NO_EDIT:
-        edit = edit.replace("pos_embed", "position embedding")
-        edit = edit.replace("patch_embed", "patch embedding").replace("norm1", "first norm")
-        names.append(edit.replace("+", " and ").replace("with ", "with trained "))
-    if order != "sequential":
-        names.append(f"{order} order")
-    return ", ".join(names)
+    names = [weights, name_edit(edit), f"{order} order" if order != "sequential" else ""]
+    return ", ".join(name for name in names if name)
 
 
 def count_seeds(counts: Iterable[int]) -> str:
