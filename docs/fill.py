@@ -18,7 +18,6 @@ import pandas as pd
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # as a script it has its own folder alone
 
-from docs.pooled import Pooled  # noqa: E402
 from docs.reference import campaign, parameters, plots_page, schema, speed  # noqa: E402
 from papers import PAPERS  # noqa: E402
 from papers.layershuffle.labels import label  # noqa: E402
@@ -27,11 +26,8 @@ from pipeline.report.claims import Claim, load_claims  # noqa: E402
 from pipeline.report.comparison import moved  # noqa: E402
 from pipeline.report.evidence import Evidence  # noqa: E402
 from pipeline.report.ledger import (  # noqa: E402
-    FAILS,
     HOLDS,
-    UNDECIDED,
     VERDICTS,
-    WEAKER,
     judge,
     markdown,
 )
@@ -42,7 +38,6 @@ PRETRAINED, HOURS = (
     f"cells/{name}/"
     for name in ("fashion_mnist_4k_vit_s14_56_few_epochs", "fashion_mnist_10k_vit_micro_hours")
 )
-OTHER_HOURS = f"{HOURS[:-1]}_seeds_5_to_9/"
 MINUTES = "cells/fashion_mnist_10k_vit_micro_minutes"  # of the default run made again
 SCHEMA, PLOTS = "docs/params.schema.json", ".dvc/plots.html"
 TABLES = {  # block -> file
@@ -55,7 +50,6 @@ CELLS = {  # words -> folder of results/
     f"[micro model at `hours`](results/{HOURS}README.md), five seeds": HOURS,
     "micro model at `minutes`, the default run, five seeds": "",
 }
-FEW = 20  # seeds: four times what a run has
 BLOCK = re.compile(r"(<!-- (\w+):.*?-->)\n(.*?)(<!-- /\2 -->)", re.S)
 
 
@@ -89,32 +83,6 @@ def moved_verdicts(*folders: str, read: Read) -> str:
         f"Of {len(both)} verdicts {same} are the same, {len(contradicting)} contradict each other, {len(marginal)} others differ:"
     ]
     return "\n".join([*lines, "", *(f"- {line}" for line in contradicting + marginal)])
-
-
-def ten_seeds(old: list[str], read: Read) -> str:
-    """What both runs of scale hours say together.
-
-    Counts, how many seeds what is undecided needs, what five seeds said otherwise.
-    """
-    found = judge(Pooled(ROOT / "results" / HOURS, ROOT / "results" / OTHER_HOURS, papers=PAPERS))
-    verdicts, corrected = (
-        [entry[key] for entry in found["claims"]] for key in ("verdict", "corrected")
-    )
-    holds, fails, weaker, undecided = map(verdicts.count, (HOLDS, FAILS, WEAKER, UNDECIDED))
-    reasons = [entry["reason"] for entry in found["claims"] if entry["verdict"] == UNDECIDED]
-    few = sum(
-        int(words[1]) <= FEW for words in map(re.compile(r"about (\d+)").search, reasons) if words
-    )
-    many, then = sum("more than 200" in reason for reason in reasons), holds + fails + weaker + few
-    contradicting, marginal = moved(found, json.loads(read(f"results/{HOURS}claims.json")))
-    lines = contradicting + marginal
-    return f"""Of {then - few + undecided} claims {holds} hold, {fails} do not, {weaker} are weaker here, {undecided} undecided; after
-Holm's correction {corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not. From the spread so far {FEW} seeds in all would
-probably decide {few} of the {undecided} (of the {then} claims decided by then {100 * few / then:.0f} % are open now), more seeds, but not
-two hundred, {undecided - few - many}; {many} would need more. {len(contradicting)} verdicts contradict the other ledger, {len(marginal)}
-differ:
-
-""" + "\n".join(f"- {line}" for line in lines)
 
 
 def result(old: list[str], read: Read) -> str:
@@ -268,11 +236,6 @@ MADE: dict[str, Callable[[list[str], Read], str]] = {
     "measured": measured,
     "swarm": swarm,
     "moved_seeds": lambda old, read: moved_verdicts("", f"{MINUTES}_seeds_5_to_9/", read=read),
-    "moved_processor": lambda old, read: moved_verdicts(
-        "", f"{MINUTES}_another_processor/", read=read
-    ),
-    "moved_hours": lambda old, read: moved_verdicts(HOURS, OTHER_HOURS, read=read),
-    "ten_seeds": ten_seeds,
     "result": result,
     "parameters": lambda old, read: parameters(read),
     "speed": lambda old, read: speed(read),

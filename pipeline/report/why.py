@@ -155,7 +155,7 @@ def _folder(file: Path) -> Path:
 
 
 def _origin(file: Path) -> list[str]:
-    """The stage that wrote a file of the run or of a committed cell: command, inputs, hardware."""
+    """The stage that wrote a file of the run or of a committed cell: command and inputs."""
     folder = _folder(file)
     written = RESULTS / file.relative_to(folder) if file.is_relative_to(folder) else file
     stages = declared_stages()
@@ -178,7 +178,6 @@ def _origin(file: Path) -> list[str]:
         sections = [path.stem for path in inputs if path.parent.name == "params"]
         lines.append(f"  reads       {', '.join(read)}")
         lines.append(f"  parameters  {', '.join(sections)} (of params.yaml, in outs/params/)")
-    lines.append(f"  hardware    {'; '.join(cell.get('hardware', ())) or 'not noted'}")
     md5 = checksums(stage).get(str(file))
     if md5:
         lines.append(f"  checksum    {md5} (md5, dvc.lock)")

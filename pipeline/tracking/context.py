@@ -3,6 +3,8 @@
 import os
 import subprocess
 
+from pipeline.jobs.portable import cpu_name
+
 WRITTEN_BY_DVC = ("results", "dvc.lock", "params.yaml")
 VARIABLES = {"stage": "DVC_STAGE", "dvc.exp": "DVC_EXP_NAME", "dvc.rev": "DVC_EXP_BASELINE_REV"}
 
@@ -17,6 +19,7 @@ def context_tags() -> dict[str, str]:
         "mlflow.source.git.commit": _git("rev-parse", "HEAD"),
         "mlflow.source.git.branch": _git("branch", "--show-current"),
         "git.dirty": "true" if changes else "false",
+        "processor": cpu_name(),
     }
     for tag, variable in VARIABLES.items():
         if os.environ.get(variable):

@@ -1,7 +1,6 @@
 """From what evaluations and analyses left to tidy tables. No torch here."""
 
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from papers.layershuffle.section import ANALYSIS_NUMBERS, SAMPLER_ROWS, Analysis
 from pipeline.config.sections import Finetune
 from pipeline.config.variant import BASELINE
 from pipeline.files import read_json, write_json
-from pipeline.jobs.files import ARRAYS, EXECUTION, HISTORY, JUDGES, RESULTS, read_meta
+from pipeline.jobs.files import ARRAYS, HISTORY, JUDGES, RESULTS, read_meta
 from pipeline.jobs.job import Job
 from pipeline.jobs.rows import mean_rows, seed_means, write_results
 from pipeline.training.judging import kept_epoch
@@ -113,18 +112,13 @@ def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -
     # Without the controls that a scale adds.
     chosen = chosen[chosen["variant"].isin([BASELINE, *params.variants])]
     write_json(RESULTS / "metrics.json", table_metrics(chosen))
-    models = {(variant, seed) for _, variant, seed in trained}
-    write_json(RESULTS / "cell.json", describe_cell(plan, models), indent=None)
+    write_json(RESULTS / "cell.json", describe_cell(plan), indent=None)
 
 
-def describe_cell(plan: Evaluations, models: Iterable[tuple[str, int]]) -> dict[str, Any]:
-    """Name what the cell was made from: data, model, protocol, seeds, processors."""
+def describe_cell(plan: Evaluations) -> dict[str, Any]:
+    """Name what the cell was made from: data, model, protocol, seeds."""
     params = plan.params
     meta = read_meta(plan.data)
-    hardware = set()
-    for variant, seed in models:
-        for file in plan.weights_of(variant, seed).parent.glob(EXECUTION):
-            hardware.add(file.read_text().strip())
     latin = [name for name in params.all_variants if params.resolve(Finetune, name).per == "latin"]
     return {
         "dataset": params.dataset,
@@ -135,7 +129,6 @@ def describe_cell(plan: Evaluations, models: Iterable[tuple[str, int]]) -> dict[
         "classes": len(meta["classes"]),
         "images": meta["counts"],
         "latin": latin,
-        "hardware": sorted(hardware),
     }
 
 

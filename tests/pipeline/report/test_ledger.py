@@ -15,9 +15,7 @@ import pytest
 import yaml
 from scipy.stats import ttest_1samp
 
-from docs.pooled import Pooled
 from papers import PAPERS
-from pipeline.errors import UserError
 from pipeline.report.claims import Claim
 from pipeline.report.comparison import changes, moved, read_cells, same_cell
 from pipeline.report.evidence import Counts, Evidence, NotComparable, refuse_ceiling
@@ -323,25 +321,6 @@ def test_figures_of_the_papers_cells_are_compared_there(changed: Path) -> None:
     after = verdicts(changed)
     assert after["table1.baseline.arbitrary"] == FAILS  # a micro model is no ViT-B/16
     assert not [name for name in after if name.startswith("exits")]  # their rows are of another
-
-
-@pytest.mark.slow
-def test_seeds_of_several_runs_are_judged_together() -> None:
-    """Each once, in the order of the runs; runs of other cells are refused."""
-    folders = [
-        RESULTS / "cells" / f"fashion_mnist_10k_vit_micro_hours{x}" for x in ("", "_seeds_5_to_9")
-    ]
-    both = Pooled(*folders, folders[0], papers=PAPERS)
-    assert both.cell["seeds"] == list(range(10))
-    apart = [Evidence(folder).accuracy("ls", "arbitrary") for folder in folders]
-    np.testing.assert_array_equal(both.accuracy("ls", "arbitrary"), np.concatenate(apart))
-    by_seed = both.read("analysis")["models"]["ls"]["position_r2"]["seeds"]
-    assert list(by_seed) == [str(seed) for seed in range(10)]
-    assert both.table("table1").equals(Evidence(folders[0]).table("table1"))
-    with pytest.raises(UserError, match=r"micro_hours: found latin .*, accepted: "):
-        Pooled(RESULTS, folders[0])
-    with pytest.raises(UserError, match="seeds with the same starting weights"):
-        Pooled(RESULTS / "cells" / "fashion_mnist_4k_vit_s14_56_few_epochs")
 
 
 def test_ledgers_are_compared() -> None:
