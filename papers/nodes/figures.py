@@ -6,23 +6,22 @@ from matplotlib.lines import Line2D
 from papers.nodes.section import Nodes, Policy
 from pipeline.config.params import Params
 from pipeline.report.captions import counted, name_models, read_captions
-from pipeline.report.figures import Figures, draw_chance, draw_lines
+from pipeline.report.figures import Figures, Look, draw_chance, draw_lines, handles_of
 from pipeline.report.results import Results
 
 CAPTIONS = read_captions(__file__)
 HEALTHY = "healthy"
-POLICY: dict[Policy, str] = {
-    "strict": "strict order",
-    "partial": "partial order",
-    "any": "any order",
+ORDERS: dict[Policy, Look] = {
+    "strict": {"label": "strict order", "color": "black", "linestyle": ":"},
+    "partial": {"label": "partial order", "color": "black", "linestyle": "--"},
+    "any": {"label": "any order", "color": "black", "linestyle": "-"},
 }
-LINES: dict[Policy, str] = {"strict": ":", "partial": "--", "any": "-"}
 BARS = {"capsize": 1.5, "elinewidth": 0.7}
 
 
 def method(label: str, policy: Policy) -> str:
     """Name a model and how its layers are visited."""
-    return f"{label}, {POLICY[policy]}"
+    return f"{label}, {ORDERS[policy]['label']}"
 
 
 def draw_away(figures: Figures, rows: pd.DataFrame, chance: float, service: float) -> str:
@@ -44,13 +43,8 @@ def draw_away(figures: Figures, rows: pd.DataFrame, chance: float, service: floa
     lines = lines.assign(method=methods, away=100 * lines["gone"])
     variants = figures.looks(dict.fromkeys(lines["variant"]))
     looks = {
-        (variant, policy): variants[variant] | {"linestyle": LINES[policy]}
+        (variant, policy): variants[variant] | {"linestyle": ORDERS[policy]["linestyle"]}
         for variant, policy in dict.fromkeys(methods)
-    }
-    policies = {
-        policy: {"color": "black", "linestyle": LINES[policy]}
-        for policy in POLICY
-        if policy in set(lines["policy"])
     }
     # Throughput depends on the order alone: of each order one variant is drawn.
     of_policies = lines.drop_duplicates(["policy", "replication", "fault", "seed"])
@@ -60,7 +54,7 @@ def draw_away(figures: Figures, rows: pd.DataFrame, chance: float, service: floa
         own_rows = lines[lines["replication"] == count]
         draw_lines(above, own_rows, "away", "right", "method", looks, **BARS)
         own_rows = of_policies[of_policies["replication"] == count]
-        draw_lines(below, own_rows, "away", "images_per_s", "policy", policies, factor=1, **BARS)
+        draw_lines(below, own_rows, "away", "images_per_s", "policy", ORDERS, factor=1, **BARS)
         above.set(title=f"{counted(count, 'node')} a layer", ylim=(0, 100))
         below.set(xlabel="nodes away (%)", xlim=(-4, 100), ylim=(0, None))
         draw_chance(above, chance)
@@ -69,9 +63,7 @@ def draw_away(figures: Figures, rows: pd.DataFrame, chance: float, service: floa
     handles = {}
     for look in variants.values():
         handles[look["label"]] = Line2D([], [], **look | {"linestyle": "none"})
-    for policy, look in policies.items():
-        handles[POLICY[policy]] = Line2D([], [], **look)
-    figures.finish(figure, "nodes", handles)
+    figures.finish(figure, "nodes", handles | handles_of(axes[1, 0]))
     return CAPTIONS["away"].format(
         nodes=rows["nodes"].max(),
         seeds=counted(rows["seed"].nunique(), "seed"),

@@ -85,13 +85,12 @@ class Augmentation:
 
 
 def make_randaugment(magnitude: int, split: Split) -> Callable:
-    """DeiT's RandAugment: two of timm's fifteen changes an image, each with probability 0.5.
+    """DeiT's RandAugment: two of timm's changes an image, each with probability 0.5.
 
-    Pillow refuses the 0 bits to which timm's PosterizeIncreasing goes at times: its plain Posterize
-    stands for it. What is moved in from outside has the data set's mean colour.
+    They are DeiT's without posterising: Pillow refuses the 0 bits to which timm's goes at times.
+    What is moved in from outside has the data set's mean colour.
     """
-    names = rand_augment_choices("", increasing=True)
-    names = ["Posterize" if name == "PosterizeIncreasing" else name for name in names]
+    names = [name for name in rand_augment_choices("") if name != "PosterizeIncreasing"]
     colour = (-split.shift / split.scale)[0, :, 0, 0]  # (C,)
     options = {
         "img_mean": tuple(colour.round().int().tolist()),

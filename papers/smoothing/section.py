@@ -1,6 +1,6 @@
 """The section `smoothing` of params.yaml, and what its jobs depend on. No torch here."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -102,19 +102,6 @@ class Recipe(Section):
         return self.model_copy(update={part: type(self).model_fields[part].default})
 
 
-Part = Literal[
-    "repeats",
-    "crop",
-    "flip",
-    "randaugment",
-    "erasing",
-    "mixup",
-    "cutmix",
-    "label_smoothing",
-    "drop_path",
-]
-
-
 def name_drop_path(rate: float, whole: float) -> str:
     """What `changed` in results/ says of a drop path where the whole recipe has another one."""
     return WHOLE if rate == whole else f"drop_path_{rate:g}"
@@ -147,7 +134,7 @@ class Smoothing(SmoothingProfiles, PaperSection):
     """The rows of Table 1, at each depth, and the source's formula as it stands."""
     best: Losses
     """"Ours" of Tables 3 and 4."""
-    removed: list[Part]
+    removed: list[str]
     """From the recipe, one at a time, at the smallest depth, with and without `best` (Table 4)."""
     talking_heads: list[Count]
     """Depths at which `best` is also trained with talking heads (Table 3)."""

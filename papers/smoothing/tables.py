@@ -178,23 +178,15 @@ def drop_path_table(numbers: pd.DataFrame, whole: float) -> pd.DataFrame:
 
 
 def select_numbers(numbers: pd.DataFrame, best: str) -> dict[int, pd.DataFrame]:
-    """The numbers that Tables 1, 3, 4 and 5 show."""
-    depths = match_depths(numbers)
-    plain = is_plain(numbers)
-    is_whole = numbers["changed"] == NONE
-    is_accuracy = numbers["metric"] == ACCURACY
-    is_shallow = numbers["num_layers"] == depths[12]
-    losses = [row["losses"] for row in PUBLISHED["table3"]]
-    third = plain & numbers["losses"].isin(losses) & is_shallow
-    talking = [row["losses"] for row in PUBLISHED["table3"] if row["talking_heads"]]
-    third |= numbers["talking_heads"] & numbers["losses"].isin(talking) & is_whole
-    fourth = ~numbers["talking_heads"] & numbers["losses"].isin([NONE, best])
-    fourth &= numbers["changed"].isin(PUBLISHED["table4"])
-    fourth &= is_shallow | (plain & (numbers["num_layers"] == depths[24]))
-    fifth = numbers["talking_heads"] & (numbers["num_layers"] == depths[24])
-    shown = {3: third, 4: fourth, 5: fifth}
-    return {1: numbers[plain]} | {
-        number: numbers[rows & is_accuracy] for number, rows in shown.items()
+    """The numbers that Tables 1, 3, 4 and 5 are made from."""
+    accuracies = numbers[numbers["metric"] == ACCURACY]
+    talking_heads = accuracies["talking_heads"]
+    of_table3 = accuracies["losses"].isin([row["losses"] for row in PUBLISHED["table3"]])
+    return {
+        1: numbers[is_plain(numbers)],
+        3: accuracies[of_table3 & (accuracies["changed"] == NONE)],
+        4: accuracies[accuracies["losses"].isin([NONE, best]) & ~talking_heads],
+        5: accuracies[talking_heads],
     }
 
 

@@ -206,6 +206,8 @@ def test_randaugment_changes_images(channels: int) -> None:
     """Each in its own way, some not at all; what is moved in has the mean colour."""
     seed(0)
     images = pixels(1, channels).expand(300, -1, -1, -1)
+    for magnitude in (1, 5, 10):  # none is refused by Pillow
+        augmentation(channels, randaugment=magnitude)(Batch(images, torch.arange(300)))
     batch = augmentation(channels, randaugment=9)(Batch(images, torch.arange(300)))
     assert batch.images.shape == images.shape
     assert len(batch.images.flatten(1).unique(dim=0)) > 150

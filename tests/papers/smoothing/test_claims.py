@@ -175,8 +175,8 @@ class TestSmoothing(ClaimSuite):
         models.append(model(12, 0.4, 64.5, losses=BEST, talking_heads=True))
         for losses, accuracies in DROP_PATH.items():
             for changed, accuracy in accuracies.items():
-                keys = {"losses": losses, "changed": changed, "talking_heads": True}
-                models.append(model(24, 0.4, accuracy, **keys))
+                keys = {"losses": losses, "changed": changed}
+                models.append(model(24, 0.4, accuracy, talking_heads=True, **keys))
         for variant, ends in REFINED.items():
             for order, last in zip(("sequential", "arbitrary"), ends, strict=True):
                 models.append(model(12, last, 70, training=variant, order=order))
