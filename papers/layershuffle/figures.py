@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.lines import Line2D
 from scipy.stats import gaussian_kde
 
 from lsvit.routes import ORDERS
 from papers.layershuffle.diagrams import draw_approaches, draw_first_routes
 from papers.layershuffle.labels import CONTROLS, label
-from papers.layershuffle.section import Analysis
+from papers.layershuffle.section import ALL, Analysis
 from pipeline.config.params import Params
-from pipeline.config.variant import PRETRAINED
+from pipeline.config.variant import BASELINE, PRETRAINED
 from pipeline.jobs.rows import mean_rows
 from pipeline.report.captions import read_captions
 from pipeline.report.evaluations import count_orders, summarise
@@ -27,23 +30,26 @@ from pipeline.report.figures import (
     draw_chance,
     draw_lines,
     draw_means,
+    handles_of,
 )
 from pipeline.report.results import Results, read_arrays
 
 CAPTIONS = read_captions(__file__)
 REFIT_MARKERS = "*Xpd"
-FORMS = {  # what an order is drawn for -> the variants of LS and LS-pred that are trained so
-    "batch": ("ls_batch", "ls_pred_batch"),
-    "sample": ("ls_sample", None),
-    "Latin": ("ls", "ls_pred"),
-}
+GREYS = ("#BBBBBB", "#999999", GREY, "#444444")
+FORMS = {"batch": "ls", "sample": "ls_sample", "Latin": "ls_latin"}  # LS by what an order is for
+STYLES = {"random": "-", "first": "--", "spaced": ":"}  # of lines, by which layers are kept
 ANALYSED = Path("outs/analysis")
 FIGURE_1 = ("ls", "layerdrop")  # and refit-k: the paper's lines, its method in front
 AGAINST_DISORDER = ("baseline", "layerdrop", "ls")
 ACCURACY = "validation accuracy (%)"
+ROW = 0.5  # of figures 4c and 4d: the share of a layer's mean that is as high as a row
+WIDEST = 2.5  # of them: the largest norm shown, in means of the layer
 
 
-def draw_pruning(figures: Figures, cells: pd.DataFrame, order: str, name: str) -> str:
+def draw_pruning(
+    figures: Figures, cells: pd.DataFrame, order: str, name: str, chance: float
+) -> str:
     """Draw figure 1b or 1c: accuracy against layers kept, the paper's lines alone.
 
     Args:
@@ -51,29 +57,48 @@ def draw_pruning(figures: Figures, cells: pd.DataFrame, order: str, name: str) -
         cells: of :func:`pipeline.report.evaluations.summarise`.
         order: sequential or arbitrary.
         name: of the files.
+        chance: accuracy in % of guessing.
 
     Returns:
         The caption.
     """
     cells = cells[cells["order"] == order]
+    depth = cells["keep"].max()
     is_refit = cells["variant"].str.startswith("refit")
+    is_whole = (cells["variant"] == BASELINE) & (cells["keep"] == depth)  # refit with all layers
     refits = cells[is_refit].sort_values("keep")
     lines = cells[cells["variant"].isin(FIGURE_1)]
-    figure, [[axis]] = figures.panels(0.78)
-    shown = pd.concat([lines, refits])
-    _draw_kept(axis, shown, figures.looks(FIGURE_1))
+    figure, [[axis]] = figures.panels(0.9)
+    looks = figures.looks(FIGURE_1)
+    handles: dict[str, Any] = {}
+    for choose in lines["choose"].unique():
+        if choose == ALL:
+            continue
+        chosen = lines[lines["choose"].isin([choose, ALL])]
+        styled = {}
+        for variant, look in looks.items():
+            styled[variant] = look | {"linestyle": STYLES[choose]}
+        _draw_kept(axis, chosen, styled)
+        handles = handles_of(axis) | handles  # the first style stands for the variant
     if len(refits):
-        look = _refit_look("refit-k", 0) | {"markersize": 7, "zorder": 0}
-        draw_means(axis, 100 * refits.set_index("keep")[["mean", "std"]], capsize=2, **look)
-    axis.set(xlabel="layers kept")
-    figures.finish(figure, name)
+        look = {"color": GREY, "marker": "*", "markersize": 7, "zorder": 0}
+        line = pd.concat([refits, cells[is_whole]]).set_index("keep")
+        draw_means(axis, 100 * line[["mean", "std"]], capsize=2, label="refit-k", **look)
+    handles = handles_of(axis) | handles
+    for choose in lines["choose"].unique():
+        if choose != ALL:
+            handles[f"{choose} layers"] = Line2D([], [], color=GREY, linestyle=STYLES[choose])
+    axis.set(xlabel="layers kept", ylabel=ACCURACY, ylim=(0, 100))
+    axis.set(xticks=sorted({*lines["keep"], *refits["keep"]}))
+    draw_chance(axis, chance)
+    figures.finish(figure, name, handles)
     full = lines[lines["full"]]
     noun = "orders" if full["orders"].max() > 1 else "order"
     counts = [f"k = {cell.keep}: {cell.orders}" for cell in refits.itertuples()]
     return CAPTIONS["pruning"].format(
         order="their original order" if order == "sequential" else "random order",
-        seeds=shown["n"].max(),
-        pruned=_describe_pruned(shown[~shown["full"]]),
+        seeds=lines["n"].max(),
+        pruned=_describe_pruned(lines[lines["choose"] == "random"]),
         orders=count_orders(full, noun),
         images=full["images"].max(),
         refits=CAPTIONS["pruning_refits"].format(counts=", ".join(counts)) if counts else "",
@@ -93,29 +118,39 @@ def _describe_pruned(pruned: pd.DataFrame) -> str:
     return text
 
 
-def draw_pruning_of_all(figures: Figures, cells: pd.DataFrame) -> str:
+def draw_pruning_of_all(figures: Figures, cells: pd.DataFrame, chance: float) -> str:
     """Draw every variant's accuracy against layers kept, in both orders. Returns the caption."""
-    figure, axes = figures.panels(1.15, nrows=2, sharex=True)
+    cells = cells[cells["choose"].isin(["random", ALL])]
+    figure, axes = figures.panels(1.25, nrows=2, sharex=True)
     for axis, order in zip(axes[:, 0], ORDERS, strict=True):
-        _draw_kept(axis, cells[cells["order"] == order], figures.variant_looks)
+        _draw_kept(axis, cells[cells["order"] == order], figures.variant_looks, apart=0.18)
         axis.set(ylabel=f"accuracy (%),\n{order}")
+        draw_chance(axis, chance)
     axes[1, 0].set(xlabel="layers kept")
     figures.finish(figure, "pruning")
     return CAPTIONS["pruning_of_all"].format(seeds=cells["n"].max())
 
 
-def _draw_kept(axis: Axes, cells: pd.DataFrame, looks: dict[str, Look]) -> None:
-    """Draw lines of accuracy against layers kept, the first variant in front."""
+def _draw_kept(axis: Axes, cells: pd.DataFrame, looks: dict[str, Look], apart: float = 0) -> None:
+    """Draw lines of accuracy against layers kept, the first variant in front, `apart` in x."""
     for behind, (variant, look) in enumerate(looks.items()):
         line = cells[cells["variant"] == variant].sort_values("keep").set_index("keep")
+        line.index = line.index + apart * _place(behind, len(looks))
         front = 2 + len(looks) - behind
         draw_means(axis, 100 * line[["mean", "std"]], capsize=2, zorder=front, **look)
-    axis.set(ylabel=ACCURACY, xticks=sorted(cells["keep"].unique()), ylim=(0, 100))
+    kept = cells.loc[cells["variant"].isin(looks), "keep"]
+    axis.set(ylabel=ACCURACY, xticks=sorted(kept.unique()), ylim=(0, 100))
+
+
+def _place(number: int, count: int) -> float:
+    """Where one of several lines stands beside the others: from -count / 2 to count / 2."""
+    return number - (count - 1) / 2
 
 
 def _refit_look(variant: str, place: int) -> Look:
     marker = REFIT_MARKERS[place % len(REFIT_MARKERS)]
-    return {"color": GREY, "marker": marker, "linestyle": ":", "label": label(variant)}
+    shade = GREYS[place % len(GREYS)]
+    return {"color": shade, "marker": marker, "linestyle": ":", "label": label(variant)}
 
 
 def draw_disorder(
@@ -153,7 +188,7 @@ def draw_disorder(
 
     above = axis.secondary_xaxis("top", functions=(to_tau, to_distance))
     above.set(xlabel="Kendall's tau", xticks=[1, 0.5, 0, -0.5, -1])
-    draw_chance(axis, chance)
+    draw_chance(axis, chance, at="left")
     figures.finish(figure, "distance")
     return CAPTIONS["disorder"].format(swaps=most, counts=_describe_counts(rows))
 
@@ -196,7 +231,13 @@ def _describe_counts(rows: pd.DataFrame) -> str:
 
 
 def draw_umap(
-    figures: Figures, arrays: dict[str, np.ndarray], layer: int, name: str, title: str
+    figures: Figures,
+    arrays: dict[str, np.ndarray],
+    layer: int,
+    name: str,
+    title: str,
+    numbers: dict[str, Any],
+    seed: int,
 ) -> str:
     """Draw figure 4a or 4b: a layer's whole output in the plane, coloured by its position.
 
@@ -206,6 +247,8 @@ def draw_umap(
         layer: counted from 0.
         name: of the files.
         title: names the model.
+        numbers: of analysis.json, of this model.
+        seed: of `arrays`.
 
     Returns:
         The caption.
@@ -224,10 +267,26 @@ def draw_umap(
         vmax=positions.shape[1],
     )
     axis.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2")
-    axis.set(title=f"{title}, layer {layer + 1}")
+    told = f"R² = {numbers['position_r2']['seeds'][str(seed)]:.2f}"
+    axis.set(title=f"{title}, layer {layer + 1}: {told}")
     figure.colorbar(points, label="position of the layer", shrink=0.9)
     figures.save(figure, name)
-    return CAPTIONS["umap"].format(layer=layer + 1, title=title, images=len(plane))
+    return CAPTIONS["umap"].format(
+        layer=layer + 1,
+        title=title,
+        images=len(plane),
+        plane=told,
+        planes=_describe_models(numbers["position_r2"]),
+        whole=_describe_models(numbers["position_r2_whole"]),
+    )
+
+
+def _describe_models(number: dict[str, Any]) -> str:
+    """An R² over the models, in words."""
+    text = f"R² = {number['mean']:.2f}"
+    if number["std"] is not None:
+        text += f" ± {number['std']:.2f}"
+    return f"{text} (n = {number['n']})"
 
 
 def draw_ridges(figures: Figures, arrays: dict[str, np.ndarray], name: str, title: str) -> str:
@@ -243,35 +302,44 @@ def draw_ridges(figures: Figures, arrays: dict[str, np.ndarray], name: str, titl
         The caption.
     """
     positions = arrays["positions"]
-    norms = arrays["norms"] / arrays["norms"].max(axis=0)
+    norms = arrays["norms"] / arrays["norms"].mean(axis=0)
     num_layers = norms.shape[1]
     colours = colours_by_depth(num_layers)
     places = np.arange(1, num_layers + 1)
-    grid = np.linspace(0, 1, 200)
-    figure, [[left, right]] = figures.panels(1.2, ncols=2, width_ratios=[3, 2], sharey=True)
+    grid = np.linspace(0, WIDEST, 250)
+    figure, [[left, right]] = figures.panels(1.3, ncols=2, width_ratios=[3, 2], sharey=True)
     for layer in range(num_layers):
         by_position = [norms[positions[:, layer] == p, layer] for p in range(num_layers)]
         curves = np.stack([_estimate_density(values, grid) for values in by_position])
-        curves *= 1.6 / max(curves.max(), 1e-9)
+        curves *= 0.95 / max(curves.max(), 1e-9)
         for curve, colour in zip(curves, colours, strict=True):
-            front = 2 * layer
-            left.fill_between(
-                grid, -layer, curve - layer, color=colour, alpha=0.08, linewidth=0, zorder=front
-            )
-            left.plot(grid, curve - layer, color=colour, linewidth=0.8, zorder=front + 1)
+            left.plot(grid, curve - layer, color=colour, linewidth=0.7)
         means = np.array([values.mean() for values in by_position])
-        heights = 0.8 * (means - means.min()) / max(np.ptp(means), 1e-9) - layer
-        right.plot(places, heights, color=GREY, linewidth=0.6)
+        errors = np.array([_standard_error(values) for values in by_position])
+        heights = (means - 1) / ROW - layer
+        band = 1.96 * errors / ROW
+        right.axhline(-layer, color=GREY, linewidth=0.4)
+        right.fill_between(places, heights - band, heights + band, color=GREY, alpha=0.3, lw=0)
         right.scatter(places, heights, c=colours, s=6, zorder=3)
         ring: Look = {"markersize": 6, "markerfacecolor": "none", "color": OKABE_ITO[4]}
         right.plot(layer + 1, heights[layer], "o", **ring)
-    left.set(yticks=-np.arange(num_layers), yticklabels=places, xlim=(0, 1), title="distributions")
-    left.set(xlabel="norm of the contribution\n(of the layer's largest)")
+    left.set(yticks=-np.arange(num_layers), yticklabels=places, xlim=(0, WIDEST))
+    left.set(title="distributions", xlabel="norm of the contribution\n(the layer's mean is 1)")
     left.set(ylabel="layer (original place)")
-    right.set(xlabel="position of the layer", title="means", xlim=(0, num_layers + 1))
+    right.set(xlabel="position of the layer", title=f"means (a row: {100 * ROW:.0f} %)")
+    right.set(xlim=(0, num_layers + 1))
+    key = ScalarMappable(Normalize(1, num_layers), "viridis")
+    figure.colorbar(
+        key, ax=[left, right], label="position of the layer", location="bottom", aspect=40
+    )
     figure.suptitle(title, fontsize=8)
     figures.save(figure, name)
-    return CAPTIONS["ridges"].format(title=title, images=len(norms))
+    return CAPTIONS["ridges"].format(title=title, images=len(norms), row=100 * ROW)
+
+
+def _standard_error(values: np.ndarray) -> float:
+    """The standard error of a mean; 0 for a single value."""
+    return values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def _estimate_density(values: np.ndarray, grid: np.ndarray) -> np.ndarray:
@@ -281,60 +349,55 @@ def _estimate_density(values: np.ndarray, grid: np.ndarray) -> np.ndarray:
     return gaussian_kde(values)(grid)
 
 
-def draw_training_curves(figures: Figures, histories: dict[str, pd.DataFrame]) -> str:
+def draw_training_curves(
+    figures: Figures, histories: dict[str, pd.DataFrame], chance: float
+) -> str:
     """Draw validation accuracy per epoch in both orders, by variant. Returns the caption."""
     rows = pd.concat([rows.assign(variant=variant) for variant, rows in histories.items()])
     looks = {}
     for place, variant in enumerate(histories):
         looks[variant] = figures.variant_looks.get(variant) or _refit_look(variant, place)
-    figure, axes = figures.panels(1.15, nrows=2, sharex=True)
+    figure, axes = figures.panels(1.35, nrows=2, sharex=True)
+    places = {variant: place for place, variant in enumerate(looks)}
+    apart = 0.4 / len(looks)
+    rows["epoch"] += apart * rows["variant"].map(lambda name: _place(places[name], len(looks)))
     for axis, order in zip(axes[:, 0], ORDERS, strict=True):
         column = f"validation/{order}/accuracy"
         draw_lines(axis, rows, "epoch", column, "variant", looks, capsize=1.5)
         axis.set(ylabel=f"accuracy (%),\n{order}", ylim=(0, 100))
         axis.xaxis.get_major_locator().set_params(integer=True)
+        draw_chance(axis, chance)
     axes[1, 0].set(xlabel="epoch")
     figures.finish(figure, "training_curves")
     seeds = rows.groupby("variant")["seed"].nunique().max()
     return CAPTIONS["training_curves"].format(seeds=seeds)
 
 
-def draw_forms(figures: Figures, rows: pd.DataFrame, forms: list[str]) -> str:
-    """Draw accuracy of LS and position accuracy of LS-pred by what an order was drawn for.
+def draw_forms(figures: Figures, rows: pd.DataFrame, forms: list[str], chance: float) -> str:
+    """Draw accuracy of LS by what an order was drawn for.
 
     Args:
         figures: saves the figure.
         rows: prune_eval.csv.
         forms: keys of FORMS.
+        chance: accuracy in % of guessing.
 
     Returns:
         The caption.
     """
     full = mean_rows(rows[rows["keep"] == rows["keep"].max()])
-    figure, [[left, right]] = figures.panels(0.75, ncols=2, width_ratios=[3, 2])
-    predicting = []  # places of the forms that have LS-pred
+    figure, [[axis]] = figures.panels(0.75)
     for place, form in enumerate(forms):
-        ls, ls_pred = FORMS[form]
-        values = _seed_means(full, ls, "sequential", "accuracy")
-        _draw_seeds(left, place - 0.12, values, OKABE_ITO[0], "sequential" if place == 0 else None)
-        values = _seed_means(full, ls, "arbitrary", "accuracy")
-        _draw_seeds(left, place + 0.12, values, OKABE_ITO[4], "arbitrary" if place == 0 else None)
-        values = _seed_means(full, ls_pred, "arbitrary", "position_accuracy")
-        _draw_seeds(right, place, values, OKABE_ITO[3], None)
-        if ls_pred in set(full["variant"]):
-            predicting.append(place)
-    for axis, title, places in ((left, "LS", range(len(forms))), (right, "LS-pred", predicting)):
-        axis.set(xticks=list(places), xticklabels=[forms[place] for place in places])
-        axis.set(xlim=(-0.5, len(forms) - 0.5), title=title)
-    left.set(ylabel=ACCURACY, xlabel="an order is drawn for")
-    right.set(ylabel="positions named (%)", ylim=(0, 104))
+        for order, side, colour in zip(ORDERS, (-0.12, 0.12), OKABE_ITO[::4], strict=False):
+            own_rows = full[(full["variant"] == FORMS[form]) & (full["order"] == order)]
+            values = 100 * own_rows.groupby("seed")["accuracy"].mean()
+            name = f"{order} order" if place == 0 else None
+            _draw_seeds(axis, place + side, values, colour, name)
+    axis.set(xticks=range(len(forms)), xticklabels=forms, xlim=(-0.5, len(forms) - 0.5))
+    axis.set(ylabel=ACCURACY, xlabel="LS: an order is drawn for", ylim=(0, 100))
+    draw_chance(axis, chance)
     figures.finish(figure, "order_forms")
     return CAPTIONS["forms"].format(seeds=full["seed"].nunique())
-
-
-def _seed_means(rows: pd.DataFrame, variant: str | None, order: str, column: str) -> pd.Series:
-    own_rows = rows[(rows["variant"] == variant) & (rows["order"] == order)]
-    return 100 * own_rows.groupby("seed")[column].mean()
 
 
 def _draw_seeds(axis: Axes, place: float, values: pd.Series, colour: str, name: str | None) -> None:
@@ -353,13 +416,14 @@ def draw(results: Results, params: Params) -> dict[str, str]:
     cells = summarise(rows)
     num_layers = int(cells["keep"].max())
     captions = {
-        "Figure 1b": draw_pruning(figures, cells, "sequential", "figure_1b"),
-        "Figure 1c": draw_pruning(figures, cells, "arbitrary", "figure_1c"),
-        "Layers kept, every variant": draw_pruning_of_all(figures, cells),
+        "Figure 1b": draw_pruning(figures, cells, "sequential", "figure_1b", results.chance),
+        "Figure 1c": draw_pruning(figures, cells, "arbitrary", "figure_1c", results.chance),
+        "Layers kept, every variant": draw_pruning_of_all(figures, cells, results.chance),
         "Approaches": draw_approaches(figures, params, num_layers),
         "Routes": draw_first_routes(figures, params, num_layers),
     }
-    layer = results.read("analysis")["layer"]
+    analysis = results.read("analysis")
+    layer = analysis["layer"]
     variant = params.resolve(Analysis).variants[0]
     for panels, model, seed, title in (
         ("ac", PRETRAINED, params.starts[0], "starting weights"),
@@ -367,14 +431,16 @@ def draw(results: Results, params: Params) -> dict[str, str]:
     ):
         arrays = read_arrays(ANALYSED / f"{model}_seed_{seed}.npz")
         plane, norms = (f"Figure 4{panel}" for panel in panels)
-        captions[plane] = draw_umap(figures, arrays, layer, f"figure_4{panels[0]}", title)
+        numbers = analysis["models"][model]
+        name = f"figure_4{panels[0]}"
+        captions[plane] = draw_umap(figures, arrays, layer, name, title, numbers, seed)
         captions[norms] = draw_ridges(figures, arrays, f"figure_4{panels[1]}", title)
     captions |= draw_controls(figures, results, params)
     histories = {}
     for variant in params.all_variants:
         if variant not in CONTROLS:
             histories[variant] = results.table(f"finetune/{variant}")
-    captions["Training curves"] = draw_training_curves(figures, histories)
+    captions["Training curves"] = draw_training_curves(figures, histories, results.chance)
     return captions
 
 
@@ -389,7 +455,8 @@ def draw_controls(figures: Figures, results: Results, params: Params) -> dict[st
             captions["Distance"] = draw_disorder(figures, samplers, shown, results.chance)
         if "fix_first" in kinds:
             captions["First layers"] = draw_first_layers(figures, samplers, results.chance)
-    forms = [form for form, variants in FORMS.items() if set(variants) & set(params.all_variants)]
-    if "ls" in results.cell["latin"] and len(forms) > 1:
-        captions["Forms of routes"] = draw_forms(figures, results.table("prune_eval"), forms)
+    forms = [form for form, variant in FORMS.items() if variant in params.all_variants]
+    if len(forms) > 1:
+        rows = results.table("prune_eval")
+        captions["Forms of routes"] = draw_forms(figures, rows, forms, results.chance)
     return captions

@@ -61,5 +61,7 @@ def is_as_good(lead: Estimate) -> bool:
 
 
 def describe_lead(lead: Estimate) -> str:
-    """A lead in points: "-0.3 [-1.1, 0.5]"."""
+    """A lead in points: "-0.3 [-1.1, 0.5]", or its mean alone where one seed has no interval."""
+    if lead.n < 2:
+        return f"{lead.mean:.1f}"
     return f"{lead.mean:.1f} [{lead.low:.1f}, {lead.high:.1f}]"

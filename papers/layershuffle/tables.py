@@ -11,6 +11,7 @@ from papers.layershuffle.labels import label
 from papers.layershuffle.section import LOGISTIC
 from pipeline.config.params import Params
 from pipeline.config.variant import BASELINE
+from pipeline.jobs.files import HELDOUT
 from pipeline.jobs.rows import seed_means, write_results
 from pipeline.report.captions import read_captions
 from pipeline.report.evaluations import count_orders, summarise
@@ -18,6 +19,7 @@ from pipeline.report.results import Results
 from pipeline.report.statistics import METHOD, estimate
 from pipeline.report.tables import (
     ABSENT,
+    NOT_RUN,
     cell_text,
     count_seeds,
     interval,
@@ -148,7 +150,8 @@ def paper_table(table: pd.DataFrame) -> pd.DataFrame:
     for key in PUBLISHED:
         head = {"source": "published, % of the way"} | dict(zip(cell, key, strict=True))
         records.append(head | published_way(*key))
-    columns = ["source", *cell, *map(label, dict.fromkeys(table["variant"]))]
+    run = [variant for variant in PUBLISHED_VARIANTS if variant in set(table["variant"])]
+    columns = ["source", *cell, *map(label, run)]
     return pd.DataFrame(records, columns=columns).fillna(ABSENT)
 
 
@@ -191,10 +194,13 @@ def floors_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-def describe_regression(rows: pd.DataFrame) -> str:
+def describe_regression(rows: pd.DataFrame, heldout: bool) -> str:
     """How the logistic regression was fitted, where there is one."""
     fitted = rows.loc[rows["variant"] == LOGISTIC, "route"]
-    return CAPTIONS["table1_regression"].format(fitted.iloc[0]) if len(fitted) else ""
+    if fitted.empty:
+        return ""
+    chosen = "held-out images chose C" if heldout else "no images were held out to choose C"
+    return CAPTIONS["table1_regression"].format(strength=fitted.iloc[0], chosen=chosen)
 
 
 def describe_first_layer(samplers: pd.DataFrame) -> str:
@@ -345,9 +351,9 @@ def write(results: Results, params: Params) -> dict[str, str]:
         CAPTIONS["table1_page"].format(
             paper=page.read_text(),
             others=others_table(table).to_markdown(index=False, disable_numparse=True),
-            floors=floors.to_markdown(index=False, disable_numparse=True),
+            floors=floors.to_markdown(index=False, disable_numparse=True) or NOT_RUN,
             first_layer=describe_first_layer(results.table("samplers")),
-            regression=describe_regression(rows),
+            regression=describe_regression(rows, HELDOUT in results.cell["images"]),
         )
     )
     write_statistics(cells, rows, folder)

@@ -215,14 +215,19 @@ def draw_grid(axis: Axes, direction: Literal["x", "y"] = "y") -> None:
     axis.grid(axis=direction, linewidth=0.4, alpha=0.5)
 
 
-def draw_chance(axis: Axes, chance: float, text: str = "chance") -> None:
-    """Draw a dashed line at the accuracy or error of guessing, in the axis' unit."""
+def draw_chance(
+    axis: Axes, chance: float, text: str = "chance", at: Literal["left", "right"] = "right"
+) -> None:
+    """Draw a dashed line at the accuracy or error of guessing, in the axis' unit.
+
+    Its text stands at the end where no other line is.
+    """
     axis.axhline(chance, color=GREY, linewidth=0.8, linestyle="--")
     axis.annotate(
         text,
-        (0.995, chance),
+        (0.995 if at == "right" else 0.005, chance),
         xycoords=("axes fraction", "data"),
-        ha="right",
+        ha=at,
         va="bottom",
         fontsize=6.5,
         color=GREY,

@@ -44,23 +44,33 @@ def error_bars(axis: Axes) -> dict[str, pd.DataFrame]:
     return lines
 
 
-def expect_line(drawn: pd.DataFrame, rows: pd.DataFrame, x: str, y: str, factor: float) -> None:
-    """A line shows mean and standard deviation of `y` over the seeds by `x`, 0 for one seed."""
+def expect_line(
+    drawn: pd.DataFrame, rows: pd.DataFrame, x: str, y: str, factor: float, apart: float
+) -> None:
+    """A line shows mean and standard deviation of `y` over the seeds by `x`, 0 for one seed.
+
+    Lines that stand side by side are at most `apart` from their `x`.
+    """
     expected = {}
     for place, values in rows.groupby(x)[y]:
         spread = values.std(ddof=1) if len(values) > 1 else 0.0
         expected[place] = (factor * values.mean(), factor * spread)
-    assert list(drawn.index) == pytest.approx(sorted(expected))
+    assert list(drawn.index) == pytest.approx(sorted(expected), abs=apart)
     for place, (mean, std) in zip(drawn.index, drawn.to_numpy(), strict=True):
         nearest = min(expected, key=lambda known: abs(known - place))
         assert (mean, std) == pytest.approx(expected[nearest], abs=1e-9)
 
 
 def expect_lines(
-    axis: Axes, rows: Mapping[str, pd.DataFrame], x: str, y: str, factor: float = 100
+    axis: Axes,
+    rows: Mapping[str, pd.DataFrame],
+    x: str,
+    y: str,
+    factor: float = 100,
+    apart: float = 1e-6,
 ) -> None:
     """A panel has these lines with error bars, each of its own rows: see :func:`expect_line`."""
     lines = error_bars(axis)
     assert lines.keys() == rows.keys()
     for label, own in rows.items():
-        expect_line(lines[label], own, x, y, factor)
+        expect_line(lines[label], own, x, y, factor, apart)

@@ -10,10 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
+from matplotlib.collections import PathCollection
+from matplotlib.container import ErrorbarContainer
 
 from lsvit.routes import ORDERS
 from papers.layershuffle.diagrams import first_routes
 from papers.layershuffle.figures import (
+    ROW,
     draw,
     draw_disorder,
     draw_first_layers,
@@ -53,20 +56,47 @@ def by_variant(rows: pd.DataFrame, variants: Sequence[str]) -> dict[str, pd.Data
 
 @pytest.mark.parametrize("order", [*ORDERS, None])
 def test_lines_of_layers_kept(order: str | None, rows: pd.DataFrame, figures: DrawnFigures) -> None:
-    """The paper's figures have its own lines and the retrained models, the last all variants."""
+    """The paper's figures have its own lines and the retrained models, the last all variants.
+
+    With all layers a retrained model is the baseline.
+    """
+    rows["choose"] = np.where(rows["keep"] == 12, "all", "random")
+    rows.loc[rows["variant"] == "refit_3", "choose"] = "all"
     cells = summarise(rows)
     if order:
-        draw_pruning(figures, cells, order, "pruning")
+        draw_pruning(figures, cells, order, "pruning", 10)
         variants = ["ls", "layerdrop", "refit-k"]
     else:
-        draw_pruning_of_all(figures, cells)
+        draw_pruning_of_all(figures, cells, 10)
         variants = VARIANTS[:5]
-    seeds = rows.replace({"variant": {"refit_3": "refit-k"}})
+    whole = rows[(rows["variant"] == "baseline") & (rows["keep"] == 12)]
+    seeds = pd.concat([rows, whole.assign(variant="refit_3")])
+    seeds = seeds.replace({"variant": {"refit_3": "refit-k"}})
     seeds = seeds.groupby(["variant", "order", "keep", "seed"], as_index=False)["accuracy"].mean()
     orders = [order] if order else ORDERS
     for panel, panel_order in zip(figures.drawn["pruning"].axes, orders, strict=True):
         lines = by_variant(seeds[seeds["order"] == panel_order], variants)
-        expect_lines(panel, lines, "keep", "accuracy")
+        expect_lines(panel, lines, "keep", "accuracy", apart=0 if order else 0.5)
+
+
+def test_choices_of_layers_are_drawn_apart(rows: pd.DataFrame, figures: DrawnFigures) -> None:
+    """Each with its own style; all end at the accuracy with all layers."""
+    kept = rows["keep"] < 12
+    frames = [rows[~kept].assign(choose="all")]
+    for choose, more in (("random", 0), ("first", 0.1), ("spaced", 0.2)):
+        chosen = rows[kept].assign(choose=choose)
+        chosen["accuracy"] += more
+        frames.append(chosen)
+    draw_pruning(figures, summarise(pd.concat(frames)), "sequential", "pruning", 10)
+    heights = {}
+    for bars in figures.drawn["pruning"].axes[0].containers:
+        assert isinstance(bars, ErrorbarContainer)
+        middle = bars.lines[0]
+        if bars.get_label() == "LS":
+            heights[middle.get_linestyle()] = np.asarray(middle.get_ydata())
+    assert list(heights) == ["-", "--", ":"]
+    assert heights["--"] - heights["-"] == pytest.approx([10, 10, 0])
+    assert heights[":"] - heights["-"] == pytest.approx([20, 20, 0])
 
 
 def test_lines_of_samplers(figures: DrawnFigures) -> None:
@@ -78,7 +108,7 @@ def test_lines_of_samplers(figures: DrawnFigures) -> None:
     lines = by_variant(exact, ["baseline", "ls"])
     expect_lines(figures.drawn["distance"].axes[0], lines, "distance", "accuracy")
     first = first.assign(k=first["sampler"].str.split().str[1].astype(int))
-    lines = by_variant(first, ["baseline", "ls", "layerdrop"])
+    lines = by_variant(first, list(dict.fromkeys(first["variant"])))
     expect_lines(figures.drawn["first_layers"].axes[0], lines, "k", "accuracy")
 
 
@@ -89,25 +119,27 @@ def test_lines_of_trainings(figures: DrawnFigures) -> None:
         for order in ORDERS:
             history[f"validation/{order}/accuracy"] = [0.2, 0.4, 0.3, 0.1 * number]
         histories[variant] = history
-    draw_training_curves(figures, histories)
+    draw_training_curves(figures, histories, 10)
     lines = {label(variant): history for variant, history in histories.items()}
     for panel, order in zip(figures.drawn["training_curves"].axes, ORDERS, strict=True):
-        expect_lines(panel, lines, "epoch", f"validation/{order}/accuracy")
+        expect_lines(panel, lines, "epoch", f"validation/{order}/accuracy", apart=0.25)
 
 
 def test_points_of_what_an_order_is_drawn_for(rows: pd.DataFrame, figures: DrawnFigures) -> None:
-    """Each seed is a point, left those of LS in both orders, right the positions of LS-pred."""
-    full = rows[(rows["keep"] == 12) & rows["variant"].isin(["ls", "ls_pred"])]
-    draw_forms(figures, rows, ["batch", "Latin"])
-    left, right = figures.drawn["order_forms"].axes
-    points = [line for line in left.lines if line.get_marker() == "o"]
-    for line, order in zip(points, ORDERS, strict=True):
-        own = full[(full["variant"] == "ls") & (full["order"] == order)]
+    """Each seed is a point, in both orders."""
+    latin = rows[rows["variant"] == "ls"].assign(variant="ls_latin")
+    latin["accuracy"] += 0.1
+    rows = pd.concat([rows, latin])
+    draw_forms(figures, rows, ["batch", "Latin"], 10)
+    (axis,) = figures.drawn["order_forms"].axes
+    points = [line for line in axis.lines if line.get_marker() == "o"]
+    full = rows[rows["keep"] == 12]
+    places = [(name, order) for name in ("ls", "ls_latin") for order in ORDERS]
+    for line, (name, order) in zip(points, places, strict=True):
+        own = full[(full["variant"] == name) & (full["order"] == order)]
         means = 100 * own.groupby("seed")["accuracy"].mean()
         assert np.asarray(line.get_ydata()).tolist() == pytest.approx(means.tolist())
-        assert abs(np.asarray(line.get_xdata()) - 1).max() < 0.2
-    (named,) = [line for line in right.lines if line.get_marker() == "o"]
-    assert np.asarray(named.get_ydata()).tolist() == pytest.approx([60.0] * 5)
+        assert abs(np.asarray(line.get_xdata()) - (name == "ls_latin")).max() < 0.2
 
 
 def test_points_and_means_of_the_analysis(figures: DrawnFigures) -> None:
@@ -115,17 +147,22 @@ def test_points_and_means_of_the_analysis(figures: DrawnFigures) -> None:
     positions = np.argsort(rng.random((300, 4)), axis=1)
     norms = 1 + positions + rng.random((300, 4))
     arrays = {"plane": rng.random((300, 2)), "positions": positions, "norms": norms}
-    draw_umap(figures, arrays, 2, "umap", "x")
+    number = {"mean": 0.3, "std": None, "n": 1, "seeds": {"4": 0.3}}
+    numbers = {"position_r2": number, "position_r2_whole": number | {"mean": 0.6}}
+    caption = draw_umap(figures, arrays, 2, "umap", "x", numbers, 4)
+    assert "R² = 0.30" in figures.drawn["umap"].axes[0].get_title()
+    assert "ridge regression: R² = 0.60 (n = 1)" in caption
     draw_ridges(figures, arrays, "ridges", "x")
     points: Any = figures.drawn["umap"].axes[0].collections[0]
     assert np.array_equal(points.get_offsets(), arrays["plane"])
     assert np.array_equal(points.get_array(), positions[:, 2] + 1)
-    _, right = figures.drawn["ridges"].axes
-    means = [line for line in right.lines if len(np.asarray(line.get_xdata())) == 4]
-    for layer, line in enumerate(means):
+    right = figures.drawn["ridges"].axes[1]
+    drawn: Any = [each for each in right.collections if isinstance(each, PathCollection)]
+    for layer, means in enumerate(drawn):
         values = [norms[positions[:, layer] == place, layer].mean() for place in range(4)]
-        heights = 0.8 * (values - np.min(values)) / np.ptp(values) - layer
-        assert np.asarray(line.get_ydata()) == pytest.approx(heights)
+        heights = (values / norms[:, layer].mean() - 1) / ROW - layer
+        assert np.asarray(means.get_offsets())[:, 1] == pytest.approx(heights)
+    assert len(drawn) == 4
 
 
 @pytest.mark.parametrize(
@@ -136,17 +173,19 @@ def test_a_figure_is_drawn_where_its_samplers_were_run(
     samplers: tuple[str, ...], drawn: set[str], params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Figures, "save", lambda self, figure, name: plt.close(figure))
-    monkeypatch.setattr("papers.layershuffle.figures.draw_ridges", lambda *arguments: "")
+    for name in ("draw_umap", "draw_ridges"):
+        monkeypatch.setattr(f"papers.layershuffle.figures.{name}", lambda *arguments: "")
     params = params.model_copy(update={"variants": {"ls": params.variants["ls"]}})
     rows = sampler_rows(*samplers)
-    results = made_up({"samplers": rows[rows["variant"] != "layerdrop"]})
+    evaluated = committed().table("prune_eval").assign(choose="random")
+    evaluated.loc[evaluated["keep"] == 12, "choose"] = "all"
+    tables = {"samplers": rows[rows["variant"] != "layerdrop"], "prune_eval": evaluated}
+    results = made_up(tables)
     history = pd.DataFrame({"seed": [0, 1], "epoch": [1, 1]})
     for order in ORDERS:
         history[f"validation/{order}/accuracy"] = [0, 1]
     results.tables |= {f"finetune/{variant}": history for variant in params.all_variants}
-    numbers = np.random.default_rng(0).random((30, 12))
-    arrays = {"positions": np.argsort(numbers, axis=1), "plane": numbers[:, :2]}
-    monkeypatch.setattr("papers.layershuffle.figures.read_arrays", lambda file: arrays)
+    monkeypatch.setattr("papers.layershuffle.figures.read_arrays", lambda file: {})
     captions = draw(results, params)
     assert captions.keys() & {"Distance", "First layers"} == drawn
     assert len(captions) == 11 + len(drawn)
