@@ -54,14 +54,14 @@ def test_detached_points_are_told_from_those_among_others() -> None:
 def test_errors_of_the_analysis_are_those_of_other_images() -> None:
     """The bootstrap's standard error is near the number's spread over 60 draws of images."""
 
-    def draw(seed: int) -> tuple[np.ndarray, ...]:
+    def draw(seed: int) -> list[np.ndarray]:
         rng = np.random.default_rng(seed)
         positions = np.argsort(rng.random((300, 6)), axis=1)
         norms = 2 - 0.1 * np.abs(positions - np.arange(6)) + rng.normal(size=(300, 6))
         plane = rng.normal(size=(300, 2))
-        return plane, plane, positions, norms
+        return [plane, plane, positions, norms]
 
-    error = analysis_numbers(*draw(0), layer=2)["distance_spearman"]["error"]
+    error = analysis_numbers(*draw(0), 2)["distance_spearman"]["error"]
     draws = [contribution_numbers(*draw(seed)[2:])["distance_spearman"] for seed in range(60)]
     assert 0.6 < error / np.std(draws, ddof=1) < 1.6
 

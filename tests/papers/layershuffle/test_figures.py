@@ -188,7 +188,7 @@ def test_a_figure_is_drawn_where_its_samplers_were_run(
     monkeypatch.setattr("papers.layershuffle.figures.read_arrays", lambda file: {})
     captions = draw(results, params)
     assert captions.keys() & {"Distance", "First layers"} == drawn
-    assert len(captions) == 11 + len(drawn)
+    assert len(captions) == 10 + len(drawn)
     assert not re.search(r"\bnan\b|\b0 seeds", "".join(captions.values()))
 
 
