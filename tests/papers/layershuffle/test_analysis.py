@@ -61,7 +61,9 @@ def test_errors_of_the_analysis_are_those_of_other_images() -> None:
         plane = rng.normal(size=(300, 2))
         return [plane, plane, positions, norms]
 
-    error = analysis_numbers(*draw(0), 2)["distance_spearman"]["error"]
+    plane, vectors, positions, norms = draw(0)
+    numbers = analysis_numbers(plane, vectors, positions, norms, layer=2)
+    error = numbers["distance_spearman"]["error"]
     draws = [contribution_numbers(*draw(seed)[2:])["distance_spearman"] for seed in range(60)]
     assert 0.6 < error / np.std(draws, ddof=1) < 1.6
 
