@@ -44,6 +44,11 @@ def find_blocks(model: nn.Module, blocks: str | None = None) -> str:
     return blocks
 
 
+def count_blocks(model: nn.Module, path: str) -> int:
+    """How many blocks the list has."""
+    return len(model.get_submodule(path)._modules)
+
+
 def _is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
 

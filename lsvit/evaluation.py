@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lsvit.blocks import find_blocks
+from lsvit.blocks import count_blocks, find_blocks
 from lsvit.routes import ORDERS, Order, Route, evaluation_routes
 from lsvit.shuffled import in_order
 
@@ -61,7 +61,7 @@ def evaluate(
             of the model, or the model's answer has no logits (B, classes).
     """
     path = find_blocks(model, blocks)
-    num_layers = len(list(model.get_submodule(path).children()))
+    num_layers = count_blocks(model, path)
     if keep is None:
         keep = sorted({max(1, num_layers * quarters // 4) for quarters in (1, 2, 3)})
     if orders < 1:
@@ -121,10 +121,7 @@ def percent(share: float | None) -> str:
 def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Rows of equal length, aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
+    lines = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
     return "\n".join(lines)
 
 

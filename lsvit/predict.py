@@ -19,7 +19,7 @@ from torch import Tensor
 from lsvit.images import in_mode
 from lsvit.position import Encode, Position, Predict
 from lsvit.routed import RoutedModel
-from lsvit.routes import Route, evaluation_routes
+from lsvit.routes import Order, Route, evaluation_routes
 from lsvit.weights import load_weights, read_tensors
 
 if TYPE_CHECKING:
@@ -220,13 +220,10 @@ def choose_routes(
         raise ValueError(
             f"keep: found {num_kept}, accepted: 1 to {num_layers}, the layers of the model"
         )
-    if order == "arbitrary":
-        return evaluation_routes(num_layers, num_kept, "arbitrary", orders, seed)
-    if order in ("sequential", "reversed"):
-        routes = evaluation_routes(num_layers, num_kept, "sequential", orders, seed)
-        if order == "reversed":
-            routes = [route[::-1] for route in routes]
-        return routes
+    if order in ("sequential", "reversed", "arbitrary"):
+        kind: Order = "arbitrary" if order == "arbitrary" else "sequential"
+        routes = evaluation_routes(num_layers, num_kept, kind, orders, seed)
+        return [route[::-1] for route in routes] if order == "reversed" else routes
     names = [name.strip() for name in order.split(",")]
     are_layers = all(name.isdecimal() and int(name) < num_layers for name in names)
     too_long = len(model.position) > 0 and len(names) > num_layers

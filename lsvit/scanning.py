@@ -10,7 +10,7 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
 from torch import Tensor, nn
 
-from lsvit.blocks import SHOWN, find_blocks
+from lsvit.blocks import SHOWN, count_blocks, find_blocks
 from lsvit.evaluation import evaluating, format_table, percent, read_batch, run_orders
 from lsvit.predict import MICRO, load, read_image, shorten
 from lsvit.routed import RoutedModel
@@ -103,7 +103,7 @@ def scan(
         raise ValueError(
             f"loader: found {type(loader).__name__}, accepted: what can be read twice, e.g. a list"
         )
-    num_layers = len(list(model.get_submodule(path).children()))
+    num_layers = count_blocks(model, path)
     in_place = tuple(range(num_layers))
     routes: dict[str, list[Route]] = {
         PLACED: [],

@@ -21,7 +21,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lsvit.blocks import COMPILED, find_blocks
+from lsvit.blocks import COMPILED, count_blocks, find_blocks
 from lsvit.latin import Latin
 from lsvit.latin import latin as draw_latin
 from lsvit.routed import RoutedModel
@@ -98,7 +98,7 @@ def shuffle(
         IndexError: in the forward pass, if the sampler draws a block that does not exist.
     """
     path = find_blocks(model, blocks)
-    num_layers = len(list(model.get_submodule(path).children()))
+    num_layers = count_blocks(model, path)
     if _attached(model, path):
         raise ValueError(f"{path}: is shuffled already, call lsvit.unshuffle(model) first")
     if sampler and (drop or first or last or latin):
@@ -209,7 +209,7 @@ class Shuffle:
         self._original: Modules | None = None  # while another is in its place
         self._routed: _TokenModel | None = None
         container = model.get_submodule(blocks)
-        self.num_layers = len(container._modules)
+        self.num_layers = count_blocks(model, blocks)
         self._side_by_side = isinstance(model, RoutedModel)
         # torch runs no hook after KeyboardInterrupt. So what reads the list's names, and the next
         # forward pass, put the original back as well.
@@ -349,7 +349,7 @@ def _refuse_compiled() -> None:
 
 def _reorder(modules: Modules, order: Route) -> Modules:
     """The modules in this order, below the names of the first places."""
-    names = list(modules)
+    names = [*modules, *map(str, range(len(modules), len(order)))]
     blocks = list(modules.values())
     reordered: Modules = {}
     for depth, layer in enumerate(order):
@@ -357,8 +357,7 @@ def _reorder(modules: Modules, order: Route) -> Modules:
         block = blocks[layer]
         if layer in order[:depth]:
             block = copy(block)  # the same weights; `children()` gives a module once
-        name = names[depth] if depth < len(names) else str(depth)
-        reordered[name] = block
+        reordered[names[depth]] = block
     return reordered
 
 
