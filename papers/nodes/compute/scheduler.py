@@ -105,16 +105,18 @@ class Known:
     def __init__(
         self, holders: Sequence[Sequence[int]], options: Service, now: Callable[[], float]
     ) -> None:
-        self.holders, self.options, self.now = holders, options, now
+        self.holders = holders
+        self.options = options
+        self.now = now
         self.at = -math.inf  # when all this was so
         known = sorted({node for nodes in holders for node in nodes})
         self.ring = {node: place for place, node in enumerate(known)}
-        self.takes = dict.fromkeys(
-            known, options.service + options.hop
-        )  # seconds for one micro-batch
+        takes = options.service + options.hop
+        self.takes = dict.fromkeys(known, takes)  # seconds for one micro-batch
         self.due = dict.fromkeys(known, 0.0)  # when it should have done all it has
         self.silent = dict.fromkeys(known, 0.0)  # times in a row
         self.until = dict.fromkeys(known, 0.0)  # when a node that was silent is asked again
+        self.columns = (self.takes, self.due, self.silent, self.until)
 
     @property
     def num_layers(self) -> int:
@@ -123,16 +125,15 @@ class Known:
 
     def table(self) -> list[list[float]]:
         """All that is known, to go with a message: (4, nodes)."""
-        return [[*column.values()] for column in (self.takes, self.due, self.silent, self.until)]
+        return [list(column.values()) for column in self.columns]
 
     def read(self, table: Sequence[Sequence[float]], at: float) -> None:
         """Replace all that is known by a table sent at `at`, unless something newer is known."""
-        if at > self.at:
-            for column, values in zip(
-                (self.takes, self.due, self.silent, self.until), table, strict=True
-            ):
-                column.update(zip(column, values, strict=True))
-            self.at = at
+        if at <= self.at:
+            return
+        self.at = at
+        for column, values in zip(self.columns, table, strict=True):
+            column.update(zip(column, values, strict=True))
 
     @property
     def limit(self) -> float:
@@ -221,15 +222,15 @@ class Known:
         least = min(choices, default=(0.0, 0, 0))[0]
         good = max(least, min(EQUAL * least, journey.end - now))
         equal = [(node, layer) for wait, node, layer in choices if wait <= good]
-        if equal and (journey.route or journey.policy != "any"):
-            following = journey.route[-1] + 1 if journey.route else 0
-            first = min((layer - following) % self.num_layers for _, layer in equal)
-            equal = [
-                (node, layer)
-                for node, layer in equal
-                if (layer - following) % self.num_layers == first
-            ]
-        return equal
+        if not equal or (journey.policy == "any" and not journey.route):
+            return equal
+        following = journey.route[-1] + 1 if journey.route else 0
+
+        def steps_on(layer: int) -> int:
+            return (layer - following) % self.num_layers
+
+        first = min(steps_on(layer) for _, layer in equal)
+        return [(node, layer) for node, layer in equal if steps_on(layer) == first]
 
     def _send(self, node: int, layer: int, journey: Journey) -> Send:
         return Send(node, layer, min(self.now() + self._patience(node), journey.end))
@@ -273,7 +274,8 @@ class Client(Known):
             None, if there is none in time.
         """
         begun = self.now()
-        journey, onward = Journey(policy, begun + self.limit), None
+        journey = Journey(policy, begun + self.limit)
+        onward = None
         while True:
             step: Send | Wait | None = onward
             if step is None:
@@ -283,16 +285,15 @@ class Client(Known):
             if isinstance(step, Wait):
                 heard = yield Step(journey, None, step.until)
             else:
-                asked, until = self._count(step), min(step.until + self.options.hop, journey.end)
+                asked = self._count(step)
+                until = min(step.until + self.options.hop, journey.end)
                 heard = yield Step(journey, None if onward else step, until)
                 self._learn(step, asked, heard, whole=asked < until < journey.end)
             onward = None
             if isinstance(heard, News):
+                onward = heard.onward
                 left_out = tuple(layer for layer in journey.left_out if layer not in heard.route)
-                journey, onward = (
-                    journey._replace(route=heard.route, left_out=left_out),
-                    heard.onward,
-                )
+                journey = journey._replace(route=heard.route, left_out=left_out)
         lost = not journey.route or (policy != "any" and bool(self._open(journey)))
         return Answer(journey.route, lost, begun, self.now())
 
@@ -320,9 +321,8 @@ class Client(Known):
             if not found or self._promise(found[0][0]) > left:
                 if journey.policy == "any" and journey.route:
                     break
-                if journey.policy == "partial" and len(journey.left_out) < int(
-                    self.options.leave_out * self.num_layers
-                ):
+                most = int(self.options.leave_out * self.num_layers)
+                if journey.policy == "partial" and len(journey.left_out) < most:
                     journey = journey._replace(left_out=(*journey.left_out, layers[0]))
                     continue
             if found and (journey.policy == "any" or self.expected(found[0][0]) <= left):
@@ -353,7 +353,8 @@ class Client(Known):
             heard: what was heard first, if anything.
             whole: the wait was as long as the node deserves, not cut off by the deadline.
         """
-        node, now = step.node, self.now()
+        node = step.node
+        now = self.now()
         self.waiting[node] -= 1
         if not self.waiting[node]:
             self.due[node] = now
@@ -361,14 +362,14 @@ class Client(Known):
             if heard.node == node:
                 self.takes[node] += MEMORY * (now - max(asked, self.last[node]) - self.takes[node])
                 self.last[node] = now
-            for alive in {heard.node} | (
-                {node} if step.layer in heard.route else set()
-            ):  # its own news may be lost
-                self.silent[alive], self.until[alive] = 0.0, min(self.until[alive], now)
-        elif (whole or heard) and now >= self.until[
-            node
-        ]:  # several that wait for the same node are one silence
-            self.until[node] = (
-                now + 2 ** self.silent[node] * self.options.suspicion * self.options.service
-            )
+            alive = {heard.node}
+            if step.layer in heard.route:  # the node's own news may be lost
+                alive.add(node)
+            for one in alive:
+                self.silent[one] = 0.0
+                self.until[one] = min(self.until[one], now)
+        # Several that wait for the same node are one silence.
+        elif (whole or heard) and now >= self.until[node]:
+            rest = self.options.suspicion * self.options.service
+            self.until[node] = now + 2 ** self.silent[node] * rest
             self.silent[node] = min(self.silent[node] + 1, 6)

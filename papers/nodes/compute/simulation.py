@@ -34,9 +34,8 @@ def absences(fault: Fault, service: float, rng: np.random.Generator) -> Iterator
     """
     if not fault.away:
         return
-    scale = (
-        fault.absence * service / gamma(1 + 1 / fault.shape)
-    )  # of the Weibull distribution with that mean
+    # Of the Weibull distribution with that mean.
+    scale = fault.absence * service / gamma(1 + 1 / fault.shape)
     longer = (1 - fault.away) / fault.away  # presence than absence
 
     def rest(factor: float) -> float:
@@ -47,12 +46,15 @@ def absences(fault: Fault, service: float, rng: np.random.Generator) -> Iterator
 
     now = 0.0
     if rng.random() < fault.away:
-        yield Absence(now, now := rest(1.0))
+        now = rest(1.0)
+        yield Absence(0.0, now)
         now += longer * scale * rng.weibull(fault.shape)
     else:
         now = rest(longer)
     while True:
-        yield Absence(now, now := now + scale * rng.weibull(fault.shape))
+        start = now
+        now += scale * rng.weibull(fault.shape)
+        yield Absence(start, now)
         now += longer * scale * rng.weibull(fault.shape)
 
 
@@ -67,14 +69,12 @@ class Troubles(NamedTuple):
     def draw(cls, fault: Fault, nodes: int, service: float, *key: int | str) -> "Troubles":
         """Those of so many nodes. The key alone decides; of more nodes gone, the fewer are part."""
         order = generator("nodes gone", *key).permutation(nodes).tolist()
-        away = [
-            absences(fault, service, generator("nodes away", *key, node)) for node in range(nodes)
-        ]
-        return cls(
-            frozenset(order[: round(fault.gone * nodes)]),
-            order[-1] if fault.slow > 1 else None,
-            away,
-        )
+        gone = frozenset(order[: round(fault.gone * nodes)])
+        slow = order[-1] if fault.slow > 1 else None
+        away = []
+        for node in range(nodes):
+            away.append(absences(fault, service, generator("nodes away", *key, node)))
+        return cls(gone, slow, away)
 
 
 class Node:
@@ -87,7 +87,9 @@ class Node:
     """
 
     def __init__(self, env: simpy.Environment, service: float, away: Iterator[Absence]) -> None:
-        self.env, self.service, self.away = env, service, away
+        self.env = env
+        self.service = service
+        self.away = away
         self.absence = next(away, Absence(FOREVER, FOREVER))
         self.free = 0.0  # when it has done all that it has
         self.busy = 0.0  # seconds in which it worked
@@ -130,18 +132,15 @@ class World:
     """
 
     def __init__(self, nodes: int, options: Service, fault: Fault, *key: int | str) -> None:
-        self.env, self.options, self.fault = simpy.Environment(), options, fault
+        self.env = simpy.Environment()
+        self.options = options
+        self.fault = fault
         self.troubles = Troubles.draw(fault, nodes, options.service, *key)
         self.rng = generator("nodes network", *key)
-        self.nodes = [
-            Node(
-                self.env,
-                options.service * (fault.slow if node == self.troubles.slow else 1)
-                + options.handling,
-                away,
-            )
-            for node, away in enumerate(self.troubles.away)
-        ]
+        self.nodes = []
+        for node, away in enumerate(self.troubles.away):
+            times = fault.slow if node == self.troubles.slow else 1
+            self.nodes.append(Node(self.env, options.service * times + options.handling, away))
 
     def client(self, holders: Sequence[Sequence[int]], *key: int | str) -> Client:
         """One that knows these nodes."""
@@ -149,7 +148,8 @@ class World:
 
     def travel(self, client: Client, policy: Policy) -> Generator[simpy.Event, Any, Answer]:
         """A SimPy process: one journey, to its answer."""
-        steps, inbox = client.journey(policy), simpy.Store(self.env)
+        steps = client.journey(policy)
+        inbox = simpy.Store(self.env)
         try:
             step = next(steps)
             while True:
@@ -165,9 +165,7 @@ class World:
         """A micro-batch goes from node to node, as far as it comes."""
         known = Known(client.holders, self.options, client.now)
         known.read(client.table(), self.env.now)
-        if (
-            send.node in self.troubles.gone
-        ):  # a process that is no more, which its machine says at once
+        if send.node in self.troubles.gone:  # a process that is no more: its machine says so
             yield self.env.timeout(self._way() + self._way())
             inbox.put(send)
             return
@@ -208,11 +206,8 @@ class World:
         """Seconds that a message takes: never, if it is lost."""
         if self.fault.lost and self.rng.random() < self.fault.lost:
             return FOREVER
-        return (
-            self.options.hop
-            / 2
-            * (self.rng.lognormal(0.0, self.options.spread) if self.options.spread else 1.0)
-        )
+        way = self.options.hop / 2
+        return way * self.rng.lognormal(0.0, self.options.spread) if self.options.spread else way
 
 
 class Run(NamedTuple):
@@ -231,12 +226,10 @@ class Run(NamedTuple):
         """
         ended = sorted(range(len(self.answers)), key=lambda number: self.answers[number].ended)
         counted = ended[in_flight : (len(ended) // in_flight - 1) * in_flight]
-        seconds = (
-            self.answers[counted[-1]].ended - self.answers[ended[in_flight - 1]].ended
-            if counted
-            else 0.0
-        )
-        return counted, seconds
+        if not counted:
+            return [], 0.0
+        first = self.answers[ended[in_flight - 1]].ended
+        return counted, self.answers[counted[-1]].ended - first
 
 
 def simulate(

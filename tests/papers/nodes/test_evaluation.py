@@ -81,7 +81,7 @@ def test_one_job_a_variant_policy_and_seed_and_what_evaluates_again(
     keys: Keys, params: Params
 ) -> None:
     known = keys(Plan, "nodes")
-    assert len(known) == len(params.seeds) * sum(map(len, params.nodes.variants.values()))
+    assert len(known) == len(params.seeds) * sum(map(len, params.resolve(Nodes).variants.values()))
     assert keys(Plan, "nodes", batch_size=7) == known
     assert keys(Plan, "nodes", variants={"ls": ["any"]}) < known
     healthy = {"healthy": Fault()}
