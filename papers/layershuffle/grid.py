@@ -8,13 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from papers.layershuffle.labels import label
-from papers.layershuffle.tables import (
-    CELLS,
-    PUBLISHED,
-    PUBLISHED_VARIANTS,
-    our_row,
-    published_row,
-)
+from papers.layershuffle.tables import CELLS, PUBLISHED, PUBLISHED_VARIANTS, row_of
 from pipeline.errors import UserError
 from pipeline.files import reading
 from pipeline.jobs.rows import parse_rows
@@ -109,7 +103,7 @@ def paper_form(table: pd.DataFrame) -> pd.DataFrame:
             return {"source": "ours"} | dict.fromkeys(names, NOT_RUN)
         rows = rows_of[key]
         source = f"ours ({rows['source'].iloc[0]}), n = {rows['n'].iloc[0]}"
-        return {"source": source} | our_row(rows)
+        return {"source": source} | row_of(rows)
 
     presets = {names: (*cell, "published") for cell, names in CELLS.items()}
     cells = dict.fromkeys(table[CELL].itertuples(index=False, name=None))
@@ -121,9 +115,10 @@ def paper_form(table: pd.DataFrame) -> pd.DataFrame:
     for dataset, (model, scale), order in itertools.product(datasets, models, orders):
         head = {"data": dataset, "model": model, "scale": scale, "order": order}
         records.append(head | ours(dataset, model, scale, order))
-    for data, model, order in PUBLISHED:
+    published = PUBLISHED.groupby(["dataset", "model", "order"], sort=False)
+    for (data, model, order), rows in published:
         head = {"data": data, "model": model, "scale": "published", "order": order}
-        records.append(head | {"source": "published"} | published_row(data, model, order))
+        records.append(head | {"source": "published"} | row_of(rows))
         records.append(head | ours(*presets[data, model], order))
     columns = ["data", "model", "scale", "order", "source", *names]
     return pd.DataFrame(records, columns=columns).fillna(ABSENT)

@@ -38,19 +38,30 @@ CELLS = {  # (data-set preset, model preset) -> the paper's names of the cell
     ("cifar100", "vit_b16"): ("CIFAR-100", "ViT-B/16"),
     ("cifar100", "deit_b16"): ("CIFAR-100", "DeiT-B dist."),
 }
-CHANCE = {"ImageNet": 0.1, "CIFAR-100": 1.0}  # accuracy in % of guessing
+CHANCE = {"ImageNet": 0.001, "CIFAR-100": 0.01}  # accuracy of guessing
 WAY = "way"  # from chance to the baseline in original order: 1 is as far as the baseline
 
 
-def read_published() -> dict[tuple[str, str, str], tuple[tuple[float, float], ...]]:
-    """Read the paper's table 1: (data, model, order) -> mean and std of each variant, in %."""
+def add_way(table: pd.DataFrame, chance: float) -> pd.DataFrame:
+    """Add the column WAY to accuracies of one model, where guessing has the accuracy `chance`."""
+    is_baseline = (table["variant"] == BASELINE) & (table["order"] == "sequential")
+    baseline = table.loc[is_baseline, "mean"].item()
+    return table.assign(**{WAY: (table["mean"] - chance) / (baseline - chance)})
+
+
+def read_published() -> pd.DataFrame:
+    """Read the paper's table 1: columns of :func:`table1`, under the paper's names, n = 5."""
     text = Path(__file__).with_name("published.yaml").read_text()
-    table = {}
-    for data, models in yaml.safe_load(text).items():
+    cells = []
+    for dataset, models in yaml.safe_load(text).items():
         for model, orders in models.items():
+            records = []
             for order, row in orders.items():
-                table[data, model, order] = tuple(tuple(cell) for cell in row)
-    return table
+                for variant, (mean, std) in zip(PUBLISHED_VARIANTS, row, strict=True):
+                    records.append((dataset, model, order, variant, mean / 100, std / 100, 5))
+            cell = pd.DataFrame(records, columns=TABLE1)
+            cells.append(add_way(cell, CHANCE[dataset]))
+    return pd.concat(cells, ignore_index=True)
 
 
 PUBLISHED = read_published()
@@ -120,11 +131,7 @@ def table1(cells: pd.DataFrame, chance: float) -> pd.DataFrame:
         cells: of :func:`pipeline.report.evaluations.summarise`.
         chance: accuracy of guessing, a fraction.
     """
-    table = sort_by_order(cells)[TABLE1]
-    is_baseline = (table["variant"] == BASELINE) & (table["order"] == "sequential")
-    baseline = table.loc[is_baseline, "mean"].item()
-    table[WAY] = (table["mean"] - chance) / (baseline - chance)
-    return table.round({"mean": 6, "std": 6, WAY: 6})
+    return add_way(sort_by_order(cells)[TABLE1], chance).round({"mean": 6, "std": 6, WAY: 6})
 
 
 def paper_table(table: pd.DataFrame) -> pd.DataFrame:
@@ -133,26 +140,23 @@ def paper_table(table: pd.DataFrame) -> pd.DataFrame:
     Accuracy in %, and below it how far that is from chance to the baseline in original order.
     """
     table = table[table["variant"].isin(PUBLISHED_VARIANTS)]
-    cell = ["data", "model", "order"]
-    records = []
+    records = _paper_rows(table, "ours") + _paper_rows(PUBLISHED, "published")
+    run = [variant for variant in PUBLISHED_VARIANTS if variant in set(table["variant"])]
+    columns = ["source", "data", "model", "order", *map(label, run)]
+    return pd.DataFrame(records, columns=columns).fillna(ABSENT)
+
+
+def _paper_rows(table: pd.DataFrame, source: str) -> list[dict[str, str]]:
+    accuracies = []
     ways = []
     keys = ["dataset", "model", "order"]
-    for key, rows in table.groupby(keys, sort=False, observed=True):
-        head = dict(zip(cell, key, strict=True))
-        records.append({"source": "ours"} | head | our_row(rows))
+    for (dataset, model, order), rows in table.groupby(keys, sort=False, observed=True):
+        head = {"data": dataset, "model": model, "order": order}
+        accuracies.append({"source": source} | head | row_of(rows))
         if WAY in rows:
             texts = {label(row.variant): f"{100 * row.way:.1f}" for row in rows.itertuples()}
-            ways.append({"source": "ours, % of the way"} | head | texts)
-    records += ways
-    for key in PUBLISHED:
-        head = {"source": "published"} | dict(zip(cell, key, strict=True))
-        records.append(head | published_row(*key))
-    for key in PUBLISHED:
-        head = {"source": "published, % of the way"} | dict(zip(cell, key, strict=True))
-        records.append(head | published_way(*key))
-    run = [variant for variant in PUBLISHED_VARIANTS if variant in set(table["variant"])]
-    columns = ["source", *cell, *map(label, run)]
-    return pd.DataFrame(records, columns=columns).fillna(ABSENT)
+            ways.append({"source": f"{source}, % of the way"} | head | texts)
+    return accuracies + ways
 
 
 def others_table(table: pd.DataFrame) -> pd.DataFrame:
@@ -214,29 +218,11 @@ def describe_first_layer(samplers: pd.DataFrame) -> str:
     return CAPTIONS["table1_first_layer"].format(ls=means["ls"], ls_first=means["ls_first"])
 
 
-def our_row(rows: pd.DataFrame) -> dict[str, str]:
-    """A row of Table 1 from ours, in %, by column."""
+def row_of(rows: pd.DataFrame) -> dict[str, str]:
+    """Accuracies of one order in %, by column of Table 1."""
     texts = {}
     for row in rows.to_dict("records"):
         texts[label(row["variant"])] = cell_text(100 * row["mean"], 100 * row["std"])
-    return texts
-
-
-def published_row(dataset: str, model: str, order: str) -> dict[str, str]:
-    """A row of the paper's table 1, in %, by column."""
-    cells = zip(PUBLISHED_VARIANTS, PUBLISHED[dataset, model, order], strict=True)
-    return {label(variant): cell_text(*cell) for variant, cell in cells}
-
-
-def published_way(dataset: str, model: str, order: str) -> dict[str, str]:
-    """Published accuracies in % of the way from chance to the baseline in original order."""
-    chance = CHANCE[dataset]
-    baseline = PUBLISHED[dataset, model, "sequential"][0][0]
-    texts = {}
-    for variant, (mean, _) in zip(
-        PUBLISHED_VARIANTS, PUBLISHED[dataset, model, order], strict=True
-    ):
-        texts[label(variant)] = f"{100 * (mean - chance) / (baseline - chance):.1f}"
     return texts
 
 
