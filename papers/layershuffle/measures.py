@@ -222,7 +222,7 @@ def analysed(e: Evidence, model: str, number: str, of: str = "seeds") -> np.ndar
     Every image of the analysis has an order of its own.
     """
     analysis = e.read("analysis")
-    if number not in analysis["models"].get(model, {}):
+    if model in e.other_methods or number not in analysis["models"].get(model, {}):
         raise NotRun(f"the analysis of {label(model)} is not among the results")
     e.orders.append(analysis["images"])
     return np.array(list(analysis["models"][model][number][of].values()))

@@ -69,6 +69,21 @@ class Evidence(Results):
         super().__init__(folder, papers)
         self.orders: list[int] = []
 
+    def table(self, name: str) -> pd.DataFrame:
+        """The rows of `<name>.csv`, but for those of variants named by `other_methods`."""
+        rows = super().table(name)
+        for column in {"variant", "weights", "training"}.intersection(rows):
+            rows = rows[~rows[column].isin(self.other_methods)]
+        return rows
+
+    @property
+    def other_methods(self) -> list[str]:
+        """Variants with the name of a published method that Latin orders trained.
+
+        The published ones have one order a batch: claims about them are not judged on these.
+        """
+        return [name for name in self.cell["latin"] if not name.endswith("_latin")]
+
     @property
     def num_layers(self) -> int:
         """Of the chosen model."""
@@ -109,7 +124,9 @@ class Evidence(Results):
         if keep is None:
             keep = depth
         rows = rows[rows["keep"] == keep]
-        if "choose" in rows and keep < depth:
+        if keep < depth:
+            if "choose" not in rows:  # older results have random layers alone
+                rows = rows.assign(choose="random")
             rows = rows[rows["choose"] == choose]
         rows = mean_rows(rows)
         if len(rows):

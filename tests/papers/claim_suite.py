@@ -31,7 +31,7 @@ def made_up(tables: Tables, **cell: Any) -> Evidence:
     """The committed results with other tables, and with other values in cell.json."""
     evidence = copy(committed())
     evidence.tables = evidence.tables | {name: rows.copy() for name, rows in tables.items()}
-    evidence.cell = evidence.cell | cell
+    evidence.cell = evidence.cell | {"latin": []} | cell
     return evidence
 
 

@@ -32,6 +32,13 @@ def test_a_claim_about_a_family_is_judged_on_its_models(model: str, judged_claim
         assert entry["verdict"] == (HOLDS if name == judged_claim else NOT_RUN)
 
 
+def test_a_training_with_latin_orders_is_not_the_published_method() -> None:
+    rows = refined({"ls": [60.0, 60.1], "ls_latin": [65.0, 65.1]})
+    evidence = made_up({"prune_eval": rows}, latin=["ls", "ls_latin"])
+    assert judged(PAPER, "latin.arbitrary", evidence)["verdict"] == NOT_RUN
+    assert evidence.accuracy("ls_latin", "arbitrary") == pytest.approx([65, 65.1])
+
+
 @pytest.mark.parametrize("seeds", [2, 3, 4])
 def test_few_seeds_do_not_tell_how_much_seeds_differ(seeds: int) -> None:
     """Of two, distances from the median are equal: their differences have no spread at all."""
