@@ -1,7 +1,7 @@
 """What the report shows of early exits."""
 
 from papers.exits.section import COUNTING, LAST_EXIT
-from papers.exits.tables import CLASSIFIER_WISE, LABELS, WITHOUT_EXITS
+from papers.exits.tables import CLASSIFIER_WISE, FORMS, LABELS, WITHOUT_EXITS
 from pipeline.config.variant import BASELINE
 from pipeline.report.charts import CHOICE, Chart, Charts, Grid, budget, spread
 from pipeline.report.results import Results
@@ -18,17 +18,19 @@ CAPTION = (
 def charts(results: Results) -> Charts:
     """Tables I and II, and accuracy against what an image costs, under a budget."""
     names = LABELS | {NONE: WITHOUT_EXITS}
-    tables = [
-        Grid(
-            f"Table {'I' * n}: accuracy (%), end-to-end",
-            f"exits_table{n}.csv",
+    tables = []
+    for form in FORMS:
+        if results.table(form.name).empty:
+            continue
+        grid = Grid(
+            f"Table {form.number}: accuracy (%), end-to-end",
+            f"{form.name}.csv",
             "architecture",
             "exit",
             ("metric=accuracy", "strategy=end_to_end"),
             called=lambda branch: names.get(branch, branch),
         )
-        for n in (1, 2)
-    ]
+        tables.append(grid)
     rows = results.table("exits")
     rows = rows[(rows["strategy"] == CLASSIFIER_WISE) & (rows["order"] == "sequential")]
     rows = rows[(rows["variant"] == BASELINE) & (rows["dataset"] != COUNTING)]

@@ -11,21 +11,21 @@ import numpy as np
 NOISE = 2.0  # standard errors: a lead within them is none
 
 
-def practical(cost: np.ndarray, score: np.ndarray) -> np.ndarray:
+def practical(cost: np.ndarray, score: np.ndarray, noise: float = NOISE) -> np.ndarray:
     """True for exits worth having (multi-exit ViT, section II-A): bool (E,).
 
-    An exit is practical if it scores higher than every exit that costs less. A lead over one of
-    them counts if it is more than two standard errors of their paired difference: without a margin,
+    An exit is practical if it scores higher than every exit that costs less. Without a margin,
     chance alone makes the best of many exits look better than the others.
 
     Args:
         cost: (E,), in any order.
         score: (E, n), of each image; higher is better.
+        noise: a lead counts if it is more than so many standard errors of the paired difference.
     """
     better = np.ones(len(cost), dtype=bool)
     for place, own in enumerate(score):
         leads = own - score[cost < cost[place]]  # (cheaper exits, n)
-        margin = NOISE * leads.std(axis=1, ddof=1) / np.sqrt(leads.shape[1])
+        margin = noise * leads.std(axis=1, ddof=1) / np.sqrt(leads.shape[1])
         better[place] = (leads.mean(axis=1) > margin).all()
     return better
 

@@ -43,6 +43,8 @@ def test_practical(places: slice) -> None:
     cost = np.array([1, 2, 3, 3, 4, 5])[places]
     found = practical(cost, np.array(right, float)[places])
     assert found[places].tolist() == [True, False, True, False, False, False]
+    plain = practical(cost, np.array(right, float)[places], noise=0.0)
+    assert plain[places].tolist() == [True, False, True, True, True, True]
     better = np.array(right, float)
     better[4, 8] = 1
     assert practical(np.arange(6), better)[4:].tolist() == [False, False]
