@@ -81,9 +81,11 @@ def test_one_job_a_variant_policy_and_seed_and_what_evaluates_again(
     keys: Keys, params: Params
 ) -> None:
     known = keys(Plan, "nodes")
-    assert len(known) == len(params.seeds) * sum(map(len, params.resolve(Nodes).variants.values()))
+    plan = Plan(params)
+    assert len(known) == len(params.seeds) * sum(map(len, plan.options.variants.values()))
     assert keys(Plan, "nodes", batch_size=7) == known
-    assert keys(Plan, "nodes", variants={"ls": ["any"]}) < known
+    plan.options = plan.options.model_copy(update={"variants": {"ls": ["any"]}})
+    assert {job.key for job in plan.jobs().values()} < known
     healthy = {"healthy": Fault()}
     for options in ({"seed": 1}, {"replication": [1]}, {"micro_batch": 7}, {"faults": healthy}):
         assert not keys(Plan, "nodes", **options) & known
