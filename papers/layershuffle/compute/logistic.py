@@ -35,17 +35,12 @@ def choose_regression(train: Data, judges: Data | None, values: list[float]) -> 
     The solver is L-BFGS with at most 100 steps, as scikit-learn has by default. It may end before
     it has converged, which regularises as well.
     """
-    best: LogisticRegression | None = None
-    best_accuracy = -1.0
-    for value in values if judges else values[:1]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            regression = LogisticRegression(C=value).fit(*train)
-        accuracy = regression.score(*judges) if judges else 0.0
-        if accuracy > best_accuracy:
-            best, best_accuracy = regression, accuracy
-    assert best is not None
-    return best
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        if judges is None:
+            return LogisticRegression(C=values[0]).fit(*train)
+        regressions = [LogisticRegression(C=value).fit(*train) for value in values]
+    return max(regressions, key=lambda regression: regression.score(*judges))
 
 
 def evaluate(
