@@ -166,7 +166,7 @@ def test_numbers_drawn(
             (first, counted, "mae", 1),
         ):
             line_rows = select(panel_rows, branch=branch)
-            expect_line(error_bars(axis)[label].sort_index(), line_rows, "cost", y, factor)
+            expect_line(error_bars(axis)[label].sort_index(), line_rows, "cost", y, factor, 1e-9)
     guesses = [np.asarray(axis.get_lines()[-1].get_ydata())[0] for axis in (whole, first)]
     assert guesses == [10, 1]  # of ten classes; of 0 to 3 objects, whose middle is 1.5
     early = rows[rows["branch"].isin(test_claims.LS_BRANCHES)]
@@ -179,7 +179,7 @@ def test_numbers_drawn(
             line_rows = select(means, variant=variant, order=order)
             assert (label in lines) == (len(line_rows) > 0)
             if label in lines:
-                expect_line(lines[label], line_rows, "depth", "accuracy", 100)
+                expect_line(lines[label], line_rows, "depth", "accuracy", 100, 1e-9)
         assert np.asarray(axis.get_lines()[-1].get_ydata())[0] == 10
     (axis,) = figures.drawn["exits_dynamic"].axes
     for line, policy in zip(axis.get_lines(), POLICIES, strict=False):
