@@ -27,15 +27,16 @@ def main() -> None:
     """results/, outs/analysis/, outs/inversion/ -> results/: tables, claims, figures/"""
     start_workers("pipeline.report.figures", "pipeline.report.evidence", "papers")
     params = load(papers=PAPERS)
-    evidence = Evidence(RESULTS, PAPERS)
+    results = Results(RESULTS, PAPERS)
     captions: dict[str, str] = {}
-    for tables in evidence.readers("tables"):
-        captions |= tables.write(evidence, params)
-    modules = [figures.__name__ for figures in evidence.readers("figures")]
+    for tables in results.readers("tables"):
+        captions |= tables.write(results, params)
+    modules = [figures.__name__ for figures in results.readers("figures")]
     with ProcessPoolExecutor(mp_context=get_context("forkserver")) as pool:  # drawing takes longest
         for drawn in pool.map(draw, modules):
             captions |= drawn
 
+    evidence = Evidence(RESULTS, PAPERS)
     ledger = judge(evidence)
     write_json(RESULTS / "claims.json", ledger)
     page = markdown(ledger, evidence.label, read_cells(RESULTS / "cells"))
