@@ -1,8 +1,11 @@
 """Whether result files have the same bytes as on another kind of processor."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from pipeline.declared import declared_stages, stage_results
 from pipeline.files import read_json, write_json
@@ -13,11 +16,17 @@ PARAMS = Path("params.yaml")
 
 
 def digests() -> dict[str, str]:
-    """The sha256 of every file that the stages left below results/, and of params.yaml."""
-    files = [PARAMS]
+    """The sha256 of every file that the stages left below results/, and of params.yaml's values."""
+    values = yaml.load(PARAMS.read_text(), yaml.CSafeLoader)
+    found = {str(PARAMS): _sha256(json.dumps(values).encode())}
     for stage in declared_stages():
-        files += stage_results(stage)[0]
-    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
+        for file in stage_results(stage)[0]:
+            found[str(file)] = _sha256(file.read_bytes())
+    return found
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def record() -> dict[str, Any]:
