@@ -35,14 +35,15 @@ def places(section: str, *after: str) -> list[str]:
     return [section, *(f"{preset}.{section}" for preset in presets), *after]
 
 
-REFINED = places("finetune", "variants.ls.finetune")
+REFINED = places("finetune", "scales.minutes.finetune_of.ls", "variants.ls.finetune")
 
 
 @pytest.mark.parametrize("count", range(1, len(REFINED) + 1))
 def test_resolution_order(count: int, changed: Load) -> None:
-    """Section < scale < model < what the scale says of that model < data set < variant; the last
-    one is named as the source."""
-    own: Values = {place: {} for place in REFINED[1:]}  # none but these have the key
+    """Section < scale < model < what the scale says of that model < data set < what the scale says
+    of that variant < variant; the last one is named as the source."""
+    own: Values = {"scales.minutes.finetune_of": {}}
+    own |= {place: {} for place in REFINED[1:]}  # none but these have the key
     params = changed(own | {f"{place}.lr": (i + 1) / 8 for i, place in enumerate(REFINED[:count])})
     assert params.values(Finetune, "ls")["lr"][:2] == (count / 8, REFINED[count - 1])
     assert params.resolve(Finetune, "ls").lr == count / 8
@@ -195,21 +196,15 @@ def test_variants_of_a_scale(changed: Load) -> None:
     assert "more" not in plain.all_variants
 
 
-def test_a_scale_refines_single_variants_otherwise(changed: Load) -> None:
-    """The baseline too; nearer than presets, further than the variant itself."""
-    of_variants = {"baseline": {"lr": 0.5}, "ls": {"lr": 0.25, "epochs": 9}}
+def test_a_scale_refines_the_baseline_otherwise(changed: Load) -> None:
+    """As it may any variant; at another scale it does not."""
     given = {
-        "scales.mine": {"finetune_of": of_variants},
+        "scales.mine": {"finetune_of": {"baseline": {"lr": 0.5}}},
         "models.vit_micro.finetune.lr": 0.1,
-        "variants.ls.finetune": {"epochs": 7},
     }
     params = changed(given | {"scale": "mine"})
-    found = [params.resolve(Finetune, name).lr for name in ("baseline", "ls", "ls_pos")]
-    assert found == [0.5, 0.25, 0.1]
-    values = params.values(Finetune, "ls")
-    assert values["lr"].source == "scales.mine.finetune_of.ls"
-    assert (values["epochs"].value, values["epochs"].source) == (7, "variants.ls.finetune")
-    assert changed(given | {"scale": "published"}).resolve(Finetune, "ls").lr == 0.1
+    assert [params.resolve(Finetune, name).lr for name in ("baseline", "ls")] == [0.5, 0.1]
+    assert changed(given | {"scale": "published"}).resolve(Finetune, "baseline").lr == 0.1
 
 
 def test_a_variant_that_a_scale_leaves_out(changed: Load) -> None:
