@@ -15,33 +15,45 @@ from pipeline.jobs.rows import write_results
 from pipeline.training.gather import gather_trainings
 
 OUT = Path("outs/smoothing")
-MEASURES = {"patch_cosine": 6, "attention_std": 6, "accuracy": 6}  # decimals kept
+COLUMNS = [
+    "dataset",
+    "model",
+    "training",
+    "losses",
+    "changed",
+    "talking_heads",
+    "num_layers",
+    "order",
+    "seed",
+    "layer",
+    "patch_cosine",
+    "attention_std",
+    "accuracy",
+]
 
 
 def profile_rows(profiles: Sequence[Profiled]) -> pd.DataFrame:
-    """A row a model, order and number of layers executed."""
-    tables = []
+    """A row a model, order and number of layers executed; columns as :data:`COLUMNS`."""
+    rows = []
     for model, order, job, accuracy in profiles:
         profile = read_json(job.folder / PROFILE)
-        keys = {
-            "dataset": job.config.dataset,
-            "model": job.config.model_name,
-            "training": model.training,
-            "losses": str(model.variant.losses),
-            "changed": model.changed,
-            "talking_heads": model.variant.talking_heads,
-            "num_layers": len(profile["attention_std"]),
-            "order": order,
-            "seed": model.seed,
-        }
-        measures = {
-            "layer": range(len(profile["patch_cosine"])),
-            "patch_cosine": profile["patch_cosine"],
-            "attention_std": [None, *profile["attention_std"]],  # none of the embedding
-            "accuracy": accuracy,
-        }
-        tables.append(pd.DataFrame(keys | measures))
-    return pd.concat(tables).round(MEASURES)
+        cosine = profile["patch_cosine"]
+        attention = [None, *profile["attention_std"]]  # none of the embedding
+        model_columns = (
+            job.config.dataset,
+            job.config.model_name,
+            model.training,
+            str(model.variant.losses),
+            model.changed,
+            model.variant.talking_heads,
+            len(cosine) - 1,
+            order,
+            model.seed,
+        )
+        for layer, similarity in enumerate(cosine):
+            rows.append((*model_columns, layer, similarity, attention[layer], accuracy))
+    measures = ("patch_cosine", "attention_std", "accuracy")
+    return pd.DataFrame(rows, columns=COLUMNS).round(dict.fromkeys(measures, 6))
 
 
 def about(params: Params) -> dict[str, Any]:
