@@ -140,20 +140,27 @@ def test_every_paper_lists_its_work(params: Params) -> None:
     trainings = Counter[str]()
     for work in list_work(params, 12):
         trainings[work.stage] += work.models if work.training else 0
-    exits = params.resolve(Exits)
-    end_to_end = 1 + len(exits.placements) * len(exits.branches)
-    layer_wise = len(exits.layer_wise_branches) * sum(len(p) + 1 for p in exits.placements)
-    rates = len(exits.backbone_lrs)
-    counting = len(exits.counting.lrs or exits.backbone_lrs)
-    seeds = len(params.seeds[: exits.seeds])
-    assert trainings["exits"] == seeds * ((end_to_end + layer_wise) * rates + counting)
     assert trainings["finetune"] == len(params.seeds) * len(params.all_variants)
     assert trainings["smoothing"] == len(Smoothings(params).models())
     inversions = Inversions(params)
     families = [family for family in inversions.options.families.values() if family.timm]
     assert trainings["inversion"] == len(families) * len(inversions.seeds)
     measured = {stage for stage, number in trainings.items() if not number}
-    assert measured == {"prune-eval", "analysis", "painters", "nodes"}
+    assert measured == {"prune-eval", "analysis", "exits", "painters", "nodes"}
+
+
+def test_trainings_with_exits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later steps of the layer-wise strategy have three starts; counting is end-to-end too."""
+    monkeypatch.chdir(ROOT)
+    params = overridden(["scale=hours"], PAPERS)
+    exits = params.resolve(Exits)
+    works = [work for work in list_work(params, 12) if work.stage == "exits" and work.training]
+    end_to_end = 1 + len(exits.placements) * len(exits.branches)
+    steps = sum(1 + 3 * len(placement) for placement in exits.placements)
+    layer_wise = steps * len(exits.layer_wise_branches)
+    counting = len(exits.counting.lrs or exits.backbone_lrs)
+    trainings = (end_to_end + layer_wise) * len(exits.backbone_lrs) + end_to_end * counting
+    assert sum(work.models for work in works) == len(params.seeds) * trainings
 
 
 def test_what_cannot_be_counted_is_refused(small: Params) -> None:

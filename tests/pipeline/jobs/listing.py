@@ -25,8 +25,9 @@ def listed(params: Params) -> Listed:
     pretrain, refine = Plan(params, Pretrain), Plan(params, Finetune)
     exits, smoothing, inversion = Exits(params), Smoothing(params), Inversion(params)
     task = Task(params.dataset, exits.data, {seed: exits.start(seed) for seed in exits.seeds})
-    frozen = exits.variants(task)
-    steps = [*exits.end_to_end(task), *exits.first_steps(task)]
+    branches = exits.options.branches
+    steps = [*exits.control(task), *exits.at_placements(task, "end_to_end", branches)]
+    steps += exits.at_placements(task, "layer_wise", exits.options.layer_wise_branches)
     found: dict[str, Iterable[Job | None]] = {
         "pretrain": [
             pretrain.training("pretrain", PLAIN, pretrain.options, seed) for seed in params.starts
@@ -38,8 +39,8 @@ def listed(params: Params) -> Listed:
         ],
         "evaluation": Evaluations(params).jobs().values(),
         "analysis": Analyses(params).jobs().values(),
-        "branches": [each.job for each in frozen],
-        "costs": [each.costs for each in frozen],
+        "branches": [each.job for each in exits.frozen_variants(task)],
+        "costs": [exits.costs(task)],
         "exits": [job for each in steps for job in each.jobs],
         "head": [exits.head_for(task, seed) for seed in exits.seeds],
         "smoothing": [smoothing.trained(model).job for model in smoothing.models()],

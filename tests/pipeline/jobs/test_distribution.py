@@ -139,7 +139,9 @@ def test_trainings_with_exits_know_how_many_processes_they_have(
     """End to end, layer-wise, the control. Their keys differ from one process's."""
     plan = stage(distributed)
     task = Task("bars", prepared, {0: Path("outs/pretrain/seed_0/weights.safetensors")})
-    found = [*plan.end_to_end(task), *plan.first_steps(task), *plan.control(task)]
+    found = plan.control(task)
+    for strategy in ("end_to_end", "layer_wise"):
+        found += plan.at_placements(task, strategy, ["mlp"])
     jobs = [job for each in found for job in each.jobs]
     assert {
         (job.config.world_size, job.config.routes)
@@ -148,5 +150,5 @@ def test_trainings_with_exits_know_how_many_processes_they_have(
     } == {identity}
     assert len(jobs) == len([job for job in jobs if isinstance(job.config, TrainConfig)]) > 2
     if distributed is TWO:
-        alone = {job.key for each in stage(ONE).end_to_end(task) for job in each.jobs}
+        alone = {job.key for each in stage(ONE).control(task) for job in each.jobs}
         assert not alone & {job.key for job in jobs}

@@ -378,7 +378,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
         "pipeline/flops.py",
         "counter.get_total_flops()",
         "2 * counter.get_total_flops()",
-        {"costs"},
+        {"branches", "costs"},
     ),
     "an inversion's step": (
         "papers/inversion/compute/descent.py",
