@@ -34,14 +34,17 @@ DRAWN_FROM: dict[str, tuple[str, ...]] = {
 def charts(results: Results) -> Charts:
     """Table 1, accuracy by layers kept, the control of the first layers."""
     kept = _kept(results.table("figure1"))
-    colours = colours_of(dict.fromkeys(["baseline", "LS", *kept["variant"]]))
+    samplers = results.table("samplers")
+    names = ["baseline", "LS", *kept["variant"]]
+    if len(samplers):
+        names += map(label, samplers["variant"])
+    colours = colours_of(dict.fromkeys(names))
     shown = []
     for order, words in ORDERS.items():
         rows = kept[kept["order"] == order].drop(columns="order")
         spec = lines(rows, "keep", "variant", "layers kept", "accuracy (%)", (0, 100), colours)
         title = f"Accuracy with some of the layers, {words}"
         shown.append(Chart(title, SPREAD, "figure1.csv", spec))
-    samplers = results.table("samplers")
     if len(samplers):
         samplers = samplers[samplers["sampler"].str.startswith("fix_first")]
     if len(samplers):
