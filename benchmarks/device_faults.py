@@ -57,15 +57,15 @@ FAULTS = [
     ),
     (
         "papers/exits/compute/dynamic.py",
-        "torch.arange(len(images), device=images.device), None",
-        "torch.arange(len(images)), None",
+        "torch.arange(len(images), device=images.device)\n",
+        "torch.arange(len(images))\n",
     ),
     ("papers/exits/compute/dynamic.py", "num_classes, device=images.device)", "num_classes)"),
-    ("papers/exits/compute/frozen.py", "branch = branch.to(execution.device)", "branch = branch"),
+    ("papers/exits/compute/frozen.py", "branch = branch.to(device)", "branch = branch"),
     (
         "papers/exits/compute/frozen.py",
-        "branch(part.to(execution.device).float())",
-        "branch(part.float())",
+        "branch(batch.to(execution.device).float())",
+        "branch(batch.float())",
     ),
     (
         "papers/inversion/compute/descent.py",

@@ -84,7 +84,6 @@ SERVERS = {
     "Ray's other",
 }  # start again where they ended
 WRONG = ("orphans", "wrong", "still there", "tracebacks")  # what should be empty of every round
-TIMED = ("latency_ms",)  # columns of results that are measured times
 # In them names are drawn, or are hashes of paths or of measured times.
 CACHES = (
     "copy/.dvc/",
@@ -246,9 +245,7 @@ class Run:
         found = {}
         for file in sorted((self.folder / "results").glob("**/*.csv")):
             rows = list(csv.DictReader(file.read_text().splitlines()))
-            found[str(file.relative_to(self.folder))] = [
-                {name: value for name, value in row.items() if name not in TIMED} for row in rows
-            ]
+            found[str(file.relative_to(self.folder))] = rows
         return found
 
     def files(self) -> set[str]:
