@@ -176,9 +176,9 @@ def check_store(uri: str, live: bool = True) -> None:
     assert tags["mlflow.parentRunId"] == parent.info.run_id
     assert (tags["kind"], parent.data.tags["kind"]) == ("training", "variant")
     assert (tags["paper"], tags["stage"]) == ("layershuffle", "finetune-variants")
-    assert tags["execution"].endswith("fp32 (auto: width 16 is below 768)")
+    assert tags["execution"] == "CPU, fp32 (auto: width 16 is below 768)"
     if live:
-        assert {"mlflow.user", "mlflow.source.git.commit", "git.dirty"} <= set(tags)
+        assert {"mlflow.user", "mlflow.source.git.commit", "git.dirty", "processor"} <= set(tags)
     else:
         assert tags["synced"] == "true"
         assert "mlflow.source.git.commit" not in tags
