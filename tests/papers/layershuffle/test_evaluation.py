@@ -19,6 +19,7 @@ from papers.exits.section import ExitHeads
 from papers.layershuffle.compute import analysis, evaluation, logistic
 from papers.layershuffle.compute.analysis import Contributions, record
 from papers.layershuffle.compute.evaluation import cells, choose_layers, mislead
+from papers.layershuffle.compute.plan import Evaluations
 from papers.layershuffle.section import (
     SAMPLER_ROWS,
     AnalysisConfig,
@@ -39,6 +40,7 @@ from pipeline.training.objectives import is_right, task_loss
 from pipeline.training.scoring import InTurn, Score, open_model, open_split, score
 from tests.conftest import run_fields, write_raw
 from tests.models import small
+from tests.papers.conftest import Keys
 from tests.papers.exits.test_branches import FAMILIES
 
 ROUTE_KEYS = ["route", "routes", "images"]
@@ -387,3 +389,13 @@ def test_an_analysis_keeps_what_its_figures_are_drawn_from(
     assert np.array_equal(arrays["plane"], vectors[:, :2])
     assert np.array_equal(arrays["norms"], norms)
     assert np.array_equal(arrays["positions"], np.argsort(routes, axis=1))
+
+
+def test_jobs_beside_those_of_the_variants(keys: Keys, params: Params) -> None:
+    """One regression for all seeds, and LS-pos once more, told wrong positions."""
+    variants = len(params.all_variants)
+    without = keys(Evaluations, "prune_eval", logistic=[])
+    assert len(without) == (variants + 1) * len(params.seeds)
+    with_regression = keys(Evaluations, "prune_eval", logistic=[0.1])
+    assert without < with_regression
+    assert len(with_regression) == len(without) + 1
