@@ -47,7 +47,7 @@ TABLES = {  # block -> file
 }
 CELLS = {  # words -> folder of results/
     f"[pre-trained ViT-S/14](results/{PRETRAINED}README.md), 4,000 images, three seeds": PRETRAINED,
-    f"[micro model at `hours`](results/{HOURS}README.md), five seeds": HOURS,
+    f"[micro model at `hours`](results/{HOURS}README.md), Latin orders, five seeds": HOURS,
     "micro model at `minutes`, the default run, five seeds": "",
 }
 BLOCK = re.compile(r"(<!-- (\w+):.*?-->)\n(.*?)(<!-- /\2 -->)", re.S)
@@ -117,17 +117,12 @@ def result(old: list[str], read: Read) -> str:
 
 
 def counts(old: list[str], read: Read) -> str:
-    """Claims by paper and verdict, in the default run and at hours: "22, 25"."""
-    ledgers = [
-        {entry["id"]: entry for entry in json.loads(read(f"results/{folder}claims.json"))["claims"]}
-        for folder in ("", HOURS)
-    ]
+    """Claims by paper and verdict, in the default run."""
+    ledger = {entry["id"]: entry for entry in json.loads(read("results/claims.json"))["claims"]}
 
     def count(claims: list[Claim], key: str, verdict: str) -> str:
-        there = [
-            [ledger[claim.id][key] for claim in claims if claim.id in ledger] for ledger in ledgers
-        ]
-        return ", ".join(str(found.count(verdict)) if found else "–" for found in there)
+        verdicts = [ledger[claim.id][key] for claim in claims if claim.id in ledger]
+        return str(verdicts.count(verdict))
 
     every = [(paper.title, claim) for paper in PAPERS for claim in load_claims(paper).claims]
     groups: dict[str, list[Claim]] = {}
