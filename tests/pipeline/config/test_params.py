@@ -112,7 +112,6 @@ def test_every_preset_resolves(content: dict[str, Any], changed: Load) -> None:
     for model, dataset in itertools.product(content["models"], content["datasets"]):
         chosen = params.model_copy(update={"model": model, "dataset": dataset})
         assert all(chosen.resolve(section) for section in sections)
-        check_layers(chosen, chosen.model_preset.kwargs.get("depth", 12))
 
 
 @pytest.mark.parametrize(

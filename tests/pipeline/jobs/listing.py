@@ -8,6 +8,7 @@ from papers.exits.compute.plan import Plan as Exits
 from papers.exits.compute.plan import Task
 from papers.inversion.compute.plan import Plan as Inversion
 from papers.layershuffle.compute.plan import Analyses, Evaluations
+from papers.layershuffle.section import LOGISTIC
 from papers.nodes.compute.plan import Plan as Nodes
 from papers.painters.compute.plan import Plan as Painters
 from papers.smoothing.compute.plan import Plan as Smoothing
@@ -28,6 +29,7 @@ def listed(params: Params) -> Listed:
     branches = exits.options.branches
     steps = [*exits.control(task), *exits.at_placements(task, "end_to_end", branches)]
     steps += exits.at_placements(task, "layer_wise", exits.options.layer_wise_branches)
+    evaluations = Evaluations(params)
     found: dict[str, Iterable[Job | None]] = {
         "pretrain": [
             pretrain.training("pretrain", PLAIN, pretrain.options, seed) for seed in params.starts
@@ -37,7 +39,10 @@ def listed(params: Params) -> Listed:
             for seeds in refine.refinements(params.all_variants).values()
             for job in seeds.values()
         ],
-        "evaluation": Evaluations(params).jobs().values(),
+        "evaluation": [
+            job for (_, name, _), job in evaluations.jobs().items() if name != LOGISTIC
+        ],
+        "regression": [evaluations.regress()],
         "analysis": Analyses(params).jobs().values(),
         "branches": [each.job for each in exits.frozen_variants(task)],
         "costs": [exits.costs(task)],

@@ -32,7 +32,8 @@ REFINED = {
     *("evaluation", "analysis", "branches", "profiles"),
     *("inversion", "painters", "nodes", "class images"),
 }
-KINDS = TRAININGS | REFINED | {"costs"}
+MODELS = TRAININGS | REFINED | {"costs"}
+KINDS = MODELS | {"regression"}
 SEEDS = [0, 1]
 NEW = "renamed"  # a variant with the weights of ls
 Keys = dict[str, dict[str, str]]  # kind -> title -> key
@@ -164,7 +165,7 @@ def test_a_new_variant_runs_itself_alone(values: Values, keys: Keys, tmp_path: P
 def test_a_new_seed_runs_itself_alone(values: Values, keys: Keys, tmp_path: Path) -> None:
     """Placed before all others. Class images are shown to the next seed's model: one is another."""
     fresh = again(keys, keys_with(values | {"seeds": [2, *SEEDS]}, tmp_path / "params.yaml"))
-    assert fresh.keys() == KINDS - {"costs"}
+    assert fresh.keys() == TRAININGS | REFINED
     assert all(
         "seed 2" in title for kind in fresh.keys() - {"class images"} for title in fresh[kind]
     )
@@ -183,8 +184,7 @@ VALUES: dict[str, tuple[str, Any, set[str]]] = {
         {"schedule": "one_cycle"},
         set(),
     ),
-    "a default written out": ("variants.layerdrop.per", "batch", set()),
-    "what the section says, written out": ("variants.ls.per", "latin", set()),
+    "what the section says, written out": ("variants.ls.per", "batch", set()),
     "what orders are drawn for": (
         "scales.minutes.finetune.per",
         "sample",
@@ -336,7 +336,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     ),
     "a message": ("pipeline/training/loop.py", "the loss is not finite", "the loss is nan", set()),
     "another exception": ("pipeline/training/loop.py", "raise UserError", "raise X", TRAININGS),
-    "a new function": ("lsvit/routes.py", "\ndef ", "\ndef new(): ...\n\n\ndef ", KINDS),
+    "a new function": ("lsvit/routes.py", "\ndef ", "\ndef new(): ...\n\n\ndef ", MODELS),
     "the rule that chooses the epoch": (
         "pipeline/training/judging.py",
         "min(reversed(history)",
@@ -365,7 +365,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
         "lsvit/routes.py",
         "tuple(rng.permutation(num_layers).tolist())",
         "tuple(rng.permutation(num_layers)[::-1].tolist())",
-        KINDS,
+        MODELS,
     ),
     "a scheduler": ("papers/nodes/compute/scheduler.py", "MEMORY = 0.5", "MEMORY = 0.6", {"nodes"}),
     "a way to execute layers": (
@@ -436,19 +436,19 @@ def test_what_no_job_runs_runs_nothing(source: Path, jobs: Listed) -> None:
     assert codes_of(jobs) == before
 
 
-# Trainings with augmentation and what reads their weights' models; inversions resize images.
+# Trainings that augment images, what reads models with losses of theirs; inversions resize images.
 TORCHVISION = {
-    *("some smoothing", "some finetune", "some evaluation", "some profiles"),
-    *("inversion", "class images"),
+    *("some finetune", "some evaluation", "some profiles"),
+    *("smoothing", "inversion", "class images"),
 }
 
 
 LIBRARIES: dict[str, set[str]] = {
-    "torch": KINDS,
-    "timm": KINDS,
+    "torch": MODELS,
+    "timm": MODELS,
     "numpy": KINDS,
     "torchvision": TORCHVISION,
-    "scikit-learn": {"analysis"},
+    "scikit-learn": {"analysis", "regression"},
     "umap-learn": {"analysis"},
     "simpy": {"nodes"},
     "mlflow": set(),
