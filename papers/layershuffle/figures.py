@@ -9,18 +9,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.lines import Line2D
 from scipy.stats import gaussian_kde
 
 from lsvit.routes import ORDERS
 from papers.layershuffle.diagrams import draw_approaches, draw_first_routes
 from papers.layershuffle.labels import CONTROLS, label
-from papers.layershuffle.section import ALL, Analysis
+from papers.layershuffle.pruning import ACCURACY, draw_pruning, draw_pruning_of_all, place_beside
+from papers.layershuffle.section import Analysis
 from pipeline.config.params import Params
-from pipeline.config.variant import BASELINE, PRETRAINED
+from pipeline.config.variant import PRETRAINED
 from pipeline.jobs.rows import mean_rows
 from pipeline.report.captions import read_captions
-from pipeline.report.evaluations import count_orders, summarise
+from pipeline.report.evaluations import summarise
 from pipeline.report.figures import (
     GREY,
     OKABE_ITO,
@@ -29,8 +29,6 @@ from pipeline.report.figures import (
     colours_by_depth,
     draw_chance,
     draw_lines,
-    draw_means,
-    handles_of,
 )
 from pipeline.report.results import Results, read_arrays
 
@@ -38,113 +36,10 @@ CAPTIONS = read_captions(__file__)
 REFIT_MARKERS = "*Xpd"
 GREYS = ("#BBBBBB", "#999999", GREY, "#444444")
 FORMS = {"batch": "ls", "sample": "ls_sample", "Latin": "ls_latin"}  # LS by what an order is for
-STYLES: Look = {"random": "-", "first": "--", "spaced": ":"}  # of lines, by which layers are kept
 ANALYSED = Path("outs/analysis")
-FIGURE_1 = ("ls", "layerdrop")  # and refit-k: the paper's lines, its method in front
 AGAINST_DISORDER = ("baseline", "layerdrop", "ls")
-ACCURACY = "validation accuracy (%)"
 ROW = 0.5  # of figures 4c and 4d: the share of a layer's mean that is as high as a row
 WIDEST = 2.5  # of them: the largest norm shown, in means of the layer
-
-
-def draw_pruning(
-    figures: Figures, cells: pd.DataFrame, order: str, name: str, chance: float
-) -> str:
-    """Draw figure 1b or 1c: accuracy against layers kept, the paper's lines alone.
-
-    Args:
-        figures: saves the figure.
-        cells: of :func:`pipeline.report.evaluations.summarise`.
-        order: sequential or arbitrary.
-        name: of the files.
-        chance: accuracy in % of guessing.
-
-    Returns:
-        The caption.
-    """
-    cells = cells[cells["order"] == order]
-    depth = cells["keep"].max()
-    is_refit = cells["variant"].str.startswith("refit")
-    is_whole = (cells["variant"] == BASELINE) & (cells["keep"] == depth)  # refit with all layers
-    refits = cells[is_refit].sort_values("keep")
-    lines = cells[cells["variant"].isin(FIGURE_1)]
-    figure, [[axis]] = figures.panels(0.9)
-    looks = figures.looks(FIGURE_1)
-    handles: dict[str, Any] = {}
-    for choose in lines["choose"].unique():
-        if choose == ALL:
-            continue
-        chosen = lines[lines["choose"].isin([choose, ALL])]
-        styled = {}
-        for variant, look in looks.items():
-            styled[variant] = look | {"linestyle": STYLES[choose]}
-        _draw_kept(axis, chosen, styled)
-        handles = handles_of(axis) | handles  # the first style stands for the variant
-    if len(refits):
-        look = {"color": GREY, "marker": "*", "markersize": 7, "zorder": 0}
-        line = pd.concat([refits, cells[is_whole]]).set_index("keep")
-        draw_means(axis, 100 * line[["mean", "std"]], capsize=2, label="refit-k", **look)
-    handles = handles_of(axis) | handles
-    for choose in lines["choose"].unique():
-        if choose != ALL:
-            handles[f"{choose} layers"] = Line2D([], [], color=GREY, linestyle=STYLES[choose])
-    axis.set(xlabel="layers kept", ylabel=ACCURACY, ylim=(0, 100))
-    axis.set(xticks=sorted({*lines["keep"], *refits["keep"]}))
-    draw_chance(axis, chance)
-    figures.finish(figure, name, handles)
-    full = lines[lines["full"]]
-    noun = "orders" if full["orders"].max() > 1 else "order"
-    counts = [f"k = {cell.keep}: {cell.orders}" for cell in refits.itertuples()]
-    return CAPTIONS["pruning"].format(
-        order="their original order" if order == "sequential" else "random order",
-        seeds=lines["n"].max(),
-        pruned=_describe_pruned(lines[lines["choose"] == "random"]),
-        orders=count_orders(full, noun),
-        images=full["images"].max(),
-        refits=CAPTIONS["pruning_refits"].format(counts=", ".join(counts)) if counts else "",
-    )
-
-
-def _describe_pruned(pruned: pd.DataFrame) -> str:
-    """How many routes the cells with fewer layers are over, and how much single routes differ."""
-    if pruned.empty:
-        return ""
-    text = CAPTIONS["pruning_pruned"].format(orders=count_orders(pruned, "random routes"))
-    spreads = 100 * pruned["std_orders"]
-    if spreads.notna().any():
-        text += CAPTIONS["pruning_spread"].format(
-            routes=pruned["spread_orders"].max(), low=spreads.min(), high=spreads.max()
-        )
-    return text
-
-
-def draw_pruning_of_all(figures: Figures, cells: pd.DataFrame, chance: float) -> str:
-    """Draw every variant's accuracy against layers kept, in both orders. Returns the caption."""
-    cells = cells[cells["choose"].isin(["random", ALL])]
-    figure, axes = figures.panels(1.25, nrows=2, sharex=True)
-    for axis, order in zip(axes[:, 0], ORDERS, strict=True):
-        _draw_kept(axis, cells[cells["order"] == order], figures.variant_looks, apart=0.18)
-        axis.set(ylabel=f"accuracy (%),\n{order}")
-        draw_chance(axis, chance)
-    axes[1, 0].set(xlabel="layers kept")
-    figures.finish(figure, "pruning")
-    return CAPTIONS["pruning_of_all"].format(seeds=cells["n"].max())
-
-
-def _draw_kept(axis: Axes, cells: pd.DataFrame, looks: dict[str, Look], apart: float = 0) -> None:
-    """Draw lines of accuracy against layers kept, the first variant in front, `apart` in x."""
-    for behind, (variant, look) in enumerate(looks.items()):
-        line = cells[cells["variant"] == variant].sort_values("keep").set_index("keep")
-        line.index = line.index + apart * _place(behind, len(looks))
-        front = 2 + len(looks) - behind
-        draw_means(axis, 100 * line[["mean", "std"]], capsize=2, zorder=front, **look)
-    kept = cells.loc[cells["variant"].isin(looks), "keep"]
-    axis.set(ylabel=ACCURACY, xticks=sorted(kept.unique()), ylim=(0, 100))
-
-
-def _place(number: int, count: int) -> float:
-    """Where one of several lines stands beside the others: from -count / 2 to count / 2."""
-    return number - (count - 1) / 2
 
 
 def _refit_look(variant: str, place: int) -> Look:
@@ -360,7 +255,9 @@ def draw_training_curves(
     figure, axes = figures.panels(1.35, nrows=2, sharex=True)
     places = {variant: place for place, variant in enumerate(looks)}
     apart = 0.4 / len(looks)
-    rows["epoch"] += apart * rows["variant"].map(lambda name: _place(places[name], len(looks)))
+    rows["epoch"] += apart * rows["variant"].map(
+        lambda name: place_beside(places[name], len(looks))
+    )
     for axis, order in zip(axes[:, 0], ORDERS, strict=True):
         column = f"validation/{order}/accuracy"
         draw_lines(axis, rows, "epoch", column, "variant", looks, capsize=1.5)

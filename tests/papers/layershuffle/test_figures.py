@@ -21,13 +21,12 @@ from papers.layershuffle.figures import (
     draw_disorder,
     draw_first_layers,
     draw_forms,
-    draw_pruning,
-    draw_pruning_of_all,
     draw_ridges,
     draw_training_curves,
     draw_umap,
 )
 from papers.layershuffle.labels import label
+from papers.layershuffle.pruning import draw_pruning, draw_pruning_of_all
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune
 from pipeline.report.evaluations import summarise

@@ -418,7 +418,7 @@ def test_the_released_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path / "clone")
     subprocess.run([sys.executable, "-m", "dvc", "pull", "-q", "weights.dvc"], check=True)
     released = yaml.safe_load(Path("dvc.yaml").read_text())["artifacts"]
-    assert set(released) == {"baseline", "ls", "ls_pred", "layerdrop"}
+    assert set(released) == {"baseline", "ls", "ls_latin", "layerdrop"}
     images = torch.randn(2, 1, 28, 28)
     evaluations = pd.read_csv("results/prune_eval.csv", dtype={"route": str})
     for artifact in released.values():
