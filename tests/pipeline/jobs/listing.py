@@ -39,9 +39,7 @@ def listed(params: Params) -> Listed:
             for seeds in refine.refinements(params.all_variants).values()
             for job in seeds.values()
         ],
-        "evaluation": [
-            job for (_, name, _), job in evaluations.jobs().items() if name != LOGISTIC
-        ],
+        "evaluation": [job for (_, name, _), job in evaluations.jobs().items() if name != LOGISTIC],
         "regression": [evaluations.regress()],
         "analysis": Analyses(params).jobs().values(),
         "branches": [each.job for each in exits.frozen_variants(task)],
