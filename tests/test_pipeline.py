@@ -36,8 +36,9 @@ CASES = cases_of(__file__)
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 SMOKE = [f"-S{preset}" for preset in PRESETS]
 ROOMS = ("lsvit", "pipeline", "papers", "stages")
+PICTURES = ("figures", "diagrams", "pruning")
 MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-DRAWS = ["pipeline/report/figures.py", "papers/*/figures.py", "papers/*/diagrams.py"]
+DRAWS = ["pipeline/report/figures.py", *(f"papers/*/{name}.py" for name in PICTURES)]
 DRAWS += ["lsvit/scanning.py"]  # if it is installed
 
 

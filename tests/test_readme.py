@@ -77,9 +77,9 @@ NOT_OURS = {
     "README.md": "3.11 3.13",
     "docs/smoothing.md": "0.1 0.25 0.5",
     "docs/scale.md": "0.97",
-    "docs/inversion.md": "0.7",
-    "docs/layershuffle.md": "0.2",
-    "docs/reproducibility.md": "0.7 5.9 3.4",
+    "docs/inversion.md": "0.7 0.99",
+    "docs/layershuffle.md": "0.2 1.0",
+    "docs/reproducibility.md": "0.05 0.3 0.7 0.9 3.4",
     "docs/data-and-weights.md": "",
     "docs/nodes.md": "0.05 0.1 0.59",
 }
