@@ -13,6 +13,11 @@ It judges the cell that params.yaml declares, which needs held-out images, after
 Trainings are those of the stages: what has finished is taken, what is left can be resumed.
 """
 
+# isort: off
+import stages  # noqa: F401 (before numpy: it sets what makes bytes portable)
+
+# isort: on
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +31,8 @@ from pipeline.config.sections import Finetune
 from pipeline.config.variant import BASELINE
 from pipeline.data.shards import Maps
 from pipeline.errors import UserError
-from pipeline.jobs.files import DATA, HELDOUT
+from pipeline.jobs.files import DATA, HELDOUT, HISTORY
+from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan
 from pipeline.jobs.processes import stage_process
 from pipeline.jobs.stage import Stage
@@ -44,10 +50,13 @@ def train(stage: Stage) -> dict[str, np.ndarray]:
     params = stage.params.model_copy(update={"seeds": stage.params.seeds[:SEEDS]})
     jobs = Plan(params, Finetune).refinements([BASELINE, SHALLOW])
     stage.train([jobs[name][seed] for seed in params.seeds for name in jobs], threads=1)
-    return {
-        name: np.array([100 * jobs[name][seed].history()[-1][ACCURACY] for seed in params.seeds])
-        for name in jobs
-    }
+    return {name: np.array([accuracy(job) for job in jobs[name].values()]) for name in jobs}
+
+
+def accuracy(job: Job) -> float:
+    """Held-out accuracy in % after a training's last epoch."""
+    history: list[dict[str, float]] = json.loads((job.folder / HISTORY).read_text())
+    return 100 * history[-1][ACCURACY]
 
 
 def logistic_regression() -> float:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -248,8 +248,7 @@ def gradients(config: TrainConfig, data: Path) -> torch.Tensor:
         found.append(torch.cat([gradient.flatten() for gradient in given]))
         raise Killed
 
-    opened.scaler.step = note
-    with pytest.raises(Killed):
+    with patch.object(opened.scaler, "step", note), pytest.raises(Killed):
         train_epoch(opened, 1)
     return found[0]
 
