@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 from machine import machine, show, write
-from sklearn.linear_model import LogisticRegression
 
 from papers import PAPERS
 from papers.layershuffle import PAPER
+from papers.layershuffle.compute.logistic import choose_regression, read_pixels
+from papers.layershuffle.section import PruneEval
 from pipeline.config.sections import Finetune
 from pipeline.config.variant import BASELINE
-from pipeline.data.shards import Maps
 from pipeline.errors import UserError
-from pipeline.jobs.files import DATA, HELDOUT, HISTORY
+from pipeline.jobs.files import DATA, HELDOUT, HISTORY, read_meta
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan
 from pipeline.jobs.processes import stage_process
@@ -59,20 +59,14 @@ def accuracy(job: Job) -> float:
     return 100 * history[-1][ACCURACY]
 
 
-def logistic_regression() -> float:
-    """Held-out accuracy in % of logistic regression on pixels in [0, 1]."""
-    train_images, train_labels = pixels("train")
-    heldout_images, heldout_labels = pixels(HELDOUT)
-    model = LogisticRegression(max_iter=1000)
-    model.fit(train_images, train_labels)
-    return 100 * float(model.score(heldout_images, heldout_labels))
+def logistic_regression(strengths: list[float]) -> float:
+    """Held-out accuracy in % of the pipeline's regression on pixels.
 
-
-def pixels(split: str) -> tuple[np.ndarray, np.ndarray]:
-    """The pixels (images, pixels) of a prepared split, and its labels (images,)."""
-    maps = Maps([DATA / f"{split}.arrow"])
-    images, labels = maps[np.arange(len(maps))]
-    return images.reshape(len(images), -1) / 255, labels
+    The same held-out images choose its strength, which favours it: the gate is the narrower for it.
+    """
+    heldout = read_pixels(DATA, HELDOUT)
+    regression = choose_regression(read_pixels(DATA, "train"), heldout, strengths)
+    return 100 * float(regression.score(*heldout))
 
 
 def judge(differences: np.ndarray) -> dict[str, Any]:
@@ -95,7 +89,7 @@ def main() -> None:
     if stage.params.protocol != "heldout":
         raise UserError("params.yaml: protocol: found 'paper', accepted: heldout")
     accuracies = train(stage)
-    floor = logistic_regression()
+    floor = logistic_regression(stage.params.resolve(PruneEval).logistic)
     rows = {
         "baseline minus logistic regression": judge(accuracies[BASELINE] - floor),
         f"baseline minus {SHALLOW}": judge(accuracies[BASELINE] - accuracies[SHALLOW]),
@@ -106,7 +100,7 @@ def main() -> None:
         "machine": machine(),
         "cell": {"dataset": cell.dataset, "model": cell.model, "scale": cell.scale},
         "finetune": options.model_dump(include={"lr", "schedule", "batch_size", "epochs"}),
-        "heldout_images": len(Maps([DATA / f"{HELDOUT}.arrow"])),
+        "heldout_images": read_meta(DATA)["counts"][HELDOUT],
         "accuracy": {name: values.tolist() for name, values in accuracies.items()}
         | {"logistic_regression": floor},
         "gate": rows,

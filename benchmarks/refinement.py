@@ -7,7 +7,8 @@ nothing else reports, in the orders that the variant is trained for: arbitrary o
 shuffle (the first layer in place for `ls_first`), its own route otherwise, all layers for
 LayerDrop. The epoch is the one with the lowest loss on the same images. Chosen is the setting with
 the highest mean, of equal ones the first; settings that not every variant has had do not count.
-The file has five settings and one seed; the rest of the list was not run.
+The file has five settings and one seed; the rest of the list was not run, and the order of the list
+was changed once while it ran. Some variants chose the highest or the lowest rate tried.
 Trials are written one by one, and a run goes on where the last one stopped. `ls_pred_mean` takes
 what `ls_pred` has.
 """
