@@ -26,7 +26,7 @@ from pipeline.config.variant import Variant
 from pipeline.data.shards import Arrays, write_arrow
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.job import Job
-from pipeline.jobs.processes import cuda_devices
+from pipeline.jobs.machine import gpus
 from pipeline.jobs.run import run
 
 FILE = Path(__file__).with_suffix(".json")
@@ -95,7 +95,7 @@ def main() -> None:
     """Measure, write and print."""
     parser = argparse.ArgumentParser(description="One training in several processes.")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu"))
-    device, gpus = parser.parse_args().device, cuda_devices()
+    device, gpus = parser.parse_args().device, gpus().count
     if device == "cpu":
         gpus = 0
     most = gpus or len(os.sched_getaffinity(0))

@@ -15,7 +15,8 @@ from pipeline.config.params import Params
 from pipeline.config.remarks import describe_lowered, describe_overruled
 from pipeline.errors import UserError, collect_errors, mistake, one_line_errors, raise_all
 from pipeline.jobs.address import check_cluster
-from pipeline.jobs.processes import cuda_devices, root
+from pipeline.jobs.machine import describe_gpus, gpus, memory_limit
+from pipeline.jobs.processes import root
 
 
 def check_machine(params: Params) -> Iterator[str]:
@@ -34,28 +35,30 @@ def check_machine(params: Params) -> Iterator[str]:
             f"params.yaml: datasets.{params.dataset}.folder: found {folder!r}, which is no folder, "
             "accepted: the folder with the images"
         )
-    yield from _check_device(params, cuda_devices())
+    yield from _check_device(params, gpus().count)
 
 
-def _check_device(params: Params, gpus: int) -> Iterator[str]:
+def _check_device(params: Params, gpu_count: int) -> Iterator[str]:
     device = params.device
     for precision, source, _ in (values["precision"] for values in params.trainings()):
-        if precision == "tf32" and (device == "cpu" or not gpus):
+        if precision == "tf32" and (device == "cpu" or not gpu_count):
             key = f"params.yaml: {source}.precision"
             yield f"{key}: found 'tf32', accepted on a CPU: auto, fp32, bf16, fp16"
-    no_cuda = device == "cuda" and not gpus
+    no_cuda = device == "cuda" and not gpu_count
     if no_cuda or (device == "mps" and platform.system() != "Darwin"):
+        why = describe_gpus() if device == "cuda" else []
+        reason = f" ({why[0]})" if why else ""
         yield (
             f"params.yaml: device: found {device!r}, but this machine has no {device.upper()} "
-            "device, accepted here: auto, cpu"
+            f"device that torch can use{reason}, accepted here: auto, cpu"
         )
     spread = params.distributed
     key = f"params.yaml: distributed.processes: found {spread.processes}, accepted"
     if device == "mps" and spread.world_size > 1:
         yield f"{key} with device 'mps': 1"
     is_here = params.engine == "local" or spread.nodes > 1  # a node runs whole trainings
-    if is_here and device != "cpu" and gpus and spread.processes > gpus:
-        yield f"{key}: at most the {gpus} GPUs of this machine"
+    if is_here and device != "cpu" and 0 < gpu_count < spread.processes:
+        yield f"{key}: at most the {gpu_count} GPUs of this machine"
 
 
 def build(params: Params) -> None:
@@ -65,14 +68,13 @@ def build(params: Params) -> None:
         UserError: timm or a part refuses a model, or a depth does not fit.
     """
     import torch
-    from psutil import virtual_memory
 
     from pipeline.models.weights import attach, create_backbone
 
     with torch.device("meta"):
         backbone = create_backbone(params.model_preset.model_copy(update={"init_std": None}), 1)
         needed = sum(parameter.nbytes for parameter in backbone.parameters()) / 2**30
-        memory = virtual_memory().total / 2**30
+        memory = memory_limit() / 2**30
         if needed > memory:
             wanted = f"one of at most the {memory:.0f} GiB of memory here, not {needed:,.0f} GiB"
             raise UserError(mistake("model", params.model, wanted))
@@ -107,6 +109,8 @@ def main() -> None:
     build(params)
     before = committed()
     remarks = describe_lowered(params)
+    if params.device == "auto":
+        remarks += describe_gpus()
     if before:
         remarks += describe_overruled(params, before)
     for line in remarks:

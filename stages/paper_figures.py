@@ -8,6 +8,7 @@ from papers import PAPERS
 from pipeline.config.load import load
 from pipeline.files import write_json
 from pipeline.jobs.files import RESULTS
+from pipeline.jobs.machine import available_cores
 from pipeline.jobs.processes import root, stage_process, start_workers
 from pipeline.report.claims import load_claims
 from pipeline.report.comparison import read_cells
@@ -32,7 +33,8 @@ def main() -> None:
     for tables in results.readers("tables"):
         captions |= tables.write(results, params)
     modules = [figures.__name__ for figures in results.readers("figures")]
-    with ProcessPoolExecutor(mp_context=get_context("forkserver")) as pool:  # drawing takes longest
+    workers = params.workers or available_cores()
+    with ProcessPoolExecutor(workers, get_context("forkserver")) as pool:  # drawing takes longest
         for drawn in pool.map(draw, modules):
             captions |= drawn
 

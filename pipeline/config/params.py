@@ -19,7 +19,7 @@ from pipeline.config.sections import (
     PaperSection,
     Pretrain,
 )
-from pipeline.config.types import Section, Seed
+from pipeline.config.types import Count, Section, Seed
 from pipeline.config.variant import BASELINE, Variant, variant_class
 from pipeline.errors import UserError, describe_errors
 
@@ -57,6 +57,9 @@ class Params(Section):
     engine: Engine = "local"
     """local: worker processes of this machine. ray: the cluster at the environment's
     RAY_ADDRESS."""
+    workers: Count | None = None
+    """Jobs side by side on this machine; null: one a GPU, or one per `threads` cores that this
+    process may use (affinity, CPU quota of the container). At most one a GPU."""
     device: Literal["auto", "cpu", "cuda", "mps"]
     """auto: CUDA where there is one. mps is untested."""
     deterministic: bool

@@ -23,7 +23,8 @@ from pipeline.errors import UserError
 from pipeline.files import replace_text
 from pipeline.jobs.display import Display
 from pipeline.jobs.files import sha256
-from pipeline.jobs.processes import available_cores, die_with_parent
+from pipeline.jobs.machine import available_cores
+from pipeline.jobs.processes import die_with_parent
 
 FORMAT = 1  # part of every key: raise it when decoded images change
 LARGEST = 4096  # images of a shard

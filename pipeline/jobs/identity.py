@@ -3,8 +3,6 @@
 import ast
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import packages_distributions, version
@@ -12,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.config.params import Engine
+from pipeline.jobs.machine import gpus
 from pipeline.jobs.portable import cpu_flags, only_avx2
-from pipeline.jobs.processes import cuda_devices
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("lsvit", "pipeline", "papers")
@@ -23,11 +21,6 @@ NOT_RUN = ("pipeline.config", "pipeline.errors", "pipeline.jobs", "pipeline.trac
 RUN = ("pipeline.jobs.files", "pipeline.jobs.configs", "pipeline.config.samplers")
 MESSAGES = ("print", "warn")  # functions whose text changes no result
 BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # of /proc/cpuinfo, as torch looks for them
-ASK_TORCH = """
-import json, torch
-there = torch.cuda.is_available()
-print(json.dumps([there, there and torch.cuda.is_bf16_supported(including_emulation=False)]))
-"""
 
 
 class Module(NamedTuple):
@@ -173,13 +166,10 @@ def processor(device: str, engine: Engine) -> tuple[str, bool]:
         if has_gpus():
             return "cuda", False
         device = "cpu"
-    if device in ("auto", "cuda") and cuda_devices():
-        asked = subprocess.run(
-            [sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, check=False
-        )
-        has_cuda, has_bf16 = json.loads(asked.stdout) if asked.returncode == 0 else (False, False)
-        if has_cuda:
-            return "cuda", has_bf16
+    if device in ("auto", "cuda"):
+        found = gpus()
+        if found.count:
+            return "cuda", found.has_bf16
     if device in ("cuda", "mps"):
         return device, False
     return "cpu", _cpu_has_bf16()

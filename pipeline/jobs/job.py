@@ -46,6 +46,7 @@ class Job:
             averages apart.
         here: runs on this machine, whatever the engine: it measures it, or fetches what others need
             not have.
+        memory: bytes of the machine's memory that it holds, where they are many.
     """
 
     title: str
@@ -56,6 +57,7 @@ class Job:
     apart: tuple[str, ...] = ("seed",)
     first: str | None = None
     here: bool = False
+    memory: int = 0
 
     @property
     def code(self) -> str:

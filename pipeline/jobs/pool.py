@@ -14,48 +14,51 @@ from typing import Any
 from pipeline.errors import WorkerDied
 from pipeline.jobs.events import ENDED, Event, Events
 from pipeline.jobs.job import WAITS, Job, call
-from pipeline.jobs.processes import (
-    WORKERS,
-    available_cores,
-    cuda_devices,
-    die_with_parent,
-    root,
-)
+from pipeline.jobs.machine import VISIBLE, available_cores, gpu_variable, gpus, memory_limit
+from pipeline.jobs.processes import die_with_parent, root
 
 _events: Any = None  # in a worker process: the queue to the stage
 
 
-def workers_here(device: str, threads: int) -> int:
-    """Jobs that run side by side on this machine: one a GPU, or one per `threads` cores."""
-    if device == "mps":
-        return 1
-    gpus = 0 if device == "cpu" else cuda_devices()
-    return gpus or max(1, available_cores() // threads)
+def workers_here(todo: Sequence[Job], gpu_count: int, threads: int, workers: int | None) -> int:
+    """Jobs that run side by side on this machine, as :func:`pool` says."""
+    most = [len(todo)]
+    largest = max(job.memory for job in todo)
+    if largest:
+        most.append(memory_limit() // largest)
+    if gpu_count:
+        most.append(gpu_count)
+    if workers or not gpu_count:
+        most.append(workers or available_cores() // threads)
+    return max(1, min(most))
 
 
-def pool(todo: Sequence[Job], device: str, threads: int, pools: int = 1) -> Events:
+def pool(todo: Sequence[Job], device: str, threads: int, workers: int | None = None) -> Events:
     """The events of jobs side by side in worker processes.
 
     Args:
         todo: the jobs.
         device: as in params.yaml.
         threads: cores that a job takes.
-        pools: how many such pools share this machine's memory.
+        workers: jobs side by side; None: one a GPU, or one per `threads` cores. They are fewer
+            where there are fewer GPUs, or memory for fewer.
 
     Raises:
         UserError: a job made a user's mistake, or a worker died.
     """
-    gpus = 0 if device == "cpu" else cuda_devices()
-    workers = min(len(todo), workers_here(device, threads))
+    gpu_count = gpus().count if device in ("auto", "cuda") else 0
+    if device == "mps":
+        workers = 1
+    count = workers_here(todo, gpu_count, threads, workers)
     context = multiprocessing.get_context("forkserver")
     slots, events = context.SimpleQueue(), context.Queue()
-    for slot in range(workers):
-        slots.put(slot if gpus else None)
+    for slot in range(count):
+        slots.put(slot if gpu_count else None)
     executor = ProcessPoolExecutor(
-        workers,
+        count,
         mp_context=context,
         initializer=_start_worker,
-        initargs=(slots, events, root().resolve(), workers * pools),
+        initargs=(slots, events, root().resolve()),
     )
     try:
         futures = [executor.submit(_work, job, i) for i, job in enumerate(todo)]
@@ -95,17 +98,12 @@ def _raise_first_error(finished: set[Future]) -> None:
             raise error
 
 
-def _start_worker(slots: Any, events: Any, place: Path, workers: int) -> None:
-    """In a new worker: take a GPU, and die with the stage, whatever ends it."""
+def _start_worker(slots: Any, events: Any, place: Path) -> None:
+    """In a new worker: take a GPU, or none, and die with the stage, whatever ends it."""
     # Ctrl-C reaches the stage, too, which says so; a worker ends without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ["DVC_ROOT"] = str(place)  # the fork server may have started for another root
-    os.environ[WORKERS] = str(workers)
-    slot = slots.get()
-    if slot is not None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = [] if visible is None else visible.split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = names[slot] if names else str(slot)
+    os.environ[VISIBLE] = gpu_variable(slots.get())
     global _events
     _events = events
     die_with_parent()

@@ -1,11 +1,8 @@
-"""What the processes of a run share: their repository, their processor, and their end."""
+"""What the processes of a run share: their repository and their end."""
 
 import multiprocessing
 import os
-import re
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +14,6 @@ import psutil
 
 from pipeline.errors import one_line_errors
 
-WORKERS = "LSVIT_WORKERS"  # set in a worker: how many of them share this machine's memory
 LOOK_SECONDS = 0.5  # between two looks whether this process is still needed
 LAST_SECONDS = 6.0  # that it has to end in order, from SIGTERM to SIGKILL
 
@@ -25,26 +21,6 @@ LAST_SECONDS = 6.0  # that it has to end in order, from SIGTERM to SIGKILL
 def root() -> Path:
     """The real repository: DVC says where it is, also from a queued experiment's temporary copy."""
     return Path(os.environ.get("DVC_ROOT", "."))
-
-
-def available_cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # absent on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def cuda_devices() -> int:
-    """How many NVIDIA GPUs there are. Asks the driver, so that a stage need not import torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([name for name in visible.split(",") if name not in ("", "-1")])
-    if shutil.which("nvidia-smi") is None:  # in some containers
-        return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    listed = subprocess.run(
-        ["nvidia-smi", "-L"], capture_output=True, text=True, check=False
-    ).stdout
-    return len(re.findall(r"^GPU \d+:", listed, re.M))
 
 
 @contextmanager

@@ -13,14 +13,17 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from pipeline.config.sections import Distributed
 from pipeline.errors import UserError, WorkerDied
 from pipeline.jobs.address import ADDRESS, check_cluster
+from pipeline.jobs.environment import prepare_environment
 from pipeline.jobs.events import Event, Events
 from pipeline.jobs.job import Job
+from pipeline.jobs.machine import available_cores, use_short_temporary_folder
 from pipeline.jobs.pool import pool
 from pipeline.jobs.portable import use_portable_kernels
 from pipeline.jobs.processes import root, start_workers
@@ -28,6 +31,7 @@ from pipeline.jobs.spread import is_spread, spread
 
 DEATHS = 4  # of a job's workers between two epochs: then it is the job's fault
 GIB = 2**30
+SESSION_NAME = 68  # characters that Ray adds to its folder, for sockets
 PATIENCE = 5  # seconds without a report after which the nodes are counted
 Resources = dict[str, float]  # Ray's names: CPU, GPU, memory in bytes
 
@@ -74,27 +78,18 @@ def work(task: Task) -> Iterator[Event]:
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it, the local engine does not
     os.environ["DVC_ROOT"] = str(task.root)
     use_portable_kernels(job.config.portable)
+    prepare_environment()
     os.chdir(task.folder)
     if task.distributed:
         events = spread([job], task.distributed, task.threads)
     else:
         start_workers(job.function.split(":")[0], "timm")
-        events = pool([job], task.device, task.threads, _tasks_here())
+        events = pool([job], task.device, task.threads)
     yield {"text": f"on node {node}"}
     for _, event in events:
         if "text" in event:
             event = event | {"text": f"{event['text']}, on node {node}"}
         yield event
-
-
-def _tasks_here() -> int:
-    """How many tasks like this one its node has room for."""
-    import ray
-
-    context = ray.get_runtime_context()
-    (node,) = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
-    taken = context.get_assigned_resources()
-    return int(min(node["Resources"][name] // taken[name] for name in taken if taken[name]))
 
 
 # ---- the driver -------------------------------------------------------------------------------
@@ -125,7 +120,9 @@ def connect(**alone: Any) -> None:
         return
     options: dict[str, Any] = {}
     if not address:
-        options = {"_node_ip_address": "127.0.0.1", "include_dashboard": False} | alone
+        use_short_temporary_folder(SESSION_NAME, "RAY_TMPDIR")
+        options = {"num_cpus": available_cores(), "include_dashboard": False}
+        options |= {"_node_ip_address": "127.0.0.1"} | alone
     terminated = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address or "local", **options, log_to_driver=False, logging_level=logging.ERROR)
@@ -194,7 +191,9 @@ class _Driver:
         self.threads = threads
         self.distributed = [distributed if is_spread(job, distributed) else None for job in todo]
         self.processes = [each.processes if each else 1 for each in self.distributed]
-        self.memory = [*self.processes]  # GiB that a job is given
+        # GiB that a job is given
+        sizes = zip(self.processes, todo, strict=True)
+        self.memory = [max(count, ceil(job.memory / GIB)) for count, job in sizes]
         self.gpus = device != "cpu" and any(node.get("GPU") for node in _nodes())
         self.deaths: Counter[int] = Counter()
         self.running: dict[Any, int] = {}  # index of the job by its stream of events

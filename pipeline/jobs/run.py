@@ -22,6 +22,7 @@ def run(
     threads: int = 1,
     distributed: Distributed | None = None,
     engine: Engine = "local",
+    workers: int | None = None,
 ) -> None:
     """Run the unfinished jobs in parallel and show their progress.
 
@@ -33,6 +34,7 @@ def run(
         distributed: where it asks for several processes a training, torchrun starts them, one
             training after another, after all other jobs.
         engine: "ray" runs all on the nodes of a cluster but trainings over several machines.
+        workers: jobs side by side on this machine; None: as many as it has GPUs, or cores for.
 
     Raises:
         UserError: a job made a user's mistake, or its process died; what has finished is kept.
@@ -66,7 +68,7 @@ def run(
 
         _show(ray_jobs, run_on_cluster(ray_jobs, device, threads, distributed), on_epoch)
     if pool_jobs:
-        _show(pool_jobs, pool(pool_jobs, device, threads), on_epoch)
+        _show(pool_jobs, pool(pool_jobs, device, threads, workers), on_epoch)
     if spread_jobs and distributed:
         _show(spread_jobs, spread(spread_jobs, distributed, threads), on_epoch)
 

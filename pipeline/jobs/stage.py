@@ -12,7 +12,8 @@ from pipeline.files import reading
 from pipeline.jobs.events import Event
 from pipeline.jobs.files import DATA, HELDOUT, read_meta
 from pipeline.jobs.job import Job
-from pipeline.jobs.portable import describe_exceptions
+from pipeline.jobs.machine import available_cores, describe_gpus
+from pipeline.jobs.portable import cpu_kind, cpu_name, describe_exceptions
 from pipeline.jobs.processes import root, start_workers
 from pipeline.jobs.run import run
 from pipeline.tracking.runs import STAGES, Tracker, experiment_name
@@ -34,9 +35,12 @@ class Stage:
             counts = read_meta(DATA)["counts"]
             sizes = counts["train"], counts["validation"], counts.get(HELDOUT, 0)
         self.params = load(papers=papers).with_sizes(*sizes)
-        if self.params.portable:
-            for line in describe_exceptions():
-                print(line, flush=True)
+        print(f"on {cpu_name()} ({cpu_kind()}), {available_cores()} cores", flush=True)
+        lines = describe_exceptions() if self.params.portable else []
+        if self.params.device == "auto":
+            lines += describe_gpus()
+        for line in lines:
+            print(line, flush=True)
         self.of = of
         self.tracker = Tracker(experiment_name(of, self.params.cell), root())
         self._trackers = {self.tracker.experiment: self.tracker}
@@ -58,7 +62,7 @@ class Stage:
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Run measurements, a thread each. Raises UserError as :func:`pipeline.jobs.run.run`."""
-        run(jobs, self.params.device, engine=self.params.engine)
+        run(jobs, self.params.device, engine=self.params.engine, workers=self.params.workers)
 
     def measure(self, name: str, plan: Any, keep: Callable[[Any, Any], object]) -> None:
         """All that a measuring stage does: run the plan's jobs, keep their rows, log results."""
@@ -82,6 +86,7 @@ class Stage:
                     threads,
                     self.params.distributed,
                     self.params.engine,
+                    self.params.workers,
                 )
             except BaseException as error:
                 for tracker in self._trackers.values():

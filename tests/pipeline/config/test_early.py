@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pipeline.errors import UserError
+from pipeline.jobs.machine import Gpus
 from pipeline.training.devices import pick_device
 from stages.check_params import build, check_machine
 from tests.pipeline.config.conftest import Load
@@ -44,7 +45,7 @@ def test_gpus_of_nodes_are_not_those_of_this_machine(
 ) -> None:
     """Where trainings over several processes run: a node has its own; over several nodes, torchrun
     starts them here."""
-    monkeypatch.setattr("stages.check_params.cuda_devices", lambda: 1)
+    monkeypatch.setattr("stages.check_params.gpus", lambda: Gpus(1, False, ""))
     monkeypatch.setattr("stages.check_params.check_cluster", lambda: None)
     for engine, nodes, refused in (("local", 1, True), ("ray", 1, False), ("ray", 2, True)):
         params = changed(

@@ -20,7 +20,7 @@ from pipeline.config.variant import PLAIN
 from pipeline.jobs import identity
 from pipeline.jobs.configs import RunConfig
 from pipeline.jobs.files import DATA, starting_weights
-from pipeline.jobs.identity import code_digest, processor
+from pipeline.jobs.identity import code_digest
 from pipeline.jobs.job import TRAIN, Job
 from tests.conftest import ROOT, shared
 from tests.pipeline.jobs.listing import Listed, leave, listed
@@ -523,23 +523,6 @@ def test_auto_is_another_job_on_another_processor(
         "cpu", True, width=768, precision="fp32"
     )
     assert key("cpu", True) == key("cpu", True, engine="ray")
-
-
-def test_no_torch_is_asked_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-
-    def ask(*command: object, **_: object) -> Any:
-        asked.append(command)
-        return type("Answer", (), {"returncode": 0, "stdout": "[true, true]"})
-
-    monkeypatch.setattr(identity.subprocess, "run", ask)
-    for devices, expected in ((0, "cpu"), (1, "cuda")):
-        monkeypatch.setattr(identity, "cuda_devices", lambda count=devices: count)
-        processor.cache_clear()
-        assert processor("auto", "local")[0] == expected
-        assert len(asked) == devices
-    assert processor("cpu", "local")[0] == "cpu"
-    processor.cache_clear()
 
 
 # ---- keys that the code gives or takes ------------------------------------------------------

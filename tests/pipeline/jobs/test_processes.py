@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from pipeline.jobs import processes
-from pipeline.jobs.processes import cuda_devices, ends_unless, is_alive
+from pipeline.jobs.processes import ends_unless, is_alive
 from tests.conftest import ROOT
 
 SHORT = """
@@ -144,14 +144,6 @@ def test_a_process_that_nobody_has_asked_for_its_end_is_not_alive() -> None:
         assert not is_alive(known)
     assert not is_alive(known)
     assert is_alive(psutil.Process())
-
-
-@pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("2,5", 2)])
-def test_visible_gpus_are_counted(
-    monkeypatch: pytest.MonkeyPatch, visible: str, count: int
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert cuda_devices() == count
 
 
 def test_the_process_of_a_stage_imports_no_torch() -> None:

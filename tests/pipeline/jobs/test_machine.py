@@ -1,0 +1,158 @@
+"""What a machine lets a process use: quotas, memory, GPUs that torch can use, short paths."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline.jobs import machine
+from pipeline.jobs.machine import (
+    available_cores,
+    describe_gpus,
+    gpu_variable,
+    gpus,
+    group_folders,
+    memory_limit,
+)
+from tests.conftest import ROOT
+
+GIB = 2**30
+# Files of control groups -> cores of eight, GiB. "a/b" is the group, "a" is around it.
+GROUPS: dict[str, tuple[dict[str, str], int, float]] = {
+    "none": ({}, 8, 64),
+    "v2 without limits": ({"2/a/b/cpu.max": "max 100000", "2/a/b/memory.max": "max"}, 8, 64),
+    "v2": ({"2/a/b/cpu.max": "200000 100000", "2/a/b/memory.max": f"{GIB}"}, 2, 1),
+    "v2 of a group around": (
+        {"2/a/cpu.max": "300000 100000", "2/a/b/cpu.max": "max 100000"},
+        3,
+        64,
+    ),
+    "v2 the smallest counts": (
+        {"2/a/memory.max": f"{3 * GIB}", "2/a/b/memory.max": f"{5 * GIB}"},
+        8,
+        3,
+    ),
+    "v2 half a core": ({"2/a/b/cpu.max": "50000 100000"}, 1, 64),
+    "v2 one and a half": ({"2/a/b/cpu.max": "150000 100000"}, 2, 64),
+    "v2 more than there are": ({"2/a/b/cpu.max": "9900000 100000"}, 8, 64),
+    "v1": (
+        {"cpu/a/b/cpu.cfs_quota_us": "400000", "cpu/a/b/cpu.cfs_period_us": "100000"}
+        | {"memory/a/b/memory.limit_in_bytes": f"{2 * GIB}"},
+        4,
+        2,
+    ),
+    "v1 without limits": (
+        {"cpu/a/b/cpu.cfs_quota_us": "-1", "cpu/a/b/cpu.cfs_period_us": "100000"}
+        | {"memory/a/b/memory.limit_in_bytes": "9223372036854771712"},
+        8,
+        64,
+    ),
+    "v1 a container's own group as the root": (
+        {"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"},
+        2,
+        64,
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "cores", "gib"), GROUPS.values(), ids=GROUPS)
+def test_limits_of_containers(
+    files: dict[str, str],
+    cores: int,
+    gib: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "cgroup").write_text("4:memory:/a/b\n1:cpu,cpuacct:/a/b\n0::/a/b\n")
+    mounts = f"1 1 0:1 / {tmp_path}/2 rw - cgroup2 cgroup2 rw\n"
+    for name in ("cpu", "memory"):
+        mounts += f"1 1 0:1 / {tmp_path}/{name} rw - cgroup cgroup rw,{name}\n"
+    (tmp_path / "mountinfo").write_text(mounts)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    monkeypatch.setattr(machine, "group_folders", lambda name: group_folders(name, tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
+    total = type("Memory", (), {"total": 64 * GIB})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: total)
+    assert (available_cores(), memory_limit()) == (cores, gib * GIB)
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A nvidia-smi that lists two GPUs, which torch cannot use."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'GPU 0: A (UUID: GPU-1)'\necho 'GPU 1: A (UUID: GPU-2)'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return program
+
+
+@pytest.mark.parametrize("visible", [None, "NoDevFiles", ""])
+def test_gpus_that_torch_cannot_use(
+    visible: str | None, driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpus().count == 0
+    lines = describe_gpus()
+    assert len(lines) == (visible != "")  # what hides them is meant
+    for line in lines:
+        assert "lists 2 GPUs, torch can use 0" in line
+        assert visible is None or visible in line
+
+
+def test_torch_is_asked_once_and_only_where_there_may_be_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def ask(*command: Any, **_: Any) -> Any:
+        asked.append(command)
+        return type("Answer", (), {"stdout": '[2, true, ""]'})
+
+    monkeypatch.setattr(machine.subprocess, "run", ask)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    for patterns, visible, count in (
+        ((), "0", 0),
+        (("null",), "5,3,-1", 2),
+        (("null",), "5,3,-1", 2),
+        (("null",), "-1", 0),
+    ):
+        monkeypatch.setattr(machine, "GPU_FILES", patterns)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        if not patterns:
+            machine._ask.cache_clear()
+        assert gpus().count == count
+    assert len(asked) == 1
+    machine._ask.cache_clear()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 3")
+    assert [gpu_variable(slot) for slot in (0, 1, None)] == ["5", "3", ""]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert gpu_variable(1) == "1"
+
+
+@pytest.mark.parametrize("kind", ["long", "absent", "a file"])
+def test_sockets_have_a_short_temporary_folder(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 120)
+    if kind == "long":
+        folder.mkdir()
+    elif kind == "a file":
+        folder.write_text("")
+    code = (
+        "import multiprocessing, stages\n"
+        "from multiprocessing import forkserver\n"
+        "forkserver.ensure_running()\n"
+        "print('runs')"
+    )
+    env = os.environ | {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+    )
+    assert told.stdout == "runs\n", told.stderr
