@@ -1,6 +1,7 @@
 """Sybil tests the examples of the README and docs/.
 
-Python and commands of seconds run in a clone. Other commands are parsed.
+Blocks of ```python and commands of seconds run in a clone. Blocks of ```py, which need what only a
+long run makes, are compiled. Other commands are parsed.
 """
 
 import logging
@@ -22,7 +23,7 @@ import yaml
 from PIL import Image
 from sybil import Document, Example, Region, Sybil
 from sybil.integration.pytest import SybilItem
-from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 
 from pipeline.jobs.portable import use_portable_kernels
 
@@ -166,9 +167,18 @@ def check_dvc(words: Sequence[str]) -> None:
         assert any(params != load(ROOT / "params.yaml", papers=PAPERS) for params in loaded)
 
 
+def compile_only(example: Example) -> None:
+    """Compile Python that is not run."""
+    compile(example.parsed, example.path, "exec")
+
+
 pytest_collect_file = (
     Sybil(
-        [PythonCodeBlockParser(), SkipParser(), Commands(seconds=True)],
+        [
+            PythonCodeBlockParser(),
+            CodeBlockParser("py", compile_only),
+            Commands(seconds=True),
+        ],
         pattern="*.md",
         fixtures=["in_clone"],
         name="run",

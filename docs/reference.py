@@ -12,17 +12,6 @@ from papers import PAPERS
 from pipeline.config.params import whole
 from pipeline.report.numbers import Read
 
-BENCHMARKS = (
-    "pipeline",
-    "cost",
-    "throughput",
-    "shuffle",
-    "latin",
-    "per_sample",
-    "scaling",
-    "loading",
-    "memory",
-)
 BOUNDS = {
     "minimum": "at least",
     "exclusiveMinimum": "above",
@@ -109,11 +98,11 @@ def _rows(
     return rows
 
 
-def parameters(read: Read) -> str:
-    """Every key: what it accepts, and what it is without a scale or preset."""
+def parameters(read: Read, file: str) -> str:
+    """Every key of params.yaml: what it accepts, and what it is without a scale or preset."""
     whole_schema = whole(PAPERS).model_json_schema()
     kinds = whole_schema["$defs"]
-    given = yaml.safe_load(read("params.yaml"))
+    given = yaml.safe_load(read(file))
     plain = {}
     sections = {}
     for key, field in whole_schema["properties"].items():
@@ -138,16 +127,6 @@ def _about(kind: dict[str, Any]) -> str:
     return kind.get("description", "").partition("see :")[0].rstrip(", ")
 
 
-def speed(read: Read) -> str:
-    """Every benchmark: the machine, single numbers, a table of each list of records."""
-    pages = []
-    for name in BENCHMARKS:
-        pages.append(f"## {name}\n\n[benchmarks/{name}.json](../benchmarks/{name}.json)")
-        for each in _parts(json.loads(read(f"benchmarks/{name}.json"))):
-            pages += _measured(each)
-    return "\n\n".join(pages)
-
-
 def _parts(document: Any) -> list[dict[str, Any]]:
     """A benchmark's content, by machine where it has several, each with its name if it has one."""
     if isinstance(document, list):
@@ -157,9 +136,12 @@ def _parts(document: Any) -> list[dict[str, Any]]:
     return [document]
 
 
-def campaign(read: Read, name: str) -> str:
-    """The last fault campaign, or run of several at once."""
-    return "\n\n".join(_measured(json.loads(read(f"benchmarks/{name}.json"))))
+def benchmark(read: Read, file: str) -> str:
+    """What a file of benchmarks/ says: the machine, single numbers, a table a list of records."""
+    paragraphs: list[str] = []
+    for part in _parts(json.loads(read(file))):
+        paragraphs += _measured(part)
+    return "\n\n".join(paragraphs)
 
 
 def _measured(found: dict[str, Any]) -> list[str]:

@@ -1,7 +1,6 @@
 """Numbers of result files, as pages quote them."""
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,8 +14,6 @@ from pipeline.files import reading
 from pipeline.jobs.rows import parse_rows
 from pipeline.report.claims import load_claims
 
-# Of a page: where a number comes from, and what is shown.
-NUMBER = re.compile(r"<!--= (.*?) -->(.*?)<!--/-->", re.S)
 Read = Callable[[str], str]  # a file of the repository -> its text
 
 

@@ -6,11 +6,15 @@ The way goes from rows to the stage that wrote them, its command and what it rea
 import json
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment
+from jinja2.nodes import Call, Name
 
 from pipeline.config.paper import Paper
 from pipeline.declared import checksums, declared_stages, stage_results
@@ -20,10 +24,11 @@ from pipeline.jobs.files import RESULTS
 from pipeline.report.claims import load_claims
 from pipeline.report.evidence import Evidence
 from pipeline.report.ledger import judge_claim, show_orders, show_value
-from pipeline.report.numbers import NUMBER, number, rows_of
+from pipeline.report.numbers import number, rows_of
 
 CONDITION = re.compile(r"\w+=")
 CELL = "cell.json"  # which every claim may ask for
+TEMPLATES = Path("docs", "templates")  # of pages with results: NAME.md.j2 makes NAME.md
 READERS = ("paper-figures", "report")  # stages that compute nothing
 
 
@@ -56,8 +61,9 @@ def why(target: str, papers: tuple[Paper, ...], conditions: Sequence[str] = ()) 
         )
     if conditions:
         return _explain_rows(file, conditions, papers)
-    if file.suffix == ".md" and NUMBER.search(file.read_text()):
-        return _list_numbers(file)
+    template = TEMPLATES / f"{file}.j2"
+    if template.is_file():
+        return _list_numbers(file, template, papers)
     return _explain_file(file, papers)
 
 
@@ -122,11 +128,19 @@ def _explain_claim(entry: dict[str, Any], papers: tuple[Paper, ...]) -> list[str
     return lines
 
 
-def _list_numbers(page: Path) -> list[str]:
-    """The numbers of a page that stand between markers, each with the command that says more."""
-    numbers = NUMBER.findall(page.read_text())
-    lines = [f"{page}: written by hand but for {len(numbers)} numbers, filled from:"]
-    return lines + [f"  {shown}: uv run lsvit why {words}" for words, shown in numbers]
+def _list_numbers(page: Path, template: Path, papers: tuple[Paper, ...]) -> list[str]:
+    """The numbers and tables of a page, each with the command that says more."""
+    lines = [f"{page}: made from {template}, with"]
+    environment = Environment()  # noqa: S701 (renders nothing)
+    for call in environment.parse(template.read_text()).find_all(Call):
+        assert isinstance(call.node, Name)  # templates call no methods
+        words = " ".join(call.args[0].as_const().split())
+        if call.node.name == "number":
+            shown = number(shlex.split(words), _read, papers)
+        else:
+            shown = call.node.name
+        lines.append(f"  {shown}: uv run lsvit why {words}")
+    return lines
 
 
 def _explain_file(file: Path, papers: tuple[Paper, ...]) -> list[str]:

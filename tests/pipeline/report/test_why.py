@@ -1,6 +1,7 @@
 """Where numbers come from: quoted ones, and `lsvit why`."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ import pytest
 from papers import PAPERS
 from pipeline.declared import stage_results
 from pipeline.errors import UserError
-from pipeline.report.numbers import NUMBER, number
-from pipeline.report.why import why
+from pipeline.report.numbers import number
+from pipeline.report.why import TEMPLATES, why
 from tests.conftest import ROOT
 
 
@@ -150,6 +151,11 @@ def test_every_drawn_file_is_made_from_result_files() -> None:
 
 
 def test_why_a_page() -> None:
-    """Its numbers, each with the command that says more."""
-    lines = why("README.md", PAPERS)
-    assert len(lines) == 1 + len(NUMBER.findall((ROOT / "README.md").read_text()))
+    """Its numbers and tables, each with the command that says more."""
+    page = "docs/painters.md"
+    lines = [line.split(": uv run lsvit why ") for line in why(page, PAPERS)[1:]]
+    assert len(lines) == (TEMPLATES / f"{page}.j2").read_text().count("{{ ")
+    for shown, command in lines[:2] + lines[-1:]:
+        target, *conditions = shlex.split(command)
+        first = why(target, PAPERS, conditions)[0]
+        assert first.startswith((f"{shown.strip()}: mean", f"{target}: stage"))
