@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lsvit.text import plain
+
 CLONE = Path(__file__).parents[1]
 WEIGHTS = "ls_micro"  # of `lsvit predict`, where none are named
 WEIGHTS_HELP = (
@@ -36,7 +38,7 @@ def run(words: Sequence[str], **more: Any) -> None:
     try:
         action(options, **more)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(plain(f"error: {error}"), file=sys.stderr)
         raise SystemExit(2) from None
 
 
@@ -107,7 +109,11 @@ def print_predictions(options: argparse.Namespace) -> None:
     answers = []
     for path, image in zip(options.images, images, strict=True):
         answer = predict(opened, opened.transform(image), routes, options.top)
-        question = {"image": str(path), "weights": options.weights, "order": options.order}
+        question = {
+            "image": plain(str(path)),
+            "weights": plain(options.weights),
+            "order": options.order,
+        }
         answers.append(question | answer)
     if options.json:
         print(json.dumps(answers, indent=1))
@@ -118,7 +124,7 @@ def print_predictions(options: argparse.Namespace) -> None:
         )
         for row in answer["top"]:
             spread = "" if row["std"] is None else f" ± {row['std']:.4f}"
-            print(f"  {row['probability']:.4f}{spread}  {row['class']}")
+            print(f"  {row['probability']:.4f}{spread}  {plain(row['class'])}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,118 @@
-"""Modes of images. No torch here."""
+"""Image files: those of a folder, and their pixels."""
 
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from lsvit.text import plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+# Tags of TIFF
+BITS, PHOTOMETRIC, SAMPLE_FORMAT = 258, 262, 339
+UNSIGNED = 1
+WHITE_IS_ZERO = 0
+
 
 def in_mode(image: "Image", mode: str) -> "Image":
-    """The image in mode RGB or L. Like torchvision's loader it does not turn it as EXIF says."""
-    if image.mode.startswith("I"):  # 16 bits; Pillow would cut them off at 255
+    """The image in mode RGB or L: its first picture, without transparency.
+
+    Numbers of 16 bits are divided by 257. Like torchvision's loader it does not turn the image as
+    EXIF says.
+
+    Raises:
+        ValueError: numbers of another kind, of which nobody says which one is white.
+    """
+    tags = getattr(image, "tag_v2", {})
+    known = tags.get(SAMPLE_FORMAT, (UNSIGNED,))[0] == UNSIGNED
+    if image.mode == "I":
+        known = image.format in ("PNG", "PPM")  # which have at most 16 bits
+    elif image.mode.startswith("I"):
+        known &= tags.get(BITS) in (None, (16,)) and tags.get(PHOTOMETRIC) != WHITE_IS_ZERO
+    if not known or image.mode == "F":
+        wanted = "whole numbers of 8 or 16 bits, where 0 is black"
+        raise ValueError(f"pixels of mode {image.mode}, accepted: {wanted}")
+    if image.mode.startswith("I"):  # Pillow would cut them off at 255
         image = image.convert("I").point(lambda value: value * (1 / 257)).convert("L")
+    if image.mode == "P":  # otherwise Pillow warns of the transparency that it drops
+        image = image.convert("RGBA")
     return image.convert(mode)
+
+
+# ---- folders -----------------------------------------------------------------------------------
+
+Unused = dict[str, list[str]]  # by reason: paths
+
+
+class ImageFile(NamedTuple):
+    """A file that :func:`list_images` found."""
+
+    place: str  # the folder that holds it
+    name: str
+    size: int  # bytes
+    mtime: int  # ns
+
+
+def list_images(folder: Path, unused: Unused) -> list[ImageFile]:
+    """List the image files below a folder, as torchvision's ImageFolder, but no hidden ones.
+
+    Links are followed.
+
+    Args:
+        folder: with images in it and in folders of any depth.
+        unused: gets the paths of what is left out.
+
+    Returns:
+        The files, sorted by place and name.
+
+    Raises:
+        OSError: a folder cannot be opened.
+    """
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    found = []
+    real = folder.resolve()
+    # A folder inside itself, by a link, has no end.
+    todo = [(str(folder), frozenset(_identify(part.stat()) for part in (real, *real.parents)))]
+    while todo:
+        place, around = todo.pop()
+        with os.scandir(place) as entries:
+            for entry in entries:
+                try:
+                    status = entry.stat()
+                except OSError:
+                    if not entry.is_symlink():
+                        raise
+                    status = None
+                if entry.name.startswith("."):
+                    reason = "hidden"
+                elif status is None:
+                    reason = "links that lead nowhere"
+                elif entry.is_dir():
+                    identity = _identify(status)
+                    if identity not in around:
+                        todo.append((entry.path, around | {identity}))
+                        continue
+                    reason = "links to a folder that holds them"
+                elif not entry.is_file():
+                    reason = "no regular files"
+                elif not entry.name.lower().endswith(IMG_EXTENSIONS):
+                    reason = "of other endings"
+                else:
+                    found.append(ImageFile(place, entry.name, status.st_size, status.st_mtime_ns))
+                    continue
+                unused.setdefault(reason, []).append(entry.path)
+    return sorted(found)
+
+
+def _identify(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def describe_unused(folder: Path, unused: Unused) -> str:
+    """A line: how many files below a folder are left out, why, and one of each kind."""
+    reasons = []
+    for reason, paths in unused.items():
+        reasons.append(f"{len(paths):,} {reason} ({os.path.relpath(min(paths), folder)})")
+    return plain(f"{folder}: left out: {', '.join(reasons)}")

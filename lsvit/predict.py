@@ -248,7 +248,7 @@ def as_input(image: "Image", data: dict[str, Any]) -> Tensor:
 
 
 def open_image(path: Path) -> "Image":
-    """An image file, decoded.
+    """An image file, decoded as those to train on: mode RGB.
 
     Raises:
         ValueError: it cannot be read.
@@ -257,9 +257,9 @@ def open_image(path: Path) -> "Image":
 
     try:
         with Image.open(path) as file:
-            return file.copy()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
+            return in_mode(file, "RGB")
+    except Exception as error:  # a damaged file raises almost anything
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {shorten(error)}"
         raise ValueError(f"{path}: not an image that can be read ({reason})") from None
 
 

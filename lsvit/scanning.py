@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from lsvit.blocks import SHOWN, count_blocks, find_blocks
 from lsvit.evaluation import evaluating, format_table, percent, read_batch, run_orders
+from lsvit.images import Unused, describe_unused, list_images
 from lsvit.predict import MICRO, load, read_image, shorten
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, fix_first, generator
+from lsvit.text import plain
 
 # What is done to layer i.
 PLACED = "first i in place"  # the others run in random orders
@@ -233,8 +235,7 @@ def scan_folder(
 ) -> None:
     """Scan a model on the images below a folder, print the table and write the figure.
 
-    The targets are those of :func:`find_targets`. A line names hidden files, and those that are no
-    images: they are left out.
+    The targets are those of :func:`find_targets`. Lines tell which files are left out, and why.
 
     Args:
         model: what `opener` takes.
@@ -260,7 +261,7 @@ def scan_folder(
             inputs.append(read_image(files[index], data))
             chosen.append(index)
         except ValueError as error:
-            print(f"left out: {error}")
+            print(plain(f"left out: {error}"))
     if not inputs:
         raise ValueError(f"{folder}: found no image that can be read, accepted: at least one")
     batches = torch.stack(inputs).split(BATCH)
@@ -270,27 +271,27 @@ def scan_folder(
     result = scan(opened, loader, orders, seed=seed, blocks=blocks)
     try:
         result.plot(figure)
-        print(f"{figure}: written")
+        print(plain(f"{figure}: written"))
     except ImportError:
         print("no figure: matplotlib is not installed")
 
 
 def find_images(folder: Path) -> list[Path]:
-    """The image files below a folder, sorted. A line tells how many hidden ones are left out.
+    """The files of :func:`lsvit.images.list_images`. A line tells how many others are left out.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or a folder cannot be opened.
     """
-    from PIL import Image
-
-    endings = Image.registered_extensions()
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in endings)
-    shown = [file for file in files if "/." not in f"/{file.relative_to(folder).as_posix()}"]
-    if len(shown) < len(files):
-        print(f"left out: {len(files) - len(shown)} hidden files")
-    if not shown:
+    unused: Unused = {}
+    try:
+        files = [Path(file.place, file.name) for file in list_images(folder, unused)]
+    except OSError as error:
+        raise ValueError(f"{folder}: {error}, accepted: a folder with images in it") from None
+    if unused:
+        print(describe_unused(folder, unused))
+    if not files:
         raise ValueError(f"{folder}: found no image, accepted: a folder with images in it")
-    return shown
+    return files
 
 
 def find_targets(
@@ -309,7 +310,7 @@ def find_targets(
     parents = []
     for file in files:
         inside = file.relative_to(folder).parts
-        parents.append(inside[0] if len(inside) > 1 else "")
+        parents.append(plain(inside[0]) if len(inside) > 1 else "")
     backbone: Any = getattr(model, "backbone", model)
     subset = infer_imagenet_subset(backbone)
     wordnet_names = ImageNetInfo(subset).label_names() if subset else []
@@ -324,6 +325,7 @@ def find_targets(
     for name in folders:
         if name not in index_of:
             known = ", ".join([*index_of][:SHOWN]) or f"{backbone.num_classes} folders, one a class"
-            print(f"no accuracy: found images in {folder / name}, accepted: {known}")
+            line = f"no accuracy: found images in {folder / name}, accepted: {known}"
+            print(plain(line))
             return None
     return torch.tensor([index_of[name] for name in parents])

@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from lsvit.text import plain
+
 if TYPE_CHECKING:  # `lsvit --help` needs no pydantic
     from pydantic import BaseModel, ValidationError
 
 NO_ROOM = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.ENOMEM}
-
-
-def plain(text: str) -> str:
-    """Text on one line without control characters: they are escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class UserError(Exception):

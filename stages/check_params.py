@@ -13,6 +13,7 @@ from pipeline.config.effective import files
 from pipeline.config.load import parse
 from pipeline.config.params import Params
 from pipeline.config.remarks import describe_lowered, describe_overruled
+from pipeline.data.imagefiles import list_image_folder
 from pipeline.errors import UserError, collect_errors, mistake, one_line_errors, raise_all
 from pipeline.jobs.address import check_cluster
 from pipeline.jobs.machine import describe_gpus, gpus, memory_limit
@@ -35,6 +36,8 @@ def check_machine(params: Params) -> Iterator[str]:
             f"params.yaml: datasets.{params.dataset}.folder: found {folder!r}, which is no folder, "
             "accepted: the folder with the images"
         )
+    elif folder and params.dataset_preset.source == "image_folder":
+        yield from collect_errors(list_image_folder, root() / Path(folder).expanduser())
     yield from _check_device(params, gpus().count)
 
 

@@ -219,6 +219,7 @@ def predict(
 
     from lsvit.predict import choose_routes, open_image
     from lsvit.predict import predict as answer
+    from lsvit.text import plain
     from papers.exits.compute.dynamic import deploy
     from papers.exits.predict import Budget
     from papers.exits.predict import answer as answer_early
@@ -239,7 +240,12 @@ def predict(
     deployed = deploy(opened.model, exits, training_sha256(weights)) if exits else None
     answers = []
     for path, image in zip(images, inputs, strict=True):
-        asked = {"image": str(path), "weights": weights, "order": order, "keep": len(routes[0])}
+        asked = {
+            "image": plain(str(path)),
+            "weights": weights,
+            "order": order,
+            "keep": len(routes[0]),
+        }
         if deployed:
             found = answer_early(opened, deployed, image, routes, budget, top)
         else:

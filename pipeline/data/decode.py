@@ -16,6 +16,7 @@ import numpy as np
 from filelock import FileLock
 
 from lsvit.images import in_mode
+from lsvit.text import plain
 from pipeline.data.imagefiles import Items
 from pipeline.data.resize import Resize
 from pipeline.data.shards import BATCH, Arrays, moments, write_arrow
@@ -26,7 +27,7 @@ from pipeline.jobs.files import sha256
 from pipeline.jobs.machine import available_cores
 from pipeline.jobs.processes import die_with_parent
 
-FORMAT = 1  # part of every key: raise it when decoded images change
+FORMAT = 2  # part of every key: raise it when decoded images change
 LARGEST = 4096  # images of a shard
 UNREADABLE = "unreadable.txt"
 
@@ -82,7 +83,8 @@ def make_shard(path: Path, items: Items, resize: Resize) -> dict[str, Any]:
                 except Exception as error:  # a damaged file raises almost anything
                     reason = getattr(error, "strerror", None) or " ".join(str(error).split())
                     reason = re.sub(r" <_io[^>]*>", "", reason)  # an address in memory
-                    unreadable.append(f"{batch.path(i)}: {type(error).__name__}: {reason[:120]}")
+                    line = f"{batch.path(i)}: {type(error).__name__}: {reason[:120]}"
+                    unreadable.append(plain(line))
             batch_moments.append(moments(images))
             yield Arrays(images, batch.labels)
 

@@ -1,15 +1,17 @@
-"""Lists image files in folders, by torchvision, and reads them one by one."""
+"""Lists image files in folders, in torchvision's order, and reads them one by one."""
 
 import hashlib
 import os
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
 
+from lsvit.images import Unused, describe_unused, list_images
+from lsvit.text import plain
 from pipeline.errors import UserError
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 VALIDATION_FOLDERS = ("val", "validation", "test")  # the first that exists is taken
 Row = tuple[bytes, int, int, int, int]  # name, offset, size, mtime, label
 
@@ -57,38 +59,50 @@ def to_table(rows: list[Row]) -> np.ndarray:
 
 
 def list_split(folder: Path, classes: list[str] | None = None) -> tuple[Items, list[str]]:
-    """The images of folder/<class>/**, and the classes: sorted, or those given.
+    """The images of folder/<class>/**, and the names of its folders: sorted, or those given.
+
+    A line tells how many files are left out, and another which of the given classes have no image.
 
     Raises:
-        UserError: there are no classes, one holds no image, or one is not among those given.
+        UserError: a folder cannot be opened, there are no classes, one to train on holds no image,
+            or one is not among those given.
     """
-    from torchvision.datasets.folder import find_classes, make_dataset
+    from torchvision.datasets.folder import find_classes
 
+    unused: Unused = {}
     try:
-        names = [name for name in find_classes(folder)[0] if not name.startswith(".")]
-        classes = classes or names
-        unknown = set(names) - set(classes)
-        if unknown:
-            raise UserError(
-                f"{folder / min(unknown)}: a class that the training images do not have; "
-                f"they have {len(classes)}"
-            )
-        label_of = {name: classes.index(name) for name in names}
-        samples = make_dataset(folder, label_of, EXTENSIONS)
+        files = list_images(folder, unused)
+        left_out = {path for paths in unused.values() for path in paths}
+        names = [name for name in find_classes(folder)[0] if f"{folder}/{name}" not in left_out]
     except OSError as error:
         raise UserError(f"{folder}: {error}, accepted: {folder}/<class>/<image>") from None
+    known = classes or names
+    if unknown := set(names) - set(known):
+        raise UserError(
+            f"{folder / min(unknown)}: a class that the training images do not have; "
+            f"they have {len(known)}"
+        )
+    label_of = {name: label for label, name in enumerate(known)}
     rows: list[Row] = []
-    for path, label in samples:
-        name = os.path.relpath(path, folder)
-        if os.path.basename(name).startswith("."):  # noqa: PTH119
-            continue
-        try:
-            stat = os.stat(path)  # noqa: PTH116
-            size, mtime = stat.st_size, stat.st_mtime_ns
-        except OSError:  # a broken link is reported with the other unreadable images
-            size, mtime = 0, 0
-        rows.append((os.fsencode(name), 0, size, mtime, label))
-    return Items(folder, to_table(rows)), classes
+    for place, name, size, mtime in files:
+        path = f"{place}/{name}"
+        inside = path.removeprefix(f"{folder}/")
+        own_class, slash, _ = inside.partition("/")
+        if slash:
+            rows.append((os.fsencode(inside), 0, size, mtime, label_of[own_class]))
+        else:
+            unused.setdefault("beside the class folders", []).append(path)
+    if unused:
+        print(describe_unused(folder, unused))
+    rows.sort(key=itemgetter(4))  # as torchvision: class by class
+    filled = {row[4] for row in rows}
+    empty = [name for name, label in label_of.items() if label not in filled]
+    if empty or not rows:
+        line = f"{folder}: no image of {len(empty)} of {len(known)} classes: {', '.join(empty[:3])}"
+        if not classes or not rows:
+            raise UserError(f"{line}, accepted: {folder}/<class>/<image>")
+        print(plain(line))
+    return Items(folder, to_table(rows)), known
 
 
 def list_image_folder(folder: Path) -> tuple[dict[str, Items], list[str]]:
@@ -106,9 +120,17 @@ def list_image_folder(folder: Path) -> tuple[dict[str, Items], list[str]]:
     present = [name for name in VALIDATION_FOLDERS if (folder / name).is_dir()]
     if not present:
         raise UserError(f"{folder / 'val'}: no such folder, {accepted}")
+    others = set(os.listdir(folder)) - {"train", present[0]}  # noqa: PTH208
+    if others:
+        unused = {f"beside train and {present[0]}": [f"{folder}/{name}" for name in others]}
+        print(describe_unused(folder, unused))
     train, classes = list_split(folder / "train")
     validation, _ = list_split(folder / present[0], classes)
-    return {"train": train, "validation": validation}, classes
+    shown = [plain(name) for name in classes]
+    if len(set(shown)) < len(shown):
+        twice = max(shown, key=shown.count)
+        raise UserError(f"{folder / 'train'}: two classes are shown as {twice}, accepted: one")
+    return {"train": train, "validation": validation}, shown
 
 
 def check_md5(path: Path, md5: str) -> None:

@@ -1,6 +1,7 @@
 """ImageNet-2012 in folders, or in its official tar files, of which nothing is extracted."""
 
 import io
+import os
 import tarfile
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def list_tars(folder: Path) -> tuple[dict[str, Items], list[str]]:
     rows: list[Row] = []
     for member, synset in zip(members, truth, strict=False):  # the caller counts both
         label = label_of.get(synset, -1)
-        rows.append((member.name.encode(), member.offset_data, member.size, mtime, label))
+        rows.append((os.fsencode(member.name), member.offset_data, member.size, mtime, label))
     train = Items(train_path, np.concatenate([parts[synset] for synset in synsets]))
     validation = Items(validation_path, to_table(rows))
     return {"train": train, "validation": validation}, synsets
@@ -88,7 +89,9 @@ def list_train_tar(path: Path) -> dict[str, np.ndarray]:
             with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
                 for image in inner:
                     offset = member.offset_data + image.offset_data
-                    rows.append((f"{synset}/{image.name}".encode(), offset, image.size, mtime, 0))
+                    rows.append(
+                        (os.fsencode(f"{synset}/{image.name}"), offset, image.size, mtime, 0)
+                    )
             parts[synset] = to_table(rows)
     return parts
 

@@ -126,7 +126,8 @@ def prepare(
         files `shards`, by split: file, images, sha256.
 
     Raises:
-        UserError: a file is missing or damaged, or the preset asks for more images than there are.
+        UserError: a file is missing or damaged, the preset asks for more images than there are, or
+            pixels that a model from scratch is normalised by do not differ.
     """
     source = find(preset.source, preset.folder, embedded)
     splits = choose(name, preset, source.splits)
@@ -139,6 +140,11 @@ def prepare(
     else:
         decoded = keep_arrays(splits, preset.resize, out)
     mean, std = mean_and_std(decoded.moments, counts["train"] * math.prod(decoded.shape[:2]))
+    if not all(value > 0 for value in std):
+        line = f"datasets.{name}: standard deviation of the training pixels by channel: {std}"
+        if model is None or model.weights != "hub":
+            raise UserError(f"{line}, accepted: above 0, images with differences in every channel")
+        print(f"{line}; a channel without differences tells nothing")
     meta: dict[str, Any] = {
         "name": name,
         "classes": source.classes,

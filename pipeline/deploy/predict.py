@@ -6,10 +6,11 @@ from typing import Any
 
 from lsvit.predict import CONFIG, SPEC, Opened, find_weights, open_export, read_spec
 from lsvit.routed import RoutedModel
+from lsvit.text import plain
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import read_variant
 from pipeline.declared import changed
-from pipeline.errors import UserError, plain
+from pipeline.errors import UserError
 from pipeline.files import read_json
 from pipeline.jobs.files import DATA, sha256
 from pipeline.models.weights import attach, build, input_size, normalisation, user_errors

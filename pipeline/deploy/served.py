@@ -42,6 +42,11 @@ class Served(PythonModel):
             (route,) = choose_routes(model, params["order"], keep, 1, params["seed"])
         except ValueError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from None
+        if not np.array_equal(model_input.astype(np.uint8), model_input):
+            raise MlflowException.invalid_parameter_value(
+                f"pixels: found {model_input.min()} to {model_input.max()}, "
+                "accepted: whole numbers from 0 to 255"
+            )
         inputs = []
         for pixels in model_input.astype(np.uint8):
             image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)

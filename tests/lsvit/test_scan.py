@@ -216,7 +216,7 @@ def test_hidden_and_broken_files_are_named_and_left_out(
         (photos / name).write_bytes(b"no")
     cli.run(words)
     hidden, broken, rest = capsys.readouterr().out.split("\n", 2)
-    assert hidden == "left out: 2 hidden files"
+    assert hidden.endswith("photos: left out: 2 hidden (._1.png)")
     assert broken.startswith(f"left out: {photos / 'b' / 'broken.png'}: not an image")
     assert rest == expected
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import itertools
+import os
 import pickle
 import shutil
 import tarfile
@@ -186,14 +188,72 @@ def no_classes(images: Path) -> None:
     (images / "val").mkdir()
 
 
+def no_images(images: Path) -> None:
+    for file in images.glob("val/*/*"):
+        file.rename(file.with_suffix(".raw"))
+
+
+def two_alike(images: Path) -> None:
+    for name in ("a\n", r"a\n"):
+        shutil.copytree(images / "train" / "cat", images / "train" / name)
+
+
+def write_empty(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+UNUSED = {  # what is said of it: a file, and what it links to
+    "hidden": [("cat/.hidden.jpg", None), (".cache/1.jpg", None), ("dog/.trash/1.jpg", None)],
+    "of other endings": [("cat/notes.txt", None), ("dog/anim.gif", None), ("fish", None)],
+    "beside the class folders": [("stray.png", None)],
+    "links that lead nowhere": [("cat/a.png", "a.png"), ("dog/b.png", "gone.png"), ("cow", "gone")],
+    "links to a folder that holds them": [("cat/up", ".."), ("dog/root", "/"), ("self", ".")],
+}
+
+
+def test_folders_are_read_as_torchvision_reads_them(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same classes, files and order; links are followed. A line counts what is left out."""
+    train = images / "train"
+    write_empty(images / "pool", "1.JPG", "owl/2.webp", "caf\udce9/3.png")
+    write_empty(train / "cat", "b/1.tif", "b-c/2.TIFF", "b/x/3.png", "caf\udce9\x1b/4.jpg")
+    (train / "cow\udcff\n").symlink_to(images / "pool")  # the class is a link
+    (train / "dog" / "linked").symlink_to("../cat/b")
+    expected = torchvision.datasets.ImageFolder(str(train))
+    for name, target in itertools.chain(*UNUSED.values()):
+        if target:
+            (train / name).symlink_to(target)
+        else:
+            write_empty(train, name)
+    os.mkfifo(train / "cat" / "pipe.png")
+    shutil.rmtree(images / "val" / "dog")
+    (images / "labels.csv").touch()
+    splits, classes = list_image_folder(images)
+    items = splits["train"]
+    found = [(str(items.path(i)), int(items.labels[i])) for i in range(len(items.table))]
+    assert found == expected.samples
+    assert classes == ["cat", r"cow\udcff\n", "dog"]
+    said = capsys.readouterr().out
+    assert said.replace("\n", "").isprintable()
+    for reason, files in UNUSED.items():
+        assert f"{len(files)} {reason}" in said
+    assert "1 no regular files (cat/pipe.png)" in said
+    assert "2 beside train and val (labels.csv)" in said
+    assert "no image of 2 of 3 classes" in said
+
+
 @pytest.mark.parametrize(
     ("damage", "file", "reason"),
     [
         (shutil.rmtree, "train", "no such folder, accepted: .*/train/<class>/<image> and"),
         (rename("val", "vali"), "val", r"no such folder, accepted: .*\(or validation, or test\)"),
         (rename("val/dog", "val/wolf"), "val/wolf", "a class that the training images do not have"),
-        (empty_class, "train", "no valid file for the classes bird"),
-        (rename("val/cat/cat_0.JPEG", "val/cat/cat_0.raw"), "val", "classes cat"),
+        (empty_class, "train", "no image of 1 of 3 classes: bird, accepted"),
+        (no_images, "val", "no image of 2 of 2 classes: cat, dog, accepted"),
+        (two_alike, "train", "two classes are shown as"),
         (no_classes, "val", "accepted: .*/val/<class>/<image>"),
     ],
 )
