@@ -189,13 +189,15 @@ def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[
         losses: Any = None,
         talking_heads: bool = False,
         per: Per = "batch",
+        teacher: Any = None,
         **options: Any,
     ) -> TrainConfig:
         defaults = {"batch_size": 32, "epochs": 3, "validation_batch_size": 20, "lr": 0.003}
         values = params.finetune.model_dump() | defaults | options
         parts = {"position": position, "losses": losses, "talking_heads": talking_heads}
         parts = {key: value for key, value in parts.items() if value}
-        variant = Variant.model_validate({"route": route, "layers": layers} | parts)
+        keys = {"route": route, "layers": layers, "teacher": teacher}
+        variant = Variant.model_validate(keys | parts)
         fields = run_fields(prepared, pico, variant)
         return TrainConfig(**fields, seed=seed, options=Finetune(**values), per=per)
 

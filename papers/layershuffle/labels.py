@@ -13,6 +13,10 @@ LABELS = {
     "ls_sample": "LS, an order a sample",
     "ls_contrastive": "LS-contrastive",
     "ls_first": "LS, first layer in place",
+    "ls_both": "LS, both orders",
+    "ls_self": "LS, its original order as teacher",
+    "ls_teacher": "LS, baseline as teacher",
+    "ls_growing": "LS, growing disorder",
     "shared": "one layer repeated",
     "parallel": "layers side by side",
     LOGISTIC: "logistic regression",
@@ -20,7 +24,8 @@ LABELS = {
 }
 # Variants that differ from another in how an order is drawn or in a weight alone, and floors: what
 # needs no depth or no order. The figures of variants do without them.
-CONTROLS = ("ls_sample", "ls_pred_mean", "ls_first", "shared", "parallel")
+PRICE = ("ls_both", "ls_self", "ls_teacher", "ls_growing")  # meant to cost less in original order
+CONTROLS = ("ls_sample", "ls_pred_mean", "ls_first", "shared", "parallel", *PRICE)
 
 
 def label(variant: str) -> str:

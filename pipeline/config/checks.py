@@ -165,6 +165,11 @@ def _check_variants(params: Params) -> Iterator[str]:
         if orders.value != "all":
             wanted = "all (Table 1 has both orders)"
             yield mistake(f"{orders.source}.validation_orders", orders.value, wanted)
+        if variant.teacher and (name == BASELINE or variant.route == "sequential"):
+            yield (
+                f"params.yaml: {params.place_of(name)}.teacher: found {variant.teacher!r}, "
+                "accepted: null, as the model runs in its original order"
+            )
         possible = forms(variant.route)
         if variant.per and variant.per not in possible:
             names = ", ".join(possible) or "none, all images run the same layers"

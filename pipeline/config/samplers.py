@@ -29,7 +29,7 @@ from lsvit.routes import (
 )
 
 Spec = str | dict[str, Any]  # a `route:` value of params.yaml
-SCHEDULES = ("constant", "linear")
+SCHEDULES = {"drop": ("constant", "linear"), "swap": ("growing",)}
 
 
 def _read_rate(value: Any) -> float:
@@ -90,7 +90,9 @@ PARAMETRISED = {
     "drop": Parametrised(
         drop, _read_rate, "{drop: p} with 0 <= p < 1 (also schedule: constant or linear)"
     ),
-    "swap": Parametrised(swap, _read_count, "{swap: k}", _most_swaps),
+    "swap": Parametrised(
+        swap, _read_count, "{swap: k} (also schedule: growing)", _most_swaps
+    ),
     "order": Parametrised(fixed, _read_layers, "{order: [layers]}", _last_layer),
     "skip": Parametrised(skip, _read_layers, "{skip: [layers]}", _last_layer),
     "fix_first": Parametrised(fix_first, _read_count, "{fix_first: k}", _all_layers),
@@ -116,7 +118,7 @@ def check_sampler(spec: Any) -> Spec:
         raise ValueError(", ".join(accepted) + hint)
     name, rest = _split(spec)
     sampler = PARAMETRISED[name]
-    has_schedule = name == "drop" and rest.get("schedule") in SCHEDULES
+    has_schedule = rest.get("schedule") in SCHEDULES.get(name, ())
     if set(rest) != ({"schedule"} if has_schedule else set()):
         raise ValueError(sampler.accepted)
     try:
@@ -148,11 +150,25 @@ def limit(spec: Spec, num_layers: int) -> tuple[int, int] | None:
 
 
 def make_sampler(spec: Spec) -> Sampler:
-    """The sampler that a checked `route:` value names."""
+    """The sampler that a checked `route:` value names; one that grows, as it is in the end."""
     if isinstance(spec, str):
         return PLAIN[spec]
     name, rest = _split(spec)
+    if name == "swap":
+        return swap(spec[name])
     return PARAMETRISED[name].make(spec[name], **rest)
+
+
+def grown(spec: Spec, progress: float) -> Spec:
+    """What a sampler that grows has become.
+
+    Args:
+        spec: a checked `route:` value. Others than `{swap: k, schedule: growing}` stay.
+        progress: of the training, from 0 to 1.
+    """
+    if isinstance(spec, dict) and spec.get("schedule") == "growing":
+        return {"swap": round(progress * spec["swap"])}
+    return spec
 
 
 def sampler_name(spec: Spec) -> str:

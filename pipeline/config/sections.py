@@ -50,6 +50,9 @@ class Optimisation(Section):
     """CPU threads of one training; trainings run side by side."""
     position_weight: NonNegative = 1.0
     """Weight of the sum over layers of the position losses; published code: 1 / layers."""
+    teacher_weight: Annotated[NonNegative, Added(1.0)] = 1.0
+    """Of the loss by which a variant with a `teacher` learns its answers; 0: of the labels
+    alone."""
     clip: Annotated[Positive | None, Added(None)] = None
     """Largest norm of a step's gradients, longer ones are shortened; null: any. Published code:
     1.0."""

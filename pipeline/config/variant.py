@@ -16,6 +16,8 @@ BASELINE = "baseline"
 PRETRAINED = "pretrained"
 UNTRAINED = "untrained"
 
+Teacher = Literal["original", "baseline"]
+
 
 class Encode(Section):
     """LayerShuffle-position, see :class:`lsvit.position.Encode`."""
@@ -48,14 +50,19 @@ class Variant(Section):
     route: Sampler
     """sequential, arbitrary (LayerShuffle: a fresh random permutation), {drop: p} (LayerDrop).
     Beyond the paper: reversed, repeat_first (layer 0 at every depth), side_by_side (all layers in
-    one step), {drop: p, schedule: linear} (p grows with depth), {swap: k} (k swaps of neighbours),
-    {order: [layers]}, {skip: [layers]}, {fix_first: k}, {fix_last: k} (k layers stay)."""
+    one step), {drop: p, schedule: linear} (p grows with depth), {swap: k} (k swaps of neighbours;
+    with schedule: growing, k grows from 0 over the training), {order: [layers]}, {skip: [layers]},
+    {fix_first: k}, {fix_last: k} (k layers stay)."""
     per: Per | None = None
     """What a random route is drawn for; null: `finetune.per`, where the route has that."""
     position: Position = Position()
     """LayerShuffle-position and LayerShuffle-predict (sections 3.2, 3.3)."""
     layers: Count | None = None
     """Keep only the first k layers, trained and run as a k-layer model."""
+    teacher: Annotated[Teacher | None, Added(None)] = None
+    """Beyond the paper: whose answers a training learns beside the labels. original: the model's
+    own in its original order, in which it learns the labels too, in a second pass. baseline: the
+    refined baseline's of the same seed."""
     finetune: dict[str, Any] = Field(default_factory=dict)
     """Any key of the section `finetune`, for this variant alone."""
 

@@ -16,6 +16,8 @@ def _with_papers_keys(variant: Any) -> Any:
     return read_variant(variant) if isinstance(variant, dict) else variant
 
 
+AnyVariant = Annotated[SerializeAsAny[Variant], BeforeValidator(_with_papers_keys)]
+
 # Width from which low precision and compiled blocks pay. CPU: with avx512_bf16 ViT-B/16 (768)
 # trains and evaluates 1.8 times faster in bf16, width 64 at half the speed; between them nothing
 # was measured. CUDA: ViT-S; narrower ones wait for kernel launches. MPS: nothing was measured.
@@ -29,7 +31,7 @@ class RunConfig(Section):
     dataset: Annotated[str, NoEffect()]
     model_name: Annotated[str, NoEffect()]
     model: ModelPreset
-    variant: Annotated[SerializeAsAny[Variant], BeforeValidator(_with_papers_keys)]
+    variant: AnyVariant
     device: str
     engine: Annotated[Engine, NoEffect()] = "local"
     deterministic: bool = False
@@ -48,6 +50,8 @@ class TrainConfig(RunConfig):
     options: Optimisation
     seed: int
     per: Per = "batch"  # what a random route is drawn for
+    teacher: Annotated[AnyVariant | None, Added(None)] = None  # what the refined baseline is
+    teacher_sha256: Annotated[str | None, Added(None)] = None
     world_size: int = 1  # processes of one training
     routes: Literal["shared", "own"] = "shared"  # by the processes
 

@@ -134,7 +134,11 @@ def option_rows(
 ) -> list[tuple[str, str, str]]:
     """(key, value, from) of a training's variant and options."""
     where = title if title == "pretrain" else params.place_of(title)
-    hidden = {"baseline_epochs"} | (set() if variant.position.predict else {"position_weight"})
+    hidden = {"baseline_epochs"}
+    if not variant.position.predict:
+        hidden.add("position_weight")
+    if not variant.teacher:
+        hidden.add("teacher_weight")
     rows = []
     for key, value in variant.model_dump(exclude_none=True, exclude={"finetune"}).items():
         if value != {}:

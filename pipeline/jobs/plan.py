@@ -12,7 +12,7 @@ from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune, Optimisation
 from pipeline.config.types import Per, Section
-from pipeline.config.variant import PLAIN, Variant
+from pipeline.config.variant import BASELINE, PLAIN, Variant
 from pipeline.errors import UserError
 from pipeline.jobs.configs import MeasureConfig, TrainConfig
 from pipeline.jobs.files import (
@@ -119,9 +119,15 @@ class Plan:
         """One training, from the weights of a file or from scratch; a route for each `per`."""
         if not variant.position.predict:
             options = options.model_copy(update={"position_weight": 1.0})  # of nothing
+        if variant.teacher is None:
+            options = options.model_copy(update={"teacher_weight": 1.0})
         fields = self.fields(title, variant, weights, preset) | self.params.distributed.identity
-        config = TrainConfig(**fields, options=options, seed=seed, per=per)
         inputs = {"data": self.data, "weights": weights}
+        if variant.teacher == "baseline":
+            inputs["teacher"] = self.weights_of(BASELINE, seed)
+            fields["teacher_sha256"] = self.digest_of(inputs["teacher"])
+            fields["teacher"] = self.fields("", self.params.all_variants[BASELINE], None)["variant"]
+        config = TrainConfig(**fields, options=options, seed=seed, per=per)
         return Job(f"{title} seed {seed}", TRAIN, config, inputs, options.epochs)
 
     def evaluation(

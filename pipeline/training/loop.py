@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lsvit.routed import RoutedModel
 from lsvit.routes import OneRoute, Routes, Sampler, arbitrary, generator
 from lsvit.weights import save_weights
-from pipeline.config.samplers import Spec, draw_routes, make_sampler, training_order
+from pipeline.config.samplers import Spec, draw_routes, grown, make_sampler, training_order
 from pipeline.config.variant import PLAIN, Variant
 from pipeline.data.splits import Split
 from pipeline.errors import UserError
@@ -36,7 +36,7 @@ from pipeline.jobs.files import (
     weights_file,
 )
 from pipeline.models.extensions import Extension, extensions_of
-from pipeline.models.weights import attach, create_backbone, load_start
+from pipeline.models.weights import attach, build, create_backbone, load_start
 from pipeline.training.devices import Execution, compile_blocks
 from pipeline.training.distributed import (
     barrier,
@@ -46,7 +46,14 @@ from pipeline.training.distributed import (
     sum_over_processes,
 )
 from pipeline.training.judging import judged_loss
-from pipeline.training.objectives import Augment, Batch, ClassLoss, Objective, PositionLoss
+from pipeline.training.objectives import (
+    Augment,
+    Batch,
+    ClassLoss,
+    Objective,
+    PositionLoss,
+    TeacherLoss,
+)
 from pipeline.training.optimisation import make_optimizer, make_scheduler, stops
 from pipeline.training.scoring import InTurn, open_model, open_split, score
 from pipeline.training.step import TrainingStep, backward_in_parts
@@ -99,6 +106,7 @@ def train(
     weights: Path | None,
     folder: Path,
     report: Report,
+    teacher: Path | None = None,
 ) -> None:
     """Train one model in `folder`, going on from the checkpoint there if there is one.
 
@@ -113,7 +121,7 @@ def train(
     """
     if (folder / HISTORY).exists():  # killed after the last epoch, before it was marked as done
         return
-    run = open_run(config, data, weights, report)
+    run = open_run(config, data, weights, report, teacher)
     options = config.options
     is_first = rank_and_world()[0] == 0
     history = _resume(folder, run)
@@ -149,7 +157,13 @@ def train(
         (folder / CHECKPOINT).unlink(missing_ok=True)
 
 
-def open_run(config: TrainConfig, data: Path, weights: Path | None, report: Report) -> Run:
+def open_run(
+    config: TrainConfig,
+    data: Path,
+    weights: Path | None,
+    report: Report,
+    teacher: Path | None = None,
+) -> Run:
     """All that a training needs, at its start.
 
     Raises:
@@ -182,7 +196,15 @@ def open_run(config: TrainConfig, data: Path, weights: Path | None, report: Repo
     augments = [extension.augmentation(model, train_split) for extension in extensions]
 
     # ---- what is minimised, and how
-    step = make_step(model, config.variant, options.position_weight, execution)
+    objectives: list[Objective] = []
+    if config.variant.teacher is not None:
+        teaching = None
+        if config.teacher is not None:
+            num_classes = len(read_meta(data)["classes"])
+            teaching = build(config.model, num_classes, config.teacher, teacher)
+            teaching.to(execution.device).eval()
+        objectives.append(TeacherLoss(options.teacher_weight, teaching))
+    step = make_step(model, config.variant, options.position_weight, execution, objectives)
     optimizer = make_optimizer(model, options)
     return Run(
         config=config,
@@ -202,10 +224,17 @@ def open_run(config: TrainConfig, data: Path, weights: Path | None, report: Repo
 
 
 def make_step(
-    model: RoutedModel, variant: Variant, position_weight: float, execution: Execution
+    model: RoutedModel,
+    variant: Variant,
+    position_weight: float,
+    execution: Execution,
+    others: Sequence[Objective] = (),
 ) -> TrainingStep:
-    """The training step of a variant: the loss of the task, of predicted positions, of papers."""
-    objectives: list[Objective] = [ClassLoss()]
+    """The training step of a variant: the loss of the task, of predicted positions, of papers.
+
+    `others` are objectives beside those.
+    """
+    objectives: list[Objective] = [ClassLoss(), *others]
     if "predict" in model.position:
         objectives.append(PositionLoss(position_weight))
     exit = None
@@ -236,7 +265,8 @@ def train_epoch(run: Run, epoch: int) -> Row:
             seed_libraries("augmentation", config.seed, epoch, i)
         for augment in run.augments:
             batch = augment(batch)
-        routes = draw_route(config, run.model.num_layers, epoch, i)
+        progress = (epoch - 1 + i / run.steps) / options.epochs
+        routes = draw_route(config, run.model.num_layers, epoch, i, progress)
 
         run.optimizer.zero_grad()
         sums = backward_in_parts(run.step, batch, routes, options, run.scaler)
@@ -258,15 +288,21 @@ def train_epoch(run: Run, epoch: int) -> Row:
     return {f"train/{name}": total.item() / images_seen for name, total in totals.items()}
 
 
-def draw_route(config: TrainConfig, num_layers: int, epoch: int, step: int) -> Routes:
-    """The routes of a step: of this process's share of the batch."""
+def draw_route(
+    config: TrainConfig, num_layers: int, epoch: int, step: int, progress: float = 1.0
+) -> Routes:
+    """The routes of a step: of this process's share of the batch.
+
+    `progress` is of the training, from 0 to 1: samplers that grow go by it.
+    """
     rank, world = rank_and_world()
     key = [config.seed, epoch, step]
     if config.routes == "own" and rank > 0:
         key.append(rank)
     samples = config.options.batch_size
     rng = generator("train", *key)
-    routes = draw_routes(config.variant.route, config.per, rng, num_layers, samples)
+    spec = grown(config.variant.route, progress)
+    routes = draw_routes(spec, config.per, rng, num_layers, samples)
     # The first processes have one image more where they cannot all have as many.
     share, more = divmod(samples, world)
     start = rank * share + min(rank, more)

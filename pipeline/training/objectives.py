@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, l1_loss
 
@@ -92,6 +93,39 @@ class PositionLoss:
             "position_loss": (self.weight, position_loss(logits)),
             "position_accuracy": (None, position_hits(logits)),
         }
+
+
+class TeacherLoss:
+    """Cross-entropy with a teacher's answers (distillation without temperature; Hinton et al.,
+    2015).
+
+    Args:
+        weight: of the loss.
+        teacher: a model that is not trained. None: the trained model itself in its original order,
+            in a pass of its own, in which it learns the labels too.
+    """
+
+    def __init__(self, weight: float, teacher: RoutedModel | None) -> None:
+        self.weight = weight
+        self.teacher = teacher
+
+    def taps(self, model: RoutedModel) -> Sequence[Tap]:
+        """No taps."""
+        return ()
+
+    def terms(self, forward: ForwardPass, taps: Sequence[Any]) -> Terms:
+        """The loss; without a teacher also that of the task in the original order."""
+        images, labels = forward.batch.images, forward.batch.labels
+        terms: Terms = {}
+        if self.teacher is None:
+            answers = forward.model(images)
+            terms["original_loss"] = 1.0, task_loss(answers, labels)
+        else:
+            with torch.no_grad():
+                answers = self.teacher(images)
+        shares = answers.detach().softmax(-1)
+        terms["teacher_loss"] = self.weight, cross_entropy(forward.logits, shares)
+        return terms
 
 
 def task_loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:

@@ -82,6 +82,7 @@ def outcome(folder: Path) -> tuple[str, str]:
         {"position": PARTS, "per": "latin", "micro_batch_size": 5},
         {"precision": "fp16", "clip": 1.0},
         {"route": "side_by_side"},
+        {"route": {"swap": 3, "schedule": "growing"}, "teacher": "original"},
     ],
     ids=[
         "ls",
@@ -91,6 +92,7 @@ def outcome(folder: Path) -> tuple[str, str]:
         "latin",
         "fp16",
         "floor",
+        "growing disorder and both orders",
     ],
 )
 def test_resumed_training_equals_an_undisturbed_one(
