@@ -90,9 +90,7 @@ PARAMETRISED = {
     "drop": Parametrised(
         drop, _read_rate, "{drop: p} with 0 <= p < 1 (also schedule: constant or linear)"
     ),
-    "swap": Parametrised(
-        swap, _read_count, "{swap: k} (also schedule: growing)", _most_swaps
-    ),
+    "swap": Parametrised(swap, _read_count, "{swap: k} (also schedule: growing)", _most_swaps),
     "order": Parametrised(fixed, _read_layers, "{order: [layers]}", _last_layer),
     "skip": Parametrised(skip, _read_layers, "{skip: [layers]}", _last_layer),
     "fix_first": Parametrised(fix_first, _read_count, "{fix_first: k}", _all_layers),
