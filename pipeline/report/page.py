@@ -28,6 +28,7 @@ from pipeline.report.trainings import LAST, curves, options, trainings
 
 OWN = "own"
 CHECKLISTS = Path("docs/checklists.md")
+HERE = Path(__file__).parent
 
 
 class PaperPage(NamedTuple):
@@ -68,7 +69,7 @@ class Report:
 
     def html(self) -> str:
         """The page."""
-        loader = FileSystemLoader(Path(__file__).parent)
+        loader = FileSystemLoader(HERE)
         environment = Environment(
             loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
         )
@@ -100,7 +101,14 @@ class Report:
             options=options(self.params, self.results, variants),
             last_epoch=LAST,
             script=Markup(bundle),  # noqa: S704 (a package's own)
+            live=self.live_models(),
+            shuffle=Markup((HERE / "shuffle.js").read_text()),  # noqa: S704 (our own)
         )
+
+    def live_models(self) -> dict[str, Any]:
+        """What the page runs live, as stage prune-eval left it. Empty if there is nothing."""
+        there = (self.results.folder / "shuffle.json").is_file()
+        return self.results.read("shuffle") if there else {}
 
     def papers(self) -> list[PaperPage]:
         """The papers with rows in the folder."""

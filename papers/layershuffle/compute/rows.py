@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from lsvit.routes import ORDERS
+from papers.layershuffle.compute.live import write_live_models
 from papers.layershuffle.compute.plan import Analyses, Evaluations
 from papers.layershuffle.section import ANALYSIS_NUMBERS, SAMPLER_ROWS, Analysis
 from pipeline.config.sections import Finetune
@@ -90,8 +91,8 @@ def _number(value: float) -> float | None:
 
 
 def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -> None:
-    """Write results/prune_eval.csv (a row a route), samplers.csv, protocols.csv, cell.json and
-    metrics.json (means)."""
+    """Write results/prune_eval.csv (a row a route), samplers.csv, protocols.csv, cell.json,
+    metrics.json (means) and what the report runs live."""
     params = plan.params
     rows = {}
     for protocol in plan.protocols:
@@ -113,6 +114,7 @@ def keep_evaluations(plan: Evaluations, jobs: dict[tuple[str, str, int], Job]) -
     chosen = chosen[chosen["variant"].isin([BASELINE, *params.variants])]
     write_json(RESULTS / "metrics.json", table_metrics(chosen))
     write_json(RESULTS / "cell.json", describe_cell(plan), indent=None)
+    write_live_models(plan, RESULTS / "shuffle.json")
 
 
 def describe_cell(plan: Evaluations) -> dict[str, Any]:
