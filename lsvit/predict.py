@@ -16,18 +16,28 @@ from timm.data import (
 )
 from torch import Tensor
 
+from lsvit.checkpoint import (
+    CONFIG,
+    FILES,
+    PROCESSOR,
+    About,
+    describe_misfit,
+    read_about,
+    read_checkpoint,
+    read_tensors,
+    say,
+    weights_in,
+)
 from lsvit.images import in_mode
 from lsvit.position import Encode, Position, Predict
 from lsvit.routed import RoutedModel
 from lsvit.routes import Order, Route, evaluation_routes
-from lsvit.weights import load_weights, read_tensors
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 # Files of an export. Whatever lsvit attaches to timm's model has a file of its own.
-MODEL = "model.safetensors"
-CONFIG = "config.json"  # in timm's layout
+MODEL = FILES[0]
 SPEC = "lsvit.json"  # the variant, and the sha256 of every file
 PART_FILES = {"position": "position.safetensors", "exits": "exits.safetensors"}
 CHUNK = 64  # orders run at once
@@ -61,7 +71,8 @@ def load(where: str | Path) -> Opened:
 
     Args:
         where: a model of this package, "ls_micro" (LayerShuffle) or "baseline_micro"; an exported
-            folder; ``hf-hub:<repository>``; a safetensors file in such a folder.
+            folder, timm's or transformers'; ``hf-hub:<repository>``; a file of weights in such a
+            folder.
 
     Raises:
         ValueError: there is nothing to open, or it is no model that lsvit can run.
@@ -73,7 +84,7 @@ open_weights = load  # its name in the cards of released models
 
 
 def find_weights(where: str | Path) -> Path:
-    """The safetensors file of what :func:`load` takes.
+    """The file of weights of what :func:`load` takes.
 
     Raises:
         ValueError: there is none, or no config.json beside it.
@@ -83,12 +94,12 @@ def find_weights(where: str | Path) -> Path:
         path = RELEASED / where
     elif isinstance(where, str) and where.startswith("hf-hub:"):
         path = _download(where.removeprefix("hf-hub:"))
-    file = path / MODEL if path.is_dir() else path
+    file = weights_in(path) if path.is_dir() else path
     for needed in (file, file.parent / CONFIG):
         if not needed.is_file():
             raise ValueError(
                 f"weights: {needed} does not exist; accepted: {', '.join(MICRO)}, an exported "
-                f"folder ({MODEL}, {CONFIG}), hf-hub:<repository>, a .safetensors file beside its "
+                f"folder ({MODEL}, {CONFIG}), hf-hub:<repository>, a file of weights beside its "
                 f"{CONFIG}"
             )
     return file
@@ -97,7 +108,7 @@ def find_weights(where: str | Path) -> Path:
 def _download(repository: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    files = [MODEL, CONFIG, SPEC, *PART_FILES.values()]
+    files = [*FILES, CONFIG, PROCESSOR, SPEC, *PART_FILES.values()]
     try:
         return Path(snapshot_download(repository, allow_patterns=files))
     except Exception as error:  # the hub client raises many kinds
@@ -146,10 +157,10 @@ def attach_parts(backbone: Any, variant: dict[str, Any]) -> RoutedModel:
 
 
 def open_export(file: Path, attach: Attach = attach_parts) -> Opened:
-    """Open a safetensors file in a folder of timm's layout.
+    """Open a file of weights in a folder of timm's or transformers' layout.
 
     Args:
-        file: the weights of timm's model.
+        file: the weights of the model.
         attach: makes the routed model that lsvit.json describes.
 
     Raises:
@@ -158,12 +169,17 @@ def open_export(file: Path, attach: Attach = attach_parts) -> Opened:
     """
     folder = file.parent
     spec = read_spec(folder)
-    for name, digest in spec.get("sha256", {}).items():
-        path = folder / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-            raise ValueError(f"{path}: not what was exported, by the sha256 in {SPEC}")
+    check_digests(folder, spec)
+    about = read_about(folder)
+    if about is None:
+        raise ValueError(f"{folder / CONFIG}: neither timm's nor that of transformers' ViT")
     try:
-        backbone: Any = timm.create_model(f"local-dir:{folder}", pretrained=False)
+        if about.is_timm:
+            backbone: Any = timm.create_model(f"local-dir:{folder}", pretrained=False)
+        else:
+            backbone = timm.create_model(
+                about.architecture, pretrained_cfg_overlay=about.data, **about.model_args
+            )
     except Exception as error:  # timm raises many kinds
         raise ValueError(
             f"{folder / CONFIG}: timm cannot make this model: {shorten(error)}"
@@ -173,21 +189,55 @@ def open_export(file: Path, attach: Attach = attach_parts) -> Opened:
             f"{folder}: {type(backbone).__name__} is not routable, accepted: timm's "
             "VisionTransformer and MlpMixer families, with a head"
         )
+    tensors = read_checkpoint(file)
+    if not about.is_timm and "head_dist.weight" not in tensors and hasattr(backbone, "head_dist"):
+        del backbone.head_dist  # transformers' DeiT without a teacher has one head
     model = attach(backbone, spec.get("variant", {}))
+    state = model.backbone.state_dict()
+    misfit = describe_misfit(tensors, {name: tensor.shape for name, tensor in state.items()})
+    if misfit:
+        raise ValueError(f"{file}: does not fit its {CONFIG}: {misfit}")
+    model.backbone.load_state_dict(tensors)
     try:
-        load_weights(model, file)
         for name, part_file in PART_FILES.items():
             part: Any = getattr(model, name)
             if len(part):
                 part.load_state_dict(read_tensors(folder / part_file))
     except RuntimeError as error:
-        raise ValueError(f"{file}: does not fit its {CONFIG}: {shorten(error)}") from None
-    classes = backbone.pretrained_cfg.get("label_names")
+        raise ValueError(f"{folder}: does not fit its {SPEC}: {shorten(error)}") from None
+    return Opened(
+        model.eval(), resolve_model_data_config(backbone), name_outputs(folder, about, backbone)
+    )
+
+
+def check_digests(folder: Path, spec: dict[str, Any]) -> None:
+    """Check the files of an export against its lsvit.json.
+
+    Raises:
+        ValueError: a file has another sha256.
+    """
+    for name, digest in spec.get("sha256", {}).items():
+        path = folder / name
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            raise ValueError(f"{path}: not what was exported, by the sha256 in {SPEC}")
+
+
+def name_outputs(folder: Path, about: About, backbone: Any) -> list[str]:
+    """Names of a model's outputs: its own, else ImageNet's where they are as many, with a line.
+
+    Raises:
+        ValueError: there are more names than outputs.
+    """
+    if len(about.classes) > backbone.num_classes:
+        raise ValueError(
+            f"{folder / CONFIG}: found {len(about.classes)} names of classes, "
+            f"accepted: at most {backbone.num_classes}, the model's outputs"
+        )
     subset = infer_imagenet_subset(backbone)
-    if not classes and subset:
-        classes = ImageNetInfo(subset).label_descriptions()
-    names = [str(name) for name in classes or ()]
-    return Opened(model.eval(), resolve_model_data_config(backbone), names)
+    if about.classes or not subset:
+        return about.classes
+    say(f"{folder / CONFIG}: no names of classes; the {backbone.num_classes} of {subset} are taken")
+    return [str(name) for name in ImageNetInfo(subset).label_descriptions()]
 
 
 def shorten(error: Exception) -> str:

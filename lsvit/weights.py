@@ -7,13 +7,11 @@ The backbone's tensors have timm's names. Those of a part stand below its name i
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from lsvit.checkpoint import BACKBONE, read_checkpoint
 from lsvit.routed import RoutedModel
-
-BACKBONE = "backbone."
 
 
 def save_weights(model: RoutedModel, path: str | Path) -> None:
@@ -25,17 +23,18 @@ def save_weights(model: RoutedModel, path: str | Path) -> None:
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Load a file written by :func:`save_weights`, or a timm state_dict, into a model of timm.
+    """Load a file written by :func:`save_weights`, or another checkpoint, into a model of timm.
 
-    The model is routed or not. Layers beyond the model's are left out, and so are parts that it
-    does not have. Parts that the file does not have keep their values.
+    The file is read by :func:`lsvit.checkpoint.read_checkpoint`. The model is routed or not. Layers
+    beyond the model's are left out, and so are parts that it does not have. Parts that the file
+    does not have keep their values.
 
     Raises:
         RuntimeError: tensors are missing, or of another shape.
-        ValueError: the file is no safetensors file.
+        ValueError: the file cannot be read.
     """
     backbone: Any = model.backbone if isinstance(model, RoutedModel) else model
-    tensors, parts = split_parts(read_tensors(path), backbone)
+    tensors, parts = split_parts(read_checkpoint(path), backbone)
     for name in list(tensors):
         if name.startswith("blocks.") and int(name.split(".")[1]) >= len(backbone.blocks):
             del tensors[name]
@@ -43,14 +42,6 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     for name, part in model.named_children():
         if name in parts:
             part.load_state_dict(parts[name])
-
-
-def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name. Raises ValueError if it is none."""
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: not a safetensors file ({error})") from None
 
 
 def split_parts(

@@ -12,6 +12,7 @@ from pipeline.config.checks import check, check_layers, check_names
 from pipeline.config.effective import files
 from pipeline.config.load import parse
 from pipeline.config.params import Params
+from pipeline.config.presets import OWN_WEIGHTS
 from pipeline.config.remarks import describe_lowered, describe_overruled
 from pipeline.data.imagefiles import list_image_folder
 from pipeline.errors import UserError, collect_errors, mistake, one_line_errors, raise_all
@@ -24,12 +25,6 @@ def check_machine(params: Params) -> Iterator[str]:
     """Check for what this machine lacks: files, GPUs, a cluster."""
     if params.engine == "ray":
         yield from collect_errors(check_cluster)
-    file = params.model_preset.local_file(root())
-    if file and not file.is_file():
-        yield (
-            f"params.yaml: models.{params.model}.weights: found {str(file)!r}, which does not "
-            "exist, accepted: hub, scratch, a .safetensors file or its folder"
-        )
     folder = params.dataset_preset.folder
     if folder and not (root() / Path(folder).expanduser()).is_dir():
         yield (
@@ -64,15 +59,30 @@ def _check_device(params: Params, gpu_count: int) -> Iterator[str]:
         yield f"{key}: at most the {gpu_count} GPUs of this machine"
 
 
-def build(params: Params) -> None:
-    """Make every model without memory, as the stages do.
+def read_weights_folder(params: Params) -> Params:
+    """The parameters with what the folder of local weights says of the model.
 
     Raises:
-        UserError: timm or a part refuses a model, or a depth does not fit.
+        UserError: it says what does not fit.
+    """
+    preset = params.model_preset
+    if preset.local_file() is None:
+        return params
+    from pipeline.models.weights import complete
+
+    return params.with_model(complete(preset, root()))
+
+
+def build(params: Params) -> None:
+    """Make every model without memory, as the stages do, and look at the weights.
+
+    Raises:
+        UserError: timm or a part refuses a model, a depth does not fit, or the weights do not or
+            cannot be had.
     """
     import torch
 
-    from pipeline.models.weights import attach, create_backbone
+    from pipeline.models.weights import attach, check_start, create_backbone, is_only_online
 
     with torch.device("meta"):
         backbone = create_backbone(params.model_preset.model_copy(update={"init_std": None}), 1)
@@ -85,6 +95,10 @@ def build(params: Params) -> None:
             model = deepcopy(backbone)
             attach(model, variant)
         check_layers(params, len(backbone.blocks))
+    preset = params.model_preset
+    if preset.weights not in OWN_WEIGHTS and not is_only_online(preset):
+        check_start(backbone, preset, root=root())
+    with torch.device("meta"):
         raise_all(line for paper in params.papers for line in paper.run("build", params, backbone))
 
 
@@ -108,6 +122,7 @@ def main() -> None:
     """
     params = parse("params.yaml", papers=PAPERS)
     check_names(params)
+    params = read_weights_folder(params)
     raise_all([*collect_errors(check, params), *check_machine(params)])
     build(params)
     before = committed()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from papers import PAPERS
 from pipeline.config.checks import check_sizes
-from pipeline.config.load import load
+from pipeline.config.load import load_checked
 from pipeline.config.remarks import describe_lowered
 from pipeline.data.prepare import prepare
 from pipeline.jobs.processes import stage_process
@@ -13,7 +13,7 @@ from pipeline.jobs.processes import stage_process
 @stage_process()
 def main() -> None:
     """data/, or the data set's folder -> outs/prepare_data/"""
-    params = load(papers=PAPERS)
+    params = load_checked(papers=PAPERS)
     embedded, out = Path("data/fashion_mnist_10k"), Path("outs/prepare_data")
 
     def check(train: int, validation: int, heldout: int) -> None:

@@ -9,7 +9,12 @@ from pydantic import ValidationError
 from pipeline.config.checks import check
 from pipeline.config.paper import Paper
 from pipeline.config.params import Params, whole
+from pipeline.config.presets import ModelPreset
 from pipeline.errors import UserError, describe_errors
+from pipeline.files import read_json
+
+# Name, scale and preset of the chosen model, as stage check-params resolved them.
+CHECKED = Path("outs/params/model.json")
 
 
 class UniqueKeys(yaml.CSafeLoader):
@@ -37,6 +42,24 @@ def load(path: str | Path = "params.yaml", *, papers: tuple[Paper, ...]) -> Para
     params = parse(path, papers=papers)
     check(params)
     return params
+
+
+def load_checked(*, papers: tuple[Paper, ...]) -> Params:
+    """Read params.yaml as :func:`load` does, with what check-params read beside local weights.
+
+    Raises:
+        UserError: as :func:`load` does, or check-params has not run for this model.
+    """
+    params = load(papers=papers)
+    own = params.model_preset
+    if own.local_file() is None:
+        return params
+    name, scale, values = read_json(CHECKED, list)
+    checked = ModelPreset.model_validate(values)
+    if (name, scale, checked.weights) != (params.model, params.cell.scale, own.weights):
+        raise UserError(f"{CHECKED}: of another model; `dvc repro check-params` makes it again")
+    known = {"kwargs": checked.kwargs, "pixels": checked.pixels}
+    return params.with_model(own.model_copy(update=known))
 
 
 def parse(path: str | Path, *, papers: tuple[Paper, ...]) -> Params:

@@ -86,6 +86,8 @@ class Params(Section):
     # None unless only the prepared data know them.
     _sizes: Sizes | None = PrivateAttr(default=None)
     _papers: tuple[Paper, ...] = PrivateAttr(default=())
+    # The chosen model with what the folder of its weights says of it.
+    _model: ModelPreset | None = PrivateAttr(default=None)
 
     if TYPE_CHECKING:
 
@@ -128,7 +130,13 @@ class Params(Section):
     @property
     def model_preset(self) -> ModelPreset:
         """The chosen model as it is at the chosen scale, without its overrides of sections."""
-        return self.preset_at(self.cell)
+        return self._model or self.preset_at(self.cell)
+
+    def with_model(self, preset: ModelPreset) -> Self:
+        """The same parameters with what is known of the chosen model."""
+        params = self.model_copy()
+        params._model = preset
+        return params
 
     def preset_at(self, cell: Cell) -> ModelPreset:
         """A model as it is at a scale. Raises UserError if a value of the scale does not fit."""

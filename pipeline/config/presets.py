@@ -5,10 +5,32 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.types import Count, NonNegative, Positive, Section, refuse
+from pipeline.config.types import Added, Count, Float, NonNegative, Positive, Section, refuse
 
 OWN_WEIGHTS = ("scratch", "random")  # those that begin with random weights, a set a seed
+FORMATS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 SIZES = ("embed_dim", "num_heads", "depth", "patch_size", "img_size")  # keyword arguments of timm
+
+
+class Pixels(Section):
+    """How a model's images are made, in timm's words."""
+
+    mean: list[Float] | None = None
+    """Of the pixels, by channel."""
+    std: list[Positive] | None = None
+    """Of the pixels, by channel."""
+    crop_pct: Positive | None = None
+    """Part of an image's side that is cropped."""
+    crop_mode: Literal["center", "squash", "border"] | None = None
+    """squash: an image is made square before it is cropped."""
+    interpolation: Literal["bilinear", "bicubic"] | None = None
+    """Of the resized image."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.mean or ()) != len(self.std or ()):
+            raise refuse("std", self.std, "as many numbers as mean has")
+        return self
 
 
 class ModelPreset(Section):
@@ -23,7 +45,8 @@ class ModelPreset(Section):
     """Of timm.create_model."""
     weights: Annotated[str, Field(min_length=1)]
     """scratch (the stage pretrain trains them), random (nothing does, a set a seed), hub (`timm`
-    then needs the tag), a .safetensors file, or a folder of timm's layout."""
+    then needs the tag), a file of weights (.safetensors, or torch.save's), or a folder of timm's
+    or transformers' layout."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """Checksum that the weights' file must have."""
     num_classes: Count | None = None
@@ -36,21 +59,29 @@ class ModelPreset(Section):
     init_growth: NonNegative = 0.0
     """g: what the l-th layer adds to its input starts l^g times as large, so that late layers
     change their input as much as early ones do."""
+    pixels: Annotated[Pixels | None, Added(None)] = None
+    """null: as the config.json beside local weights says, else as timm has it for the tag."""
     scale: str = "published"
     """A key of `scales`, used where params.yaml chooses none."""
 
     def local_file(self, root: Path = Path()) -> Path | None:
-        """The safetensors file that `weights` names, itself or in a folder, if it names one."""
+        """The file that `weights` names, itself or in a folder, if it names one."""
         if self.weights in (*OWN_WEIGHTS, "hub"):
             return None
         path = root / self.weights
-        return path / "model.safetensors" if path.is_dir() else path
+        if path.is_dir():
+            torch_file = path / "pytorch_model.bin"
+            path /= "model.safetensors"
+            return torch_file if torch_file.is_file() and not path.is_file() else path
+        return path
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        is_local = self.weights.endswith(".safetensors") or "/" in self.weights
+        is_local = self.weights.endswith(FORMATS) or "/" in self.weights
         if self.weights not in (*OWN_WEIGHTS, "hub") and not is_local:
-            accepted = "scratch, random, hub, a .safetensors file, or a folder with one (with a /)"
+            accepted = (
+                f"scratch, random, hub, a file ({', '.join(FORMATS)}), or a folder (with a /)"
+            )
             raise refuse("weights", self.weights, accepted)
         for key, own_key in (("num_classes", "num_classes"), ("pretrained", "weights")):
             if key in self.kwargs:

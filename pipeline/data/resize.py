@@ -1,6 +1,7 @@
 """How images are brought to a model's size."""
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pipeline.config.presets import ModelPreset
@@ -19,15 +20,27 @@ class Resize(NamedTuple):
     crop: int
 
 
+def pixels_of(model: ModelPreset) -> Any:
+    """timm's configuration of a model's images: that of its tag, with what the preset says instead.
+
+    None if timm has none for the model, and the preset says nothing.
+    """
+    import timm
+    from timm.models import PretrainedCfg
+
+    cfg: Any = timm.get_pretrained_cfg(model.timm)
+    if model.pixels is None:
+        return cfg
+    return replace(cfg or PretrainedCfg(), **model.pixels.model_dump(exclude_none=True))
+
+
 def resizing(model: ModelPreset, reading: str) -> Resize:
     """How images are brought to the model's size: `published`, or as `timm` evaluates the weights.
 
     Raises:
         UserError: timm evaluates these weights in another way than by resizing and cropping.
     """
-    import timm
-
-    cfg: Any = timm.get_pretrained_cfg(model.timm)
+    cfg = pixels_of(model)
     size = model.kwargs.get("img_size") or cfg.input_size[-1]
     if reading == "published":
         return Resize(size, "bilinear", size)

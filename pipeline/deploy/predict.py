@@ -4,11 +4,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lsvit.checkpoint import read_about
 from lsvit.predict import CONFIG, SPEC, Opened, find_weights, open_export, read_spec
 from lsvit.routed import RoutedModel
 from lsvit.text import plain
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import read_variant
+from pipeline.data.resize import pixels_of
 from pipeline.declared import changed
 from pipeline.errors import UserError
 from pipeline.files import read_json
@@ -32,7 +34,7 @@ def open_weights(where: str) -> Opened:
 
     with user_errors():
         file = find_weights(where)
-        if "architecture" in read_json(file.parent / CONFIG):
+        if read_about(file.parent) is not None:
             return open_export(file, attach_variant)
     return open_training(file)
 
@@ -91,9 +93,9 @@ def open_training(file: Path) -> Opened:
         "interpolation": "bilinear",
     }
     if meta.get("resize") == "timm":
-        cfg = model.backbone.pretrained_cfg
+        cfg = pixels_of(preset)
         for key in ("crop_pct", "crop_mode", "interpolation"):
-            data[key] = cfg[key]
+            data[key] = getattr(cfg, key)
     return Opened(model, data, meta["classes"])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.config.load import load
+from pipeline.config.load import load_checked
 from pipeline.config.paper import Paper
 from pipeline.files import reading
 from pipeline.jobs.events import Event
@@ -34,7 +34,7 @@ class Stage:
         with reading(DATA / "meta.json", "`dvc repro -f prepare-data` makes it again"):
             counts = read_meta(DATA)["counts"]
             sizes = counts["train"], counts["validation"], counts.get(HELDOUT, 0)
-        self.params = load(papers=papers).with_sizes(*sizes)
+        self.params = load_checked(papers=papers).with_sizes(*sizes)
         print(f"on {cpu_name()} ({cpu_kind()}), {available_cores()} cores", flush=True)
         lines = describe_exceptions() if self.params.portable else []
         if self.params.device == "auto":

@@ -419,7 +419,7 @@ def fetch(
     """Write the preset's published, local or random weights, with a head for the data set.
 
     They are the starting weights of every variant. The head is drawn anew from the seed where that
-    of the weights has another number of outputs, or was one of two and the preset keeps one.
+    of the weights is for other classes, or was one of two and the preset keeps one.
     `weights.json` says what was loaded, see :func:`pipeline.models.weights.load_start`.
 
     Raises:
@@ -429,11 +429,12 @@ def fetch(
     preset = config.model
     if weights is not None:
         preset = preset.model_copy(update={"weights": str(weights)})
-    backbone = create_backbone(preset, len(read_meta(data)["classes"]))
+    classes = read_meta(data)["classes"]
+    backbone = create_backbone(preset, len(classes))
     model = attach(backbone, PLAIN)
     loaded: dict[str, str | None] = {"head": "fresh"}
     if preset.weights != "random":
-        loaded = load_start(model.backbone, preset)
+        loaded = load_start(model.backbone, preset, classes)
     save_weights(model, folder / WEIGHTS)
     (folder / ORIGIN).write_text(json.dumps(loaded, indent=1) + "\n")
     (folder / HISTORY).write_text("[]\n")
