@@ -155,7 +155,7 @@ def check_dvc(words: Sequence[str]) -> None:
         arguments = parse_args(list(words))
     finally:
         logging.disable(logging.NOTSET)
-    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text("utf-8"))["stages"]
     for target in getattr(arguments, "targets", None) or ():
         assert target in stages or (ROOT / target).is_file(), target
     if overrides := getattr(arguments, "set_param", None):

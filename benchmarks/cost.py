@@ -105,7 +105,7 @@ def main() -> None:
     here = machine()
     rates = [rates_of(width, here["cores"]) for width in BATCHES]
     source = f"measured on {here['date']}, fp32, a process of one thread per core"
-    known = json.loads(FILE.read_text())
+    known = json.loads(FILE.read_text("utf-8"))
     known[here["hardware"]] = {"workers": here["cores"], "rates": rates, "source": source}
     write(FILE, known)
     show(f"{here['hardware']}: FLOP/s of one process", rates)

@@ -114,12 +114,12 @@ def main() -> None:
         assert not found(copy), "the tests fail without a fault"
         rows = []
         for file, right, wrong in FAULTS:
-            text = (copy / file).read_text()
+            text = (copy / file).read_text("utf-8")
             assert text.count(right) == 1, (file, right)
-            (copy / file).write_text(text.replace(right, wrong))
+            (copy / file).write_text(text.replace(right, wrong), "utf-8")
             rows.append({"file": file, "right": right, "wrong": wrong, "found": found(copy)})
             print(rows[-1], flush=True)
-            (copy / file).write_text(text)
+            (copy / file).write_text(text, "utf-8")
     write(Path(__file__).with_suffix(".json"), {"machine": machine(), "faults": rows})
 
 

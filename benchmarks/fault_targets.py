@@ -40,7 +40,10 @@ def cluster(port: int) -> None:
 def dvc(*command: str) -> str | None:
     """What DVC prints; None where it failed, as while another DVC is at work."""
     done = subprocess.run(
-        [sys.executable, "-m", "dvc", *command], stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-m", "dvc", *command],
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        check=False,
     )
     return None if done.returncode else done.stdout
 

@@ -174,7 +174,7 @@ class Run:
         try:
             for file, schema in ((lock, COMPILED_LOCKFILE_SCHEMA), (held, Schema(dict))):
                 if file.exists():
-                    schema(yaml.load(file.read_text(), yaml.CSafeLoader))
+                    schema(yaml.load(file.read_text("utf-8"), yaml.CSafeLoader))
         except (yaml.YAMLError, Invalid):
             subprocess.run(["git", "checkout", "-q", "dvc.lock"], cwd=self.folder, check=True)
             held.unlink(missing_ok=True)
@@ -237,14 +237,14 @@ class Run:
             (self.driver, self.repro, ("stages.commands", "track", "sync"))
         ):
             if code := self.start(*command).wait(STUCK):
-                log = (self.folder.parent / "log").read_text()
+                log = (self.folder.parent / "log").read_text("utf-8")
                 sys.exit(f"{' '.join(command)}: {code}\n{log[-5000:]}")
 
     def results(self) -> dict[str, list[dict[str, str]]]:
         """All tables, but for columns of measured times."""
         found = {}
         for file in sorted((self.folder / "results").glob("**/*.csv")):
-            rows = list(csv.DictReader(file.read_text().splitlines()))
+            rows = list(csv.DictReader(file.read_text("utf-8").splitlines()))
             found[str(file.relative_to(self.folder))] = rows
         return found
 
@@ -406,7 +406,7 @@ def compare(run: Run, whole: State) -> list[str]:
         cwd=run.folder,
         env=run.env,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=False,
     )
     return wrong + (
@@ -449,7 +449,7 @@ def main() -> None:
                 done["wrong"] = compare(run, whole[way])
                 _, done["still there"] = run.until_gone(LAST, {"", *SERVERS})
                 done["tracebacks"] = re.findall(
-                    "Traceback.*", (place / "log").read_text() if way == "disk" else "", re.S
+                    "Traceback.*", (place / "log").read_text("utf-8") if way == "disk" else "", re.S
                 )
             finally:
                 run.end()

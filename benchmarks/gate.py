@@ -55,7 +55,7 @@ def train(stage: Stage) -> dict[str, np.ndarray]:
 
 def accuracy(job: Job) -> float:
     """Held-out accuracy in % after a training's last epoch."""
-    history: list[dict[str, float]] = json.loads((job.folder / HISTORY).read_text())
+    history: list[dict[str, float]] = json.loads((job.folder / HISTORY).read_text("utf-8"))
     return 100 * history[-1][ACCURACY]
 
 

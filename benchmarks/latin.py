@@ -127,7 +127,9 @@ def peak() -> float:
     What getrusage gives a process begins with its parent's.
     """
     return (
-        int(re.findall(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)[0])
+        int(
+            re.findall(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text("utf-8"), re.M)[0]
+        )
         / 1024
     )
 
@@ -135,7 +137,7 @@ def peak() -> float:
 def memory(geometry: Geometry, way: str) -> float:
     """MiB that two steps take, in a process of its own."""
     command = [sys.executable, __file__, "--memory", way, json.dumps(geometry)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return float(subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ def machine(gpu: str = "") -> dict[str, Any]:
     Cores this process may use, versions, date.
     """
     cores = len(os.sched_getaffinity(0))
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.M)
     return {
         "hardware": gpu or f"{found[1] if found else platform.machine()}, {cores} cores",
         "cores": cores,
@@ -29,13 +29,13 @@ def machine(gpu: str = "") -> dict[str, Any]:
 
 def write(path: Path, content: Any) -> None:
     """Write JSON, numbers to four significant digits."""
-    path.write_text(json.dumps(_rounded(content), indent=1) + "\n")
+    path.write_text(json.dumps(_rounded(content), indent=1) + "\n", "utf-8")
     print(f"written to {path}")
 
 
 def write_entry(path: Path, entry: dict[str, Any]) -> None:
     """Write a list of one entry a machine, this machine's anew."""
-    known = json.loads(path.read_text()) if path.exists() else []
+    known = json.loads(path.read_text("utf-8")) if path.exists() else []
     hardware = entry["machine"]["hardware"]
     write(path, [*(old for old in known if old["machine"]["hardware"] != hardware), entry])
 

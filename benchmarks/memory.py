@@ -44,12 +44,12 @@ def anonymous(pid: int) -> int:
     it.
     """
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text("utf-8").splitlines()
         own = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))
         children = [
             int(child)
             for task in Path(f"/proc/{pid}/task").iterdir()
-            for child in (task / "children").read_text().split()
+            for child in (task / "children").read_text("utf-8").split()
         ]
     except (OSError, StopIteration):  # it has just ended
         return 0

@@ -211,7 +211,7 @@ def outcome(copy: Path, tests: tuple[str, ...], limit: int = 3600) -> str:
         os.setsid()
         os.chdir(copy)
         sys.path[0] = str(copy)
-        with open(os.devnull, "w") as nowhere:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
         import pytest
@@ -244,19 +244,19 @@ def plant(out: Path, drawn: list[tuple[Fault, str]]) -> None:
             )
             limits[tests] = max(AT_LEAST, round(SLOWER * (time.monotonic() - begun)))
         for stamp, ((file, line, right, wrong), changed) in enumerate(drawn):
-            path, text = copy / file, (copy / file).read_text()
-            path.write_text(changed)
+            path, text = copy / file, (copy / file).read_text("utf-8")
+            path.write_text(changed, "utf-8")
             os.utime(
                 path, (stamp, stamp)
             )  # else bytecode of the same second and size would be taken for it
             found = outcome(copy, MODULES[file], limits[MODULES[file]])
             found = outcome(copy, DEVICES, limits[DEVICES]) if found == "passed" else found
-            path.write_text(text)
+            path.write_text(text, "utf-8")
             rows.append(
                 {"file": file, "line": line, "right": right, "wrong": wrong, "outcome": found}
             )
             print(rows[-1], flush=True)
-    out.write_text(json.dumps(rows))
+    out.write_text(json.dumps(rows), "utf-8")
 
 
 def plant_all(drawn: list[tuple[Fault, str]]) -> list[dict[str, Any]]:
@@ -278,7 +278,7 @@ def plant_all(drawn: list[tuple[Fault, str]]) -> list[dict[str, Any]]:
             process.start()
         for process in started:
             process.join()
-        return [row for part in parts for row in json.loads(part.read_text())]
+        return [row for part in parts for row in json.loads(part.read_text("utf-8"))]
 
 
 def name(row: dict[str, Any]) -> Fault:
@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", action="store_true")
     options = parser.parse_args()
-    runs: list[dict[str, Any]] = json.loads(FILE.read_text()) if FILE.exists() else []
+    runs: list[dict[str, Any]] = json.loads(FILE.read_text("utf-8")) if FILE.exists() else []
     every = [fault for file in MODULES for fault in faults(file)]
     if options.again:
         known = {name(row) for run in runs for row in run["not_found"] if "why" not in row}

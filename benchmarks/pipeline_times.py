@@ -44,7 +44,7 @@ def seconds(command: list[str], folder: Path, **environment: str) -> float:
         cwd=folder,
         env=os.environ | environment,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=False,
     )
     if done.returncode:
@@ -68,7 +68,7 @@ def pipeline(folder: Path, command: list[str]) -> tuple[float, list[dict[str, An
     times = folder.parent / f"{folder.name}.times"
     tools = folder.parent / f"{folder.name}.bin"
     tools.mkdir()
-    (tools / "python").write_text(SHIM.format(python=sys.executable))
+    (tools / "python").write_text(SHIM.format(python=sys.executable), "utf-8")
     (tools / "python").chmod(0o755)
     environment = os.environ | {
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
@@ -82,7 +82,7 @@ def pipeline(folder: Path, command: list[str]) -> tuple[float, list[dict[str, An
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
     ) as process:
         assert process.stdout is not None
         stage = ""
@@ -94,7 +94,7 @@ def pipeline(folder: Path, command: list[str]) -> tuple[float, list[dict[str, An
     if process.returncode:
         sys.exit(f"{' '.join(command)} failed in {folder}")
     end, rows, before = time.time(), [], begin
-    lines = times.read_text().splitlines()
+    lines = times.read_text("utf-8").splitlines()
     for i in range(0, len(lines), 4):
         (busy, idle), (busy_after, idle_after) = (cpu(lines[i + j]) for j in (0, 2))
         start, stop = (float(lines[i + j].split()[1]) for j in (1, 3))
@@ -130,7 +130,7 @@ def cpu(line: str) -> tuple[int, int]:
 def main() -> None:
     """Measure what is asked for; the rest of the file stays."""
     asked = sys.argv[1:] or ["smoke", "repro", "tests"]
-    known = json.loads(FILE.read_text()) if FILE.exists() else {}
+    known = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
     plain = [sys.executable, "-c", "import torch, timm"]
     beside = median(lambda: seconds(plain, ROOT))
     found: dict[str, Any] = {

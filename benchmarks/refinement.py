@@ -148,7 +148,7 @@ def main() -> None:
     hours = params.cell.scale == "hours"
     settings = SETTINGS_AT_HOURS if hours else SETTINGS
     file = Path(__file__).with_name("refinement_hours.json" if hours else "refinement.json")
-    known = json.loads(file.read_text()).get("trials", []) if file.exists() else []
+    known = json.loads(file.read_text("utf-8")).get("trials", []) if file.exists() else []
     trials = {Trial(*row[:-1]): row[-1] for row in known}
     torch.set_num_threads(1)
     work = Path(tempfile.gettempdir()) / file.stem  # data and starting weights stay there

@@ -55,7 +55,7 @@ def images_s(folder: Path, geometry: tuple, processes: int, device: str, seed: i
             "std": [0.5] * 3,
             "resize": "published",
         }
-        (data / "meta.json").write_text(json.dumps(meta))
+        (data / "meta.json").write_text(json.dumps(meta), "utf-8")
     kwargs = {
         "img_size": pixels,
         "patch_size": patch,

@@ -43,7 +43,7 @@ MiB = 2**20
 def ask(run: Run, *command: str) -> str:
     """What a command prints. Ends this process where it fails."""
     done = subprocess.run(
-        command, cwd=run.folder, env=run.env, capture_output=True, text=True, check=False
+        command, cwd=run.folder, env=run.env, capture_output=True, encoding="utf-8", check=False
     )
     if done.returncode:
         sys.exit(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
@@ -69,12 +69,12 @@ def two_at_once(run: Run) -> dict[str, Any]:
     while left:
         time.sleep(1)
         if time.monotonic() - began > STUCK:
-            sys.exit(f"two at once hang\n{log.read_text()[-5000:]}")
+            sys.exit(f"two at once hang\n{log.read_text('utf-8')[-5000:]}")
         for process in [each for each in left if each.poll() is not None]:
             left.remove(process)
             if process.returncode:
                 refused += 1
-                said = log.read_text()
+                said = log.read_text("utf-8")
                 if sum(map(said.count, BUSY)) < refused:
                     sys.exit(
                         f"a start failed, and not because the other was at work\n{said[-5000:]}"
@@ -151,7 +151,7 @@ def queued(run: Run, number: int) -> dict[str, Any]:
     if run.start("dvc", "queue", "start", "-j", str(WORKERS)).wait(
         STUCK
     ):  # not `dvc`: its workers keep what it prints to open
-        sys.exit((run.folder.parent / "log").read_text()[-5000:])
+        sys.exit((run.folder.parent / "log").read_text("utf-8")[-5000:])
     most, commands = (
         dict.fromkeys(("processes", "open files", "memory"), 0.0),
         list[subprocess.Popen](),

@@ -67,7 +67,7 @@ def run(command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[
         cwd=tempfile.gettempdir(),  # out of reach of this project's constraints
         env=env,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=SECONDS,
         check=False,
     )

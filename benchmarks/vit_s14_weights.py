@@ -139,7 +139,7 @@ def convert(source: Path, out: Path) -> Any:
         "pretrained_cfg": cfg,
         "source": ABOUT,
     }
-    (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (out / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
     return graph
 
 

@@ -69,7 +69,7 @@ def judge_cells() -> None:
         evidence = Evidence(cell, PAPERS)
         ledger = judge(evidence)
         write_json(cell / "claims.json", ledger)
-        (cell / "claims.md").write_text(markdown(ledger, evidence.label))
+        (cell / "claims.md").write_text(markdown(ledger, evidence.label), "utf-8")
 
 
 if __name__ == "__main__":
@@ -77,9 +77,11 @@ if __name__ == "__main__":
     for name in PAGES:
         page, template = ROOT / name, ROOT / template_of(name)
         if template.exists():
-            text = filled(template.read_text(), lambda file: (ROOT / file).read_text())
-            if text != page.read_text():
-                page.write_text(text)
+            text = filled(
+                template.read_text("utf-8"), lambda file: (ROOT / file).read_text("utf-8")
+            )
+            if text != page.read_text("utf-8"):
+                page.write_text(text, "utf-8")
                 print(f"{name}: written")
-    (ROOT / SCHEMA).write_text(reference.schema())
-    (ROOT / PLOTS).write_text(reference.plots_page((ROOT / PLOTS).read_text()))
+    (ROOT / SCHEMA).write_text(reference.schema(), "utf-8")
+    (ROOT / PLOTS).write_text(reference.plots_page((ROOT / PLOTS).read_text("utf-8")), "utf-8")

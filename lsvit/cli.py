@@ -24,6 +24,8 @@ def main() -> None:
 
         run_in_clone()
     else:
+        for stream in (sys.stdout, sys.stderr):  # whatever the locale
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
         run(sys.argv[1:])
 
 

@@ -128,7 +128,7 @@ def read_spec(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        spec = json.loads(path.read_text())
+        spec = json.loads(path.read_text("utf-8"))
         variant = spec["variant"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error})") from None

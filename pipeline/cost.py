@@ -73,7 +73,7 @@ def overridden(overrides: Sequence[str], papers: tuple[Paper, ...]) -> Params:
     with tempfile.TemporaryDirectory() as folder:
         changed = Path(folder) / file.name
         with reading(file, "run in the repository's root"):
-            changed.write_text(file.read_text())
+            changed.write_text(file.read_text("utf-8"), "utf-8")
         try:
             apply_overrides(str(changed), list(overrides))
         except DvcException as error:

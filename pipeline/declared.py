@@ -24,7 +24,7 @@ def declared_stages() -> dict[str, Any]:
     """The stages of dvc.yaml. Raises UserError if it cannot be read."""
     file = Path("dvc.yaml")
     with reading(file, "run in the repository's root"):
-        return _stages(file.read_text())
+        return _stages(file.read_text("utf-8"))
 
 
 def checksums(stage: str, what: str = "outs") -> dict[str, str]:
@@ -40,7 +40,7 @@ def _checksums(what: str) -> dict[str, dict[str, str]]:
     if not file.exists():
         return {}
     with reading(file, "`dvc repro` or `git checkout` brings it back"):
-        stages = _stages(file.read_text())
+        stages = _stages(file.read_text("utf-8"))
         return {
             name: {entry["path"]: entry["md5"] for entry in stage.get(what, ())}
             for name, stage in stages.items()

@@ -38,14 +38,14 @@ def read_json(path: Path, kind: type = dict) -> Any:
     """A mapping, or a list where that is the `kind`, as a JSON file holds it. Raises UserError if
     it holds none."""
     with reading(path):
-        if not isinstance(found := json.loads(path.read_text()), kind):
+        if not isinstance(found := json.loads(path.read_text("utf-8")), kind):
             raise TypeError(f"found {type(found).__name__}, accepted: {kind.__name__}")
         return found
 
 
 def write_json(path: Path, content: Any, indent: int | None = 1) -> None:
     """Write a JSON file that ends in a newline; `indent` None puts all of it in one line."""
-    path.write_text(json.dumps(content, indent=indent) + "\n")
+    path.write_text(json.dumps(content, indent=indent) + "\n", "utf-8")
 
 
 def sound(path: Path) -> bool:
@@ -63,7 +63,7 @@ def replace_text(file: Path, text: str) -> None:
     nothing is left where a disk is full."""
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     try:
-        partial.write_text(text)
+        partial.write_text(text, "utf-8")
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from pipeline.errors import UserError
+from pipeline.git import git
 
 PRESETS = ("dataset=fashion_mnist_tiny", "model=vit_pico", "scale=smoke", "seeds=[0]")
 NAME = "lsvit"
@@ -19,12 +20,11 @@ def copy_repository(target: Path) -> None:
     Raises:
         UserError: the current folder is not the root of a git checkout of the project.
     """
-    command = ["git", "ls-files", "-coz", "--exclude-standard"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=False)
-    if listed.returncode or not Path("dvc.yaml").is_file():
+    if not Path("dvc.yaml").is_file():
         raise UserError(f"{Path.cwd()}: not the root of a clone of the repository")
+    listed = git("ls-files", "-coz", "--exclude-standard") or ""
     target.mkdir(parents=True, exist_ok=True)
-    for name in listed.stdout.split("\0"):
+    for name in listed.split("\0"):
         if Path(name).is_file():  # git lists a deleted file too
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(name, target / name)

@@ -17,8 +17,9 @@ from pathlib import Path  # noqa: E402 (first what tells a wrong Python)
 
 from pipeline.errors import one_line_errors  # noqa: E402
 from pipeline.jobs.environment import prepare_environment  # noqa: E402
-from pipeline.jobs.portable import read_portable, use_portable_kernels  # noqa: E402
+from pipeline.jobs.portable import read_portable, use_portable_kernels, use_utf8  # noqa: E402
 
+use_utf8()
 use_portable_kernels(read_portable(Path("params.yaml")))
 with one_line_errors():
     prepare_environment()

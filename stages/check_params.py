@@ -1,7 +1,6 @@
 """Stage check-params: check every value of params.yaml and resolve them for the stages."""
 
 import platform
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from copy import deepcopy
@@ -16,6 +15,7 @@ from pipeline.config.presets import OWN_WEIGHTS
 from pipeline.config.remarks import describe_lowered, describe_overruled
 from pipeline.data.imagefiles import list_image_folder
 from pipeline.errors import UserError, collect_errors, mistake, one_line_errors, raise_all
+from pipeline.git import git
 from pipeline.jobs.address import check_cluster
 from pipeline.jobs.machine import describe_gpus, gpus, memory_limit
 from pipeline.jobs.processes import root
@@ -103,11 +103,15 @@ def build(params: Params) -> None:
 
 
 def committed() -> Params | None:
-    """The parameters of the last commit; None if this version does not take them."""
-    shown = subprocess.run(["git", "show", "HEAD:./params.yaml"], capture_output=True, check=False)
+    """The parameters of the last commit; None if this version does not take them.
+
+    Raises:
+        UserError: git does not say what they are.
+    """
+    shown = git("show", "HEAD:./params.yaml") or ""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "params.yaml"
-        file.write_bytes(shown.stdout)
+        file.write_text(shown, "utf-8", "surrogateescape")
         try:
             return parse(file, papers=PAPERS)
         except UserError:
@@ -125,18 +129,20 @@ def main() -> None:
     params = read_weights_folder(params)
     raise_all([*collect_errors(check, params), *check_machine(params)])
     build(params)
-    before = committed()
     remarks = describe_lowered(params)
     if params.device == "auto":
         remarks += describe_gpus()
-    if before:
-        remarks += describe_overruled(params, before)
+    try:
+        before = committed()
+        remarks += describe_overruled(params, before) if before else []
+    except UserError as error:
+        remarks.append(f"values are not compared with those of the last commit; {error}")
     for line in remarks:
         print(line)
     out = Path("outs/params")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files(params).items():
-        (out / name).write_text(text)
+        (out / name).write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -42,14 +42,14 @@ def main() -> None:
     ledger = judge(evidence)
     write_json(RESULTS / "claims.json", ledger)
     page = markdown(ledger, evidence.label, read_cells(RESULTS / "cells"))
-    (RESULTS / "claims.md").write_text(page)
+    (RESULTS / "claims.md").write_text(page, "utf-8")
     shown = [name for paper in evidence.papers_here() for name in load_claims(paper).headline]
     write_json(RESULTS / "headline.json", headline(ledger, shown))
 
     text = f"# Captions\n\nData set {params.dataset}, model {params.model}.\n"
     for name, caption in sorted(captions.items()):
         text += f"\n**{name}.** {caption}\n"
-    (RESULTS / "figures" / "captions.md").write_text(text)
+    (RESULTS / "figures" / "captions.md").write_text(text, "utf-8")
     Tracker(experiment_name(STAGES, params.cell), root()).results("paper-figures")
 
 

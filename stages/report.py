@@ -14,7 +14,7 @@ from pipeline.tracking.runs import STAGES, Tracker, experiment_name
 def main() -> None:
     """results/, dvc.lock -> results/report.html"""
     params = load(papers=PAPERS)
-    (RESULTS / "report.html").write_text(Report(Results(RESULTS, PAPERS), params).html())
+    (RESULTS / "report.html").write_text(Report(Results(RESULTS, PAPERS), params).html(), "utf-8")
     for line in compare():
         print(line)
     Tracker(experiment_name(STAGES, params.cell), root()).results("report")

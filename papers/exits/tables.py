@@ -14,7 +14,7 @@ from pipeline.report.results import Results
 from pipeline.report.tables import ABSENT, NONE, NOT_RUN, cell_text, count_seeds, write_table
 
 CAPTION = read_captions(__file__)["table"]
-PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text())
+PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text("utf-8"))
 CLASSIFIER_WISE, WITHOUT_EXITS = "classifier_wise", "without exits"
 STRATEGIES = {
     "end_to_end": "end-to-end",

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import subprocess
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +10,7 @@ from papers.layershuffle.labels import label
 from papers.layershuffle.tables import CELLS, PUBLISHED, PUBLISHED_VARIANTS, row_of
 from pipeline.errors import UserError
 from pipeline.files import reading
+from pipeline.git import git
 from pipeline.jobs.rows import parse_rows
 from pipeline.report.captions import read_captions
 from pipeline.report.tables import ABSENT, NOT_RUN, write_table
@@ -43,10 +43,8 @@ def experiments() -> dict[str, str]:
             "no experiments to collect: `dvc exp run --queue` and `dvc queue start` make some; "
             "results/grid.* stay as they are"
         )
-    newest_first = subprocess.run(
-        ["git", "rev-list", "--no-walk=sorted", *names], capture_output=True, text=True, check=True
-    )
-    return {names[rev]: rev for rev in newest_first.stdout.split()}
+    newest_first = git("rev-list", "--no-walk=sorted", *names) or ""
+    return {names[rev]: rev for rev in newest_first.split()}
 
 
 def collect(revisions: dict[str, str]) -> pd.DataFrame:
@@ -81,9 +79,8 @@ def collect(revisions: dict[str, str]) -> pd.DataFrame:
 def _read(file: str, revision: str | None) -> str:
     """The content of a file in the workspace, or in a git revision; empty where there is none."""
     if revision is None:
-        return Path(file).read_text() if Path(file).is_file() else ""
-    command = ["git", "show", f"{revision}:./{file}"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return Path(file).read_text("utf-8") if Path(file).is_file() else ""
+    return git("show", f"{revision}:./{file}") or ""
 
 
 def paper_form(table: pd.DataFrame) -> pd.DataFrame:

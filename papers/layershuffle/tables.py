@@ -51,7 +51,7 @@ def add_way(table: pd.DataFrame, chance: float) -> pd.DataFrame:
 
 def read_published() -> pd.DataFrame:
     """Read the paper's table 1: columns of :func:`table1`, under the paper's names, n = 5."""
-    text = Path(__file__).with_name("published.yaml").read_text()
+    text = Path(__file__).with_name("published.yaml").read_text("utf-8")
     cells = []
     for dataset, models in yaml.safe_load(text).items():
         for model, orders in models.items():
@@ -294,7 +294,7 @@ def write_statistics(cells: pd.DataFrame, rows: pd.DataFrame, folder: Path) -> N
     text = CAPTIONS["statistics"].format(
         method=METHOD, spreads=markdown_table(spreads), pairs=markdown_table(pairs)
     )
-    (folder / "statistics.md").write_text(text)
+    (folder / "statistics.md").write_text(text, "utf-8")
 
 
 def write_protocols(protocols: pd.DataFrame, folder: Path) -> None:
@@ -319,7 +319,7 @@ def write_protocols(protocols: pd.DataFrame, folder: Path) -> None:
         text = CAPTIONS["protocols_compared"].format(
             table=markdown_table(table), worst=worst, method=METHOD
         )
-    (folder / "protocols.md").write_text(CAPTIONS["protocols"].format(text=text))
+    (folder / "protocols.md").write_text(CAPTIONS["protocols"].format(encoding="utf-8"), "utf-8")
 
 
 def write(results: Results, params: Params) -> dict[str, str]:
@@ -335,12 +335,13 @@ def write(results: Results, params: Params) -> dict[str, str]:
     floors = floors_table(rows)
     page.write_text(
         CAPTIONS["table1_page"].format(
-            paper=page.read_text(),
+            paper=page.read_text("utf-8"),
             others=others_table(table).to_markdown(index=False, disable_numparse=True),
             floors=floors.to_markdown(index=False, disable_numparse=True) or NOT_RUN,
             first_layer=describe_first_layer(results.table("samplers")),
             regression=describe_regression(rows, HELDOUT in results.cell["images"]),
-        )
+        ),
+        "utf-8",
     )
     write_statistics(cells, rows, folder)
     write_protocols(results.table("protocols"), folder)

@@ -18,7 +18,7 @@ MARKS = {"cosine": "Cosine Reg", "contrastive": "Patch Contrastive", "mixing": "
 YES = "yes"
 
 CAPTIONS = read_captions(__file__)
-PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text())
+PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text("utf-8"))
 TABLE1: dict[str, float] = PUBLISHED["table1"]
 DEEPER = "deeper"  # Table 4's last row, which removes nothing
 PUBLISHED_DEPTHS = (12, 24)

@@ -67,7 +67,7 @@ def parse(path: str | Path, *, papers: tuple[Paper, ...]) -> Params:
     does."""
     path = Path(path)
     try:
-        with path.open() as file:
+        with path.open(encoding="utf-8") as file:
             content = yaml.load(file, UniqueKeys)  # noqa: S506 (a safe loader)
     except FileNotFoundError:
         raise UserError(f"{path}: not found; run in the repository's root") from None

@@ -66,7 +66,7 @@ def make_shard(path: Path, items: Items, resize: Resize) -> dict[str, Any]:
     """
     record_path = path.with_suffix(".json")
     if record_path.exists() and path.exists():
-        record: dict[str, Any] = json.loads(record_path.read_text())
+        record: dict[str, Any] = json.loads(record_path.read_text("utf-8"))
         if sha256(path) == record["sha256"]:
             return record
     shape = (resize.crop, resize.crop, 3)
@@ -131,7 +131,7 @@ def decode_splits(
         by_split[split].append({"file": path.name} | record)
     if unreadable:
         listing = folder / UNREADABLE
-        listing.write_text("\n".join(unreadable) + "\n")
+        listing.write_text("\n".join(unreadable) + "\n", "utf-8")
         raise UserError(
             f"{title}: {len(unreadable):,} of {total:,} images cannot be read, "
             f"all in {listing}: {'; '.join(unreadable[:3])}"

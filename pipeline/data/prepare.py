@@ -158,5 +158,5 @@ def prepare(
     if decoded.shards:
         meta["shards"] = decoded.shards
     out.mkdir(parents=True, exist_ok=True)
-    (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+    (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", "utf-8")
     return meta

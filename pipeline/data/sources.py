@@ -144,7 +144,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
             f"{path}: missing; `dvc pull` or `dvc repro --pull` fetches the embedded data"
         )
     checksums = {}
-    for line in path.read_text().splitlines():
+    for line in path.read_text("utf-8").splitlines():
         digest, _, name = line.partition("  ")
         checksums[name] = digest
     for name in FASHION_MNIST_SHA256:
@@ -206,7 +206,7 @@ def write_subset(source: Path, out: Path, counts: dict[str, int], seed: int) -> 
     for name, content in contents.items():
         (out / name).write_bytes(gzip.compress(content, mtime=0))
         lines.append(f"{hashlib.sha256(content).hexdigest()}  {name}\n")
-    (out / CHECKSUMS).write_text("".join(lines))
+    (out / CHECKSUMS).write_text("".join(lines), "utf-8")
 
 
 # ---- digits and CIFAR ----------------------------------------------------------------------------

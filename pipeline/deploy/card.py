@@ -49,7 +49,7 @@ def make_card(
             "not one random order a batch as in the paper",
             *notes,
         ]
-    template = Template(TEMPLATE.read_text(), trim_blocks=True, keep_trailing_newline=True)
+    template = Template(TEMPLATE.read_text("utf-8"), trim_blocks=True, keep_trailing_newline=True)
     return template.render(
         spec,
         front=describe_front(spec, origin, cells),

@@ -82,7 +82,7 @@ def export(
     record["variant"]["per"] = record.get("per", "batch")  # as the training resolved it
     record["model"] = ModelPreset.model_validate(record["model"]).model_dump(mode="json")
     if (training / EXECUTION).is_file():  # an older training has none
-        record["options"]["ran on"] = (training / EXECUTION).read_text().strip()
+        record["options"]["ran on"] = (training / EXECUTION).read_text("utf-8").strip()
     record["seed"] = seed
     origin: dict[str, Any] = {}
     for path in PRETRAINED.glob(f"seed_*/{ORIGIN}"):
@@ -107,7 +107,7 @@ def export(
         stock = runs_in_timm(opened.model, out)
         notes = stock_notes(opened.model, stock)
         card = make_card(opened, record, spec, origin, notes, stock, out)
-        (out / "README.md").write_text(card)
+        (out / "README.md").write_text(card, "utf-8")
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from None
     return out, notes

@@ -53,7 +53,7 @@ def sha256(path: str | Path) -> str:
 
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write a CSV file in which what is missing or no number is empty: `nan` can be a name."""
-    with open(path, "w", newline="") as file:
+    with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(
@@ -64,7 +64,7 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]
 def read_meta(folder: Path) -> dict[str, Any]:
     """The metadata that stage prepare-data wrote. Raises UserError: there are no images."""
     try:
-        return json.loads((folder / "meta.json").read_text())
+        return json.loads((folder / "meta.json").read_text("utf-8"))
     except FileNotFoundError:
         raise UserError(f"{folder}: no images; `dvc repro prepare-data` makes them") from None
 

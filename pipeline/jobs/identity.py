@@ -47,7 +47,7 @@ def imported_modules(
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         if name in found or not follow(name) or not path.exists():
             continue
-        found[name] = _read(path.read_text(), name.endswith((".section", ".configs")))
+        found[name] = _read(path.read_text("utf-8"), name.endswith((".section", ".configs")))
         todo.append(name.rpartition(".")[0])  # a package's own module runs first
         todo += [each for each in found[name].imports if each.split(".")[0] in PACKAGES]
     return found

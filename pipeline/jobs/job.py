@@ -142,7 +142,7 @@ class Job:
         if not self.done:
             return {}
         with reading(self.folder / DONE, f"remove {self.folder} and the job is run again"):
-            left = json.loads((self.folder / DONE).read_text())
+            left = json.loads((self.folder / DONE).read_text("utf-8"))
             return {name: tuple(noted) for name, noted in left.items()}
 
     @contextmanager

@@ -76,10 +76,10 @@ def group_folders(controller: str, process: Path = Path("/proc/self")) -> list[P
     folders: list[Path] = []
     with suppress(OSError):  # no Linux
         groups: dict[str, str] = {}  # path by controller, "" for version 2
-        for line in (process / "cgroup").read_text().splitlines():
+        for line in (process / "cgroup").read_text("utf-8").splitlines():
             _, names, path = line.split(":", 2)
             groups |= dict.fromkeys(names.split(","), path)
-        for line in (process / "mountinfo").read_text().splitlines():
+        for line in (process / "mountinfo").read_text("utf-8").splitlines():
             before, _, after = line.partition(" - ")
             root, mount = before.split()[3:5]
             kind, *options = re.split("[ ,]", after)
@@ -96,7 +96,7 @@ def group_folders(controller: str, process: Path = Path("/proc/self")) -> list[P
 def _read_numbers(*files: Path) -> list[float]:
     """The positive numbers in some files; none where one is absent or says "max" or -1."""
     with suppress(OSError, ValueError):
-        numbers = [float(word) for file in files for word in file.read_text().split()]
+        numbers = [float(word) for file in files for word in file.read_text("utf-8").split()]
         return numbers if min(numbers, default=0) > 0 else []
     return []
 
@@ -163,7 +163,9 @@ def describe_gpus() -> list[str]:
     if shutil.which("nvidia-smi"):
         with suppress(OSError, subprocess.TimeoutExpired):  # a broken driver may hang
             command = ["nvidia-smi", "-L"]
-            told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+            told = subprocess.run(
+                command, capture_output=True, encoding="utf-8", check=False, timeout=30
+            )
             listed = max(listed, len(re.findall(r"^GPU \d+:", told.stdout, re.M)))
     wanted = listed if visible is None else len(_names(visible))
     found = gpus()

@@ -4,8 +4,10 @@ That holds for the processors of one maker. MKL has other AVX2 kernels for Intel
 only MKL_CBWR=COMPATIBLE takes the same for both, at 1.5 to 2 times the time of a training step.
 """
 
+import locale
 import os
 import platform
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,10 +27,22 @@ NUMPY_VARIABLE = "NPY_DISABLE_CPU_FEATURES"
 NUMPY_FEATURES = {"X86_V4": "avx512bw", "AVX512_ICL": "avx512_vbmi2", "AVX512_SPR": "avx512_fp16"}
 
 
+def use_utf8() -> None:
+    """Start this process anew in Python's UTF-8 mode if the locale has another encoding.
+
+    Files, their names, the console and what other programs print are then UTF-8, here and in the
+    processes that this one starts.
+    """
+    console = os.environ.pop("PYTHONIOENCODING", None)  # it would win over the mode
+    if console or (not sys.flags.utf8_mode and locale.getencoding().lower() != "utf-8"):
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606
+
+
 def _cpuinfo(*names: str) -> str:
     """What Linux says of the first core under one of these names; nothing on other systems."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
             name, _, value = line.partition(":")
             if name.strip() in names:
                 return value.strip()
@@ -76,7 +90,7 @@ def use_portable_kernels(portable: bool = True) -> None:
 def read_portable(file: Path) -> bool:
     """The key `portable` of params.yaml. A file with a mistake is for its proper reader."""
     with suppress(OSError, ValueError, yaml.YAMLError):
-        content = yaml.load(file.read_text(), yaml.CSafeLoader)
+        content = yaml.load(file.read_text("utf-8"), yaml.CSafeLoader)
         if isinstance(content, dict):
             return content.get("portable") is not False
     return True

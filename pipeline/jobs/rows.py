@@ -33,7 +33,7 @@ def read_rows(path: Path) -> pd.DataFrame:
         UserError: the file cannot be read, or a line has fewer or more cells than the first.
     """
     with reading(path):
-        return _rows(path.read_text())
+        return _rows(path.read_text("utf-8"))
 
 
 def parse_rows(text: str, name: str) -> pd.DataFrame:

@@ -50,9 +50,9 @@ def spread(todo: Sequence[Job], distributed: Distributed, threads: int) -> Event
         )
     env = os.environ | {"OMP_NUM_THREADS": str(threads), STAGE_PID: str(os.getpid())}
     try:
-        with all_locked(todo), open(folder / LOG, "w") as log:
+        with all_locked(todo), open(folder / LOG, "wb") as log:
             (folder / JOBS).write_bytes(pickle.dumps(list(todo)))
-            (folder / EVENTS).write_text("")
+            (folder / EVENTS).write_text("", "utf-8")
             process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
             try:
                 yield from _follow(folder / EVENTS, process, len(todo))
@@ -60,7 +60,7 @@ def spread(todo: Sequence[Job], distributed: Distributed, threads: int) -> Event
                 process.terminate()
                 process.wait()
     except WorkerDied:
-        sys.stderr.write((folder / LOG).read_text())
+        sys.stderr.write((folder / LOG).read_text("utf-8", "replace"))
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -90,7 +90,7 @@ def _arguments(distributed: Distributed, identity: str, folder: Path) -> list[st
 def _follow(path: Path, process: subprocess.Popen, running: int) -> Events:
     """The lines that torchrun's first process adds to a file, until all jobs have ended."""
     line = ""
-    with open(path) as file:
+    with open(path, encoding="utf-8") as file:
         while running:
             died = process.poll() is not None  # asked first: what it wrote last is still read
             while piece := file.readline():

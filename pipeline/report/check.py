@@ -46,7 +46,10 @@ def check_ledger(file: Path, papers: tuple[Paper, ...], against: Path | None) ->
     if differing:
         names = ", ".join(differing)
         findings.problems.append(f"{file}: not what the result files give for {names}; {ANEW}")
-    _compare(findings, ledger, other_ledger(file, against), against)
+    try:
+        _compare(findings, ledger, other_ledger(file, against), against)
+    except UserError as error:
+        findings.problems.append(f"nothing to compare with: {error}")
     return findings
 
 

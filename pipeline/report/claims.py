@@ -155,4 +155,4 @@ def load_claims(paper: Paper) -> ClaimFile:
     if paper.claims is None:
         return ClaimFile(claims=())
     package, _, name = paper.claims.partition(":")
-    return ClaimFile.model_validate(yaml.safe_load((files(package) / name).read_text()))
+    return ClaimFile.model_validate(yaml.safe_load((files(package) / name).read_text("utf-8")))

@@ -1,12 +1,12 @@
 """A ledger beside another of its cell, and result files beside what their stages wrote."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
 from pipeline.files import read_json
+from pipeline.git import git
 from pipeline.report.ledger import DECIDED
 
 
@@ -54,12 +54,11 @@ def other_ledger(file: Path, against: Path | None) -> dict[str, Any] | None:
     """The ledger to compare with: of a file, or else that of the last commit, if there is one.
 
     Raises:
-        UserError: the file holds no ledger.
+        UserError: the file holds no ledger, or git does not say what is committed.
     """
     if against is None:
-        command = ["git", "show", f"HEAD:./{file}"]
-        committed = subprocess.run(command, capture_output=True, text=True, check=False)
-        return None if committed.returncode else json.loads(committed.stdout)
+        committed = git("show", f"HEAD:./{file}")
+        return None if committed is None else json.loads(committed)
     ledger = read_json(against)
     if not {"claims", "dataset", "model"} <= ledger.keys():
         raise UserError(f"{against}: found no ledger, accepted: the claims.json of a run")

@@ -303,7 +303,7 @@ def markdown(
             differently. None: the page has no such table.
     """
     ledgers = [ledger, *(cells or {}).values()]
-    template = Template(PAGE.read_text(), trim_blocks=True, keep_trailing_newline=True)
+    template = Template(PAGE.read_text("utf-8"), trim_blocks=True, keep_trailing_newline=True)
     return template.render(
         ledger=ledger,
         cells=cells,

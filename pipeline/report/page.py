@@ -143,7 +143,8 @@ class Report:
 
     def _read(self, file: str) -> str:
         if file not in self.texts:
-            self.texts[file] = (self.results.folder / Path(file).relative_to(RESULTS)).read_text()
+            path = self.results.folder / Path(file).relative_to(RESULTS)
+            self.texts[file] = path.read_text("utf-8")
         return self.texts[file]
 
     def table(self, grid: Grid) -> dict[str, Any]:
@@ -183,7 +184,7 @@ class Report:
     @cached_property
     def captions(self) -> dict[str, str]:
         """The captions by their titles."""
-        text = (self.results.folder / "figures" / "captions.md").read_text()
+        text = (self.results.folder / "figures" / "captions.md").read_text("utf-8")
         return dict(re.findall(r"^\*\*(.+?)\.\*\* (.+)$", text, re.M))
 
     def stages(self) -> list[dict[str, Any]]:
@@ -228,6 +229,6 @@ def dots(claim: Claim, entry: dict[str, Any]) -> dict[str, Any] | None:
 
 def checklists() -> Markup:
     """The checklists of docs/, below a heading of the page, with links that hold from results/."""
-    text = CHECKLISTS.read_text().removeprefix("# Checklists\n").replace("\n## ", "\n### ")
+    text = CHECKLISTS.read_text("utf-8").removeprefix("# Checklists\n").replace("\n## ", "\n### ")
     text = re.sub(r"\]\((?!http|\.\./)", "](../docs/", text).replace("](../results/", "](")
     return Markup(MarkdownIt("commonmark").render(text))  # noqa: S704 (a page of this repository)

@@ -44,7 +44,8 @@ def write_table(
     """
     numbers.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
     (folder / f"{name}.md").write_text(
-        f"{paper.to_markdown(index=False, disable_numparse=True)}\n\n{caption}\n"
+        f"{paper.to_markdown(index=False, disable_numparse=True)}\n\n{caption}\n",
+        "utf-8",
     )
     latex = paper.rename(columns=_latex).map(_latex)
     text = latex.to_latex(
@@ -52,7 +53,7 @@ def write_table(
         caption=_latex(caption).replace("%", "\\%"),
         label=f"tab:{label or name.replace('_', '-')}",
     )
-    (folder / f"{name}.tex").write_text(text)
+    (folder / f"{name}.tex").write_text(text, "utf-8")
 
 
 def _latex(text: str) -> str:

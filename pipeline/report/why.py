@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -20,6 +19,7 @@ from pipeline.config.paper import Paper
 from pipeline.declared import checksums, declared_stages, stage_results
 from pipeline.errors import UserError
 from pipeline.files import read_json, reading
+from pipeline.git import git
 from pipeline.jobs.files import RESULTS
 from pipeline.report.claims import load_claims
 from pipeline.report.evidence import Evidence
@@ -78,7 +78,7 @@ def _find_file(target: str, suffixes: Sequence[str]) -> Path | None:
 
 
 def _read(file: str) -> str:
-    return Path(file).read_text()
+    return Path(file).read_text("utf-8")
 
 
 def _explain_rows(file: Path, conditions: Sequence[str], papers: tuple[Paper, ...]) -> list[str]:
@@ -132,7 +132,7 @@ def _list_numbers(page: Path, template: Path, papers: tuple[Paper, ...]) -> list
     """The numbers and tables of a page, each with the command that says more."""
     lines = [f"{page}: made from {template}, with"]
     environment = Environment()  # noqa: S701 (renders nothing)
-    for call in environment.parse(template.read_text()).find_all(Call):
+    for call in environment.parse(template.read_text("utf-8")).find_all(Call):
         assert isinstance(call.node, Name)  # templates call no methods
         words = " ".join(call.args[0].as_const().split())
         if call.node.name == "number":
@@ -208,12 +208,13 @@ def _dvc_command(folder: Path, cell: dict[str, Any]) -> str:
 
 def _commit(file: Path) -> list[str]:
     """The commit that a file is of."""
-    commit = _git("log", "-1", "--format=%h (%cs)", "--", str(file))
-    if not commit or _git("status", "--porcelain", "--", str(file)):
+    try:
+        commit = git("log", "-1", "--format=%h (%cs)", "--", str(file))
+        changed = git("status", "--porcelain", "--", str(file))
+        shallow = git("rev-parse", "--is-shallow-repository")
+    except UserError as error:
+        return [f"  last change unknown; {error}"]
+    if not commit or changed != "":
         return ["  last change is not committed"]
-    return [f"  last change {commit}"]
-
-
-def _git(*args: str) -> str:
-    command = ["git", *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    earlier = ", or earlier: this clone is shallow" if shallow == "true\n" else ""
+    return [f"  last change {commit.strip()}{earlier}"]

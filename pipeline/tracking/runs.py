@@ -157,7 +157,7 @@ class Tracker:
             finals.append(final)
             self._client.set_tag(run_id, "stage", stage)
             if (place / "execution.txt").is_file():
-                text = (place / "execution.txt").read_text().strip()
+                text = (place / "execution.txt").read_text("utf-8").strip()
                 self._client.set_tag(run_id, "execution", text)
             metrics = {f"final/{name}": value for name, value in final.items()}
             self._finish(run_id, sorted(place.iterdir()), metrics)

@@ -28,12 +28,12 @@ def gather_trainings(jobs: Mapping[int, Job], out: Path, judge: str = "validatio
             for path in job.folder.glob(pattern):
                 shutil.copyfile(path, target / path.name)
         record = job.record()
-        (target / CONFIG).write_text(json.dumps(record, indent=1) + "\n")
-        history = json.loads((job.folder / HISTORY).read_text())
+        (target / CONFIG).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+        history = json.loads((job.folder / HISTORY).read_text("utf-8"))
         final = final_metrics(history, record["variant"]["route"], judge) if history else {}
-        (target / FINAL).write_text(json.dumps(final, indent=1) + "\n")
+        (target / FINAL).write_text(json.dumps(final, indent=1) + "\n", "utf-8")
         rows += [{"seed": seed, **row} for row in history]
-    with open(out / TABLE, "w", newline="") as file:
+    with open(out / TABLE, "w", encoding="utf-8", newline="") as file:
         columns = list(rows[0]) if rows else ["seed", "epoch"]
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()

@@ -151,9 +151,9 @@ def train(
     # ---- the end
     barrier()  # no process still reads what the first one now removes
     if is_first:
-        (folder / EXECUTION).write_text(f"{run.execution}\n")
+        (folder / EXECUTION).write_text(f"{run.execution}\n", "utf-8")
         text = json.dumps(history, indent=1) + "\n"
-        _replace(folder / HISTORY, lambda path: path.write_text(text))
+        _replace(folder / HISTORY, lambda path: path.write_text(text, "utf-8"))
         (folder / CHECKPOINT).unlink(missing_ok=True)
 
 
@@ -436,5 +436,5 @@ def fetch(
     if preset.weights != "random":
         loaded = load_start(model.backbone, preset, classes)
     save_weights(model, folder / WEIGHTS)
-    (folder / ORIGIN).write_text(json.dumps(loaded, indent=1) + "\n")
-    (folder / HISTORY).write_text("[]\n")
+    (folder / ORIGIN).write_text(json.dumps(loaded, indent=1) + "\n", "utf-8")
+    (folder / HISTORY).write_text("[]\n", "utf-8")

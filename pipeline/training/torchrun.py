@@ -51,7 +51,7 @@ def main() -> None:
         jobs: list[Job] = pickle.load(file)  # noqa: S301 (the stage wrote it)
     stage = os.environ.get(STAGE_PID)  # absent on other machines than the first
     watch = ends_unless(partial(is_alive, psutil.Process(int(stage)))) if stage else nullcontext()
-    with watch, open(folder / EVENTS, "a", buffering=1) as events:
+    with watch, open(folder / EVENTS, "a", buffering=1, encoding="utf-8") as events:
         start(cuda=jobs[0].config.device != "cpu" and torch.cuda.is_available())
 
         def send(index: int, event: Event) -> None:

@@ -66,7 +66,7 @@ class InUse(NamedTuple):
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read what :meth:`write` wrote, and how confident these exits are, from `arrays.npz`."""
-        record = json.loads((folder / EXITS_IN_USE).read_text())
+        record = json.loads((folder / EXITS_IN_USE).read_text("utf-8"))
         for name in ("flops", "spent", "accuracy"):
             record[name] = np.array(record[name])
         with np.load(folder / ARRAYS) as arrays:

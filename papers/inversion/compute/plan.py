@@ -231,7 +231,7 @@ class Plan(BasePlan):
         if model.file is None or model.weights != TRAINED:
             return False
         origin = model.file.parent / ORIGIN
-        return origin.is_file() and json.loads(origin.read_text())["head"] == "fresh"
+        return origin.is_file() and json.loads(origin.read_text("utf-8"))["head"] == "fresh"
 
     def class_images(self, models: Sequence[Subject]) -> list[Task]:
         """Class-maximising inputs of the trained models whose head knows the classes."""
