@@ -22,7 +22,7 @@ def _run(*words: str) -> str:
     try:
         done = subprocess.run(["git", *words], capture_output=True, check=False)
     except OSError as error:
-        raise UserError(f"git: {error.strerror}") from None
+        raise UserError(f"git: cannot be started ({error.strerror})") from None
     if done.returncode:
         reason = " ".join(done.stderr.decode("utf-8", "replace").split())
         raise UserError(f"git: {reason.removeprefix('fatal: ')}")
