@@ -171,6 +171,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(f"GIT_{who}_EMAIL", "a@localhost")
     subprocess.run(["git", "init", "-q"], check=True)
     (tmp_path / "results").mkdir()
+    (tmp_path / "dvc.yaml").touch()
     return tmp_path
 
 
@@ -208,7 +209,6 @@ def test_cells_are_collected_from_experiments(rows: pd.DataFrame, clone: Path) -
 def test_without_experiments_the_grid_stays(rows: pd.DataFrame, clone: Path) -> None:
     Repo.init().close()
     table1(summarise(rows), 0.1).to_csv("results/table1.csv", index=False)
-    (clone / "dvc.yaml").touch()
     grid = clone / "results/grid.md"
     grid.write_text("collected elsewhere")
     commit()
