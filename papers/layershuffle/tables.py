@@ -319,7 +319,7 @@ def write_protocols(protocols: pd.DataFrame, folder: Path) -> None:
         text = CAPTIONS["protocols_compared"].format(
             table=markdown_table(table), worst=worst, method=METHOD
         )
-    (folder / "protocols.md").write_text(CAPTIONS["protocols"].format(encoding="utf-8"), "utf-8")
+    (folder / "protocols.md").write_text(CAPTIONS["protocols"].format(text=text), "utf-8")
 
 
 def write(results: Results, params: Params) -> dict[str, str]:
