@@ -102,7 +102,7 @@ class Report:
             last_epoch=LAST,
             script=Markup(bundle),  # noqa: S704 (a package's own)
             live=self.live_models(),
-            shuffle=Markup((HERE / "shuffle.js").read_text()),  # noqa: S704 (our own)
+            shuffle=Markup((HERE / "shuffle.js").read_text("utf-8")),  # noqa: S704 (our own)
         )
 
     def live_models(self) -> dict[str, Any]:
