@@ -8,6 +8,7 @@ from papers.exits.section import Exits
 from pipeline.config.params import Params
 from pipeline.config.samplers import make_sampler, training_order
 from pipeline.errors import at_most, mistake
+from pipeline.jobs.machine import memory_limit
 
 
 def check(params: Params) -> Iterator[str]:
@@ -56,4 +57,11 @@ def build(params: Params, backbone: Any) -> list[str]:
     if options.strategies or options.counting_strategies:
         for branch in options.every_branch:
             make_branch(branch, token_shape(backbone), 1, options)
+    shape = token_shape(backbone)
+    train, validation, heldout = params.sizes or (0, 0, 0)
+    read = min(train, options.images or train) + (heldout or validation) + 3 * validation
+    needed = 4 * read * shape.length * shape.width
+    if "classifier_wise" in options.strategies and needed > memory_limit():
+        wanted = f"fewer, the tokens of a model take {needed / 2**30:,.0f} GiB of memory"
+        return [mistake("exits.images", options.images, wanted)]
     return []

@@ -33,6 +33,7 @@ SET_ASIDE = (
     "GIT_OBJECT_DIRECTORY",
     "GIT_NAMESPACE",
     "GIT_PREFIX",
+    "PYTHONOPTIMIZE",
 )
 KEPT = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_CACHE_DIR")
 REPEATABLE = (":4096:8", ":16:8")  # values of cuBLAS's variable with which it repeats its results
@@ -76,7 +77,7 @@ def use_writable_caches() -> None:
         os.environ["USER"] = str(os.getuid())
     used = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     writable = used if used.exists() else used.parent
-    if os.access(writable, os.W_OK) and os.access(home, os.W_OK):
+    if all(os.access(folder, os.W_OK | os.X_OK) for folder in (writable, home)):
         return
     os.environ["XDG_CACHE_HOME"] = str(caches)
     for name in CACHES:

@@ -17,6 +17,7 @@ from pipeline.jobs.job import WAITS, Job, call
 from pipeline.jobs.machine import VISIBLE, available_cores, gpu_variable, gpus, memory_limit
 from pipeline.jobs.processes import die_with_parent, root
 
+MEMORY_SHARE = 0.8  # of this machine's, which jobs may plan with
 _events: Any = None  # in a worker process: the queue to the stage
 
 
@@ -25,7 +26,7 @@ def workers_here(todo: Sequence[Job], gpu_count: int, threads: int, workers: int
     most = [len(todo)]
     largest = max(job.memory for job in todo)
     if largest:
-        most.append(memory_limit() // largest)
+        most.append(int(MEMORY_SHARE * memory_limit()) // largest)
     if gpu_count:
         most.append(gpu_count)
     if workers or not gpu_count:

@@ -81,6 +81,7 @@ class Figures:
         self.colours = {v: look["color"] for v, look in self.variant_looks.items()}
         self.markers = {v: look["marker"] for v, look in self.variant_looks.items()}
         folder.mkdir(parents=True, exist_ok=True)
+        matplotlib.rcdefaults()  # a user's matplotlibrc is not the figures'
         matplotlib.rcParams.update(STYLE)
 
     @classmethod

@@ -1,9 +1,12 @@
 """The jobs of stage `exits`: backbones frozen or trained with their exits. No torch here."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from safetensors import safe_open
 
 from papers.exits.section import (
     COUNTING,
@@ -236,8 +239,20 @@ class Plan(BasePlan):
         config = self._exit_config(name, task, variant, self.digest(weights), seed, update)
         inputs = {"data": task.data, "weights": weights}
         title = f"exits of {name} seed {seed}"
-        job = Job(title, "papers.exits.compute.frozen:train_branches", config, inputs)
-        return Frozen(task, name, seed, job)
+        function = "papers.exits.compute.frozen:train_branches"
+        memory = self._memory(task, weights, config.options.images)
+        return Frozen(task, name, seed, Job(title, function, config, inputs, memory=memory))
+
+    def _memory(self, task: Task, weights: Path, images: int | None) -> int:
+        """Bytes of the tokens of all images after one depth; 0 of models without a pos_embed."""
+        counts = read_meta(task.data)["counts"]
+        read = min(counts["train"], images or counts["train"])
+        read += counts[task.judge] + 3 * counts["validation"]  # in three orders
+        with safe_open(weights, "np") as file:
+            for name in file.keys():  # noqa: SIM118 (no dictionary)
+                if name.endswith("pos_embed"):  # (1, N, D)
+                    return 4 * read * math.prod(file.get_slice(name).get_shape())
+        return 0
 
     def head_for(self, task: Task, seed: int) -> Job:
         """Gives the starting weights of a seed a head for the task."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from filelock import FileLock
 
 from pipeline.errors import UserError
+from pipeline.jobs import pool
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.display import describe
 from pipeline.jobs.files import HISTORY, WEIGHTS, sha256
@@ -60,6 +62,37 @@ def test_locks_are_taken_in_one_order(
         taken.clear()
         with all_locked(several):
             assert taken == sorted(job.folder / LOCK for job in todo)
+
+
+@pytest.mark.parametrize(
+    ("memory", "gpu_count", "threads", "workers", "count"),
+    [
+        (0, 0, 1, None, 8),
+        (0, 0, 3, None, 2),
+        (0, 0, 16, None, 1),
+        (0, 0, 1, 3, 3),
+        (0, 2, 1, None, 2),
+        (0, 2, 1, 1, 1),
+        (0, 2, 1, 5, 2),
+        (3, 0, 1, None, 2),
+        (30, 0, 1, 4, 1),
+    ],
+)
+def test_jobs_side_by_side(
+    memory: int,
+    gpu_count: int,
+    threads: int,
+    workers: int | None,
+    count: int,
+    train_config: Config,
+    prepared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten jobs on eight cores with 10 bytes."""
+    monkeypatch.setattr(pool, "available_cores", lambda: 8)
+    monkeypatch.setattr(pool, "memory_limit", lambda: 10)
+    todo = [replace(job, memory=memory) for job in jobs(train_config, prepared, [0] * 10)]
+    assert pool.workers_here(todo, gpu_count, threads, workers) == count
 
 
 @pytest.mark.slow
