@@ -5,6 +5,7 @@ Small sets are read as arrays. Sets of image files are only listed (`pipeline.da
 
 import gzip
 import hashlib
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -44,7 +45,7 @@ FASHION_MNIST_SHA256 = {
     )
 }
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
-DOWNLOADS = Path("~/.cache/lsvit").expanduser()
+DOWNLOADS = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lsvit"
 CHECKSUMS = "SHA256SUMS"  # of the uncompressed content, beside the embedded files
 
 
