@@ -14,9 +14,19 @@ from papers import PAPERS
 from papers.layershuffle.labels import label
 from pipeline.report.claims import Claim, load_claims
 from pipeline.report.comparison import moved
-from pipeline.report.ledger import HOLDS, VERDICTS
+from pipeline.report.ledger import (
+    FAILS,
+    HOLDS,
+    NOT_COMPARABLE,
+    NOT_RUN,
+    UNDECIDED,
+    VERDICTS,
+    WEAKER,
+    show_value,
+)
 from pipeline.report.numbers import Read
 
+ORDER = (FAILS, WEAKER, HOLDS, UNDECIDED, NOT_COMPARABLE, NOT_RUN)  # of a page's claims
 PRETRAINED = "results/cells/fashion_mnist_4k_vit_s14_56_few_epochs"
 HOURS = "results/cells/fashion_mnist_10k_vit_micro_hours"
 # What a row of the README's table is called -> the folder of its results.
@@ -41,11 +51,20 @@ def table(read: Read, file: str) -> str:
 
 
 def claims(read: Read, file: str, ids: str) -> str:
-    """The ledger's lines of the claims with these ids."""
-    lines = [line for line in read(file).splitlines() if line.startswith("|")]
-    rows = {line.split("|")[1].strip(): line for line in lines}
-    columns = [index for index, line in enumerate(lines) if line.startswith("|:")][-1]
-    return "\n".join([*lines[columns - 1 : columns + 1], *(rows[name] for name in ids.split())])
+    """Claims of a ledger with these ids, by verdict: those that do not hold come first."""
+    entries = {entry["id"]: entry for entry in json.loads(read(file))["claims"]}
+    chosen = sorted(
+        (entries[name] for name in ids.split()), key=lambda entry: ORDER.index(entry["verdict"])
+    )
+    head = ["id", "claim", "published", "what is measured", "here", "verdict"]
+    rows = []
+    for entry in chosen:
+        verdict = f"**{entry['verdict']}**"
+        if entry["corrected"] != entry["verdict"]:
+            verdict += f" (Holm: {entry['corrected']})"
+        texts = [entry["id"], entry["claim"], entry["published"], entry["quantity"]]
+        rows.append([*(text.replace("|", "\\|") for text in texts), show_value(entry), verdict])
+    return markdown_table(head, rows)
 
 
 def ledger_head(read: Read, file: str) -> str:
