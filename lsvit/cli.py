@@ -111,11 +111,7 @@ def print_predictions(options: argparse.Namespace) -> None:
     answers = []
     for path, image in zip(options.images, images, strict=True):
         answer = predict(opened, opened.transform(image), routes, options.top)
-        question = {
-            "image": plain(str(path)),
-            "weights": plain(options.weights),
-            "order": options.order,
-        }
+        question = {"image": plain(str(path)), "weights": options.weights, "order": options.order}
         answers.append(question | answer)
     if options.json:
         print(json.dumps(answers, indent=1))

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lsvit.text import plain
 
@@ -45,16 +45,7 @@ def in_mode(image: "Image", mode: str) -> "Image":
 Unused = dict[str, list[str]]  # by reason: paths
 
 
-class ImageFile(NamedTuple):
-    """A file that :func:`list_images` found."""
-
-    place: str  # the folder that holds it
-    name: str
-    size: int  # bytes
-    mtime: int  # ns
-
-
-def list_images(folder: Path, unused: Unused) -> list[ImageFile]:
+def list_images(folder: Path, unused: Unused) -> list[tuple[str, str]]:
     """List the image files below a folder, as torchvision's ImageFolder, but no hidden ones.
 
     Links are followed.
@@ -64,7 +55,7 @@ def list_images(folder: Path, unused: Unused) -> list[ImageFile]:
         unused: gets the paths of what is left out.
 
     Returns:
-        The files, sorted by place and name.
+        The folder and the name of each file, sorted.
 
     Raises:
         OSError: a folder cannot be opened.
@@ -73,40 +64,32 @@ def list_images(folder: Path, unused: Unused) -> list[ImageFile]:
 
     found = []
     real = folder.resolve()
-    # A folder inside itself, by a link, has no end.
-    todo = [(str(folder), frozenset(_identify(part.stat()) for part in (real, *real.parents)))]
+    # A folder that a link puts into itself has no end.
+    todo = [(folder, frozenset(map(_identify, (real, *real.parents))))]
     while todo:
         place, around = todo.pop()
-        with os.scandir(place) as entries:
-            for entry in entries:
-                try:
-                    status = entry.stat()
-                except OSError:
-                    if not entry.is_symlink():
-                        raise
-                    status = None
-                if entry.name.startswith("."):
-                    reason = "hidden"
-                elif status is None:
-                    reason = "links that lead nowhere"
-                elif entry.is_dir():
-                    identity = _identify(status)
-                    if identity not in around:
-                        todo.append((entry.path, around | {identity}))
-                        continue
-                    reason = "links to a folder that holds them"
-                elif not entry.is_file():
-                    reason = "no regular files"
-                elif not entry.name.lower().endswith(IMG_EXTENSIONS):
-                    reason = "of other endings"
-                else:
-                    found.append(ImageFile(place, entry.name, status.st_size, status.st_mtime_ns))
+        for path in place.iterdir():
+            if path.name.startswith("."):
+                reason = "hidden"
+            elif path.is_dir():
+                identity = _identify(path)
+                if identity not in around:
+                    todo.append((path, around | {identity}))
                     continue
-                unused.setdefault(reason, []).append(entry.path)
+                reason = "links to a folder that holds them"
+            elif not path.is_file():
+                reason = "links that lead nowhere" if path.is_symlink() else "no regular files"
+            elif not path.name.lower().endswith(IMG_EXTENSIONS):
+                reason = "of other endings"
+            else:
+                found.append((str(place), path.name))
+                continue
+            unused.setdefault(reason, []).append(str(path))
     return sorted(found)
 
 
-def _identify(status: os.stat_result) -> tuple[int, int]:
+def _identify(path: Path) -> tuple[int, int]:
+    status = path.stat()
     return status.st_dev, status.st_ino
 
 

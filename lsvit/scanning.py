@@ -284,7 +284,7 @@ def find_images(folder: Path) -> list[Path]:
     """
     unused: Unused = {}
     try:
-        files = [Path(file.place, file.name) for file in list_images(folder, unused)]
+        files = [Path(*file) for file in list_images(folder, unused)]
     except OSError as error:
         raise ValueError(f"{folder}: {error}, accepted: a folder with images in it") from None
     if unused:

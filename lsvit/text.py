@@ -1,9 +1,17 @@
 """Text of others: names of files and classes."""
 
+import unicodedata
+
+JOINERS = "\u200c\u200d"  # letters of Persian, parts of an emoji
+
 
 def plain(text: str) -> str:
-    """Text on one line without control characters, and such that UTF-8 has it.
+    """Text on one line that is UTF-8 and has no control characters: they are escaped."""
+    return "".join(map(_escape, text))
 
-    Others are escaped: a line feed is shown as ``\\n``, a byte that is not UTF-8 as ``\\udcff``.
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+def _escape(character: str) -> str:
+    is_space = unicodedata.category(character) == "Zs"
+    if character.isprintable() or character in JOINERS or is_space:
+        return character
+    return character.encode("unicode_escape").decode()

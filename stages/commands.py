@@ -240,12 +240,8 @@ def predict(
     deployed = deploy(opened.model, exits, training_sha256(weights)) if exits else None
     answers = []
     for path, image in zip(images, inputs, strict=True):
-        asked = {
-            "image": plain(str(path)),
-            "weights": weights,
-            "order": order,
-            "keep": len(routes[0]),
-        }
+        name = plain(str(path))
+        asked = {"image": name, "weights": weights, "order": order, "keep": len(routes[0])}
         if deployed:
             found = answer_early(opened, deployed, image, routes, budget, top)
         else:

@@ -280,7 +280,7 @@ class InversionFigures(Figures):
             shown = list(zip(pictures, texts, strict=True))[:MOST_CLASSES]
             table.append((f"{model.family}\n{self.label(model.weights)}", shown))
         names = models[0].arrays["classes"][:MOST_CLASSES].tolist()
-        heads = [name.replace(" ", "\n").replace("/", "/\n") for name in names]
+        heads = [name.replace(" ", "\n").replace("/", "/\n").replace("$", r"\$") for name in names]
         self.draw_pictures("class_images", table, heads)
         return self.caption("class images", models, classes=MOST_CLASSES)
 

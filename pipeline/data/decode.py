@@ -61,8 +61,8 @@ def make_shard(path: Path, items: Items, resize: Resize) -> dict[str, Any]:
     """Decode images to an Arrow file, unless it is there and has the recorded sha256.
 
     Returns:
-        The record: `images` (count), `sha256` of the file, `moments` of the pixels; or
-        `unreadable`, a line an image.
+        The record: `images` (count), `sha256` of the file, `digests` of the images as they were,
+        `moments` of the pixels; or `unreadable`, a line an image.
     """
     record_path = path.with_suffix(".json")
     if record_path.exists() and path.exists():
@@ -71,6 +71,7 @@ def make_shard(path: Path, items: Items, resize: Resize) -> dict[str, Any]:
             return record
     shape = (resize.crop, resize.crop, 3)
     unreadable: list[str] = []
+    digests = []
     batch_moments = []
 
     def batches() -> Iterator[Arrays]:
@@ -79,7 +80,9 @@ def make_shard(path: Path, items: Items, resize: Resize) -> dict[str, Any]:
             images = np.zeros((len(batch.table), *shape), np.uint8)
             for i in range(len(images)):
                 try:
-                    images[i] = decode(batch.read(i), resize)
+                    content = batch.read(i)
+                    digests.append(hashlib.blake2b(content, digest_size=8).hexdigest())
+                    images[i] = decode(content, resize)
                 except Exception as error:  # a damaged file raises almost anything
                     reason = getattr(error, "strerror", None) or " ".join(str(error).split())
                     reason = re.sub(r" <_io[^>]*>", "", reason)  # an address in memory
@@ -95,6 +98,7 @@ def make_shard(path: Path, items: Items, resize: Resize) -> dict[str, Any]:
     record = {
         "images": len(items.table),
         "sha256": sha256(path),
+        "digests": digests,
         "moments": np.sum(batch_moments, axis=0).tolist(),
     }
     replace_text(record_path, json.dumps(record))  # from here on the shard counts as finished

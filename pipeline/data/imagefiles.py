@@ -84,12 +84,14 @@ def list_split(folder: Path, classes: list[str] | None = None) -> tuple[Items, l
         )
     label_of = {name: label for label, name in enumerate(known)}
     rows: list[Row] = []
-    for place, name, size, mtime in files:
+    for place, name in files:
         path = f"{place}/{name}"
         inside = path.removeprefix(f"{folder}/")
         own_class, slash, _ = inside.partition("/")
         if slash:
-            rows.append((os.fsencode(inside), 0, size, mtime, label_of[own_class]))
+            stat = os.stat(path)  # noqa: PTH116
+            label = label_of[own_class]
+            rows.append((os.fsencode(inside), 0, stat.st_size, stat.st_mtime_ns, label))
         else:
             unused.setdefault("beside the class folders", []).append(path)
     if unused:
@@ -126,11 +128,7 @@ def list_image_folder(folder: Path) -> tuple[dict[str, Items], list[str]]:
         print(describe_unused(folder, unused))
     train, classes = list_split(folder / "train")
     validation, _ = list_split(folder / present[0], classes)
-    shown = [plain(name) for name in classes]
-    if len(set(shown)) < len(shown):
-        twice = max(shown, key=shown.count)
-        raise UserError(f"{folder / 'train'}: two classes are shown as {twice}, accepted: one")
-    return {"train": train, "validation": validation}, shown
+    return {"train": train, "validation": validation}, [plain(name) for name in classes]
 
 
 def check_md5(path: Path, md5: str) -> None:

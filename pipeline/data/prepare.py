@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lsvit.routes import generator
+from lsvit.text import plain
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.presets import ModelPreset
 from pipeline.data.decode import decode_splits, key
@@ -90,13 +91,20 @@ def decode_files(name: str, splits: dict[str, Items], resize: Resize) -> Decoded
     shards = decode_splits(name, splits, resize, root() / folder)
     digest = hashlib.sha256()
     total = np.zeros((2, 3), np.int64)
+    digests: dict[str, list[str]] = {split: [] for split in splits}
     for split, records in shards.items():
         for record in records:
+            digests[split] += record.pop("digests", [])
             record["file"] = str(folder / record["file"])
             digest.update(record["sha256"].encode())
             pixel_moments = record.pop("moments")
             if split == "train":
                 total += pixel_moments
+    trained = set(digests["train"])
+    leaked = [i for i, image in enumerate(digests["validation"]) if image in trained]
+    if leaked:
+        path = splits["validation"].path(leaked[0])
+        print(plain(f"{name}: {len(leaked):,} validation images are trained on too, e.g. {path}"))
     return Decoded((resize.crop, resize.crop, 3), total, digest.hexdigest(), shards)
 
 

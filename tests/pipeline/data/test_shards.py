@@ -117,9 +117,13 @@ def test_a_squeezing_crop_of_timm() -> None:
 def test_a_folder_is_decoded_to_shards(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All images once, in files that the metadata lists, with the training pixels' moments."""
     checked = []
+    folder = home / "images"
+    shutil.copy(folder / "train" / "b" / "b_3.JPEG", folder / "val" / "a" / "a_7.JPEG")
     meta = prepare("set", PRESET, home, home / "out", MODEL, lambda *sizes: checked.append(sizes))
     assert checked == [(100, 70, 0)]
-    assert "170 of 170 images" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "170 of 170 images" in said
+    assert f"1 validation images are trained on too, e.g. {folder}/val/a/a_7.JPEG" in said
     assert meta == read_meta(home / "out")
     assert [path.name for path in (home / "out").iterdir()] == ["meta.json"]
     assert (meta["classes"], meta["counts"]) == (["a", "b", "c"], {"train": 100, "validation": 70})
