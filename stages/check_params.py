@@ -1,5 +1,6 @@
 """Stage check-params: check every value of params.yaml and resolve them for the stages."""
 
+import os
 import platform
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pipeline.config.load import parse
 from pipeline.config.params import Params
 from pipeline.config.presets import OWN_WEIGHTS
 from pipeline.config.remarks import describe_lowered, describe_overruled
-from pipeline.data.imagefiles import list_image_folder
+from pipeline.data.sources import find
 from pipeline.errors import UserError, collect_errors, mistake, one_line_errors, raise_all
 from pipeline.git import git
 from pipeline.jobs.address import check_cluster
@@ -26,13 +27,13 @@ def check_machine(params: Params) -> Iterator[str]:
     if params.engine == "ray":
         yield from collect_errors(check_cluster)
     folder = params.dataset_preset.folder
-    if folder and not (root() / Path(folder).expanduser()).is_dir():
+    if folder and not os.path.isdir(root() / Path(folder).expanduser()):  # noqa: PTH112
         yield (
             f"params.yaml: datasets.{params.dataset}.folder: found {folder!r}, which is no folder, "
             "accepted: the folder with the images"
         )
     elif folder and params.dataset_preset.source == "image_folder":
-        yield from collect_errors(list_image_folder, root() / Path(folder).expanduser())
+        yield from collect_errors(find, "image_folder", folder, Path())
     yield from _check_device(params, gpus().count)
 
 

@@ -63,6 +63,13 @@ def find(source: str, folder: str | None, embedded: Path) -> Source:
         UserError: a file is missing, damaged or another one; the line names it.
     """
     path = None if folder is None else root() / Path(folder).expanduser()
+    try:
+        return _open(source, path, embedded)
+    except OSError as error:  # of a folder that may not be opened
+        raise UserError(f"datasets.*.folder: {error}") from None
+
+
+def _open(source: str, path: Path | None, embedded: Path) -> Source:
     if source == "embedded":
         return read_fashion_mnist(embedded, read_checksums(embedded))
     if source == "fashion_mnist":
