@@ -35,8 +35,10 @@ FUNCTIONS = (
     tables.moved_verdicts,
     tables.result,
     tables.counts,
-    tables.measured,
+    tables.served,
+    tables.simulated,
     tables.swarm,
+    tables.latin,
     reference.parameters,
     reference.benchmark,
 )

@@ -148,79 +148,80 @@ def counts(read: Read, file: str) -> str:
     return markdown_table(head, rows)
 
 
-def measured(read: Read, file: str) -> str:
-    """Of models on real processes that fail: right answers, images/s, latency and lost answers.
+def served(read: Read, file: str, column: str, number_format: str) -> str:
+    """A column of what real processes that fail answered, a row a fault and number of copies.
 
-    A row a fault and number of copies, means over the seeds; of latency over those that had
-    answers. Then sentences on the simulation with the same faults.
+    Means over the seeds; of what has none where nothing was answered, over the others.
     """
     every = pd.read_csv(io.StringIO(read(file)))
-    keys = ["variant", "policy", "replication", "fault", "seed"]
-    real = every[every["how"] == "processes"].set_index(keys)
-    simulated = every[every["how"] == "simulation"].set_index(keys)
-    rows = (
-        real.groupby(level=keys[:-1], sort=False)
-        .mean(numeric_only=True)
-        .reset_index(["replication", "fault"])
-    )
-    lines = []
-    for (fault, copies), group in rows.groupby(["fault", "replication"], sort=False):
-        cells = [f"{fault}, {copies}"]
-        for served in SERVED:
-            row = group.loc[served]
-            p99 = "–" if pd.isna(row.p99_s) else f"{row.p99_s:.1f}"
-            lost = 100 * row.lost / row.micro_batches
-            cells.append(f"{100 * row.right:.0f}, {row.images_per_s:.0f}, {p99}, {lost:.0f}")
-        lines.append(cells)
-    head = [
-        "fault, nodes a layer",
-        *(f"{label(variant)}, {policy}" for variant, policy in SERVED),
-    ]
-    return f"{markdown_table(head, lines)}\n\n{_simulated(real, simulated)}"
+    every = every[every["how"] == "processes"].assign(right=100 * every["right"])
+    rows = []
+    for (fault, copies), group in every.groupby(["fault", "replication"], sort=False):
+        means = group.groupby(["variant", "policy"])[column].mean()
+        cells = [f"{means[variant]:{number_format}}" for variant in SERVED]
+        rows.append([fault, str(copies), *cells])
+    head = ["fault", "nodes a layer", *(f"{label(name)}, {policy}" for name, policy in SERVED)]
+    return markdown_table(head, rows).replace("nan", "–")
 
 
-def _simulated(real: pd.DataFrame, simulated: pd.DataFrame) -> str:
+def simulated(read: Read, file: str) -> str:
     """How near the simulation is to the processes, run by run and in the means over the seeds."""
+    every = pd.read_csv(io.StringIO(read(file)))
+    runs = ["variant", "policy", "replication", "fault", "seed"]
+    processes = every[every["how"] == "processes"].set_index(runs)
+    simulation = every[every["how"] == "simulation"].set_index(runs)
     times = ["images_per_s", "p50_s", "p99_s"]
-    answered = (real["images_per_s"] > 0) & (simulated["images_per_s"] > 0)
-    ratios = (simulated[times] / real[times])[answered]
+    answered = (processes["images_per_s"] > 0) & (simulation["images_per_s"] > 0)
+    ratios = (simulation[times] / processes[times])[answered]
     within = ratios.sub(1).abs() <= 0.15
     near = within.sum()
+    lost = (simulation["lost"] - processes["lost"]).abs() / processes["micro_batches"]
+    means = [how["images_per_s"].groupby(level=runs[:-1]).mean() for how in (processes, simulation)]
+    apart = (means[1] / means[0])[(means[0] > 0) & (means[1] > 0)].sub(1).abs()
     kinds = within.index.get_level_values("fault").map(lambda fault: fault.partition("_")[0])
     by_kind = within["images_per_s"].groupby(kinds, sort=False)
-    faults = ", ".join(f"{fault} {runs.sum()} of {len(runs)}" for fault, runs in by_kind)
-    alike = (20 * (real["lost"] - simulated["lost"]).abs() <= real["micro_batches"]).sum()
-    repeats = list(real.index.names[:-1])
-    means = [runs["images_per_s"].groupby(level=repeats).mean() for runs in (real, simulated)]
-    apart = (means[1] / means[0])[(means[0] > 0) & (means[1] > 0)].sub(1).abs()
     throughput = ratios["images_per_s"]
-    return f"""\
-The same scheduler with the same faults, simulated, has the throughput within 15 % in {near["images_per_s"]} of {len(ratios)} runs in which
-both answered under steady load ({faults}), the median latency in
-{near["p50_s"]}, the 99th percentile in {near["p99_s"]}; as many lost answers, to 5 % of all, in {alike} of {len(real)}; the ratios to the
-processes' throughput lie between {throughput.min():.2f} and {throughput.max():.2f}, their median is
-{throughput.median():.2f}. Of the means over the repeats {(apart <= 0.15).sum()} of {len(apart)} are within 15 %,
-{(apart <= 0.25).sum()} within 25 %."""
+    lines = [
+        ("throughput within 15 %", near["images_per_s"], len(ratios)),
+        *((f"the same, fault `{kind}`", part.sum(), len(part)) for kind, part in by_kind),
+        ("median latency within 15 %", near["p50_s"], len(ratios)),
+        ("99th percentile of latency within 15 %", near["p99_s"], len(ratios)),
+        ("lost answers within 5 % of all", (lost <= 0.05).sum(), len(lost)),
+        ("mean throughput over the repeats within 15 %", (apart <= 0.15).sum(), len(apart)),
+        ("mean throughput over the repeats within 25 %", (apart <= 0.25).sum(), len(apart)),
+    ]
+    table = markdown_table(
+        ["agreement", "runs that agree", "of"], [[name, str(n), str(of)] for name, n, of in lines]
+    )
+    ratio = (
+        f"The ratio of simulated to real throughput lies between {throughput.min():.2f} and "
+        f"{throughput.max():.2f}, and its median is {throughput.median():.2f}."
+    )
+    return f"{table}\n\n{ratio}"
 
 
-def swarm(read: Read, file: str) -> str:
-    """Of simulated nodes at the size of the internet.
-
-    Answered journeys in %, median and 99th percentile of latency, a row a situation.
-    """
+def swarm(read: Read, file: str, column: str, number_format: str) -> str:
+    """A column of simulated nodes at the size of the internet, a row a situation."""
     every = pd.read_csv(io.StringIO(read(file)))
+    every = every.assign(answered=100 * every["answered"])
+    policies = every["policy"].unique()
     rows = []
     for load, nodes in (("light", 10_000), ("heavy", 96)):
         situations = every[(every["load"] == load) & (every["nodes"] == nodes)]
         for (away, copies), group in situations.groupby(["away", "replication"], sort=False):
-            cells = [f"{load}, {nodes:,}", f"{100 * away:.0f} %, {copies}"]
-            for row in group.itertuples():
-                cell = f"{100 * row.answered:.1f}, {row.p50_s:.1f}, {row.p99_s:.1f}"
-                cells.append(cell.replace("nan", "–"))
-            rows.append(cells)
-    head = [
-        "load, nodes",
-        "away, nodes a layer",
-        *(f"{policy} order" for policy in every["policy"].unique()),
+            values = group.set_index("policy")[column]
+            cells = [f"{values[policy]:{number_format}}" for policy in policies]
+            rows.append([load, f"{100 * away:.0f} %", str(copies), *cells])
+    head = ["load", "nodes away", "nodes a layer", *(f"{policy} order" for policy in policies)]
+    return markdown_table(head, rows).replace("nan", "–")
+
+
+def latin(read: Read, file: str) -> str:
+    """Micro-batches a second of the Latin schedule and of strict order on real processes."""
+    every = pd.read_csv(io.StringIO(read(file)))
+    every = every[(every["service_s"] == 0.05) & (every["images"] == 5)]
+    rates = every.pivot(index="micro_batches", columns="schedule", values="micro_batches_per_s")
+    rows = [
+        [str(m), f"{row['latin']:.1f}", f"{row['pipeline']:.1f}"] for m, row in rates.iterrows()
     ]
-    return markdown_table(head, rows)
+    return markdown_table(["micro-batches", "Latin schedule", "strict order"], rows)
