@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from papers import exits, inversion, layershuffle, nodes, painters, smoothing
+from papers import exits, inversion, layershuffle, nodes, painters, questions, smoothing
 from pipeline.config.variant import variant_class
 
 PAPERS = (
@@ -12,6 +12,7 @@ PAPERS = (
     inversion.PAPER,
     painters.PAPER,
     nodes.PAPER,
+    questions.PAPER,
 )
 
 Variant: Any = variant_class(PAPERS)  # a variant of params.yaml with the keys of all papers
