@@ -303,13 +303,13 @@ def test_a_queued_experiment_tracks_in_the_real_repository(smoked: Path) -> None
     before = tracked_runs(store)
     variants = load(smoked / "params.yaml", papers=PAPERS).all_variants
     stages = """pretrain prune-eval analysis exits smoothing inversion painters nodes
-                paper-figures report"""
+                questions paper-figures report"""
     trainings = {"pretrain seed 0", "end_to_end_vit_6 seed 0"}
     trainings.update(variants, (f"{variant} seed 0" for variant in variants))
     assert {*stages.split(), *trainings} <= set(before)
     with closing(sqlite3.connect(store)) as database:
         names = {name for (name,) in database.execute("SELECT name FROM experiments")}
-    papers = ("pretrain", "layershuffle", "exits", "smoothing", "inversion", "stages")
+    papers = ("pretrain", "layershuffle", "exits", "smoothing", "inversion", "questions", "stages")
     expected = {f"{paper}/fashion_mnist_tiny/vit_pico/smoke" for paper in papers}
     assert names == expected | {"Default", "exits/counting/vit_pico/smoke"}
     # LS is declared anew, with a value that it has anyway; the evaluations are few

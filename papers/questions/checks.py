@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from papers.questions.section import Questions
 from pipeline.config.params import Params
-from pipeline.errors import at_most, mistake, unknown_name
+from pipeline.errors import mistake, unknown_name
 
 
 def check(params: Params) -> Iterator[str]:
-    """Check that variants have all layers and no parts, and that there are seeds to train."""
+    """Check that variants have all layers and no parts, and that merged ones are among them."""
     options = params.resolve(Questions)
     for name in options.variants:
         variant = params.all_variants[name]
@@ -16,8 +16,6 @@ def check(params: Params) -> Iterator[str]:
         if has_part or variant.layers:
             wanted = "variants with all layers, without position parts and exits"
             yield mistake("questions.variants", name, wanted)
-    for name, count in options.common.items():
+    for name in options.common:
         if name not in options.variants:
             yield unknown_name("questions.common", name, options.variants)
-        why = "the seeds beside the first"
-        yield from at_most(f"questions.common.{name}", count, len(params.seeds) - 1, why)

@@ -11,12 +11,12 @@ from pipeline.report.figures import (
     Look,
     draw_chance,
     draw_lines,
-    over_seeds,
 )
 from pipeline.report.results import Results
 
 CAPTIONS = read_captions(__file__)
 WAYS = {"chosen": "-", "healed": "--", "random": ":"}  # of pruning, that are drawn
+ORDERS = {"sequential": "original order", "arbitrary": "random orders"}
 PASSES = {"ls": "orders", "layerdrop": "drop", BASELINE: "dropout"}
 MEASURES = {
     "accuracy": "accuracy (%)",
@@ -35,33 +35,32 @@ def about(rows: pd.DataFrame) -> dict[str, object]:
     }
 
 
-def cheapest(results: Results, flops: pd.Series) -> pd.DataFrame:
-    """Rows of models that were trained with fewer layers, and of early exits.
+def trained_with_fewer(results: Results, flops: pd.Series) -> pd.DataFrame:
+    """Models refined with their first k layers, and the best early exit of each depth.
 
     Args:
         results: of prune_eval.csv and exits.csv, where they are.
         flops: of an image through k layers, by k.
 
     Returns:
-        Columns method, seed, flops and accuracy.
+        Rows with method, seed, flops and accuracy.
     """
-    frames = []
-    trained = results.table("prune_eval")
-    if len(trained):
-        name = "refit_" + trained["keep"].astype(str)
-        own = trained[(trained["variant"] == name) & (trained["order"] == "sequential")]
-        own = own.assign(method="trained with k", flops=own["keep"].map(flops))
-        frames.append(own.dropna(subset="flops"))
+    frames = [pd.DataFrame()]
+    refined = results.table("prune_eval")
+    if len(refined):
+        own = (refined["variant"] == "refit_" + refined["keep"].astype(str)) & (
+            refined["order"] == "sequential"
+        )
+        refined = refined[own & refined["keep"].isin(flops.index)]
+        frames.append(refined.assign(method="trained with k", flops=refined["keep"].map(flops)))
     exits = results.table("exits")
     if len(exits):
-        own = exits[(exits["variant"] == BASELINE) & (exits["strategy"] == "classifier_wise")]
-        own = own[(own["order"] == "sequential") & (own["dataset"] == results.cell["dataset"])]
-        means = own.groupby(["depth", "branch"])["judge"].mean()
-        best = own.set_index(["depth", "branch"]).loc[means.groupby("depth").idxmax()]
+        own = (exits["variant"] == BASELINE) & (exits["strategy"] == "classifier_wise")
+        exits = exits[own & exits["judge"].notna() & (exits["dataset"] == results.cell["dataset"])]
+        judged = exits.groupby(["depth", "branch"])["judge"].mean()
+        best = exits.set_index(["depth", "branch"]).loc[judged.groupby("depth").idxmax()]
         frames.append(best.assign(method="exits"))
-    if not frames:
-        return pd.DataFrame()
-    return pd.concat([frame[["method", "seed", "flops", "accuracy"]] for frame in frames])
+    return pd.concat(frames)
 
 
 def draw_pruning(figures: Figures, rows: pd.DataFrame, others: pd.DataFrame, chance: float) -> str:
@@ -69,56 +68,65 @@ def draw_pruning(figures: Figures, rows: pd.DataFrame, others: pd.DataFrame, cha
 
     Args:
         figures: saves the figure.
-        rows: of questions.csv, of pruned models.
-        others: see :func:`cheapest`.
+        rows: of questions.csv, of pruned models, with their flops.
+        others: see :func:`trained_with_fewer`.
         chance: accuracy in % of guessing.
     """
-    keys = ["variant", "seed", "way", "count"]
-    numbers = rows.pivot_table("value", keys, "measure").reset_index()
-    whole = numbers["way"] == "whole"
-    by_count = numbers.groupby("count")["flops"].min()  # a linear map costs a little more
-    numbers["flops"] = numbers["flops"].fillna(numbers["count"].map(by_count)) / 1e6
-    looks: dict[object, Look] = {}
-    frames = []
+    looks: dict[str, Look] = {}
+    frames = [others]
     for variant, look in figures.looks(dict.fromkeys(rows["variant"])).items():
         for way, style in WAYS.items():
-            own = numbers[(numbers["variant"] == variant) & (whole | (numbers["way"] == way))]
+            own = rows[(rows["variant"] == variant) & rows["way"].isin([way, "whole"])]
+            name = f"{look['label']}, {way}"
+            looks[name] = look | {"linestyle": style, "label": name}
             if (own["way"] == way).any():
-                name = f"{look['label']}, {way}"
-                looks[name] = look | {"linestyle": style, "label": name}
-                frames.append(own.assign(method=name))
-    for name, style in {"trained with k": "-.", "exits": ":"}.items():
-        looks[name] = {"color": GREY, "marker": "x", "linestyle": style, "label": name}
-    if len(others):
-        frames.append(others.assign(flops=others["flops"] / 1e6))
+                frames.append(own.assign(method=name, accuracy=own["value"]))
+    for name in ("trained with k", "exits"):
+        looks[name] = {"color": GREY, "marker": "x" if name == "exits" else "+", "label": name}
+    lines = pd.concat(frames)
+    lines["flops"] /= 1e6
     figure, axes = figures.panels(0.9)
-    draw_lines(axes[0, 0], pd.concat(frames), "flops", "accuracy", "method", looks, capsize=1.5)
+    draw_lines(axes[0, 0], lines, "flops", "accuracy", "method", looks, capsize=1.5)
     axes[0, 0].set(xlabel="MFLOPs of an image", ylabel="validation accuracy (%)", ylim=(0, 100))
     draw_chance(axes[0, 0], chance)
     figures.finish(figure, "questions_pruning", columns=2)
-    return CAPTIONS["pruning"].format(calibration="held-out losses", **about(rows))
+    return CAPTIONS["pruning"].format(**about(rows))
 
 
 def draw_passes(figures: Figures, rows: pd.DataFrame) -> str:
     """Draw what judges the mean over 1, 2, ... passes, a panel each. Returns the caption."""
+    own = rows[rows["way"] == rows["variant"].map(PASSES)]
     figure, axes = figures.panels(1.1, nrows=2, ncols=2, sharex=True)
     for axis, (measure, name) in zip(axes.flat, MEASURES.items(), strict=True):
-        own = rows[rows["measure"] == measure]
-        for variant, look in figures.looks(PASSES).items():
-            of_variant = own[own["variant"] == variant]
-            several = of_variant[of_variant["way"] == PASSES[variant]]
-            if several.empty:
-                continue
-            means = over_seeds(several, "count", "value")
-            label = f"{look['label']}, {PASSES[variant]}"
-            axis.plot(means.index, means["mean"], color=look["color"], label=label)
-            one = 100 * of_variant[of_variant["way"] == "one"]["value"].mean()
-            axis.axhline(one, color=look["color"], linestyle=":", linewidth=0.8)
+        lines = own[own["measure"] == measure]
+        draw_lines(axis, lines, "count", "value", "variant", figures.looks(PASSES))
+        one = rows[(rows["measure"] == measure) & (rows["way"] == "one")]
+        one = 100 * one[one["variant"] == "ls"]["value"].mean()
+        draw_chance(axis, one, "LS, one pass")
         axis.set(ylabel=name)
     for axis in axes[-1]:
         axis.set(xlabel="passes")
     figures.finish(figure, "questions_passes")
     return CAPTIONS["passes"].format(**about(rows))
+
+
+def draw_merges(figures: Figures, rows: pd.DataFrame, chance: float) -> str:
+    """Draw accuracy by number of trainings merged, a panel an order. Returns the caption."""
+    looks = {}
+    for variant, look in figures.looks(dict.fromkeys(rows["variant"])).items():
+        for starts, style in {"separate": "--", "common": "-"}.items():
+            label = f"{look['label']}, {starts} starts"
+            looks[variant, starts] = look | {"linestyle": style, "label": label}
+    rows = rows.assign(method=list(zip(rows["variant"], rows["part"], strict=True)))
+    figure, axes = figures.panels(0.8, ncols=2, sharey=True)
+    for axis, (order, title) in zip(axes[0], ORDERS.items(), strict=True):
+        own = rows[rows["way"] == order]
+        draw_lines(axis, own, "count", "value", "method", looks, capsize=1.5)
+        axis.set(title=title, xlabel="trainings merged", ylim=(0, 100))
+        draw_chance(axis, chance)
+    axes[0, 0].set(ylabel="validation accuracy (%)")
+    figures.finish(figure, "questions_merges", columns=2)
+    return CAPTIONS["merges"].format(**about(rows))
 
 
 def draw(results: Results, params: Params) -> dict[str, str]:
@@ -128,10 +136,13 @@ def draw(results: Results, params: Params) -> dict[str, str]:
         return {}
     figures = Figures.of(results, params)
     pruned = rows[rows["part"] == "pruning"]
-    plain = pruned[(pruned["measure"] == "flops") & (pruned["way"] != "patch")]
-    flops = plain.groupby("count")["value"].first()
-    captions = {
-        "Pruned models": draw_pruning(figures, pruned, cheapest(results, flops), results.chance),
+    flops = pruned[pruned["measure"] == "flops"].groupby("count")["value"].min()
+    pruned = pruned[pruned["measure"] == "accuracy"]
+    pruned = pruned.assign(flops=pruned["count"].map(flops))
+    merged = rows[rows["part"].isin(["separate", "common"])]
+    others = trained_with_fewer(results, flops)
+    return {
+        "Pruned models": draw_pruning(figures, pruned, others, results.chance),
         "Means over many passes": draw_passes(figures, rows[rows["part"] == "passes"]),
+        "Merged models": draw_merges(figures, merged, results.chance),
     }
-    return captions

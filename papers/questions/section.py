@@ -1,5 +1,6 @@
 """The section `questions` of params.yaml, and what its jobs depend on. No torch here."""
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -10,7 +11,14 @@ from pipeline.jobs.configs import MeasureConfig
 
 Starts = Literal["separate", "common"]
 Way = Literal["random", "first", "spaced", "influence", "greedy", "laco", "patch"]
+Row = tuple[str, int, str, float]  # way, count, measure, value
 COLUMNS = ("way", "count", "images", "measure", "value")  # of the rows of every job
+
+
+def with_images(rows: Iterable[Row], images: int) -> Iterator[tuple]:
+    """Rows with :data:`COLUMNS`."""
+    for way, count, measure, value in rows:
+        yield way, count, images, measure, round(float(value), 6)
 
 
 def pruned_file(keep: int) -> str:

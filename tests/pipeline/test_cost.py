@@ -15,6 +15,7 @@ from lsvit.routed import RoutedModel
 from papers import PAPERS
 from papers.exits.section import Exits
 from papers.inversion.compute.plan import Plan as Inversions
+from papers.questions.section import Questions
 from papers.smoothing.compute.plan import Plan as Smoothings
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
@@ -145,6 +146,7 @@ def test_every_paper_lists_its_work(params: Params) -> None:
     inversions = Inversions(params)
     families = [family for family in inversions.options.families.values() if family.timm]
     assert trainings["inversion"] == len(families) * len(inversions.seeds)
+    assert trainings["questions"] == sum(params.resolve(Questions).common.values())
     measured = {stage for stage, number in trainings.items() if not number}
     assert measured == {"prune-eval", "analysis", "exits", "painters", "nodes"}
 

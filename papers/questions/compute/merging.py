@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from lsvit.routes import OneRoute, Routes, RouteTable, arbitrary, generator, per_sample
-from papers.questions.compute.passes import Row, with_images
-from papers.questions.section import COLUMNS, MergesConfig
+from papers.questions.section import COLUMNS, MergesConfig, Row, with_images
 from pipeline.jobs.files import ROWS, write_rows
 from pipeline.training.scoring import open_model, open_split, score
 

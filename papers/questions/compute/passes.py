@@ -1,6 +1,6 @@
 """What many passes through one model are good for: their mean, and the best of them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,14 +13,11 @@ from torch.nn.functional import interpolate
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, drop, evaluation_routes, generator
 from papers.questions.compute.confidence import judge, share_by_chance
-from papers.questions.section import COLUMNS, Passes, PassesConfig
+from papers.questions.section import COLUMNS, Passes, PassesConfig, Row, with_images
 from pipeline.data.splits import Split
 from pipeline.jobs.files import ROWS, write_rows
 from pipeline.training.devices import Execution
 from pipeline.training.scoring import open_model, open_split
-
-Row = tuple[str, int, str, float]  # way, count, measure, value
-Images = Callable[[], Iterator[Tensor]]  # in batches
 
 
 def digits(split: Split, limit: int) -> Tensor:
@@ -36,13 +33,15 @@ def digits(split: Split, limit: int) -> Tensor:
 
 
 @torch.inference_mode()
-def answer(model: RoutedModel, images: Images, route: Route, execution: Execution) -> np.ndarray:
+def answer(
+    model: RoutedModel, batches: Iterable[Tensor], route: Route, execution: Execution
+) -> np.ndarray:
     """Probabilities (n, C) of the classes of images, along one route."""
     model.eval()
     answers = []
-    for batch in images():
+    for images in batches:
         with execution.context():
-            logits = model(batch, route)
+            logits = model(images, route)
         answers.append(logits.float().softmax(1).cpu())
     return torch.cat(answers).double().numpy()
 
@@ -142,14 +141,11 @@ def evaluate(
     report({"text": f"runs on {execution}"})
     split = open_split(config, data, "validation", model, options.images)
     labels = np.asarray(split.maps.labels)[: len(split)]
-    foreign = digits(split, len(split))
+    foreign = digits(split, len(split)).split(options.batch_size)
 
-    def own_images() -> Iterator[Tensor]:
-        for _, images, _ in split.in_order(options.batch_size):
-            yield images
-
-    def foreign_images() -> Iterator[Tensor]:
-        yield from foreign.split(options.batch_size)
+    def own_answer(route: Route) -> np.ndarray:
+        batches = (images for _, images, _ in split.in_order(options.batch_size))
+        return answer(model, batches, route, execution)
 
     rows: list[Row] = []
     classes = {}  # by way, (passes, n)
@@ -159,9 +155,9 @@ def evaluate(
         answers = []
         with dropped_out(model, rate, options.seed):
             for count, route in enumerate(routes, 1):
-                own = answer(model, own_images, route, execution)
+                own = own_answer(route)
                 inside = inside + own
-                outside = outside + answer(model, foreign_images, route, execution)
+                outside = outside + answer(model, foreign, route, execution)
                 answers.append(own.argmax(1))
                 judged = judge(inside / count, outside / count, labels)
                 rows += [(way, count, measure, value) for measure, value in judged.items()]
@@ -178,16 +174,10 @@ def evaluate(
         routes = evaluation_routes(
             model.num_layers, keep, "sequential", options.routes, options.seed
         )
-        answers = [answer(model, own_images, route, execution).argmax(1) for route in routes]
+        answers = [own_answer(route).argmax(1) for route in routes]
         up_to += answers
         rows += tried("shorter", keep, np.stack(answers), labels, every_label)
         rows += tried("shortest", keep, np.stack(up_to), labels, every_label)
         rows += mended("mend_shorter", keep, np.stack(up_to), first, labels)
     report({"cell": "shorter routes"})
     write_rows(folder / ROWS, COLUMNS, with_images(rows, len(split)))
-
-
-def with_images(rows: Sequence[Row], images: int) -> Iterator[tuple]:
-    """Rows as the file has them."""
-    for way, count, measure, value in rows:
-        yield way, count, images, measure, round(float(value), 6)

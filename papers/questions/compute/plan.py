@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from papers.questions.section import (
@@ -36,17 +37,17 @@ class Plan(BasePlan):
         super().__init__(params, Questions)
 
     def further(self) -> dict[str, dict[int, Job]]:
-        """Trainings with other seeds from the first seed's starting weights, by variant."""
+        """Trainings with the next seeds from the first seed's starting weights, by variant."""
         if len(self.params.starts) == 1:
             return {}
-        first, *others = self.params.seeds
+        first = self.params.seeds[0]
         jobs: dict[str, dict[int, Job]] = {}
         for name, count in self.options.common.items():
             variant = self.params.all_variants[name]
             options = self.params.resolve(Finetune, name)
             title = f"{name}_common_start"
             jobs[name] = {}
-            for seed in others[:count]:
+            for seed in range(first + 1, first + 1 + count):
                 jobs[name][seed] = self.training(
                     title, variant, options, seed, self.start(first), per=options.per
                 )
@@ -87,76 +88,69 @@ class Plan(BasePlan):
 
     def jobs(self) -> dict[Key, Job]:
         """Make what is measured, when the further trainings have ended."""
+        kinds: dict[str, tuple[str, type, type, int]] = {
+            "passes": (PASS, PassesConfig, Passes, 5),
+            "pruning": (PRUNE, PruningConfig, Pruning, len(self.options.ways)),
+        }
         jobs: dict[Key, Job] = {}
         for variant in self.options.variants:
-            for seed in self.seeds:
-                jobs["passes", variant, seed] = self.evaluation(
-                    PASS,
-                    PassesConfig,
-                    variant,
-                    seed,
-                    title=f"passes of {variant}",
-                    total=5,
-                    options=self.options.narrow(Passes),
-                )
-                jobs["pruning", variant, seed] = self.evaluation(
-                    PRUNE,
-                    PruningConfig,
-                    variant,
-                    seed,
-                    title=f"pruned {variant}",
-                    total=len(self.options.ways),
-                    options=self.options.narrow(Pruning),
-                )
+            for part, (function, config, section, reports) in kinds.items():
+                options = self.options.narrow(section)
+                for seed in self.seeds:
+                    jobs[part, variant, seed] = self.evaluation(
+                        function,
+                        config,
+                        variant,
+                        seed,
+                        title=f"{part} of {variant}",
+                        total=reports,
+                        options=options,
+                    )
             for starts in ("separate", "common"):
                 jobs |= self.merges(variant, starts)
         return jobs
 
+    def healing_options(self) -> Finetune:
+        """How pruned models are trained on: as the baseline is, for fewer epochs."""
+        changes = {"epochs": self.options.healing_epochs, "validation_orders": "trained"}
+        return self.params.resolve(Finetune, BASELINE).model_copy(update=changes)
+
     def healing(self, jobs: Mapping[Key, Job]) -> dict[tuple[str, int, int], Job]:
         """Trainings of pruned models, by variant, seed and number of layers."""
-        changes = {"epochs": self.options.healing_epochs, "validation_orders": "trained"}
-        options = self.params.resolve(Finetune, BASELINE).model_copy(update=changes)
         trainings = {}
         for (part, name, seed), job in jobs.items():
             if part == "pruning" and seed in self.seeds[: self.options.healed]:
                 for keep in self.options.keep:
-                    variant = self.params.make_variant(route="sequential", layers=keep)
-                    weights = job.folder / pruned_file(keep)
-                    title = f"healed_{name}_{keep}"
                     trainings[name, seed, keep] = self.training(
-                        title, variant, options, seed, weights
+                        f"healed_{name}_{keep}",
+                        self.params.make_variant(route="sequential", layers=keep),
+                        self.healing_options(),
+                        seed,
+                        job.folder / pruned_file(keep),
                     )
         return trainings
 
 
 def list_work(params: Params, num_layers: int) -> list[Work]:
-    """List what stage questions runs, for `lsvit cost`: at most, and for every image of a pass."""
-    options = params.resolve(Questions)
-    preset = params.model_preset
-    seeds = len(params.seeds[: options.seeds])
+    """List what stage questions runs at most, for `lsvit cost`."""
+    plan = Plan(params)
+    options = plan.options
+    work = partial(Work, "questions", preset=params.model_preset)
+    # Own images and those of another kind, then merges in both orders.
+    whole = 2 * (1 + 3 * options.routes) + 2 * (1 + options.draws * len(options.members))
+    passes = [num_layers] * whole + options.shorter * options.routes
+    passes += options.keep * (len(options.ways) + options.subsets)
     works = []
     for name in options.variants:
         variant = params.all_variants[name]
-        # Own images and those of another kind, then merges in both orders.
-        passes = [num_layers] * (2 * (1 + 3 * options.routes))
-        passes += [keep for keep in options.shorter for _ in range(options.routes)]
-        passes += [num_layers] * (2 * (1 + options.draws * len(options.members)))
-        passes += [
-            keep for keep in options.keep for _ in range(len(options.ways) + options.subsets)
-        ]
-        works.append(
-            Work("questions", "", seeds, preset, variant, passes=passes, images=options.images)
-        )
+        count = len(plan.seeds)
+        works.append(work("", count, variant=variant, passes=passes, images=options.images))
     for name, count in options.common.items():
         training = params.resolve(Finetune, name)
-        works.append(
-            Work("questions", f"{name} again", count, preset, params.all_variants[name], training)
-        )
-    healing = params.resolve(Finetune, BASELINE)
-    healing = healing.model_copy(update={"epochs": options.healing_epochs})
-    models = len(options.variants) * min(options.healed, seeds)
-    if models:
-        for keep in options.keep:
-            variant = params.make_variant(route="sequential", layers=keep)
-            works.append(Work("questions", f"healed {keep}", models, preset, variant, healing))
+        variant = params.all_variants[name]
+        works.append(work(f"{name} again", count, variant=variant, training=training))
+    models = len(options.variants) * len(plan.seeds[: options.healed])
+    for keep in options.keep if models else []:
+        variant = params.make_variant(route="sequential", layers=keep)
+        works.append(work("healed", models, variant=variant, training=plan.healing_options()))
     return works

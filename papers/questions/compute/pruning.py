@@ -12,8 +12,15 @@ from torch.nn.functional import cosine_similarity
 from lsvit.routed import RoutedModel
 from lsvit.routes import OneRoute, evaluation_routes, layers_of
 from lsvit.weights import save_weights
-from papers.questions.compute.passes import Row, with_images
-from papers.questions.section import COLUMNS, Pruning, PruningConfig, Way, pruned_file
+from papers.questions.section import (
+    COLUMNS,
+    Pruning,
+    PruningConfig,
+    Row,
+    Way,
+    pruned_file,
+    with_images,
+)
 from pipeline.data.splits import Split
 from pipeline.flops import count_variant
 from pipeline.jobs.files import HELDOUT, ROWS, read_meta, write_rows

@@ -11,6 +11,7 @@ from papers.layershuffle.compute.plan import Analyses, Evaluations
 from papers.layershuffle.section import LOGISTIC
 from papers.nodes.compute.plan import Plan as Nodes
 from papers.painters.compute.plan import Plan as Painters
+from papers.questions.compute.plan import Plan as Questions
 from papers.smoothing.compute.plan import Plan as Smoothing
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, Pretrain
@@ -30,6 +31,11 @@ def listed(params: Params) -> Listed:
     steps = [*exits.control(task), *exits.at_placements(task, "end_to_end", branches)]
     steps += exits.at_placements(task, "layer_wise", exits.options.layer_wise_branches)
     evaluations = Evaluations(params)
+    questions = Questions(params)
+    questions.options = questions.options.model_copy(update={"common": {}})
+    asked: dict[str, list[Job]] = {}
+    for (part, _, _), job in questions.jobs().items():
+        asked.setdefault(part, []).append(job)
     found: dict[str, Iterable[Job | None]] = {
         "pretrain": [
             pretrain.training("pretrain", PLAIN, pretrain.options, seed) for seed in params.starts
@@ -54,6 +60,9 @@ def listed(params: Params) -> Listed:
         "inversion": [each.job for each in inversion.inversions([])],
         "painters": Painters(params).jobs().values(),
         "nodes": Nodes(params).jobs().values(),
+        "passes": asked["passes"],
+        "pruning": asked["pruning"],
+        "merges": asked["separate"],
         "class images": [each.job for each in inversion.class_images([])],
     }
     return {kind: _by_title([job for job in jobs if job]) for kind, jobs in found.items()}

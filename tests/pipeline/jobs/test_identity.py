@@ -31,6 +31,7 @@ TRAININGS = {"pretrain", "finetune", "exits", "head", "smoothing", "inversion tr
 REFINED = {
     *("evaluation", "analysis", "branches", "profiles"),
     *("inversion", "painters", "nodes", "class images"),
+    *("passes", "pruning", "merges"),
 }
 MODELS = TRAININGS | REFINED | {"costs"}
 KINDS = MODELS | {"regression"}
@@ -163,11 +164,15 @@ def test_a_new_variant_runs_itself_alone(values: Values, keys: Keys, tmp_path: P
 
 
 def test_a_new_seed_runs_itself_alone(values: Values, keys: Keys, tmp_path: Path) -> None:
-    """Placed before all others. Class images are shown to the next seed's model: one is another."""
+    """Placed before all others. Class images are shown to the next seed's model: one is another.
+    Merges take layers from all.
+    """
     fresh = again(keys, keys_with(values | {"seeds": [2, *SEEDS]}, tmp_path / "params.yaml"))
     assert fresh.keys() == TRAININGS | REFINED
     assert all(
-        "seed 2" in title for kind in fresh.keys() - {"class images"} for title in fresh[kind]
+        "seed 2" in title
+        for kind in fresh.keys() - {"class images", "merges"}
+        for title in fresh[kind]
     )
     assert all("seed 2" in title or "seed 1" in title for title in fresh["class images"])
 
@@ -204,6 +209,9 @@ VALUES: dict[str, tuple[str, Any, set[str]]] = {
     "a layer": ("analysis.layer", 4, {"analysis"}),
     "points of a curve": ("models.vit_micro.inversion.records", 5, {"inversion"}),
     "a draw of faults": ("nodes.seed", 7, {"nodes"}),
+    "a rate of dropout": ("questions.dropout", 0.25, {"passes"}),
+    "layers that pruning leaves": ("questions.keep", [4], {"pruning"}),
+    "what is outside of merged layers": ("questions.outside", "mean", {"merges"}),
     "who chooses the epoch": (
         "protocol",
         "heldout",
@@ -378,7 +386,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
         "pipeline/flops.py",
         "counter.get_total_flops()",
         "2 * counter.get_total_flops()",
-        {"branches", "costs"},
+        {"branches", "costs", "pruning"},
     ),
     "an inversion's step": (
         "papers/inversion/compute/descent.py",
@@ -448,7 +456,7 @@ LIBRARIES: dict[str, set[str]] = {
     "timm": MODELS,
     "numpy": KINDS,
     "torchvision": TORCHVISION,
-    "scikit-learn": {"analysis", "regression"},
+    "scikit-learn": {"analysis", "regression", "passes"},
     "umap-learn": {"analysis"},
     "simpy": {"nodes"},
     "mlflow": set(),
