@@ -7,6 +7,7 @@ FLOP/s.
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,6 +25,10 @@ from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.variant import PLAIN, Variant
 from pipeline.errors import UserError
 from pipeline.files import reading
+from pipeline.jobs.files import DATA, read_meta
+from pipeline.jobs.identity import processor
+from pipeline.jobs.machine import available_cores
+from pipeline.jobs.plan import Plan
 
 KNOWN_HARDWARE = Path("benchmarks/cost.json")
 TRAINING_STEP = 3  # forward passes: the backward pass takes two
@@ -50,6 +55,7 @@ class Hardware(BaseModel):
     workers: int = Field(gt=0)
     rates: list[Rates] = Field(min_length=1)
     source: str
+    gpu: bool = False
 
     def rates_of(self, width: int) -> Rates:
         """Return the rates of the nearest width."""
@@ -95,7 +101,7 @@ def list_work(params: Params, num_layers: int) -> list[Work]:
     for name, variant in params.all_variants.items():
         tuning = params.resolve(Finetune, name)
         work.append(Work("finetune", name, len(params.seeds), preset, variant, tuning))
-    for paper in params.papers:
+    for paper in params.running:
         work += paper.run("work", params, num_layers)
     return work
 
@@ -140,8 +146,7 @@ def estimate(params: Params, known: Mapping[str, Hardware]) -> dict[str, Any]:
     counted: dict[tuple[str, str], ModelFlops] = {}
 
     def count(preset: ModelPreset, variant: Variant) -> ModelFlops:
-        parts = {"position": variant.position, "layers": variant.layers}
-        plain = PLAIN.model_copy(update=parts)
+        plain = PLAIN.model_copy(update={"position": variant.position})
         key = preset.model_dump_json(), plain.model_dump_json()
         if key not in counted:
             counted[key] = count_variant(preset, classes, plain)
@@ -154,10 +159,11 @@ def estimate(params: Params, known: Mapping[str, Hardware]) -> dict[str, Any]:
         sizes = work.sizes or params.sizes
         model = count(work.preset, work.variant)
         trained, validated = count_training(work, sizes)
-        length = mean_length(work.variant.route, model.num_layers)
+        depth = work.variant.layers or model.num_layers
+        length = mean_length(work.variant.route, depth)
         training = TRAINING_STEP * trained * model.whole(length)
         images = min(sizes[1], work.images or sizes[1])
-        passes = validated * model.whole(model.num_layers)
+        passes = validated * model.whole(depth)
         passes += images * sum(model.whole(length) for length in work.passes)
         hours = {}
         for name, hardware in known.items():
@@ -167,6 +173,7 @@ def estimate(params: Params, known: Mapping[str, Hardware]) -> dict[str, Any]:
         row = {
             "trainings": work.models if work.training else 0,
             "training_images": work.models * trained,
+            "passes": work.models * len(work.passes),
             "evaluation_images": work.models * (validated + images * len(work.passes)),
             "flops": work.models * (training + passes),
             "hours": hours,
@@ -185,10 +192,76 @@ def estimate(params: Params, known: Mapping[str, Hardware]) -> dict[str, Any]:
 
 def add_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Sum the counts and hours of rows."""
-    keys = ("trainings", "training_images", "evaluation_images", "flops")
+    keys = ("trainings", "training_images", "passes", "evaluation_images", "flops")
     total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in keys}
     total["hours"] = {name: sum(row["hours"][name] for row in rows) for name in rows[0]["hours"]}
     return total
+
+
+def this_machine(params: Params, known: Mapping[str, Hardware]) -> dict[str, Hardware]:
+    """The CPU here, as fast as the one measured last. {} where jobs run on anything else."""
+    device, _ = processor(params.device, params.engine)
+    if device != "cpu" or params.engine != "local":
+        return {}
+    measured = [hardware for hardware in known.values() if not hardware.gpu]
+    workers = params.workers or max(1, available_cores() // params.resolve(Finetune).threads)
+    return {"here": measured[-1].model_copy(update={"workers": workers})}
+
+
+def count_finished(params: Params) -> dict[str, int]:
+    """Count the trainings that earlier runs finished, of the stages that train for all papers.
+
+    They cannot be told before the images are prepared, and refinements before the starting weights
+    are trained.
+    """
+    finished = {"pretrain": 0, "finetune": 0}
+    with suppress(UserError), tempfile.TemporaryDirectory() as folder:
+        if read_meta(DATA)["name"] != params.dataset:
+            return finished
+        for seed, job in Plan(params, Pretrain).starting().items():
+            finished["pretrain"] += job.done
+            Path(folder, f"seed_{seed}").symlink_to(job.folder)
+        plan = Plan(params, Finetune, pretrained=Path(folder))
+        for jobs in plan.refinements(params.all_variants).values():
+            finished["finetune"] += sum(job.done for job in jobs.values())
+    return finished
+
+
+def announce(params: Params) -> None:
+    """Print what a run will do, before it does: by stage trainings, passes, and about how long."""
+    left_out = [paper.name for paper in params.all_papers if paper not in params.running]
+    print(f"papers: {', '.join(paper.name for paper in params.running)}")
+    if left_out:
+        print(
+            f"not run: {', '.join(left_out)}; `papers` in params.yaml, a list of names, adds them"
+        )
+    try:
+        machine = this_machine(params, known_hardware())
+        rows = estimate(params, machine)["stages"]
+    except UserError as error:
+        print(f"how much there is to do is not known yet: {error}")
+        return
+    finished = count_finished(params)
+    whole = 0.0
+    for stage in dict.fromkeys(row["stage"] for row in rows[:-1]):
+        total = add_up([row for row in rows if row["stage"] == stage])
+        trainings, done = total["trainings"], finished.get(stage, 0)
+        text = f"{stage}: {trainings:,} trainings"
+        if done:
+            text += f" ({done:,} finished before)"
+        text += f", {total['passes']:,} passes"
+        for hours in total["hours"].values():
+            to_do = hours * (1 - done / trainings) if done else hours
+            whole += to_do
+            text += f", about {format_hours(to_do)}"
+        print(text)
+    if machine:
+        print(
+            f"in all about {format_hours(whole)} on {machine['here'].workers} cores, at speeds "
+            "measured elsewhere (benchmarks/cost.json); `lsvit cost` says what is not counted"
+        )
+    else:
+        print("no time is told: jobs run on a GPU or a cluster, where speed was never measured")
 
 
 def format_hours(hours: float) -> str:

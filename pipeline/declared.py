@@ -1,6 +1,8 @@
 """What dvc.yaml declares and dvc.lock has: stages, whose file is whose, checksums."""
 
 import hashlib
+import shutil
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,31 @@ def changed(file: Path) -> bool:
 def paths(outs: list[Any]) -> list[Path]:
     """Outputs, as dvc.yaml lists them, without their options."""
     return [Path(next(iter(out)) if isinstance(out, dict) else out) for out in outs]
+
+
+def clear(stage: str) -> list[Path]:
+    """Remove all that dvc.yaml says a stage leaves, as DVC does before it. Returns their paths."""
+    declared = declared_stages()[stage]
+    outs = paths(declared["outs"] + declared.get("metrics", []))
+    for out in outs:
+        if out.is_dir() and not out.is_symlink():
+            shutil.rmtree(out)
+        else:
+            out.unlink(missing_ok=True)
+    return outs
+
+
+def leave_empty(outs: Iterable[Path], note: str) -> None:
+    """Write those outputs that are not there: tables without columns, {}, pages with a note."""
+    for out in outs:
+        if out.exists():
+            continue
+        out.parent.mkdir(parents=True, exist_ok=True)
+        texts = {".csv": "\n", ".json": "{}\n", ".md": f"{note}\n", ".tex": f"% {note}\n"}
+        if out.suffix in texts:
+            out.write_text(texts[out.suffix], encoding="utf-8")
+        else:
+            out.mkdir()
 
 
 def stage_of(folder: Path) -> str:

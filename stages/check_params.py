@@ -14,6 +14,7 @@ from pipeline.config.load import parse
 from pipeline.config.params import Params
 from pipeline.config.presets import OWN_WEIGHTS
 from pipeline.config.remarks import describe_lowered, describe_overruled
+from pipeline.cost import announce
 from pipeline.data.sources import find
 from pipeline.errors import UserError, collect_errors, mistake, one_line_errors, raise_all
 from pipeline.git import git
@@ -100,7 +101,7 @@ def build(params: Params) -> None:
     if preset.weights not in OWN_WEIGHTS and not is_only_online(preset):
         check_start(backbone, preset, root=root())
     with torch.device("meta"):
-        raise_all(line for paper in params.papers for line in paper.run("build", params, backbone))
+        raise_all(line for paper in params.running for line in paper.run("build", params, backbone))
 
 
 def committed() -> Params | None:
@@ -140,6 +141,7 @@ def main() -> None:
         remarks.append(f"values are not compared with those of the last commit; {error}")
     for line in remarks:
         print(line)
+    announce(params)
     out = Path("outs/params")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files(params).items():

@@ -8,7 +8,7 @@ from pipeline.jobs.stage import Stage
 @stage_process()
 def main() -> None:
     """outs/pretrain/, outs/finetune/ -> outs/exits/, results/exits*.csv (a row an exit), .json"""
-    stage = Stage("papers.exits.compute.frozen", PAPERS, of="exits")
+    stage = Stage("papers.exits.compute.frozen", PAPERS, of="exits", section="exits")
     from papers.exits.compute.plan import Plan
     from papers.exits.compute.rounds import train
     from papers.exits.compute.rows import OUT, keep
@@ -20,7 +20,7 @@ def main() -> None:
     show_values("exits", stage.params.values(Exits))
     OUT.mkdir(parents=True, exist_ok=True)
     threads = stage.params.resolve(Finetune).threads
-    exits = train(plan, OUT, lambda jobs: stage.train(jobs, threads))
+    exits = train(plan, OUT, lambda jobs, then: stage.train(jobs, threads, then))
     for folder, task in keep(plan, exits).items():
         stage.tracker_of(task).training(folder)
     stage.results("exits")

@@ -8,7 +8,7 @@ from pipeline.jobs.stage import Stage
 @stage_process()
 def main() -> None:
     """outs/pretrain/, outs/finetune/ -> outs/inversion/, results/inversion*.csv (a row a point)"""
-    stage = Stage("pipeline.training.loop", PAPERS, of="inversion")
+    stage = Stage("pipeline.training.loop", PAPERS, of="inversion", section="inversion")
     from papers.inversion.compute.plan import Plan
     from papers.inversion.compute.rows import keep
     from papers.inversion.section import Inversion
@@ -19,7 +19,8 @@ def main() -> None:
     trainings = plan.trainings()
     if trainings:
         show_values("inversion, trainings", stage.params.scratch_values(Inversion))
-        stage.train(list(trainings.values()), stage.params.scratch_training(Inversion).threads)
+        threads = stage.params.scratch_training(Inversion).threads
+        stage.train(list(trainings.values()), threads, then="inversions of the models")
     models = plan.models(trainings)
     inversions, class_images = plan.inversions(models), plan.class_images(models)
     stage.run([task.job for task in (*inversions, *class_images)])

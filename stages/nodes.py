@@ -8,7 +8,7 @@ from pipeline.jobs.stage import Stage
 @stage_process()
 def main() -> None:
     """outs/finetune/ -> results/nodes.csv (a row a model, policy, placement and fault)"""
-    stage = Stage("papers.nodes.compute.evaluation", PAPERS)
+    stage = Stage("papers.nodes.compute.evaluation", PAPERS, section="nodes")
     from papers.nodes.compute.plan import Plan
     from papers.nodes.compute.rows import keep
 

@@ -8,7 +8,7 @@ from pipeline.jobs.stage import Stage
 @stage_process()
 def main() -> None:
     """outs/finetune/ -> results/painters.csv (a row a model, strategy and number of layers)"""
-    stage = Stage("papers.painters.compute.evaluation", PAPERS)
+    stage = Stage("papers.painters.compute.evaluation", PAPERS, section="painters")
     from papers.painters.compute.plan import Plan
     from papers.painters.compute.rows import keep
 

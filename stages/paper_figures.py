@@ -6,6 +6,8 @@ from multiprocessing import get_context
 
 from papers import PAPERS
 from pipeline.config.load import load
+from pipeline.config.paper import LEFT_OUT
+from pipeline.declared import clear, leave_empty
 from pipeline.files import write_json
 from pipeline.jobs.files import RESULTS
 from pipeline.jobs.machine import available_cores
@@ -28,8 +30,12 @@ def main() -> None:
     """results/, outs/analysis/, outs/inversion/ -> results/: tables, claims, figures/"""
     start_workers("pipeline.report.figures", "pipeline.report.evidence", "papers")
     params = load(papers=PAPERS)
+    outs = clear("paper-figures")  # nothing of another run may be left
     results = Results(RESULTS, PAPERS)
     captions: dict[str, str] = {}
+    left_out = [paper for paper in results.papers_here() if not results.has_run(paper)]
+    for paper in left_out:
+        captions[paper.title] = LEFT_OUT
     for tables in results.readers("tables"):
         captions |= tables.write(results, params)
     modules = [figures.__name__ for figures in results.readers("figures")]
@@ -50,6 +56,8 @@ def main() -> None:
     for name, caption in sorted(captions.items()):
         text += f"\n**{name}.** {caption}\n"
     (RESULTS / "figures" / "captions.md").write_text(text, "utf-8")
+    if left_out:
+        leave_empty(outs, LEFT_OUT)
     Tracker(experiment_name(STAGES, params.cell), root()).results("paper-figures")
 
 

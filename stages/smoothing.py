@@ -8,7 +8,7 @@ from pipeline.jobs.stage import Stage
 @stage_process()
 def main() -> None:
     """outs/finetune/ -> outs/smoothing/, results/smoothing.csv (a row a model, order, layer)"""
-    stage = Stage("pipeline.training.loop", PAPERS, of="smoothing")
+    stage = Stage("pipeline.training.loop", PAPERS, of="smoothing", section="smoothing")
     from papers.smoothing.compute.plan import Plan
     from papers.smoothing.compute.rows import keep
     from papers.smoothing.section import Smoothing
@@ -19,7 +19,8 @@ def main() -> None:
     show_values("smoothing, trainings", stage.params.scratch_values(Smoothing))
     models = [plan.trained(model) for model in plan.models()]
     jobs = [model.job for model in models if model.job]
-    stage.train(jobs, stage.params.scratch_training(Smoothing).threads)
+    threads = stage.params.scratch_training(Smoothing).threads
+    stage.train(jobs, threads, then="profiles of the models")
     profiles = plan.profiles([*models, *plan.references(), *plan.refined()])
     stage.run([profile.job for profile in profiles])
     for folder in keep(plan, models, profiles):

@@ -9,6 +9,7 @@ PAPER = Paper(
     title="LayerShuffle",
     sections=(PruneEval, Analysis),
     rows="prune_eval",
+    main=True,
     labels=LABELS,
     without_colour=(*CONTROLS, "refit*"),
     trained=("baseline", "finetune"),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.config.params import Cell, Params
+from pipeline.config.params import AUTO, Cell, Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.resolve import Value, find_most, resolved
 from pipeline.config.samplers import forms, limit, sampler_name
@@ -46,6 +46,13 @@ def _check_presets(params: Params) -> Iterator[str]:
         ("model", params.model, params.models),
         ("dataset", params.dataset, params.datasets),
     ]
+    papers = {paper.name: paper for paper in params.all_papers}
+    names = list(papers) if params.papers == AUTO else params.papers
+    chosen += [("papers", name, papers) for name in names]
+    for name, paper in papers.items():
+        if paper.main and name not in names and papers.keys() >= {*names}:
+            wanted = f"a list with {name!r}, whose models the others look into"
+            yield mistake("papers", names, wanted)
     if params.scale is not None:
         chosen.append(("scale", params.scale, params.scales))
     for name, model in params.models.items():
@@ -106,12 +113,12 @@ def _check_values(params: Params) -> list[str]:
             wanted = f"at least {processes}, one image a process"
             lines.append(mistake(f"{batch.source}.batch_size", batch.value, wanted))
     unknown = []
-    for section in params.paper_sections:
+    for section in params.running_sections:
         for name in getattr(params.resolve(section), "variants", ()):
             if name not in params.all_variants:
                 unknown.append(unknown_name(f"{section.name}.variants", name, params.all_variants))
     if not unknown:
-        for paper in params.papers:
+        for paper in params.running:
             lines += paper.run("check", params)
     return lines + unknown
 
@@ -139,7 +146,7 @@ def _check_cell(params: Params, cell: Cell) -> list[str]:
     for section in params.paper_sections:
         own = collect_errors(resolved, section, params.values(section, cell=cell))
         lines += own
-        if not pretrain and not own and section in params.scratch_sections:
+        if not pretrain and not own and "training" in section.model_fields:
             values = params.scratch_values(section, cell)
             lines += collect_errors(resolved, Optimisation, values)
     return lines
@@ -195,7 +202,7 @@ def _check_bounds(params: Params) -> Iterator[str]:
         yield from at_most(key, heldout, used - 1, f"{used} training images are used")
     bounded: list[tuple[type[Section], dict[str, Value]]] = []
     bounded += [(Optimisation, values) for values in params.trainings()]
-    bounded += [(section, params.values(section)) for section in params.paper_sections]
+    bounded += [(section, params.values(section)) for section in params.running_sections]
     for section, values in bounded:
         for key, bound in section.marks(AtMost).items():
             most = find_most(bound, values, params.sizes)
@@ -227,14 +234,14 @@ def check_layers(params: Params, num_layers: int) -> None:
         lines += at_most(f"{place}.layers", layers, num_layers, why)
         if beyond := limit(variant.route, layers):
             lines += at_most(f"{place}.route", *beyond, why)
-    for section in params.paper_sections:
+    for section in params.running_sections:
         options = params.resolve(section)
         for key, bound in section.marks(AtMost).items():
             if bound.of == "layers":
                 largest = max(_numbers(getattr(options, key)), default=0)
                 most = num_layers - bound.less
                 lines += at_most(f"{section.name}.{key}", largest, most, why)
-    for paper in params.papers:
+    for paper in params.running:
         lines += paper.run("check_layers", params, num_layers)
     raise_all(lines)
 

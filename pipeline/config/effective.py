@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from pipeline.config.paper import LEFT_OUT
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, PaperFigures, Pretrain
 from pipeline.config.types import Section
@@ -23,7 +24,9 @@ def stage_params(params: Params) -> dict[str, Any]:
         refined[name] = [variant.model_dump(), params.resolve(Finetune, name).model_dump()]
     values["baseline"] = refined.pop(BASELINE)
     values["variants"] = refined
-    sections: list[type[Section]] = [Pretrain, Finetune, PaperFigures, *params.paper_sections]
+    for own in params.paper_sections:
+        values[own.name] = LEFT_OUT
+    sections: list[type[Section]] = [Pretrain, Finetune, PaperFigures, *params.running_sections]
     for section in sections:
         values[section.name] = [params.resolve(section).model_dump()]
     for trained in params.scratch_sections:

@@ -9,6 +9,7 @@ from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Optimisation, PaperSection
 from pipeline.config.variant import PLAIN, Variant
 
+LEFT_OUT = "not run, `papers` in params.yaml leaves it out"
 Reader = Literal["tables", "figures", "charts", "measures"]
 
 
@@ -62,6 +63,7 @@ class Paper:
     title: str
     sections: tuple[type[PaperSection], ...]
     rows: str  # the paper has results where results/<rows>.csv exists
+    main: bool = False  # always runs; for given weights it runs alone unless others are asked for
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)  # of variants, by name
     without_colour: tuple[str, ...] = ()  # variants, or patterns, whose figures need none
     trained: tuple[str, ...] = ()  # folders of outs/ with its trainings, beside outs/<name>

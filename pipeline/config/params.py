@@ -4,7 +4,7 @@ scale."""
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, PrivateAttr, ValidationError, create_model
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, create_model
 
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.paper import Paper
@@ -24,6 +24,17 @@ from pipeline.config.variant import BASELINE, Variant, variant_class
 from pipeline.errors import UserError, describe_errors
 
 Engine = Literal["local", "ray"]  # what runs jobs
+AUTO: Literal["auto"] = "auto"
+
+
+def _check_papers(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value == AUTO else [value]
+    names = value if isinstance(value, list) else []
+    once = len({str(name) for name in names}) == len(names)
+    if not names or not once or not all(isinstance(name, str) for name in names):
+        raise ValueError("auto, or a list of names of papers, each once")
+    return value
 
 
 class Cell(NamedTuple):
@@ -54,6 +65,9 @@ class Params(Section):
     """A key of `models`."""
     scale: str | None
     """How much is computed, a key of `scales`; null: the model's own."""
+    papers: Annotated[Literal["auto"] | list[str], BeforeValidator(_check_papers)] = AUTO
+    """Which papers run, as [layershuffle, exits]; the stages of others end at once. auto: all for
+    models from scratch, LayerShuffle alone for given weights."""
     engine: Engine = "local"
     """local: worker processes of this machine. ray: the cluster at the environment's
     RAY_ADDRESS."""
@@ -96,9 +110,17 @@ class Params(Section):
     # ---- papers ----
 
     @property
-    def papers(self) -> tuple[Paper, ...]:
+    def all_papers(self) -> tuple[Paper, ...]:
         """The papers whose sections the file has."""
         return self._papers
+
+    @property
+    def running(self) -> list[Paper]:
+        """The papers that run. Raises UserError as :meth:`preset_at`."""
+        if self.papers != AUTO:
+            return [paper for paper in self._papers if paper.name in self.papers]
+        from_scratch = self.model_preset.weights in OWN_WEIGHTS
+        return [paper for paper in self._papers if paper.main or from_scratch]
 
     def with_papers(self, papers: tuple[Paper, ...]) -> Self:
         """The same parameters with the papers that their sections belong to."""
@@ -112,9 +134,14 @@ class Params(Section):
         return [section for paper in self._papers for section in paper.sections]
 
     @property
+    def running_sections(self) -> list[type[PaperSection]]:
+        """The sections of the papers that run."""
+        return [section for paper in self.running for section in paper.sections]
+
+    @property
     def scratch_sections(self) -> list[type[PaperSection]]:
-        """The sections of all papers whose stages train models from scratch."""
-        return [section for section in self.paper_sections if "training" in section.model_fields]
+        """Those of them whose stages train models from scratch."""
+        return [section for section in self.running_sections if "training" in section.model_fields]
 
     # ---- presets ----
 

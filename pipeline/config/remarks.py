@@ -1,5 +1,6 @@
 """What a user is told about values that do not act as they are written."""
 
+from pipeline.config.paper import LEFT_OUT
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.types import Merged, Section
@@ -7,7 +8,7 @@ from pipeline.config.types import Merged, Section
 
 def describe_lowered(params: Params) -> list[str]:
     """The values that are lowered to the images there are, a line each."""
-    sections: list[type[Section]] = [Pretrain, Finetune, *params.paper_sections]
+    sections: list[type[Section]] = [Pretrain, Finetune, *params.running_sections]
     found = {section.name: params.values(section) for section in sections}
     for trained in params.scratch_sections:
         found[f"{trained.name}.training"] = params.scratch_values(trained)
@@ -24,6 +25,7 @@ def describe_overruled(params: Params, before: Params) -> list[str]:
     """The values that changed since `before` but that a nearer place sets, a line each."""
     lines: list[str] = []
     sections: list[type[Section]] = [Pretrain, Finetune, *params.paper_sections]
+    idle = [section for section in params.paper_sections if section not in params.running_sections]
     for section in sections:
         try:
             old_layers = {layer.place: layer.values for layer in before.layers(section.name)}
@@ -32,7 +34,11 @@ def describe_overruled(params: Params, before: Params) -> list[str]:
         for layer in params.layers(section.name):
             old_values = old_layers.get(layer.place, {})
             for key, value in layer.values.items():
-                if key in section.marks(Merged) or value == old_values.get(key):
+                if value == old_values.get(key):
+                    continue
+                if section in idle and layer.place in old_layers:
+                    lines.append(f"{layer.place}.{key}: {value} has no effect: {LEFT_OUT}")
+                if section in idle or key in section.marks(Merged):
                     continue
                 sources = _sources(params, section, key)
                 if layer.place not in sources:

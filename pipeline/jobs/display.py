@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Self
 
 from pipeline.config.params import Params
@@ -19,11 +20,14 @@ SHOWN = {"timm", "weights", "init_std", "init_growth", "num_classes", "head"}
 class Display:
     """Progress of several jobs: bars in a terminal, else a plain line per report.
 
+    Both say how much of all jobs is done, and about how long the rest takes.
+
     Args:
         jobs: title of each, and how many reports are expected of it.
+        then: what the stage does after them, in words.
     """
 
-    def __init__(self, jobs: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, jobs: Sequence[tuple[str, int]], then: str = "") -> None:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -33,7 +37,12 @@ class Display:
         )
 
         self.jobs = jobs
+        self.then = f", then {then}" if then else ""
         self.start = time.monotonic()
+        self.first: float | None = None  # when the first job had begun
+        self.completed = [0.0] * len(jobs)
+        self.before = [0.0] * len(jobs)  # completed by an earlier run
+        self.ended = 0
         self.bars = None
         if sys.stdout.isatty():
             columns = (
@@ -44,6 +53,7 @@ class Display:
                 TextColumn("{task.fields[last]}"),
             )
             self.bars = Progress(*columns)
+            self.whole = self.bars.add_task("all", total=len(jobs), last="")
             self.tasks = [
                 self.bars.add_task(title, total=total, last="", visible=False)
                 for title, total in jobs
@@ -61,20 +71,41 @@ class Display:
     def show(self, index: int, event: Event) -> None:
         """Advance a job's bar, or print its line."""
         title, total = self.jobs[index]
+        self.first = self.first or time.monotonic()
         text = describe(event, total) if event else "done"
+        self._advance(index, event)
         if not self.bars:
-            print(f"[{time.monotonic() - self.start:6.1f} s] {title}: {text}", flush=True)
+            left = f"  [{self.describe_whole()}]" if "text" not in event else ""
+            print(f"[{time.monotonic() - self.start:6.1f} s] {title}: {text}{left}", flush=True)
             return
-        completed: float = self.bars.tasks[self.tasks[index]].completed
-        if event == ENDED:
-            completed = total
-        elif "cell" in event:
-            completed += 1
-        elif "epoch" in event:
-            completed = event["epoch"]
-        elif "progress" in event:
-            completed = event["progress"]
+        completed = self.completed[index]
         self.bars.update(self.tasks[index], completed=completed, visible=True, last=text)
+        self.bars.update(self.whole, completed=self.ended, last=self.describe_whole())
+
+    def _advance(self, index: int, event: Event) -> None:
+        """Note what a job has completed."""
+        total = self.jobs[index][1]
+        if event == ENDED:
+            self.completed[index] = total
+            self.ended += 1
+        elif "cell" in event:
+            self.completed[index] = min(self.completed[index] + 1, total)
+        elif "epoch" in event or "progress" in event:
+            completed = float(event["epoch"] if "epoch" in event else event["progress"])
+            if self.completed[index] == 0:  # an interrupted training goes on
+                self.before[index] = math.ceil(completed) - 1
+            self.completed[index] = completed
+
+    def describe_whole(self) -> str:
+        """How much of all jobs is done, and about how long the rest takes."""
+        total = sum(reports for _, reports in self.jobs)
+        completed = sum(self.completed)
+        text = f"{self.ended} of {len(self.jobs)} jobs, {completed / total:.0%}"
+        here = completed - sum(self.before)
+        if here and self.first:
+            seconds = (time.monotonic() - self.first) * (total - completed) / here
+            text += f", about {timedelta(seconds=round(seconds))} left"
+        return text + self.then
 
 
 def describe(event: Event, total: int) -> str:

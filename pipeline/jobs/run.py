@@ -23,6 +23,7 @@ def run(
     distributed: Distributed | None = None,
     engine: Engine = "local",
     workers: int | None = None,
+    then: str = "",
 ) -> None:
     """Run the unfinished jobs in parallel and show their progress.
 
@@ -33,6 +34,7 @@ def run(
         threads: cores that a job takes.
         distributed: where it asks for several processes a training, torchrun starts them, one
             training after another, after all other jobs.
+        then: what the stage does after these jobs, in words.
         engine: "ray" runs all on the nodes of a cluster but trainings over several machines.
         workers: jobs side by side on this machine; None: as many as it has GPUs, or cores for.
 
@@ -66,16 +68,16 @@ def run(
     if ray_jobs:
         from pipeline.jobs.ray import run_on_cluster
 
-        _show(ray_jobs, run_on_cluster(ray_jobs, device, threads, distributed), on_epoch)
+        _show(ray_jobs, run_on_cluster(ray_jobs, device, threads, distributed), on_epoch, then)
     if pool_jobs:
-        _show(pool_jobs, pool(pool_jobs, device, threads, workers), on_epoch)
+        _show(pool_jobs, pool(pool_jobs, device, threads, workers), on_epoch, then)
     if spread_jobs and distributed:
-        _show(spread_jobs, spread(spread_jobs, distributed, threads), on_epoch)
+        _show(spread_jobs, spread(spread_jobs, distributed, threads), on_epoch, then)
 
 
-def _show(jobs: Sequence[Job], events: Events, on_epoch: OnEpoch | None) -> None:
+def _show(jobs: Sequence[Job], events: Events, on_epoch: OnEpoch | None, then: str) -> None:
     titles = [(job.title, job.total) for job in jobs]
-    with Display(titles) as display, closing(events):
+    with Display(titles, then) as display, closing(events):
         for i, event in events:
             display.show(i, event)
             if on_epoch and "epoch" in event:

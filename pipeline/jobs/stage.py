@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipeline.config.load import load_checked
-from pipeline.config.paper import Paper
+from pipeline.config.paper import LEFT_OUT, Paper
+from pipeline.declared import clear, leave_empty
 from pipeline.files import reading
 from pipeline.jobs.events import Event
 from pipeline.jobs.files import DATA, HELDOUT, read_meta
@@ -27,14 +28,22 @@ class Stage:
         papers: whose sections params.yaml has.
         of: whose trainings its tracker logs: a paper's, or those of "pretrain". A stage that trains
             nothing logs its results alone.
+        section: of params.yaml, of a paper's stage. If the paper does not run, this process ends.
     """
 
-    def __init__(self, module: str, papers: tuple[Paper, ...], of: str = STAGES) -> None:
+    def __init__(
+        self, module: str, papers: tuple[Paper, ...], of: str = STAGES, section: str = ""
+    ) -> None:
+        params = load_checked(papers=papers)
+        if section and section not in [used.name for used in params.running_sections]:
+            print(f"{section}: {LEFT_OUT}", flush=True)
+            leave_empty(clear(section.replace("_", "-")), LEFT_OUT)
+            raise SystemExit(0)
         start_workers(module, "timm", "papers", "pipeline.jobs.stage")
         with reading(DATA / "meta.json", "`dvc repro -f prepare-data` makes it again"):
             counts = read_meta(DATA)["counts"]
             sizes = counts["train"], counts["validation"], counts.get(HELDOUT, 0)
-        self.params = load_checked(papers=papers).with_sizes(*sizes)
+        self.params = params.with_sizes(*sizes)
         print(f"on {cpu_name()} ({cpu_kind()}), {available_cores()} cores", flush=True)
         lines = describe_exceptions() if self.params.portable else []
         if self.params.device == "auto":
@@ -71,8 +80,11 @@ class Stage:
         keep(plan, jobs)
         self.results(name)
 
-    def train(self, jobs: Sequence[Job], threads: int) -> None:
-        """Run trainings, spread over processes if params.yaml says so. Tracks their epochs."""
+    def train(self, jobs: Sequence[Job], threads: int, then: str = "") -> None:
+        """Run trainings, spread over processes if params.yaml says so. Tracks their epochs.
+
+        `then` is what follows in the stage, in words.
+        """
 
         def track(job: Job, row: Event) -> None:
             self.tracker_of(job.config.dataset).epoch(job.config.title, job.record(), row)
@@ -87,6 +99,7 @@ class Stage:
                     self.params.distributed,
                     self.params.engine,
                     self.params.workers,
+                    then,
                 )
             except BaseException as error:
                 for tracker in self._trackers.values():

@@ -13,8 +13,16 @@ from typing import Any
 import numpy as np
 from jinja2 import Template
 
+from pipeline.config.paper import LEFT_OUT
 from pipeline.report.claims import MARGINS, Claim, Range, load_claims
-from pipeline.report.evidence import Counts, Evidence, NotComparable, NothingToTell, NoVerdict
+from pipeline.report.evidence import (
+    Counts,
+    Evidence,
+    NotComparable,
+    NothingToTell,
+    NotRun,
+    NoVerdict,
+)
 from pipeline.report.statistics import LEVEL, METHOD, Estimate, estimate, holm, n_to_decide, p_value
 from pipeline.report.tables import console
 
@@ -101,6 +109,11 @@ def _measure(claim: Claim, measures: Measures, evidence: Evidence) -> Measured:
         if claim.minus is not None:
             values = values - measure(evidence, **(claim.arguments | claim.minus))
     return values
+
+
+def _refuse_left_out(*_: object, **__: object) -> Measured:
+    """Raise NotRun, of a paper that was left out."""
+    raise NotRun(LEFT_OUT)
 
 
 def _interval(claim: Claim, values: Measured) -> Estimate:
@@ -213,11 +226,20 @@ def _is_inside(low: float, high: float, bounds: Range) -> bool:
 def judge(evidence: Evidence) -> dict[str, Any]:
     """The ledger: every claim of the papers with rows among the evidence, judged on it."""
     entries = []
+    run = [paper.name for paper in evidence.papers_here() if evidence.has_run(paper)]
     for paper in evidence.papers_here():
         stated = load_claims(paper)
         measures = paper.import_reader("measures").MEASURES
+        has_run = evidence.has_run(paper)
+        if not has_run:
+            measures = dict.fromkeys(measures, _refuse_left_out)
         for claim in stated.claims:
-            entries.append(judge_claim(claim, measures, evidence))
+            entry = judge_claim(claim, measures, evidence)
+            if not has_run:
+                names = ",".join([*run, paper.name])
+                command = f"uv run dvc exp run -S 'papers=[{names}]' {claim.run}"
+                entry["run"] = command.strip()
+            entries.append(entry)
     head = ("dataset", "model", "scale", "protocol", "seeds", "latin")
     ledger = {key: evidence.cell[key] for key in head} | {
         "interval": METHOD,

@@ -37,6 +37,7 @@ class PaperPage(NamedTuple):
     name: str
     title: str
     shown: Charts
+    has_run: bool
 
 
 class Group(NamedTuple):
@@ -115,8 +116,9 @@ class Report:
         pages = []
         for paper in self.results.papers_here():
             charts = paper.import_reader("charts")
-            shown = charts.charts(self.results) if charts else Charts()
-            pages.append(PaperPage(paper.name, paper.title, shown))
+            has_run = self.results.has_run(paper)
+            shown = charts.charts(self.results) if charts and has_run else Charts()
+            pages.append(PaperPage(paper.name, paper.title, shown, has_run))
         return pages
 
     def groups(self) -> list[Group]:

@@ -62,9 +62,14 @@ class Results:
         own_model = rows["model"] == self.cell["model"]
         return bool((own_data & own_model).any())
 
+    def has_run(self, paper: Paper) -> bool:
+        """False if `papers` in params.yaml left the paper out: its table has no columns."""
+        return len(self.table(paper.rows).columns) > 0
+
     def readers(self, reader: Reader) -> list[ModuleType]:
-        """The modules "tables", "figures" or "charts" of the papers that have rows here."""
-        modules = [paper.import_reader(reader) for paper in self.papers_here()]
+        """The modules "tables", "figures" or "charts" of the papers that were run here."""
+        run = [paper for paper in self.papers_here() if self.has_run(paper)]
+        modules = [paper.import_reader(reader) for paper in run]
         return [module for module in modules if module is not None]
 
     def label(self, variant: str) -> str:

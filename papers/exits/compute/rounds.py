@@ -10,7 +10,7 @@ from papers.exits.section import COUNTING, LATER_LAYERS
 from pipeline.jobs.files import WEIGHTS
 from pipeline.jobs.job import Job
 
-Run = Callable[[Sequence[Job]], None]
+Run = Callable[[Sequence[Job], str], None]
 
 
 class Exits(NamedTuple):
@@ -27,7 +27,7 @@ def train(plan: Plan, out: Path, run: Run) -> Exits:
     Args:
         plan: of the stage.
         out: folder for the canvases to count on.
-        run: runs a round of jobs, which have ended when it returns.
+        run: runs a round of jobs, which have ended when it returns; it is told what follows.
     """
     options = plan.options
     starts = {seed: plan.start(seed) for seed in plan.seeds}
@@ -51,7 +51,8 @@ def train(plan: Plan, out: Path, run: Run) -> Exits:
             first_steps += plan.at_placements(task, "layer_wise", options.layer_wise_branches)
     twins = [plan.end_to_end_twin(step) for step in first_steps]
     models = [*trained, *first_steps, *twins]
-    run([job for model in models for job in (*model.jobs, model.costs)])
+    first = [job for model in models for job in (*model.jobs, model.costs)]
+    run(first, "exits on frozen models")
 
     frozen: list[Frozen] = []
     counted: list[Frozen] = []
@@ -64,13 +65,15 @@ def train(plan: Plan, out: Path, run: Run) -> Exits:
     for step in first_steps:
         for later in LATER_LAYERS:
             joined.append((step, later, plan.join(step, later)))
-    run([model.job for model in frozen + counted] + [job for _, _, job in joined])
+    second = [model.job for model in frozen + counted] + [job for _, _, job in joined]
+    run(second, "later steps" if joined else "")
 
     steps = []
     for step, later, job in joined:
         steps.append(plan.next_step(step, f"layer_wise_{later}", job.folder / WEIGHTS))
     while steps:
-        run([job for step in steps for job in step.jobs])
+        jobs = [job for step in steps for job in step.jobs]
+        run(jobs, "" if steps[0].is_last else "later steps")
         ended = [step for step in steps if step.is_last]
         trained += ended
         steps = [plan.next_step(step) for step in steps if not step.is_last]
@@ -82,5 +85,5 @@ def _counting_task(plan: Plan, starts: dict[int, Path], data: Path, run: Run) ->
     write_canvases(plan.data, plan.options.counting, data)
     task = Task(COUNTING, data, starts)
     heads = {seed: plan.head_for(task, seed) for seed in starts}
-    run(list(heads.values()))
+    run(list(heads.values()), "trainings with exits")
     return task._replace(starts={seed: head.folder / WEIGHTS for seed, head in heads.items()})

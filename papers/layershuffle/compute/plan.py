@@ -93,6 +93,7 @@ class Analyses(Plan):
                 variant,
                 seed,
                 weights=weights,
+                total=2,
                 options=self.options,
                 precision=self.precision(),
             )
