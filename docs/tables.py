@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
+import yaml
 
+from lsvit.routes import ORDERS
 from papers import PAPERS
 from papers.layershuffle.labels import label
 from pipeline.report.claims import Claim, load_claims
@@ -30,10 +32,16 @@ ORDER = (FAILS, WEAKER, HOLDS, UNDECIDED, NOT_COMPARABLE, NOT_RUN)  # of a page'
 PRETRAINED = "results/cells/fashion_mnist_4k_vit_s14_56_few_epochs"
 HOURS = "results/cells/fashion_mnist_10k_vit_micro_hours"
 # What a row of the README's table is called -> the folder of its results.
-CELLS = {
-    f"[pre-trained ViT-S/14]({PRETRAINED}/README.md), 4,000 images, three seeds": PRETRAINED,
-    f"[micro model at `hours`]({HOURS}/README.md), Latin orders, five seeds": HOURS,
-    "micro model at `minutes`, the default run, five seeds": "results",
+PUBLISHED = "papers/layershuffle/published.yaml"
+# Rows of the README's table: variants of ours, and columns of the published table.
+SHOWN = {
+    "usual refinement": "baseline",
+    "LayerShuffle": "ls",
+    "logistic regression on the pixels": "logistic_regression",
+}
+PUBLISHED_COLUMNS = {
+    "published, ViT-B/16 on ImageNet: usual refinement": 0,
+    "published, ViT-B/16 on ImageNet: LayerShuffle": 1,
 }
 # Of the models on real processes, those that the page shows.
 SERVED = (("baseline", "strict"), ("baseline", "partial"), ("layerdrop", "partial"), ("ls", "any"))
@@ -92,34 +100,24 @@ def _ids(ledger: dict[str, Any]) -> set[str]:
 
 
 def result(read: Read, file: str) -> str:
-    """Accuracy of baseline and LS in both orders, a row a cell, then the published one.
+    """Mean accuracy in both orders, one number a cell: of the default run, and the published ones.
 
     Args:
         read: reads a file.
-        file: the default run's table, which has the published row: ViT-B/16 on ImageNet.
+        file: the default run's table1.csv.
     """
-    head = ["", *(f"{name}, {order}" for name in ("baseline", "LS") for order in ORDERS.values())]
-    rows = [
-        _accuracies(read(f"{folder}/table1.md"), words, "ours") for words, folder in CELLS.items()
-    ]
-    published = _accuracies(
-        read(file), "published: ViT-B/16, ImageNet", "published", "ImageNet", "ViT-B/16"
-    )
-    return markdown_table(head, [*rows, published])
+    means = pd.read_csv(io.StringIO(read(file))).set_index(["variant", "order"])["mean"]
+    published = yaml.safe_load(read(PUBLISHED))["ImageNet"]["ViT-B/16"]
+    rows = []
+    for words, variant in SHOWN.items():
+        rows.append([words, *(_in_percent(means.get((variant, order))) for order in ORDERS)])
+    for words, column in PUBLISHED_COLUMNS.items():
+        rows.append([words, *(f"{published[order][column][0]:.0f}" for order in ORDERS)])
+    return markdown_table(["accuracy in %", "original order", "random orders"], rows)
 
 
-ORDERS = {"sequential": "original order", "arbitrary": "arbitrary orders"}
-
-
-def _accuracies(table1: str, words: str, *start: str) -> list[str]:
-    """A row of :func:`result`, from the rows of a Table 1 that start with these cells."""
-    lines = [line.strip("|").split("|") for line in table1.splitlines() if line.startswith("|")]
-    names, _, *rows = [[cell.strip() for cell in line] for line in lines]
-    chosen = {row[3]: row for row in reversed(rows) if row[: len(start)] == [*start]}
-    cells = [
-        chosen[order][names.index(variant)] for variant in ("baseline", "LS") for order in ORDERS
-    ]
-    return [words, *cells]
+def _in_percent(mean: float | None) -> str:
+    return "" if mean is None or mean != mean else f"{100 * mean:.0f}"
 
 
 def counts(read: Read, file: str) -> str:
