@@ -10,8 +10,8 @@ from pipeline.report.tables import NONE
 # Tables and figures, by the beginnings of their names
 DRAWN_FROM = {"exits_": ("exits.csv",), "exits_dynamic": ("exits_dynamic.csv",)}
 CAPTION = (
-    "Exits on the frozen baseline, means over the seeds. What costs more than the budget fades, "
-    f"the best that fits is named. {CHOICE}"
+    "Exits on the frozen baseline, means over the seeds. Exits above the budget fade. "
+    f"The best of the others is named. {CHOICE}"
 )
 
 

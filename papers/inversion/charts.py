@@ -26,6 +26,6 @@ def charts(results: Results) -> Charts:
     rows = rows.assign(model=rows["family"] + ", " + rows["weights"])
     means = spread(rows, ["model", "depth"], "pixel_correlation", 1)
     title = "Pixel correlation of original and found input"
-    caption = f"{SPREAD} A few images each; inputs found by the first optimiser."
+    caption = f"{SPREAD} A few images each. The first optimiser found the inputs."
     spec = lines(means, "depth", "model", "layers run", "pixel correlation")
     return Charts(charts=[Chart(title, caption, "inversion.csv", spec)], pictures=PICTURES)

@@ -36,7 +36,7 @@ CONFIG: dict[str, Any] = {
 }
 ORDERS = {"sequential": "in the original order", "arbitrary": "in random order"}
 GRID = "Grid"  # key of a PNG's metadata: where a figure of pictures has them
-CHOICE = "The first name chosen is shown alone, each further one joins it."
+CHOICE = "Choose a name to show it alone. Each further name joins it."
 NO_ZERO = {"zero": False}
 SHOWN = {"name": "shown", "value": []}  # parameter: the names that are shown, none: all
 SPREAD = f"Mean and standard deviation over the seeds. {CHOICE}"  # of lines

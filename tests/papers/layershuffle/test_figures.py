@@ -150,7 +150,7 @@ def test_points_and_means_of_the_analysis(figures: DrawnFigures) -> None:
     numbers = {"position_r2": number, "position_r2_whole": number | {"mean": 0.6}}
     caption = draw_umap(figures, arrays, 2, "umap", "x", numbers, 4)
     assert "R² = 0.30" in figures.drawn["umap"].axes[0].get_title()
-    assert "ridge regression: R² = 0.60 (n = 1)" in caption
+    assert "whole outputs tells it with R² = 0.60 (n = 1)" in caption
     draw_ridges(figures, arrays, "ridges", "x")
     points: Any = figures.drawn["umap"].axes[0].collections[0]
     assert np.array_equal(points.get_offsets(), arrays["plane"])

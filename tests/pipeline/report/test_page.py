@@ -81,7 +81,7 @@ def test_links_of_the_checklists_hold(page: Path) -> None:
 
 
 def test_one_seed_has_no_spread(copied: Path) -> None:
-    """Numbers alone, and charts that are valid JSON."""
+    """Numbers alone, charts that are valid JSON, and no models where there are none to shuffle."""
     for name in (
         "table1.csv",
         "figure1.csv",
@@ -93,7 +93,11 @@ def test_one_seed_has_no_spread(copied: Path) -> None:
         rows.assign(std=None).to_csv(copied / name, index=False)
     cell = json.loads((copied / "cell.json").read_text()) | {"seeds": [0]}
     (copied / "cell.json").write_text(json.dumps(cell))
+    (copied / "shuffle.json").write_text("{}")  # as where the model is a large one
     text = Report(Results(copied, PAPERS)).html()
+    sections = re.findall(r'<section id="shuffle">\s*<p[^>]*>[^<]+</p>\s*</section>', text)
+    assert len(sections) == 1
+    assert "readTensors" not in text
     assert ">nan</data>" not in text
     assert ">1</data> seed," in text
     for spec in re.findall(r'<script type="application/json">(.*?)</script>', text):
