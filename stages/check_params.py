@@ -72,7 +72,14 @@ def read_weights_folder(params: Params) -> Params:
         return params
     from pipeline.models.weights import complete
 
-    return params.with_model(complete(preset, root()))
+    params = params.with_model(complete(preset, root()))
+    pixels = params.model_preset.pixels
+    if pixels and params.dataset_preset.resize == "published" and pixels.crop_pct:
+        print(
+            f"models.{params.model}: the weights' crop_pct {pixels.crop_pct}, {pixels.crop_mode}, "
+            f"{pixels.interpolation} count with datasets.{params.dataset}.resize: timm alone"
+        )
+    return params
 
 
 def build(params: Params) -> None:
@@ -126,6 +133,7 @@ def main() -> None:
 
     A stage runs again where a value it depends on has changed, and nowhere else.
     """
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # its retries would drown the one line
     params = parse("params.yaml", papers=PAPERS)
     check_names(params)
     params = read_weights_folder(params)

@@ -16,6 +16,7 @@ from pipeline.config.variant import BASELINE, PLAIN, Variant
 from pipeline.errors import UserError
 from pipeline.jobs.configs import MeasureConfig, TrainConfig
 from pipeline.jobs.files import (
+    CONFIG,
     DATA,
     FINETUNED,
     JUDGES,
@@ -185,9 +186,11 @@ class Plan:
                 for seed in self.params.starts
             }
         file = preset.local_file(root())
-        fields = self.fields("pretrain", PLAIN, file if file and file.is_file() else None) | {
-            "model": preset
-        }
+        fields = self.fields("pretrain", PLAIN, file if file and file.is_file() else None)
+        fields["model"] = preset
+        about = file.with_name(CONFIG) if file else None
+        if about and about.is_file() and fields["weights_sha256"]:  # it names the outputs
+            fields["weights_sha256"] += self.digest(about)
         inputs = {"data": self.data, "weights": root() / preset.weights if file else None}
         configs = {
             seed: TrainConfig(**fields, options=self.options, seed=seed)

@@ -17,7 +17,7 @@ from lsvit.checkpoint import CONFIG, DATA_KEYS, About, describe_misfit, read_abo
 from lsvit.predict import check_digests, read_spec
 from lsvit.routed import RoutedModel
 from lsvit.weights import load_weights
-from pipeline.config.presets import FORMATS, OWN_WEIGHTS, ModelPreset
+from pipeline.config.presets import OWN_WEIGHTS, ModelPreset
 from pipeline.config.variant import PLAIN, Position, Variant, papers_variant
 from pipeline.data.resize import pixels_of
 from pipeline.errors import UserError, describe_errors
@@ -229,9 +229,11 @@ def complete(preset: ModelPreset, root: Path = Path()) -> ModelPreset:
         kwargs["img_size"] = kwargs["img_size"][0]
     kwargs |= preset.kwargs
     pixels = {key: about.data[key] for key in DATA_KEYS if key in about.data}
-    if len(pixels.get("mean", ())) != kwargs.get("in_chans", 3):
-        pixels.pop("mean", None)  # for other channels than the preset's
-        pixels.pop("std", None)
+    in_chans = kwargs.get("in_chans", 3)
+    if "mean" in pixels and len(pixels["mean"]) != in_chans:
+        config = file.parent / CONFIG
+        print(f"{config}: mean and std are left out, not for the preset's {in_chans} channels")
+        del pixels["mean"], pixels["std"]
     stock_pixels = json.loads(json.dumps({key: getattr(stock, key) for key in pixels}))
     if pixels == stock_pixels:
         pixels = {}
@@ -342,7 +344,16 @@ def is_only_online(preset: ModelPreset) -> bool:
     Raises:
         UserError: they are in neither.
     """
-    return preset.weights == "hub" and not _ask_hub(preset, dry_run=True).is_cached
+    import timm
+    from huggingface_hub import try_to_load_from_cache
+
+    if preset.weights != "hub":
+        return False
+    cfg: Any = timm.get_pretrained_cfg(preset.timm)
+    if isinstance(try_to_load_from_cache(cfg.hf_hub_id, "model.safetensors"), str):
+        return False
+    _ask_hub(preset, dry_run=True)
+    return True
 
 
 def _ask_hub(preset: ModelPreset, **how: bool) -> Any:
@@ -371,7 +382,7 @@ def _read_about(preset: ModelPreset, file: Path) -> About | None:
     with user_errors():
         check_digests(folder, read_spec(folder))
         about = read_about(folder)
-    if about is None and not preset.weights.endswith(FORMATS):
+    if about is None and Path(preset.weights).name != file.name:
         raise UserError(
             f"{folder}: no config.json naming an architecture, "
             "accepted: the layout of timm or transformers (config.json, model.safetensors)"
