@@ -20,7 +20,7 @@ from lsvit.weights import load_weights
 from pipeline.config.presets import OWN_WEIGHTS, ModelPreset
 from pipeline.config.variant import PLAIN, Position, Variant, papers_variant
 from pipeline.data.resize import pixels_of
-from pipeline.errors import UserError, describe_errors
+from pipeline.errors import UserError, describe_errors, plain
 from pipeline.jobs.files import sha256
 from pipeline.models.extensions import extensions_of
 from pipeline.models.tokens import patch_embed
@@ -212,6 +212,7 @@ def complete(preset: ModelPreset, root: Path = Path()) -> ModelPreset:
         UserError: the folder's config.json is of another architecture, or cannot be read.
     """
     import timm
+    from timm.models import PretrainedCfg
 
     file = preset.local_file(root)
     about = None if file is None else _read_about(preset, file)
@@ -220,7 +221,8 @@ def complete(preset: ModelPreset, root: Path = Path()) -> ModelPreset:
     kwargs = {key: about.model_args[key] for key in about.model_args if "drop" not in key}
     kwargs.pop("num_classes", None)
     kwargs.pop("pretrained", None)
-    stock: Any = timm.get_pretrained_cfg(preset.timm)
+    _check_name(preset)
+    stock: Any = timm.get_pretrained_cfg(preset.timm) or PretrainedCfg()
     size = list(about.data.get("input_size", ()))
     if size and size != list(stock.input_size):
         kwargs.setdefault("in_chans", size[0])
@@ -509,7 +511,10 @@ def _find_rows(names: Sequence[str], classes: Sequence[str]) -> list[int] | None
 
 def _first(names: Sequence[str]) -> str:
     """The first names of a list, for a person."""
-    return ", ".join(names[:SHOWN]) + ", ..." * (len(names) > SHOWN)
+    shown = list(map(plain, names[:SHOWN]))
+    if len(names) > SHOWN:
+        shown.append("...")
+    return ", ".join(shown)
 
 
 def _convert(tensors: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
