@@ -14,6 +14,7 @@ from lsvit.routes import generator
 from pipeline.data.resize import Resize
 from pipeline.data.shards import Maps
 from pipeline.jobs.files import read_meta
+from pipeline.jobs.machine import available_cores
 from pipeline.jobs.processes import root
 
 WORKERS = 4  # processes that read ahead, where a split does not fit on the device
@@ -76,7 +77,7 @@ class Split:
             if len(self) * math.prod(self.maps.shape) <= free / SHARE:
                 self.resident = self.load()
             else:
-                workers = WORKERS
+                workers = min(WORKERS, available_cores())
         self.workers = workers or 0
 
     def __len__(self) -> int:

@@ -175,7 +175,7 @@ def describe_gpus() -> list[str]:
     reasons += [" ".join(found.why.split())] if found.why else []
     reason = f" ({'; '.join(reasons)})" if reasons else ""
     then = "" if found.count else "; `device: auto` takes the CPU"
-    return [f"the driver lists {listed} GPUs, torch can use {found.count}{reason}{then}"]
+    return [f"the driver lists {listed} GPU(s), torch can use {found.count}{reason}{then}"]
 
 
 # ---- a temporary folder -----------------------------------------------------------------------

@@ -16,7 +16,6 @@ from pipeline.config.sections import Distributed
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.job import DONE, LOCK, Job
-from pipeline.jobs.processes import WORKERS
 from pipeline.jobs.run import run
 from tests.conftest import ROOT
 from tests.pipeline.jobs.test_pool import jobs
@@ -92,25 +91,6 @@ def with_two_processes(todo: list[Job]) -> list[Job]:
 
 def die(*_: object, **__: object) -> None:
     os._exit(1)
-
-
-def note_workers(*_: object, folder: Path, **__: object) -> None:
-    """A job that leaves how many share the memory of its machine."""
-    (folder / "workers").write_text(os.environ[WORKERS])
-
-
-def test_jobs_know_how_many_share_their_node(
-    cluster: Any, train_config: Config, prepared: Path
-) -> None:
-    """The only node with room for the job has room for two of them."""
-    node = cluster.add_node(**NODE | {"num_cpus": 6})
-    job = replace(
-        jobs(train_config, prepared, [0])[0],
-        function="tests.pipeline.jobs.test_cluster:note_workers",
-    )
-    run([job], "cpu", threads=3, engine="ray")
-    cluster.remove_node(node)
-    assert (job.folder / "workers").read_text() == "2"
 
 
 def test_the_same_bytes_as_here_and_found_by_the_local_engine(

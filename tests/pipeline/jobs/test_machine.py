@@ -104,7 +104,7 @@ def test_gpus_that_torch_cannot_use(
     lines = describe_gpus()
     assert len(lines) == (visible != "")  # what hides them is meant
     for line in lines:
-        assert "lists 2 GPUs, torch can use 0" in line
+        assert "lists 2 GPU(s), torch can use 0" in line
         assert visible is None or visible in line
 
 
