@@ -310,22 +310,22 @@ def find_targets(
     parents = []
     for file in files:
         inside = file.relative_to(folder).parts
-        parents.append(plain(inside[0]) if len(inside) > 1 else "")
+        parents.append(inside[0] if len(inside) > 1 else "")
     backbone: Any = getattr(model, "backbone", model)
     subset = infer_imagenet_subset(backbone)
     wordnet_names = ImageNetInfo(subset).label_names() if subset else []
     index_of: dict[str, int] = {}
-    for names in ([name.replace("/", "_") for name in classes], wordnet_names):
+    for names in ([plain(name.replace("/", "_")) for name in classes], wordnet_names):
         for index, name in enumerate(names):
             if names.count(name) == 1:  # two of ImageNet's classes are "crane"
                 index_of[name] = index
     folders = sorted(set(parents))
     if not index_of and "" not in folders and len(folders) == backbone.num_classes:
-        index_of = {name: index for index, name in enumerate(folders)}
+        index_of = {plain(name): index for index, name in enumerate(folders)}
     for name in folders:
-        if name not in index_of:
+        if plain(name) not in index_of:
             known = ", ".join([*index_of][:SHOWN]) or f"{backbone.num_classes} folders, one a class"
             line = f"no accuracy: found images in {folder / name}, accepted: {known}"
             print(plain(line))
             return None
-    return torch.tensor([index_of[name] for name in parents])
+    return torch.tensor([index_of[plain(name)] for name in parents])

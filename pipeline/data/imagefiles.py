@@ -127,6 +127,9 @@ def list_image_folder(folder: Path) -> tuple[dict[str, Items], list[str]]:
         unused = {f"beside train and {present[0]}": [f"{folder}/{name}" for name in others]}
         print(describe_unused(folder, unused))
     train, classes = list_split(folder / "train")
+    if len(classes) == 1:
+        found = plain(classes[0])
+        raise UserError(f"{train.root}: found one class, {found}, accepted: at least 2")
     validation, _ = list_split(folder / present[0], classes)
     return {"train": train, "validation": validation}, [plain(name) for name in classes]
 

@@ -247,6 +247,11 @@ def test_folders_are_read_as_torchvision_reads_them(
         (rename("val", "vali"), "val", r"no such folder, accepted: .*\(or validation, or test\)"),
         (rename("val/dog", "val/wolf"), "val/wolf", "a class that the training images do not have"),
         (empty_class, "train", "no image of 1 of 3 classes: bird, accepted"),
+        (
+            lambda images: shutil.rmtree(images / "train" / "dog"),
+            "train",
+            "one class, cat, accepted",
+        ),
         (no_images, "val", "no image of 2 of 2 classes: cat, dog, accepted"),
         (no_classes, "val", "accepted: .*/val/<class>/<image>"),
     ],
