@@ -7,7 +7,7 @@ FLOP/s.
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,9 +23,11 @@ from pipeline.config.presets import ModelPreset
 from pipeline.config.samplers import Spec, make_sampler, training_order
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.variant import PLAIN, Variant
+from pipeline.data.prepare import choose
+from pipeline.data.sources import find
 from pipeline.errors import UserError
 from pipeline.files import reading
-from pipeline.jobs.files import DATA, read_meta
+from pipeline.jobs.files import DATA, HELDOUT, read_meta
 from pipeline.jobs.identity import processor
 from pipeline.jobs.machine import available_cores
 from pipeline.jobs.plan import Plan
@@ -227,6 +229,16 @@ def count_finished(params: Params) -> dict[str, int]:
     return finished
 
 
+def count_images(params: Params) -> tuple[int, int, int]:
+    """Count a folder's images to train on, to validate on, and held out. Raises UserError."""
+    preset = params.dataset_preset
+    with redirect_stdout(None):  # what is left out was said when the folder was checked
+        source = find(preset.source, preset.folder, Path())
+    splits = choose(params.dataset, preset, source.splits)
+    heldout = len(splits[HELDOUT].labels) if HELDOUT in splits else 0
+    return len(splits["train"].labels), len(splits["validation"].labels), heldout
+
+
 def announce(params: Params) -> None:
     """Print what a run will do, before it does: by stage trainings, passes, and about how long."""
     left_out = [paper.name for paper in params.all_papers if paper not in params.running]
@@ -236,6 +248,8 @@ def announce(params: Params) -> None:
             f"not run: {', '.join(left_out)}; `papers` in params.yaml, a list of names, adds them"
         )
     try:
+        if params.sizes is None and params.dataset_preset.source == "image_folder":
+            params = params.with_sizes(*count_images(params))
         machine = this_machine(params, known_hardware())
         rows = estimate(params, machine)["stages"]
     except UserError as error:
@@ -257,8 +271,8 @@ def announce(params: Params) -> None:
         print(text)
     if machine:
         print(
-            f"in all about {format_hours(whole)} on {machine['here'].workers} cores, at speeds "
-            "measured elsewhere (benchmarks/cost.json); `lsvit cost` says what is not counted"
+            f"in all about {format_hours(whole)}, {machine['here'].workers} jobs side by side, at the "
+            "speeds in benchmarks/cost.json; `lsvit cost` says what is not counted"
         )
     else:
         print("no time is told: jobs run on a GPU or a cluster, where speed was never measured")

@@ -368,8 +368,9 @@ def _ask_hub(preset: ModelPreset, **how: bool) -> Any:
         return huggingface_hub.hf_hub_download(cfg.hf_hub_id, "model.safetensors", **how)
     except Exception as error:  # the hub client raises many kinds
         raise UserError(
-            f"weights of {preset.timm} cannot be had ({type(error).__name__}); three ways to get "
-            "them: run where the Hugging Face hub can be reached; copy a filled hub cache here and "
+            f"weights of {preset.timm}: found neither in {huggingface_hub.constants.HF_HUB_CACHE} "
+            f"nor as {cfg.hf_hub_id} on the hub ({type(error).__name__}); three ways to get them: "
+            "run where the Hugging Face hub can be reached; copy a filled hub cache here and "
             "set HF_HOME; give a local file or folder, `-S models.NAME.weights=FILE.safetensors`"
         ) from None
 
