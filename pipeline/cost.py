@@ -271,7 +271,7 @@ def announce(params: Params) -> None:
         print(text)
     if machine:
         print(
-            f"in all about {format_hours(whole)}, {machine['here'].workers} jobs side by side, at the "
+            f"in all about {format_hours(whole)}, {machine['here'].workers} jobs side by side, at "
             "speeds in benchmarks/cost.json; `lsvit cost` says what is not counted"
         )
     else:

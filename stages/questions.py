@@ -8,7 +8,7 @@ from pipeline.jobs.stage import Stage
 @stage_process()
 def main() -> None:
     """outs/finetune/, outs/pretrain/ -> results/questions.csv (a row a number)"""
-    stage = Stage("papers.questions.compute.passes", PAPERS, of="questions")
+    stage = Stage("papers.questions.compute.passes", PAPERS, of="questions", section="questions")
     from papers.questions.compute.plan import Plan
     from papers.questions.compute.rows import keep
     from pipeline.config.sections import Finetune
@@ -16,7 +16,7 @@ def main() -> None:
     plan = Plan(stage.params)
     threads = stage.params.resolve(Finetune).threads
     further = plan.further()
-    stage.train([job for jobs in further.values() for job in jobs.values()], threads)
+    stage.train([job for jobs in further.values() for job in jobs.values()], threads, "passes")
     jobs = plan.jobs()
     stage.run(list(jobs.values()))
     healing = plan.healing(jobs)

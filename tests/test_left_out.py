@@ -1,0 +1,116 @@
+"""Stages of papers that `papers` in params.yaml leaves out: they end at once, with empty outs."""
+
+import json
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from papers import PAPERS
+from pipeline.config.effective import files
+from pipeline.config.load import load
+from pipeline.config.params import Params
+from pipeline.declared import declared_stages, paths
+from pipeline.errors import UserError
+from pipeline.jobs.rows import read_rows
+from pipeline.report.evidence import Evidence
+from pipeline.report.ledger import judge
+from tests.conftest import ROOT
+
+MAIN = [paper for paper in PAPERS if paper.main]
+OTHERS = [paper for paper in PAPERS if not paper.main]
+SECTIONS = [section.name for paper in OTHERS for section in paper.sections]
+
+
+def with_line(folder: Path, **keys: str) -> Params:
+    """The committed params.yaml, with other values of some keys at its top."""
+    text = (ROOT / "params.yaml").read_text("utf-8")
+    for key, value in keys.items():
+        text = re.sub(rf"^{key}:.*$", f"{key}: {value}", text, flags=re.M)
+    (folder / "params.yaml").write_text(text, "utf-8")
+    return load(folder / "params.yaml", papers=PAPERS)
+
+
+@pytest.mark.parametrize(
+    ("papers", "model", "run"),
+    [
+        ("auto", "vit_micro", {paper.name for paper in PAPERS}),
+        ("auto", "vit_b16", {"layershuffle"}),
+        ("auto", "vit_s14_56", {"layershuffle"}),
+        ("[layershuffle, exits]", "vit_b16", {"layershuffle", "exits"}),
+        ("layershuffle", "vit_micro", {"layershuffle"}),
+    ],
+)
+def test_papers_that_run(papers: str, model: str, run: set[str], tmp_path: Path) -> None:
+    """What a stage depends on changes for those that do not run alone."""
+    params = with_line(tmp_path, papers=papers, model=model)
+    assert {paper.name for paper in params.running} == run
+    asked = with_line(tmp_path, papers=f"[{', '.join(p.name for p in PAPERS)}]", model=model)
+    left_out = {section for section in SECTIONS if section not in run}
+    assert {name for name, text in files(asked).items() if text != files(params)[name]} == {
+        f"{section}.json" for section in left_out
+    }
+
+
+@pytest.mark.parametrize(
+    ("papers", "says"),
+    [
+        ("[]", "auto, or a list"),
+        ("null", "auto, or a list"),
+        ("[exits, exits, layershuffle]", "each once"),
+        ("[layershuffle, exit]", "did you mean 'exits'"),
+        ("all", "accepted: layershuffle, exits"),
+        ("[exits]", "a list with 'layershuffle'"),
+        ("[1]", "auto, or a list"),
+        ("{exits: true}", "auto, or a list"),
+    ],
+)
+def test_other_lists_are_refused_in_one_line(papers: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        with_line(tmp_path, papers=papers)
+    assert str(refused.value).startswith("params.yaml: papers: found")
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_stage_leaves_nothing_of_another_run(
+    section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DVC_STAGE", raising=False)
+    with_line(tmp_path, papers="[layershuffle]")
+    (tmp_path / "dvc.yaml").write_bytes((ROOT / "dvc.yaml").read_bytes())
+    outs = paths(declared_stages()[section]["outs"])
+    for out in outs:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.suffix:
+            out.write_text("of another run\n")
+        else:
+            (out / "of_another_run").mkdir(parents=True)
+    with pytest.raises(SystemExit) as ended:
+        import_module(f"stages.{section}").main()
+    assert ended.value.code == 0
+    assert len(capfd.readouterr().out.splitlines()) == 1
+    for out in outs:
+        if out.suffix == ".csv":
+            assert len(read_rows(out)) == 0
+        elif out.suffix:
+            assert json.loads(out.read_text()) == {}
+        else:
+            assert list(out.iterdir()) == []
+
+
+def test_claims_of_a_paper_that_was_left_out_are_not_run(tmp_path: Path) -> None:
+    """Each names the command that runs it."""
+    cell = {"dataset": "d", "model": "m", "scale": "s", "protocol": "paper", "seeds": [0, 1]}
+    (tmp_path / "cell.json").write_text(json.dumps(cell | {"classes": 10, "latin": []}))
+    for paper in OTHERS:
+        (tmp_path / f"{paper.rows}.csv").write_text("\n")
+    ledger = judge(Evidence(tmp_path, PAPERS))
+    assert len(ledger["claims"]) > len(OTHERS)
+    for entry in ledger["claims"]:
+        assert (entry["verdict"], entry["measured"]) == ("not run", None)
+        assert "papers=[" in entry["run"]
+    assert Evidence(tmp_path, PAPERS).readers("tables") == []
