@@ -145,39 +145,44 @@ def benchmark(read: Read, file: str) -> str:
 
 
 def _measured(found: dict[str, Any]) -> list[str]:
+    """One machine's part: single values, mappings, and a table a list of records."""
     numbers = {key: value for key, value in found.items() if not isinstance(value, list | dict)}
-    mappings = {key: value for key, value in found.items() if isinstance(value, dict)}
-    tables = {
-        key: value
-        for key, value in found.items()
-        if isinstance(value, list) and value and isinstance(value[0], dict)
-    }
-    lines = (
-        [", ".join(f"{key.replace('_', ' ')} {value}" for key, value in numbers.items())]
-        if numbers
-        else []
-    )
-    lines += [
-        f"{key}: " + ", ".join(f"{name} {value}" for name, value in value.items())
-        for key, value in mappings.items()
-    ]
-    for key, rows in tables.items():
-        kept = [name for name in rows[0] if any(row.get(name) is not None for row in rows)]
-        lines += [
-            f"**{key.replace('_', ' ')}**",
-            _table([{name: _text(row.get(name)) for name in kept} for row in rows]),
-        ]
+    lines = [_listed(numbers)] if numbers else []
+    for key, value in found.items():
+        if isinstance(value, dict):
+            lines.append(f"{key.replace('_', ' ')}: {_listed(value)}")
+    for key, rows in found.items():
+        if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+            lines.append(f"**{key.replace('_', ' ')}**")
+            lines += _records(rows)
     return lines
 
 
+def _records(rows: list[dict[str, Any]]) -> list[str]:
+    """A table of records. What all of them share stands in a line above it."""
+    names = [name for name in rows[0] if any(row.get(name) is not None for row in rows)]
+    shared = {}
+    for name in names[1:]:
+        if len(rows) > 2 and all(row.get(name) == rows[0][name] for row in rows):
+            shared[name] = rows[0][name]
+    columns = [name for name in names if name not in shared]
+    table = _table([{name: _text(row.get(name)) for name in columns} for row in rows])
+    return [f"All rows: {_listed(shared)}", table] if shared else [table]
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key.replace('_', ' ')} {_text(value)}" for key, value in values.items())
+
+
 def _text(value: Any) -> str:
-    return (
-        "–"
-        if value is None
-        else " to ".join(map(str, value))
-        if isinstance(value, list)
-        else str(value)
-    )
+    """A value as pages show it: thousands have commas and no decimals."""
+    if value is None:
+        return "–"
+    if isinstance(value, list):
+        return " to ".join(map(_text, value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
 def _table(rows: list[dict[str, str]]) -> str:
