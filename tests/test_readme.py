@@ -18,9 +18,7 @@ from tests.conftest import ROOT
 
 PAPERS = [
     f"docs/{paper}.md"
-    for paper in (
-        *("layershuffle", "exits", "smoothing", "inversion", "painters", "nodes", "questions"),
-    )
+    for paper in ("layershuffle", "exits", "smoothing", "inversion", "painters", "nodes")
 ]
 
 
