@@ -32,20 +32,21 @@ def write_live_models(plan: Evaluations, file: Path) -> None:
     their own size.
     """
     meta = read_meta(plan.data)
+    kwargs = plan.params.model_preset.kwargs
     tensors = {}
-    for variant in (BASELINE, "ls"):
-        for name, tensor in _read_plain_model(plan, variant).items():
-            tensors[f"{variant}.{name}"] = tensor
-    both_plain = {f"{BASELINE}.cls_token", "ls.cls_token"} <= tensors.keys()
+    if {"num_heads"} <= kwargs.keys() <= ARGUMENTS and _takes_pixels_as_they_are(plan, meta):
+        for variant in (BASELINE, "ls"):
+            for name, tensor in _read_plain_model(plan, variant).items():
+                tensors[f"{variant}.{name}"] = tensor
     live = {}
-    if both_plain and _takes_pixels_as_they_are(plan, meta):
+    if {f"{BASELINE}.cls_token", "ls.cls_token"} <= tensors.keys():
         validation = Maps([plan.data / "validation.arrow"])
         _, first = np.unique(validation.labels, return_index=True)
         tensors["images"], labels = validation[first[:PICTURES]]
         live = meta | {
             "labels": labels.tolist(),
             "layers": sum(name.endswith("norm1.bias") for name in tensors) // 2,
-            "heads": plan.params.model_preset.kwargs["num_heads"],
+            "heads": kwargs["num_heads"],
             "seed": plan.seeds[0],
             "weights": b64encode(save(tensors)).decode(),
         }
@@ -55,22 +56,18 @@ def write_live_models(plan: Evaluations, file: Path) -> None:
 def _takes_pixels_as_they_are(plan: Evaluations, meta: dict[str, Any]) -> bool:
     """True if pixels are only normalised, with the data's own mean and standard deviation."""
     preset = plan.params.model_preset
-    side = preset.kwargs.get("img_size")
-    channels = preset.kwargs.get("in_chans", 3)
-    shape = [side, side] if channels == 1 else [side, side, channels]
     if preset.weights not in OWN_WEIGHTS or meta["resize"] != "published" or "shards" in meta:
         return False
-    return meta["image_shape"] == shape
+    height, width, *channels = meta["image_shape"]
+    side = preset.kwargs.get("img_size")
+    return height == width == side and (channels or [1]) == [preset.kwargs.get("in_chans", 3)]
 
 
 def _read_plain_model(plan: Evaluations, variant: str) -> dict[str, np.ndarray]:
     """The tensors of a variant's first seed. Empty if it is large or more than plain."""
     made = plan.params.all_variants.get(variant)
-    arguments = plan.params.model_preset.kwargs.keys()
-    if not made or made.layers or not {"num_heads"} <= arguments <= ARGUMENTS:
-        return {}
     file = plan.weights_of(variant, plan.seeds[0])
-    if file.stat().st_size > LARGEST:
+    if not made or made.layers or file.stat().st_size > LARGEST:
         return {}
     tensors = load_file(file)
     layers = {re.sub(r"^blocks\.\d+\.", "", name.rpartition(".")[0]) for name in tensors}
