@@ -242,7 +242,7 @@ def name_outputs(folder: Path, about: About, backbone: Any) -> list[str]:
 
 def shorten(error: Exception) -> str:
     """An error's text on one line of at most 200 characters."""
-    return " ".join(str(error).split())[:200]
+    return " ".join(str(error).split())
 
 
 # ---- predict -----------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def one_line_errors() -> Iterator[None]:
     except Exception as error:
         if not lacks_room(error):
             raise
-        reason = plain(" ".join(str(error).split()) or type(error).__name__)[:200]
+        reason = plain(" ".join(str(error).split()) or type(error).__name__)
         advice = "what has finished is kept: make room, and run it again"
         print(f"error: {reason}; {advice}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -28,7 +28,7 @@ def reading(
             raise ValueError(f"{path.stat().st_size:,} bytes, at most {LARGEST:,}")
         yield
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise UserError(
             f"{path}: cannot be read ({type(error).__name__}: {reason}); {remedy}"
         ) from None

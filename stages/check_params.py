@@ -21,12 +21,14 @@ from pipeline.git import git
 from pipeline.jobs.address import check_cluster
 from pipeline.jobs.machine import describe_gpus, gpus, memory_limit
 from pipeline.jobs.processes import root
+from pipeline.tracking.store import check_store
 
 
 def check_machine(params: Params) -> Iterator[str]:
     """Check for what this machine lacks: files, GPUs, a cluster."""
     if params.engine == "ray":
         yield from collect_errors(check_cluster)
+    yield from collect_errors(check_store, root())
     folder = params.dataset_preset.folder
     if folder and not os.path.isdir(root() / Path(folder).expanduser()):  # noqa: PTH112
         yield (

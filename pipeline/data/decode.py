@@ -86,7 +86,7 @@ def make_shard(path: Path, items: Items, resize: Resize) -> dict[str, Any]:
                 except Exception as error:  # a damaged file raises almost anything
                     reason = getattr(error, "strerror", None) or " ".join(str(error).split())
                     reason = re.sub(r" <_io[^>]*>", "", reason)  # an address in memory
-                    line = f"{batch.path(i)}: {type(error).__name__}: {reason[:120]}"
+                    line = f"{batch.path(i)}: {type(error).__name__}: {reason}"
                     unreadable.append(plain(line))
             batch_moments.append(moments(images))
             yield Arrays(images, batch.labels)

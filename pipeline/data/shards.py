@@ -70,7 +70,7 @@ def open_arrow(path: Path) -> list[Arrays]:
     except FileNotFoundError:
         raise UserError(f"{path}: missing; {REMEDY}") from None
     except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = " ".join(str(error).split())
         raise UserError(f"{path}: damaged ({reason}); {REMEDY}") from None
     return batches
 

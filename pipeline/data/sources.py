@@ -93,7 +93,7 @@ def ask_torchvision(dataset: Any, folder: Path, source: str, missing: str, **key
     try:
         return dataset(str(folder), download=True, **keys)
     except (OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = " ".join(str(error).split())
         raise UserError(
             f"{source}: {missing}, and the download failed ({reason}); "
             f"or give a folder: datasets.{source}.folder"

@@ -15,7 +15,8 @@ from pipeline.config.paper import Paper
 from pipeline.deploy.export import find_training
 from pipeline.errors import UserError
 from pipeline.models.weights import user_errors
-from pipeline.tracking.runs import Tracker, experiment_name, paper_of, store_uri
+from pipeline.tracking.runs import Tracker, experiment_name, paper_of
+from pipeline.tracking.store import describe, store_uri
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -79,6 +80,5 @@ def register(folder: Path, papers: tuple[Paper, ...], name: str | None = None) -
             client.set_model_version_tag(name, version, key, str(spec[key]))
         client.set_registered_model_alias(name, spec["name"], version)
     except (MlflowException, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"MLflow at {uri} does not register {name!r}: {reason}") from None
+        raise UserError(f"MLflow at {uri} does not register {name!r}: {describe(error)}") from None
     return f"models:/{name}@{spec['name']}"

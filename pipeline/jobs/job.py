@@ -184,7 +184,7 @@ def call(job: Job, report: Callable[[Event], None]) -> None:
     try:
         function(job.config, **job.inputs, folder=job.folder, report=report)
     except torch.OutOfMemoryError as error:
-        said = " ".join(str(error).split())[:120]
+        said = " ".join(str(error).split())
         raise UserError(
             f"{job.title}: the device's memory is too small ({said}); accepted: a smaller "
             "batch_size, finetune.micro_batch_size, or finetune.checkpointing: true"

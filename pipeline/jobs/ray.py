@@ -127,7 +127,7 @@ def connect(**alone: Any) -> None:
     try:
         ray.init(address or "local", **options, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, SystemExit) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())
         if not address:
             raise UserError(f"Ray does not start on this machine: {reason}") from None
         raise UserError(
@@ -273,7 +273,7 @@ class _Driver:
         from ray.exceptions import OutOfMemoryError
 
         self.deaths[i] += 1
-        reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         if self.deaths[i] == DEATHS:
             raise UserError(
                 f"{self.todo[i].title}: its worker died {DEATHS} times without finishing an epoch, "

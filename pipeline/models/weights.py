@@ -48,7 +48,7 @@ def user_errors() -> Iterator[None]:
 
 def _shorten(error: Exception) -> str:
     """An error's text on one line of at most 200 characters."""
-    return " ".join(str(error).split())[:200]
+    return " ".join(str(error).split())
 
 
 # ---- models ------------------------------------------------------------------------------------

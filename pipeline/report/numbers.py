@@ -34,7 +34,7 @@ def number(words: Sequence[str], read: Read, papers: tuple[Paper, ...]) -> str:
     try:
         return f"{np.mean(rows.eval(expression)):z{number_format}}"
     except Exception as error:  # whatever an expression may raise
-        reason = " ".join(str(error).split())[:120]
+        reason = " ".join(str(error).split())
         raise UserError(
             f"{file}: found {expression!r} with format {number_format!r} ({reason}), "
             f"accepted: an expression of {', '.join(rows.columns)}, and a format as .2f"

@@ -6,8 +6,6 @@ that cannot be reached is warned about once and never stops a stage.
 
 import hashlib
 import json
-import logging
-import os
 import statistics
 import sys
 import time
@@ -22,13 +20,13 @@ from pipeline.config.paper import Paper
 from pipeline.declared import stage_of, stage_results
 from pipeline.files import read_json
 from pipeline.jobs.files import sha256
+from pipeline.tracking.store import ARTIFACTS, connect, describe, is_sqlite, store_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
 KEY = "lsvit.key"
-DATABASE = "mlflow.db"
 LOCK_SECONDS = 60.0  # to wait for another stage that logs
 STAGES = "stages"  # the experiment with what stages left in results/
 Row = dict[str, float]
@@ -50,13 +48,8 @@ def experiment_name(of: str, cell: Sequence[str]) -> str:
     return "/".join((of, *cell))
 
 
-def store_uri(root: Path) -> str:
-    """Return `MLFLOW_TRACKING_URI`, or the sqlite store at the repository's root."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or _default_uri(root)
-
-
-def _default_uri(root: Path) -> str:
-    return f"sqlite:///{root.resolve() / DATABASE}"
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _never_raises(action: Callable[..., None]) -> Callable[..., None]:
@@ -71,15 +64,10 @@ def _never_raises(action: Callable[..., None]) -> Callable[..., None]:
                 action(tracker, *args)
         except Exception as error:  # a store may raise anything
             tracker.failed = True
-            reason = " ".join(str(error).split())[:160]
-            problem = f"MLflow at {tracker.uri} is not logging ({type(error).__name__}: {reason})"
+            problem = f"MLflow at {tracker.uri} is not logging ({describe(error)})"
             if isinstance(error, ModuleNotFoundError) and error.name == "mlflow":
                 problem = "MLflow is not installed, so nothing is tracked"
-            print(
-                f"warning: {problem}; the work goes on, `lsvit track sync` fills the store later",
-                file=sys.stderr,
-                flush=True,
-            )
+            _warn(f"{problem}; the work goes on, `lsvit track sync` fills the store later")
 
     return run
 
@@ -203,26 +191,20 @@ class Tracker:
     @cached_property
     def _client(self) -> "MlflowClient":
         """The first use imports MLflow, connects, and creates the experiment."""
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(self.retries))
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(5 * self.retries))
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        import mlflow
-
-        for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.ERROR)
         with self.lock:
-            if self.uri == _default_uri(self.root):
-                _create_store(self.root / DATABASE)
-            client = mlflow.MlflowClient(self.uri)
+            client = connect(self.root, self.retries)
             known = client.get_experiment_by_name(self.experiment)
-            if known:
-                self._experiment_id = known.experiment_id
-            else:
+            if known is None:
                 location = None
-                if self.uri.startswith("sqlite:"):
+                if is_sqlite(self.uri):
                     folder = self.experiment.replace("/", "-")
-                    location = (self.root.resolve() / "mlartifacts" / folder).as_uri()
+                    location = (self.root.resolve() / ARTIFACTS / folder).as_uri()
                 self._experiment_id = client.create_experiment(self.experiment, location)
+            else:
+                self._experiment_id = known.experiment_id
+                if known.lifecycle_stage == "deleted":
+                    client.restore_experiment(known.experiment_id)
+                    _warn(f"the deleted experiment {self.experiment} is restored in MLflow")
         return client
 
     @cached_property
@@ -234,9 +216,18 @@ class Tracker:
         return context_tags()
 
     def _search(self, key: str) -> "Run | None":
+        """Return the run with this key. A deleted one is restored: its key stays taken."""
+        from mlflow.entities import ViewType
+
         client = self._client  # sets the experiment's id
-        runs = client.search_runs([self._experiment_id], f"tags.`{KEY}` = '{key}'", max_results=1)
-        return runs[0] if runs else None
+        runs = client.search_runs([self._experiment_id], f"tags.`{KEY}` = '{key}'", ViewType.ALL)
+        if not runs:
+            return None
+        run = min(runs, key=lambda run: run.info.lifecycle_stage)  # "active" before "deleted"
+        if run.info.lifecycle_stage == "deleted":
+            client.restore_run(run.info.run_id)
+            _warn(f"the deleted run {run.info.run_name} of {self.experiment} is restored in MLflow")
+        return run
 
     def _is_finished(self, run_id: str) -> bool:
         return self._client.get_run(run_id).info.status == "FINISHED"
@@ -302,8 +293,11 @@ class Tracker:
         self._client.log_batch(run_id, metrics=metrics)
 
     def _finish(self, run_id: str, files: Sequence[Path], metrics: Row) -> None:
-        """Upload files, log final metrics and mark the run finished, once."""
-        if self._is_finished(run_id):
+        """Upload files, log final metrics and mark the run finished, once.
+
+        A run whose files are gone is completed again.
+        """
+        if self._is_finished(run_id) and self._client.list_artifacts(run_id):
             return
         for file in files:
             self._client.log_artifact(run_id, str(file))
@@ -321,18 +315,6 @@ def summarise(finals: Sequence[Row]) -> Row:
         summary[f"mean/{name}"] = statistics.fmean(values)
         summary[f"std/{name}"] = statistics.stdev(values) if len(values) > 1 else 0.0
     return summary
-
-
-def _create_store(path: Path) -> None:
-    """Create the sqlite store under another name: a kill must leave no half-migrated store."""
-    if path.exists():
-        return
-    import mlflow
-
-    partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    mlflow.MlflowClient(f"sqlite:///{partial.resolve()}").search_experiments()
-    partial.replace(path)
 
 
 def _seed_of(config: Path) -> int:

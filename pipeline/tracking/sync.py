@@ -6,7 +6,8 @@ from pipeline.config.paper import Paper
 from pipeline.declared import declared_stages
 from pipeline.errors import UserError
 from pipeline.files import read_json
-from pipeline.tracking.runs import STAGES, Tracker, experiment_name, paper_of, store_uri
+from pipeline.tracking.runs import STAGES, Tracker, experiment_name, paper_of
+from pipeline.tracking.store import store_uri
 
 
 def sync(papers: tuple[Paper, ...], root: Path = Path()) -> int:

@@ -23,8 +23,8 @@ from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.job import Job
 from pipeline.jobs.run import run
-from pipeline.tracking import runs as tracking
 from pipeline.tracking.runs import Tracker, summarise
+from pipeline.tracking.store import DATABASE
 from pipeline.tracking.sync import sync
 from pipeline.training.gather import gather_trainings
 from tests.conftest import ROOT
@@ -60,7 +60,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Path]:
         tracker.client()
     """
     started = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(2)]
-    return [process.wait(120) for process in started], folder / tracking.DATABASE
+    return [process.wait(120) for process in started], folder / DATABASE
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def workspace(tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -
 def local(workspace: Path, fresh: tuple[list[int], Path]) -> str:
     """The workspace's own store, a new one."""
     shutil.copy(fresh[1], workspace)
-    return f"sqlite:///{workspace}/{tracking.DATABASE}"
+    return f"sqlite:///{workspace}/{DATABASE}"
 
 
 @pytest.fixture
@@ -420,7 +420,7 @@ def test_a_damaged_store_is_one_line(
     """A link to itself is taken for no store, and one is made."""
     monkeypatch.setattr("mlflow.store.db.utils.MAX_RETRY_COUNT", 1)  # of 10, which take 100 s
     content = fresh[1].read_bytes()
-    DAMAGES[damage](workspace / tracking.DATABASE, content, content, random.Random(damage))
+    DAMAGES[damage](workspace / DATABASE, content, content, random.Random(damage))
     tracker = Tracker("e", workspace)
     tracker.results("prune-eval")
     said = capsys.readouterr().err
