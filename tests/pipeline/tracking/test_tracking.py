@@ -292,7 +292,9 @@ from pipeline.tracking.runs import Tracker
 
 stage = Stage.__new__(Stage)  # without a repository's parameters
 cell = Cell("bars", "pico", "smoke")
-stage.params = SimpleNamespace(device="cpu", distributed=None, engine="local", cell=cell)
+stage.params = SimpleNamespace(
+    device="cpu", distributed=None, engine="local", workers=None, cell=cell
+)
 stage.of = "layershuffle"
 stage.tracker = Tracker("layershuffle/bars/pico/smoke", Path())
 stage._trackers = {stage.tracker.experiment: stage.tracker}
