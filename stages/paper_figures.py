@@ -9,6 +9,8 @@ from pipeline.config.load import load
 from pipeline.config.paper import LEFT_OUT
 from pipeline.declared import clear, leave_empty
 from pipeline.files import write_json
+from pipeline.jobs.display import Display
+from pipeline.jobs.events import ENDED
 from pipeline.jobs.files import RESULTS
 from pipeline.jobs.machine import available_cores
 from pipeline.jobs.processes import root, stage_process, start_workers
@@ -40,9 +42,12 @@ def main() -> None:
         captions |= tables.write(results, params)
     modules = [figures.__name__ for figures in results.readers("figures")]
     workers = params.workers or available_cores()
-    with ProcessPoolExecutor(workers, get_context("forkserver")) as pool:  # drawing takes longest
-        for drawn in pool.map(draw, modules):
+    titles = [(f"figures of {module.split('.')[1]}", 1) for module in modules]
+    pool = ProcessPoolExecutor(workers, get_context("forkserver"))
+    with pool, Display(titles) as display:  # drawing takes longest
+        for i, drawn in enumerate(pool.map(draw, modules)):
             captions |= drawn
+            display.show(i, ENDED)
 
     evidence = Evidence(RESULTS, PAPERS)
     ledger = judge(evidence)

@@ -88,7 +88,7 @@ class Display:
         if event == ENDED:
             self.completed[index] = total
             self.ended += 1
-        elif "cell" in event:
+        elif "cell" in event and total > 1:
             self.completed[index] = min(self.completed[index] + 1, total)
         elif "epoch" in event or "progress" in event:
             completed = float(event["epoch"] if "epoch" in event else event["progress"])

@@ -241,7 +241,9 @@ class Plan(BasePlan):
         title = f"exits of {name} seed {seed}"
         function = "papers.exits.compute.frozen:train_branches"
         memory = self._memory(task, weights, config.options.images)
-        return Frozen(task, name, seed, Job(title, function, config, inputs, memory=memory))
+        depths = self.options.depths or range(1, self.params.model_preset.kwargs.get("depth", 12))
+        job = Job(title, function, config, inputs, len(depths), memory=memory)
+        return Frozen(task, name, seed, job)
 
     def _memory(self, task: Task, weights: Path, images: int | None) -> int:
         """Bytes of the tokens of all images after one depth; 0 of models without a pos_embed."""

@@ -18,7 +18,8 @@ from filelock import FileLock
 from pipeline.errors import UserError
 from pipeline.jobs import pool
 from pipeline.jobs.configs import TrainConfig
-from pipeline.jobs.display import describe
+from pipeline.jobs.display import Display, describe
+from pipeline.jobs.events import ENDED
 from pipeline.jobs.files import HISTORY, WEIGHTS, sha256
 from pipeline.jobs.job import LOCK, Job, all_locked
 from pipeline.jobs.run import run
@@ -258,3 +259,26 @@ def test_described_epoch() -> None:
         "seconds": 1.25,
     }
     assert describe(row, 3) == "epoch 2/3  train loss 0.512  arbitrary 0.800  1.2 s"
+
+
+def test_the_display_says_how_much_of_all_jobs_is_done_and_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that goes on from epoch 8 of 10 does not make the rest look fast."""
+    display = Display([("long", 10), ("short", 2), ("single", 1)], then="profiles")
+    with display:
+        display.show(0, {"text": "runs on CPU"})
+        now = display.start + 60
+        display.first = display.start
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        display.show(0, {"epoch": 8, "seconds": 1.0})
+        display.show(1, {"cell": "a"})
+        display.show(2, {"cell": "its only part, after which it goes on"})
+        for i in (1, 2):
+            display.show(i, ENDED)
+    first, epoch, cell, only, _, last = capsys.readouterr().out.splitlines()
+    assert "left" not in first
+    assert "0 of 3 jobs, 62%, about 0:05:00 left, then profiles" in epoch  # 1 of 6 in a minute
+    assert "0 of 3 jobs, 69%, about 0:02:00 left" in cell
+    assert "0 of 3 jobs, 69%" in only
+    assert "2 of 3 jobs, 85%, about 0:00:30 left" in last
