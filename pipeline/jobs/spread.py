@@ -17,6 +17,7 @@ from pipeline.errors import UserError, WorkerDied
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.events import ENDED, Events
 from pipeline.jobs.job import Job, all_locked
+from pipeline.jobs.machine import VISIBLE, gpus
 from pipeline.jobs.processes import root
 
 # Files in the folder that a stage and its torchrun share.
@@ -49,6 +50,8 @@ def spread(todo: Sequence[Job], distributed: Distributed, threads: int) -> Event
             flush=True,
         )
     env = os.environ | {"OMP_NUM_THREADS": str(threads), STAGE_PID: str(os.getpid())}
+    if not gpus().count:
+        env[VISIBLE] = ""  # of GPUs that torch sees and cannot use
     try:
         with all_locked(todo), open(folder / LOG, "wb") as log:
             (folder / JOBS).write_bytes(pickle.dumps(list(todo)))
