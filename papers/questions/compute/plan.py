@@ -38,7 +38,7 @@ class Plan(BasePlan):
 
     def further(self) -> dict[str, dict[int, Job]]:
         """Trainings with the next seeds from the first seed's starting weights, by variant."""
-        if len(self.params.starts) == 1:
+        if len(self.params.starts) < len(self.params.seeds):  # some are common anyway
             return {}
         first = self.params.seeds[0]
         jobs: dict[str, dict[int, Job]] = {}
@@ -55,15 +55,15 @@ class Plan(BasePlan):
 
     def members(self, variant: str, starts: Starts) -> dict[int, Path]:
         """Weights of the trainings that are merged, by seed."""
+        start_of = self.params.start_of
         files = {seed: self.weights_of(variant, seed) for seed in self.params.seeds}
-        if len(self.params.starts) == 1:
-            return files if starts == "common" else {}
         if starts == "separate":
             return {seed: files[seed] for seed in self.params.starts}
-        first = self.params.seeds[0]
-        further = self.further().get(variant, {})
-        chosen = {seed: job.folder / weights_file(self.judge) for seed, job in further.items()}
-        return {first: files[first]} | chosen if chosen else {}
+        first = start_of(self.params.seeds[0])
+        files = {seed: file for seed, file in files.items() if start_of(seed) == first}
+        for seed, job in self.further().get(variant, {}).items():
+            files[seed] = job.folder / weights_file(self.judge)
+        return files
 
     def merges(self, variant: str, starts: Starts) -> dict[Key, Job]:
         """Evaluations of merges: each training is once the first."""
