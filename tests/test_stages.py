@@ -21,13 +21,14 @@ APART = {
     "pipeline.config.paper",
     "pipeline.tracking.runs",
     "pipeline.tracking.context",
+    "pipeline.tracking.store",
     "pipeline.declared",
     "lsvit",
 }
 
 
 def follow(module: str) -> bool:
-    """Papers' own modules only declare them; what check-params says of a run's cost is no output."""
+    """Papers' own modules only declare them; what check-params says of costs is no output."""
     return module not in ("papers", "pipeline.cost") and module.rpartition(".")[0] != "papers"
 
 
