@@ -244,9 +244,7 @@ def announce(params: Params) -> None:
     left_out = [paper.name for paper in params.all_papers if paper not in params.running]
     print(f"papers: {', '.join(paper.name for paper in params.running)}")
     if left_out:
-        print(
-            f"not run: {', '.join(left_out)}; `papers` in params.yaml, a list of names, adds them"
-        )
+        print(f"not run: {', '.join(left_out)}; `papers` in params.yaml takes a list of names")
     try:
         if params.sizes is None and params.dataset_preset.source == "image_folder":
             params = params.with_sizes(*count_images(params))
@@ -260,15 +258,16 @@ def announce(params: Params) -> None:
     for stage in dict.fromkeys(row["stage"] for row in rows[:-1]):
         total = add_up([row for row in rows if row["stage"] == stage])
         trainings, done = total["trainings"], finished.get(stage, 0)
-        text = f"{stage}: {trainings:,} trainings"
-        if done:
-            text += f" ({done:,} finished before)"
-        text += f", {total['passes']:,} passes"
+        counts = [f"{trainings:,} trainings"] if trainings else []
+        if trainings and stage in finished:
+            counts.append(f"{done:,} of them finished before")
+        if total["passes"]:
+            counts.append(f"{total['passes']:,} passes over images")
         for hours in total["hours"].values():
             to_do = hours * (1 - done / trainings) if done else hours
             whole += to_do
-            text += f", about {format_hours(to_do)}"
-        print(text)
+            counts.append(f"about {format_hours(to_do)}")
+        print(f"{stage}: {', '.join(counts)}")
     if machine:
         print(
             f"in all about {format_hours(whole)}, {machine['here'].workers} jobs side by side, at "
