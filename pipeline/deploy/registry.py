@@ -16,7 +16,7 @@ from pipeline.deploy.export import find_training
 from pipeline.errors import UserError
 from pipeline.models.weights import user_errors
 from pipeline.tracking.runs import Tracker, experiment_name, paper_of
-from pipeline.tracking.store import describe, store_uri
+from pipeline.tracking.store import describe, store_uri, without_password
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -80,5 +80,8 @@ def register(folder: Path, papers: tuple[Paper, ...], name: str | None = None) -
             client.set_model_version_tag(name, version, key, str(spec[key]))
         client.set_registered_model_alias(name, spec["name"], version)
     except (MlflowException, OSError) as error:
-        raise UserError(f"MLflow at {uri} does not register {name!r}: {describe(error)}") from None
+        place = without_password(uri)
+        raise UserError(
+            f"MLflow at {place} does not register {name!r}: {describe(error)}"
+        ) from None
     return f"models:/{name}@{spec['name']}"

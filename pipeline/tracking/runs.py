@@ -20,7 +20,14 @@ from pipeline.config.paper import Paper
 from pipeline.declared import stage_of, stage_results
 from pipeline.files import read_json
 from pipeline.jobs.files import sha256
-from pipeline.tracking.store import ARTIFACTS, connect, describe, is_sqlite, store_uri
+from pipeline.tracking.store import (
+    ARTIFACTS,
+    connect,
+    describe,
+    is_sqlite,
+    store_uri,
+    without_password,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -64,7 +71,9 @@ def _never_raises(action: Callable[..., None]) -> Callable[..., None]:
                 action(tracker, *args)
         except Exception as error:  # a store may raise anything
             tracker.failed = True
-            problem = f"MLflow at {tracker.uri} is not logging ({describe(error)})"
+            problem = (
+                f"MLflow at {without_password(tracker.uri)} is not logging ({describe(error)})"
+            )
             if isinstance(error, ModuleNotFoundError) and error.name == "mlflow":
                 problem = "MLflow is not installed, so nothing is tracked"
             _warn(f"{problem}; the work goes on, `lsvit track sync` fills the store later")
@@ -158,7 +167,8 @@ class Tracker:
     def results(self, stage: str) -> None:
         """Log a stage's files below results/ as artifacts of one run, and its metrics."""
         files, metrics = stage_results(stage)
-        if not files:  # the stage has not run, or leaves nothing there
+        empty = len("{}\n")  # what the stage of a paper that is left out leaves
+        if all(file.stat().st_size <= empty for file in files):
             return
         numbers: Row = {}
         for file in metrics:

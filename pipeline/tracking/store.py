@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -131,11 +132,16 @@ def check_store(root: Path) -> None:
         if isinstance(error, ModuleNotFoundError) and error.name == "mlflow":
             return  # nothing is tracked, and stages say so
         raise UserError(
-            f"{VARIABLE}: found {uri!r}, where nothing can be logged ({describe(error)}), "
+            f"{VARIABLE}: found {without_password(uri)!r}, where nothing can be logged ({describe(error)}), "
             f"accepted: sqlite:///FILE, a server that runs, or none ({DATABASE})"
         ) from None
 
 
 def describe(error: BaseException) -> str:
     """The kind and the whole text of an error, on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{type(error).__name__}: {without_password(' '.join(str(error).split()))}"
+
+
+def without_password(text: str) -> str:
+    """Text in which no address has its password."""
+    return re.sub(r"(//[^/\s:@]*):[^/\s@]+@", r"\1:***@", text)

@@ -7,7 +7,7 @@ from pipeline.declared import declared_stages
 from pipeline.errors import UserError
 from pipeline.files import read_json
 from pipeline.tracking.runs import STAGES, Tracker, experiment_name, paper_of
-from pipeline.tracking.store import store_uri
+from pipeline.tracking.store import store_uri, without_password
 
 
 def sync(papers: tuple[Paper, ...], root: Path = Path()) -> int:
@@ -46,5 +46,5 @@ def sync(papers: tuple[Paper, ...], root: Path = Path()) -> int:
         for stage in declared_stages():
             tracker.results(stage)
     if any(tracker.failed for tracker in trackers.values()):
-        raise UserError(f"MLflow at {store_uri(root)} cannot be filled")
+        raise UserError(f"MLflow at {without_password(store_uri(root))} cannot be filled")
     return sum(tracker.recorded for tracker in trackers.values())
