@@ -132,7 +132,8 @@ def check_store(root: Path) -> None:
         if isinstance(error, ModuleNotFoundError) and error.name == "mlflow":
             return  # nothing is tracked, and stages say so
         raise UserError(
-            f"{VARIABLE}: found {without_password(uri)!r}, where nothing can be logged ({describe(error)}), "
+            f"{VARIABLE}: found {without_password(uri)!r}, where nothing can be logged "
+            f"({describe(error)}), "
             f"accepted: sqlite:///FILE, a server that runs, or none ({DATABASE})"
         ) from None
 
