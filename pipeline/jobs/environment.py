@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -53,6 +54,8 @@ def prepare_environment() -> None:
     for name in list(os.environ):
         if name not in KEPT and any(fnmatch(name, pattern) for pattern in SET_ASIDE):
             del os.environ[name]
+    if os.environ.pop("PYTHONWARNINGS", ""):
+        sys.warnoptions.clear()  # workers would make errors of libraries' warnings
     if os.environ.get("CUBLAS_WORKSPACE_CONFIG", REPEATABLE[0]) not in REPEATABLE:
         del os.environ["CUBLAS_WORKSPACE_CONFIG"]
     use_short_temporary_folder()
