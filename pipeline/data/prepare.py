@@ -12,7 +12,7 @@ import numpy as np
 from lsvit.routes import generator
 from lsvit.text import plain
 from pipeline.config.datasets import DatasetPreset
-from pipeline.config.presets import ModelPreset
+from pipeline.config.presets import OWN_WEIGHTS, ModelPreset
 from pipeline.data.decode import decode_splits, key
 from pipeline.data.imagefiles import Items
 from pipeline.data.resize import Resize, resizing
@@ -150,7 +150,7 @@ def prepare(
     mean, std = mean_and_std(decoded.moments, counts["train"] * math.prod(decoded.shape[:2]))
     if not all(value > 0 for value in std):
         line = f"datasets.{name}: standard deviation of the training pixels by channel: {std}"
-        if model is None or model.weights != "hub":
+        if model is None or model.weights in OWN_WEIGHTS:
             raise UserError(f"{line}, accepted: above 0, images with differences in every channel")
         print(f"{line}; a channel without differences tells nothing")
     meta: dict[str, Any] = {
