@@ -270,19 +270,23 @@ def _read_transformers(config: dict[str, Any], folder: Path) -> About:
     arguments["num_classes"] = len(names) or 2  # transformers' own number
     if all(name == f"LABEL_{index}" for index, name in enumerate(names)):
         names = []  # transformers' own, where nobody named them
+    side, channels = config.get("image_size", 224), config.get("num_channels", 3)
+    data: dict[str, Any] = {"input_size": [channels, side, side]}
     try:
         processor = json.loads((folder / PROCESSOR).read_text(encoding="utf-8"))
     except OSError:
-        return About(architecture, arguments, {}, names, False)
-    data = {"mean": processor["image_mean"], "std": processor["image_std"]}
+        return About(architecture, arguments, data, names, False)
+    if round(1 / processor.get("rescale_factor", 1 / 255)) != 255:
+        raise ValueError(f"{PROCESSOR}: rescale_factor, accepted: 1 / 255")
+    data["mean"], data["std"] = [0.0] * channels, [1.0] * channels
+    if processor.get("do_normalize", True):
+        data["mean"], data["std"] = processor["image_mean"], processor["image_std"]
     data["interpolation"] = RESAMPLING[processor.get("resample", 2)]
     data |= {"crop_pct": 1.0, "crop_mode": "squash"}
     if processor.get("do_center_crop"):
         size, crop = processor["size"], processor["crop_size"]
-        side = size.get("shortest_edge") or size["height"]
-        is_squashed = "shortest_edge" not in size
-        data["crop_pct"] = crop["height"] / side
-        data["crop_mode"] = "squash" if is_squashed else "center"
+        data["crop_pct"] = crop["height"] / (size.get("shortest_edge") or size["height"])
+        data["crop_mode"] = "center" if "shortest_edge" in size else "squash"
     return About(architecture, arguments, data, names, False)
 
 

@@ -11,6 +11,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_co
 from torch import Tensor, nn
 
 from lsvit.blocks import SHOWN, count_blocks, find_blocks
+from lsvit.checkpoint import say
 from lsvit.evaluation import evaluating, format_table, percent, read_batch, run_orders
 from lsvit.images import Unused, describe_unused, list_images
 from lsvit.predict import MICRO, load, read_image, shorten
@@ -322,6 +323,8 @@ def find_targets(
     folders = sorted(set(parents))
     if not index_of and "" not in folders and len(folders) == backbone.num_classes:
         index_of = {plain(name): index for index, name in enumerate(folders)}
+        first = ", ".join([*index_of][:SHOWN])
+        say(f"accuracy: the model names no classes, so its outputs are the folders: {first}, ...")
     for name in folders:
         if plain(name) not in index_of:
             known = ", ".join([*index_of][:SHOWN]) or f"{backbone.num_classes} folders, one a class"

@@ -482,7 +482,12 @@ def _join_head(
         return body, "fresh"
     if misfit := describe_misfit(head, shapes):
         raise UserError(f"{path}: does not fit {type(model).__name__}: {misfit}")
-    rows = _find_rows(names, classes)
+    if len(names) > outputs:
+        raise UserError(
+            f"{path.parent / CONFIG}: found {len(names)} names of classes, "
+            f"accepted: at most {outputs}, the outputs of {path.name}"
+        )
+    rows = _find_rows(names, classes, outputs)
     orders = f"outputs {_first(names)}, classes {_first(classes)}"
     if not names:
         say(f"{path}: it names no classes, so its outputs stay in their order: {_first(classes)}")
@@ -497,8 +502,8 @@ def _join_head(
     return body | head, "loaded"
 
 
-def _find_rows(names: Sequence[str], classes: Sequence[str]) -> list[int] | None:
-    """For each output the row of a head with these names: classes first, then the other names.
+def _find_rows(names: Sequence[str], classes: Sequence[str], outputs: int) -> list[int] | None:
+    """For each output the row of a head with these names: classes first, then the other rows.
 
     None if a class is not among the names, or a name stands twice. A folder has "_" for "/".
     """
@@ -507,7 +512,7 @@ def _find_rows(names: Sequence[str], classes: Sequence[str]) -> list[int] | None
     if len(row_of) < len(names) or not row_of.keys() >= set(wanted):
         return None
     rows = [row_of[name] for name in wanted]
-    return rows + [row for row in range(len(names)) if row not in set(rows)]
+    return rows + [row for row in range(outputs) if row not in rows]
 
 
 def _first(names: Sequence[str]) -> str:

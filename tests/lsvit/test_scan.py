@@ -191,8 +191,9 @@ def test_the_command_prints_a_table_and_writes_a_figure(
     figure = exported / "scan.png"
     words = ["scan", str(exported / "vit"), "--data", str(exported / "photos"), "--orders", "1"]
     cli.run([*words, "--figure", str(figure), "--images", "6"])
-    printed = capsys.readouterr().out
-    assert printed.startswith("accuracy, %")  # two folders, two classes
+    printed, said = capsys.readouterr()
+    assert "its outputs are the folders: a, b" in said  # two folders, two classes
+    assert printed.startswith("accuracy, %")
     assert f"{figure}: written" in printed
     with Image.open(figure) as image:
         assert image.size[0] > 500

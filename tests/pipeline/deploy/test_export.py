@@ -26,12 +26,13 @@ from lsvit.predict import choose_routes, predict, read_image
 from lsvit.routed import RoutedModel
 from papers import PAPERS
 from pipeline.config.presets import ModelPreset
+from pipeline.data.resize import Resize, resizing
 from pipeline.data.splits import Split
 from pipeline.deploy.export import export, find_training
 from pipeline.deploy.predict import open_weights
 from pipeline.errors import UserError
 from pipeline.jobs.files import WEIGHTS
-from pipeline.models.weights import build
+from pipeline.models.weights import build, complete, create_backbone, load_start, normalisation
 from stages.commands import app
 from tests.conftest import ROOT, Training
 
@@ -107,6 +108,20 @@ def test_an_export_is_the_model_that_was_trained(
             same = torch.equal(stock(folder)(images), model(images))
             assert same == ("answers wrongly" not in notes)
             assert ("timm.create_model" in card) == same
+    if not {"refuses the weights", "answers wrongly"} & set(notes):
+        outputs = preset.num_classes if preset else None
+        head = preset.head if preset else "timm"
+        architecture = json.loads((folder / "config.json").read_text("utf-8"))["architecture"]
+        bare = ModelPreset(timm=architecture, weights="mine/", head=head, num_classes=outputs)
+        given = complete(bare)
+        again: Any = create_backbone(given, len(training.classes))
+        assert load_start(again, given, training.classes)["head"] == "loaded"
+        with torch.no_grad():
+            assert torch.equal(RoutedModel(again.eval())(images, route), model(images, route))
+        data = training.data
+        assert normalisation(given, {}) == (tuple(data["mean"]), tuple(data["std"]))
+        size = data["input_size"][1]
+        assert resizing(given, "timm") == Resize(size, "bilinear", size)
     assert all(line in card.lower() for line in map(str.lower, found))
     assert (folder / "position.safetensors").exists() == (name in ("ls_pos", "ls_pred"))
 
