@@ -217,7 +217,8 @@ def count_finished(params: Params) -> dict[str, int]:
     are trained.
     """
     finished = {"pretrain": 0, "finetune": 0}
-    with suppress(UserError), tempfile.TemporaryDirectory() as folder:
+    meta = DATA / "meta.json"  # damaged, it is made again
+    with suppress(UserError), reading(meta), tempfile.TemporaryDirectory() as folder:
         if read_meta(DATA)["name"] != params.dataset:
             return finished
         for seed, job in Plan(params, Pretrain).starting().items():
