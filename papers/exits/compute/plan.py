@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from papers.exits.section import (
     COUNTING,
@@ -250,7 +251,8 @@ class Plan(BasePlan):
         counts = read_meta(task.data)["counts"]
         read = min(counts["train"], images or counts["train"])
         read += counts[task.judge] + 3 * counts["validation"]  # in three orders
-        with safe_open(weights, "np") as file:
+        # A damaged file is for the job to tell of.
+        with suppress(OSError, SafetensorError), safe_open(weights, "np") as file:
             for name in file.keys():  # noqa: SIM118 (no dictionary)
                 if name.endswith("pos_embed"):  # (1, N, D)
                     return 4 * read * math.prod(file.get_slice(name).get_shape())
