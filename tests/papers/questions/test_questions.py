@@ -305,5 +305,19 @@ def test_jobs(params: Params) -> None:
         plan.jobs()
 
 
+@pytest.mark.parametrize(
+    ("seeds", "sets", "separate", "common"),
+    [([0, 1, 2], None, [0, 1, 2], [0]), ([0, 1, 2], 2, [0, 1], [0, 2]), ([5, 6], 1, [5], [5, 6])],
+)
+def test_trainings_that_share_their_start(
+    seeds: list[int], sets: int | None, separate: list[int], common: list[int], params: Params
+) -> None:
+    pretrain = params.pretrain.model_copy(update={"seeds": sets})
+    plan = Plan(params.model_copy(update={"seeds": seeds, "pretrain": pretrain}))
+    plan.options = plan.options.model_copy(update={"common": {}})
+    assert list(plan.members("ls", "separate")) == separate
+    assert list(plan.members("ls", "common")) == common
+
+
 def test_without_rows_nothing_is_drawn(params: Params, tmp_path: Path) -> None:
     assert draw(Results(tmp_path, PAPERS), params) == {}
