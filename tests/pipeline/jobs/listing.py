@@ -4,6 +4,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from papers.exits.compute.plan import Plan as Exits
 from papers.exits.compute.plan import Task
 from papers.inversion.compute.plan import Plan as Inversion
@@ -91,7 +94,8 @@ def leave(params: Params, folder: Path, *others: str) -> None:
             weights = folder / "outs" / place / name / f"seed_{seed}"
             weights.mkdir(parents=True)
             for file in ("weights.safetensors", "weights_heldout.safetensors"):
-                (weights / file).write_text(f"{name} {seed} {file}")
+                content = f"{name} {seed} {file}".encode()
+                save_file({"content": np.frombuffer(content, np.uint8)}, weights / file)
     meta = {"sha256": "5" * 64, "counts": counts, "classes": classes}
     (folder / "outs/prepare_data/meta.json").write_text(json.dumps(meta))
     rows = ["dataset,model,variant,seed,order,keep,routes,accuracy"]
