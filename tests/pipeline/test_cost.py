@@ -20,11 +20,13 @@ from papers.smoothing.compute.plan import Plan as Smoothings
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.config.sections import Finetune
+from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.variant import Variant
 from pipeline.cost import (
     Hardware,
     Rates,
+    announce,
+    count_finished,
     count_training,
     estimate,
     known_hardware,
@@ -35,6 +37,8 @@ from pipeline.cost import (
 from pipeline.errors import UserError
 from pipeline.flops import count_variant
 from pipeline.jobs.configs import TrainConfig
+from pipeline.jobs.files import WEIGHTS
+from pipeline.jobs.plan import Plan
 from pipeline.training.loop import train
 from stages.commands import app
 from tests.conftest import ROOT
@@ -131,6 +135,44 @@ def test_flops_and_time_are_sums(small: Params, pico: ModelPreset) -> None:
     for key in ("trainings", "training_images", "evaluation_images", "flops"):
         assert total[key] == sum(row[key] for row in rows.values())
     assert total["hours"]["one"] == pytest.approx(sum(r["hours"]["one"] for r in rows.values()))
+
+
+def test_a_run_says_what_is_to_do_before_it_does(
+    small: Params,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Finished trainings are counted, the next from their weights; of a GPU no time is told."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    Path("benchmarks").mkdir()
+    shutil.copy(ROOT / "benchmarks" / "cost.json", "benchmarks")
+    announce(small)
+    assert "finetune: 4 trainings, 0 of them finished before, about " in capsys.readouterr().out
+    prepared = Path("outs/prepare_data")
+    prepared.mkdir(parents=True)
+    (prepared / "meta.json").write_text(json.dumps({"name": "bars", "sha256": "of images"}))
+    start = Plan(small, Pretrain).starting()[0]
+    start.folder.mkdir(parents=True)
+    (start.folder / WEIGHTS).write_bytes(b"of the start")
+    start.finish()
+    starts = Path("outs/pretrain/seed_0")
+    starts.mkdir(parents=True)
+    shutil.copy(start.folder / WEIGHTS, starts)
+    refinement = Plan(small, Finetune).refinements(["ls"])["ls"][1]
+    shutil.rmtree(starts)
+    refinement.folder.mkdir(parents=True)
+    refinement.finish()
+    assert count_finished(small) == {"pretrain": 1, "finetune": 1}
+    other = small.model_copy(update={"dataset": "other"})
+    assert count_finished(other) == {"pretrain": 0, "finetune": 0}
+    announce(small)
+    assert "finetune: 4 trainings, 1 of them finished before, about " in capsys.readouterr().out
+    announce(small.model_copy(update={"device": "cuda"}))
+    said = capsys.readouterr().out
+    assert "painters: 4 passes over images\n" in said
+    assert "speed was never measured" in said
 
 
 def test_rates_are_those_of_the_nearest_width() -> None:
