@@ -31,7 +31,6 @@ SCHEMA, PLOTS = "docs/params.schema.json", ".dvc/plots.html"
 FUNCTIONS = (
     tables.table,
     tables.claims,
-    tables.ledger_head,
     tables.moved_verdicts,
     tables.result,
     tables.counts,

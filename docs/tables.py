@@ -6,7 +6,6 @@ Each function takes a reader of files and the file that it shows, by its path in
 import io
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import pandas as pd
 import yaml
@@ -15,8 +14,8 @@ from lsvit.routes import ORDERS
 from papers import PAPERS
 from papers.layershuffle.labels import label
 from pipeline.report.claims import Claim, load_claims
-from pipeline.report.comparison import moved
 from pipeline.report.ledger import (
+    DECIDED,
     FAILS,
     HOLDS,
     NOT_COMPARABLE,
@@ -75,28 +74,24 @@ def claims(read: Read, file: str, ids: str) -> str:
     return markdown_table(head, rows)
 
 
-def ledger_head(read: Read, file: str) -> str:
-    """The ledger's sentences on the run and the number of claims."""
-    return next(line for line in read(file).splitlines() if line.startswith("Data set"))
-
-
 def moved_verdicts(read: Read, file: str, other_file: str) -> str:
-    """What the ledgers of two runs decide differently, of the claims that both have."""
-    ledger = json.loads(read(file))
-    other = json.loads(read(other_file))
-    shared = _ids(ledger) & _ids(other)
-    ledger["claims"] = [entry for entry in ledger["claims"] if entry["id"] in shared]
-    contradicting, differing = moved(ledger, other)
-    same = len(shared) - len(contradicting) - len(differing)
-    summary = (
-        f"Of {len(shared)} verdicts {same} are the same, {len(contradicting)} contradict each "
-        f"other, {len(differing)} others differ:"
+    """Claims that two runs both judge, and not alike: those that both decide come first."""
+    other = {entry["id"]: entry["verdict"] for entry in json.loads(read(other_file))["claims"]}
+    judged = (*DECIDED, UNDECIDED)
+    shared = 0
+    rows = []
+    for entry in json.loads(read(file))["claims"]:
+        verdict, other_verdict = entry["verdict"], other.get(entry["id"])
+        if verdict in judged and other_verdict in judged:
+            shared += 1
+            if verdict != other_verdict:
+                rows.append([entry["id"], entry["claim"], verdict, other_verdict])
+    rows.sort(key=lambda row: UNDECIDED in row)
+    table = markdown_table(["id", "claim", "default run", "second run"], rows)
+    same = shared - len(rows)
+    return (
+        f"Both runs judge {shared} claims, and give {same} the same verdict. The others:\n\n{table}"
     )
-    return "\n".join([summary, "", *(f"- {line}" for line in contradicting + differing)])
-
-
-def _ids(ledger: dict[str, Any]) -> set[str]:
-    return {entry["id"] for entry in ledger["claims"]}
 
 
 def result(read: Read, file: str) -> str:
