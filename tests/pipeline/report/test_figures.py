@@ -1,10 +1,15 @@
 """What all papers' figures share."""
 
+from pathlib import Path
+
 import matplotlib
 import pytest
 from matplotlib import pyplot as plt
 
-from pipeline.report.figures import STYLE, handles_of, legend_above
+from papers import PAPERS
+from pipeline.config.load import load
+from pipeline.config.sections import PaperFigures
+from pipeline.report.figures import STYLE, Figures, handles_of, legend_above
 
 
 @pytest.mark.parametrize(
@@ -27,3 +32,10 @@ def test_a_legend_is_as_wide_as_its_figure_at_most(names: list[str], columns: in
     assert figure.bbox.x0 <= found.x0 < found.x1 <= figure.bbox.x1
     assert len({round(text.get_window_extent().x0) for text in legend.get_texts()}) == columns
     plt.close(figure)
+
+
+@matplotlib.rc_context()
+def test_a_users_matplotlibrc_is_not_the_figures(tmp_path: Path) -> None:
+    matplotlib.rcParams["axes.grid"] = True
+    Figures(tmp_path, load(papers=PAPERS).resolve(PaperFigures), [])
+    assert not matplotlib.rcParams["axes.grid"]
