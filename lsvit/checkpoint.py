@@ -4,6 +4,7 @@ Timm's names are those of the result. transformers' ViT, DeiT and DINOv2 are ren
 """
 
 import argparse
+import hashlib
 import json
 import re
 import sys
@@ -18,6 +19,7 @@ from torch import Tensor
 
 FILES = ("model.safetensors", "pytorch_model.bin")  # of a folder, the first that exists
 CONFIG = "config.json"  # in timm's layout, or transformers'
+SPEC = "lsvit.json"  # of an export of ours: the variant, and the sha256 of every file
 PROCESSOR = "preprocessor_config.json"  # transformers'
 # Where a training loop keeps the weights in what it saves: timm takes an average before the model.
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")
@@ -245,6 +247,37 @@ def read_about(folder: Path) -> About | None:
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"{folder / CONFIG}: cannot be read ({error!r})") from None
     return None
+
+
+def read_spec(folder: Path) -> dict[str, Any]:
+    """What lsvit.json says of an export; of a folder that timm alone wrote: {}.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    path = folder / SPEC
+    if not path.is_file():
+        return {}
+    try:
+        spec = json.loads(path.read_text("utf-8"))
+        variant = spec["variant"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error})") from None
+    if not isinstance(variant, dict):
+        raise ValueError(f"{path}: variant: found {variant!r}, accepted: a mapping")
+    return spec
+
+
+def check_digests(folder: Path, spec: dict[str, Any]) -> None:
+    """Check the files of an export against its lsvit.json.
+
+    Raises:
+        ValueError: a file has another sha256.
+    """
+    for name, digest in spec.get("sha256", {}).items():
+        path = folder / name
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            raise ValueError(f"{path}: not what was exported, by the sha256 in {SPEC}")
 
 
 def _read_timm(config: dict[str, Any]) -> About:

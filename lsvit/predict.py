@@ -1,7 +1,5 @@
 """Opens exported models, and predicts classes of images over orders of the layers."""
 
-import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,10 +18,13 @@ from lsvit.checkpoint import (
     CONFIG,
     FILES,
     PROCESSOR,
+    SPEC,
     About,
+    check_digests,
     describe_misfit,
     read_about,
     read_checkpoint,
+    read_spec,
     read_tensors,
     say,
     weights_in,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 # Files of an export. Whatever lsvit attaches to timm's model has a file of its own.
 MODEL = FILES[0]
-SPEC = "lsvit.json"  # the variant, and the sha256 of every file
 PART_FILES = {"position": "position.safetensors", "exits": "exits.safetensors"}
 CHUNK = 64  # orders run at once
 # Models of this package: 12 layers for grey images of 28 pixels, the ten classes of Fashion-MNIST.
@@ -118,25 +118,6 @@ def _download(repository: str) -> Path:
         ) from None
 
 
-def read_spec(folder: Path) -> dict[str, Any]:
-    """What lsvit.json says of an export; of a folder that timm alone wrote: {}.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    path = folder / SPEC
-    if not path.is_file():
-        return {}
-    try:
-        spec = json.loads(path.read_text("utf-8"))
-        variant = spec["variant"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error})") from None
-    if not isinstance(variant, dict):
-        raise ValueError(f"{path}: variant: found {variant!r}, accepted: a mapping")
-    return spec
-
-
 def attach_parts(backbone: Any, variant: dict[str, Any]) -> RoutedModel:
     """The routed model of timm's, with a variant's number of layers and its position parts.
 
@@ -208,18 +189,6 @@ def open_export(file: Path, attach: Attach = attach_parts) -> Opened:
     return Opened(
         model.eval(), resolve_model_data_config(backbone), name_outputs(folder, about, backbone)
     )
-
-
-def check_digests(folder: Path, spec: dict[str, Any]) -> None:
-    """Check the files of an export against its lsvit.json.
-
-    Raises:
-        ValueError: a file has another sha256.
-    """
-    for name, digest in spec.get("sha256", {}).items():
-        path = folder / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-            raise ValueError(f"{path}: not what was exported, by the sha256 in {SPEC}")
 
 
 def name_outputs(folder: Path, about: About, backbone: Any) -> list[str]:

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from timm.models import save_for_hf
 from torch import nn
 
-from lsvit.predict import CONFIG, PART_FILES, SPEC, Opened
+from lsvit.checkpoint import CONFIG, SPEC
+from lsvit.predict import PART_FILES, Opened
 from lsvit.routed import RoutedModel
 from pipeline.config.load import load
 from pipeline.config.paper import Paper

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lsvit.checkpoint import read_about
-from lsvit.predict import CONFIG, SPEC, Opened, find_weights, open_export, read_spec
+from lsvit.checkpoint import CONFIG, SPEC, read_about, read_spec
+from lsvit.predict import Opened, find_weights, open_export
 from lsvit.routed import RoutedModel
 from lsvit.text import plain
 from pipeline.config.presets import ModelPreset

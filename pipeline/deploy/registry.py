@@ -10,7 +10,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature, infer_signature
 from mlflow.types import Schema, TensorSpec
 
-from lsvit.predict import load, read_spec
+from lsvit.checkpoint import read_spec
+from lsvit.predict import load
 from pipeline.config.paper import Paper
 from pipeline.deploy.export import find_training
 from pipeline.errors import UserError

@@ -13,8 +13,16 @@ from torch import Tensor, nn
 
 import lsvit.checkpoint
 import lsvit.position
-from lsvit.checkpoint import CONFIG, DATA_KEYS, About, describe_misfit, read_about, read_checkpoint
-from lsvit.predict import check_digests, read_spec
+from lsvit.checkpoint import (
+    CONFIG,
+    DATA_KEYS,
+    About,
+    check_digests,
+    describe_misfit,
+    read_about,
+    read_checkpoint,
+    read_spec,
+)
 from lsvit.routed import RoutedModel
 from lsvit.weights import load_weights
 from pipeline.config.presets import OWN_WEIGHTS, ModelPreset
