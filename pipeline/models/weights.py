@@ -223,7 +223,9 @@ def complete(preset: ModelPreset, root: Path = Path()) -> ModelPreset:
     from timm.models import PretrainedCfg
 
     file = preset.local_file(root)
-    about = None if file is None else _read_about(preset, file)
+    if file is None:
+        return preset
+    about = _read_about(preset, file)
     if about is None:
         return preset
     kwargs = {key: about.model_args[key] for key in about.model_args if "drop" not in key}
@@ -366,7 +368,7 @@ def is_only_online(preset: ModelPreset) -> bool:
     return True
 
 
-def _ask_hub(preset: ModelPreset, **how: bool) -> Any:
+def _ask_hub(preset: ModelPreset, **how: Any) -> Any:
     """The published file, from the hub or its cache; with `dry_run` only what is known of it."""
     import huggingface_hub
     import timm

@@ -86,7 +86,7 @@ def test_a_registered_model_answers(trained: Training, tmp_path: Path) -> None:
     assert served.predict(inputs) == served.predict(inputs, in_order)
     with pytest.raises(MlflowException, match="keep: found 5, accepted: 1 to 4"):
         served.predict(inputs, {"keep": 5})
-    with pytest.raises(MlflowException, match="pixels: found 0.0 to .*, accepted: whole numbers"):
+    with pytest.raises(MlflowException, match=r"pixels: found 0\.0 to .*, accepted: whole numbers"):
         served.predict(inputs / 255)
 
     trained("ls", seed=0)  # not tracked
