@@ -4,8 +4,9 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def without_encoding(file: Path) -> Iterator[str]:
     for call in ast.walk(ast.parse(file.read_text("utf-8"))):
         if not isinstance(call, ast.Call):
             continue
-        name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
+        name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
         words = [word.arg for word in call.keywords]
         of = ast.unparse(call.func)
         mode = [a.value for a in call.args if isinstance(a, ast.Constant)][-1:]
@@ -103,7 +104,11 @@ def unpack_inside_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_what_git_does_not_say_is_unknown(
-    hide, reason, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    hide: Callable[..., Any],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", "--shared", ROOT, folder], check=True)

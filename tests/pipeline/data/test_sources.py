@@ -199,7 +199,9 @@ def write_empty(folder: Path, *names: str) -> None:
         (folder / name).touch()
 
 
-UNUSED = {  # what is said of it: a file, and what it links to
+UNUSED: dict[
+    str, list[tuple[str, str | None]]
+] = {  # what is said of it: a file, and what it links to
     "hidden": [("cat/.hidden.jpg", None), (".cache/1.jpg", None), ("dog/.trash/1.jpg", None)],
     "of other endings": [("cat/notes.txt", None), ("dog/anim.gif", None), ("fish", None)],
     "beside the class folders": [("stray.png", None)],
