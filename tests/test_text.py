@@ -37,7 +37,7 @@ def without_encoding(file: Path) -> Iterator[str]:
             "write_text": len(call.args) < 2,
             "open": path_open and "b" not in str(mode) and "tarfile" not in of,
         }
-        if "encoding" not in words and (implicit.get(name) or "universal_newlines" in words):
+        if "encoding" not in words and (implicit.get(str(name)) or "universal_newlines" in words):
             yield f"{file}:{call.lineno}"
         if of.startswith("subprocess") and "text" in words:
             yield f"{file}:{call.lineno}"
