@@ -23,6 +23,7 @@ from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.job import Job
 from pipeline.jobs.run import run
+from pipeline.tracking import store
 from pipeline.tracking.runs import Tracker, summarise
 from pipeline.tracking.store import DATABASE
 from pipeline.tracking.sync import sync
@@ -431,3 +432,85 @@ def test_a_damaged_store_is_one_line(
     if tracker.failed:
         with pytest.raises(UserError, match=r"^MLflow at .* cannot be filled$"):
             sync(PAPERS, workspace)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("", "sqlite:////root/mlflow.db"),
+        ("sqlite:///own/store.db", "sqlite:////root/own/store.db"),
+        ("sqlite:////own/store.db?timeout=5", "sqlite:////own/store.db?timeout=5"),
+        ("file:runs", "/root/runs"),
+        ("runs", "/root/runs"),
+        ("file:///runs", "file:///runs"),
+        ("http://host:5000", "http://host:5000"),
+        ("databricks", "databricks"),
+    ],
+)
+def test_relative_addresses_begin_at_the_repository(
+    address: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(store.VARIABLE, address)
+    assert store.store_uri(Path("/root")) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("file:runs", "MLFLOW_ALLOW_FILE_STORE"),
+        ("nothing://host", "Supported URI schemes are"),
+        ("http://127.0.0.1:1", "Connection refused"),
+        ("sqlite://", "in memory"),
+    ],
+)
+def test_addresses_that_cannot_log_are_refused_with_the_whole_reason(
+    address: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(store.VARIABLE, address)
+    with pytest.raises(UserError, match=f"^{store.VARIABLE}: found .*{hint}.*accepted: sqlite"):
+        store.check_store(tmp_path)
+
+
+def test_messages_have_no_passwords() -> None:
+    error = ConnectionError("at postgresql://me:secret@host/x")
+    assert store.describe(error) == "ConnectionError: at postgresql://me:***@host/x"
+
+
+def sync_in_a_process(folder: Path) -> tuple[str, str]:
+    """What `lsvit track sync` prints there. MLflow keeps a run's place as long as it is loaded."""
+    command = [sys.executable, "-m", "stages.commands", "track", "sync"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "DVC_ROOT": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, encoding="utf-8")
+    return done.stdout.splitlines()[-1], done.stderr
+
+
+@pytest.mark.slow
+def test_a_store_that_was_moved_and_deleted_from_is_healed(
+    workspace: Path,
+    local: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (workspace / "results/exits.csv").write_text("\n")  # of a paper that is left out
+    (workspace / "results/exits.json").write_text("{}\n")
+    assert sync(PAPERS) == 3
+    moved = tmp_path_factory.mktemp("moved") / "an other place"
+    workspace.rename(moved)
+    monkeypatch.chdir(moved)
+    assert sync_in_a_process(moved) == ("0 runs added", "")
+    uri = f"sqlite:///{moved}/{DATABASE}"
+    check_store(uri, live=False)
+
+    client = client_of(uri)
+    found = runs(uri)
+    client.delete_run(found["test seed 0"].info.run_id)
+    client.delete_experiment(found["prune-eval"].info.experiment_id)
+    (artifacts,) = moved.glob(f"mlartifacts/*/{found['test seed 1'].info.run_id}")
+    shutil.rmtree(artifacts)
+    healed, warnings = sync_in_a_process(moved)
+    assert (healed, warnings.count("restored")) == ("1 runs added", 2)
+    assert client.list_artifacts(found["test seed 1"].info.run_id)
+    check_store(uri, live=False)
+    assert sync_in_a_process(moved) == ("0 runs added", "")
+    assert not workspace.exists()
