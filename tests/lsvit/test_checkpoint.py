@@ -1,0 +1,296 @@
+"""Checkpoints as others save them: wrappers, names, and what a folder says of its weights."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import lsvit
+from lsvit.checkpoint import read_checkpoint
+from lsvit.routed import RoutedModel
+from pipeline.config.presets import ModelPreset
+from pipeline.data.resize import Resize, resizing
+from pipeline.errors import UserError
+from pipeline.models.weights import (
+    check_start,
+    complete,
+    create_backbone,
+    load_start,
+    normalisation,
+)
+from tests.conftest import cases_of
+
+CASES = cases_of(__file__)
+NAME = "vit_tiny_patch16_224"
+SIZES: dict[str, Any] = {"img_size": 28, "patch_size": 14, "embed_dim": 16, "num_heads": 2}
+SIZES |= {"depth": 2}
+NAMES = [str(number) for number in range(12)]
+TEXT_ORDER = sorted(NAMES)  # 0, 1, 10, 11, 2, ...
+State = dict[str, Tensor]
+
+
+def vit(**more: Any) -> Any:
+    torch.manual_seed(0)
+    model: Any = timm.create_model(NAME, **(SIZES | {"num_classes": 12} | more))
+    with torch.no_grad():
+        model.head.bias.copy_(torch.arange(12.0))
+    return model.eval()
+
+
+def prefixed(prefix: str, state: State) -> State:
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
+WRAPPED: dict[str, Callable[[State], Any]] = {
+    "plain": lambda state: state,
+    "module.": lambda state: prefixed("module.", state),
+    "module._orig_mod.": lambda state: prefixed("module._orig_mod.", state),
+    "timm_model.": lambda state: {"state_dict": prefixed("model.timm_model.", state)},
+    "'net'": lambda state: {
+        "net": prefixed("module.", state),
+        "optimizer": {"state": {0: {"step": torch.ones(3)}}, "param_groups": [{}]},
+        "epoch": torch.tensor(3),
+    },
+    "'model_ema'": lambda state: {
+        "model": {name: tensor + 1 for name, tensor in state.items()},
+        "model_ema": prefixed("module.", state),
+        "args": argparse.Namespace(lr=0.1),
+    },
+    "'state_dict.model'": lambda state: {"state_dict": {"model": state}},
+    "_orig_mod.": lambda state: {"n_averaged": torch.tensor(3), **prefixed("_orig_mod.", state)},
+}
+
+
+@pytest.mark.parametrize("said", WRAPPED)
+def test_wrappers_are_taken_off_and_said(said: str, tmp_path: Path) -> None:
+    state = vit().state_dict()
+    torch.save(WRAPPED[said](state), tmp_path / "w.pth")
+    lines: list[str] = []
+    found = read_checkpoint(tmp_path / "w.pth", lines.append)
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    assert (said in " ".join(lines)) == (said != "plain")
+    assert bool(lines) == (said != "plain")
+
+
+def test_a_routed_models_own_state_is_read(tmp_path: Path) -> None:
+    model = RoutedModel(vit())
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    save_file(prefixed("module.backbone.", vit().state_dict()), tmp_path / "w.safetensors")
+    for name in ("w.pt", "w.safetensors"):
+        assert read_checkpoint(tmp_path / name, print).keys() == vit().state_dict().keys()
+
+
+BAD: dict[str, Any] = {
+    "whole model": (lambda: vit(), "it holds timm.models.vision_transformer"),
+    "numpy": (lambda: {"model": vit().state_dict(), "best": np.float64(3)}, "weights_only=True"),
+    "list": (lambda: [1, 2], "found list, accepted: a dictionary of tensors"),
+    "empty": (lambda: {"epoch": 3}, "found no tensors"),
+    "two": (
+        lambda: {"student": vit().state_dict(), "teacher": vit().state_dict()},
+        "found weights under 'student', 'teacher'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_other_files_are_refused_in_a_line(name: str, tmp_path: Path) -> None:
+    make, said = BAD[name]
+    file = tmp_path / "w.pth"
+    torch.save(make(), file)
+    preset = ModelPreset(timm=NAME, kwargs=SIZES, weights=str(file))
+    with pytest.raises(UserError, match=said) as error:
+        check_start(vit(), preset)
+    assert "\n" not in str(error.value)
+    assert str(file) in str(error.value)
+
+
+# ---- transformers ------------------------------------------------------------------------------
+
+THEIRS: dict[str, Any] = {
+    "ViT": (transformers.ViTConfig, transformers.ViTForImageClassification),
+    "DeiT": (transformers.DeiTConfig, transformers.DeiTForImageClassification),
+    "DeiT, two heads": (
+        transformers.DeiTConfig,
+        transformers.DeiTForImageClassificationWithTeacher,
+    ),
+}
+BODIES: dict[str, Any] = {
+    "vit_base_patch14_dinov2": (transformers.Dinov2Config, transformers.Dinov2Model),
+    "vit_base_patch14_reg4_dinov2": (
+        transformers.Dinov2WithRegistersConfig,
+        transformers.Dinov2WithRegistersModel,
+    ),
+    "vit_giant_patch14_dinov2": (transformers.Dinov2Config, transformers.Dinov2Model),
+}
+
+
+def theirs(config: Any, model: Any, **more: Any) -> Any:
+    """One of transformers' models, small, with random weights."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+    torch.manual_seed(0)
+    made = model(config(image_size=28, patch_size=14, **sizes, **more)).eval()
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", THEIRS)
+def test_transformers_classifiers_load(kind: str, tmp_path: Path) -> None:
+    """As they save themselves, and as torch saves them: the names differ since version 5."""
+    model = theirs(*THEIRS[kind], intermediate_size=48, num_labels=3)
+    model.config.id2label = {0: "cat", 1: "dog", 2: "owl"}
+    model.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "preprocessor_config.json").write_text(
+        json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3], "resample": 3}), "utf-8"
+    )
+    torch_folder = tmp_path / "torch"
+    torch_folder.mkdir()
+    (torch_folder / "config.json").write_bytes((tmp_path / "saved" / "config.json").read_bytes())
+    torch.save(prefixed("module.", model.state_dict()), torch_folder / "pytorch_model.bin")
+    images = torch.randn(2, 3, 28, 28)
+    for folder in ("saved", "torch"):
+        opened = lsvit.load(tmp_path / folder)
+        assert opened.classes == ["cat", "dog", "owl"]
+        assert opened.transform(Image.new("RGB", (40, 30))).shape == (3, 28, 28)
+        assert torch.allclose(opened.model(images), model(images).logits, atol=1e-5)
+    data = lsvit.load(tmp_path / "saved").data
+    assert (data["mean"], data["interpolation"]) == ([0.1, 0.2, 0.3], "bicubic")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", BODIES)
+def test_transformers_dinov2_loads(name: str, tmp_path: Path) -> None:
+    gated = {"use_swiglu_ffn": True} if "giant" in name else {}
+    model = theirs(*BODIES[name], **gated)
+    model.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    sizes: dict[str, Any] = {"img_size": 28, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    if not gated:
+        sizes["mlp_ratio"] = 4
+    ours: Any = timm.create_model(name, num_classes=0, **sizes).eval()
+    images = torch.randn(2, 3, 28, 28)
+    expected = model(images).last_hidden_state
+    for file in ("model.safetensors", "w.pt"):
+        ours.load_state_dict(read_checkpoint(tmp_path / file))
+        assert torch.allclose(ours.forward_features(images), expected, atol=1e-5)
+
+
+# ---- what a folder says ------------------------------------------------------------------------
+
+
+def write(folder: Path, names: list[str] | None = NAMES, **cfg: Any) -> Any:
+    """A folder in timm's layout. Returns the model."""
+    model = vit()
+    config = {"label_names": names} if names else {}
+    timm.models.save_for_hf(model, str(folder), model_config=config, safe_serialization=True)
+    file = folder / "config.json"
+    content = json.loads(file.read_text("utf-8"))
+    content["pretrained_cfg"] |= cfg
+    file.write_text(json.dumps(content), "utf-8")
+    return model
+
+
+def given(weights: Path | str, **more: Any) -> ModelPreset:
+    return complete(ModelPreset(**({"timm": NAME, "weights": str(weights)} | more)))
+
+
+@pytest.mark.parametrize(("names", "classes", "more", "head", "said"), CASES["heads"])
+def test_heads_are_joined_to_classes_by_name(
+    names: list[str] | None,
+    classes: list[str],
+    more: dict[str, Any],
+    head: str,
+    said: str,
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, names)
+    preset = given(tmp_path, **more)
+    model = create_backbone(preset, len(classes))
+    lines: list[str] = []
+    assert load_start(model, preset, classes, lines.append)["head"] == head
+    assert said in " ".join(lines)
+    if head == "loaded" and names and set(classes) <= set(names):
+        for place, name in enumerate(classes):
+            assert model.head.bias[place] == names.index(name)
+    elif head == "loaded":
+        assert torch.equal(model.head.bias, torch.arange(12.0))
+
+
+def test_more_names_than_outputs_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, [*NAMES, "one more"])
+    preset = given(tmp_path)
+    with pytest.raises(UserError, match=r"config\.json: found 13 names of classes"):
+        load_start(create_backbone(preset, 12), preset, NAMES)
+    with pytest.raises(ValueError, match=r"config\.json: found 13 names of classes"):
+        lsvit.load(tmp_path)
+
+
+def test_a_folders_own_pixels_and_arguments_are_used(tmp_path: Path) -> None:
+    own = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    write(tmp_path, **own, crop_pct=0.7, interpolation="bilinear")
+    for weights in (tmp_path, tmp_path / "model.safetensors"):
+        preset = given(weights)
+        assert (preset.kwargs["num_heads"], preset.kwargs["img_size"]) == (2, 28)
+        assert normalisation(preset, {}) == (tuple(own["mean"]), tuple(own["std"]))
+        assert resizing(preset, "timm") == Resize(40, "bilinear", 28)
+    changed = given(tmp_path, pixels={"crop_pct": 0.5})  # params.yaml comes first
+    assert resizing(changed, "timm") == Resize(56, "bilinear", 28)
+    assert normalisation(changed, {})[0] == (0.1, 0.2, 0.3)
+
+
+def test_pixels_of_the_tag_change_no_preset(tmp_path: Path) -> None:
+    """Finished trainings from such weights are found again."""
+    write(tmp_path)
+    preset = ModelPreset(timm=NAME, kwargs=SIZES, weights=str(tmp_path))
+    assert complete(preset).pixels is None
+    assert "pixels" not in complete(preset).effective()
+
+
+def damage(folder: Path, **changes: Any) -> None:
+    """Change the config.json of a folder; a mapping changes keys below it."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text("utf-8"))
+    for key, value in changes.items():
+        config[key] = config[key] | value if isinstance(value, dict) else value
+    file.write_text(json.dumps(config), "utf-8")
+
+
+@pytest.mark.parametrize("file", ["", "/model.safetensors"])
+@pytest.mark.parametrize(("changes", "said"), CASES["foreign"])
+def test_another_models_weights_are_refused(
+    file: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """Also where every tensor has the right shape."""
+    write(tmp_path)
+    damage(tmp_path, **changes)
+    preset = ModelPreset(timm=NAME, kwargs=SIZES, weights=f"{tmp_path}{file}")
+    with pytest.raises(UserError, match=said) as error:
+        check_start(create_backbone(complete(preset), 12), complete(preset))
+    assert "\n" not in str(error.value)
+
+
+def test_what_does_not_fit_is_counted_apart(tmp_path: Path) -> None:
+    state = vit().state_dict()
+    del state["norm.bias"]
+    state["surplus"] = torch.zeros(1)
+    state["blocks.1.norm1.weight"] = torch.zeros(8)
+    torch.save(state, tmp_path / "w.pt")
+    preset = ModelPreset(timm=NAME, kwargs=SIZES, weights=str(tmp_path / "w.pt"))
+    said = (
+        r"1 missing: 'norm\.bias'; 1 unknown: 'surplus'; "
+        r"1 of another shape: 'blocks\.1\.norm1\.weight' \(8,\) for \(16,\)"
+    )
+    with pytest.raises(UserError, match=said):
+        check_start(vit(), preset)
