@@ -1,14 +1,16 @@
 """Mistakes that end stage check-params, not a stage that comes hours later."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 
 from pipeline.errors import UserError
 from pipeline.jobs.machine import Gpus
 from pipeline.training.devices import pick_device
-from stages.check_params import build, check_machine
+from stages.check_params import build, check_machine, read_weights_folder
 from tests.pipeline.config.conftest import Load
 
 
@@ -66,6 +68,42 @@ def test_gpus_of_nodes_are_not_those_of_this_machine(
 def test_the_repositorys_own_models_can_be_made(values: dict[str, Any], changed: Load) -> None:
     """The default, that of smoke runs, and the default at other scales."""
     build(changed(values))
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ("none.pth", "'none.pth', which does not exist"),
+        ("whole.pth", "weights_only=True"),
+        ("small.pth", "does not fit VisionTransformer: .* missing: "),
+        ("resnet/", "architecture: found 'resnet18'"),
+        ("resnet/model.safetensors", "architecture: found 'resnet18'"),
+        ("hub", "needs the tag of its weights|cannot be had"),
+    ],
+)
+def test_weights_that_no_stage_could_start_from(
+    weights: str, said: str, changed: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any image is read."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    resnet: Any = timm.create_model("resnet18", num_classes=1)
+    timm.models.save_for_hf(resnet, "resnet", safe_serialization=True)
+    torch.save(torch.nn.Linear(1, 1), "whole.pth")
+    torch.save({"norm.bias": torch.zeros(1)}, "small.pth")
+    params = changed({"models.vit_pico.weights": weights, "model": "vit_pico"})
+    with pytest.raises(UserError, match=said) as error:
+        build(read_weights_folder(params))
+    assert "\n" not in str(error.value)
+
+
+def test_published_weights_out_of_reach(
+    changed: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match="three ways to get them"):
+        build(changed({"model": "vit_s16"}))
 
 
 COLOUR = {"models.vit_micro.kwargs.in_chans": 3}
