@@ -209,7 +209,8 @@ def test_a_scale_refines_the_baseline_otherwise(changed: Load) -> None:
 
 def test_a_variant_that_a_scale_leaves_out(changed: Load) -> None:
     """A section that names it needs another list at that scale; elsewhere it stays."""
-    lists = {"prune_eval": {"variants": ["baseline", "ls"]}, "nodes": {"variants": {"ls": ["any"]}}}
+    both = {"variants": ["baseline", "ls"]}
+    lists = {"prune_eval": both, "questions": both, "nodes": {"variants": {"ls": ["any"]}}}
     given = {"scales.mine": {"variants": {"layerdrop": None}} | lists, "scale": "mine"}
     assert "layerdrop" not in changed(given).all_variants
     with pytest.raises(UserError, match=r"prune_eval.variants: found 'layerdrop'"):
