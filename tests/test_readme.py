@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 
 PAPERS = [
     f"docs/{paper}.md"
-    for paper in ("layershuffle", "exits", "smoothing", "inversion", "painters", "nodes")
+    for paper in ("layershuffle", "exits", "smoothing", "inversion", "painters", "nodes", "questions")
 ]
 
 
