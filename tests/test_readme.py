@@ -18,7 +18,9 @@ from tests.conftest import ROOT
 
 PAPERS = [
     f"docs/{paper}.md"
-    for paper in ("layershuffle", "exits", "smoothing", "inversion", "painters", "nodes", "questions")
+    for paper in (
+        *("layershuffle", "exits", "smoothing", "inversion", "painters", "nodes", "questions"),
+    )
 ]
 
 
