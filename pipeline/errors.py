@@ -8,12 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from lsvit.text import plain
-
 if TYPE_CHECKING:  # `lsvit --help` needs no pydantic
     from pydantic import BaseModel, ValidationError
 
 NO_ROOM = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.ENOMEM}
+
+
+def plain(text: str) -> str:
+    """Escape text of others, see :func:`lsvit.text.plain`."""
+    from lsvit.text import plain  # late: it brings numpy, before which a stage sets variables
+
+    return plain(text)
 
 
 class UserError(Exception):

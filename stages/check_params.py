@@ -72,7 +72,7 @@ def read_weights_folder(params: Params) -> Params:
     preset = params.model_preset
     if preset.local_file() is None:
         return params
-    from pipeline.models.weights import complete
+    from pipeline.models.start import complete
 
     params = params.with_model(complete(preset, root()))
     pixels = params.model_preset.pixels
@@ -93,7 +93,8 @@ def build(params: Params) -> None:
     """
     import torch
 
-    from pipeline.models.weights import attach, check_start, create_backbone, is_only_online
+    from pipeline.models.start import check_start, is_only_online
+    from pipeline.models.weights import attach, create_backbone
 
     with torch.device("meta"):
         backbone = create_backbone(params.model_preset.model_copy(update={"init_std": None}), 1)

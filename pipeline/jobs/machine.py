@@ -113,7 +113,7 @@ def _read_ratio(*files: Path) -> list[float]:
 class Gpus(NamedTuple):
     """What torch can use of this machine's GPUs."""
 
-    count: int
+    count: int  # type: ignore[assignment]  # not the count of a tuple
     has_bf16: bool
     why: str  # there are none, or fewer than the driver has; "" if torch does not say
 

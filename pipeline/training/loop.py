@@ -36,7 +36,8 @@ from pipeline.jobs.files import (
     weights_file,
 )
 from pipeline.models.extensions import Extension, extensions_of
-from pipeline.models.weights import attach, build, create_backbone, load_start
+from pipeline.models.start import load_start
+from pipeline.models.weights import attach, build, create_backbone
 from pipeline.training.devices import Execution, compile_blocks
 from pipeline.training.distributed import (
     barrier,

@@ -21,13 +21,8 @@ from lsvit.routed import RoutedModel
 from pipeline.config.presets import ModelPreset
 from pipeline.data.resize import Resize, resizing
 from pipeline.errors import UserError
-from pipeline.models.weights import (
-    check_start,
-    complete,
-    create_backbone,
-    load_start,
-    normalisation,
-)
+from pipeline.models.start import check_start, complete, load_start
+from pipeline.models.weights import create_backbone, normalisation
 from tests.conftest import cases_of
 
 CASES = cases_of(__file__)

@@ -22,7 +22,8 @@ from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
-from pipeline.models.weights import build, create_backbone, load_start
+from pipeline.models.start import load_start
+from pipeline.models.weights import build, create_backbone
 from pipeline.training.loop import fetch
 from tests.conftest import cases_of
 

@@ -32,7 +32,8 @@ from pipeline.deploy.export import export, find_training
 from pipeline.deploy.predict import open_weights
 from pipeline.errors import UserError
 from pipeline.jobs.files import WEIGHTS
-from pipeline.models.weights import build, complete, create_backbone, load_start, normalisation
+from pipeline.models.start import complete, load_start
+from pipeline.models.weights import build, create_backbone, normalisation
 from stages.commands import app
 from tests.conftest import ROOT, Training
 

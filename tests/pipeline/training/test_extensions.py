@@ -18,7 +18,8 @@ from pipeline.data.splits import Split
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import HISTORY, WEIGHTS
 from pipeline.models.extensions import Extension, extensions_of
-from pipeline.models.weights import build, create_backbone, load_start
+from pipeline.models.start import load_start
+from pipeline.models.weights import build, create_backbone
 from pipeline.training.loop import train
 from pipeline.training.objectives import Augment, Batch, ForwardPass, Objective, Terms
 from pipeline.training.scoring import Score
