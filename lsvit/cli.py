@@ -24,8 +24,9 @@ def main() -> None:
 
         run_in_clone()
     else:
-        for stream in (sys.stdout, sys.stderr):  # whatever the locale
-            stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
+        streams: tuple[Any, ...] = (sys.stdout, sys.stderr)
+        for stream in streams:  # whatever the locale
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
         run(sys.argv[1:])
 
 

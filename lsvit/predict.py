@@ -33,6 +33,7 @@ from lsvit.images import in_mode
 from lsvit.position import Encode, Position, Predict
 from lsvit.routed import RoutedModel
 from lsvit.routes import Order, Route, evaluation_routes
+from lsvit.text import one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -163,7 +164,7 @@ def open_export(file: Path, attach: Attach = attach_parts) -> Opened:
             )
     except Exception as error:  # timm raises many kinds
         raise ValueError(
-            f"{folder / CONFIG}: timm cannot make this model: {shorten(error)}"
+            f"{folder / CONFIG}: timm cannot make this model: {one_line(error)}"
         ) from None
     if not backbone.num_classes or not hasattr(backbone, "blocks"):
         raise ValueError(
@@ -185,7 +186,7 @@ def open_export(file: Path, attach: Attach = attach_parts) -> Opened:
             if len(part):
                 part.load_state_dict(read_tensors(folder / part_file))
     except RuntimeError as error:
-        raise ValueError(f"{folder}: does not fit its {SPEC}: {shorten(error)}") from None
+        raise ValueError(f"{folder}: does not fit its {SPEC}: {one_line(error)}") from None
     return Opened(
         model.eval(), resolve_model_data_config(backbone), name_outputs(folder, about, backbone)
     )
@@ -207,11 +208,6 @@ def name_outputs(folder: Path, about: About, backbone: Any) -> list[str]:
         return about.classes
     say(f"{folder / CONFIG}: no names of classes; the {backbone.num_classes} of {subset} are taken")
     return [str(name) for name in ImageNetInfo(subset).label_descriptions()]
-
-
-def shorten(error: Exception) -> str:
-    """An error's text on one line of at most 200 characters."""
-    return " ".join(str(error).split())
 
 
 # ---- predict -----------------------------------------------------------------------------------
@@ -278,7 +274,7 @@ def open_image(path: Path) -> "Image":
         with Image.open(path) as file:
             return in_mode(file, "RGB")
     except Exception as error:  # a damaged file raises almost anything
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {shorten(error)}"
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(f"{path}: not an image that can be read ({reason})") from None
 
 

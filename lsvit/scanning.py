@@ -14,10 +14,10 @@ from lsvit.blocks import SHOWN, count_blocks, find_blocks
 from lsvit.checkpoint import say
 from lsvit.evaluation import evaluating, format_table, percent, read_batch, run_orders
 from lsvit.images import Unused, describe_unused, list_images
-from lsvit.predict import MICRO, load, read_image, shorten
+from lsvit.predict import MICRO, load, read_image
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, fix_first, generator
-from lsvit.text import plain
+from lsvit.text import one_line, plain
 
 # What is done to layer i.
 PLACED = "first i in place"  # the others run in random orders
@@ -217,7 +217,7 @@ def open_model(where: str) -> tuple[nn.Module, dict[str, Any], list[str]]:
     except Exception as error:  # timm and the hub's client raise many kinds
         raise ValueError(
             f"{where}: not an exported folder, hf-hub:<repository>, {', '.join(MICRO)}, or a "
-            f"model of timm whose weights can be had ({type(error).__name__}: {shorten(error)})"
+            f"model of timm whose weights can be had ({type(error).__name__}: {one_line(error)})"
         ) from None
     if not model.num_classes:
         raise ValueError(f"{where}: found no classes, accepted: a classifier")

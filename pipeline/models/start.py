@@ -19,11 +19,12 @@ from lsvit.checkpoint import (
     read_checkpoint,
     read_spec,
 )
+from lsvit.text import one_line
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import papers_variant
 from pipeline.errors import UserError, describe_errors, plain
 from pipeline.jobs.files import sha256
-from pipeline.models.weights import check_name, shorten, user_errors
+from pipeline.models.weights import check_name, user_errors
 
 # Below these names, and those that papers declare, a trained model's file has parts that are no
 # start for another model.
@@ -246,7 +247,7 @@ def _compare(model: Any, preset: ModelPreset, about: About, config: Path) -> Non
         with torch.device("meta"):
             described = timm.create_model(preset.timm.partition(".")[0], **kwargs)
     except Exception as error:  # timm raises many kinds
-        raise UserError(f"{config}: timm cannot make this model: {shorten(error)}") from None
+        raise UserError(f"{config}: timm cannot make this model: {one_line(error)}") from None
     theirs = _traits(described)
     for key, own in _traits(model).items():
         if key in theirs and theirs[key] != own:
@@ -277,7 +278,7 @@ def _fit(model: Any, path: Path, say: Say) -> dict[str, Tensor]:
     try:
         tensors = _convert(tensors, model)
     except Exception as error:  # whatever a foreign file makes of timm's conversion
-        raise UserError(f"{path}: does not fit {type(model).__name__}: {shorten(error)}") from None
+        raise UserError(f"{path}: does not fit {type(model).__name__}: {one_line(error)}") from None
     own = {name: t.shape for name, t in model.state_dict().items() if not name.startswith(HEADS)}
     body = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEADS)}
     if misfit := describe_misfit(body, own):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import lsvit.checkpoint
 import lsvit.position
 from lsvit.routed import RoutedModel
+from lsvit.text import one_line
 from lsvit.weights import load_weights
 from pipeline.config.presets import OWN_WEIGHTS, ModelPreset
 from pipeline.config.variant import PLAIN, Position, Variant
@@ -30,11 +31,6 @@ def user_errors() -> Iterator[None]:
         yield
     except ValueError as error:
         raise UserError(str(error)) from None
-
-
-def shorten(error: Exception) -> str:
-    """An error's text on one line of at most 200 characters."""
-    return " ".join(str(error).split())
 
 
 # ---- models ------------------------------------------------------------------------------------
@@ -65,7 +61,7 @@ def create_backbone(preset: ModelPreset, num_classes: int) -> Any:
     try:
         model: Any = timm.create_model(preset.timm, **(preset.kwargs | {"num_classes": outputs}))
     except Exception as error:  # timm raises many kinds
-        raise UserError(f"timm cannot make {preset.timm}: {shorten(error)}") from None
+        raise UserError(f"timm cannot make {preset.timm}: {one_line(error)}") from None
     if preset.head == "class_token":
         if getattr(model, "global_pool", None) != "token":
             raise UserError(

@@ -5,6 +5,7 @@ import struct
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,8 +26,8 @@ AS_IT_IS = Resize((32, 32), "bilinear", 32)
 Write = Callable[[Path], object]
 
 
-def save(mode: str, **options: object) -> Write:
-    return lambda path: Image.fromarray(GREY).convert(mode).save(path, **options)  # type: ignore[arg-type]
+def save(mode: str, **options: Any) -> Write:
+    return lambda path: Image.fromarray(GREY).convert(mode).save(path, **options)
 
 
 def save_array(pixels: np.ndarray) -> Write:
