@@ -233,7 +233,7 @@ def test_more_names_than_outputs_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_folders_own_pixels_and_arguments_are_used(tmp_path: Path) -> None:
-    own = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    own: dict[str, Any] = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
     write(tmp_path, **own, crop_pct=0.7, interpolation="bilinear")
     for weights in (tmp_path, tmp_path / "model.safetensors"):
         preset = given(weights)
