@@ -7,30 +7,24 @@ FLOP/s.
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+import pandas as pd
 from pydantic import BaseModel, Field, TypeAdapter
 
 from lsvit.routes import generator, layers_of
-from pipeline.config.checks import check, check_layers
-from pipeline.config.load import load, parse
+from pipeline.config.checks import check_layers
+from pipeline.config.load import load
 from pipeline.config.paper import Paper, Work
 from pipeline.config.params import Params
-from pipeline.config.presets import ModelPreset
 from pipeline.config.samplers import Spec, make_sampler, training_order
 from pipeline.config.sections import Finetune, Pretrain
-from pipeline.config.variant import PLAIN, Variant
-from pipeline.data.prepare import choose
-from pipeline.data.sources import find
+from pipeline.config.variant import PLAIN
 from pipeline.errors import UserError
 from pipeline.files import reading
-from pipeline.jobs.files import DATA, HELDOUT, read_meta
 from pipeline.jobs.identity import processor
 from pipeline.jobs.machine import available_cores
-from pipeline.jobs.plan import Plan
 
 KNOWN_HARDWARE = Path("benchmarks/cost.json")
 TRAINING_STEP = 3  # forward passes: the backward pass takes two
@@ -59,9 +53,11 @@ class Hardware(BaseModel):
     source: str
     gpu: bool = False
 
-    def rates_of(self, width: int) -> Rates:
-        """Return the rates of the nearest width."""
-        return min(self.rates, key=lambda rates: abs(rates.width - width))
+    def hours(self, work: Work, width: int, training: float, passes: float) -> float:
+        """Hours for the FLOPs of each of the models, side by side, at the nearest width's rates."""
+        rates = min(self.rates, key=lambda rates: abs(rates.width - width))
+        seconds = work.models * (training / rates.training + passes / rates.evaluation)
+        return seconds / 3600 / min(self.workers, work.models)
 
 
 def known_hardware(path: Path = KNOWN_HARDWARE) -> dict[str, Hardware]:
@@ -88,9 +84,7 @@ def overridden(overrides: Sequence[str], papers: tuple[Paper, ...]) -> Params:
             why = " ".join(str(error.__cause__ or error).split())
             text = f"found {', '.join(overrides)}, accepted: KEY=VALUE of params.yaml ({why})"
             raise UserError(f"-S: {text}") from None
-        params = parse(changed, papers=papers)
-    check(params)
-    return params
+        return load(changed, papers=papers)
 
 
 def list_work(params: Params, num_layers: int) -> list[Work]:
@@ -129,8 +123,11 @@ def count_training(work: Work, sizes: tuple[int, int, int]) -> tuple[int, int]:
     return options.epochs * trained, options.epochs * (orders * validation + heldout)
 
 
-def estimate(params: Params, known: Mapping[str, Hardware]) -> dict[str, Any]:
-    """Count what the stages do: a row for each :class:`Work`, their total, and how it was counted.
+def estimate(params: Params, known: Mapping[str, Hardware]) -> pd.DataFrame:
+    """Count what the stages do.
+
+    Returns:
+        A row for each stage and name: columns of counts, and by each machine's name of hours.
 
     Raises:
         UserError: timm does not know the model, a value does not fit its number of layers, or only
@@ -144,100 +141,48 @@ def estimate(params: Params, known: Mapping[str, Hardware]) -> dict[str, Any]:
             "accepted here: datasets.NAME.train and datasets.NAME.validation"
         )
     classes = params.dataset_preset.num_classes
-
     counted: dict[tuple[str, str], ModelFlops] = {}
-
-    def count(preset: ModelPreset, variant: Variant) -> ModelFlops:
-        plain = PLAIN.model_copy(update={"position": variant.position})
-        key = preset.model_dump_json(), plain.model_dump_json()
-        if key not in counted:
-            counted[key] = count_variant(preset, classes, plain)
-        return counted[key]
-
-    num_layers = count(params.model_preset, PLAIN).num_layers
+    num_layers = count_variant(params.model_preset, classes).num_layers
     check_layers(params, num_layers)
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    rows = []
     for work in list_work(params, num_layers):
+        position = work.variant.position
+        key = work.preset.model_dump_json(), position.model_dump_json()
+        if key not in counted:
+            plain = PLAIN.model_copy(update={"position": position})
+            counted[key] = count_variant(work.preset, classes, plain)
+        model = counted[key]
         sizes = work.sizes or params.sizes
-        model = count(work.preset, work.variant)
         trained, validated = count_training(work, sizes)
         depth = work.variant.layers or model.num_layers
         length = mean_length(work.variant.route, depth)
         training = TRAINING_STEP * trained * model.whole(length)
         images = min(sizes[1], work.images or sizes[1])
-        passes = validated * model.whole(depth)
+        passes = float(validated * model.whole(depth))
         passes += images * sum(model.whole(length) for length in work.passes)
-        hours = {}
-        for name, hardware in known.items():
-            rates = hardware.rates_of(model.width)
-            seconds = work.models * (training / rates.training + passes / rates.evaluation)
-            hours[name] = seconds / 3600 / min(hardware.workers, work.models)
         row = {
+            "stage": work.stage,
+            "name": work.name,
             "trainings": work.models if work.training else 0,
             "training_images": work.models * trained,
             "passes": work.models * len(work.passes),
             "evaluation_images": work.models * (validated + images * len(work.passes)),
             "flops": work.models * (training + passes),
-            "hours": hours,
         }
-        rows.setdefault((work.stage, work.name), []).append(row)
-    stages = [{"stage": stage, "name": name} | add_up(same) for (stage, name), same in rows.items()]
-    return {
-        "dataset": params.dataset,
-        "model": params.model,
-        "seeds": len(params.seeds),
-        "stages": [*stages, {"stage": "total", "name": ""} | add_up(stages)],
-        "hardware": {name: hardware.source for name, hardware in known.items()},
-        "notes": list(NOTES),
-    }
+        for name, hardware in known.items():
+            row[name] = hardware.hours(work, model.width, training, passes)
+        rows.append(row)
+    return pd.DataFrame(rows).groupby(["stage", "name"], sort=False).sum()
 
 
-def add_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Sum the counts and hours of rows."""
-    keys = ("trainings", "training_images", "passes", "evaluation_images", "flops")
-    total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in keys}
-    total["hours"] = {name: sum(row["hours"][name] for row in rows) for name in rows[0]["hours"]}
-    return total
-
-
-def this_machine(params: Params, known: Mapping[str, Hardware]) -> dict[str, Hardware]:
+def this_machine(params: Params) -> dict[str, Hardware]:
     """The CPU here, as fast as the one measured last. {} where jobs run on anything else."""
     device, _ = processor(params.device, params.engine)
     if device != "cpu" or params.engine != "local":
         return {}
-    measured = [hardware for hardware in known.values() if not hardware.gpu]
+    measured = [hardware for hardware in known_hardware().values() if not hardware.gpu]
     workers = params.workers or max(1, available_cores() // params.resolve(Finetune).threads)
     return {"here": measured[-1].model_copy(update={"workers": workers})}
-
-
-def count_finished(params: Params) -> dict[str, int]:
-    """Count the trainings that earlier runs finished, of the stages that train for all papers.
-
-    They cannot be told before the images are prepared, and refinements before the starting weights
-    are trained.
-    """
-    finished = {"pretrain": 0, "finetune": 0}
-    meta = DATA / "meta.json"  # damaged, it is made again
-    with suppress(UserError), reading(meta), tempfile.TemporaryDirectory() as folder:
-        if read_meta(DATA)["name"] != params.dataset:
-            return finished
-        for seed, job in Plan(params, Pretrain).starting().items():
-            finished["pretrain"] += job.done
-            Path(folder, f"seed_{seed}").symlink_to(job.folder)
-        plan = Plan(params, Finetune, pretrained=Path(folder))
-        for jobs in plan.refinements(params.all_variants).values():
-            finished["finetune"] += sum(job.done for job in jobs.values())
-    return finished
-
-
-def count_images(params: Params) -> tuple[int, int, int]:
-    """Count a folder's images to train on, to validate on, and held out. Raises UserError."""
-    preset = params.dataset_preset
-    with redirect_stdout(None):  # what is left out was said when the folder was checked
-        source = find(preset.source, preset.folder, Path())
-    splits = choose(params.dataset, preset, source.splits)
-    heldout = len(splits[HELDOUT].labels) if HELDOUT in splits else 0
-    return len(splits["train"].labels), len(splits["validation"].labels), heldout
 
 
 def announce(params: Params) -> None:
@@ -247,32 +192,25 @@ def announce(params: Params) -> None:
     if left_out:
         print(f"not run: {', '.join(left_out)}; `papers` in params.yaml takes a list of names")
     try:
-        if params.sizes is None and params.dataset_preset.source == "image_folder":
-            params = params.with_sizes(*count_images(params))
-        machine = this_machine(params, known_hardware())
-        rows = estimate(params, machine)["stages"]
+        machine = this_machine(params)
+        stages = estimate(params, machine).groupby("stage", sort=False).sum()
     except UserError as error:
         print(f"how much there is to do is not known yet: {error}")
         return
-    finished = count_finished(params)
-    whole = 0.0
-    for stage in dict.fromkeys(row["stage"] for row in rows[:-1]):
-        total = add_up([row for row in rows if row["stage"] == stage])
-        trainings, done = total["trainings"], finished.get(stage, 0)
-        counts = [f"{trainings:,} trainings"] if trainings else []
-        if trainings and stage in finished:
-            counts.append(f"{done:,} of them finished before")
-        if total["passes"]:
-            counts.append(f"{total['passes']:,} passes over images")
-        for hours in total["hours"].values():
-            to_do = hours * (1 - done / trainings) if done else hours
-            whole += to_do
-            counts.append(f"about {format_hours(to_do)}")
+    for stage, row in stages.iterrows():
+        counts = []
+        if row["trainings"]:
+            counts.append(f"{row['trainings']:,.0f} trainings")
+        if row["passes"]:
+            counts.append(f"{row['passes']:,.0f} passes over images")
+        if machine:
+            counts.append(f"about {format_hours(row['here'])}")
         print(f"{stage}: {', '.join(counts)}")
     if machine:
         print(
-            f"in all about {format_hours(whole)}, {machine['here'].workers} jobs side by side, at "
-            "speeds in benchmarks/cost.json; `lsvit cost` says what is not counted"
+            f"in all about {format_hours(stages['here'].sum())} if nothing has finished before, "
+            f"{machine['here'].workers} jobs side by side, at speeds in benchmarks/cost.json; "
+            "`lsvit cost` says what is not counted"
         )
     else:
         print("no time is told: jobs run on a GPU or a cluster, where speed was never measured")
@@ -287,28 +225,32 @@ def format_hours(hours: float) -> str:
     return f"{60 * hours:.1f} min"
 
 
-def show(estimated: Mapping[str, Any]) -> None:
+def show(params: Params, known: Mapping[str, Hardware]) -> None:
     """Print an :func:`estimate` as a table."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from pipeline.report.tables import console
 
-    title = "params.yaml: {dataset}, {model}, {seeds} seeds".format(**estimated)
+    rows = estimate(params, known)
+    title = f"params.yaml: {params.dataset}, {params.model}, {len(params.seeds)} seeds"
     table = Table("", "", title=title, box=SIMPLE_HEAD, title_justify="left")
-    numbers = [f"time ({i})" for i in range(1, len(estimated["hardware"]) + 1)]
+    numbers = [f"time ({i})" for i in range(1, len(known) + 1)]
     for column in ("trainings", "images trained", "images run", "FLOPs", *numbers):
         table.add_column(column, justify="right")
-    for row in estimated["stages"]:
-        if row["stage"] == "total":
-            table.add_section()
-        counts = [row["trainings"], row["training_images"], row["evaluation_images"]]
-        cells = [f"{count:,}" if count else "" for count in counts]
-        cells.append(f"{row['flops']:.2e}")
-        cells += [format_hours(hours) for hours in row["hours"].values()]
-        table.add_row(row["stage"], row["name"], *cells)
+
+    def add_row(place: tuple[str, str], row: pd.Series) -> None:
+        counts = row[["trainings", "training_images", "evaluation_images"]]
+        cells = [f"{count:,.0f}" if count else "" for count in counts]
+        hours = [format_hours(row[name]) for name in known]
+        table.add_row(*place, *cells, f"{row['flops']:.2e}", *hours)
+
+    for place, row in rows.iterrows():
+        add_row(place, row)
+    table.add_section()
+    add_row(("total", ""), rows.sum())
     out = console(140)
     out.print(table)
-    for i, (name, source) in enumerate(estimated["hardware"].items(), 1):
-        out.print(f"({i}) {name}: {source}")
-    out.print(*estimated["notes"], sep="\n")
+    for i, (name, hardware) in enumerate(known.items(), 1):
+        out.print(f"({i}) {name}: {hardware.source}")
+    out.print(*NOTES, sep="\n")

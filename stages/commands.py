@@ -100,21 +100,12 @@ def why(
 
 
 @app.command()
-def cost(
-    overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def cost(overrides: Overrides = None) -> None:
     """Print what params.yaml asks for: trainings, images, FLOPs, and time on known hardware."""
-    import json
-
     from papers import PAPERS
-    from pipeline.cost import estimate, known_hardware, overridden, show
+    from pipeline.cost import known_hardware, overridden, show
 
-    estimated = estimate(overridden(overrides or [], PAPERS), known_hardware())
-    if as_json:
-        print(json.dumps(estimated, indent=1))
-    else:
-        show(estimated)
+    show(overridden(overrides or [], PAPERS), known_hardware())
 
 
 @app.command()

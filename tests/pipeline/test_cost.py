@@ -1,6 +1,5 @@
 """What a configuration costs: images of a real training, FLOPs and time against sums by hand."""
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -20,13 +19,12 @@ from papers.smoothing.compute.plan import Plan as Smoothings
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.config.sections import Finetune, Pretrain
+from pipeline.config.sections import Finetune
 from pipeline.config.variant import Variant
 from pipeline.cost import (
     Hardware,
     Rates,
     announce,
-    count_finished,
     count_training,
     estimate,
     known_hardware,
@@ -37,8 +35,6 @@ from pipeline.cost import (
 from pipeline.errors import UserError
 from pipeline.flops import count_variant
 from pipeline.jobs.configs import TrainConfig
-from pipeline.jobs.files import WEIGHTS
-from pipeline.jobs.plan import Plan
 from pipeline.training.loop import train
 from stages.commands import app
 from tests.conftest import ROOT
@@ -54,7 +50,7 @@ def hardware(workers: int) -> Hardware:
 def rows_of(params: Params, **known: Hardware) -> dict[str, dict[str, Any]]:
     """The rows of an estimate by stage and name."""
     estimated = estimate(params, known or {"one": hardware(1)})
-    return {f"{row['stage']} {row['name']}".strip(): row for row in estimated["stages"]}
+    return {f"{stage} {name}".strip(): dict(row) for (stage, name), row in estimated.iterrows()}
 
 
 @pytest.mark.slow
@@ -124,17 +120,13 @@ def test_flops_and_time_are_sums(small: Params, pico: ModelPreset) -> None:
     training = 3 * trained * model.whole(4)
     assert rows["finetune ls"]["flops"] == 2 * (training + passes)
     seconds = 2 * (training / 5 + passes / 10)
-    hours = rows["finetune ls"]["hours"]
-    assert hours == pytest.approx({"one": seconds / 3600, "two": seconds / 3600 / 2})
-    assert rows["pretrain"]["hours"]["one"] == rows["pretrain"]["hours"]["two"]  # a single model
+    assert rows["finetune ls"]["one"] == pytest.approx(seconds / 3600)
+    assert rows["finetune ls"]["two"] == pytest.approx(seconds / 3600 / 2)
+    assert rows["pretrain"]["one"] == rows["pretrain"]["two"]  # a single model
     assert rows["finetune ls"]["training_images"] == 2 * trained
     assert rows["finetune baseline"]["training_images"] < 2 * trained
     assert rows["painters"]["flops"] == 2 * 30 * (model.whole(4) + model.whole(2))
     assert rows["painters"]["evaluation_images"] == 2 * 30 * 2
-    total = rows.pop("total")
-    for key in ("trainings", "training_images", "evaluation_images", "flops"):
-        assert total[key] == sum(row[key] for row in rows.values())
-    assert total["hours"]["one"] == pytest.approx(sum(r["hours"]["one"] for r in rows.values()))
 
 
 def test_a_run_says_what_is_to_do_before_it_does(
@@ -143,40 +135,22 @@ def test_a_run_says_what_is_to_do_before_it_does(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Finished trainings are counted, the next from their weights; of a GPU no time is told."""
+    """Of a GPU no time is told."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DVC_ROOT", raising=False)
     Path("benchmarks").mkdir()
     shutil.copy(ROOT / "benchmarks" / "cost.json", "benchmarks")
     announce(small)
-    assert "finetune: 4 trainings, 0 of them finished before, about " in capsys.readouterr().out
-    prepared = Path("outs/prepare_data")
-    prepared.mkdir(parents=True)
-    (prepared / "meta.json").write_text(json.dumps({"name": "bars", "sha256": "of images"}))
-    start = Plan(small, Pretrain).starting()[0]
-    start.folder.mkdir(parents=True)
-    (start.folder / WEIGHTS).write_bytes(b"of the start")
-    start.finish()
-    starts = Path("outs/pretrain/seed_0")
-    starts.mkdir(parents=True)
-    shutil.copy(start.folder / WEIGHTS, starts)
-    refinement = Plan(small, Finetune).refinements(["ls"])["ls"][1]
-    shutil.rmtree(starts)
-    refinement.folder.mkdir(parents=True)
-    refinement.finish()
-    assert count_finished(small) == {"pretrain": 1, "finetune": 1}
-    other = small.model_copy(update={"dataset": "other"})
-    assert count_finished(other) == {"pretrain": 0, "finetune": 0}
-    announce(small)
-    assert "finetune: 4 trainings, 1 of them finished before, about " in capsys.readouterr().out
+    assert "finetune: 4 trainings, about " in capsys.readouterr().out
     announce(small.model_copy(update={"device": "cuda"}))
     said = capsys.readouterr().out
     assert "painters: 4 passes over images\n" in said
     assert "speed was never measured" in said
 
 
-def test_rates_are_those_of_the_nearest_width() -> None:
-    assert [hardware(1).rates_of(width).training for width in (8, 64, 384, 1024)] == [5, 5, 5, 50]
+def test_hours_are_at_rates_of_the_nearest_width(pico: ModelPreset) -> None:
+    work = Work("test", "", 1, pico)
+    hours = [hardware(1).hours(work, width, 50 * 3600, 0) for width in (8, 64, 384, 1024)]
+    assert hours == [10, 10, 10, 1]
 
 
 def test_every_paper_lists_its_work(params: Params) -> None:
@@ -251,6 +225,7 @@ def test_the_command_needs_no_data_and_no_weights(
     with pytest.raises(UserError, match="cannot be read"):
         known_hardware()
     shutil.copy(ROOT / "benchmarks" / "cost.json", file)
-    printed = CliRunner().invoke(app, ["cost", "--json"], catch_exceptions=False).stdout
-    assert json.loads(printed)["stages"][-1]["stage"] == "total"
+    printed = CliRunner().invoke(app, ["cost"], catch_exceptions=False).stdout
+    assert "finetune" in printed
+    assert "total" in printed
     assert {path.name for path in tmp_path.iterdir()} == {"params.yaml", "benchmarks"}
