@@ -1,4 +1,4 @@
-"""The `lsvit` command: what a user does around the pipeline. The pipeline itself is DVC's."""
+"""Look at results, check a run, use models. The pipeline itself runs with `uv run dvc repro`."""
 
 import sys
 from pathlib import Path
@@ -12,19 +12,25 @@ from pipeline.errors import one_line_errors
 if TYPE_CHECKING:
     import pandas as pd
 
+LOOK, CHECK, USE, KEEP = (  # the groups of `lsvit --help`
+    "Look at results",
+    "Check before or after a run",
+    "Use models",
+    "Keep the stores",
+)
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
 )
 track = typer.Typer(no_args_is_help=True, help="The MLflow store.")
 data = typer.Typer(no_args_is_help=True, help="The embedded images.")
-app.add_typer(track, name="track")
-app.add_typer(data, name="data")
+app.add_typer(track, name="track", rich_help_panel=KEEP)
+app.add_typer(data, name="data", rich_help_panel=KEEP)
 Overrides = Annotated[
     list[str] | None, typer.Option("-S", help="KEY=VALUE of params.yaml, as of `dvc exp run`.")
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=CHECK)
 def smoke(
     keep: Annotated[
         Path | None,
@@ -42,7 +48,7 @@ def smoke(
         show_table(folder / "results" / "table1.csv")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def table(
     file: Annotated[Path, typer.Argument(help="A table1.csv of the pipeline.")] = Path(
         "results/table1.csv"
@@ -52,7 +58,7 @@ def table(
     show_table(file)
 
 
-@app.command()
+@app.command(rich_help_panel=CHECK)
 def claims(
     against: Annotated[
         Path | None,
@@ -83,7 +89,7 @@ def claims(
     print(f"the ledger is what the result files give, and contradicts {nowhere}")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def why(
     target: Annotated[
         str, typer.Argument(help="A claim's id, a figure's name, or a file of results/.")
@@ -99,7 +105,7 @@ def why(
     print("\n".join(why(target, PAPERS, conditions or [])))
 
 
-@app.command()
+@app.command(rich_help_panel=CHECK)
 def cost(overrides: Overrides = None) -> None:
     """Print what params.yaml asks for: trainings, images, FLOPs, and time on known hardware."""
     from papers import PAPERS
@@ -108,7 +114,7 @@ def cost(overrides: Overrides = None) -> None:
     show(overridden(overrides or [], PAPERS), known_hardware())
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def grid() -> None:
     """Collect Table 1 of the workspace and of all experiments in results/grid.{csv,md,tex}."""
     from papers.layershuffle.grid import TABLE, collect, experiments, write
@@ -128,7 +134,7 @@ def grid() -> None:
     )
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def export(
     variant: Annotated[str, typer.Argument(help="A variant of params.yaml, or baseline.")],
     seed: Annotated[int, typer.Option(help="The training's seed.")] = 0,
@@ -165,7 +171,7 @@ def export(
         print(f"{registry.register(folder, PAPERS, name)}: registered")
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def predict(
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
     weights: Annotated[
@@ -248,6 +254,7 @@ def predict(
 @app.command(
     add_help_option=False,  # lsvit.cli has the options
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    rich_help_panel=USE,
 )
 def scan(context: typer.Context) -> None:
     """Say how much the order of its layers matters to a model, without training it."""
