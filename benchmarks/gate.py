@@ -10,7 +10,9 @@ It judges the cell that params.yaml declares, which needs held-out images, after
 
     uv run python -m stages.prepare_data && uv run python -m stages.pretrain
 
-Trainings are those of the stages: what has finished is taken, what is left can be resumed.
+Trainings are those of the stages: what has finished is taken, what is left can be resumed. Other
+variants are not trained here. What has finished of them stands beside: the accuracy on the
+validation images in both orders, after the last epoch.
 """
 
 # isort: off
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 from machine import machine, show, write
 
+from lsvit.routes import ORDERS
 from papers import PAPERS
 from papers.layershuffle import PAPER
 from papers.layershuffle.compute.logistic import choose_regression, read_pixels
@@ -53,20 +56,36 @@ def train(stage: Stage) -> dict[str, np.ndarray]:
     return {name: np.array([accuracy(job) for job in jobs[name].values()]) for name in jobs}
 
 
-def accuracy(job: Job) -> float:
-    """Held-out accuracy in % after a training's last epoch."""
+def accuracy(job: Job, column: str = ACCURACY) -> float:
+    """An accuracy of a training's history in %, after its last epoch."""
     history: list[dict[str, float]] = json.loads((job.folder / HISTORY).read_text("utf-8"))
-    return 100 * history[-1][ACCURACY]
+    return 100 * history[-1][column]
 
 
-def logistic_regression(strengths: list[float]) -> float:
-    """Held-out accuracy in % of the pipeline's regression on pixels.
+def logistic_regression(strengths: list[float]) -> dict[str, float]:
+    """Accuracy in % of the pipeline's regression on pixels, on held-out and validation images.
 
-    The same held-out images choose its strength, which favours it: the gate is the narrower for it.
+    The held-out images choose its strength, which favours it: the gate is the narrower for it.
     """
     heldout = read_pixels(DATA, HELDOUT)
     regression = choose_regression(read_pixels(DATA, "train"), heldout, strengths)
-    return 100 * float(regression.score(*heldout))
+    return {
+        split: 100 * float(regression.score(*read_pixels(DATA, split)))
+        for split in (HELDOUT, "validation")
+    }
+
+
+def validation(stage: Stage) -> dict[str, Any]:
+    """Validation accuracy in % after the last epoch: by variant and order, a number a seed."""
+    found: dict[str, Any] = {}
+    params = stage.params.model_copy(update={"seeds": stage.params.seeds[:SEEDS]})
+    for name, jobs in Plan(params, Finetune).refinements(list(params.all_variants)).items():
+        if all(job.done for job in jobs.values()):
+            found[name] = {
+                order: [accuracy(job, f"validation/{order}/accuracy") for job in jobs.values()]
+                for order in ORDERS
+            }
+    return found
 
 
 def judge(differences: np.ndarray) -> dict[str, Any]:
@@ -91,19 +110,22 @@ def main() -> None:
     accuracies = train(stage)
     floor = logistic_regression(stage.params.resolve(PruneEval).logistic)
     rows = {
-        "baseline minus logistic regression": judge(accuracies[BASELINE] - floor),
+        "baseline minus logistic regression": judge(accuracies[BASELINE] - floor[HELDOUT]),
         f"baseline minus {SHALLOW}": judge(accuracies[BASELINE] - accuracies[SHALLOW]),
     }
     cell = stage.params.cell
     options = stage.params.resolve(Finetune)
+    counts = read_meta(DATA)["counts"]
     content = {
         "machine": machine(),
         "cell": {"dataset": cell.dataset, "model": cell.model, "scale": cell.scale},
         "finetune": options.model_dump(include={"lr", "schedule", "batch_size", "epochs"}),
-        "heldout_images": read_meta(DATA)["counts"][HELDOUT],
+        "heldout_images": counts[HELDOUT],
         "accuracy": {name: values.tolist() for name, values in accuracies.items()}
-        | {"logistic_regression": floor},
+        | {"logistic_regression": floor[HELDOUT]},
         "gate": rows,
+        "validation_images": counts["validation"],
+        "validation": validation(stage) | {"logistic_regression": floor["validation"]},
     }
     write(FILE, content)
     show("the gate", [{"difference": name} | row for name, row in rows.items()])

@@ -33,6 +33,8 @@ FUNCTIONS = (
     tables.claims,
     tables.moved_verdicts,
     tables.result,
+    tables.gate,
+    tables.gap,
     tables.counts,
     tables.served,
     tables.simulated,

@@ -6,6 +6,7 @@ Each function takes a reader of files and the file that it shows, by its path in
 import io
 import json
 from collections.abc import Iterable, Sequence
+from statistics import mean, stdev
 
 import pandas as pd
 import yaml
@@ -28,16 +29,10 @@ from pipeline.report.ledger import (
 from pipeline.report.numbers import Read
 
 ORDER = (FAILS, WEAKER, HOLDS, UNDECIDED, NOT_COMPARABLE, NOT_RUN)  # of a page's claims
-PRETRAINED = "results/cells/fashion_mnist_4k_vit_s14_56_few_epochs"
-HOURS = "results/cells/fashion_mnist_10k_vit_micro_hours"
-# What a row of the README's table is called -> the folder of its results.
 PUBLISHED = "papers/layershuffle/published.yaml"
 # Rows of the README's table: variants of ours, and columns of the published table.
-SHOWN = {
-    "usual refinement": "baseline",
-    "LayerShuffle": "ls",
-    "logistic regression on the pixels": "logistic_regression",
-}
+SHOWN = {"usual refinement": "baseline", "LayerShuffle": "ls"}
+REGRESSION = "logistic regression on the pixels"
 PUBLISHED_COLUMNS = {
     "published, ViT-B/16 on ImageNet: usual refinement": 0,
     "published, ViT-B/16 on ImageNet: LayerShuffle": 1,
@@ -95,24 +90,44 @@ def moved_verdicts(read: Read, file: str, other_file: str) -> str:
 
 
 def result(read: Read, file: str) -> str:
-    """Mean accuracy in both orders, one number a cell: of the default run, and the published ones.
+    """Mean accuracy in both orders, one number a cell: of a pre-trained model, and published ones.
 
     Args:
         read: reads a file.
-        file: the default run's table1.csv.
+        file: benchmarks/gate.json, which has the model's accuracies on validation images.
     """
-    means = pd.read_csv(io.StringIO(read(file))).set_index(["variant", "order"])["mean"]
+    accuracies = json.loads(read(file))["validation"]
     published = yaml.safe_load(read(PUBLISHED))["ImageNet"]["ViT-B/16"]
     rows = []
     for words, variant in SHOWN.items():
-        rows.append([words, *(_in_percent(means.get((variant, order))) for order in ORDERS)])
+        rows.append([words, *(f"{mean(accuracies[variant][order]):.0f}" for order in ORDERS)])
+    rows.append([REGRESSION, f"{accuracies['logistic_regression']:.0f}", ""])
     for words, column in PUBLISHED_COLUMNS.items():
         rows.append([words, *(f"{published[order][column][0]:.0f}" for order in ORDERS)])
     return markdown_table(["accuracy in %", "original order", "random orders"], rows)
 
 
-def _in_percent(mean: float | None) -> str:
-    return "" if mean is None or mean != mean else f"{100 * mean:.0f}"
+def gate(read: Read, file: str) -> str:
+    """Accuracies of a pre-trained model's variants in both orders, mean and deviation over seeds.
+
+    Args:
+        read: reads a file.
+        file: benchmarks/gate.json.
+    """
+    accuracies = json.loads(read(file))["validation"]
+    regression = accuracies.pop("logistic_regression")
+    rows = [
+        [label(variant), *(f"{mean(by[order]):.1f} ± {stdev(by[order]):.1f}" for order in ORDERS)]
+        for variant, by in accuracies.items()
+    ]
+    rows.append([REGRESSION, f"{regression:.1f}", ""])
+    return markdown_table(["accuracy in %", "original order", "random orders"], rows)
+
+
+def gap(read: Read, file: str, other: str) -> str:
+    """How far the baseline lies above something on held-out images, with its interval."""
+    row = json.loads(read(file))["gate"][f"baseline minus {other}"]
+    return f"{row['mean']:.2f} points (95 % interval {row['low']:.1f} to {row['high']:.1f})"
 
 
 def counts(read: Read, file: str) -> str:
