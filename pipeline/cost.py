@@ -7,6 +7,7 @@ FLOP/s.
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import fmean
 
@@ -21,8 +22,11 @@ from pipeline.config.params import Params
 from pipeline.config.samplers import Spec, make_sampler, training_order
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.variant import PLAIN
+from pipeline.data.prepare import choose
+from pipeline.data.sources import find
 from pipeline.errors import UserError
 from pipeline.files import reading
+from pipeline.jobs.files import HELDOUT
 from pipeline.jobs.identity import processor
 from pipeline.jobs.machine import available_cores
 
@@ -185,6 +189,16 @@ def this_machine(params: Params) -> dict[str, Hardware]:
     return {"here": measured[-1].model_copy(update={"workers": workers})}
 
 
+def count_images(params: Params) -> tuple[int, int, int]:
+    """Count a folder's images to train on, to validate on, and held out. Raises UserError."""
+    preset = params.dataset_preset
+    with redirect_stdout(None):  # what is left out was said when the folder was checked
+        source = find(preset.source, preset.folder, Path())
+    splits = choose(params.dataset, preset, source.splits)
+    heldout = len(splits[HELDOUT].labels) if HELDOUT in splits else 0
+    return len(splits["train"].labels), len(splits["validation"].labels), heldout
+
+
 def announce(params: Params) -> None:
     """Print what a run will do, before it does: by stage trainings, passes, and about how long."""
     left_out = [paper.name for paper in params.all_papers if paper not in params.running]
@@ -192,6 +206,8 @@ def announce(params: Params) -> None:
     if left_out:
         print(f"not run: {', '.join(left_out)}; `papers` in params.yaml takes a list of names")
     try:
+        if params.sizes is None and params.dataset_preset.source == "image_folder":
+            params = params.with_sizes(*count_images(params))
         machine = this_machine(params)
         stages = estimate(params, machine).groupby("stage", sort=False).sum()
     except UserError as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from lsvit.routed import RoutedModel
@@ -145,6 +146,20 @@ def test_a_run_says_what_is_to_do_before_it_does(
     said = capsys.readouterr().out
     assert "painters: 4 passes over images\n" in said
     assert "speed was never measured" in said
+
+
+def test_images_of_a_folder_are_counted_before_a_run(
+    small: Params, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split, count in {"train": 50, "val": 20}.items():
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(count):
+                Image.new("L", (28, 28), i).save(tmp_path / split / name / f"{i}.png")
+    declared = {"source": "image_folder", "folder": str(tmp_path)}
+    folder = type(small.datasets["bars"]).model_validate(declared)
+    announce(small.model_copy(update={"datasets": {"bars": folder}}))
+    assert "finetune: 4 trainings" in capsys.readouterr().out
 
 
 def test_hours_are_at_rates_of_the_nearest_width(pico: ModelPreset) -> None:
