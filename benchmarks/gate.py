@@ -77,15 +77,15 @@ def logistic_regression(strengths: list[float]) -> dict[str, float]:
 
 def validation(stage: Stage) -> dict[str, Any]:
     """Validation accuracy in % after the last epoch: by variant and order, a number a seed."""
-    found: dict[str, Any] = {}
+    accuracies: dict[str, Any] = {}
     params = stage.params.model_copy(update={"seeds": stage.params.seeds[:SEEDS]})
     for name, jobs in Plan(params, Finetune).refinements(list(params.all_variants)).items():
         if all(job.done for job in jobs.values()):
-            found[name] = {
+            accuracies[name] = {
                 order: [accuracy(job, f"validation/{order}/accuracy") for job in jobs.values()]
                 for order in ORDERS
             }
-    return found
+    return accuracies
 
 
 def judge(differences: np.ndarray) -> dict[str, Any]:

@@ -30,9 +30,13 @@ from pipeline.report.numbers import Read
 
 ORDER = (FAILS, WEAKER, HOLDS, UNDECIDED, NOT_COMPARABLE, NOT_RUN)  # of a page's claims
 PUBLISHED = "papers/layershuffle/published.yaml"
-# Rows of the README's table: variants of ours, and columns of the published table.
-SHOWN = {"usual refinement": "baseline", "LayerShuffle": "ls"}
 REGRESSION = "logistic regression on the pixels"
+# Rows of the README's table: variants of ours, and columns of the published table.
+SHOWN = {
+    "usual refinement": "baseline",
+    "LayerShuffle": "ls",
+    REGRESSION: "logistic_regression",
+}
 PUBLISHED_COLUMNS = {
     "published, ViT-B/16 on ImageNet: usual refinement": 0,
     "published, ViT-B/16 on ImageNet: LayerShuffle": 1,
@@ -90,21 +94,24 @@ def moved_verdicts(read: Read, file: str, other_file: str) -> str:
 
 
 def result(read: Read, file: str) -> str:
-    """Mean accuracy in both orders, one number a cell: of a pre-trained model, and published ones.
+    """Mean accuracy in both orders, one number a cell: of the default run, and the published ones.
 
     Args:
         read: reads a file.
-        file: benchmarks/gate.json, which has the model's accuracies on validation images.
+        file: the default run's table1.csv.
     """
-    accuracies = json.loads(read(file))["validation"]
+    means = pd.read_csv(io.StringIO(read(file))).set_index(["variant", "order"])["mean"]
     published = yaml.safe_load(read(PUBLISHED))["ImageNet"]["ViT-B/16"]
     rows = []
     for words, variant in SHOWN.items():
-        rows.append([words, *(f"{mean(accuracies[variant][order]):.0f}" for order in ORDERS)])
-    rows.append([REGRESSION, f"{accuracies['logistic_regression']:.0f}", ""])
+        rows.append([words, *(_in_percent(means.get((variant, order))) for order in ORDERS)])
     for words, column in PUBLISHED_COLUMNS.items():
         rows.append([words, *(f"{published[order][column][0]:.0f}" for order in ORDERS)])
     return markdown_table(["accuracy in %", "original order", "random orders"], rows)
+
+
+def _in_percent(share: float | None) -> str:
+    return "" if share is None or share != share else f"{100 * share:.0f}"
 
 
 def gate(read: Read, file: str) -> str:
