@@ -93,7 +93,8 @@ def read_checkpoint(path: str | Path, say: Callable[[str], object] = say) -> dic
         say: gets a line for each thing that was done.
 
     Raises:
-        ValueError: it holds other things than tensors, or several models.
+        ValueError: it holds other things than tensors, several models, or numbers of which no model
+            computes.
     """
     path = Path(path)
     found: Any = read_tensors(path)
@@ -114,7 +115,24 @@ def read_checkpoint(path: str | Path, say: Callable[[str], object] = say) -> dic
     if any("embeddings.patch_embeddings.projection." in name for name in tensors):
         tensors = _rename(tensors)
         say(f"{path}: transformers' names are made timm's")
+    _check_numbers(tensors, path)
     return tensors
+
+
+def _check_numbers(tensors: dict[str, Tensor], path: Path) -> None:
+    """Raises ValueError if a tensor is quantised, complex, or not finite.
+
+    Loading would cast it to the model's own type, without its scale or imaginary part.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.dim():  # a counter
+            continue
+        kind = str(tensor.dtype)
+        if tensor.is_floating_point():
+            if tensor.float().isfinite().all():
+                continue
+            kind = "numbers that are not finite"
+        raise ValueError(f"{path}: {name}: found {kind}, accepted: finite floating-point numbers")
 
 
 def read_tensors(path: Path) -> Any:
@@ -231,22 +249,30 @@ def read_about(folder: Path) -> About | None:
     """What the config.json of a folder says of the weights there. None: it says nothing of them.
 
     Raises:
-        ValueError: it says what cannot be so.
+        ValueError: it is no JSON, or says what cannot be so.
     """
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = json.loads((folder / CONFIG).read_bytes())  # bytes: with a byte order mark too
+    except OSError:
         return None
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG}: not JSON ({error})") from None
     if not isinstance(config, dict):
         return None
     try:
         if "architecture" in config:
-            return _read_timm(config)
-        if config.get("model_type") in ARCHITECTURES:
-            return _read_transformers(config, folder)
+            about = _read_timm(config)
+        elif config.get("model_type") in ARCHITECTURES:
+            about = _read_transformers(config, folder)
+        else:
+            return None
+        about.model_args.keys()
+        mean = about.data.get("mean", [0])
+        if not 0 <= min(mean) <= max(mean) <= 1:  # it may be for pixels from 0 to 255
+            raise ValueError(f"mean: found {mean}, accepted: numbers from 0 to 1")
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"{folder / CONFIG}: cannot be read ({error!r})") from None
-    return None
+    return about
 
 
 def read_spec(folder: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from lsvit.images import in_mode
 from lsvit.position import Encode, Position, Predict
 from lsvit.routed import RoutedModel
 from lsvit.routes import Order, Route, evaluation_routes
-from lsvit.text import one_line
+from lsvit.text import one_line, user_path
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -90,7 +90,7 @@ def find_weights(where: str | Path) -> Path:
     Raises:
         ValueError: there is none, or no config.json beside it.
     """
-    path = Path(where)
+    path = user_path(where)
     if isinstance(where, str) and where in MICRO:
         path = RELEASED / where
     elif isinstance(where, str) and where.startswith("hf-hub:"):

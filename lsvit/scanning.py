@@ -17,7 +17,7 @@ from lsvit.images import Unused, describe_unused, list_images
 from lsvit.predict import MICRO, load, read_image
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route, fix_first, generator
-from lsvit.text import one_line, plain
+from lsvit.text import folder_name, one_line, plain
 
 # What is done to layer i.
 PLACED = "first i in place"  # the others run in random orders
@@ -311,12 +311,12 @@ def find_targets(
     parents = []
     for file in files:
         inside = file.relative_to(folder).parts
-        parents.append(inside[0] if len(inside) > 1 else "")
+        parents.append(folder_name(inside[0]) if len(inside) > 1 else "")
     backbone: Any = getattr(model, "backbone", model)
     subset = infer_imagenet_subset(backbone)
     wordnet_names = ImageNetInfo(subset).label_names() if subset else []
     index_of: dict[str, int] = {}
-    for names in ([plain(name.replace("/", "_")) for name in classes], wordnet_names):
+    for names in ([plain(folder_name(name)) for name in classes], wordnet_names):
         for index, name in enumerate(names):
             if names.count(name) == 1:  # two of ImageNet's classes are "crane"
                 index_of[name] = index

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 
+from lsvit.text import user_path
 from papers import PAPERS
 from pipeline.config.checks import check, check_layers, check_names
 from pipeline.config.effective import files
@@ -30,7 +31,7 @@ def check_machine(params: Params) -> Iterator[str]:
         yield from collect_errors(check_cluster)
     yield from collect_errors(check_store, root())
     folder = params.dataset_preset.folder
-    if folder and not os.path.isdir(root() / Path(folder).expanduser()):  # noqa: PTH112
+    if folder and not os.path.isdir(root() / user_path(folder)):  # noqa: PTH112
         yield (
             f"params.yaml: datasets.{params.dataset}.folder: found {folder!r}, which is no folder, "
             "accepted: the folder with the images"

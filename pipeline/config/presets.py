@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from lsvit.text import user_path
 from pipeline.config.types import Added, Count, Float, NonNegative, Positive, Section, refuse
 
 OWN_WEIGHTS = ("scratch", "random")  # those that begin with random weights, a set a seed
@@ -68,7 +69,7 @@ class ModelPreset(Section):
         """The file that `weights` names, itself or in a folder, if it names one."""
         if self.weights in (*OWN_WEIGHTS, "hub"):
             return None
-        path = root / self.weights
+        path = root / user_path(self.weights)
         if path.is_dir():
             torch_file = path / "pytorch_model.bin"
             path /= "model.safetensors"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lsvit.text import user_path
 from pipeline.data.imagefiles import Items, check_md5, list_image_folder
 from pipeline.data.imagenet import list_imagenet
 from pipeline.data.shards import Arrays
@@ -62,7 +63,7 @@ def find(source: str, folder: str | None, embedded: Path) -> Source:
     Raises:
         UserError: a file is missing, damaged or another one; the line names it.
     """
-    path = None if folder is None else root() / Path(folder).expanduser()
+    path = None if folder is None else root() / user_path(folder)
     try:
         return _open(source, path, embedded)
     except OSError as error:  # of a folder that may not be opened

@@ -19,7 +19,7 @@ from lsvit.checkpoint import (
     read_checkpoint,
     read_spec,
 )
-from lsvit.text import one_line
+from lsvit.text import folder_name, one_line
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import papers_variant
 from pipeline.errors import UserError, describe_errors, plain
@@ -308,6 +308,8 @@ def _join_head(
     if head and not any(head[name].shape == shapes.get(name) for name in head):
         say(f"{path}: its head does not fit {outputs} outputs, one is drawn anew")
         head = {}
+    elif not head:
+        say(f"{path}: it has no head, one is drawn anew")
     if not head:
         return body, "fresh"
     if misfit := describe_misfit(head, shapes):
@@ -335,11 +337,15 @@ def _join_head(
 def _find_rows(names: Sequence[str], classes: Sequence[str], outputs: int) -> list[int] | None:
     """For each output the row of a head with these names: classes first, then the other rows.
 
-    None if a class is not among the names, or a name stands twice. A folder has "_" for "/".
+    None if a class is not among the names, or a name stands twice.
     """
-    row_of = {name.replace("/", "_"): row for row, name in enumerate(names)}
-    wanted = [name.replace("/", "_") for name in classes]
-    if len(row_of) < len(names) or not row_of.keys() >= set(wanted):
+    row_of = {folder_name(name): row for row, name in enumerate(names)}
+    wanted = [folder_name(name) for name in classes]
+    if (
+        len(row_of) < len(names)
+        or len(set(wanted)) < len(wanted)
+        or not row_of.keys() >= set(wanted)
+    ):
         return None
     rows = [row_of[name] for name in wanted]
     return rows + [row for row in range(outputs) if row not in rows]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from lsvit.text import user_path
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ def store_uri(root: Path) -> str:
     uri = os.environ.get(VARIABLE) or f"sqlite:///{DATABASE}"
     if is_sqlite(uri):
         scheme, _, path = uri.partition(":///")
-        return f"{scheme}:///{root.resolve() / path}" if path and path != MEMORY else uri
+        if path and path != MEMORY:
+            return f"{scheme}:///{root.resolve() / user_path(path)}"
+        return uri
     folder = uri.removeprefix("file:")  # MLFLOW_ALLOW_FILE_STORE lets MLflow take a folder
     if ":" in folder or folder.startswith(("//", *NO_FOLDERS)):
         return uri

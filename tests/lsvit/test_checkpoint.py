@@ -95,6 +95,18 @@ BAD: dict[str, Any] = {
         lambda: {"student": vit().state_dict(), "teacher": vit().state_dict()},
         "found weights under 'student', 'teacher'",
     ),
+    "quantised": (
+        lambda: {name: tensor.to(torch.int8) for name, tensor in vit().state_dict().items()},
+        r"found torch\.int8, accepted: finite floating-point numbers",
+    ),
+    "complex": (
+        lambda: vit().state_dict() | {"cls_token": torch.ones(1, 1, 16, dtype=torch.complex64)},
+        r"cls_token: found torch\.complex64",
+    ),
+    "not finite": (
+        lambda: vit().state_dict() | {"norm.weight": torch.full((16,), torch.nan)},
+        r"norm\.weight: found numbers that are not finite",
+    ),
 }
 
 
@@ -251,6 +263,30 @@ def test_pixels_of_the_tag_change_no_preset(tmp_path: Path) -> None:
     preset = ModelPreset(timm=NAME, kwargs=SIZES, weights=str(tmp_path))
     assert complete(preset).pixels is None
     assert "pixels" not in complete(preset).effective()
+
+
+@pytest.mark.parametrize("start", [b'{"architecture": "vit', b"\xff\xfe\xff"])
+def test_a_config_that_cannot_be_read_is_not_passed_over(start: bytes, tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "config.json").write_bytes(start)
+    with pytest.raises(UserError, match=r"config\.json: not JSON"):
+        given(tmp_path / "model.safetensors")
+
+
+def test_a_config_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    write(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text("utf-8"), "utf-8-sig")
+    assert given(tmp_path / "model.safetensors").kwargs["num_heads"] == 2
+
+
+def test_weights_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert given("~/model.safetensors").local_file() == tmp_path / "model.safetensors"
+    assert lsvit.load("~/model.safetensors").classes == NAMES
+    with pytest.raises(ValueError, match=r"~nobody-here/w\.pth does not exist"):
+        lsvit.load("~nobody-here/w.pth")
 
 
 def damage(folder: Path, **changes: Any) -> None:

@@ -137,6 +137,10 @@ def test_folders_are_classes_by_name(capsys: pytest.CaptureFixture[str]) -> None
     targets = find_targets(small(num_classes=1000), [], Path(), imagenet)
     assert targets is not None
     assert targets.tolist() == [2, 0]
+    accents = [Path("e\u0301/1.png"), Path("\xe9t\xe9/2.png")]  # as macOS writes them, and Linux
+    targets = find_targets(model, ["e\u0301t\xe9", "\xe9", "x", "y"], Path(), accents)
+    assert targets is not None
+    assert targets.tolist() == [1, 0]
     assert capsys.readouterr().out == ""
 
 

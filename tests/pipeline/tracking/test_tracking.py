@@ -439,6 +439,7 @@ def test_a_damaged_store_is_one_line(
     [
         ("", "sqlite:////root/mlflow.db"),
         ("sqlite:///own/store.db", "sqlite:////root/own/store.db"),
+        ("sqlite:///~/store.db", f"sqlite:///{Path.home()}/store.db"),
         ("sqlite:////own/store.db?timeout=5", "sqlite:////own/store.db?timeout=5"),
         ("file:runs", "/root/runs"),
         ("runs", "/root/runs"),
