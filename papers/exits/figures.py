@@ -171,16 +171,10 @@ def draw_dynamic(figures: Figures, budgets: pd.DataFrame, exits: pd.DataFrame) -
     """Draw accuracy under budgets. Returns the caption."""
     figure, [[axis]] = figures.panels(0.75)
     scale, unit = unit_of(exits["flops"].max() / 2)
-    for policy, look in POLICIES.items():
-        rows = budgets[budgets["policy"] == policy]
-        place = rows.groupby("seed").cumcount()  # among the budgets of its seed
-        budget = (rows["budget"] / 2 / scale).groupby(place).mean()
-        accuracy = (100 * rows["accuracy"]).groupby(place)
-        mean = accuracy.mean()
-        std = accuracy.std().fillna(0)
-        axis.plot(budget, mean, markersize=3, **look)
-        band: Any = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
-        axis.fill_between(budget, mean - std, mean + std, **band)
+    place = budgets.groupby(["policy", "seed"]).cumcount()  # among the budgets of its seed
+    places = (budgets["budget"] / 2 / scale).groupby([budgets["policy"], place])
+    budgets = budgets.assign(cost=places.transform("mean"))
+    draw_lines(axis, budgets, "cost", "accuracy", "policy", POLICIES, **THIN)
     final = exits.assign(cost=exits["flops"] / 2 / scale)
     draw_lines(axis, final, "cost", "accuracy", "branch", {LAST_EXIT: STAR})
     axis.set(title=title_of(exits), ylabel=ACCURACY)

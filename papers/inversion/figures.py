@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from lsvit.routes import ORDERS
 from papers.inversion.compute.ratios import (
     EMBEDDING,
     INPUT,
@@ -42,6 +41,7 @@ from pipeline.report.figures import (
     draw_means,
     grid_of_pictures,
     handles_of,
+    in_order,
     over_seeds,
 )
 from pipeline.report.results import Results
@@ -91,7 +91,7 @@ class InversionFigures(Figures):
         Returns:
             Captions by title.
         """
-        captions = {"Inversion, depth": self.depths(rows), "Inversion, curves": self.curves(rows)}
+        captions = {"Inversion, depth": self.depths(rows), "Inversion, curves": self.curves()}
         if (rows["edit"] != NO_EDIT).any():
             captions["Inversion, ablation"] = self.edits(rows)
         if len(classes):
@@ -227,12 +227,8 @@ class InversionFigures(Figures):
         self.draw_found("inversion_ablation", rows, table, points, (TRAINED, UNTRAINED))
         return self.caption("ablation", list(models.values()))
 
-    def curves(self, rows: pd.DataFrame) -> str:
-        """Draw both distances over the iterations, a column a model, with the rates that were best.
-
-        Returns:
-            The caption.
-        """
+    def curves(self) -> str:
+        """Draw both distances over the iterations, a column a model. Returns the caption."""
         family = self.about["families"][0]
         models = []
         for optimiser in self.about["optimisers"]:
@@ -254,10 +250,8 @@ class InversionFigures(Figures):
                     handles[name_point(point)] = mean[0]
                 axis.axhline(1, color=GREY, linewidth=0.8, linestyle="--")
                 axis.set(yscale="log")
-            own = rows[(rows[KEYS] == pd.Series(model[:-1], KEYS)).all(axis=1)]
-            rates = ", ".join(f"{rate:g}" for rate in sorted(own["lr"].unique()))
             optimiser = OPTIMISERS.get(model.optimiser, model.optimiser)
-            column[0].set_title(f"{model.family}, {model.weights}\n{optimiser}\nrate {rates}")
+            column[0].set_title(f"{model.family}, {model.weights}\n{optimiser}")
             column[1].set(xlabel="iterations")
         axes[0, 0].set(ylabel="embedding distance\n/ yardstick")
         axes[1, 0].set(ylabel="input distance\n/ yardstick")
@@ -269,9 +263,8 @@ class InversionFigures(Figures):
         models = self.gallery.find("class_images")
         table = []
         for model in models:
-            is_own = classes["family"] == model.family
-            is_own &= classes["weights"] == model.weights
-            own = classes[is_own & (classes["seed"] == model.seed)]
+            keys = [model.family, model.weights, model.seed]
+            own = classes[(classes[["family", "weights", "seed"]] == keys).all(axis=1)]
             if own["judge_probability"].notna().all():
                 texts = [f"{value:.2f}" for value in own["judge_probability"]]
             else:
@@ -323,23 +316,14 @@ class InversionFigures(Figures):
         rows = rows.assign(is_alone=layers.notna(), place=layers.fillna(rows["depth"]))
         means = rows.groupby(["weights", "order", "is_alone", "place", "seed"], sort=False)[TOKENS]
         means = np.log10(means.mean()).reset_index()
-        for (weights, order), lines in means.groupby(["weights", "order"], sort=False):
-            is_original = order == ORDERS[0]
-            colour = self.colours.get(weights, GREY)
-            style = {
-                "color": colour,
-                "marker": self.markers.get(weights, "o"),
-                "markerfacecolor": colour if is_original else "white",
-                "capsize": 2,
-                "markersize": 3,
-                "linewidth": 1,
-                "label": f"{self.label(weights)}, {order}",
-            }
-            dashes = "-" if is_original else "--"
-            for is_alone, own in lines.groupby("is_alone"):
-                means_of_seeds = over_seeds(own, "place", TOKENS, 1)
-                linestyle = "none" if is_alone else dashes
-                draw_means(axes[0, int(is_alone)], means_of_seeds, linestyle=linestyle, **style)
+        lines = means.groupby(["weights", "order", "is_alone"], sort=False)
+        for (weights, order, is_alone), line in lines:
+            untrained = {"color": GREY, "marker": "o", "label": self.label(weights)}
+            look = in_order(self.variant_looks.get(weights, untrained), order)
+            look |= {"capsize": 2, "markersize": 3, "linewidth": 1}
+            if is_alone:
+                look["linestyle"] = "none"
+            draw_means(axes[0, int(is_alone)], over_seeds(line, "place", TOKENS, 1), **look)
         for axis in axes[0]:
             axis.axhline(0, color=GREY, linewidth=0.8, linestyle=":")
         axes[0, 0].set(xlabel="layers executed", xticks=rows["depth"].unique())
@@ -408,13 +392,13 @@ def filter_grid(filters: np.ndarray) -> np.ndarray:
     count, channels, height, width = tiles.shape
     across = int(np.ceil(np.sqrt(count)))
     down = int(np.ceil(count / across))
-    shape = (channels, (height + 1) * down + 1, (width + 1) * across + 1)
-    grid = np.ones(shape, np.float32)
-    for i, tile in enumerate(tiles):
-        top = (i // across) * (height + 1) + 1
-        left = (i % across) * (width + 1) + 1
-        grid[:, top : top + height, left : left + width] = stretch(tile)
-    return grid
+    white: Any = {"mode": "constant", "constant_values": 1}
+    # One line above and left of every tile, and white tiles to fill the last row.
+    more = ((0, across * down - count), (0, 0), (1, 0), (1, 0))
+    cells = np.pad([stretch(tile) for tile in tiles], more, **white)
+    grid = cells.reshape(down, across, channels, height + 1, width + 1).transpose(2, 0, 3, 1, 4)
+    grid = grid.reshape(channels, down * (height + 1), across * (width + 1))
+    return np.pad(grid, ((0, 0), (0, 1), (0, 1)), **white)
 
 
 def draw(results: Results, params: Params) -> dict[str, str]:

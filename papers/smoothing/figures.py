@@ -1,13 +1,9 @@
 """The figures of over-smoothing: patch similarity and attention along the layers."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
-from lsvit.routes import ORDERS
 from papers.smoothing.section import SCRATCH
 from papers.smoothing.tables import trained_how
 from pipeline.config.params import Params
@@ -17,17 +13,18 @@ from pipeline.report.figures import (
     GREY,
     OKABE_ITO,
     Figures,
+    Look,
     distinct_looks,
-    draw_grid,
+    draw_lines,
     draw_means,
-    legend_above,
+    in_order,
     over_seeds,
 )
 from pipeline.report.results import Results
 from pipeline.report.tables import NONE
 
 CAPTIONS = read_captions(__file__)
-LOSSES: dict[str, dict[str, Any]] = {
+LOOKS: dict[str, Look] = {  # of trainings by their losses, and of random initialisations
     NONE: {"label": "class loss", "color": OKABE_ITO[0], "marker": "o"},
     "cosine": {"label": "+ cosine", "color": OKABE_ITO[6], "marker": "v"},
     "mixing": {"label": "+ mixing", "color": OKABE_ITO[1], "marker": "s"},
@@ -39,10 +36,10 @@ LOSSES: dict[str, dict[str, Any]] = {
         "marker": "P",
         "linestyle": ":",
     },
+    UNTRAINED: {"label": "untrained", "color": GREY, "linestyle": "--"},
 }
-REFERENCE: Any = {"label": "untrained", "color": GREY, "linestyle": "--"}
+THIN: Look = {"linewidth": 1, "elinewidth": 0.7, "markersize": 3}
 EXECUTED = "layers executed"
-SIMILAR = 0.6  # above, the axis of the similarity ends at 1
 
 
 class Measure(NamedTuple):
@@ -75,16 +72,14 @@ ATTENTION = Measure(
 MEASURES = (COSINE, ATTENTION)
 
 
-def draw_smoothing(
-    figures: Figures, rows: pd.DataFrame, about: dict[str, Any], chance: float
-) -> dict[str, str]:
+def draw_smoothing(figures: Figures, rows: pd.DataFrame, about: dict[str, Any]) -> dict[str, str]:
     """Draw every figure that smoothing.csv has rows for; `about` is smoothing.json.
 
     Returns:
         Captions by title.
     """
     plain = rows[(rows["changed"] == NONE) & ~rows["talking_heads"].astype(bool)]
-    trained = plain[(plain["training"] == SCRATCH) & plain["losses"].isin(LOSSES)]
+    trained = plain[(plain["training"] == SCRATCH) & plain["losses"].isin(LOOKS)]
     untrained = plain[plain["training"] == UNTRAINED]
     untrained = untrained[untrained["num_layers"].isin(trained["num_layers"])]
     variants = rows[~rows["training"].isin([SCRATCH, UNTRAINED])]
@@ -93,7 +88,7 @@ def draw_smoothing(
         if trained[measure.column].notna().any():
             captions[measure.title] = draw_depths(figures, trained, untrained, measure, about)
     if len(variants):
-        captions["Over-smoothing, orders"] = draw_orders(figures, variants, about["images"], chance)
+        captions["Over-smoothing, orders"] = draw_orders(figures, variants, about["images"])
     return captions
 
 
@@ -116,21 +111,16 @@ def draw_depths(
     Returns:
         The caption.
     """
-    depths = sorted(trained["num_layers"].unique())
+    column = measure.column
+    rows = pd.concat([trained, untrained.assign(losses=UNTRAINED)]).dropna(subset=column)
+    depths = rows.groupby("num_layers")
     figure, axes = figures.panels(0.22 + 0.56 * len(depths), nrows=len(depths), sharey=True)
-    everything = pd.concat([trained, untrained])
-    for axis, depth in zip(axes[:, 0], depths, strict=True):
-        models = trained[trained["num_layers"] == depth]
-        for place, (losses, look) in enumerate(LOSSES.items()):
-            marked = (place, len(LOSSES))
-            draw_layers(axis, models[models["losses"] == losses], measure, marked, **look)
-        reference = untrained[untrained["num_layers"] == depth]
-        draw_layers(axis, reference, measure, (0, len(LOSSES)), **REFERENCE)
-        axis.set(title=f"{depth} layers")
-        set_scales(axis, everything, measure, depth)
+    for axis, (depth, models) in zip(axes[:, 0], depths, strict=True):
+        draw_lines(axis, models, "layer", column, "losses", LOOKS, factor=1, **THIN)
+        axis.set(title=f"{depth} layers", ylabel=measure.name)
+        axis.locator_params(axis="x", integer=True)
     axes[-1, 0].set(xlabel=EXECUTED)
-    labels = [look["label"] for look in (*LOSSES.values(), REFERENCE)]
-    figures.finish(figure, measure.figure, order=labels)
+    figures.finish(figure, measure.figure)
     reference = ""
     if len(untrained):
         reference = CAPTIONS["reference"].format(seeds=untrained["seed"].nunique())
@@ -145,44 +135,30 @@ def draw_depths(
     )
 
 
-def draw_orders(figures: Figures, rows: pd.DataFrame, images: int, chance: float) -> str:
-    """Draw both measures of variants along both orders, and their accuracy.
+def draw_orders(figures: Figures, rows: pd.DataFrame, images: int) -> str:
+    """Draw both measures of variants along both orders.
 
     Args:
         figures: saves the figure.
         rows: of the variants alone.
         images: that the measures are means over.
-        chance: accuracy in % of guessing.
 
     Returns:
         The caption.
     """
-    looks = choose_looks(figures, list(dict.fromkeys(rows["training"])))
+    looks = distinct_looks({name: figures.label(name) for name in rows["training"].unique()})
     measures = [measure for measure in MEASURES if rows[measure.column].notna().any()]
-    heights = [0.52] * len(measures) + [0.12 + 0.06 * len(looks)]
-    figure, axes = figures.panels(0.3 + sum(heights), nrows=len(heights), height_ratios=heights)
-    *panels, last = axes[:, 0]
-    for axis, measure in zip(panels, measures, strict=True):
-        lines = rows.groupby(["training", "order"], sort=False)
-        for place, ((variant, order), line) in enumerate(lines):
-            style = looks[variant] | order_style(order, looks[variant]["color"])
-            draw_layers(axis, line, measure, (place, len(lines)), **style)
-        set_scales(axis, rows, measure, rows["num_layers"].max())
-        draw_grid(axis)
-    if panels:
-        panels[-1].set(xlabel=EXECUTED)
-    draw_accuracies(last, rows, looks)
-    last.axvline(chance, color=GREY, linewidth=0.8, linestyle=":")
-    last.annotate(" chance", (chance, -0.45), va="top", fontsize=6.5, color=GREY)
-    handles = {}
-    for look in looks.values():
-        handles[look["label"]] = last.plot([], [], **look, markersize=3)[0]
-    for order in ORDERS:
-        if order in set(rows["order"]):
-            style = {"color": GREY, "marker": "o", "markersize": 3} | order_style(order, GREY)
-            handles[order] = last.plot([], [], **style)[0]
-    legend_above(figure, handles)
-    figures.save(figure, "smoothing_orders")
+    figure, axes = figures.panels(0.3 + 0.52 * len(measures), nrows=len(measures))
+    for axis, measure in zip(axes[:, 0], measures, strict=True):
+        column = measure.column
+        lines = rows.dropna(subset=column).groupby(["training", "order"], sort=False)
+        for (variant, order), line in lines:
+            means = over_seeds(line, "layer", column, 1)
+            draw_means(axis, means, **THIN, **in_order(looks[variant], order))
+        axis.set(ylabel=measure.name)
+        axis.locator_params(axis="x", integer=True)
+    axes[-1, 0].set(xlabel=EXECUTED)
+    figures.finish(figure, "smoothing_orders", columns=2)
     return CAPTIONS["orders"].format(
         names=name_models(rows),
         measures="; ".join(measure.caption for measure in measures),
@@ -191,64 +167,7 @@ def draw_orders(figures: Figures, rows: pd.DataFrame, images: int, chance: float
     )
 
 
-def choose_looks(figures: Figures, variants: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Looks of variants: those of other figures unless these do not tell all apart."""
-    looks = figures.looks(variants)
-    if len({look["color"] for look in looks.values()}) == len(variants):
-        return looks
-    return distinct_looks({variant: figures.label(variant) for variant in variants})
-
-
-def draw_layers(
-    axis: Axes, rows: pd.DataFrame, measure: Measure, marked: tuple[int, int], **style: Any
-) -> None:
-    """Draw a line over the layers, if there are rows.
-
-    Markers and bars stand at every n-th layer from one on, `marked`: lines lie close.
-    """
-    rows = rows.dropna(subset=measure.column)
-    if rows.empty:
-        return
-    means = over_seeds(rows, "layer", measure.column, 1)
-    style |= {"errorevery": marked, "markevery": marked, "markersize": 3}
-    draw_means(axis, means, linewidth=1, elinewidth=0.7, **style)
-
-
-def draw_accuracies(axis: Axes, rows: pd.DataFrame, looks: dict[str, dict[str, Any]]) -> None:
-    """Draw the accuracy of every variant, both orders one below the other."""
-    last = rows[rows["layer"] == rows["num_layers"]]
-    for (variant, order), accuracies in last.groupby(["training", "order"]):
-        mean, std = over_seeds(accuracies, "layer", "accuracy").iloc[0]
-        style = looks[variant] | order_style(order, looks[variant]["color"])
-        style |= {"markersize": 4, "capsize": 2, "linestyle": "none"}
-        place = list(looks).index(variant) + (-0.17 if order == "sequential" else 0.17)
-        axis.errorbar([mean], [place], xerr=[std], **style)
-    axis.set(xlabel="validation accuracy (%)", xlim=(0, 100))
-    axis.set(yticks=np.arange(len(looks)), yticklabels=[look["label"] for look in looks.values()])
-    axis.set(ylim=(len(looks) - 0.5, -0.5))  # the first on top
-    draw_grid(axis, "x")
-
-
-def order_style(order: str, colour: str) -> dict[str, Any]:
-    """Line and inside of a marker: dashed and hollow in arbitrary order."""
-    if order == "sequential":
-        return {"linestyle": "-", "markerfacecolor": colour}
-    return {"linestyle": "--", "markerfacecolor": "white"}
-
-
-def set_scales(axis: Axes, rows: pd.DataFrame, measure: Measure, depth: int) -> None:
-    """Show layers from 0 to the depth, and similarity up to 1 unless all are low."""
-    values = rows[measure.column]
-    bottom = min(0, 1.05 * values.min())
-    top = 1.08 * values.max()
-    if measure is COSINE and top > SIMILAR:
-        top = 1.02
-    axis.set(ylabel=measure.name, ylim=(bottom, top), xlim=(-0.03 * depth, 1.03 * depth))
-    axis.locator_params(axis="x", integer=True, nbins=7, steps=[1, 2, 3, 4, 6, 10])
-
-
 def draw(results: Results, params: Params) -> dict[str, str]:
     """Draw every figure whose rows are there. Returns captions by title."""
     figures = Figures.of(results, params)
-    rows, about = results.table("smoothing"), results.read("smoothing")
-    return draw_smoothing(figures, rows, about, results.chance)
+    return draw_smoothing(figures, results.table("smoothing"), results.read("smoothing"))

@@ -59,26 +59,21 @@ def match_depths(numbers: pd.DataFrame) -> dict[int, int | None]:
     return {12: shallow, 24: deeper[-1] if deeper else None}
 
 
-class Cells:
-    """The texts of our figures: "mean ± std", accuracy in %, or that they were not run."""
-
-    def __init__(self, numbers: pd.DataFrame) -> None:
-        self.texts = {}
-        for row in numbers.itertuples():
-            factor = 100 if row.metric == ACCURACY else 1
-            key = (row.num_layers, row.losses, row.changed, row.talking_heads, row.metric)
-            self.texts[key] = cell_text(factor * row.mean, factor * row.std)
-
-    def get(
-        self,
-        depth: int | None,
-        losses: str,
-        changed: str = NONE,
-        talking_heads: bool = False,
-        metric: str = ACCURACY,
-    ) -> str:
-        """The text of one model."""
-        return self.texts.get((depth, losses, changed, talking_heads, metric), NOT_RUN)
+def cell(
+    numbers: pd.DataFrame,
+    depth: int | None,
+    losses: str,
+    changed: str = NONE,
+    talking_heads: bool = False,
+    metric: str = ACCURACY,
+) -> str:
+    """One of our figures: "mean ± std", accuracy in %, or that it was not run."""
+    keys = [depth, losses, changed, talking_heads, metric]
+    row = numbers[(numbers[KEYS[2:]] == keys).all(axis=1)]
+    if row.empty:
+        return NOT_RUN
+    factor = 100 if metric == ACCURACY else 1
+    return cell_text(factor * row["mean"].item(), factor * row["std"].item())
 
 
 def mark_losses(losses: str) -> dict[str, str]:
@@ -100,15 +95,14 @@ def percent_text(published: float | None) -> str:
 def losses_table(numbers: pd.DataFrame) -> pd.DataFrame:
     """Table 1 in the source's form: a row a sum of losses, the source's first; accuracy in %."""
     depths = find_depths(numbers)
-    cells = Cells(numbers)
     rows = []
     for losses in dict.fromkeys([*TABLE1, *numbers.loc[is_plain(numbers), "losses"]]):
         row = mark_losses(losses)
         row["published, 12 layers"] = percent_text(TABLE1.get(losses))
         for depth in depths:
-            row[f"here, {depth} layers"] = cells.get(depth, losses)
+            row[f"here, {depth} layers"] = cell(numbers, depth, losses)
         for depth in depths:
-            row[f"patch cosine, {depth} layers"] = cells.get(depth, losses, metric=COSINE)
+            row[f"patch cosine, {depth} layers"] = cell(numbers, depth, losses, metric=COSINE)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -116,7 +110,6 @@ def losses_table(numbers: pd.DataFrame) -> pd.DataFrame:
 def ablation_table(numbers: pd.DataFrame) -> pd.DataFrame:
     """Table 3 in the source's form."""
     depths = match_depths(numbers)
-    cells = Cells(numbers)
     rows = []
     models = set()
     for published in PUBLISHED["table3"]:
@@ -129,7 +122,7 @@ def ablation_table(numbers: pd.DataFrame) -> pd.DataFrame:
         row |= {"Epoch": str(published["epochs"]), "published": percent_text(published["top1"])}
         # Ours are all trained equally long: the first of two rows that differ in epochs is ours.
         model = (depth, published["losses"], NONE, published["talking_heads"])
-        row["here"] = NOT_RUN if model in models else cells.get(*model)
+        row["here"] = NOT_RUN if model in models else cell(numbers, *model)
         models.add(model)
         rows.append(row)
     return pd.DataFrame(rows).drop(columns=MARKS["cosine"])  # the source's does not have it
@@ -143,7 +136,6 @@ def recipe_table(numbers: pd.DataFrame, best: str) -> pd.DataFrame:
         best: the losses of the column "Ours".
     """
     depths = match_depths(numbers)
-    cells = Cells(numbers)
     rows = []
     for changed, published in PUBLISHED["table4"].items():
         title = published["title"]
@@ -156,8 +148,8 @@ def recipe_table(numbers: pd.DataFrame, best: str) -> pd.DataFrame:
         row = {"Model": title}
         row["published DEIT"] = percent_text(published.get("plain"))
         row["published Ours"] = percent_text(published.get("ours"))
-        row["here DEIT"] = cells.get(depth, NONE, changed)
-        row["here Ours"] = cells.get(depth, best, changed)
+        row["here DEIT"] = cell(numbers, depth, NONE, changed)
+        row["here Ours"] = cell(numbers, depth, best, changed)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -165,14 +157,13 @@ def recipe_table(numbers: pd.DataFrame, best: str) -> pd.DataFrame:
 def drop_path_table(numbers: pd.DataFrame, whole: float) -> pd.DataFrame:
     """Table 5 in the source's form, in %; `whole` is the drop path of the whole recipe."""
     depth = match_depths(numbers)[24]
-    cells = Cells(numbers)
     rows = []
     for published in PUBLISHED["table5"]:
         rate = published["drop_path"]
         row = mark_losses(published["losses"]) | {"Drop Path Rate": f"{rate:.2f}"}
         row["published"] = percent_text(published["top1"])
         changed = name_drop_path(rate, whole)
-        row["here"] = cells.get(depth, published["losses"], changed, talking_heads=True)
+        row["here"] = cell(numbers, depth, published["losses"], changed, talking_heads=True)
         rows.append(row)
     return pd.DataFrame(rows).drop(columns=MARKS["cosine"])
 

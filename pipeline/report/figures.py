@@ -26,6 +26,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lsvit.routes import Order
 from pipeline.config.paper import Paper
 from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
@@ -160,6 +161,14 @@ def distinct_looks(labels: Mapping[Any, str]) -> dict[Any, Look]:
         colour = OKABE_ITO[i % len(OKABE_ITO)]
         looks[key] = {"color": colour, "marker": MARKERS[i % len(MARKERS)], "label": text}
     return looks
+
+
+def in_order(look: Look, order: Order) -> Look:
+    """A look in one order of the layers: dashed and hollow in arbitrary order."""
+    look = look | {"label": f"{look['label']}, {order}"}
+    if order == "arbitrary":
+        look |= {"linestyle": "--", "markerfacecolor": "white"}
+    return look
 
 
 def over_seeds(rows: pd.DataFrame, x: str, y: str, factor: float = 100.0) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from papers.smoothing.figures import LOSSES, MEASURES, choose_looks, draw_smoothing
+from papers.smoothing.figures import LOOKS, MEASURES, draw_smoothing
 from papers.smoothing.tables import (
     TABLE1,
     ablation_table,
@@ -21,7 +21,7 @@ from papers.smoothing.tables import (
 )
 from pipeline.config.params import Params
 from tests.papers.claim_suite import chosen
-from tests.papers.drawn import DrawnFigures
+from tests.papers.drawn import DrawnFigures, expect_lines
 from tests.papers.smoothing.test_claims import TestSmoothing
 
 BEST = "contrastive+mixing"
@@ -144,10 +144,10 @@ def figures(params: Params, tmp_path: Path) -> DrawnFigures:
 
 
 def test_lines_are_means_over_the_seeds(rows: pd.DataFrame, figures: DrawnFigures) -> None:
-    """A panel a depth with a line a sum of losses and one of random initialisations; accuracies."""
-    draw_smoothing(figures, rows, ABOUT, 10)
+    """A panel a depth with a line a sum of losses and one of random initialisations; orders."""
+    draw_smoothing(figures, rows, ABOUT)
     plain = rows[(rows["changed"] == "none") & ~rows["talking_heads"]]
-    lines = [("scratch", losses) for losses in LOSSES] + [("untrained", "none")]
+    lines = [("scratch", losses) for losses in list(LOOKS)[:-1]] + [("untrained", "none")]
     for measure, (panel, depth) in product(MEASURES, enumerate((12, 24))):
         axis = figures.drawn[measure.figure].axes[panel]
         for (training, losses), container in zip(lines, axis.containers, strict=True):
@@ -158,16 +158,13 @@ def test_lines_are_means_over_the_seeds(rows: pd.DataFrame, figures: DrawnFigure
             assert list(line.get_xdata()) == list(seeds.mean().index)
             assert list(line.get_ydata()) == pytest.approx(list(seeds.mean()))
             low, high = np.array(bars[0].get_segments())[:, :, 1].T
-            start, step = line.get_markevery()
-            assert list(high - low) == pytest.approx(list(2 * seeds.std())[start::step])
-    last = rows[rows["layer"] == rows["num_layers"]]
-    accuracies = last.groupby(["training", "order"])["accuracy"].mean()
-    points = figures.drawn["smoothing_orders"].axes[-1].containers
-    assert len(points) == 2 * len(VARIANTS)
-    for line, *_ in points:
-        order = "arbitrary" if line.get_markerfacecolor() == "white" else "sequential"
-        variant = VARIANTS[round(line.get_ydata()[0])]
-        assert line.get_xdata()[0] == pytest.approx(100 * accuracies[variant, order])
+            assert list(high - low) == pytest.approx(list(2 * seeds.std()))
+    for axis, measure in zip(figures.drawn["smoothing_orders"].axes, MEASURES, strict=True):
+        variants = {}
+        for variant, order in product(VARIANTS, ("sequential", "arbitrary")):
+            lines_of = rows[chosen(rows, {"training": variant, "order": order})]
+            variants[f"{figures.label(variant)}, {order}"] = lines_of.dropna(subset=measure.column)
+        expect_lines(axis, variants, "layer", measure.column, 1)
 
 
 DEPTHS = {"smoothing_cosine", "smoothing_attention"}
@@ -191,16 +188,6 @@ def test_figures_without_rows_are_left_out(
             rows = rows.assign(attention_std=np.nan)
         else:
             rows = rows[rows[column].isin(values)]
-    captions = draw_smoothing(figures, rows, ABOUT, 10)
+    captions = draw_smoothing(figures, rows, ABOUT)
     assert figures.drawn.keys() == drawn
     assert len(captions) == len(drawn)
-
-
-def test_colours_are_told_apart(params: Params, tmp_path: Path) -> None:
-    """A variant keeps its colour unless one has none: all are then coloured anew."""
-    for known in (["other", *VARIANTS], ["other", "ls"]):
-        figures = DrawnFigures(tmp_path, params, known)
-        colours = {v: look["color"] for v, look in choose_looks(figures, VARIANTS).items()}
-        assert len(set(colours.values())) == len(VARIANTS)
-        if len(known) > 2:
-            assert colours == {variant: figures.colours[variant] for variant in VARIANTS}
