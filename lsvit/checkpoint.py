@@ -53,7 +53,7 @@ RENAMED = (  # in this order: transformers' names, also those of version 5 in me
     (r"\.attention\.(attention\.)?(q|k|v)(uery|ey|alue|_proj)\.", r".attn.\2."),
     (r"\.attention\.(output\.dense|o_proj)\.", ".attn.proj."),
     (r"\.(intermediate\.dense|mlp\.weights_in)\.", ".mlp.fc1."),
-    (r"\.(output\.dense|mlp\.weights_out|mlp\.down_proj)\.", ".mlp.fc2."),
+    (r"\.(output\.dense|mlp\.weights_out)\.", ".mlp.fc2."),
     (r"\.layernorm_before\.", ".norm1."),
     (r"\.layernorm_after\.", ".norm2."),
     (r"\.layer_scale(\d)\.lambda1$", r".ls\1.gamma"),
@@ -61,7 +61,6 @@ RENAMED = (  # in this order: transformers' names, also those of version 5 in me
     (r"^(cls_)?classifier\.", "head."),
     (r"^distillation_classifier\.", "head_dist."),
 )
-JOINED = {"attn.qkv": ("attn.q", "attn.k", "attn.v"), "mlp.fc1": ("mlp.gate_proj", "mlp.up_proj")}
 
 
 class About(NamedTuple):
@@ -199,13 +198,11 @@ def _rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             name = re.sub(theirs, ours, name)
         if not name.startswith(("pooler.", "mask_token")):  # of no use to a classifier
             renamed[name] = tensor
-    for name in list(renamed):
-        for whole, parts in JOINED.items():
-            if f".{parts[0]}." in name:
-                names = [name.replace(parts[0], part) for part in parts]
-                if all(part in renamed for part in names):
-                    joined = [renamed.pop(part) for part in names]
-                    renamed[name.replace(parts[0], whole)] = torch.cat(joined)
+    for query in [name for name in renamed if ".attn.q." in name]:
+        names = [query.replace(".q.", f".{part}.") for part in "qkv"]
+        if renamed.keys() >= set(names):
+            joined = [renamed.pop(name) for name in names]
+            renamed[query.replace(".q.", ".qkv.")] = torch.cat(joined)
     if "register_tokens" in renamed:  # timm adds no position to them, nor to the class token
         renamed["reg_token"] = renamed.pop("register_tokens")
         position = renamed["pos_embed"]  # (1, 1 + N, D)

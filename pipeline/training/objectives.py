@@ -54,18 +54,15 @@ class Objective(Protocol):
     """A part of what a training minimises."""
 
     def taps(self, model: RoutedModel) -> Sequence[Tap]:
-        """Fresh taps for one forward pass."""
+        """Fresh taps for one forward pass; none unless it is overridden."""
+        return ()
 
     def terms(self, forward: ForwardPass, taps: Sequence[Any]) -> Terms:
         """The terms of a forward pass, with the taps made for it."""
 
 
-class ClassLoss:
+class ClassLoss(Objective):
     """The loss of the task: cross-entropy, of a single output the absolute error."""
-
-    def taps(self, model: RoutedModel) -> Sequence[Tap]:
-        """No taps."""
-        return ()
 
     def terms(self, forward: ForwardPass, taps: Sequence[Any]) -> Terms:
         """The loss, and beside it the accuracy."""
@@ -95,7 +92,7 @@ class PositionLoss:
         }
 
 
-class TeacherLoss:
+class TeacherLoss(Objective):
     """Cross-entropy with a teacher's answers (distillation without temperature; Hinton et al.,
     2015).
 
@@ -108,10 +105,6 @@ class TeacherLoss:
     def __init__(self, weight: float, teacher: RoutedModel | None) -> None:
         self.weight = weight
         self.teacher = teacher
-
-    def taps(self, model: RoutedModel) -> Sequence[Tap]:
-        """No taps."""
-        return ()
 
     def terms(self, forward: ForwardPass, taps: Sequence[Any]) -> Terms:
         """The loss; without a teacher also that of the task in the original order."""

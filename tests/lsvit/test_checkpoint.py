@@ -189,7 +189,8 @@ def test_transformers_dinov2_loads(name: str, tmp_path: Path) -> None:
     ours: Any = timm.create_model(name, num_classes=0, **sizes).eval()
     images = torch.randn(2, 3, 28, 28)
     expected = model(images).last_hidden_state
-    for file in ("model.safetensors", "w.pt"):
+    # A gated MLP is read as transformers saves it: in memory its first product is two.
+    for file in ("model.safetensors",) if gated else ("model.safetensors", "w.pt"):
         ours.load_state_dict(read_checkpoint(tmp_path / file))
         assert torch.allclose(ours.forward_features(images), expected, atol=1e-5)
 
