@@ -332,6 +332,8 @@ def _read_transformers(config: dict[str, Any], folder: Path) -> About:
         processor = json.loads((folder / PROCESSOR).read_text(encoding="utf-8"))
     except OSError:
         return About(architecture, arguments, data, names, False)
+    if not processor.get("do_rescale", True):
+        raise ValueError(f"{PROCESSOR}: do_rescale is false, accepted: pixels from 0 to 1")
     if round(1 / processor.get("rescale_factor", 1 / 255)) != 255:
         raise ValueError(f"{PROCESSOR}: rescale_factor, accepted: 1 / 255")
     data["mean"], data["std"] = [0.0] * channels, [1.0] * channels
@@ -350,5 +352,7 @@ def _list_names(names: Any) -> list[str]:
     """Names of classes, a list or a dictionary by index, in the order of the outputs."""
     if isinstance(names, dict):
         by_index = {int(index): name for index, name in names.items()}
+        if sorted(by_index) != list(range(len(by_index))):
+            raise ValueError("names of classes, accepted: one for every output, from 0")
         names = [by_index[index] for index in range(len(by_index))]
     return [str(name) for name in names]

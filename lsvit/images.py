@@ -43,12 +43,14 @@ def in_mode(image: "Image", mode: str) -> "Image":
 # ---- folders -----------------------------------------------------------------------------------
 
 Unused = dict[str, list[str]]  # by reason: paths
+# Thumbnails of a Synology disk, what macOS puts into archives, what file systems keep.
+OF_SYSTEMS = ("@eaDir", "__MACOSX", "lost+found", "$RECYCLE.BIN", "System Volume Information")
 
 
 def list_images(folder: Path, unused: Unused) -> list[tuple[str, str]]:
     """List the image files below a folder, as torchvision's ImageFolder, but no hidden ones.
 
-    Links are followed.
+    Links are followed. What systems put beside files is left out too.
 
     Args:
         folder: with images in it and in folders of any depth.
@@ -71,6 +73,8 @@ def list_images(folder: Path, unused: Unused) -> list[tuple[str, str]]:
         for path in place.iterdir():
             if path.name.startswith("."):
                 reason = "hidden"
+            elif path.name in OF_SYSTEMS:
+                reason = "of the system"
             elif path.is_dir():
                 identity = _identify(path)
                 if identity not in around:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from lsvit.images import Unused, describe_unused, list_images
-from lsvit.text import plain
+from lsvit.text import folder_name, plain
 from pipeline.errors import UserError
 
 VALIDATION_FOLDERS = ("val", "validation", "test")  # the first that exists is taken
@@ -77,12 +77,15 @@ def list_split(folder: Path, classes: list[str] | None = None) -> tuple[Items, l
     except OSError as error:
         raise UserError(f"{folder}: {error}, accepted: {folder}/<class>/<image>") from None
     known = classes or names
+    if len(set(map(folder_name, names))) < len(names):
+        raise UserError(f"{folder}: two folders whose names differ by Unicode's normal form alone")
     if unknown := set(names) - set(known):
         raise UserError(
             f"{folder / min(unknown)}: a class that the training images do not have; "
             f"they have {len(known)}"
         )
     label_of = {name: label for label, name in enumerate(known)}
+    identities: list[int] = []
     rows: list[Row] = []
     for place, name in files:
         path = f"{place}/{name}"
@@ -91,11 +94,15 @@ def list_split(folder: Path, classes: list[str] | None = None) -> tuple[Items, l
         if slash:
             stat = os.stat(path)  # noqa: PTH116
             label = label_of[own_class]
+            identities.append(hash((stat.st_dev, stat.st_ino)))
             rows.append((os.fsencode(inside), 0, stat.st_size, stat.st_mtime_ns, label))
         else:
             unused.setdefault("beside the class folders", []).append(path)
     if unused:
         print(describe_unused(folder, unused))
+    labelled = {(identity, row[4]) for identity, row in zip(identities, rows, strict=True)}
+    if several := len(labelled) - len(set(identities)):
+        print(plain(f"{folder}: {several:,} images have a second class too, through links"))
     rows.sort(key=itemgetter(4))  # as torchvision: class by class
     filled = {row[4] for row in rows}
     empty = [name for name, label in label_of.items() if label not in filled]
@@ -131,6 +138,8 @@ def list_image_folder(folder: Path) -> tuple[dict[str, Items], list[str]]:
         found = plain(classes[0])
         raise UserError(f"{train.root}: found one class, {found}, accepted: at least 2")
     validation, _ = list_split(folder / present[0], classes)
+    if validation.root.samefile(train.root):
+        print(plain(f"{validation.root}: the images to train on; accuracies are not of new images"))
     return {"train": train, "validation": validation}, [plain(name) for name in classes]
 
 

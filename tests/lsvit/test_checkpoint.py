@@ -176,6 +176,27 @@ def test_transformers_classifiers_load(kind: str, tmp_path: Path) -> None:
     assert (data["mean"], data["interpolation"]) == ([0.1, 0.2, 0.3], "bicubic")
 
 
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("preprocessor_config.json", {"do_rescale": False}, "do_rescale is false"),
+        ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "rescale_factor"),
+        ("config.json", {"id2label": {"0": "cat", "2": "owl"}}, "one for every output"),
+        ("config.json", {"id2label": {"1": "cat", "2": "owl"}}, "one for every output"),
+    ],
+)
+def test_pixels_and_names_of_another_meaning_are_refused(
+    file: str, change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    model = theirs(*THEIRS["ViT"], intermediate_size=48, num_labels=2)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text("{}", "utf-8")
+    changed = json.loads((tmp_path / file).read_text("utf-8")) | change
+    (tmp_path / file).write_text(json.dumps(changed), "utf-8")
+    with pytest.raises(ValueError, match=said):
+        lsvit.load(tmp_path)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", BODIES)
 def test_transformers_dinov2_loads(name: str, tmp_path: Path) -> None:

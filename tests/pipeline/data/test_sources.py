@@ -193,6 +193,10 @@ def no_images(images: Path) -> None:
         file.rename(file.with_suffix(".raw"))
 
 
+def two_forms(images: Path) -> None:
+    write_empty(images / "train", "caf\u00e9/1.png", "cafe\u0301/1.png")
+
+
 def write_empty(folder: Path, *names: str) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -203,6 +207,7 @@ UNUSED: dict[
     str, list[tuple[str, str | None]]
 ] = {  # what is said of it: a file, and what it links to
     "hidden": [("cat/.hidden.jpg", None), (".cache/1.jpg", None), ("dog/.trash/1.jpg", None)],
+    "of the system": [("@eaDir/cat/1.jpg", None), ("cat/@eaDir/1.jpg", None), ("lost+found", None)],
     "of other endings": [("cat/notes.txt", None), ("dog/anim.gif", None), ("fish", None)],
     "beside the class folders": [("stray.png", None)],
     "links that lead nowhere": [("cat/a.png", "a.png"), ("dog/b.png", "gone.png"), ("cow", "gone")],
@@ -240,6 +245,19 @@ def test_folders_are_read_as_torchvision_reads_them(
     assert "1 no regular files (cat/pipe.png)" in said
     assert "2 beside train and val (labels.csv)" in said
     assert "no image of 2 of 3 classes" in said
+    assert "2 images have a second class too" in said
+
+
+def test_validation_images_that_are_trained_on_are_told(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A link instead of a second folder is a common way to begin, and easily forgotten."""
+    list_image_folder(images)
+    assert "the images to train on" not in capsys.readouterr().out
+    shutil.rmtree(images / "val")
+    (images / "val").symlink_to("train")
+    list_image_folder(images)
+    assert "val: the images to train on" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -254,6 +272,7 @@ def test_folders_are_read_as_torchvision_reads_them(
             "train",
             "one class, cat, accepted",
         ),
+        (two_forms, "train", "two folders whose names differ by Unicode's normal form"),
         (no_images, "val", "no image of 2 of 2 classes: cat, dog, accepted"),
         (no_classes, "val", "accepted: .*/val/<class>/<image>"),
     ],
