@@ -88,8 +88,10 @@ def moved_verdicts(read: Read, file: str, other_file: str) -> str:
     rows.sort(key=lambda row: UNDECIDED in row)
     table = markdown_table(["id", "claim", "default run", "second run"], rows)
     same = shared - len(rows)
+    contrary = sum(UNDECIDED not in row for row in rows)
     return (
-        f"Both runs judge {shared} claims, and give {same} the same verdict. The others:\n\n{table}"
+        f"Both runs judge {shared} claims, and give {same} the same verdict. They decide {contrary} "
+        f"in different ways, and one of them leaves {len(rows) - contrary} undecided:\n\n{table}"
     )
 
 

@@ -62,7 +62,7 @@ class ClassImages(Section):
 
 
 class Family(Section):
-    """A model trained from scratch by the stage; {} is the chosen model and its starting weights.
+    """A model trained from scratch by the stage. {} is the chosen model and its starting weights.
 
     Its img_size and in_chans are those of the chosen model.
     """

@@ -22,7 +22,7 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
 class Fault(Section):
-    """What is wrong with the nodes; nothing by default."""
+    """What is wrong with the nodes: nothing by default."""
 
     gone: Share = 0.0
     """Share of the nodes that are gone, from the start and for good."""

@@ -27,7 +27,7 @@ PROFILE = "profile.json"
 
 
 class Loss(Section):
-    """One of the losses against over-smoothing; in params.yaml a number is its weight."""
+    """One of the losses against over-smoothing. In params.yaml a number is its weight."""
 
     weight: NonNegative = 1.0
 
@@ -75,7 +75,7 @@ class Losses(Section):
 
 
 class Recipe(Section):
-    """DeiT's training recipe, whose parts Table 4 removes one at a time; by default all are off."""
+    """DeiT's training recipe, whose parts Table 4 removes one at a time. By default all are off."""
 
     repeats: Count = 1
     """Repeated augmentation: how often an epoch shows an image."""

@@ -69,7 +69,7 @@ class Optimisation(Section):
 
 
 class Pretrain(Optimisation):
-    """Training from scratch, for models with `weights: scratch`; others have published weights."""
+    """Training from scratch, for models with `weights: scratch`. Others have published weights."""
 
     name = "pretrain"
     seeds: Annotated[Count | None, NoEffect()]
