@@ -1,7 +1,7 @@
 """What the tests of every paper's claims share: a paper gives rows with known answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from copy import copy
 from functools import cache
 from typing import Any, ClassVar
@@ -52,21 +52,9 @@ def chosen(rows: pd.DataFrame, where: dict[str, Any]) -> np.ndarray:
     return matches
 
 
-def put(table: str, column: str, value: Any, **where: Any) -> Change:
-    """Sets a column of a table, or changes it by a function, where others have these values."""
-
-    def change(tables: Tables) -> None:
-        rows = tables[table]
-        there = chosen(rows, where)
-        assert there.any()
-        rows.loc[there, column] = value(rows.loc[there, column]) if callable(value) else value
-
-    return change
-
-
-def add(table: str, column: str, amount: float, **where: Any) -> Change:
-    """Adds to a column of a table where others have these values."""
-    return put(table, column, lambda values: values + amount, **where)
+def of_seeds(rows: pd.DataFrame, count: int = 3) -> pd.DataFrame:
+    """The same rows for every seed."""
+    return pd.concat([rows.assign(seed=seed) for seed in range(count)], ignore_index=True)
 
 
 def read_change(parts: list[dict[str, Any]], table: str) -> Change:
@@ -92,10 +80,10 @@ def read_change(parts: list[dict[str, Any]], table: str) -> Change:
 def read_cases(test: str, table: str) -> dict[str, Any]:
     """Read the cases of a paper's claims, in the YAML file of their test's name beside it.
 
-    Its keys are `known`, `changes` and `missing` of :class:`ClaimSuite`, and what the test itself
-    reads. A change is the claim, its verdict then, how rows are changed, and maybe the mean. Rows
-    of `table`, or of the one named by `in`, whose other keys have these values are changed by
-    `add`, `times` or `set`, each with a column and a value.
+    Its keys are `known`, `changes`, `missing`, `seeds` and `apart` of :class:`ClaimSuite`, and what
+    the test itself reads. A change is the claim, its verdict then, how rows are changed, and maybe
+    the mean. Rows of `table`, or of the one named by `in`, whose other keys have these values are
+    changed by `add`, `times` or `set`, each with a column and a value.
     """
     cases = cases_of(test)
     changes = []
@@ -105,7 +93,7 @@ def read_cases(test: str, table: str) -> dict[str, Any]:
     missing = []
     for where, claims in cases["missing"]:
         missing.append((where, set(cases["known"] if claims == "all" else claims)))
-    return cases | {"changes": changes, "missing": missing}
+    return {"seeds": {}, "apart": []} | cases | {"changes": changes, "missing": missing}
 
 
 class ClaimSuite(ABC):
@@ -113,17 +101,14 @@ class ClaimSuite(ABC):
 
     Attributes:
         paper: whose claims they are.
-        known: claim -> mean that its measure has on the rows of `made`. All claims hold on them.
-        changes: (claim, change of the rows, verdict) or (claim, change, verdict, mean).
-        missing: (rows that are gone, claims that are then not run).
-        seeds: of the rows, by claim where they differ.
+        cases: `known`, claim -> mean that its measure has on the rows of `made`, on which all
+            claims hold; `changes`, (claim, change of the rows, verdict) or (claim, change, verdict,
+            mean); `missing`, (rows that are gone, claims that are then not run); `seeds` of the
+            rows, by claim where there are not three; `apart`, claims that have tests of their own.
     """
 
     paper: ClassVar[Paper]
-    known: ClassVar[Mapping[str, float]]
-    changes: ClassVar[Sequence[tuple[Any, ...]]]
-    missing: ClassVar[Sequence[tuple[Any, set[str]]]]
-    seeds: ClassVar[dict[str, int]] = {}
+    cases: ClassVar[dict[str, Any]]
 
     @classmethod
     @abstractmethod
@@ -140,9 +125,9 @@ class ClaimSuite(ABC):
 
     def test_a_measure_on_rows_with_a_known_answer(self, known_name: str) -> None:
         entry = self.entry(known_name, self.made())
-        mean = pytest.approx(self.known[known_name], abs=1e-3)
+        mean = pytest.approx(self.cases["known"][known_name], abs=1e-3)
         assert entry["measured"]["mean"] == mean, entry["reason"]
-        assert entry["measured"]["n"] == self.seeds.get(known_name, 3)
+        assert entry["measured"]["n"] == self.cases["seeds"].get(known_name, 3)
         assert entry["verdict"] == HOLDS
 
     def test_a_change_that_decides(self, case: tuple[Any, ...]) -> None:
@@ -160,7 +145,7 @@ class ClaimSuite(ABC):
         table = self.paper.rows
         rows = tables[table]
         left = tables | {table: rows[~chosen(rows, where)]}
-        entries = {name: self.entry(name, left) for name in self.known}
+        entries = {name: self.entry(name, left) for name in self.cases["known"]}
         not_run = {name for name, entry in entries.items() if entry["verdict"] == NOT_RUN}
         assert not_run == names
         for name in names:
@@ -168,8 +153,9 @@ class ClaimSuite(ABC):
 
     def test_without_the_stage_nothing_was_run(self) -> None:
         tables = dict.fromkeys(self.made(), pd.DataFrame())
-        assert {self.entry(name, tables)["verdict"] for name in self.known} == {NOT_RUN}
+        assert {self.entry(name, tables)["verdict"] for name in self.cases["known"]} == {NOT_RUN}
 
     def test_every_claim_is_known(self) -> None:
         names = {claim.id for claim in load_claims(self.paper).claims}
-        assert names == {f"{self.paper.name}.{name}" for name in self.known}
+        known = [*self.cases["known"], *self.cases["apart"]]
+        assert names == {f"{self.paper.name}.{name}" for name in known}

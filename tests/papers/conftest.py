@@ -41,10 +41,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if suite is None or not issubclass(suite, ClaimSuite):
         return
     if "known_name" in metafunc.fixturenames:
-        metafunc.parametrize("known_name", list(suite.known))
+        metafunc.parametrize("known_name", list(suite.cases["known"]))
     if "case" in metafunc.fixturenames:
-        ids = [f"{case[0]}-{case[2]}" for case in suite.changes]
-        metafunc.parametrize("case", suite.changes, ids=ids)
+        changes = suite.cases["changes"]
+        metafunc.parametrize("case", changes, ids=[f"{case[0]}-{case[2]}" for case in changes])
     if "gone" in metafunc.fixturenames:
-        ids = [str(rows) for rows, _ in suite.missing]
-        metafunc.parametrize("gone", suite.missing, ids=ids)
+        missing = suite.cases["missing"]
+        metafunc.parametrize("gone", missing, ids=[str(rows) for rows, _ in missing])

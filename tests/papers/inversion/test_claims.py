@@ -76,9 +76,7 @@ def trainings() -> pd.DataFrame:
 
 class TestInversion(ClaimSuite):
     paper = PAPER
-    known = CASES["known"]
-    changes = CASES["changes"]
-    missing = CASES["missing"]
+    cases = CASES
 
     @classmethod
     @cache

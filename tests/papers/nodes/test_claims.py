@@ -8,16 +8,14 @@ import pandas as pd
 from papers.nodes import PAPER
 from papers.nodes.charts import charts
 from pipeline.report.results import Results
-from tests.papers.claim_suite import ClaimSuite, Tables, read_cases
+from tests.papers.claim_suite import ClaimSuite, Tables, of_seeds, read_cases
 
 CASES = read_cases(__file__, "nodes")
 
 
 class TestNodes(ClaimSuite):
     paper = PAPER
-    known = CASES["known"]
-    changes = CASES["changes"]
-    missing = CASES["missing"]
+    cases = CASES
 
     @classmethod
     @cache
@@ -34,8 +32,7 @@ class TestNodes(ClaimSuite):
                     row = {"replication": copies, "fault": fault, "gone": gone}
                     rows.append(keys | row | {"right": by_fault.get(fault, 0) / 100})
         frame = pd.DataFrame(rows).assign(nodes=12, images=500)
-        seeds = [frame.assign(seed=seed) for seed in range(3)]
-        return {"nodes": pd.concat(seeds, ignore_index=True)}
+        return {"nodes": of_seeds(frame)}
 
 
 def test_a_chart_for_each_number_of_copies(tmp_path: Path) -> None:

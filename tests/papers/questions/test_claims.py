@@ -9,7 +9,7 @@ import pytest
 from papers.questions import PAPER
 from papers.questions.figures import PASSES, draw_merges, draw_passes
 from pipeline.config.params import Params
-from tests.papers.claim_suite import ClaimSuite, Tables, chosen, read_cases
+from tests.papers.claim_suite import ClaimSuite, Tables, chosen, of_seeds, read_cases
 from tests.papers.drawn import DrawnFigures, expect_lines
 
 CASES = read_cases(__file__, "questions")
@@ -17,9 +17,7 @@ CASES = read_cases(__file__, "questions")
 
 class TestQuestions(ClaimSuite):
     paper = PAPER
-    known = CASES["known"]
-    changes = CASES["changes"]
-    missing = CASES["missing"]
+    cases = CASES
 
     @classmethod
     @cache
@@ -30,8 +28,7 @@ class TestQuestions(ClaimSuite):
             for count, value in values.items():
                 rows.append(where | {"count": count, "value": value / 100})
         frame = pd.DataFrame(rows).assign(dataset="d", model="m", images=100)
-        seeds = [frame.assign(seed=seed) for seed in range(3)]
-        return {"questions": pd.concat(seeds, ignore_index=True)}
+        return {"questions": of_seeds(frame)}
 
 
 def test_lines_of_passes(params: Params, tmp_path: Path) -> None:
