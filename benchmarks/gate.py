@@ -6,7 +6,8 @@ baseline minus logistic regression on the pixels of the same training images, an
 minus refit-3, which has its first three layers alone. The gate is passed if both are at least
 three points and their 95 % intervals exclude 0.
 
-It judges the cell that params.yaml declares, which needs held-out images, after
+It judges the cell that params.yaml declares, which needs held-out images, and replaces what
+gate.json has of the same data set, after
 
     uv run python -m stages.prepare_data && uv run python -m stages.pretrain
 
@@ -127,7 +128,8 @@ def main() -> None:
         "validation_images": counts["validation"],
         "validation": validation(stage) | {"logistic_regression": floor["validation"]},
     }
-    write(FILE, content)
+    gates = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
+    write(FILE, gates | {cell.dataset: content})
     show("the gate", [{"difference": name} | row for name, row in rows.items()])
 
 

@@ -116,14 +116,15 @@ def _in_percent(share: float | None) -> str:
     return "" if share is None or share != share else f"{100 * share:.0f}"
 
 
-def gate(read: Read, file: str) -> str:
+def gate(read: Read, file: str, dataset: str) -> str:
     """Accuracies of a pre-trained model's variants in both orders, mean and deviation over seeds.
 
     Args:
         read: reads a file.
         file: benchmarks/gate.json.
+        dataset: that the model is refined on.
     """
-    accuracies = json.loads(read(file))["validation"]
+    accuracies = json.loads(read(file))[dataset]["validation"]
     regression = accuracies.pop("logistic_regression")
     rows = [
         [label(variant), *(f"{mean(by[order]):.1f} ± {stdev(by[order]):.1f}" for order in ORDERS)]
@@ -133,9 +134,9 @@ def gate(read: Read, file: str) -> str:
     return markdown_table(["accuracy in %", "original order", "random orders"], rows)
 
 
-def gap(read: Read, file: str, other: str) -> str:
+def gap(read: Read, file: str, dataset: str, other: str) -> str:
     """How far the baseline lies above something on held-out images, with its interval."""
-    row = json.loads(read(file))["gate"][f"baseline minus {other}"]
+    row = json.loads(read(file))[dataset]["gate"][f"baseline minus {other}"]
     return f"{row['mean']:.2f} points (95 % interval {row['low']:.1f} to {row['high']:.1f})"
 
 
