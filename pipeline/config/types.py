@@ -31,7 +31,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NUMBER]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), NUMBER]
 Count = Annotated[int, Field(ge=1), NUMBER]
 Natural = Annotated[int, Field(ge=0), NUMBER]
-Seed = Natural
+Seed = Annotated[int, Field(ge=0, lt=10**9), NUMBER]  # scikit-learn takes none above 2**32 - 1
 Per = Literal["batch", "sample", "latin"]
 Sampler = Annotated[str | dict[str, Any], BeforeValidator(check_sampler)]
 
