@@ -3,12 +3,12 @@
 import gc
 import gzip
 import hashlib
-import json
 import multiprocessing
 import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,11 @@ from pipeline.config.sections import Finetune
 from pipeline.config.types import Per
 from pipeline.data.prepare import prepare
 from pipeline.data.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
+from pipeline.errors import UserError
+from pipeline.files import read_json, write_json
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import WEIGHTS, read_meta
-from pipeline.jobs.job import Job
+from pipeline.jobs.job import TRAIN, Job
 from pipeline.report.claims import load_claims
 from pipeline.tracking.runs import flatten
 
@@ -56,6 +58,8 @@ PICO = {
 }
 ALL_CLAIMS = [claim for paper in PAPERS for claim in load_claims(paper).claims]
 Training = Callable[..., "RoutedModel"]
+TrainJobs = Callable[..., list[Job]]
+Printed = Callable[[], str]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -89,9 +93,43 @@ def cases_of(test: str) -> dict[str, Any]:
     return yaml.safe_load(Path(test).with_suffix(".yaml").read_text())
 
 
+@contextmanager
+def refused(
+    match: str, error: type[Exception] = UserError
+) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """Check that an error is raised within that is one line and matches."""
+    with pytest.raises(error, match=match) as raised:
+        yield raised
+    assert "\n" not in str(raised.value)
+
+
+def change_json(file: Path, changes: dict[str, Any]) -> None:
+    """Give keys of a JSON file other values."""
+    write_json(file, read_json(file) | changes)
+
+
 def shared(job: Job) -> dict[str, Any]:
     """What a job is made with, but for what sets it apart from those that it is averaged with."""
     return {key: value for key, value in flatten(job.record()).items() if key not in job.apart}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the working one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The repository's folder is the working one."""
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
+    """What was printed since this was called last."""
+    return lambda: capsys.readouterr().out
 
 
 @pytest.fixture
@@ -204,6 +242,21 @@ def train_config(params: Params, pico: ModelPreset, prepared: Path) -> Callable[
     return make
 
 
+@pytest.fixture(scope="session")
+def train_jobs(train_config: Callable[..., TrainConfig], prepared: Path) -> TrainJobs:
+    """A factory of trainings, one for each of these seeds; other keys as `train_config` has."""
+
+    def make(*seeds: int, data: Path = prepared, **options: Any) -> list[Job]:
+        jobs = []
+        for seed in seeds:
+            config = train_config(seed=seed, **options)
+            inputs = {"data": data, "weights": None}
+            jobs.append(Job(f"test seed {seed}", TRAIN, config, inputs, config.options.epochs))
+        return jobs
+
+    return make
+
+
 @pytest.fixture
 def outs(tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """In a repository's folder, the working one from here, what stages leave.
@@ -230,7 +283,7 @@ def trained(outs: Path, train_config: Callable[..., TrainConfig]) -> Training:
 
     shutil.copy(ROOT / "params.yaml", outs.parent)
     (outs / "params").mkdir()
-    (outs / "params" / "model.json").write_text(json.dumps(["pico", "minutes", {}]))
+    write_json(outs / "params" / "model.json", ["pico", "minutes", {}])
 
     def make(name: str = "ls", preset: ModelPreset | None = None, seed: int = 0) -> "RoutedModel":
         config = train_config(seed=seed, **cases_of(__file__)["variants"][name])
@@ -244,7 +297,7 @@ def trained(outs: Path, train_config: Callable[..., TrainConfig]) -> Training:
                 parameter.add_(0.1 * torch.randn_like(parameter))
         save_weights(model, folder / WEIGHTS)
         (folder / "execution.txt").write_text("a processor, fp32\n")
-        (folder / "config.json").write_text(json.dumps(Job("", "", config, {}).record()))
+        write_json(folder / "config.json", Job("", "", config, {}).record())
         return model
 
     return make

@@ -30,6 +30,34 @@ def small(kind: type = VisionTransformer, **changes: Any) -> Any:
     return model.eval()
 
 
+TRANSFORMERS: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_labels": 7,
+    "image_size": 16,
+    "patch_size": 8,
+    "vocab_size": 30,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "drop_path_rate": 0.0,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "n_positions": 24,
+    "pad_token_id": 1,
+}
+
+
+def of_transformers(kind: str, head: str = "ForImageClassification", **changes: Any) -> Any:
+    """A 4-layer model of transformers of width 16, without dropout."""
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(**(TRANSFORMERS | changes))
+    return getattr(transformers, f"{kind}{head}")(config)
+
+
 def images(n: int = 6) -> Tensor:
     """Images for it."""
     return torch.randn(n, 3, 16, 24, generator=torch.Generator().manual_seed(1))
@@ -54,3 +82,13 @@ def with_parts(backbone: Any, position: Position = NO_PARTS, **keys: Any) -> Any
 def step_of(model: RoutedModel, position_weight: float = 1.0, **keys: Any) -> TrainingStep:
     """The training step of a variant with these keys, on a CPU."""
     return make_step(model, variant(**keys), position_weight, CPU)
+
+
+def assert_near(
+    found: dict[str, Tensor], expected: dict[str, Tensor], close: float = 1e-12
+) -> None:
+    """Check tensors of the same names, each to a part of its largest number or of 1."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        scale = max(1.0, value.abs().max().item())
+        assert (found[name] - value).abs().max().item() <= close * scale, name

@@ -26,15 +26,14 @@ from pipeline.data.sources import read_idx
 from pipeline.declared import checksums
 from pipeline.errors import UserError
 from pipeline.files import sound
-from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import WEIGHTS
-from pipeline.jobs.job import DONE, TRAIN, Job, call
+from pipeline.jobs.job import DONE, Job, call
 from pipeline.jobs.rows import read_rows
 from pipeline.jobs.run import run
 from pipeline.models.weights import read_tensors
 from pipeline.report.comparison import other_ledger
 from pipeline.report.results import read_arrays
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Printed, TrainJobs
 
 GREY = {
     "input_size": (1, 28, 28),
@@ -223,15 +222,10 @@ def test_a_damaged_file_is_named_or_not_used(here: Path, reader: str, damage: st
 
 
 @pytest.fixture
-def finished(
-    train_config: Callable[..., TrainConfig],
-    prepared: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Job:
+def finished(train_jobs: TrainJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A job of three epochs, marked as finished over what could be its files."""
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    job = Job("test seed 0", TRAIN, train_config(), {"data": prepared, "weights": None}, 3)
+    (job,) = train_jobs(0)
     job.begin()
     (job.folder / WEIGHTS).write_bytes(tensors(tmp_path, 0))
     (job.folder / "history.json").write_bytes(as_json([{"epoch": 1}]))
@@ -254,14 +248,12 @@ def test_a_finished_job_is_checked(finished: Job, damage: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_damaged_job_is_run_again_and_it_is_said(
-    finished: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_job_is_run_again_and_it_is_said(finished: Job, printed: Printed) -> None:
     (finished.folder / WEIGHTS).write_bytes(b"")
     run([finished], "cpu")
     folder = f".lsvit/jobs/train/{finished.folder.name}"
     line = f"test seed 0: {WEIGHTS} in {folder} damaged since it finished"
-    assert line in capsys.readouterr().out
+    assert line in printed()
     assert finished.done
     assert finished.discard_damaged() == []
     assert len(read_tensors(finished.folder / WEIGHTS)) > 1

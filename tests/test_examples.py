@@ -1,7 +1,6 @@
 """The files of examples/ run, on few small images, and shuffle the layers in every step."""
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 import lsvit
+from pipeline.files import read_json
 from tests.conftest import ROOT, write_raw
 
 EXAMPLES = ROOT / "examples"
@@ -55,7 +55,7 @@ def test_the_notebook_runs_and_draws_its_figure(
 ) -> None:
     """Its cells, for one epoch on few images. The committed outputs are of these cells."""
     monkeypatch.setattr(plt, "show", lambda: None)
-    cells = json.loads((EXAMPLES / "layershuffle.ipynb").read_text())["cells"]
+    cells = read_json(EXAMPLES / "layershuffle.ipynb")["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     smaller = {"EPOCHS = 15": "EPOCHS = 1", "ORDERS = 10": "ORDERS = 2"}
     smaller["Path(FOLDER)"] = f"Path({str(folder)!r})"

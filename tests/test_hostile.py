@@ -1,6 +1,5 @@
 """Files and names that somebody made to do harm."""
 
-import json
 import pickle
 import resource
 import struct
@@ -18,30 +17,30 @@ from papers import PAPERS
 from pipeline.config.load import load, parse
 from pipeline.deploy.predict import open_weights, show
 from pipeline.errors import UserError, one_line_errors
-from pipeline.files import replace_text
+from pipeline.files import replace_text, write_json
 from pipeline.models.weights import read_tensors
 from pipeline.training.loop import CHECKPOINT, _resume
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Printed, refused
 from tests.models import CPU
 
 
 def test_a_safetensors_header_of_2_gb(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     path.write_bytes(struct.pack("<Q", 2 << 30) + b"{}")
-    with pytest.raises(UserError, match=r"weights\.safetensors: not a safetensors file"):
+    with refused(r"weights\.safetensors: not a safetensors file"):
         read_tensors(path)
 
 
 def test_pickles_are_no_weights(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="not a safetensors file"):
+    with refused("not a safetensors file"):
         read_tensors(tmp_path / "model.safetensors")
 
 
 def test_an_image_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("1", (300, 300)).save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
-    with pytest.raises(ValueError, match=r"a\.png: not an image that can be read"):
+    with refused(r"a\.png: not an image that can be read", ValueError):
         read_image(tmp_path / "a.png", {"input_size": (1, 28, 28)})
 
 
@@ -62,9 +61,9 @@ def test_hostile_yaml(tmp_path: Path, text: str, said: str) -> None:
 
 @pytest.mark.parametrize("config", [[], {"architecture": "__import__"}, {"architecture": None}])
 def test_a_hub_folder_with_a_hostile_config(tmp_path: Path, config: object) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_json(tmp_path / "config.json", config)
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match=r"config\.json"):
+    with refused(r"config\.json"):
         open_weights(str(tmp_path))
 
 
@@ -92,9 +91,7 @@ def test_terminal_escapes_of_a_file_name_are_shown_not_done(
 @pytest.mark.parametrize(
     "name", ["[/]", "[red]", "a\x1b[2J", "a\nb", "<script>alert(1)</script>", "=1+1"]
 )
-def test_names_of_files_and_classes_are_words(
-    capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_names_of_files_and_classes_are_words(printed: Printed, name: str) -> None:
     top = [{"class": name, "probability": 1.0, "std": None}]
     show(
         {
@@ -107,7 +104,7 @@ def test_names_of_files_and_classes_are_words(
             "orders": 1,
         }
     )
-    said = capsys.readouterr().out
+    said = printed()
     assert name.encode("unicode_escape").decode() in said
     assert "\x1b" not in said
 
@@ -122,7 +119,7 @@ def test_names_are_such_that_tables_and_paths_can_bear_them(
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     params[key][name] = next(iter(params[key].values()))
     path.write_text(yaml.safe_dump(params))
-    with pytest.raises(UserError, match=f"{key}: found the name"):
+    with refused(f"{key}: found the name"):
         load(path, papers=PAPERS)
 
 

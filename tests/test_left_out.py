@@ -1,6 +1,5 @@
 """Stages of papers that `papers` in params.yaml leaves out: they end at once, with empty outs."""
 
-import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -13,10 +12,13 @@ from pipeline.config.load import load
 from pipeline.config.params import Params
 from pipeline.declared import declared_stages, paths
 from pipeline.errors import UserError
+from pipeline.files import read_json, write_json
 from pipeline.jobs.rows import read_rows
 from pipeline.report.evidence import Evidence
 from pipeline.report.ledger import judge
-from tests.conftest import ROOT
+from tests.conftest import ROOT, cases_of
+
+CASES = cases_of(__file__)
 
 MAIN = [paper for paper in PAPERS if paper.main]
 OTHERS = [paper for paper in PAPERS if not paper.main]
@@ -53,19 +55,7 @@ def test_papers_that_run(papers: str, model: str, run: set[str], tmp_path: Path)
     }
 
 
-@pytest.mark.parametrize(
-    ("papers", "says"),
-    [
-        ("[]", "auto, or a list"),
-        ("null", "auto, or a list"),
-        ("[exits, exits, layershuffle]", "each once"),
-        ("[layershuffle, exit]", "did you mean 'exits'"),
-        ("all", "accepted: layershuffle, exits"),
-        ("[exits]", "a list with 'layershuffle'"),
-        ("[1]", "auto, or a list"),
-        ("{exits: true}", "auto, or a list"),
-    ],
-)
+@pytest.mark.parametrize(("papers", "says"), CASES["refused"])
 def test_other_lists_are_refused_in_one_line(papers: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         with_line(tmp_path, papers=papers)
@@ -97,7 +87,7 @@ def test_a_stage_leaves_nothing_of_another_run(
         if out.suffix == ".csv":
             assert len(read_rows(out)) == 0
         elif out.suffix:
-            assert json.loads(out.read_text()) == {}
+            assert read_json(out) == {}
         else:
             assert list(out.iterdir()) == []
 
@@ -105,7 +95,7 @@ def test_a_stage_leaves_nothing_of_another_run(
 def test_claims_of_a_paper_that_was_left_out_are_not_run(tmp_path: Path) -> None:
     """Each names the command that runs it."""
     cell = {"dataset": "d", "model": "m", "scale": "s", "protocol": "paper", "seeds": [0, 1]}
-    (tmp_path / "cell.json").write_text(json.dumps(cell | {"classes": 10, "latin": []}))
+    write_json(tmp_path / "cell.json", cell | {"classes": 10, "latin": []})
     for paper in OTHERS:
         (tmp_path / f"{paper.rows}.csv").write_text("\n")
     ledger = judge(Evidence(tmp_path, PAPERS))

@@ -28,6 +28,7 @@ from pipeline.config.sections import Finetune, PaperFigures, Pretrain
 from pipeline.config.types import Section
 from pipeline.declared import paths
 from pipeline.deploy.predict import open_weights
+from pipeline.files import read_json
 from pipeline.smoke import PRESETS, copy_repository, environment
 from stages import commands as cli
 from tests.conftest import ROOT, cases_of
@@ -218,7 +219,7 @@ def test_exits_answer_within_a_budget(smoked: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(smoked)
     Image.fromarray(np.arange(784, dtype=np.uint8).reshape(28, 28)).save(smoked / "photo.png")
     exits = smoked / "outs/exits/classifier_wise/ls/seed_0"
-    used = json.loads((exits / "exits.json").read_text())
+    used = read_json(exits / "exits.json")
     weights = "outs/finetune/ls/seed_0/weights.safetensors"
     ask = ["predict", "photo.png", "--weights", weights, "--exits", str(exits), "--json"]
     (cheapest,) = answer([*ask, "--flops", str(used["flops"][0])])

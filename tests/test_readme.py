@@ -14,14 +14,10 @@ import yaml
 from conftest import check_words
 from docs.fill import PAGES, SCHEMA, filled, template_of
 from docs.reference import schema
-from tests.conftest import ROOT
+from pipeline.files import read_json
+from tests.conftest import ROOT, cases_of
 
-PAPERS = [
-    f"docs/{paper}.md"
-    for paper in (
-        *("layershuffle", "exits", "smoothing", "inversion", "painters", "nodes", "questions"),
-    )
-]
+CASES = cases_of(__file__)
 
 
 def committed(path: str) -> str:
@@ -56,17 +52,7 @@ def test_pages_are_text_to_read(page: str) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("page", "call", "least"),
-    [
-        ("README.md", "result", 6),
-        ("README.md", "counts", 8),
-        ("docs/layershuffle.md", "table", 14),
-        ("docs/smoothing.md", "table", 12),
-        *((page, "claims", 6) for page in PAPERS),
-        ("docs/reproducibility.md", "counts", 8),
-    ],
-)
+@pytest.mark.parametrize(("page", "call", "least"), CASES["taken"])
 def test_what_pages_take_from_results_is_there(page: str, call: str, least: int) -> None:
     """Each table with so many lines at least, the README's with one number a cell."""
     expressions = re.findall(rf"{{{{ {call}\(.*?\) }}}}", committed(template_of(page)), re.S)
@@ -77,19 +63,6 @@ def test_what_pages_take_from_results_is_there(page: str, call: str, least: int)
         assert call != "result" or all(
             re.fullmatch(r"\| [^|]+ \| \d+ \| \d* \|", line) for line in lines[2:]
         )
-
-
-# What is no result of ours: versions, parameters, figures of others, sizes of an environment
-NOT_OURS = {
-    "README.md": "3.11 3.13",
-    "docs/smoothing.md": "0.1 0.25 0.5",
-    "docs/scale.md": "0.97",
-    "docs/inversion.md": "0.7 0.99",
-    "docs/layershuffle.md": "0.2 1.0",
-    "docs/reproducibility.md": "0.05 0.3 0.7 0.9 3.4",
-    "docs/data-and-weights.md": "",
-    "docs/nodes.md": "0.05 0.1 0.59",
-}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +80,7 @@ def test_no_number_is_retyped(page: str) -> None:
         text = away.sub("", text)
     prose = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
     assert not set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", prose)) - set(
-        NOT_OURS.get(page, "").split()
+        CASES["not_ours"].get(page, "").split()
     )
 
 
@@ -116,7 +89,7 @@ def test_the_schema_is_that_of_the_parameters() -> None:
 
     They find nothing wrong in what is accepted, and what is wrong.
     """
-    found = json.loads((ROOT / SCHEMA).read_text())
+    found = read_json(ROOT / SCHEMA)
     assert found == json.loads(schema())
     first, *_ = (ROOT / "params.yaml").read_text().splitlines()
     assert first.endswith(f"$schema={SCHEMA}")
@@ -134,20 +107,7 @@ def test_the_schema_is_that_of_the_parameters() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("dvc repro exit", "exit"),
-        ("dvc repro --pulled", "parser error"),
-        ("dvc exp run -S finetune.epoch=3", "Invalid `--set-param`"),
-        ("dvc exp run -S model=vit_micro", "assert"),  # as it is
-        ("lsvit claim", "No such command"),
-        ("lsvit claims --agains FILE", "No such option"),
-        ("mlflow ui --backend sqlite", "No such option"),
-        ("python docs/fil.py", "fil.py"),
-        ("pytests", "pytests"),
-    ],
-)
+@pytest.mark.parametrize(("command", "said"), CASES["commands"])
 def test_commands_of_pages_could_be_wrong(command: str, said: str) -> None:
     """The check of /conftest.py, by which sybil looks at those that take longer than seconds."""
     with pytest.raises(Exception, match=said):

@@ -6,39 +6,15 @@ import numpy as np
 import pytest
 
 from lsvit.routes import arbitrary, generator
+from tests.conftest import cases_of
 
 Key = tuple[str | int, ...]
+KEYS: list[Key] = [tuple(key) for key in cases_of(__file__)["keys"]]
 
 
 def numbers(*key: str | int) -> tuple[int, ...]:
     """What a stream begins with."""
     return tuple(generator(str(key[0]), *key[1:]).integers(2**62, size=4).tolist())
-
-
-KEYS: list[Key] = [
-    ("train",),
-    ("train", 0),
-    ("train", 0, 0),
-    ("train", 0, 0, 0),
-    ("train", 1),
-    ("train", 0, 1),
-    ("train", 1, 0),
-    ("train", "0"),
-    ("train", "a", "b"),
-    ("train", "b", "a"),
-    ("train", "ab"),
-    ("train", "a", 0),
-    ("train", 0, "a"),
-    ("niart",),
-    ("trai", "n"),
-    ("Train",),
-    ("train ",),
-    ("", "train"),
-    ("trian", 0),
-    ("validation", 0),
-    ("validation",),
-    ("train", "validation"),
-]
 
 
 def test_every_key_has_numbers_of_its_own() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from papers import PAPERS
-from pipeline.errors import UserError
 from pipeline.report.why import why
 from pipeline.tracking.context import git_tags
 from stages.check_params import committed
+from tests.conftest import refused
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("lsvit", "pipeline", "papers", "stages", "docs", "benchmarks", "examples")
@@ -121,5 +121,5 @@ def test_what_git_does_not_say_is_unknown(
         git_tags.cache_clear()
     assert reason in capsys.readouterr().err
     assert any("unknown" in line and reason in line for line in why("figure_1c", PAPERS))
-    with pytest.raises(UserError, match=reason):
+    with refused(reason):
         committed()

@@ -11,6 +11,9 @@ import timm
 from PIL import Image
 
 from lsvit import cli
+from tests.conftest import cases_of
+
+CASES = cases_of(__file__)
 
 
 def test_a_clone_has_all_commands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,19 +23,7 @@ def test_a_clone_has_all_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert called == ["clone"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "required"),
-        (["predict", "a.png", "--weights", "ls_mikro"], "accepted: ls_micro, baseline_micro, an"),
-        (["predict", "no.png", "--weights", "x"], "no.png: not an image that can be read (No such"),
-        (
-            ["predict", "a.png", "--weights", "x", "--top", "0"],
-            "--top: found 0, accepted: at least 1",
-        ),
-        (["smoke"], "invalid choice: 'smoke'"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), CASES["mistakes"])
 def test_without_a_clone_a_mistake_is_one_line(
     words: list[str],
     message: str,

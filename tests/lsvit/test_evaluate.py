@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import lsvit
 from lsvit.evaluation import Score
-from tests.models import images, small
+from tests.conftest import Printed, refused
+from tests.models import images, of_transformers, small
 
 TARGETS = torch.tensor([0, 6, 2, 3, 1, 5, 4, 0, 6, 1])
 
@@ -30,7 +31,7 @@ def hits_of(model: nn.Module, routes: list[lsvit.Route], top: int) -> np.ndarray
     return np.stack(rows).astype(float)
 
 
-def test_every_row_is_what_its_orders_give(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_row_is_what_its_orders_give(printed: Printed) -> None:
     model = small()
     scores = lsvit.evaluate(model, batches(), orders=5, keep=(2,), seed=3)
     kinds = [(4, "sequential"), (4, "arbitrary"), (2, "sequential"), (2, "arbitrary")]
@@ -51,7 +52,7 @@ def test_every_row_is_what_its_orders_give(capsys: pytest.CaptureFixture[str]) -
         for end in (score.low, score.high):  # Wilson's ends solve this equation
             assert (end - first.mean()) ** 2 == pytest.approx(1.96**2 * end * (1 - end) / n)
         assert score.low < score.top1 < score.high
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed().splitlines()
     assert len(lines) == 5
     assert lines[1].split()[:4] == ["4", "sequential", "1", f"{100 * scores[0].top1:.1f}"]
 
@@ -76,12 +77,7 @@ def test_modes_and_shuffling_stay() -> None:
 
 
 def test_a_transformers_model_and_its_batches() -> None:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config: Any = ViTConfig(image_size=16, patch_size=8, hidden_size=16, num_hidden_layers=4)
-    config.num_attention_heads = 2
-    config.num_labels = 3
-    model = ViTForImageClassification(config)
+    model = of_transformers("ViT", num_labels=3)
     pixels = images(8)[..., :16]
     labels = torch.arange(8) % 3
     mapping = [{"pixel_values": pixels, "labels": labels}]
@@ -91,13 +87,7 @@ def test_a_transformers_model_and_its_batches() -> None:
 
 
 def test_a_model_that_keeps_tensors_trains_after_its_evaluation() -> None:
-    from transformers import BeitConfig, BeitForImageClassification
-
-    config: Any = BeitConfig(image_size=16, patch_size=8, hidden_size=16, num_hidden_layers=2)
-    config.num_attention_heads = 2
-    config.num_labels = 3
-    config.use_relative_position_bias = True
-    model = BeitForImageClassification(config).train()
+    model = of_transformers("Beit", num_labels=3, use_relative_position_bias=True).train()
     pixels = images(8)[..., :16]
     lsvit.scan(model, [(pixels, torch.arange(8) % 3)], orders=1)
     model(pixels).logits.sum().backward()
@@ -152,5 +142,5 @@ def test_no_hit_or_only_hits_have_an_interval(target: int, low: float, high: flo
 def test_mistakes_are_one_line(
     model: nn.Module, loader: list[Any], options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with refused(message, ValueError):
         lsvit.evaluate(model, loader, **options)

@@ -21,7 +21,8 @@ from lsvit.stacked import can_stack
 from lsvit.taps import ExitLogits, PositionLogits
 from papers.smoothing.talking_heads import use_talking_heads
 from papers.smoothing.training import FirstTokens
-from tests.conftest import cases_of
+from tests.conftest import cases_of, refused
+from tests.models import assert_near
 
 from .test_routed import FAMILIES, SMALL, images_for
 
@@ -85,14 +86,6 @@ def everything(
     return found | sums
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """In double precision."""
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        scale = max(1.0, value.abs().max().item())
-        assert (found[name] - value).abs().max().item() <= 1e-12 * scale, name
-
-
 def runs_as_its_rows(
     model: RoutedModel, routes: Latin = SQUARE, batch: int = 8, exit: int | None = None
 ) -> Tensor:
@@ -103,7 +96,7 @@ def runs_as_its_rows(
     """
     images = images_for(model.backbone, batch).double()
     found = everything(model, images, routes, exit)
-    assert_same(found, everything(model, images, torch.from_numpy(routes.rows(batch)), exit))
+    assert_near(found, everything(model, images, torch.from_numpy(routes.rows(batch)), exit))
     return found["logits"].detach()
 
 
@@ -123,7 +116,7 @@ def test_a_route_a_sample_is_running_each_sample_alone(name: str, sampler: Sampl
     for key, values in alone.items():
         is_batch = key in ("logits", "first") or key.startswith("exit ")
         expected[key] = torch.cat(values) if is_batch else torch.stack(values).sum(0)
-    assert_same(everything(model, images, routes), expected)
+    assert_near(everything(model, images, routes), expected)
 
 
 @pytest.mark.slow
@@ -232,13 +225,13 @@ def test_what_can_be_stacked() -> None:
 )
 def test_a_layer_that_does_not_exist(routes: Latin, exit: int | None, said: str) -> None:
     model = double()
-    with pytest.raises(IndexError, match=said):
+    with refused(said, IndexError):
         model(images_for(model.backbone, 5).double(), routes, exit=exit)
 
 
 @pytest.mark.parametrize("routes", CASES["wrong"])
 def test_what_is_no_latin_table(routes: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match="Latin routes: found"):
+    with refused("Latin routes: found", ValueError):
         Latin(tuple(map(tuple, routes)))
 
 

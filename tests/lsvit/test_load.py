@@ -12,7 +12,7 @@ from PIL import Image
 import lsvit
 from lsvit import cli
 from lsvit.predict import MICRO, RELEASED
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Printed, refused
 
 
 def released() -> dict[str, str]:
@@ -33,8 +33,8 @@ def test_they_are_the_released_ones(name: str) -> None:
     assert found == expected
 
 
-def test_one_is_loaded_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_one_is_loaded_by_its_name() -> None:
     opened = lsvit.load("ls_micro")
     assert opened.model.num_layers == 12
     assert len(opened.classes) == 10
@@ -45,25 +45,21 @@ def test_one_is_loaded_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert opened.model(images, (3, 1, 2, 0)).shape == (1, 10)
 
 
-def test_a_folder_of_the_name_is_asked_for_by_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_a_folder_of_the_name_is_asked_for_by_its_path() -> None:
     Path("ls_micro").mkdir()
     lsvit.load("ls_micro")
     for folder in ("./ls_micro", Path("ls_micro")):
-        with pytest.raises(ValueError, match="does not exist; accepted: ls_micro"):
+        with refused("does not exist; accepted: ls_micro", ValueError):
             lsvit.load(folder)
 
 
-def test_predict_takes_one_if_none_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_takes_one_if_none_is_named(tmp_path: Path, printed: Printed) -> None:
     """It says which, and answers with the classes' names."""
     photo = tmp_path / "photo.png"
     Image.new("L", (28, 28), "white").save(photo)
     cli.run(["predict", str(photo), "--top", "10"])
-    answer = capsys.readouterr().out
+    answer = printed()
     assert f"{photo}: ls_micro" in answer
     for name in lsvit.load("ls_micro").classes:
         assert name in answer

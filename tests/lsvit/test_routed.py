@@ -21,9 +21,8 @@ from lsvit.weights import load_weights, save_weights
 from pipeline.config import variant as config
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import Variant
-from pipeline.errors import UserError
 from pipeline.models.weights import build, create_backbone
-from tests.conftest import cases_of
+from tests.conftest import cases_of, refused
 from tests.models import images, small
 
 CASES = cases_of(__file__)
@@ -111,7 +110,7 @@ def test_trained_weights_load_into_stock_timm_and_back(
 @pytest.mark.parametrize("name", CASES["others"])
 def test_other_models_are_refused(name: str) -> None:
     accepted = "not routable, accepted: timm's VisionTransformer and MlpMixer"
-    with torch.device("meta"), pytest.raises(ValueError, match=accepted):
+    with torch.device("meta"), refused(accepted, ValueError):
         RoutedModel(timm.create_model(name))
 
 
@@ -126,7 +125,7 @@ def test_timms_subclasses_are_those_tested() -> None:
 
 @pytest.mark.parametrize("other", [nn.Linear(2, 2), nn.Sequential(), None])
 def test_what_is_no_model_of_timm_is_refused(other: Any) -> None:
-    with pytest.raises(ValueError, match=f"model {type(other).__name__}: not routable"):
+    with refused(f"model {type(other).__name__}: not routable", ValueError):
         RoutedModel(other)
 
 
@@ -135,7 +134,7 @@ def test_a_subclass_with_a_forward_of_its_own_is_refused() -> None:
         def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             return 2 * super().forward_features(x, *args, **kwargs)
 
-    with torch.device("meta"), pytest.raises(ValueError, match="model Twice: not routable"):
+    with torch.device("meta"), refused("model Twice: not routable", ValueError):
         RoutedModel(Twice(depth=1))
 
 
@@ -184,8 +183,7 @@ def test_class_token_head_is_one_head_on_the_class_token() -> None:
 )
 def test_class_token_head_needs_a_class_token(name: str, kwargs: dict[str, Any]) -> None:
     preset = ModelPreset(timm=name, kwargs=kwargs, weights="scratch", head="class_token")
-    refused = pytest.raises(UserError, match="found 'class_token', accepted: timm")
-    with torch.device("meta"), refused:
+    with torch.device("meta"), refused("found 'class_token', accepted: timm"):
         create_backbone(preset, 10)
 
 
@@ -236,7 +234,7 @@ def test_a_shuffled_backbone_is_refused() -> None:
     """A routed model does not call its backbone, so the hook would do nothing."""
     backbone = small()
     lsvit.shuffle(backbone)
-    with pytest.raises(ValueError, match=r"call lsvit.unshuffle\(model\) first"):
+    with refused(r"call lsvit.unshuffle\(model\) first", ValueError):
         RoutedModel(backbone)
     lsvit.unshuffle(backbone)
     RoutedModel(backbone)
@@ -264,13 +262,13 @@ def test_position_prediction(pico: ModelPreset, token: str) -> None:
 
 def test_class_token_prediction_needs_a_class_token() -> None:
     mixer = timm.create_model("mixer_s16_224", **FAMILIES["mixer_s16_224"])
-    with pytest.raises(ValueError, match="no class token"):
+    with refused("no class token", ValueError):
         RoutedModel(mixer, Position(predict=Predict(token="class_token")))
 
 
 def test_route_longer_than_the_positions(pico: ModelPreset) -> None:
     model = build(pico, 10, variant(encode={}))
-    with pytest.raises(IndexError, match="know 4 positions"):
+    with refused("know 4 positions", IndexError):
         model(torch.zeros(1, 1, 28, 28), (0, 1, 2, 3, 0))
 
 

@@ -20,12 +20,12 @@ from lsvit.weights import save_weights
 from pipeline.config.checks import check_layers
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.errors import UserError
+from pipeline.files import read_json, write_json
 from pipeline.jobs.configs import TrainConfig
 from pipeline.models.start import load_start
 from pipeline.models.weights import build, create_backbone
 from pipeline.training.loop import fetch
-from tests.conftest import cases_of
+from tests.conftest import cases_of, refused
 
 CASES = cases_of(__file__)
 TAGGED = "vit_small_patch16_224.augreg_in21k_ft_in1k"
@@ -88,15 +88,14 @@ def test_hub_weights(hub: Path) -> None:
         "head": "loaded",
     }
     wrong = rf"hub\.safetensors: its sha256 is {digest}, params\.yaml expects 0000"
-    with pytest.raises(UserError, match=wrong):
+    with refused(wrong):
         start(changed(preset, sha256="0" * 64), 10)
 
 
 @pytest.mark.parametrize(("preset", "said"), CASES["models"])
 def test_models_that_cannot_be_made(pico: ModelPreset, preset: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said) as error:
+    with refused(said):
         create_backbone(changed(pico, **preset), 10)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("values", "said"), CASES["weights"])
@@ -116,10 +115,9 @@ def test_weights_that_cannot_be_had(
     Path("empty").mkdir()
     for folder, name in (("other", "resnet50"), ("half", "vit_tiny_patch16_224")):
         Path(folder).mkdir()
-        Path(folder, "config.json").write_text(json.dumps({"architecture": name}))
-    with pytest.raises(UserError, match=said) as error:
+        write_json(Path(folder, "config.json"), {"architecture": name})
+    with refused(said):
         start(changed(pico, **values), 10)
-    assert "\n" not in str(error.value)
 
 
 def test_a_folder_of_timms_layout(pico: ModelPreset, tmp_path: Path) -> None:
@@ -143,9 +141,8 @@ def test_weights_that_do_not_fit_are_refused(
     if shape:
         tensors[name] = torch.zeros(shape)
     save_file(tensors, path)
-    with pytest.raises(UserError, match=said) as error:
+    with refused(said):
         start(changed(pico, weights=str(path)), 10)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("outputs", "classes", "head"), CASES["heads"])
@@ -177,7 +174,7 @@ def test_the_one_head_of_a_distilled_model_starts_fresh(tmp_path: Path) -> None:
     save_weights(RoutedModel(model), path)  # a model that has one head already
     _, loaded = start(changed(DISTILLED, weights=str(path), head="class_token"), 10)
     assert loaded["head"] == "loaded"
-    with pytest.raises(UserError, match=r"2 missing: 'head_dist\.bias'"):
+    with refused(r"2 missing: 'head_dist\.bias'"):
         start(changed(DISTILLED, weights=str(path)), 10)
 
 
@@ -242,7 +239,7 @@ def test_fetch_records_what_was_loaded(
     preset = changed(pico, weights="mine", num_classes=outputs)
     config = train_config().model_copy(update={"model": preset})
     fetch(config, prepared, mine, tmp_path, lambda row: None)
-    loaded = json.loads((tmp_path / "weights.json").read_text())
+    loaded = read_json(tmp_path / "weights.json")
     assert loaded["file"] == "mine"
     assert str(tmp_path) not in json.dumps(loaded)
     assert loaded["head"] == ("loaded" if outputs else "fresh")

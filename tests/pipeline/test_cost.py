@@ -33,12 +33,13 @@ from pipeline.cost import (
     mean_length,
     overridden,
 )
-from pipeline.errors import UserError
 from pipeline.flops import count_variant
 from pipeline.jobs.configs import TrainConfig
 from pipeline.training.loop import train
 from stages.commands import app
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Printed, refused
+
+COST = ROOT / "benchmarks" / "cost.json"
 
 
 def hardware(workers: int) -> Hardware:
@@ -131,25 +132,21 @@ def test_flops_and_time_are_sums(small: Params, pico: ModelPreset) -> None:
 
 
 def test_a_run_says_what_is_to_do_before_it_does(
-    small: Params,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    small: Params, here: Path, printed: Printed
 ) -> None:
     """Of a GPU no time is told."""
-    monkeypatch.chdir(tmp_path)
-    Path("benchmarks").mkdir()
-    shutil.copy(ROOT / "benchmarks" / "cost.json", "benchmarks")
+    (here / "benchmarks").mkdir()
+    shutil.copy(COST, here / "benchmarks")
     announce(small)
-    assert "finetune: 4 trainings, about " in capsys.readouterr().out
+    assert "finetune: 4 trainings, about " in printed()
     announce(small.model_copy(update={"device": "cuda"}))
-    said = capsys.readouterr().out
+    said = printed()
     assert "painters: 4 passes over images\n" in said
     assert "speed was never measured" in said
 
 
 def test_images_of_a_folder_are_counted_before_a_run(
-    small: Params, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small: Params, tmp_path: Path, printed: Printed
 ) -> None:
     for split, count in {"train": 50, "val": 20}.items():
         for name in ("cat", "dog"):
@@ -159,7 +156,7 @@ def test_images_of_a_folder_are_counted_before_a_run(
     declared = {"source": "image_folder", "folder": str(tmp_path)}
     folder = type(small.datasets["bars"]).model_validate(declared)
     announce(small.model_copy(update={"datasets": {"bars": folder}}))
-    assert "finetune: 4 trainings" in capsys.readouterr().out
+    assert "finetune: 4 trainings" in printed()
 
 
 def test_hours_are_at_rates_of_the_nearest_width(pico: ModelPreset) -> None:
@@ -182,9 +179,9 @@ def test_every_paper_lists_its_work(params: Params) -> None:
     assert measured == {"prune-eval", "analysis", "exits", "painters", "nodes"}
 
 
-def test_trainings_with_exits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("in_root")
+def test_trainings_with_exits() -> None:
     """Later steps of the layer-wise strategy have three starts; counting is end-to-end too."""
-    monkeypatch.chdir(ROOT)
     params = overridden(["scale=hours"], PAPERS)
     exits = params.resolve(Exits)
     works = [work for work in list_work(params, 12) if work.stage == "exits" and work.training]
@@ -200,11 +197,11 @@ def test_what_cannot_be_counted_is_refused(small: Params) -> None:
     treated = small.painters.model_copy(update={"treated": [3]})
     wrong = small.model_copy(update={"painters": treated})
     wrong._papers = small.all_papers
-    with pytest.raises(UserError, match=r"painters\.treated: found 3, accepted: at most 2"):
+    with refused(r"painters\.treated: found 3, accepted: at most 2"):
         rows_of(wrong)
     folder = type(small.datasets["bars"]).model_validate({"source": "image_folder", "folder": "x"})
     unknown = small.model_copy(update={"datasets": {"bars": folder}})
-    with pytest.raises(UserError, match="its folder tells how many images"):
+    with refused("its folder tells how many images"):
         rows_of(unknown)
 
 
@@ -216,31 +213,28 @@ def test_mean_length_of_routes(spec: Any, length: float) -> None:
     assert mean_length(spec, 12) == pytest.approx(length, rel=0.03)
 
 
-def test_overrides_are_those_of_dvc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+@pytest.mark.usefixtures("in_root")
+def test_overrides_are_those_of_dvc() -> None:
     changed = overridden(["seeds=[3]", "finetune.epochs=2"], PAPERS)
     assert (changed.seeds, changed.finetune.epochs) == ([3], 2)
-    with pytest.raises(UserError, match=r"^-S: found nothing=1, accepted: KEY=VALUE"):
+    with refused(r"^-S: found nothing=1, accepted: KEY=VALUE"):
         overridden(["nothing=1"], PAPERS)
-    with pytest.raises(UserError, match="found 'vit_nano'"):
+    with refused("found 'vit_nano'"):
         overridden(["model=vit_nano"], PAPERS)
 
 
 @pytest.mark.slow
-def test_the_command_needs_no_data_and_no_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "params.yaml", tmp_path)
-    (tmp_path / "benchmarks").mkdir()
-    file = tmp_path / "benchmarks" / "cost.json"
-    with pytest.raises(UserError, match=r"benchmarks/cost\.json: cannot be read"):
+def test_the_command_needs_no_data_and_no_weights(here: Path) -> None:
+    shutil.copy(ROOT / "params.yaml", here)
+    (here / "benchmarks").mkdir()
+    file = here / "benchmarks" / "cost.json"
+    with refused(r"benchmarks/cost\.json: cannot be read"):
         known_hardware()
     file.write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
+    with refused("cannot be read"):
         known_hardware()
-    shutil.copy(ROOT / "benchmarks" / "cost.json", file)
+    shutil.copy(COST, file)
     printed = CliRunner().invoke(app, ["cost"], catch_exceptions=False).stdout
     assert "finetune" in printed
     assert "total" in printed
-    assert {path.name for path in tmp_path.iterdir()} == {"params.yaml", "benchmarks"}
+    assert {path.name for path in here.iterdir()} == {"params.yaml", "benchmarks"}

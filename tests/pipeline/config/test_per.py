@@ -8,7 +8,10 @@ import pytest
 from pipeline.config.params import Params
 from pipeline.config.samplers import forms
 from pipeline.config.sections import Finetune
+from tests.conftest import cases_of
 from tests.pipeline.config.conftest import Load
+
+CASES = cases_of(__file__)
 
 EVERY = ("ls", "ls_pos", "ls_pred", "ls_pred_mean")
 PLACES = [
@@ -60,25 +63,11 @@ def test_a_variants_own_wins(per: str, changed: Load) -> None:
 
 @pytest.mark.parametrize(
     ("route", "expected"),
-    [
-        ("arbitrary", ("batch", "sample", "latin")),
-        ({"fix_first": 0}, ("batch", "sample", "latin")),
-        ({"fix_first": 3}, ("batch", "sample", "latin")),
-        ({"fix_last": 3}, ("batch", "sample", "latin")),
-        ({"drop": 0.2}, ("batch", "sample")),
-        ({"drop": 0.2, "schedule": "linear"}, ("batch", "sample")),
-        ({"swap": 1}, ("batch", "sample")),
-        ("sequential", ()),
-        ("reversed", ()),
-        ("repeat_first", ()),
-        ("side_by_side", ()),
-        ({"order": [1, 0]}, ()),
-        ({"skip": [1]}, ()),
-    ],
+    CASES["forms"],
     ids=str,
 )
-def test_forms_of_a_route(route: Any, expected: tuple[str, ...], changed: Load) -> None:
+def test_forms_of_a_route(route: Any, expected: list[str], changed: Load) -> None:
     """Each of them is accepted of a variant, too."""
-    assert forms(route) == expected
+    assert list(forms(route)) == expected
     params = changed({f"variants.by_{per}": {"route": route, "per": per} for per in expected})
-    assert [params.resolve(Finetune, f"by_{per}").per for per in expected] == list(expected)
+    assert [params.resolve(Finetune, f"by_{per}").per for per in expected] == expected

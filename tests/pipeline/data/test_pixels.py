@@ -17,7 +17,7 @@ from pipeline.config.datasets import DatasetPreset
 from pipeline.data.decode import decode
 from pipeline.data.prepare import prepare
 from pipeline.data.resize import Resize
-from pipeline.errors import UserError
+from tests.conftest import refused
 
 GREY = np.tile(np.arange(0, 256, 8, dtype=np.uint8), (32, 1))
 DEEP = GREY.astype(np.uint16) * 257
@@ -87,7 +87,7 @@ def test_pixels_keep_their_brightness(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_pixels_without_a_known_white_are_refused(tmp_path: Path, name: str) -> None:
     REFUSED[name](tmp_path / name)
-    with pytest.raises(ValueError, match=rf"{name}: not an image that can be read"):
+    with refused(rf"{name}: not an image that can be read", ValueError):
         open_image(tmp_path / name)
     with pytest.raises((ValueError, OSError)):
         decode((tmp_path / name).read_bytes(), AS_IT_IS)
@@ -105,7 +105,7 @@ def test_a_channel_without_differences_is_refused(
     split = Arrays(images, np.arange(4) % 2)
     source = Source({"train": split, "validation": split}, ["a", "b"])
     monkeypatch.setattr(preparation, "find", lambda *_: source)
-    with pytest.raises(UserError, match=r"standard deviation .* 0\.0\], accepted: above 0"):
+    with refused(r"standard deviation .* 0\.0\], accepted: above 0"):
         prepare("set", DatasetPreset(source="cifar10"), tmp_path, tmp_path / "out")
 
 

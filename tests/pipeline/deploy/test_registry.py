@@ -1,6 +1,5 @@
 """The registry: a registered model answers what lsvit's own model answers."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from typer.testing import CliRunner
 from lsvit.predict import choose_routes, load, read_image
 from lsvit.routed import RoutedModel
 from lsvit.routes import Route
-from pipeline.errors import UserError
+from pipeline.files import write_json
 from pipeline.tracking.runs import Tracker
 from stages.commands import app
-from tests.conftest import ROOT, Training
+from tests.conftest import ROOT, Training, refused
 from tests.pipeline.tracking.test_tracking import free_port
 
 pytestmark = pytest.mark.filterwarnings("default")  # mlflow's own dependencies warn
@@ -57,8 +56,8 @@ def test_a_registered_model_answers(trained: Training, tmp_path: Path) -> None:
     """As MLflow loads it: with nothing but the registry, along the route that it is asked for."""
     model, folder = trained("ls", seed=1), Path("outs/finetune/ls/seed_1")
     shutil.copy(ROOT / "dvc.yaml", tmp_path)
-    (folder / "history.json").write_text(json.dumps([{"epoch": 1.0, "loss": 0.5}]))
-    (folder / "final.json").write_text(json.dumps({"arbitrary/accuracy": 0.5}))
+    write_json(folder / "history.json", [{"epoch": 1.0, "loss": 0.5}])
+    write_json(folder / "final.json", {"arbitrary/accuracy": 0.5})
     tracker = Tracker("layershuffle/bars/pico/minutes", tmp_path)
     tracker.training(folder.parent)
     line = last_line("export", "ls", "--seed", "1", "--register")
@@ -97,13 +96,13 @@ def test_a_registered_model_answers(trained: Training, tmp_path: Path) -> None:
 
 def test_what_cannot_be_registered(trained: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     trained()
-    with pytest.raises(UserError, match=r"^/.*/mlflow\.db: not found, .* `lsvit track sync` makes"):
+    with refused(r"^/.*/mlflow\.db: not found, .* `lsvit track sync` makes"):
         last_line("export", "ls", "--register")
-    with pytest.raises(UserError, match=r"^--name: found 'mine', accepted with --register alone"):
+    with refused(r"^--name: found 'mine', accepted with --register alone"):
         last_line("export", "ls", "--name", "mine")
     url = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     reason = rf"^MLflow at {url} does not register 'bars_pico': "
-    with pytest.raises(UserError, match=reason):
+    with refused(reason):
         last_line("export", "ls", "--register")

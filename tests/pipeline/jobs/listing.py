@@ -1,6 +1,5 @@
 """Every job of every plan that can be listed without running one."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from papers.smoothing.compute.plan import Plan as Smoothing
 from pipeline.config.params import Params
 from pipeline.config.sections import Finetune, Pretrain
 from pipeline.config.variant import PLAIN
+from pipeline.files import write_json
 from pipeline.jobs.job import Job
 from pipeline.jobs.plan import Plan
 
@@ -97,7 +97,7 @@ def leave(params: Params, folder: Path, *others: str) -> None:
                 content = f"{name} {seed} {file}".encode()
                 save_file({"content": np.frombuffer(content, np.uint8)}, weights / file)
     meta = {"sha256": "5" * 64, "counts": counts, "classes": classes}
-    (folder / "outs/prepare_data/meta.json").write_text(json.dumps(meta))
+    write_json(folder / "outs/prepare_data/meta.json", meta)
     rows = ["dataset,model,variant,seed,order,keep,routes,accuracy"]
     for name in names:
         for seed in params.seeds:

@@ -1,10 +1,12 @@
 """Jobs on a real Ray cluster of three nodes: the same bytes as here, whatever dies."""
 
+import itertools
 import os
+import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +15,11 @@ from typing import Any
 import pytest
 
 from pipeline.config.sections import Distributed
-from pipeline.errors import UserError
-from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.job import DONE, LOCK, Job
 from pipeline.jobs.run import run
-from tests.conftest import ROOT
-from tests.pipeline.jobs.test_pool import jobs
+from tests.conftest import ROOT, TrainJobs, refused
 
 pytestmark = pytest.mark.slow
-Config = Callable[..., TrainConfig]
 TWO = Distributed(processes=2, nodes=1, endpoint=None, routes="own")
 NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "memory": 2 * 2**30}
 
@@ -83,10 +81,8 @@ def run_here(
 def with_two_processes(todo: list[Job]) -> list[Job]:
     """The same, the last one trained by two processes together."""
     *others, last = todo
-    return [
-        *others,
-        replace(last, config=last.config.model_copy(update={"world_size": 2, "routes": "own"})),
-    ]
+    config = last.config.model_copy(update={"world_size": 2, "routes": "own"})
+    return [*others, replace(last, config=config)]
 
 
 def die(*_: object, **__: object) -> None:
@@ -95,7 +91,7 @@ def die(*_: object, **__: object) -> None:
 
 def test_the_same_bytes_as_here_and_found_by_the_local_engine(
     cluster: Any,
-    train_config: Config,
+    train_jobs: TrainJobs,
     prepared: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -103,49 +99,40 @@ def test_the_same_bytes_as_here_and_found_by_the_local_engine(
 ) -> None:
     """Inputs may be relative to the driver's folder. One training is of two processes."""
     monkeypatch.chdir(prepared.parent)
-    todo = with_two_processes(jobs(train_config, Path(prepared.name), [0, 1]))
+    todo = with_two_processes(train_jobs(0, 1, data=Path(prepared.name)))
     seen: list[tuple[str, int]] = []
 
     def note(job: Job, event: dict) -> None:
         seen.append((job.title, event["epoch"]))
 
     run(todo, "cpu", note, distributed=TWO, engine="ray")
-    assert sorted(seen) == [
-        (f"test seed {seed}", epoch) for seed in range(2) for epoch in (1, 2, 3)
-    ]
+    titles = [job.title for job in todo]
+    assert sorted(seen) == list(itertools.product(titles, (1, 2, 3)))
     assert capsys.readouterr().out.count("on node ") == 4  # where, and on what
     assert not list(tmp_path.glob(".lsvit/ray-*"))
-    local = run_here(
-        with_two_processes(jobs(train_config, prepared, [0, 1])), tmp_path, monkeypatch
-    )
+    local = run_here(with_two_processes(train_jobs(0, 1)), tmp_path, monkeypatch)
     assert [files(job) for job in todo] == local
-    again = with_two_processes(jobs(train_config, prepared, [0, 1]))
+    again = with_two_processes(train_jobs(0, 1))
     run(again, "cpu", lambda job, event: pytest.fail("ran again"), distributed=TWO)
     assert capsys.readouterr().out.count("finished before") == 2
 
 
 SCRIPT = """
-import os, signal, sys
+import os, pickle, signal, sys
 from pathlib import Path
-from pipeline.jobs.configs import TrainConfig
-from pipeline.jobs.job import Job
 from pipeline.jobs.run import run
-config, data = TrainConfig.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
 
 def end(job, event):
     if event["epoch"] == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 
-inputs = {"data": data, "weights": None}
-job = Job("seed 0", "pipeline.training.loop:train", config, inputs, config.options.epochs)
-run([job], "cpu", end, engine="ray")
+run(pickle.loads(Path(sys.argv[1]).read_bytes()), "cpu", end, engine="ray")
 """
 
 
 def test_the_driver_is_killed_and_then_a_node(
     cluster: Any,
-    train_config: Config,
-    prepared: Path,
+    train_jobs: TrainJobs,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -155,19 +142,13 @@ def test_the_driver_is_killed_and_then_a_node(
     It runs on the only node with room for it, which is killed in mid-training; another, which
     comes later, goes on from the last epoch, to the same bytes.
     """
-    todo = jobs(train_config, prepared, [0], epochs=40)
-    (tmp_path / "config.json").write_text(todo[0].config.model_dump_json())
+    todo = train_jobs(0, epochs=40)
+    (tmp_path / "jobs").write_bytes(pickle.dumps(todo))
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [
-        sys.executable,
-        str(tmp_path / "script.py"),
-        str(tmp_path / "config.json"),
-        str(prepared),
-    ]
-    assert (
-        subprocess.run(command, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}).returncode
-        == -signal.SIGKILL
-    )
+    command = [sys.executable, "script.py", "jobs"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, check=False, cwd=tmp_path, env=env)
+    assert done.returncode == -signal.SIGKILL
     assert (todo[0].folder / "checkpoint.pt").exists()
     nodes = [cluster.add_node(**NODE | {"num_cpus": 3})]
     seen: list[int] = []
@@ -184,61 +165,44 @@ def test_the_driver_is_killed_and_then_a_node(
     assert seen[0] > 3
     assert seen == sorted(set(seen))  # no epoch was repeated
     assert seen[-1] == 40
-    local = run_here(jobs(train_config, prepared, [0], epochs=40), tmp_path, monkeypatch)
+    local = run_here(train_jobs(0, epochs=40), tmp_path, monkeypatch)
     assert [files(todo[0])] == local
 
 
 def test_mistakes_are_one_line(
-    cluster: Any,
-    train_config: Config,
-    prepared: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Any, train_jobs: TrainJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the job, workers that always die, nodes too small, of other code or without the folder,
     a wrong address, no Ray."""
     import ray
 
-    with pytest.raises(UserError, match="the loss is not finite"):
-        run(jobs(train_config, prepared, [0], lr=1e30), "cpu", engine="ray")
-    with pytest.raises(
-        UserError,
-        match=r"^test seed 0: .* needs 99 CPUs, 0 GPUs, 1.0 GiB, found nodes with 1 CPUs, 0 GPUs",
-    ):
-        run(jobs(train_config, prepared, [0]), "cpu", threads=99, engine="ray")
-    with pytest.raises(
-        UserError,
-        match=r"^test seed 0: its worker died 4 times without finishing an epoch, the last time",
-    ):
-        run(
-            [
-                replace(job, function="tests.pipeline.jobs.test_cluster:die")
-                for job in jobs(train_config, prepared, [0])
-            ],
-            "cpu",
-            engine="ray",
-        )
+    def run_there(*jobs: Job, **options: Any) -> None:
+        run(list(jobs), "cpu", engine="ray", **options)
+
+    first, second, third = train_jobs(0, 1, 2)
+    with refused("the loss is not finite"):
+        run_there(*train_jobs(0, lr=1e30))
+    too_small = "needs 99 CPUs, 0 GPUs, 1.0 GiB, found nodes with 1 CPUs, 0 GPUs"
+    with refused(f"^test seed 0: .* {too_small}"):
+        run_there(first, threads=99)
+    dies = "its worker died 4 times without finishing an epoch, the last time"
+    with refused(f"^test seed 0: {dies}"):
+        run_there(replace(first, function="tests.pipeline.jobs.test_cluster:die"))
     with monkeypatch.context() as patch:
         patch.setattr("tempfile.TemporaryDirectory", lambda **_: nullcontext("/elsewhere"))
-        with pytest.raises(UserError, match=r"^test seed 1: node \S+ \S+ does not see /elsewhere;"):
-            run(jobs(train_config, prepared, [1]), "cpu", engine="ray")
+        with refused(r"^test seed 1: node \S+ \S+ does not see /elsewhere;"):
+            run_there(second)
     monkeypatch.setattr("pipeline.jobs.job.code_digest", lambda *modules: "of other code")
-    with pytest.raises(
-        UserError,
-        match=r"^test seed 1: node \S+ 127.0.0.1 has other code or libraries than",
-    ):
-        run(jobs(train_config, prepared, [1]), "cpu", engine="ray")
+    with refused(r"^test seed 1: node \S+ 127.0.0.1 has other code or libraries than"):
+        run_there(replace(second))
     ray.shutdown()
-    for address, why in (
-        ("127.0.0.1:1", "which does not answer"),
-        ("nowhere", "which does not answer"),
-    ):
+    for address in ("127.0.0.1:1", "nowhere"):
         monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(UserError, match=f"^RAY_ADDRESS: found '{address}', {why}"):
-            run(jobs(train_config, prepared, [2]), "cpu", engine="ray")
+        with refused(f"^RAY_ADDRESS: found '{address}', which does not answer"):
+            run_there(third)
     monkeypatch.setattr("pipeline.jobs.address.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"^params.yaml: engine: found 'ray', accepted here: local"):
-        run(jobs(train_config, prepared, [2]), "cpu", engine="ray")
+    with refused(r"^params.yaml: engine: found 'ray', accepted here: local"):
+        run_there(third)
 
 
 def test_nothing_else_imports_ray() -> None:

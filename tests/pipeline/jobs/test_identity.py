@@ -22,23 +22,27 @@ from pipeline.jobs.configs import RunConfig
 from pipeline.jobs.files import DATA, starting_weights
 from pipeline.jobs.identity import code_digest
 from pipeline.jobs.job import TRAIN, Job
-from tests.conftest import ROOT, shared
+from tests.conftest import ROOT, cases_of, shared
 from tests.pipeline.jobs.listing import Listed, leave, listed
 
-# Kinds of jobs that run pipeline.training.loop.
-TRAININGS = {"pretrain", "finetune", "exits", "head", "smoothing", "inversion trainings"}
-# Kinds that read the weights of variants.
-REFINED = {
-    *("evaluation", "analysis", "branches", "profiles"),
-    *("inversion", "painters", "nodes", "class images"),
-    *("passes", "pruning", "merges"),
-}
-MODELS = TRAININGS | REFINED | {"costs"}
-KINDS = MODELS | {"regression"}
+CASES = cases_of(__file__)
 SEEDS = [0, 1]
 NEW = "renamed"  # a variant with the weights of ls
 Keys = dict[str, dict[str, str]]  # kind -> title -> key
 Values = dict[str, Any]  # params.yaml
+KeysWith = Callable[[Values], Keys]
+
+
+def kinds_of(names: list[str]) -> set[str]:
+    """The kinds that are named, each by itself or within a group."""
+    groups = CASES["groups"]
+    kinds = set()
+    for name in names:
+        kinds |= kinds_of(groups[name]) if name in groups else {name}
+    return kinds
+
+
+KINDS = kinds_of(["all"])
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +117,16 @@ def test_every_plan_is_listed(jobs: Listed, keys: Keys) -> None:
 # ---- edits of params.yaml -------------------------------------------------------------------
 
 
-def keys_with(values: Values, file: Path) -> Keys:
-    """The keys with other values in params.yaml."""
-    file.write_text(yaml.safe_dump(values, sort_keys=False))
-    return keys_of(listed(load(file, papers=PAPERS)))
+@pytest.fixture
+def keys_with(tmp_path: Path) -> KeysWith:
+    """Takes the keys with other values in params.yaml."""
+
+    def take(values: Values) -> Keys:
+        file = tmp_path / "params.yaml"
+        file.write_text(yaml.safe_dump(values, sort_keys=False))
+        return keys_of(listed(load(file, papers=PAPERS)))
+
+    return take
 
 
 def put(values: Values, key: str, value: Any) -> Values:
@@ -144,108 +154,58 @@ def rename(values: Any, old: str, new: str) -> Any:
     ("old", "new"), [("ls", NEW), ("vit_micro", "mine"), ("fashion_mnist_10k", "grey")]
 )
 def test_another_name_runs_nothing(
-    values: Values, keys: Keys, tmp_path: Path, old: str, new: str
+    values: Values, keys: Keys, keys_with: KeysWith, old: str, new: str
 ) -> None:
     """Of a variant, which keeps its keys under the new title, a model, a data set."""
-    after = keys_with(rename(values, old, new), tmp_path / "params.yaml")
-    assert after == {
-        kind: {re.sub(rf"\b{old}\b", new, title): key for title, key in found.items()}
-        for kind, found in keys.items()
-    }
-    assert after != keys
+    renamed = {}
+    for kind, titles in keys.items():
+        renamed[kind] = {re.sub(rf"\b{old}\b", new, title): key for title, key in titles.items()}
+    assert keys_with(rename(values, old, new)) == renamed != keys
 
 
-def test_a_new_variant_runs_itself_alone(values: Values, keys: Keys, tmp_path: Path) -> None:
+def test_a_new_variant_runs_itself_alone(values: Values, keys: Keys, keys_with: KeysWith) -> None:
     """Placed before all others."""
-    more = values | {"variants": {NEW: {"route": {"drop": 0.3}}} | values["variants"]}
-    fresh = again(keys, keys_with(more, tmp_path / "params.yaml"))
+    more = {NEW: {"route": {"drop": 0.3}}} | values["variants"]
+    fresh = again(keys, keys_with(values | {"variants": more}))
     assert fresh.keys() == {"finetune", "evaluation"}
     assert all(NEW in title for titles in fresh.values() for title in titles)
 
 
-def test_a_new_seed_runs_itself_alone(values: Values, keys: Keys, tmp_path: Path) -> None:
+def test_a_new_seed_runs_itself_alone(values: Values, keys: Keys, keys_with: KeysWith) -> None:
     """Placed before all others. Class images are shown to the next seed's model: one is another.
     Merges take layers from all.
     """
-    fresh = again(keys, keys_with(values | {"seeds": [2, *SEEDS]}, tmp_path / "params.yaml"))
-    assert fresh.keys() == TRAININGS | REFINED
-    assert all(
-        "seed 2" in title
-        for kind in fresh.keys() - {"class images", "merges"}
-        for title in fresh[kind]
-    )
-    assert all("seed 2" in title or "seed 1" in title for title in fresh["class images"])
-
-
-VALUES: dict[str, tuple[str, Any, set[str]]] = {
-    "images at once, in profiles": ("smoothing.batch_size", 50, set()),
-    "inputs at once": ("inversion.batch_size", 20, set()),
-    "classes at once": ("inversion.class_images.batch_size", 10, set()),
-    "activations computed again": ("finetune.checkpointing", True, set()),
-    "size of figures": ("paper_figures.dpi", 100, set()),
-    "another model's value": ("models.vit_pico.finetune.lr", 0.5, set()),
-    "a value where it stands anyway": (
-        "datasets.fashion_mnist_10k.finetune",
-        {"schedule": "one_cycle"},
-        set(),
-    ),
-    "what the section says, written out": ("variants.ls.per", "batch", set()),
-    "what orders are drawn for": (
-        "scales.minutes.finetune.per",
-        "sample",
-        {"finetune"},
-    ),  # backbones with exits are trained in sequence
-    "the learning rate": ("models.vit_micro.finetune.lr", 0.25, {"finetune"}),
-    "one variant's": ("variants.ls_pred.finetune", {"lr": 0.25}, {"finetune"}),
-    "of trainings from scratch": (
-        "pretrain.eps",
-        0.25,
-        {"pretrain", "smoothing", "inversion trainings"},
-    ),
-    "a loss's weight": ("exits.weight", 0.25, {"exits"}),
-    "images at once, in the paper on painters": ("painters.batch_size", 7, set()),
-    "a kind of execution": ("painters.loops", 7, {"painters"}),
-    "images of profiles": ("models.vit_micro.smoothing.images", 900, {"profiles"}),
-    "a layer": ("analysis.layer", 4, {"analysis"}),
-    "points of a curve": ("models.vit_micro.inversion.records", 5, {"inversion"}),
-    "a draw of faults": ("nodes.seed", 7, {"nodes"}),
-    "a rate of dropout": ("questions.dropout", 0.25, {"passes"}),
-    "layers that pruning leaves": ("questions.keep", [4], {"pruning"}),
-    "what is outside of merged layers": ("questions.outside", "mean", {"merges"}),
-    "who chooses the epoch": (
-        "protocol",
-        "heldout",
-        REFINED - {"evaluation"},
-    ),  # both are evaluated
-    "deterministic kernels": ("deterministic", True, KINDS),
-    "instructions beyond AVX2": ("portable", False, KINDS),
-}
+    fresh = again(keys, keys_with(values | {"seeds": [2, *SEEDS]}))
+    assert fresh.keys() == kinds_of(["trainings", "refined"])
+    fresh.pop("merges")
+    assert all("seed 2" in title or "seed 1" in title for title in fresh.pop("class images"))
+    assert all("seed 2" in title for titles in fresh.values() for title in titles)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", VALUES)
+@pytest.mark.parametrize("case", CASES["values"])
 def test_a_value_runs_what_it_can_change(
-    values: Values, keys: Keys, tmp_path: Path, case: str
+    values: Values, keys: Keys, keys_with: KeysWith, case: str
 ) -> None:
-    key, value, expected = VALUES[case]
-    after = keys_with(put(values, key, value), tmp_path / "params.yaml")
-    assert {kind: found.keys() for kind, found in after.items()} == {
-        kind: found.keys() for kind, found in keys.items()
-    }
-    assert again(keys, after).keys() == expected
-    if not expected:
+    key, value, kinds = CASES["values"][case]
+    after = keys_with(put(values, key, value))
+    for kind in keys.keys() | after.keys():
+        assert after[kind].keys() == keys[kind].keys()
+    assert again(keys, after).keys() == kinds_of(kinds)
+    if not kinds:
         assert after == keys
 
 
 @pytest.mark.slow
-def test_what_a_scale_says_counts_and_not_where(values: Values, keys: Keys, tmp_path: Path) -> None:
+def test_what_a_scale_says_counts_and_not_where(
+    values: Values, keys: Keys, keys_with: KeysWith
+) -> None:
     """A scale's name, the values of others, and the place of a value run nothing."""
-    file = tmp_path / "params.yaml"
-    assert keys_with(rename(values, "minutes", "quick"), file) == keys
-    assert keys_with(put(values, "scales.hours", {"pretrain": {"lr": 0.25}}), file) == keys
+    assert keys_with(rename(values, "minutes", "quick")) == keys
+    assert keys_with(put(values, "scales.hours", {"pretrain": {"lr": 0.25}})) == keys
     painters = values["scales"]["minutes"]["painters"]
     moved = put(put(values, "models.vit_micro.painters", painters), "scales.minutes.painters", {})
-    assert keys_with(moved, file) == keys
+    assert keys_with(moved) == keys
 
 
 @pytest.fixture
@@ -263,28 +223,28 @@ def other(stages: Path) -> Iterator[Callable[[Path, str], None]]:
 
 
 def test_other_data_run_everything(
-    values: Values, keys: Keys, tmp_path: Path, other: Callable[[Path, str], None]
+    values: Values, keys: Keys, keys_with: KeysWith, other: Callable[[Path, str], None]
 ) -> None:
     other(DATA / "meta.json", (DATA / "meta.json").read_text().replace("5555", "6666"))
-    assert again(keys, keys_with(values, tmp_path / "params.yaml")).keys() == KINDS
+    assert again(keys, keys_with(values)).keys() == KINDS
 
 
 def test_other_weights_run_what_reads_them(
-    values: Values, jobs: Listed, keys: Keys, tmp_path: Path, other: Callable[[Path, str], None]
+    jobs: Listed, keys: Keys, other: Callable[[Path, str], None]
 ) -> None:
     """Every seed has starting weights of its own, and is averaged with the others all the same."""
     other(starting_weights(0), "others")
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    anew = listed(load(tmp_path / "params.yaml", papers=PAPERS))
-    first = {
-        kind: {title for title in keys[kind] if "seed 0" in title}
-        for kind in ("finetune", "exits", "head")
-    }
-    assert again(keys, keys_of(anew)) == first | {"analysis": {"pretrained seed 0"}}
-    before, after = (
-        [shared(found["finetune"][f"ls seed {seed}"]) for seed in SEEDS] for found in (jobs, anew)
-    )
-    assert before[0] == before[1] != after[0] == after[1]
+    anew = listed(load(papers=PAPERS))
+    expected = {"analysis": {"pretrained seed 0"}}
+    for kind in ("finetune", "exits", "head"):
+        expected[kind] = {title for title in keys[kind] if "seed 0" in title}
+    assert again(keys, keys_of(anew)) == expected
+    records = []
+    for found in (jobs, anew):
+        first, second = (shared(found["finetune"][f"ls seed {seed}"]) for seed in SEEDS)
+        assert first == second
+        records.append(first)
+    assert records[0] != records[1]
 
 
 @pytest.mark.parametrize(
@@ -331,107 +291,22 @@ def kinds_after(before: Keys, after: Keys) -> set[str]:
     }
 
 
-# Edits by name: (file, text that stands there, what replaces it, kinds that run again).
-EDITS: dict[str, tuple[str, str, str, set[str]]] = {
-    "a comment": ("pipeline/training/loop.py", "\ndef ", "\n# said otherwise\ndef ", set()),
-    "a docstring": ("lsvit/routes.py", '"""', '"""Said otherwise. ', set()),
-    "formatting": ("lsvit/routes.py", "\n    return ", "\n\n    return ", set()),
-    "the order of imports": (
-        "pipeline/training/loop.py",
-        "import torch\n",
-        "import torch\nimport json\n",
-        TRAININGS,
-    ),
-    "a message": ("pipeline/training/loop.py", "the loss is not finite", "the loss is nan", set()),
-    "another exception": ("pipeline/training/loop.py", "raise UserError", "raise X", TRAININGS),
-    "a new function": ("lsvit/routes.py", "\ndef ", "\ndef new(): ...\n\n\ndef ", MODELS),
-    "the rule that chooses the epoch": (
-        "pipeline/training/judging.py",
-        "min(reversed(history)",
-        "max(reversed(history)",
-        TRAININGS,
-    ),
-    "a training's loop": (
-        "pipeline/training/loop.py",
-        "optimizer.zero_grad()",
-        "optimizer.zero_grad(set_to_none=False)",
-        TRAININGS,
-    ),
-    "a formula of a profile": (
-        "papers/smoothing/compute/measures.py",
-        "correction=0",
-        "correction=1",
-        {"profiles"},
-    ),
-    "where exits are": (
-        "papers/exits/section.py",
-        "if depth < num_layers]",
-        "if depth <= num_layers]",
-        {"branches", "costs", "some exits"},
-    ),
-    "a sampler": (
-        "lsvit/routes.py",
-        "tuple(rng.permutation(num_layers).tolist())",
-        "tuple(rng.permutation(num_layers)[::-1].tolist())",
-        MODELS,
-    ),
-    "a scheduler": ("papers/nodes/compute/scheduler.py", "MEMORY = 0.5", "MEMORY = 0.6", {"nodes"}),
-    "a way to execute layers": (
-        "papers/painters/compute/strategies.py",
-        "first = (num_layers",
-        "first = 1 + (num_layers",
-        {"painters"},
-    ),
-    "how many FLOPs count": (
-        "pipeline/flops.py",
-        "counter.get_total_flops()",
-        "2 * counter.get_total_flops()",
-        {"branches", "costs", "pruning"},
-    ),
-    "an inversion's step": (
-        "papers/inversion/compute/descent.py",
-        "torch.set_num_threads(1)",
-        "torch.set_num_threads(2)",
-        {"inversion", "class images"},
-    ),
-    "a random stream": (
-        "papers/layershuffle/compute/analysis.py",
-        'generator("analysis"',
-        'generator("another"',
-        {"analysis"},
-    ),
-}
-
-
 def test_a_change_of_the_code_runs_what_it_can_change(source: Path, jobs: Listed) -> None:
     before = codes_of(jobs)
     found = {}
-    for case, (file, old, new, _) in EDITS.items():
+    for case, (file, old, new, _) in CASES["edits"].items():
         text = (source / file).read_text()
         assert old in text, f"{file} has no {old!r} any more: give the test another place to edit"
         (source / file).write_text(text.replace(old, new, 1))
         found[case] = kinds_after(before, codes_of(jobs))
         (source / file).write_text(text)
-    assert found == {case: kinds for case, (*_, kinds) in EDITS.items()}
-
-
-NOT_RUN = [
-    *("papers/*/figures.py", "papers/*/tables.py", "papers/*/measures.py", "papers/*/checks.py"),
-    *("papers/*/compute/plan.py", "papers/*/compute/rows.py", "papers/*/__init__.py"),
-    *("pipeline/report/*.py", "pipeline/tracking/*.py", "pipeline/deploy/*.py"),
-    *(
-        "pipeline/config/[!s]*.py",
-        "pipeline/config/sections.py",
-        "pipeline/errors.py",
-        "pipeline/jobs/[!cf]*.py",
-    ),
-]
+    assert found == {case: kinds_of(kinds) for case, (*_, kinds) in CASES["edits"].items()}
 
 
 def test_what_no_job_runs_runs_nothing(source: Path, jobs: Listed) -> None:
     """Readers, plans, configuration, the tracker, a new file, new fields and sections."""
     before = codes_of(jobs)
-    for pattern in NOT_RUN:
+    for pattern in CASES["not_run"]:
         files = list(source.glob(pattern))
         assert files, pattern
         for file in files:
@@ -444,35 +319,15 @@ def test_what_no_job_runs_runs_nothing(source: Path, jobs: Listed) -> None:
     assert codes_of(jobs) == before
 
 
-# Trainings that augment images, what reads models with losses of theirs; inversions resize images.
-TORCHVISION = {
-    *("some finetune", "some evaluation", "some profiles"),
-    *("smoothing", "inversion", "class images"),
-}
-
-
-LIBRARIES: dict[str, set[str]] = {
-    "torch": MODELS,
-    "timm": MODELS,
-    "numpy": KINDS,
-    "torchvision": TORCHVISION,
-    "scikit-learn": {"analysis", "regression", "passes"},
-    "umap-learn": {"analysis"},
-    "simpy": {"nodes"},
-    "mlflow": set(),
-    "rich": set(),
-}
-
-
 def test_another_version_runs_what_imports_it(
     jobs: Listed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = codes_of(jobs)
     version = identity.version
-    for library, kinds in LIBRARIES.items():
+    for library, kinds in CASES["libraries"].items():
         others = {library: "another"}
         monkeypatch.setattr(identity, "version", lambda name, o=others: o.get(name, version(name)))
-        assert kinds_after(before, codes_of(jobs)) == kinds, library
+        assert kinds_after(before, codes_of(jobs)) == kinds_of(kinds), library
     code_digest.cache_clear()
 
 

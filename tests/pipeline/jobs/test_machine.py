@@ -18,48 +18,14 @@ from pipeline.jobs.machine import (
     group_folders,
     memory_limit,
 )
-from tests.conftest import ROOT
+from tests.conftest import ROOT, cases_of
+
+CASES = cases_of(__file__)
 
 GIB = 2**30
-# Files of control groups -> cores of eight, GiB. "a/b" is the group, "a" is around it.
-GROUPS: dict[str, tuple[dict[str, str], int, float]] = {
-    "none": ({}, 8, 64),
-    "v2 without limits": ({"2/a/b/cpu.max": "max 100000", "2/a/b/memory.max": "max"}, 8, 64),
-    "v2": ({"2/a/b/cpu.max": "200000 100000", "2/a/b/memory.max": f"{GIB}"}, 2, 1),
-    "v2 of a group around": (
-        {"2/a/cpu.max": "300000 100000", "2/a/b/cpu.max": "max 100000"},
-        3,
-        64,
-    ),
-    "v2 the smallest counts": (
-        {"2/a/memory.max": f"{3 * GIB}", "2/a/b/memory.max": f"{5 * GIB}"},
-        8,
-        3,
-    ),
-    "v2 half a core": ({"2/a/b/cpu.max": "50000 100000"}, 1, 64),
-    "v2 one and a half": ({"2/a/b/cpu.max": "150000 100000"}, 2, 64),
-    "v2 more than there are": ({"2/a/b/cpu.max": "9900000 100000"}, 8, 64),
-    "v1": (
-        {"cpu/a/b/cpu.cfs_quota_us": "400000", "cpu/a/b/cpu.cfs_period_us": "100000"}
-        | {"memory/a/b/memory.limit_in_bytes": f"{2 * GIB}"},
-        4,
-        2,
-    ),
-    "v1 without limits": (
-        {"cpu/a/b/cpu.cfs_quota_us": "-1", "cpu/a/b/cpu.cfs_period_us": "100000"}
-        | {"memory/a/b/memory.limit_in_bytes": "9223372036854771712"},
-        8,
-        64,
-    ),
-    "v1 a container's own group as the root": (
-        {"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"},
-        2,
-        64,
-    ),
-}
 
 
-@pytest.mark.parametrize(("files", "cores", "gib"), GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize(("files", "cores", "gib"), CASES["groups"].values(), ids=CASES["groups"])
 def test_limits_of_containers(
     files: dict[str, str],
     cores: int,

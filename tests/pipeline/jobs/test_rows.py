@@ -11,6 +11,7 @@ from papers import PAPERS
 from papers.layershuffle.compute.rows import table_metrics
 from pipeline.config.load import load
 from pipeline.config.params import Params
+from pipeline.files import write_json
 from pipeline.jobs.rows import gather_rows, read_rows, seed_means
 from pipeline.report.evaluations import summarise
 from pipeline.report.results import Results
@@ -69,5 +70,5 @@ def test_such_names_are_legal(params: Params, tmp_path: Path) -> None:
     """What the test above is about can be written in params.yaml."""
     values = json.loads(params.model_dump_json())
     values["variants"] |= {name: {"route": "arbitrary"} for name in (*NAMES, *NUMBERS)}
-    (tmp_path / "params.yaml").write_text(json.dumps(values))
+    write_json(tmp_path / "params.yaml", values)
     assert set(load(tmp_path / "params.yaml", papers=PAPERS).variants) >= {*NAMES, *NUMBERS}

@@ -1,11 +1,11 @@
 """The ledger: rules decide as they say, and a figure changed by hand is found."""
 
-import json
 import math
 import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import yaml
 from scipy.stats import ttest_1samp
 
 from papers import PAPERS
+from pipeline.files import read_json, write_json
 from pipeline.report.claims import Claim
 from pipeline.report.comparison import changes, moved, read_cells, same_cell
 from pipeline.report.evidence import Counts, Evidence, NotComparable, refuse_ceiling
@@ -34,8 +35,9 @@ from pipeline.report.ledger import (
     show,
 )
 from stages import commands
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Printed, cases_of, change_json
 
+CASES = cases_of(__file__)
 RESULTS = ROOT / "results"
 CELLS = sorted((RESULTS / "cells").glob("*/"))
 INF = math.inf
@@ -52,21 +54,7 @@ def judged(values: Any, minus: Any = None, **keys: Any) -> dict[str, Any]:
     return judge_claim(claim, measures, Evidence(RESULTS))
 
 
-@pytest.mark.parametrize(
-    ("values", "verdict"),
-    [
-        ([6, 6.1, 5.9], HOLDS),
-        ([6, 6.1], HOLDS),  # two seeds are enough if they agree
-        ([4.9, 5.1, 5.3], UNDECIDED),  # the interval includes the border of 5
-        ([5, 5, 5], UNDECIDED),  # what lies on a border is not above it
-        ([4, 4.1, 3.9], WEAKER),  # between 2 and 5
-        ([2, 2.1, 1.9], UNDECIDED),  # the interval includes the margin
-        ([2, 2, 2], WEAKER),  # nor is it outside
-        ([-4, -4.1, -3.9], FAILS),
-        ([6], NOT_RUN),
-        ([math.nan, 1], NOT_RUN),
-    ],
-)
+@pytest.mark.parametrize(("values", "verdict"), CASES["verdicts"])
 def test_verdicts(values: list[float], verdict: str) -> None:
     here, elsewhere = {"vit_micro": "small"}, {"vit_b16": "large"}
     entry = judged(values, holds=(5, INF), plausible=(0, INF), reasons=here | elsewhere)
@@ -77,23 +65,7 @@ def test_verdicts(values: list[float], verdict: str) -> None:
     assert (entry["p"] is None) == (verdict == NOT_RUN)
 
 
-@pytest.mark.parametrize(
-    ("values", "keys", "verdict", "reason"),
-    [
-        ([0.3, -0.1, 0.7], {"effect": (9.9, 12.4)}, FAILS, "equivalent within 2 points"),
-        ([0.3, 0.1, 0.2], {}, FAILS, "equivalent within 2 points"),
-        ([0.3, 0.1, 0.2], {"holds": (10, INF), "plausible": (0, INF)}, FAILS, "equivalent"),
-        ([0.3, 0.1, 0.2], {"margin": 0.1}, UNDECIDED, ""),
-        ([0.3, 0.2, 0.25], {"effect": (0.2, 12.4)}, HOLDS, ""),  # it says a sign alone
-        ([0.3, 0.2, 0.25], {"unit": "seconds"}, HOLDS, ""),  # which have no margin
-        ([3.3, 3.1, 3.2], {"effect": (9.9, 12.4)}, HOLDS, ""),
-        ([-0.3, -0.1, -0.2], {"holds": (-INF, 0)}, FAILS, "equivalent within 2 points"),
-        ([-3.3, -3.1, -3.2], {}, FAILS, "the interval lies wholly outside"),
-        ([0.3, 0.1, 0.2], {"holds": (-1, 1)}, HOLDS, ""),  # it says that there is none
-        ([0.06, 0.061, 0.062], {"unit": ""}, HOLDS, ""),
-        ([0.03, 0.031, 0.032], {"unit": ""}, FAILS, "equivalent within 0.05"),
-    ],
-)
+@pytest.mark.parametrize(("values", "keys", "verdict", "reason"), CASES["margins"])
 def test_an_effect_within_the_margin_is_none(
     values: list[float], keys: dict[str, Any], verdict: str, reason: str
 ) -> None:
@@ -102,12 +74,9 @@ def test_an_effect_within_the_margin_is_none(
     assert reason in entry["reason"]
 
 
-@pytest.mark.parametrize(
-    ("effect", "where"),
-    [((4, 5), "below"), ((3, 9), "inside"), ((0, 9), "inside"), ((0, 1), "above"), (None, None)],
-)
+@pytest.mark.parametrize(("effect", "where"), CASES["effects"])
 def test_a_published_effect_lies_inside_the_interval_or_not(effect: Any, where: str | None) -> None:
-    """Of 2.75 to 3.25 here. It is enough that one of the published figures does."""
+    """It is enough that one of the published figures does."""
     assert judged([2.9, 3, 3.1], holds=(0, INF), effect=effect)["effect"] == where
 
 
@@ -133,6 +102,7 @@ def test_each_family_is_corrected_by_itself() -> None:
 
 def test_what_ledgers_decide_differently() -> None:
     def ledger(**verdicts: str) -> dict[str, Any]:
+        """A ledger by the verdicts of its claims."""
         return {"claims": [{"id": name, "verdict": word} for name, word in verdicts.items()]}
 
     here = ledger(a=HOLDS, b=HOLDS, c=UNDECIDED, d=HOLDS, e=NOT_RUN)
@@ -157,24 +127,12 @@ def test_the_other_arguments_give_what_is_subtracted() -> None:
     assert entry["measured"]["values"] == [5, 4.9]
 
 
-@pytest.mark.parametrize(
-    ("holds", "plausible", "middle", "words"),
-    [
-        ((5, INF), None, 0, ("above 5 points", "below 5 points")),
-        ((0, INF), None, 0, ("above 2 points", "below 2 points")),
-        ((-INF, 0), (-INF, 9), 0, ("below -2 points", "above 9 points")),
-        ((-2, 2), (-4, 4), 0, ("between -2 and 2 points", "outside -4 to 4 points")),
-        ((0, INF), None, 60, ("above 60 points", "below 60 points")),
-    ],
-)
-def test_rules_in_words(holds: Any, plausible: Any, middle: float, words: tuple[str, str]) -> None:
+@pytest.mark.parametrize(("holds", "plausible", "middle", "lies", "wholly"), CASES["rules"])
+def test_rules_in_words(holds: Any, plausible: Any, middle: float, lies: str, wholly: str) -> None:
     centre = {"imagenet": {"vit": middle}} if middle else {}
     rule = judged([1.0], holds=holds, plausible=plausible, middle=middle, centre=centre)["rule"]
-    lies, wholly = words
-    expected = (
-        f"holds if the interval of quantity lies {lies}, does not hold if it lies wholly {wholly}"
-    )
-    assert rule == expected
+    start = f"holds if the interval of quantity lies {lies}, "
+    assert rule == start + f"does not hold if it lies wholly {wholly}"
 
 
 def test_a_border_that_nothing_lies_beyond_does_not_blur_a_verdict() -> None:
@@ -235,11 +193,11 @@ def test_an_interval_stays_in_what_is_possible() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", [RESULTS, *CELLS], ids=lambda folder: folder.name)
 def test_a_committed_ledger_is_what_its_files_give(folder: Path) -> None:
-    cell = json.loads((folder / "cell.json").read_text())
+    cell = read_json(folder / "cell.json")
     evidence = Evidence(folder, PAPERS)
     ledger = judge(evidence)
     cells = read_cells(RESULTS / "cells") if folder == RESULTS else None
-    assert json.loads((folder / "claims.json").read_text()) == ledger
+    assert read_json(folder / "claims.json") == ledger
     assert (folder / "claims.md").read_text() == markdown(ledger, evidence.label, cells)
     for entry in ledger["claims"]:
         if entry["verdict"] in (NOT_COMPARABLE, NOT_RUN):
@@ -267,35 +225,42 @@ def verdicts(folder: Path) -> dict[str, str]:
     return {entry["id"]: entry["verdict"] for entry in ledger["claims"]}
 
 
-def rewrite(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame], *names: str) -> None:
-    for name in names:
-        file = folder / f"{name}.csv"
-        change(pd.read_csv(file, dtype={"route": str})).to_csv(file, index=False)
+def rewrite(file: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+    change(pd.read_csv(file, dtype={"route": str})).to_csv(file, index=False)
+
+
+def without_ls(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["variant"] != "ls"]
+
+
+def with_all_layers(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[(rows["keep"] == 12) | rows["variant"].str.startswith("refit")]
+
+
+def at_chance(rows: pd.DataFrame) -> pd.DataFrame:
+    """The baseline, which then has no share of its own accuracy."""
+    rows.loc[rows["variant"] == "baseline", "accuracy"] = 0.1
+    return rows
+
+
+def without_the_trained_order(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["route"] != "0-1-2"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "not_run"),
     [
-        (lambda rows: rows[rows["variant"] != "ls"], ("s4.1.price", "fig1c.only-ls")),
-        (
-            lambda rows: rows[(rows["keep"] == 12) | rows["variant"].str.startswith("refit")],
-            ("fig1c.grows", "fig1b.keep3"),
-        ),
-        (
-            lambda rows: rows.assign(
-                accuracy=rows["accuracy"].where(rows["variant"] != "baseline", 0.1)
-            ),
-            ("s4.1.collapse",),  # a model at chance has no share of its own accuracy
-        ),
-        (lambda rows: rows[rows["route"] != "0-1-2"], ("fig1c.refit3",)),
+        (without_ls, {"s4.1.price", "fig1c.only-ls"}),
+        (with_all_layers, {"fig1c.grows", "fig1b.keep3"}),
+        (at_chance, {"s4.1.collapse"}),
+        (without_the_trained_order, {"fig1c.refit3"}),
     ],
-    ids=["without LS", "with all layers", "at chance", "without the trained order"],
 )
 def test_without_rows_their_claims_are_not_run(
-    changed: Path, change: Any, not_run: tuple[str, ...]
+    changed: Path, change: Any, not_run: set[str]
 ) -> None:
-    rewrite(changed, change, "prune_eval")
+    rewrite(changed / "prune_eval.csv", change)
     after = verdicts(changed)
     assert {after[name] for name in not_run} == {NOT_RUN}
     assert after["fig1b.full"] != NOT_RUN
@@ -305,7 +270,7 @@ def test_without_rows_their_claims_are_not_run(
 def test_one_seed_has_no_verdict(changed: Path) -> None:
     for file in changed.glob("*.csv"):
         if "seed" in file.read_text().splitlines()[0].split(","):
-            rewrite(changed, lambda rows: rows[rows["seed"] == 0], file.stem)
+            rewrite(file, lambda rows: rows[rows["seed"] == 0])
     after = verdicts(changed)
     decided = {name for name, verdict in after.items() if verdict not in (NOT_COMPARABLE, NOT_RUN)}
     assert all(name.startswith("fig4") for name in decided)
@@ -315,17 +280,16 @@ def test_one_seed_has_no_verdict(changed: Path) -> None:
 def test_figures_of_the_papers_cells_are_compared_there(changed: Path) -> None:
     """On one of the paper's cells a row of Table 1 is judged against the figure of that cell."""
     cell = {"dataset": "imagenet", "model": "vit_b16"}
-    names = json.loads((changed / "cell.json").read_text()) | cell | {"scale": "published"}
-    (changed / "cell.json").write_text(json.dumps(names))
-    rewrite(changed, lambda rows: rows.assign(**cell), "prune_eval")
+    change_json(changed / "cell.json", cell | {"scale": "published"})
+    rewrite(changed / "prune_eval.csv", lambda rows: rows.assign(**cell))
     after = verdicts(changed)
     assert after["table1.baseline.arbitrary"] == FAILS  # a micro model is no ViT-B/16
     assert not [name for name in after if name.startswith("exits")]  # their rows are of another
 
 
 def test_ledgers_are_compared() -> None:
-    ledger = json.loads((RESULTS / "claims.json").read_text())
-    other = json.loads(json.dumps(ledger))
+    ledger = read_json(RESULTS / "claims.json")
+    other = deepcopy(ledger)
     assert changes(ledger, other) == []
     assert moved(ledger, other) == ([], [])
     held = next(entry for entry in other["claims"] if entry["verdict"] == HOLDS)
@@ -342,11 +306,11 @@ def test_ledgers_are_compared() -> None:
     assert not same_cell(ledger, other | {"dataset": "another"})
 
 
-def test_the_table_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    ledger = json.loads((RESULTS / "claims.json").read_text())
+def test_the_table_says_why(printed: Printed) -> None:
+    ledger = read_json(RESULTS / "claims.json")
     failed = next(entry for entry in ledger["claims"] if entry["verdict"] == FAILS)
     show(ledger | {"claims": [failed | {"reason": "of stone"}]})
-    assert "of stone" in capsys.readouterr().out
+    assert "of stone" in printed()
 
 
 @pytest.fixture
@@ -405,19 +369,19 @@ def test_a_contradiction_fails_the_check_and_a_marginal_line_does_not(
     """As after a run that went another way: the other ledger said otherwise."""
     file = clone / "results" / "claims.json"
     another = clone / "another.json"
-    ledger = json.loads(file.read_text())
+    ledger = read_json(file)
     first = {entry["verdict"]: entry for entry in reversed(ledger["claims"])}
     fallen, unclear = first[FAILS], first[UNDECIDED]
     fallen["verdict"] = unclear["verdict"] = HOLDS
-    another.write_text(json.dumps(ledger))
+    write_json(another, ledger)
     moved_line = f"moved: {unclear['id']}: undecided, in the other ledger: holds\n"
     error_line = f"error: {fallen['id']}: does not hold, in the other ledger: holds\n"
     assert claims(another) == (1, moved_line + error_line)
-    another.write_text(json.dumps(ledger | {"dataset": "other"}))
+    write_json(another, ledger | {"dataset": "other"})
     code, errors = claims(another)
     assert (code, "found a ledger of other" in errors) == (1, True)
     shutil.copy(file, another)
-    file.write_text(json.dumps(ledger, indent=1) + "\n")
+    write_json(file, ledger)
     code, errors = claims()
     assert code == 1
     assert "not what the result files give" in errors

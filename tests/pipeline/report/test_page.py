@@ -17,11 +17,12 @@ from PIL.PngImagePlugin import PngInfo
 
 from papers import PAPERS
 from pipeline.config.load import load
+from pipeline.files import read_json
 from pipeline.report.charts import GRID
 from pipeline.report.numbers import number
 from pipeline.report.page import Report
 from pipeline.report.results import Results
-from tests.conftest import ALL_CLAIMS, ROOT
+from tests.conftest import ALL_CLAIMS, ROOT, change_json
 from tests.pipeline.report.conftest import complaints_and_requests
 
 pytestmark = pytest.mark.slow
@@ -61,6 +62,7 @@ def test_every_number_is_the_files(page: Path) -> None:
 
 
 def test_the_committed_page_is_that_of_the_committed_results(page: Path) -> None:
+    """The same bytes, made by another process."""
     assert (ROOT / "results/report.html").read_text() == page.read_text()
 
 
@@ -91,8 +93,7 @@ def test_one_seed_has_no_spread(copied: Path) -> None:
     ):
         rows = pd.read_csv(copied / name)
         rows.assign(std=None).to_csv(copied / name, index=False)
-    cell = json.loads((copied / "cell.json").read_text()) | {"seeds": [0]}
-    (copied / "cell.json").write_text(json.dumps(cell))
+    change_json(copied / "cell.json", {"seeds": [0]})
     (copied / "shuffle.json").write_text("{}")  # as where the model is a large one
     text = Report(Results(copied, PAPERS)).html()
     sections = re.findall(r'<section id="shuffle">\s*<p[^>]*>[^<]+</p>\s*</section>', text)
@@ -105,11 +106,9 @@ def test_one_seed_has_no_spread(copied: Path) -> None:
 
 
 def test_it_is_one_small_file_that_asks_for_nothing(page: Path) -> None:
-    """And is the same bytes again."""
     text = page.read_text()
     assert len(text.encode()) < 5_000_000
     assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", text)
-    assert text == Report(Results(Path("results"), PAPERS), load(papers=PAPERS)).html()
     assert all(f'id="claim-{claim.id}"' in text for claim in ALL_CLAIMS)
 
 
@@ -190,7 +189,7 @@ def test_filters_links_and_the_way_back(opened: Any) -> None:
             for each in opened.find_elements("css selector", "details.claim:not([hidden])")
         ]
 
-    ledger = json.loads((ROOT / "results/claims.json").read_text())["claims"]
+    ledger = read_json(ROOT / "results/claims.json")["claims"]
     assert count() == f"{len(ledger)} of {len(ledger)}"
     holds = {entry["id"] for entry in ledger if entry["verdict"] == "holds"}
     claims = sorted(ALL_CLAIMS, key=lambda claim: claim.own)  # our own questions come last

@@ -50,7 +50,7 @@ def written(params: Params, **changes: Any) -> dict[str, Any]:
     values["variants"] |= changes.pop("variants", {})
     values["variants"].pop(changes.pop("without", None), None)
     values["models"]["vit_micro"]["kwargs"] |= changes.pop("kwargs", {})
-    Path("params.yaml").write_text(json.dumps(values | changes))
+    write_json(Path("params.yaml"), values | changes)
     plan = Evaluations(parse("params.yaml", papers=PAPERS))
     write_live_models(plan, Path("shuffle.json"))
     return read_json(Path("shuffle.json"))

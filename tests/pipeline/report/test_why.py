@@ -8,17 +8,14 @@ import pytest
 
 from papers import PAPERS
 from pipeline.declared import stage_results
-from pipeline.errors import UserError
 from pipeline.report.numbers import number
 from pipeline.report.why import TEMPLATES, why
-from tests.conftest import ROOT
+from tests.conftest import ROOT, cases_of, refused
+
+CASES = cases_of(__file__)
 
 
-@pytest.fixture(autouse=True)
-def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-
-
+pytestmark = pytest.mark.usefixtures("in_root")
 LEDGER = {
     "dataset": "x",
     "claims": [{"id": "a", "measured": {"mean": 1.5, "low": -1.0}}, {"id": "b", "measured": None}],
@@ -37,74 +34,30 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["rows.csv", "variant=ls", "100*accuracy", ".1f"], "37.5"),
-        (["rows.csv", "variant=NA", "accuracy", ".2f"], "0.90"),
-        (["claims.json", "id=a", "-low", ".0f"], "1"),
-        (["machines.json#rows", "way=x", "ratio", ".1f"], "3.0"),
-        (["named.json#checks", "ratio.max()", ".0f"], "3"),
-        (["one.json", "`images.train`/cores", ".1f"], "4.5"),
-        (["epochs.csv", "100*`a/b`.groupby(seed).last()", ".1f"], "35.0"),
-    ],
-)
+@pytest.mark.parametrize(("words", "expected"), CASES["numbers"])
 def test_a_number_is_the_mean_over_its_rows(words: list[str], expected: str) -> None:
     assert number(words, FILES.__getitem__, PAPERS) == expected
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["rows.csv", "varant=ls", "accuracy", ".1f"],
-        ["rows.csv", "variant=x", "accuracy", ".1f"],
-        ["rows.csv", "acuracy", ".1f"],
-        ["rows.csv", "accuracy", ".1q"],
-        ["torn.csv", "accuracy", ".1f"],
-        ["quoted.csv", "accuracy", ".1f"],
-        ["torn.json", "accuracy", ".1f"],
-    ],
-)
+@pytest.mark.parametrize("words", CASES["no_number"])
 def test_no_such_number(words: list[str]) -> None:
-    with pytest.raises(UserError, match=words[0]):
+    with refused(words[0]):
         number(words, FILES.__getitem__, PAPERS)
 
 
-def test_damaged_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "results").mkdir()
+def test_damaged_files_are_named(here: Path) -> None:
+    (here / "results").mkdir()
     for name in ("dvc.yaml", "dvc.lock", "results/table1.md"):
-        (tmp_path / name).write_text((ROOT / name).read_text())
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"results/cell\.json: cannot be read"):
+        (here / name).write_text((ROOT / name).read_text())
+    with refused(r"results/cell\.json: cannot be read"):
         why("table1", PAPERS)
     for text in ("{", "[]", "{}", '{"claims": [1]}'):
-        (tmp_path / "results/claims.json").write_text(text)
-        with pytest.raises(UserError, match=r"results/claims\.json: cannot be read"):
+        (here / "results/claims.json").write_text(text)
+        with refused(r"results/claims\.json: cannot be read"):
             why("fig4a", PAPERS)
 
 
-@pytest.mark.parametrize(
-    ("target", "conditions", "words"),
-    [
-        # A claim: the entry, and the file that its measure reads, with the stage that wrote it
-        ("latin.arbitrary", [], ("verdict: holds", "prune_eval.csv: stage prune-eval", "0, 1, 2")),
-        ("fig4a", [], ("results/analysis.json: stage analysis",)),
-        ("figure_1c", [], ("results/figures/figure_1c.png: stage paper-figures",)),
-        ("table1", [], ("results/table1.md: stage paper-figures",)),
-        (
-            "samplers.csv",
-            ["variant=baseline", "sampler=fix_first 1"],
-            ("results/samplers.csv: 5 rows",),
-        ),
-        ("table1.csv", ["variant=ls", "100*mean", ".2f"], ("mean over the rows of 100*mean",)),
-        ("results/grid.md", [], ("no stage of dvc.yaml writes it",)),
-        (
-            "results/cells/fashion_mnist_10k_vit_micro_hours/table1.md",
-            [],
-            ("-S scale=hours", "how         results/cells"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("target", "conditions", "words"), CASES["why"])
 def test_why(target: str, conditions: list[str], words: tuple[str, ...]) -> None:
     text = "\n".join(why(target, PAPERS, conditions))
     assert all(word in text for word in words), text
@@ -121,7 +74,7 @@ def test_why(target: str, conditions: list[str], words: tuple[str, ...]) -> None
     ],
 )
 def test_why_nothing(target: str, conditions: list[str]) -> None:
-    with pytest.raises(UserError, match=target):
+    with refused(target):
         why(target, PAPERS, conditions)
 
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ import pytest
 
 from papers import PAPERS
 from pipeline.errors import UserError
-from pipeline.jobs.configs import TrainConfig
+from pipeline.files import read_json, write_json
 from pipeline.jobs.job import Job
 from pipeline.jobs.run import run
 from pipeline.tracking import store
@@ -28,15 +28,13 @@ from pipeline.tracking.runs import Tracker, summarise
 from pipeline.tracking.store import DATABASE
 from pipeline.tracking.sync import sync
 from pipeline.training.gather import gather_trainings
-from tests.conftest import ROOT
-from tests.pipeline.jobs.test_pool import jobs as jobs_of
+from tests.conftest import ROOT, TrainJobs, refused
 from tests.test_corrupt import DAMAGES
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-Config = Callable[..., TrainConfig]
 pytestmark = pytest.mark.filterwarnings("default")  # mlflow's own dependencies warn
 CELL = "layershuffle/bars/pico/smoke"
 VARIANT = Path("outs/finetune/test")
@@ -92,15 +90,13 @@ def server(
 
 
 @pytest.fixture(scope="module")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, train_config: Config, prepared: Path
-) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, train_jobs: TrainJobs) -> Path:
     """A root with one finished variant of two seeds, and results."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("DVC_ROOT", str(folder))
-        jobs = jobs_of(train_config, prepared, [0, 1])
+        jobs = train_jobs(0, 1)
         run(jobs, "cpu")
         gather_trainings(dict(enumerate(jobs)), VARIANT)
     shutil.copy(ROOT / "dvc.yaml", folder)  # says which results are whose
@@ -109,7 +105,7 @@ def finished(
         json.dumps({"dataset": "bars", "model": "pico", "scale": "smoke"})
     )
     (folder / "outs/params").mkdir()
-    (folder / "outs/params/model.json").write_text(json.dumps(["pico", "smoke", {}]))
+    write_json(folder / "outs/params/model.json", ["pico", "smoke", {}])
     (folder / "results/metrics.json").write_text(
         json.dumps({"test": {"arbitrary": {"accuracy": 0.5}}})
     )
@@ -136,13 +132,13 @@ def local(workspace: Path, fresh: tuple[list[int], Path]) -> str:
 
 
 @pytest.fixture
-def jobs(workspace: Path, train_config: Config, prepared: Path) -> list[Job]:
+def jobs(workspace: Path, train_jobs: TrainJobs) -> list[Job]:
     """The trainings that have finished there."""
-    return jobs_of(train_config, prepared, [0, 1])
+    return train_jobs(0, 1)
 
 
 def history_of(job: Job) -> list[dict[str, float]]:
-    return json.loads((job.folder / "history.json").read_text())
+    return read_json(job.folder / "history.json", list)
 
 
 def client_of(uri: str) -> "MlflowClient":
@@ -189,12 +185,12 @@ def check_store(uri: str, live: bool = True) -> None:
     assert child.data.params["data_sha256"].startswith(read.dataset.digest)
     assert child.data.params["options.lr"] == "0.003"
     curve = client.get_metric_history(child.info.run_id, "validation/arbitrary/accuracy")
-    history = json.loads((VARIANT / "seed_0/history.json").read_text())
+    history = read_json(VARIANT / "seed_0/history.json", list)
     expected = [(row["epoch"], row["validation/arbitrary/accuracy"]) for row in history]
     assert [(metric.step, metric.value) for metric in curve] == expected
     names = {file.path for file in client.list_artifacts(child.info.run_id)}
     assert names == {file.name for file in (VARIANT / "seed_0").iterdir()}
-    finals = [json.loads((VARIANT / f"seed_{seed}/final.json").read_text()) for seed in (0, 1)]
+    finals = [read_json(VARIANT / f"seed_{seed}/final.json") for seed in (0, 1)]
     summary = {key: parent.data.metrics[key] for key in summarise(finals)}
     assert summary == pytest.approx(summarise(finals))
     assert child.data.metrics.items() >= {f"final/{k}": v for k, v in finals[0].items()}.items()
@@ -230,7 +226,7 @@ def test_local_store(workspace: Path, local: str, jobs: list[Job]) -> None:
     assert (workspace / "mlartifacts" / "layershuffle-bars-pico-smoke").is_dir()
     assert not any(tracker.recorded for tracker in log_everything(jobs))
     check_store(local)
-    Path("outs/params/model.json").write_text(json.dumps(["pico", "hours", {}]))
+    write_json(Path("outs/params/model.json"), ["pico", "hours", {}])
     assert sync(PAPERS) == 2  # the results are of the other scale still
     assert set(runs(local, "hours")) == {"test", "test seed 0", "test seed 1"}
     check_store(local)
@@ -304,13 +300,9 @@ stage.train(pickle.loads(Path("jobs").read_bytes()), 1)
 
 
 @pytest.mark.slow
-def test_a_stage_that_is_terminated(
-    workspace: Path, local: str, train_config: Config, prepared: Path
-) -> None:
+def test_a_stage_that_is_terminated(workspace: Path, local: str, train_jobs: TrainJobs) -> None:
     """A real process: its trainings end as KILLED, itself by the signal, its workers with it."""
-    (workspace / "jobs").write_bytes(
-        pickle.dumps(jobs_of(train_config, prepared, [0], epochs=100_000))
-    )
+    (workspace / "jobs").write_bytes(pickle.dumps(train_jobs(0, epochs=100_000)))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", TRAIN], cwd=workspace, env=environment, stdout=subprocess.PIPE
@@ -356,7 +348,7 @@ def test_store_that_is_down(
     err = capsys.readouterr().err
     assert err.count("warning: MLflow") == 1
     assert "lsvit track sync" in err
-    with pytest.raises(UserError, match="cannot be filled"):
+    with refused("cannot be filled"):
         sync(PAPERS)
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert sync(PAPERS) == 3
@@ -392,11 +384,11 @@ def test_store_that_dies_during_a_training(
 
 def test_nothing_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="no finished training found"):
+    with refused("no finished training found"):
         sync(PAPERS)
     (training := tmp_path / "outs/finetune/ls/seed_0").mkdir(parents=True)
     (training / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="or no outs/params/"):  # nothing says at what scale
+    with refused("or no outs/params/"):  # nothing says at what scale
         sync(PAPERS)
 
 
@@ -430,7 +422,7 @@ def test_a_damaged_store_is_one_line(
     assert tracker.failed == (damage != "link to itself")
     assert said.count("\n") == said.count("warning: MLflow at") == tracker.failed
     if tracker.failed:
-        with pytest.raises(UserError, match=r"^MLflow at .* cannot be filled$"):
+        with refused(r"^MLflow at .* cannot be filled$"):
             sync(PAPERS, workspace)
 
 
@@ -469,7 +461,7 @@ def test_addresses_that_cannot_log_are_refused_with_the_whole_reason(
     address: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(store.VARIABLE, address)
-    with pytest.raises(UserError, match=f"^{store.VARIABLE}: found .*{hint}.*accepted: sqlite"):
+    with refused(f"^{store.VARIABLE}: found .*{hint}.*accepted: sqlite"):
         store.check_store(tmp_path)
 
 

@@ -12,7 +12,6 @@ import torch
 from lsvit.routes import OneRoute, arbitrary, generator, per_sample
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN, Encode, Position, Predict, Variant
-from pipeline.errors import UserError
 from pipeline.jobs.configs import TrainConfig
 from pipeline.models.weights import build
 from pipeline.training import devices
@@ -20,6 +19,7 @@ from pipeline.training.devices import Execution, compile_blocks, settle
 from pipeline.training.loop import make_step
 from pipeline.training.objectives import Batch, ClassLoss
 from pipeline.training.step import TrainingStep
+from tests.conftest import refused
 from tests.pipeline.training.test_loop import run
 
 CPU = torch.device("cpu")
@@ -55,9 +55,7 @@ def test_auto_goes_by_width_and_processor(
 
 
 def test_a_precision_that_the_processor_lacks() -> None:
-    with pytest.raises(
-        UserError, match="precision: found 'tf32', accepted on a CPU: auto, fp32, bf16, fp16"
-    ):
+    with refused("precision: found 'tf32', accepted on a CPU: auto, fp32, bf16, fp16"):
         settle(CPU, 768, "tf32")
 
 

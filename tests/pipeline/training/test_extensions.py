@@ -1,6 +1,5 @@
 """A paper's key of variants: what its extension adds to a model and its training."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from lsvit.weights import save_weights
 from pipeline.config.paper import Paper, VariantKey
 from pipeline.config.variant import variant_class
 from pipeline.data.splits import Split
+from pipeline.files import read_json
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import HISTORY, WEIGHTS
 from pipeline.models.extensions import Extension, extensions_of
@@ -81,7 +81,7 @@ def test_a_paper_with_a_loss_edits_no_file_of_the_pipeline(
         update={"variant": Variant(route="arbitrary", extra=0.5)}
     )
     train(config, prepared, None, tmp_path, lambda event: None)
-    history = json.loads((tmp_path / HISTORY).read_text())
+    history = read_json(tmp_path / HISTORY, list)
     for row in history:
         assert row["train/noted"] == pytest.approx(7)
         expected = row["train/class_loss"] + 0.5 * row["train/extra_loss"]

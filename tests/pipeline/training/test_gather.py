@@ -2,9 +2,7 @@
 whenever it was done.
 """
 
-import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,34 +10,26 @@ from typing import Annotated
 import pytest
 
 from pipeline.config.types import Added
+from pipeline.files import read_json
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import CONFIG, FINAL, HISTORY, TABLE, WEIGHTS
-from pipeline.jobs.job import TRAIN, Job, call
+from pipeline.jobs.job import Job, call
 from pipeline.training.gather import gather_trainings
-
-Config = Callable[..., TrainConfig]
+from tests.conftest import TrainJobs
 
 
 @pytest.fixture
-def jobs(
-    train_config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> dict[int, Job]:
+def jobs(train_jobs: TrainJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Job]:
     """Two seeds of a variant named "first_name"."""
     monkeypatch.setenv("DVC_ROOT", str(tmp_path / "root"))
-    configs = {
-        s: train_config(seed=s, epochs=1).model_copy(update={"title": "first_name"}) for s in (0, 1)
-    }
-    return {
-        s: Job(f"first_name seed {s}", TRAIN, c, {"data": prepared, "weights": None})
-        for s, c in configs.items()
-    }
+    jobs = train_jobs(0, 1, epochs=1)
+    return {seed: renamed(job, "first_name") for seed, job in enumerate(jobs)}
 
 
 def renamed(job: Job, title: str) -> Job:
     """The job of a variant with another name."""
-    return replace(
-        job, title=f"{title} seed", config=job.config.model_copy(update={"title": title})
-    )
+    config = job.config.model_copy(update={"title": title})
+    return replace(job, title=f"{title} seed", config=config)
 
 
 def train(jobs: dict[int, Job]) -> None:
@@ -100,7 +90,7 @@ def test_what_is_kept_holds_no_key_no_title_and_no_time(
             assert not re.search(rb"seconds|20\d\d-\d\d|\d\d:\d\d", kept), name
     header = (tmp_path / "out" / TABLE).read_text().splitlines()[0].split(",")
     assert header[:2] == ["seed", "epoch"]
-    assert json.loads((tmp_path / "out" / "seed_1" / CONFIG).read_text())["seed"] == 1
+    assert read_json(tmp_path / "out" / "seed_1" / CONFIG)["seed"] == 1
 
 
 class LaterConfig(TrainConfig):

@@ -1,6 +1,5 @@
 """A kill at any write of a training: what the next run leaves is what its history describes."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from lsvit.weights import save_weights
 from pipeline.config.datasets import DatasetPreset
 from pipeline.data.prepare import prepare
+from pipeline.files import read_json
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import HISTORY, Row, sha256, weights_file
 from pipeline.training import loop
@@ -133,7 +133,7 @@ def test_the_kept_weights_are_of_the_epoch_that_the_history_says(
                     run(config.model_copy(update={"seed": 1}), data, folder)  # other batches
                 else:
                     break
-        history: list[Row] = json.loads((folder / HISTORY).read_text())
+        history: list[Row] = read_json(folder / HISTORY, list)
         for judge in JUDGES:
             least = min(row[f"{judge}/arbitrary/loss"] for row in history)
             assert sha256(folder / weights_file(judge)) == made[judge, least], (files, judge)

@@ -1,7 +1,7 @@
 """The training loop: deterministic, resumable bit for bit, and doing what the variant says."""
 
-import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -15,7 +15,7 @@ from lsvit.routes import OneRoute
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.sections import Optimisation
 from pipeline.data.prepare import prepare
-from pipeline.errors import UserError
+from pipeline.files import read_json
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import (
     FINAL,
@@ -41,11 +41,15 @@ from pipeline.training.loop import (
 from pipeline.training.optimisation import make_optimizer, make_scheduler, stops
 from pipeline.training.scoring import batches_along
 from pipeline.training.step import count_passes
+from tests.conftest import cases_of, refused
+
+CASES = cases_of(__file__)
 
 Config = Callable[..., TrainConfig]
+TrainIn = Callable[..., list[Row]]
 
 
-PARTS = {"encode": {"dropout": 0.1}, "predict": {}}
+PARTS = CASES["resumed"]["position with dropout"]["position"]
 
 
 class Killed(Exception):
@@ -53,6 +57,7 @@ class Killed(Exception):
 
 
 def run(config: TrainConfig, data: Path, folder: Path, stop_after: int | None = None) -> list[Row]:
+    """Train in a folder until the end, or until so many epochs were reported. Returns the rows."""
     folder.mkdir(exist_ok=True)
     seen: list[Row] = []
 
@@ -63,8 +68,33 @@ def run(config: TrainConfig, data: Path, folder: Path, stop_after: int | None = 
         if len(seen) == stop_after:
             raise Killed
 
-    train(config, data, None, folder, report)
+    with pytest.raises(Killed) if stop_after else nullcontext():
+        train(config, data, None, folder, report)
     return seen
+
+
+@pytest.fixture
+def train_in(train_config: Config, prepared: Path, tmp_path: Path) -> TrainIn:
+    """:func:`run` in a folder of this name, with these keys of a configuration."""
+
+    def make(name: str = "run", stop_after: int | None = None, **changes: Any) -> list[Row]:
+        return run(train_config(**changes), prepared, tmp_path / name, stop_after)
+
+    return make
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where trainings without a name of their own run."""
+    return tmp_path / "run"
+
+
+def history_of(folder: Path) -> list[Row]:
+    return read_json(folder / HISTORY, list)
+
+
+def checkpoint_of(folder: Path) -> dict[str, Any]:
+    return torch.load(folder / CHECKPOINT, weights_only=True)
 
 
 def outcome(folder: Path) -> tuple[str, str]:
@@ -72,90 +102,60 @@ def outcome(folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"route": "sequential", "schedule": "linear", "optimizer": "adamw"},
-        {"position": PARTS, "schedule": "one_cycle"},
-        {"route": {"fix_first": 1}, "per": "sample"},
-        {"position": PARTS, "per": "latin", "micro_batch_size": 5},
-        {"precision": "fp16", "clip": 1.0},
-        {"route": "side_by_side"},
-        {"route": {"swap": 3, "schedule": "growing"}, "teacher": "original"},
-    ],
-    ids=[
-        "ls",
-        "sequential",
-        "position with dropout",
-        "an order a sample",
-        "latin",
-        "fp16",
-        "floor",
-        "growing disorder and both orders",
-    ],
-)
+@pytest.mark.parametrize("case", CASES["resumed"])
 def test_resumed_training_equals_an_undisturbed_one(
-    train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any]
+    case: str, train_in: TrainIn, tmp_path: Path
 ) -> None:
-    config = train_config(**changes)
-    run(config, prepared, tmp_path / "whole")
+    changes = CASES["resumed"][case]
+    train_in("whole", **changes)
     for stop_after in (1, 2):
-        folder = tmp_path / f"stopped_{stop_after}"
-        with pytest.raises(Killed):
-            run(config, prepared, folder, stop_after)
-        assert (folder / CHECKPOINT).exists()
+        name = f"stopped_{stop_after}"
+        train_in(name, stop_after, **changes)
+        assert (tmp_path / name / CHECKPOINT).exists()
         torch.rand(5)  # a generator in another state must not matter
-        assert len(run(config, prepared, folder)) == 3 - stop_after
-        assert outcome(folder) == outcome(tmp_path / "whole")
-        assert not (folder / CHECKPOINT).exists()
+        assert len(train_in(name, **changes)) == 3 - stop_after
+        assert outcome(tmp_path / name) == outcome(tmp_path / "whole")
+        assert not (tmp_path / name / CHECKPOINT).exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("per", ["batch", "latin"])
-def test_training_learns(train_config: Config, prepared: Path, tmp_path: Path, per: str) -> None:
-    config = train_config(position={"predict": {}}, epochs=30, lr=0.01, per=per)
-    last = run(config, prepared, tmp_path)[-1]
+def test_training_learns(train_in: TrainIn, per: str) -> None:
+    last = train_in(position={"predict": {}}, epochs=30, lr=0.01, per=per)[-1]
     assert last["validation/arbitrary/accuracy"] > 0.5  # chance 0.1
     assert last["validation/arbitrary/position_accuracy"] > 0.4  # chance 0.25
     total = last["train/class_loss"] + last["train/position_loss"]
     assert last["train/loss"] == pytest.approx(total, rel=1e-5)
 
 
-def test_kept_weights_are_the_lowest_validation_losss(
-    train_config: Config, prepared: Path, tmp_path: Path
-) -> None:
+def test_kept_weights_are_the_lowest_validation_losss(train_in: TrainIn, folder: Path) -> None:
     """With a huge last learning rate the best epoch is not the last one."""
-    with pytest.raises(Killed):
-        run(train_config(), prepared, tmp_path, stop_after=2)
-    before = sha256(tmp_path / WEIGHTS)
-    state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    train_in(stop_after=2)
+    before = sha256(folder / WEIGHTS)
+    state = checkpoint_of(folder)
     state["optimizer"]["param_groups"][0]["lr"] = 30.0
     state["scheduler"] |= {"base_lrs": [30.0], "_last_lr": [30.0]}
-    torch.save(state, tmp_path / CHECKPOINT)
-    run(train_config(), prepared, tmp_path)
-    history = json.loads((tmp_path / HISTORY).read_text())
+    torch.save(state, folder / CHECKPOINT)
+    train_in()
+    history = history_of(folder)
     assert history[2]["validation/arbitrary/loss"] > history[1]["validation/arbitrary/loss"]
-    assert sha256(tmp_path / WEIGHTS) == before
+    assert sha256(folder / WEIGHTS) == before
     assert kept_epoch(history, "arbitrary") in history[:2]
 
 
-def test_position_weight_zero_equals_no_prediction(
-    train_config: Config, prepared: Path, tmp_path: Path
-) -> None:
-    losses = []
-    for name, keys in (("zero", {"position": {"predict": {}}, "position_weight": 0.0}), ("no", {})):
-        rows = run(train_config(**keys), prepared, tmp_path / name)
-        losses.append([(row["train/loss"], row["validation/arbitrary/loss"]) for row in rows])
-    assert losses[0] == losses[1]
+def test_position_weight_zero_equals_no_prediction(train_in: TrainIn) -> None:
+    zero = train_in("zero", position={"predict": {}}, position_weight=0.0)
+    without = train_in("without")
+    for key in ("train/loss", "validation/arbitrary/loss"):
+        assert [row[key] for row in zero] == [row[key] for row in without]
 
 
 def test_position_losses() -> None:
     """The sum over depths of the mean over images: the class is the depth."""
-    logits = [torch.randn(3, 4), torch.randn(3, 4)]
-    expected = -(logits[0].log_softmax(-1)[:, 0] + logits[1].log_softmax(-1)[:, 1]).mean()
-    assert torch.isclose(position_loss(logits), expected)
-    sure = [torch.eye(4)[[t, t, 3]] for t in range(2)]
+    first, second = torch.randn(2, 3, 4)
+    expected = -(first.log_softmax(-1)[:, 0] + second.log_softmax(-1)[:, 1]).mean()
+    assert torch.isclose(position_loss([first, second]), expected)
+    sure = [torch.eye(4)[[0, 0, 3]], torch.eye(4)[[1, 1, 3]]]
     assert torch.isclose(position_hits(sure), torch.tensor(2 / 3))
 
 
@@ -270,25 +270,22 @@ def test_gradients_are_clipped_as_a_whole(
     assert norm == pytest.approx(free.norm().item(), rel=0.02)
 
 
-def test_fp16_scales_its_loss(train_config: Config, prepared: Path, tmp_path: Path) -> None:
+def test_fp16_scales_its_loss(train_in: TrainIn, folder: Path) -> None:
     """Steps whose gradients overflow are left out and lower the scale, which a checkpoint holds."""
-    config = train_config(precision="fp16")
-    with pytest.raises(Killed):
-        run(config, prepared, tmp_path, stop_after=1)
-    state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    train_in(stop_after=1, precision="fp16")
+    state = checkpoint_of(folder)
     assert state["scaler"]["_growth_tracker"] == 3  # of 3 steps
     state["scaler"]["scale"] = 2.0**40
-    torch.save(state, tmp_path / CHECKPOINT)
-    with pytest.raises(Killed):
-        run(config, prepared, tmp_path, stop_after=1)
-    after = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    torch.save(state, folder / CHECKPOINT)
+    train_in(stop_after=1, precision="fp16")
+    after = checkpoint_of(folder)
     assert after["scaler"]["scale"] == 2.0**37
-    assert all(torch.equal(after["model"][name], weight) for name, weight in state["model"].items())
+    torch.testing.assert_close(after["model"], state["model"], rtol=0, atol=0)
 
 
-def test_refit_trains_k_layers_alone(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    run(train_config(route="sequential", layers=2, epochs=1), prepared, tmp_path)
-    blocks = [name for name in load_file(tmp_path / WEIGHTS) if name.startswith("blocks.")]
+def test_refit_trains_k_layers_alone(train_in: TrainIn, folder: Path) -> None:
+    train_in(route="sequential", layers=2, epochs=1)
+    blocks = [name for name in load_file(folder / WEIGHTS) if name.startswith("blocks.")]
     assert {name.split(".")[1] for name in blocks} == {"0", "1"}
 
 
@@ -300,19 +297,16 @@ def test_refit_trains_k_layers_alone(train_config: Config, prepared: Path, tmp_p
     ],
 )
 def test_divergence_and_too_large_batches_are_one_line(
-    train_config: Config, prepared: Path, tmp_path: Path, changes: dict[str, Any], message: str
+    train_in: TrainIn, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UserError, match=message):
-        run(train_config(**changes), prepared, tmp_path)
+    with refused(message):
+        train_in(**changes)
 
 
 # ---- memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("batch", "world", "micro", "passes"),
-    [(32, 1, None, 1), (32, 1, 5, 7), (31, 2, 5, 4), (3, 2, 1, 1), (4, 2, 1, 2)],
-)
+@pytest.mark.parametrize(("batch", "world", "micro", "passes"), CASES["passes"])
 def test_every_process_makes_as_many_passes(
     train_config: Config, batch: int, world: int, micro: int | None, passes: int
 ) -> None:
@@ -321,15 +315,10 @@ def test_every_process_makes_as_many_passes(
     assert count_passes(options, world) == passes
 
 
-def test_checkpointing_draws_the_same_dropout_again(
-    train_config: Config, prepared: Path, tmp_path: Path
-) -> None:
-    outcomes = set()
-    for checkpointing in (False, True):
-        config = train_config(position=PARTS, epochs=1, checkpointing=checkpointing)
-        run(config, prepared, tmp_path / str(checkpointing))
-        outcomes.add(outcome(tmp_path / str(checkpointing)))
-    assert len(outcomes) == 1
+def test_checkpointing_draws_the_same_dropout_again(train_in: TrainIn, tmp_path: Path) -> None:
+    train_in("plain", position=PARTS, epochs=1)
+    train_in("checkpointed", position=PARTS, epochs=1, checkpointing=True)
+    assert outcome(tmp_path / "checkpointed") == outcome(tmp_path / "plain")
 
 
 @pytest.mark.slow
@@ -351,7 +340,7 @@ def test_two_protocols_keep_two_epochs(
         opened = open_run(config, data, job.folder / weights_file(judge), lambda event: None)
         assert validate(opened, judge, ["arbitrary"])[metric] == pytest.approx(least, rel=1e-6)
     gather_trainings({0: job}, tmp_path / "out")
-    final = json.loads((tmp_path / "out" / "seed_0" / FINAL).read_text())
+    final = read_json(tmp_path / "out" / "seed_0" / FINAL)
     assert final["arbitrary/loss"] == min(row["validation/arbitrary/loss"] for row in history)
     files = {path.name for path in (tmp_path / "out" / "seed_0").glob("weights*")}
     assert files == {"weights.safetensors", "weights_heldout.safetensors"}
@@ -359,49 +348,48 @@ def test_two_protocols_keep_two_epochs(
 
 
 def test_seeds_give_different_runs_and_the_same_seed_the_same(
-    train_config: Config, prepared: Path, tmp_path: Path
+    train_in: TrainIn, tmp_path: Path
 ) -> None:
     outcomes = []
-    for i, seed in enumerate((0, 1, 2, 0)):
-        run(train_config(seed=seed, epochs=1), prepared, tmp_path / str(i))
-        outcomes.append(outcome(tmp_path / str(i)))
+    for name, seed in {"a": 0, "b": 1, "c": 2, "again": 0}.items():
+        train_in(name, seed=seed, epochs=1)
+        outcomes.append(outcome(tmp_path / name))
     assert len(set(outcomes)) == 3
     assert outcomes[0] == outcomes[3]
 
 
 def test_images_with_routes_of_their_own_come_batch_by_batch() -> None:
     """With one route where all images of a batch share it, be it a single image."""
+    split: Any = Mock(take=lambda rows: (rows, rows))
     routes = torch.tensor([[0, 1], [0, 1], [1, 0], [0, 1], [1, 0]])
-    batches = list(batches_along(Mock(take=lambda rows: (rows, rows)), torch.arange(5), routes, 2))
-    assert [images.tolist() for _, images, *_ in batches] == [[0, 1], [2, 3], [4]]
-    assert (batches[0][-1], batches[2][-1]) == ((0, 1), (1, 0))
-    assert torch.as_tensor(batches[1][-1]).tolist() == [[1, 0], [0, 1]]
+    indices = []
+    drawn = []
+    for _, images, *_, route in batches_along(split, torch.arange(5), routes, 2):
+        indices.append(images.tolist())
+        drawn.append(torch.as_tensor(route).tolist())
+    assert indices == [[0, 1], [2, 3], [4]]
+    assert drawn == [[0, 1], [[1, 0], [0, 1]], [1, 0]]
 
 
 @pytest.mark.parametrize("schedule", ["linear", "one_cycle", "cosine"])
 def test_a_training_follows_its_schedule(
-    train_config: Config, prepared: Path, tmp_path: Path, schedule: str
+    train_in: TrainIn, train_config: Config, folder: Path, schedule: str
 ) -> None:
     """The rate at the start of each epoch is that of as many steps, also when it goes on after a
     stop.
     """
-    config = train_config(schedule=schedule, epochs=4, batch_size=40, warmup_epochs=2)
-    with pytest.raises(Killed):
-        run(config, prepared, tmp_path / "run", stop_after=2)
-    run(config, prepared, tmp_path / "run")
-    rows = json.loads((tmp_path / "run" / HISTORY).read_text())
-    rates = rates_of(config.options, 4 * 2)[::2]  # 96 images
-    assert [row["lr"] for row in rows] == pytest.approx(rates)
+    changes = {"schedule": schedule, "epochs": 4, "batch_size": 40, "warmup_epochs": 2}
+    train_in(stop_after=2, **changes)
+    train_in(**changes)
+    rates = rates_of(train_config(**changes).options, 4 * 2)[::2]  # 96 images
+    assert [row["lr"] for row in history_of(folder)] == pytest.approx(rates)
     assert len(set(rates)) == 4
 
 
-def test_bf16_is_close_to_fp32(train_config: Config, prepared: Path, tmp_path: Path) -> None:
-    losses = [
-        run(train_config(epochs=1, precision=p), prepared, tmp_path / p)[0]["train/loss"]
-        for p in ("fp32", "bf16")
-    ]
-    assert losses[0] != losses[1]
-    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+def test_bf16_is_close_to_fp32(train_in: TrainIn) -> None:
+    (fp32,), (bf16,) = (train_in(name, epochs=1, precision=name) for name in ("fp32", "bf16"))
+    assert fp32["train/loss"] != bf16["train/loss"]
+    assert fp32["train/loss"] == pytest.approx(bf16["train/loss"], rel=0.02)
 
 
 def test_checkpointing_runs_each_block_twice(pico: Any) -> None:
@@ -433,11 +421,8 @@ def test_trains_on_cuda(
     assert rows[1]["train/loss"] < rows[0]["train/loss"]
 
 
-def test_a_sampler_beyond_the_paper_is_judged_under_itself(
-    train_config: Config, prepared: Path, tmp_path: Path
-) -> None:
-    run(train_config(route="reversed", epochs=2), prepared, tmp_path / "run")
-    history = json.loads((tmp_path / "run" / HISTORY).read_text())
-    assert kept_epoch(history, "reversed")["validation/trained/loss"] == min(
-        row["validation/trained/loss"] for row in history
-    )
+def test_a_sampler_beyond_the_paper_is_judged_under_itself(train_in: TrainIn, folder: Path) -> None:
+    train_in(route="reversed", epochs=2)
+    history = history_of(folder)
+    least = min(row["validation/trained/loss"] for row in history)
+    assert kept_epoch(history, "reversed")["validation/trained/loss"] == least

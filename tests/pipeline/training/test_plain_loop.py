@@ -3,7 +3,6 @@ over timm.
 """
 
 import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune, Optimisation
 from pipeline.config.variant import Variant
+from pipeline.files import read_json
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.files import HISTORY, ORIGIN, ROWS, WEIGHTS, read_meta
 from pipeline.jobs.plan import run_config
@@ -65,7 +65,7 @@ def fetched(name: str, data: Path, folder: Path, params: Params) -> tuple[dict[s
         folder / "start",
         lambda event: None,
     )
-    assert json.loads((folder / "start" / ORIGIN).read_text())["head"] == "fresh"
+    assert read_json(folder / "start" / ORIGIN)["head"] == "fresh"
     return fields, folder / "start" / WEIGHTS
 
 
@@ -107,7 +107,7 @@ def test_training_from_a_checkpoint_equals_a_plain_loop(
     )
     (tmp_path / "run").mkdir()
     train(config, prepared, start, tmp_path / "run", lambda event: None)
-    history = json.loads((tmp_path / "run" / HISTORY).read_text())
+    history = read_json(tmp_path / "run" / HISTORY, list)
 
     raw = prepared.parent / "raw"
     plain: Any = timm.create_model(name, **(SMALL | PUBLISHED[name] | {"num_classes": 10}))
