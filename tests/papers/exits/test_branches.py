@@ -23,8 +23,10 @@ from papers.exits.training import exit_objective
 from pipeline.errors import UserError
 from pipeline.models.tokens import TokenShape, token_shape
 from pipeline.training.objectives import is_right, task_loss
+from tests.conftest import cases_of
 from tests.models import images, small, with_parts
 
+CASES = cases_of(__file__)
 SIZES = BranchSizes(channels=8, hidden=12, dropout=0.3)
 READS_CLASS = ("cnn_add", "cnn_project")
 CNNS = ("cnn_ignore", *READS_CLASS)
@@ -129,10 +131,12 @@ def test_convolution_sees_neighbours_on_the_grid(kind: Any) -> None:
 @pytest.mark.parametrize("kind", BRANCHES)
 def test_every_branch_ends_in_three_dense_layers_with_two_dropouts(kind: Any) -> None:
     branch: Any = make_branch(kind, TokenShape(16, 1, (2, 2), 2), 10, SIZES)
-    widths = [layer.out_features for layer in branch[-1] if isinstance(layer, nn.Linear)]
-    dropouts = [layer.p for layer in branch[-1] if isinstance(layer, nn.Dropout)]
-    assert (widths, dropouts) == ([12, 12, 10], [0.3, 0.3])
-    assert isinstance(branch[-1][-1], nn.Linear)
+    head = branch[-1]
+    widths = [layer.out_features for layer in head if isinstance(layer, nn.Linear)]
+    dropouts = [layer.p for layer in head if isinstance(layer, nn.Dropout)]
+    assert widths == [12, 12, 10]
+    assert dropouts == [0.3, 0.3]
+    assert isinstance(head[-1], nn.Linear)
     if kind == "vit":
         assert branch[0].attn.qkv.bias is not None
 
@@ -208,20 +212,18 @@ def test_all_branches_on_all_families(kind: type, branch: Any) -> None:
         assert torch.equal(answer, model.exits["3"](state))
 
 
-def test_an_exit_executes_no_later_layer(model: RoutedModel) -> None:
-    calls, batch = count_calls(model), images()
-    for route, exit, expected in (
-        (None, 1, ["0", "exit 1"]),
-        (None, 3, ["0", "1", "2", "exit 3"]),
-        ((3, 3, 1, 0), 3, ["3", "3", "1", "exit 3"]),
-        ((2,), 1, ["2", "exit 1"]),
-        ((2, 0), None, ["2", "0"]),  # a pruned route ends in the model's own head
-    ):
-        calls.clear()
-        model(batch, route, exit=exit)
-        assert calls == [(name, 6) for name in expected]
-    calls.clear()
-    model(batch, torch.tensor([[0, 1, 2, 3], [2, 1, 0, 3]] * 3), exit=1)
+@pytest.mark.parametrize(("route", "exit", "executed"), CASES["executed"])
+def test_an_exit_executes_no_later_layer(
+    route: Any, exit: int | None, executed: list[str], model: RoutedModel
+) -> None:
+    calls = count_calls(model)
+    model(images(), route, exit=exit)
+    assert calls == [(name, 6) for name in executed]
+
+
+def test_an_exit_of_routes_per_sample_executes_no_later_layer(model: RoutedModel) -> None:
+    calls = count_calls(model)
+    model(images(), torch.tensor([[0, 1, 2, 3], [2, 1, 0, 3]] * 3), exit=1)
     assert calls == [("0", 3), ("2", 3), ("exit 1", 6)]
 
 
@@ -317,21 +319,22 @@ def test_every_image_has_the_answer_of_the_exit_it_left_at(model: RoutedModel, r
         leave_early(RoutedModel(small(num_classes=1)), batch, {})
 
 
-def test_objective() -> None:
+@pytest.mark.parametrize(("changes", "exits", "expected"), CASES["objectives"])
+def test_objective(changes: dict[str, Any], exits: dict[int, float], expected: float) -> None:
     """l_t = 2 l + the sum of the others' (sections II-A, IV-B); layer-wise the step's alone."""
-    exits = {1: 1.0, 3: 2.0}
-    assert exit_objective(heads(), 3.0, exits) == 2 * 3 + 1 + 2
-    assert exit_objective(heads(weight=0.5, final_weight=1.0), 3.0, exits) == 3 + 0.5 * 3
-    assert exit_objective(heads(), 3.0, {1: 1.0}) == 2 * 3 + 1  # a route that ends before 3
-    for step, loss in enumerate((1.0, 2.0, 3.0)):
-        assert exit_objective(heads(step=step), 3.0, exits) == loss
+    assert exit_objective(heads(**changes), 3.0, exits) == expected
 
 
 def test_one_output_is_a_regression() -> None:
-    counts, labels = torch.tensor([[1.4], [3.0], [-0.2]]), torch.tensor([1, 5, 0])
+    counts = torch.tensor([[1.4], [3.0], [-0.2]])
+    labels = torch.tensor([1, 5, 0])
     assert float(task_loss(counts, labels)) == pytest.approx(2.6 / 3)
     assert float(task_loss(counts, labels, "sum")) == pytest.approx(2.6)
     assert is_right(counts, labels).tolist() == [True, False, True]
+
+
+def test_several_outputs_are_classes() -> None:
     logits = torch.randn(3, 7)
+    labels = torch.tensor([1, 5, 0])
     assert torch.equal(task_loss(logits, labels), cross_entropy(logits, labels))
     assert is_right(torch.eye(7)[[1, 2, 0]], labels).tolist() == [True, False, True]

@@ -11,7 +11,9 @@ from papers.exits.compute.budgets import (
     threshold_within,
 )
 from papers.exits.compute.in_use import InUse
+from tests.conftest import cases_of
 
+CASES = cases_of(__file__)
 CONFIDENCE = np.array([[0.9, 0.8, 0.3, 0.2], [0.5, 0.6, 0.7, 0.4], [0.1, 0.1, 0.1, 0.1]])
 COST = np.array([1.0, 2.0, 4.0])
 
@@ -29,36 +31,34 @@ def spent(confidence: np.ndarray, cost: np.ndarray, budget: float) -> float:
     return float(cost[leave(confidence, threshold_within(confidence, cost, budget))].mean())
 
 
+@pytest.fixture
+def right() -> np.ndarray:
+    """Which of ten answers are right, by exit: (6, 10)."""
+    return np.array([list(answers) for _, answers, *_ in CASES["exits"]], float)
+
+
 @pytest.mark.parametrize("places", [slice(None), slice(None, None, -1)])
-def test_practical(places: slice) -> None:
+@pytest.mark.parametrize(("noise", "column"), [({}, 2), ({"noise": 0.0}, 3)])
+def test_practical(noise: dict[str, float], column: int, places: slice, right: np.ndarray) -> None:
     """Every lead over a cheaper exit is beyond noise; what costs the same does not matter."""
-    right = [
-        [1, 1, 0, 0, 0, 0, 0, 0, 0, 0],  # the cheapest
-        [1, 1, 0, 0, 0, 0, 0, 0, 0, 0],  # no lead
-        [1, 1, 1, 1, 1, 1, 0, 0, 0, 0],  # leads by 0.4, noise is 2 * 0.163
-        [0, 0, 1, 1, 1, 1, 1, 1, 0, 0],  # the same lead over the first, another noise: 2 * 0.267
-        [1, 1, 1, 1, 1, 1, 1, 1, 0, 0],  # by 0.2 over the third, noise is 2 * 0.133
-        [1, 1, 1, 1, 1, 1, 1, 1, 1, 1],  # by 0.4 over the third and the fourth
-    ]
-    cost = np.array([1, 2, 3, 3, 4, 5])[places]
-    found = practical(cost, np.array(right, float)[places])
-    assert found[places].tolist() == [True, False, True, False, False, False]
-    plain = practical(cost, np.array(right, float)[places], noise=0.0)
-    assert plain[places].tolist() == [True, False, True, True, True, True]
-    better = np.array(right, float)
-    better[4, 8] = 1
-    assert practical(np.arange(6), better)[4:].tolist() == [False, False]
-    assert practical(np.array([1, 3]), better[[2, 5]]).tolist() == [True, True]
+    cost = np.array([exit[0] for exit in CASES["exits"]])
+    expected = [exit[column] for exit in CASES["exits"]]
+    found = practical(cost[places], right[places], **noise)
+    assert found[places].tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("budget", "exit"), [(0.9, None), (1, 1), (2.5, 2), (3, 2), (4, 0), (np.inf, 0)]
-)
+def test_practical_beside_a_better_one(right: np.ndarray) -> None:
+    right[4, 8] = 1
+    assert practical(np.arange(6), right)[4:].tolist() == [False, False]
+    assert practical(np.array([1, 3]), right[[2, 5]]).tolist() == [True, True]
+
+
+@pytest.mark.parametrize(("budget", "exit"), CASES["picks"])
 def test_pick(budget: float, exit: int | None) -> None:
     """The cheaper one of equals; scores may be negative errors."""
     cost = np.array([4, 1, 2, 3])
-    assert pick(cost, np.array([0.9, 0.5, 0.7, 0.7]), budget) == exit
-    assert pick(cost, np.array([-1, -9, -5, -5]), budget) == exit
+    for scores in ([0.9, 0.5, 0.7, 0.7], [-1, -9, -5, -5]):
+        assert pick(cost, np.array(scores), budget) == exit
 
 
 def test_cumulative_cost() -> None:
@@ -71,23 +71,7 @@ def test_leave() -> None:
     assert leave(CONFIDENCE, np.inf).tolist() == [2, 2, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("budget", "threshold", "exits"),
-    [
-        (0.5, 0.0, [0, 0, 0, 0]),  # too small for any exit
-        (1.0, 0.2, [0, 0, 0, 0]),
-        # The average cost as the threshold rises through the confidences of the first two exits:
-        # 0.2: 1, 0.3: 1.25, 0.4: 1.5, 0.5: 2, 0.6: 2, 0.7: 2, 0.8: 2.5, 0.9: 3.25, inf: 4
-        (1.3, 0.3, [0, 0, 0, 1]),
-        (1.5, 0.4, [0, 0, 1, 1]),
-        (1.99, 0.4, [0, 0, 1, 1]),
-        (2.2, 0.7, [0, 0, 1, 2]),
-        (2.5, 0.8, [0, 0, 2, 2]),
-        (3.5, 0.9, [0, 2, 2, 2]),
-        (4.0, np.inf, [2, 2, 2, 2]),
-        (np.inf, np.inf, [2, 2, 2, 2]),
-    ],
-)
+@pytest.mark.parametrize(("budget", "threshold", "exits"), CASES["thresholds"])
 def test_thresholds_known_by_hand(budget: float, threshold: float, exits: list[int]) -> None:
     found = threshold_within(CONFIDENCE, COST, budget)
     assert found == threshold
@@ -109,11 +93,20 @@ def test_the_budget_holds_on_the_calibration_images(digits: int) -> None:
     assert threshold_within(confidence[:1], cost[:1], 1.0) == np.inf  # the only exit
 
 
-def test_what_an_exit_is_said_to_cost() -> None:
+@pytest.mark.parametrize(("tried", "flops"), [(False, 20), (True, 23)])
+def test_what_an_exit_is_said_to_cost(tried: bool, flops: int) -> None:
     """Alone, or with the branches of those before it, where each was tried on the way."""
-    flops, spent, accuracy = np.array([[10, 20], [10, 23], [0.25, 0.875]])
-    costs = (flops, spent, accuracy, np.zeros((2, 3)))
-    used = InUse("", {}, "sequential", [0, 5], ["mlp", "own"], [1, 4], *costs)
+    used = InUse(
+        weights_sha256="",
+        sizes={},
+        order="sequential",
+        places=[0, 5],
+        branches=["mlp", "own"],
+        depths=[1, 4],
+        flops=np.array([10.0, 20.0]),
+        spent=np.array([10.0, 23.0]),
+        accuracy=np.array([0.25, 0.875]),
+        confidence=np.zeros((2, 3)),
+    )
     about = {"branch": "own", "depth": 4, "accuracy": 0.875}
-    assert used.describe(1, tried=False) == about | {"flops": 20}
-    assert used.describe(1, tried=True) == about | {"flops": 23}
+    assert used.describe(1, tried=tried) == about | {"flops": flops}

@@ -235,14 +235,3 @@ def test_plain_models_have_no_residual_connections(name: str) -> None:
     assert torch.equal(plain.forward_features(x), expected.forward_features(x))
     assert plain.get_submodule(plain.pretrained_cfg["first_conv"]) is patch_embedding(plain).proj
     assert plain.get_submodule(plain.pretrained_cfg["classifier"]) is plain.get_classifier()
-
-
-# ---- layer normalisation -------------------------------------------------------------------------
-
-
-def test_layer_norm_maps_different_inputs_to_one_output() -> None:
-    """The source's example, "Layer Normalization considered": x, t and u have the same y."""
-    inputs = torch.tensor([[0, 2, 4], [-1, 0, 1], [2.1, 2.2, 2.3]], dtype=torch.float64)
-    x, t, u = torch.nn.functional.layer_norm(inputs, (3,), eps=1e-12)
-    assert torch.allclose(x, t)
-    assert torch.allclose(t, u)
