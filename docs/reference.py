@@ -166,7 +166,9 @@ def _records(rows: list[dict[str, Any]]) -> list[str]:
         if len(rows) > 2 and all(row.get(name) == rows[0][name] for row in rows):
             shared[name] = rows[0][name]
     columns = [name for name in names if name not in shared]
-    table = _table([{name: _text(row.get(name)) for name in columns} for row in rows])
+    table = _table(
+        [{name.replace("_", " "): _text(row.get(name)) for name in columns} for row in rows]
+    )
     return [f"All rows: {_listed(shared)}", table] if shared else [table]
 
 
