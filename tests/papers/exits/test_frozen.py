@@ -51,7 +51,7 @@ from pipeline.training.objectives import Batch, is_right, task_loss
 from pipeline.training.scoring import open_model
 from tests.models import CPU, images, small, step_of, variant, with_parts
 from tests.papers.exits.test_branches import FAMILIES, SIZES, heads
-from tests.pipeline.training.test_loop import Killed, outcome, run
+from tests.pipeline.training.test_loop import outcome, run
 
 ignore = Mock()
 Config = Callable[..., TrainConfig]
@@ -174,8 +174,7 @@ def test_plateau_and_resuming(
     rates = go_on("whole", 0)
     assert rates == pytest.approx([1.0] * 7 + [0.6] * 2)
     for killed in (6, 9):
-        with pytest.raises(Killed):
-            go_on(str(killed), 0, killed)
+        go_on(str(killed), 0, killed)
         torch.rand(5)  # a generator in another state must not matter
         assert go_on(str(killed), killed) == rates[killed:]
         assert outcome(tmp_path / str(killed)) == outcome(tmp_path / "whole")
