@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
@@ -30,17 +31,22 @@ class DrawnFigures(Figures):
         plt.close(figure)
 
 
+def by_label(rows: pd.DataFrame, column: str, labels: Mapping[str, str]) -> dict[str, pd.DataFrame]:
+    """The rows of each value of a column, by its label, without those that have none."""
+    lines = {label: rows[rows[column] == value] for value, label in labels.items()}
+    return {label: line for label, line in lines.items() if len(line)}
+
+
 def error_bars(axis: Axes) -> dict[str, pd.DataFrame]:
     """The lines with error bars of a panel, by label: columns mean and std, the index is x."""
     lines = {}
     for bars in axis.containers:
         assert isinstance(bars, ErrorbarContainer)
         middle, _, (bar,) = bars.lines
-        low_to_high = [segment[1, 1] - segment[0, 1] for segment in bar.get_segments()]
-        lines[str(bars.get_label())] = pd.DataFrame(
-            {"mean": middle.get_ydata(), "std": [height / 2 for height in low_to_high]},
-            index=middle.get_xdata(),
-        )
+        heights = [segment[1, 1] - segment[0, 1] for segment in bar.get_segments()]
+        line = pd.DataFrame({"mean": middle.get_ydata()}, index=middle.get_xdata())
+        line["std"] = np.array(heights) / 2
+        lines[str(bars.get_label())] = line
     return lines
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from papers.exits.figures import POLICIES, average_exits, draw_exits
 from papers.exits.tables import (
@@ -19,12 +21,13 @@ from papers.exits.tables import (
 )
 from pipeline.config.params import Params
 from pipeline.report.evidence import Evidence
+from tests.conftest import cases_of
 from tests.papers.claim_suite import chosen, made_up
-from tests.papers.drawn import DrawnFigures, error_bars, expect_line
+from tests.papers.drawn import DrawnFigures, by_label, expect_lines
 from tests.papers.exits import test_claims
 
-FIGURES = {"exits_tradeoff", "exits_counting", "exits_orders", "exits_dynamic"}
 FINAL = {"branch": "final"}
+CASES = cases_of(__file__)
 OURS = ("ours, vit_micro", "end-to-end", "MLP-EE")
 
 
@@ -97,17 +100,9 @@ def test_our_cells_are_means_over_the_seeds(exits: pd.DataFrame, number: int) ->
                 assert text == ("–" if strategy == "–" and exit != "Final" else "not run")
 
 
-@pytest.mark.parametrize(
-    ("number", "row", "cells"),
-    [
-        (0, ("end-to-end", "ViT-EE"), {"CIFAR-100 Early@6": "85.23", "multiply-adds (G)": "32.65"}),
-        (0, ("–", "without exits"), {"counting MAE Final": "11.07"}),
-        (0, ("layer-wise", "CNN-Ignore-EE"), {"CIFAR-10 Early@6": "95.97"}),
-        (1, ("end-to-end", "ViT-EE"), {"CIFAR-10 Early@9": "97.25", "multiply-adds (G)": "–"}),
-    ],
-)
+@pytest.mark.parametrize(("number", "row", "cells"), CASES["published cells"])
 def test_published_cells(
-    number: int, row: tuple[str, str], cells: dict[str, str], exits: pd.DataFrame
+    number: int, row: list[str], cells: dict[str, str], exits: pd.DataFrame
 ) -> None:
     assert dict(table(exits, number).loc[("published, ViT-B/16", *row)][list(cells)]) == cells
 
@@ -147,41 +142,56 @@ def test_exits_that_most_seeds_find_practical_are_circled(exits: pd.DataFrame) -
     assert (average_exits(rows[rows["seed"] == 0])["std"] == 0).all()
 
 
-def test_numbers_drawn(
+@pytest.fixture
+def drawn(
     exits: pd.DataFrame, dynamic: pd.DataFrame, params: Params, tmp_path: Path
-) -> None:
-    """Means over the seeds: of exits by cost and depth, and of budgets in multiply-adds."""
+) -> dict[str, Figure]:
+    """Every figure of these rows."""
     figures = DrawnFigures(tmp_path, params, ["baseline", "ls"])
     draw_exits(figures, results(exits, dynamic))
-    rows = select(exits, strategy="classifier_wise").assign(cost=exits["flops"] / 2e6)
-    baseline = select(rows, variant="baseline", order="sequential")
-    counted = select(rows, variant="counting", order="sequential")
-    whole, above, below = figures.drawn["exits_tradeoff"].axes
-    first = figures.drawn["exits_counting"].axes[0]
-    for branch, label in LABELS.items():
-        for axis, panel_rows, y, factor in (
-            (whole, baseline, "accuracy", 100),
-            (above, baseline[baseline["depth"] <= 6], "accuracy", 100),
-            (below, baseline[baseline["depth"] >= 6], "accuracy", 100),
-            (first, counted, "mae", 1),
-        ):
-            line_rows = select(panel_rows, branch=branch)
-            expect_line(error_bars(axis)[label].sort_index(), line_rows, "cost", y, factor, 1e-9)
-    guesses = [np.asarray(axis.get_lines()[-1].get_ydata())[0] for axis in (whole, first)]
-    assert guesses == [10, 1]  # of ten classes; of 0 to 3 objects, whose middle is 1.5
-    early = rows[rows["branch"].isin(test_claims.LS_BRANCHES)]
+    return figures.drawn
+
+
+def guess_of(axis: Axes) -> float:
+    """The height of the line of answers without looking."""
+    return np.asarray(axis.get_lines()[-1].get_ydata())[0]
+
+
+def test_lines_of_exits_by_cost(exits: pd.DataFrame, drawn: dict[str, Figure]) -> None:
+    rows = select(exits, strategy="classifier_wise", variant="baseline", order="sequential")
+    rows["cost"] = rows["flops"] / 2e6
+    panels = drawn["exits_tradeoff"].axes
+    for panel, panel_rows in zip(
+        panels, (rows, rows[rows["depth"] <= 6], rows[rows["depth"] >= 6]), strict=True
+    ):
+        expect_lines(panel, by_label(panel_rows, "branch", LABELS), "cost", "accuracy")
+    assert guess_of(panels[0]) == 10  # of ten classes
+
+
+def test_lines_of_exits_that_count(exits: pd.DataFrame, drawn: dict[str, Figure]) -> None:
+    rows = select(exits, strategy="classifier_wise", variant="counting", order="sequential")
+    rows["cost"] = rows["flops"] / 2e6
+    axis = drawn["exits_counting"].axes[0]
+    expect_lines(axis, by_label(rows, "branch", LABELS), "cost", "mae", 1)
+    assert guess_of(axis) == 1  # of 0 to 3 objects, whose middle is 1.5
+
+
+def test_lines_of_orders(exits: pd.DataFrame, drawn: dict[str, Figure]) -> None:
+    rows = select(exits, strategy="classifier_wise", branch=test_claims.LS_BRANCHES)
     keys = ["variant", "order", "seed", "depth"]
-    means = early.groupby(keys, as_index=False)["accuracy"].mean()
-    titles = ("sequential", "arbitrary", "pruned")
-    for axis, order in zip(figures.drawn["exits_orders"].axes, titles, strict=True):
-        lines = error_bars(axis)
-        for variant, label in (("baseline", "baseline"), ("ls", "LS")):
-            line_rows = select(means, variant=variant, order=order)
-            assert (label in lines) == (len(line_rows) > 0)
-            if label in lines:
-                expect_line(lines[label], line_rows, "depth", "accuracy", 100, 1e-9)
-        assert np.asarray(axis.get_lines()[-1].get_ydata())[0] == 10
-    (axis,) = figures.drawn["exits_dynamic"].axes
+    means = rows.groupby(keys, as_index=False)["accuracy"].mean()
+    orders = ("sequential", "arbitrary", "pruned")
+    for axis, order in zip(drawn["exits_orders"].axes, orders, strict=True):
+        lines = by_label(
+            select(means, order=order), "variant", {"baseline": "baseline", "ls": "LS"}
+        )
+        expect_lines(axis, lines, "depth", "accuracy")
+        assert guess_of(axis) == 10
+
+
+def test_lines_of_budgets(dynamic: pd.DataFrame, drawn: dict[str, Figure]) -> None:
+    """Means over the seeds of budgets in multiply-adds, and of accuracies."""
+    (axis,) = drawn["exits_dynamic"].axes
     for line, policy in zip(axis.get_lines(), POLICIES, strict=False):
         budgets = select(dynamic, variant="baseline", policy=policy)
         seeds = [rows[["budget", "accuracy"]] for _, rows in budgets.groupby("seed")]
@@ -190,21 +200,10 @@ def test_numbers_drawn(
         assert np.asarray(line.get_ydata()) == pytest.approx(100 * accuracies)
 
 
-CLASSES = FIGURES - {"exits_counting"}
-
-
-@pytest.mark.parametrize(
-    ("left_out", "drawn"),
-    [
-        ({"variant": ["baseline", "ls", "counting"]}, set()),
-        ({"variant": ["baseline", "ls"]}, {"exits_counting"}),
-        ({"dataset": ["counting"], "strategy": ["end_to_end", *test_claims.LAYER_WISE]}, CLASSES),
-        ({"variant": ["baseline", "counting"], "seed": [1], "branch": ["mlp"]}, CLASSES),
-    ],
-)
+@pytest.mark.parametrize(("left_out", "expected"), CASES["left out"])
 def test_figures_without_rows_are_left_out(
     left_out: dict[str, list],
-    drawn: set[str],
+    expected: list[str],
     exits: pd.DataFrame,
     dynamic: pd.DataFrame,
     params: Params,
@@ -216,5 +215,5 @@ def test_figures_without_rows_are_left_out(
             dynamic = dynamic[~dynamic[column].isin(values)]
     figures = DrawnFigures(tmp_path, params, ["baseline"])
     captions = draw_exits(figures, results(exits, dynamic))
-    assert figures.drawn.keys() == drawn
-    assert len(captions) == len(drawn)
+    assert sorted(figures.drawn) == expected
+    assert len(captions) == len(expected)

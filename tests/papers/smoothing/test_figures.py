@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lsvit.routes import ORDERS
 from papers.smoothing.figures import LOOKS, MEASURES, draw_smoothing
 from papers.smoothing.tables import (
     TABLE1,
@@ -20,10 +21,12 @@ from papers.smoothing.tables import (
     write_smoothing_tables,
 )
 from pipeline.config.params import Params
+from tests.conftest import cases_of
 from tests.papers.claim_suite import chosen
-from tests.papers.drawn import DrawnFigures, expect_lines
+from tests.papers.drawn import DrawnFigures, by_label, expect_lines
 from tests.papers.smoothing.test_claims import TestSmoothing
 
+CASES = cases_of(__file__)
 BEST = "contrastive+mixing"
 VARIANTS = ["baseline", "ls", "ls_contrastive"]
 RECIPE = {"repeats": 1, "erasing": 0.0, "drop_path": 0.1}
@@ -144,44 +147,31 @@ def figures(params: Params, tmp_path: Path) -> DrawnFigures:
 
 
 def test_lines_are_means_over_the_seeds(rows: pd.DataFrame, figures: DrawnFigures) -> None:
-    """A panel a depth with a line a sum of losses and one of random initialisations; orders."""
+    """A panel a depth with a line a sum of losses and one of random initialisations."""
     draw_smoothing(figures, rows, ABOUT)
     plain = rows[(rows["changed"] == "none") & ~rows["talking_heads"]]
-    lines = [("scratch", losses) for losses in list(LOOKS)[:-1]] + [("untrained", "none")]
+    plain = plain[plain["training"].isin(["scratch", "untrained"])]
+    plain.loc[plain["training"] == "untrained", "losses"] = "untrained"
+    labels = {losses: look["label"] for losses, look in LOOKS.items()}
     for measure, (panel, depth) in product(MEASURES, enumerate((12, 24))):
+        models = plain[plain["num_layers"] == depth].dropna(subset=measure.column)
         axis = figures.drawn[measure.figure].axes[panel]
-        for (training, losses), container in zip(lines, axis.containers, strict=True):
-            where = {"training": training, "losses": losses, "num_layers": depth}
-            model = plain[chosen(plain, where)].dropna(subset=measure.column)
-            seeds = model.groupby("layer")[measure.column]
-            line, _, bars = container
-            assert list(line.get_xdata()) == list(seeds.mean().index)
-            assert list(line.get_ydata()) == pytest.approx(list(seeds.mean()))
-            low, high = np.array(bars[0].get_segments())[:, :, 1].T
-            assert list(high - low) == pytest.approx(list(2 * seeds.std()))
+        expect_lines(axis, by_label(models, "losses", labels), "layer", measure.column, 1)
+
+
+def test_lines_of_orders(rows: pd.DataFrame, figures: DrawnFigures) -> None:
+    draw_smoothing(figures, rows, ABOUT)
     for axis, measure in zip(figures.drawn["smoothing_orders"].axes, MEASURES, strict=True):
         variants = {}
-        for variant, order in product(VARIANTS, ("sequential", "arbitrary")):
-            lines_of = rows[chosen(rows, {"training": variant, "order": order})]
-            variants[f"{figures.label(variant)}, {order}"] = lines_of.dropna(subset=measure.column)
+        for variant, order in product(VARIANTS, ORDERS):
+            lines = rows[chosen(rows, {"training": variant, "order": order})]
+            variants[f"{figures.label(variant)}, {order}"] = lines.dropna(subset=measure.column)
         expect_lines(axis, variants, "layer", measure.column, 1)
 
 
-DEPTHS = {"smoothing_cosine", "smoothing_attention"}
-
-
-@pytest.mark.parametrize(
-    ("kept", "drawn"),
-    [
-        ({"training": ["scratch", "untrained"]}, DEPTHS),
-        ({"training": VARIANTS}, {"smoothing_orders"}),
-        ({"changed": ["without_drop_path"]}, set()),
-        ({"seed": [1], "losses": ["none"], "order": ["sequential"]}, DEPTHS | {"smoothing_orders"}),
-        ({"attention_std": [np.nan]}, {"smoothing_cosine", "smoothing_orders"}),
-    ],
-)
+@pytest.mark.parametrize(("kept", "drawn"), CASES["kept"])
 def test_figures_without_rows_are_left_out(
-    kept: dict[str, list], drawn: set[str], rows: pd.DataFrame, figures: DrawnFigures
+    kept: dict[str, list], drawn: list[str], rows: pd.DataFrame, figures: DrawnFigures
 ) -> None:
     for column, values in kept.items():
         if column == "attention_std":
@@ -189,5 +179,5 @@ def test_figures_without_rows_are_left_out(
         else:
             rows = rows[rows[column].isin(values)]
     captions = draw_smoothing(figures, rows, ABOUT)
-    assert figures.drawn.keys() == drawn
+    assert sorted(figures.drawn) == drawn
     assert len(captions) == len(drawn)
