@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from lsvit.weights import save_weights
 from pipeline.config.params import Params
+from pipeline.config.presets import ModelPreset
 from pipeline.jobs.files import WEIGHTS
+from pipeline.models.weights import build
 from tests.papers.claim_suite import ClaimSuite
 from tests.pipeline.config.conftest import changed, content, write  # noqa: F401 (fixtures)
 
@@ -28,11 +32,27 @@ def keys(params: Params, outs: Path) -> Keys:
         (folder / WEIGHTS).write_text(f"{name} {seed}")
 
     def keys_of(plan: Any, section: str, **options: Any) -> set[str]:
-        other = getattr(params, section).model_copy(update=options)
+        own = getattr(params, section)
+        other = own.model_validate(own.model_dump() | options)
         jobs = plan(params.model_copy(update={section: other})).jobs()
         return {job.key for job in jobs.values()}
 
     return keys_of
+
+
+@pytest.fixture
+def six(pico: ModelPreset) -> ModelPreset:
+    """A 6-layer model."""
+    return pico.model_copy(update={"kwargs": pico.kwargs | {"depth": 6}})
+
+
+@pytest.fixture
+def weights(pico: ModelPreset, tmp_path: Path) -> Path:
+    """Weights of an untrained model of 4 layers."""
+    torch.manual_seed(0)
+    file = tmp_path / "w.safetensors"
+    save_weights(build(pico, 10), file)
+    return file
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -47,17 +47,23 @@ def canvases(source: Path) -> Path:
 
 
 def test_the_same_input_gives_the_same_bytes(source: Path, canvases: Path, tmp_path: Path) -> None:
-    """Another seed gives others. A canvas does not depend on how many there are."""
-    again, other, fewer = (tmp_path / name for name in ("again", "other", "fewer"))
-    meta = write_canvases(source, OPTIONS, again)
-    assert meta == read_meta(canvases)
+    assert write_canvases(source, OPTIONS, tmp_path) == read_meta(canvases)
     for split in GREYS:
-        assert sha256(again / f"{split}.arrow") == sha256(canvases / f"{split}.arrow")
-    others = write_canvases(source, OPTIONS.model_copy(update={"seed": 1}), other)
-    assert others["sha256"] != meta["sha256"]
-    assert not np.array_equal(read(other, "train")[1], read(canvases, "train")[1])
-    write_canvases(source, OPTIONS.model_copy(update={"train": 20}), fewer)
-    for few, many in zip(read(fewer, "train"), read(canvases, "train"), strict=True):
+        file = f"{split}.arrow"
+        assert sha256(tmp_path / file) == sha256(canvases / file)
+
+
+def test_another_seed_gives_others(source: Path, canvases: Path, tmp_path: Path) -> None:
+    others = write_canvases(source, OPTIONS.model_copy(update={"seed": 1}), tmp_path)
+    assert others["sha256"] != read_meta(canvases)["sha256"]
+    assert not np.array_equal(read(tmp_path, "train")[1], read(canvases, "train")[1])
+
+
+def test_a_canvas_does_not_depend_on_their_number(
+    source: Path, canvases: Path, tmp_path: Path
+) -> None:
+    write_canvases(source, OPTIONS.model_copy(update={"train": 20}), tmp_path)
+    for few, many in zip(read(tmp_path, "train"), read(canvases, "train"), strict=True):
         assert np.array_equal(few, many[:20])
 
 
@@ -115,13 +121,16 @@ def test_overlapping_objects_show_the_brighter_pixel(tmp_path: Path) -> None:
 
 def test_colour_and_moments(tmp_path: Path) -> None:
     source = write_source(tmp_path / "source", colour=(100, 50, 0))
-    meta = write_canvases(source, OPTIONS.model_copy(update={"train": 70}), tmp_path / "out")
+    options = OPTIONS.model_copy(update={"train": 70})
+    meta = write_canvases(source, options, tmp_path / "out")
     pixels, _ = read(tmp_path / "out", "train")
     assert pixels.shape == (70, 32, 32, 3)
     assert meta["image_shape"] == [32, 32, 3]
-    assert (pixels[pixels.any(axis=-1)] == (100, 50, 0)).all()
-    assert meta["mean"] == pytest.approx((pixels / 255).mean(axis=(0, 1, 2)), abs=1e-6)
-    assert meta["std"] == pytest.approx((pixels / 255).std(axis=(0, 1, 2)), abs=1e-6)
+    objects = pixels[pixels.any(axis=-1)]
+    assert (objects == (100, 50, 0)).all()
+    shares = pixels.reshape(-1, 3) / 255
+    assert meta["mean"] == pytest.approx(shares.mean(axis=0), abs=1e-6)
+    assert meta["std"] == pytest.approx(shares.std(axis=0), abs=1e-6)
 
 
 def test_shards_of_image_files_are_read(source: Path, canvases: Path, tmp_path: Path) -> None:

@@ -17,17 +17,12 @@ from pipeline.config.variant import PLAIN
 from pipeline.flops import countable
 from pipeline.models.tokens import TokenShape, token_shape
 from pipeline.models.weights import build
+from tests.conftest import cases_of
 
 TALKING = Variant(route="sequential", talking_heads=True)
 SIZES = BranchSizes(channels=5, hidden=24)
-SMALL = {
-    "img_size": 28,
-    "patch_size": 14,
-    "in_chans": 1,
-    "embed_dim": 32,
-    "depth": 3,
-    "num_heads": 2,
-}
+CASES = cases_of(__file__)
+SMALL = CASES["small"]
 
 
 def encoder(tokens: int, width: int, hidden: int) -> int:
@@ -59,17 +54,12 @@ def expected_branch(kind: BranchName, shape: TokenShape, outputs: int, sizes: Br
     return before.get(kind, 0) + 2 * dense
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        TokenShape(32, 1, (2, 2), 2),
-        TokenShape(48, 1, (3, 5), 4),
-        TokenShape(16, 2, (4, 3), 2),
-        TokenShape(64, 5, (1, 4), 1),
-    ],
-    ids=str,
-)
-def test_flops_of_a_branch_are_the_formulas(shape: TokenShape) -> None:
+@pytest.mark.parametrize(("width", "prefix", "grid", "heads"), CASES["tokens"])
+def test_flops_of_a_branch_are_the_formulas(
+    width: int, prefix: int, grid: list[int], heads: int
+) -> None:
+    height, across = grid
+    shape = TokenShape(width, prefix, (height, across), heads)
     for kind in BRANCHES:
         for outputs in (1, 7):
             expected = expected_branch(kind, shape, outputs, SIZES)

@@ -1,5 +1,6 @@
 """Training with early exits, exits on a frozen backbone, and what is done with them."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -49,6 +50,7 @@ from pipeline.training.judging import kept_epoch
 from pipeline.training.loop import train
 from pipeline.training.objectives import Batch, is_right, task_loss
 from pipeline.training.scoring import open_model
+from tests.conftest import run_fields
 from tests.models import CPU, images, small, step_of, variant, with_parts
 from tests.papers.exits.test_branches import FAMILIES, SIZES, heads
 from tests.pipeline.training.test_loop import outcome, run
@@ -70,9 +72,10 @@ def test_a_layer_wise_steps_loss() -> None:
     batch, route = Batch(images(), torch.arange(6)), (2, 1, 0, 3)
     model = with_parts(small(), exits=heads()).eval()
     for step, exit in enumerate((1, 3, None)):
-        expected = cross_entropy(model(batch.images, route, exit=exit), batch.labels)
+        answers = model(batch.images, route, exit=exit)
         found = step_of(model, exits=heads(step=step))(batch, route)["loss"]
-        assert float(found) == pytest.approx(float(expected))
+        expected = cross_entropy(answers, batch.labels)
+        assert found.item() == pytest.approx(expected.item())
 
 
 def trained(
@@ -149,10 +152,10 @@ def test_layer_wise_steps_share_out_every_parameter(family: str) -> None:
 
 
 def test_the_kept_epoch_has_the_lowest_objective() -> None:
-    columns = ("validation/sequential/objective", "validation/sequential/loss")
-    history = [
-        dict(zip(columns, losses, strict=True)) for losses in ((2.0, 1.0), (1.0, 3.0), (3.0, 2.0))
-    ]
+    history = []
+    for objective, loss in ((2.0, 1.0), (1.0, 3.0), (3.0, 2.0)):
+        row = {"validation/sequential/objective": objective, "validation/sequential/loss": loss}
+        history.append(row)
     assert kept_epoch(history, "sequential") == history[1]
 
 
@@ -194,17 +197,12 @@ class Bench:
         options |= {"keep": 2, "seed": 0} | SIZES.model_dump() | changes
         tuning = {"optimizer": "adam", "schedule": "plateau", "lr": 1.0, "epochs": 3}
         tuning |= {"stop_patience": 2, "batch_size": 32}
+        fields = run_fields(
+            self.data, self.pico, Variant(route=route), precision="fp32", data_sha256=""
+        )
         return ExitConfig(
-            title="test",
-            dataset="bars",
-            model_name="pico",
-            model=self.pico,
-            variant=Variant(route=route),
-            device="cpu",
+            **fields,
             seed=0,
-            data_sha256="",
-            weights_sha256=None,
-            precision="fp32",
             options=BranchTraining.model_validate(options),
             tuning=self.params.finetune.narrow(Optimisation).model_copy(update=tuning),
         )
@@ -243,32 +241,42 @@ def frozen(bench: Bench) -> Path:
         patch.setattr(exits, "open_model", lambda *_: opened)
         folder = bench.train("all")
     after = opened[0].backbone.state_dict()
-    assert all(
-        torch.equal(after[name], tensor) for name, tensor in load_file(bench.weights).items()
-    )
+    for name, tensor in load_file(bench.weights).items():
+        assert torch.equal(after[name], tensor)
     return folder
 
 
-def test_rows_and_arrays(frozen: Path) -> None:
+EARLY = list(itertools.product((1, 2, 3), BRANCHES))
+
+
+def test_rows_are_exits_in_every_order(frozen: Path) -> None:
+    """A pruned route of two layers reaches the first two exits alone."""
     rows = read_rows(frozen / ROWS)
-    early = [(kind, depth) for depth in (1, 2, 3) for kind in BRANCHES]
-    expected = [*early, ("final", 4)]
-    for order, here in rows.groupby("order"):
-        reached = [*early[:14], ("final", 2)] if order == "pruned" else expected
-        assert list(zip(here["branch"], here["depth"], strict=True)) == reached
     assert set(rows["order"]) == set(exits.ORDERS)
-    with np.load(frozen / ARRAYS) as arrays:
-        assert list(zip(arrays["branch"], arrays["depth"], strict=True)) == expected
-        for name in ("confidence_judge", "confidence_report", "score_judge", "score_report"):
-            assert arrays[name].shape == (22, 20)
-        own = rows[rows["order"] == "arbitrary"]  # the order that they were trained in
-        for name, column in (("report", "accuracy"), ("judge", "judge")):
-            means = arrays[f"score_{name}"].mean(axis=1)
-            assert means == pytest.approx(own[column].to_numpy(), abs=1e-6)
-        is_practical = practical(own["flops"].to_numpy(), arrays["score_report"])
-    assert own["practical"].tolist() == is_practical.tolist()
-    assert rows[rows["order"] != "arbitrary"][["practical", "judge"]].isna().all(axis=None)
+    for order, here in rows.groupby("order"):
+        reached = [*EARLY, (4, "final")]
+        if order == "pruned":
+            reached = [*EARLY[:14], (2, "final")]
+        assert list(zip(here["depth"], here["branch"], strict=True)) == reached
+    others = rows[rows["order"] != "arbitrary"]
+    assert others[["practical", "judge"]].isna().all(axis=None)
     assert rows["mae"].isna().all()
+
+
+def test_arrays_are_of_the_order_that_exits_were_trained_in(frozen: Path) -> None:
+    rows = read_rows(frozen / ROWS)
+    rows = rows[rows["order"] == "arbitrary"]
+    with np.load(frozen / ARRAYS) as file:
+        arrays = dict(file)
+    places = list(zip(arrays["depth"], arrays["branch"], strict=True))
+    assert places == [*EARLY, (4, "final")]
+    for name, column in (("report", "accuracy"), ("judge", "judge")):
+        assert arrays[f"confidence_{name}"].shape == (22, 20)
+        assert arrays[f"score_{name}"].shape == (22, 20)
+        means = arrays[f"score_{name}"].mean(axis=1)
+        assert means == pytest.approx(rows[column].to_numpy(), abs=1e-6)
+    is_practical = practical(rows["flops"].to_numpy(), arrays["score_report"])
+    assert rows["practical"].tolist() == is_practical.tolist()
 
 
 @pytest.mark.slow
@@ -363,13 +371,14 @@ def test_counting_has_an_error_and_no_confidence(
     rows = read_rows(folder / ROWS)
     assert set(rows["branch"]) == {"mlp", "resmlp", "final"}
     assert rows["mae"].between(0, 5, inclusive="neither").all()
-    with np.load(folder / ARRAYS) as arrays:
-        assert arrays["score_judge"].shape == (3, 10)
-        assert arrays["score_report"].shape == (3, 20)
-        errors = -arrays["score_report"].mean(axis=1)
-    assert errors == pytest.approx(rows[rows["order"] == "arbitrary"]["mae"].to_numpy(), abs=1e-6)
-    with np.load(folder / ARRAYS) as arrays:
-        assert np.isnan(arrays["confidence_judge"]).all()
+    with np.load(folder / ARRAYS) as file:
+        arrays = dict(file)
+    assert arrays["score_judge"].shape == (3, 10)
+    assert arrays["score_report"].shape == (3, 20)
+    assert np.isnan(arrays["confidence_judge"]).all()
+    errors = -arrays["score_report"].mean(axis=1)
+    own = rows[rows["order"] == "arbitrary"]
+    assert errors == pytest.approx(own["mae"].to_numpy(), abs=1e-6)
 
 
 def test_attached_exits_answer_as_the_rows_say(bench: Bench, frozen: Path) -> None:
@@ -379,12 +388,14 @@ def test_attached_exits_answer_as_the_rows_say(bench: Bench, frozen: Path) -> No
     batch, labels = parts["report"].split.take(parts["report"].rows)
     rows = read_rows(frozen / ROWS).set_index(["order", "branch", "depth"])
     for depth, kind in chosen.items():
-        share = float(is_right(model(batch, exit=depth), labels).float().mean())
-        assert share == pytest.approx(rows.loc["sequential", kind, depth]["accuracy"], abs=1e-6)
+        right = is_right(model(batch, exit=depth), labels).float().mean()
+        expected = rows.loc["sequential", kind, depth]["accuracy"]
+        assert right.item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_exits_put_into_use(bench: Bench, frozen: Path, tmp_path: Path) -> None:
-    """Those that the stage chose, with what it noted of them; none of other weights."""
+@pytest.fixture
+def used(frozen: Path, tmp_path: Path) -> tuple[Path, InUse]:
+    """A folder with other exits in use than the stage chose, and what it notes of them."""
     folder = shutil.copytree(frozen, tmp_path / "ls" / "seed_0")
     places = [BRANCHES.index("vit"), 2 * len(BRANCHES) + BRANCHES.index("mlp"), 21]
     with np.load(frozen / ARRAYS) as arrays:
@@ -402,16 +413,28 @@ def test_exits_put_into_use(bench: Bench, frozen: Path, tmp_path: Path) -> None:
         confidence=confidence,
     )
     used.write(folder)
-    model, other = bench.open()[0], bench.open()[0]
-    np.testing.assert_equal(tuple(deploy(model, folder, "its own")), tuple(used))
+    return folder, used
+
+
+def test_exits_put_into_use(bench: Bench, frozen: Path, used: tuple[Path, InUse]) -> None:
+    """Those that the stage chose, with what it noted of them."""
+    folder, noted = used
+    model = bench.open()[0]
+    np.testing.assert_equal(tuple(deploy(model, folder, "its own")), tuple(noted))
+    assert model.exits.keys() == {"1", "3"}
+    other = bench.open()[0]
     attach(other, frozen / EXIT_WEIGHTS, {1: "vit", 3: "mlp"}, SIZES)
     batch = torch.rand(3, 1, 28, 28)
-    assert model.exits.keys() == {"1", "3"}
     for depth in (1, 3):
         assert torch.equal(model(batch, exit=depth), other(batch, exit=depth))
-    taken = measure_latency(model, used.depths, batch[:1])
+    taken = measure_latency(model, noted.depths, batch[:1])
     assert taken.shape == (3,)
     assert (taken > 0).all()
+
+
+def test_exits_of_other_weights_are_refused(bench: Bench, used: tuple[Path, InUse]) -> None:
+    folder, _ = used
+    model = bench.open()[0]
     with pytest.raises(UserError, match="exits of other weights, accepted: those of ls, seed_0"):
         deploy(model, folder, "another's")
     (folder / EXITS_IN_USE).unlink()
@@ -422,24 +445,23 @@ def test_exits_put_into_use(bench: Bench, frozen: Path, tmp_path: Path) -> None:
 def test_exits_in_use_are_chosen_on_the_judging_images(bench: Bench, frozen: Path) -> None:
     """The best practical one at each depth that has any, and the model's own head."""
     used = InUse.read(frozen)
-    with np.load(frozen / ARRAYS) as arrays:
-        exits_of = dict(arrays)
-    good = practical(exits_of["flops"], exits_of["score_judge"], noise=0.0)
-    accuracy = exits_of["score_judge"].mean(axis=1)
-    for depth in range(1, 5):
-        here = np.flatnonzero((exits_of["depth"] == depth) & (good | (exits_of["depth"] == 4)))
-        best = max(here, key=lambda place: accuracy[place], default=None)
-        assert (depth in used.depths) == (best is not None)
-        if best is not None:
-            assert best == used.places[used.depths.index(depth)]
+    with np.load(frozen / ARRAYS) as file:
+        arrays = dict(file)
+    good = practical(arrays["flops"], arrays["score_judge"], noise=0.0)
+    good |= arrays["depth"] == 4
+    accuracy = arrays["score_judge"].mean(axis=1)
+    best: dict[int, int] = {}
+    for place in np.flatnonzero(good).tolist():
+        depth = int(arrays["depth"][place])
+        if depth not in best or accuracy[place] > accuracy[best[depth]]:
+            best[depth] = place
+    assert dict(zip(used.depths, used.places, strict=True)) == best
     chosen = used.places
-    assert [exits_of["branch"][chosen].tolist(), *map(list, (used.flops, used.accuracy))] == [
-        used.branches,
-        list(exits_of["flops"][chosen]),
-        list(accuracy[chosen]),
-    ]
-    before = np.concatenate([[0], np.cumsum(exits_of["branch_flops"][chosen])[:-1]])
-    assert used.spent.tolist() == (used.flops + before).tolist()
+    assert used.branches == arrays["branch"][chosen].tolist()
+    assert used.flops.tolist() == arrays["flops"][chosen].tolist()
+    assert used.accuracy.tolist() == accuracy[chosen].tolist()
+    tried = np.cumsum([0, *arrays["branch_flops"][chosen][:-1]])
+    assert used.spent.tolist() == (used.flops + tried).tolist()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from torch.nn.functional import conv2d, pad
 
 from lsvit.position import Encode, Position
 from lsvit.routed import RoutedModel
+from lsvit.routes import ORDERS, Order
 from lsvit.weights import save_weights
 from papers.inversion.compute import class_images
 from papers.inversion.compute import descent as inversion
@@ -124,27 +125,36 @@ def test_correlation() -> None:
         assert not correlation(other, constant).any()
 
 
-def test_normaliser_and_noise() -> None:
+def test_normaliser() -> None:
     image = torch.tensor([0.6, 0.2, 0.6]).view(1, 3, 1, 1).expand(1, 3, 2, 2)
-    assert normalise(image)[0, :, 1, 0].tolist() == pytest.approx([1, -1, 0], abs=1e-6)
-    assert torch.allclose(normalise.undo(normalise(image)), image)
-    start = noise((4, 1, 100, 100), 3)
-    assert (float(start.mean()), float(start.std())) == pytest.approx((0.7, 0.05), abs=1e-3)
-    assert torch.equal(noise((4, 1, 100, 100), 3), start)
-    assert not torch.equal(noise((4, 1, 100, 100), 4), start)
+    normalised = normalise(image)
+    assert normalised[0, :, 1, 0].tolist() == pytest.approx([1, -1, 0], abs=1e-6)
+    assert torch.allclose(normalise.undo(normalised), image)
+
+
+def test_noise() -> None:
+    shape = (4, 1, 100, 100)
+    start = noise(shape, 3)
+    assert start.mean().item() == pytest.approx(0.7, abs=1e-3)
+    assert start.std().item() == pytest.approx(0.05, abs=1e-3)
+    assert torch.equal(noise(shape, 3), start)
+    assert not torch.equal(noise(shape, 4), start)
 
 
 @torch.no_grad()
 def test_yardsticks_are_means_over_the_draws(model: RoutedModel) -> None:
-    a, routes = pixels(), table(ROUTES)
-    found = yardstick(model, normalise, a, routes, 0.07, 4, torch.Generator().manual_seed(5))
+    images = pixels()
+    routes = table(ROUTES)
+    found = yardstick(model, normalise, images, routes, 0.07, 4, torch.Generator().manual_seed(5))
     draws = torch.Generator().manual_seed(5)
+    embedding = read_states(model, normalise(images), routes)
+    tokens = model.embed(normalise(images))
     apart = []
     for _ in range(4):
-        pair = (a, a + 0.07 * torch.randn(a.shape, generator=draws))
-        states = [read_states(model, normalise(x), routes) for x in pair]
-        tokens = [model.embed(normalise(x)) for x in pair]
-        apart.append(torch.stack([distance(*two) for two in (states, tokens, pair)]))
+        moved = images + 0.07 * torch.randn(images.shape, generator=draws)
+        states = read_states(model, normalise(moved), routes)
+        gaps = [distance(embedding, states), distance(tokens, model.embed(normalise(moved)))]
+        apart.append(torch.stack([*gaps, distance(images, moved)]))
     assert torch.allclose(torch.stack(found), torch.stack(apart).mean(0), rtol=1e-4)
 
 
@@ -181,35 +191,39 @@ def by_hand(
 @pytest.mark.parametrize("changes", CASES["descents"], ids=str)
 def test_descents_by_hand(model: RoutedModel, changes: dict[str, Any]) -> None:
     """Every image is found on its own; the curves hold the distances of recorded steps."""
-    a, how = pixels(), descent(**changes)
-    start = noise(tuple(a.shape), 0)
-    found = invert(model, normalise, a, table(ROUTES), start, how, 4)
+    images = pixels()
+    how = descent(**changes)
+    start = noise(tuple(images.shape), 0)
+    found = invert(model, normalise, images, table(ROUTES), start, how, 4)
     recorded = [0, 2, 3, 4, 6] if how.steps == 6 else [0, 1]
     for i, route in enumerate(ROUTES):
-        states = by_hand(model, a[i : i + 1], route, start[i : i + 1], how)
-        assert torch.allclose(found.images[i], states[-1][0][0], atol=2e-4)
-        _, gaps, offs = zip(*(states[step] for step in recorded), strict=True)
+        steps = by_hand(model, images[[i]], route, start[[i]], how)
+        assert torch.allclose(found.images[i], steps[-1][0][0], atol=2e-4)
+        gaps = [steps[step][1] for step in recorded]
         assert found.embedding[i].tolist() == pytest.approx(gaps, rel=2e-3)
+        offs = [steps[step][2] for step in recorded]
         assert found.pixels[i].tolist() == pytest.approx(offs, rel=1e-3)
     assert found.lr.tolist() == pytest.approx(how.lrs * 6)
 
 
 def test_the_best_of_several_rates_is_kept(model: RoutedModel) -> None:
     """Every image and point has its own; one that diverges is never kept, wherever it stands."""
-    a = pixels()
+    images = pixels()
     away = torch.tensor([0.001, 1, 0.001, 1, 0.05, 0.05]).view(-1, 1, 1, 1)
-    start = a + away * (noise(tuple(a.shape), 0) - a)
+    start = images + away * (noise(tuple(images.shape), 0) - images)
     rates = [1e30, 0.001, 0.02, 0.3, 1e25]
-    problem = (model, normalise, a, table(ROUTES), start)
+    problem = (model, normalise, images, table(ROUTES), start)
     found = invert(*problem, descent(lrs=rates), 2)
     alone = [invert(*problem, descent(lrs=[lr]), 2) for lr in rates]
     final = torch.stack([outcome.embedding[:, -1] for outcome in alone])
     best = final.nan_to_num(torch.inf).argmin(0).tolist()
     assert len(set(best)) > 1  # else it may be one for all
-    assert found.lr.tolist() == pytest.approx([rates[i] for i in best])
-    for name in ("images", "embedding", "pixels"):
-        kept = torch.stack([getattr(alone[which], name)[i] for i, which in enumerate(best)])
-        assert torch.allclose(getattr(found, name), kept, atol=1e-4), name
+    assert found.lr.tolist() == pytest.approx([rates[which] for which in best])
+    for i, which in enumerate(best):
+        kept = alone[which]
+        assert torch.allclose(found.images[i], kept.images[i], atol=1e-4)
+        assert torch.allclose(found.embedding[i], kept.embedding[i], atol=1e-4)
+        assert torch.allclose(found.pixels[i], kept.pixels[i], atol=1e-4)
 
 
 @pytest.mark.parametrize(("embedding", "input", "met", "expected"), CASES["verdicts"])
@@ -220,42 +234,50 @@ def test_verdicts(embedding: float, input: float, met: float, expected: str) -> 
 # ---- points --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ["sequential", "arbitrary"])
-def test_points(order: Any) -> None:
+@pytest.mark.parametrize("order", ORDERS)
+def test_points(order: Order) -> None:
     """Every image runs the first layers of one order at all depths; layers alone are none's."""
     points = make_points(6, [4, 2, 4, 6, 7], True, order, 3, (5, 1))
-    names = ["patch_embed", "first 2", "first 4", "first 6", "layer 1", "layer 3", "layer 5"]
-    assert [point.name for point in points] == names
-    assert [point.depth for point in points] == [0, 2, 4, 6, 1, 1, 1]
+    assert [[point.name, point.depth] for point in points] == CASES["points"]
     orders = points[3].routes
     assert all(sorted(route) == list(range(6)) for route in orders)
     assert len(set(orders)) == (1 if order == "sequential" else 3)
     for point in points[:4]:
         assert point.routes == [route[: point.depth] for route in orders]
-    assert [point.routes for point in points[4:]] == [[(i,)] * 3 for i in (1, 3, 5)]
-    for seeds in ((5, 1), (6, 1), (5, 2), (1, 5)):
-        drawn = make_points(6, [2, 4, 6], False, order, 3, seeds)
-        assert (drawn == points[:4]) == (order == "sequential" or seeds == (5, 1))
-    routes = [route for point in points for route in point.routes]
-    assert pad_routes(points, 6).tolist() == table(routes, 6).tolist()
-    depths = [point.depth for point in make_points(12, None, False, order, 1, (0, 0))]
-    assert depths == [0, 1, 4, 8, 12]
+    for point, layer in zip(points[4:], (1, 3, 5), strict=True):
+        assert point.routes == [(layer,)] * 3
+    assert make_points(6, [2, 4, 6], False, order, 3, (5, 1)) == points[:4]
+    padded = table([route for point in points for route in point.routes], 6)
+    assert torch.equal(pad_routes(points, 6), padded)
 
 
-def test_images_of_different_classes() -> None:
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("seeds", [(6, 1), (5, 2), (1, 5)])
+def test_arbitrary_orders_of_points_depend_on_both_seeds(
+    seeds: tuple[int, int], order: Order
+) -> None:
+    points = make_points(6, [2, 4, 6], False, order, 3, (5, 1))
+    others = make_points(6, [2, 4, 6], False, order, 3, seeds)
+    assert (others == points) == (order == "sequential")
+
+
+def test_depths_where_none_are_asked_for() -> None:
+    points = make_points(12, None, False, "sequential", 1, (0, 0))
+    assert [point.depth for point in points] == [0, 1, 4, 8, 12]
+
+
+@pytest.mark.parametrize(("labels", "count", "seed", "places"), CASES["chosen images"])
+def test_images_of_different_classes(
+    labels: list[int], count: int, seed: int, places: list[int]
+) -> None:
     """Each seed goes on where the one before ends: another class, then another image of it."""
-    labels = np.array([1, 1, 0, 2, 0, 1])
-    chosen = [choose_images(labels, 2, seed).tolist() for seed in range(4)]
-    assert chosen == [[2, 0], [3, 4], [1, 5], [2, 0]]
-    assert choose_images(np.array([7, 7, 9]), 5, 0).tolist() == [0, 2, 1, 0, 2]
+    assert choose_images(np.array(labels), count, seed).tolist() == places
 
 
 # ---- the job of an inversion ---------------------------------------------------------------------
 
 TINY, MIXER = (ModelPreset(**CASES[name]) for name in ("vit", "mixer"))
-OPTIONS = InversionMeasure(
-    images=2, depths=None, sigma=0.05, shifts=2, met=0.5, batch_size=200, records=3, seed=7
-)
+OPTIONS = InversionMeasure.model_validate(CASES["options"])
 
 
 class Outcome:
@@ -459,9 +481,7 @@ def test_measure_of_edited_models(
 
 # ---- class images --------------------------------------------------------------------------------
 
-SCHEDULE = ClassImages(
-    steps=6, lr=0.05, target=30.0, blur=0.8, jitter=3, jitter_after=3, batch_size=9
-)
+SCHEDULE = ClassImages.model_validate(CASES["schedule"])
 
 
 def maximised(model: RoutedModel, classes: int, options: ClassImages, seed: int) -> Tensor:
@@ -496,9 +516,17 @@ def test_class_images_by_hand(model: RoutedModel, changes: dict[str, Any]) -> No
 def test_what_a_model_takes_images_for() -> None:
     """Shares are among the first outputs, which are the classes."""
     outputs = torch.tensor([[2.0, 0.0, 1.0, 9.0], [0.0, 1.0, 3.0, 9.0], [1.0, 1.0, 1.0, 9.0]])
-    model: Any = lambda x: outputs + x  # noqa: E731
-    probability, seen = rate(model, lambda x: x - 1, torch.ones(3, 4), 3)  # type: ignore[arg-type]
-    shares = outputs[:, :3].exp() / outputs[:, :3].exp().sum(1, keepdim=True)
+
+    def model(images: Tensor) -> Tensor:
+        return outputs + images
+
+    def normalise(images: Tensor) -> Tensor:
+        return images - 1
+
+    images: Any = torch.ones(3, 4)
+    probability, seen = rate(model, normalise, images, 3)  # type: ignore[arg-type]
+    exponentials = outputs[:, :3].exp()
+    shares = exponentials / exponentials.sum(1, keepdim=True)
     assert probability.tolist() == pytest.approx(shares.diagonal().tolist())
     assert seen.tolist() == [0, 2, 0]
 

@@ -37,34 +37,12 @@ ABOUT, MODELS = CASES["about"], CASES["models"]
 
 def row(**changes: Any) -> dict[str, Any]:
     """A row of inversion.csv: the first layer, met exactly as nearly as the yardstick."""
-    keys = ("d_10k", MODEL, "vit", "trained", "none", "sequential", "adam", 0)
-    numbers = {
-        "point": "first 1",
-        "depth": 1,
-        "image": 0,
-        "embedding_distance": 2.0,
-        "yardstick": 2.0,
-        "input_distance": 4.0,
-        "input_yardstick": 4.0,
-        "token_distance": 5.0,
-        "token_yardstick": 5.0,
-        "pixel_correlation": 0.5,
-        "lr": 0.1,
-        "verdict": "non-unique",
-    }
-    return dict(zip(COLUMNS, keys, strict=True)) | numbers | changes
+    return CASES["row"] | changes
 
 
 def test_numbers_are_means_of_the_seeds_means() -> None:
     """Seed 0 has ratios 0.5 and 1.5, seed 1 one of 3: mean 2, deviation of 1 and 3."""
-    others: dict[str, Any] = {
-        "point": "layer 0",
-        "weights": "untrained",
-        "edit": "without mlp",
-        "order": "arbitrary",
-        "optimiser": "gd",
-        "family": "mixer",
-    }
+    others = CASES["others"]
     rows = [
         row(embedding_distance=1.0, verdict="invertible here"),
         row(embedding_distance=12.0, yardstick=8.0, image=1),
@@ -109,16 +87,26 @@ def test_filters_are_tiles(channels: int, across: int) -> None:
     assert not filter_grid(np.full((1, 1, 2, 2), 3.0))[0, 1:3, 1:3].any()
 
 
-def test_neighbouring_weights() -> None:
-    """A gradient of 8: 1 along y; along x mean i (i + 1) over mean i², i from -3.5."""
-    gradient = np.broadcast_to(np.arange(8.0), (3, 1, 8, 8))
+@pytest.fixture
+def gradient() -> np.ndarray:
+    """Three filters of 8 x 8 with a gradient along x: (3, 1, 8, 8)."""
+    return np.broadcast_to(np.arange(8.0), (3, 1, 8, 8))
+
+
+def test_neighbours_of_a_gradient(gradient: np.ndarray) -> None:
+    """It is 1 along y; along x mean i (i + 1) over mean i², i from -3.5."""
     expected = pytest.approx([(1 + 3.75 / 5.25) / 2] * 3)
-    levels = np.array([10.0, -20.0, 3.0])[:, None, None, None]
-    for filters in (gradient, gradient.swapaxes(2, 3) * -0.01 + 4, gradient + levels):
-        assert neighbours(filters) == expected
-    board = (-1.0) ** np.add.outer(np.arange(8), np.arange(8))
+    assert neighbours(gradient) == expected
+    assert neighbours(gradient.swapaxes(2, 3) * -0.01 + 4) == expected
+    levels = np.array([10.0, -20.0, 3.0]).reshape(3, 1, 1, 1)
+    assert neighbours(gradient + levels) == expected
+
+
+def test_neighbours_of_what_has_no_gradient() -> None:
+    places = np.arange(8)
+    board = 7 + (-1.0) ** np.add.outer(places, places)
     constant = np.full((8, 8), 3.0)
-    assert neighbours(np.stack([board + 7, constant])[:, None]) == pytest.approx([-1, 0])
+    assert neighbours(np.stack([board, constant])[:, None]) == pytest.approx([-1, 0])
     noise = np.random.default_rng(0).standard_normal((400, 1, 8, 8))
     assert abs(neighbours(noise).mean()) < 0.03
 

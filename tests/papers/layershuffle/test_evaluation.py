@@ -13,7 +13,6 @@ from sklearn.linear_model import LogisticRegression
 from lsvit.latin import Latin
 from lsvit.routed import RoutedModel
 from lsvit.routes import OneRoute, RouteTable, arbitrary, generator
-from lsvit.weights import save_weights
 from papers import Variant
 from papers.exits.section import ExitHeads
 from papers.layershuffle.compute import analysis, evaluation, logistic
@@ -38,21 +37,15 @@ from pipeline.models.weights import build
 from pipeline.training import scoring
 from pipeline.training.objectives import is_right, task_loss
 from pipeline.training.scoring import InTurn, Score, open_model, open_split, score
-from tests.conftest import run_fields, write_raw
+from tests.conftest import cases_of, run_fields, write_raw
 from tests.models import small
 from tests.papers.conftest import Keys
 from tests.papers.exits.test_branches import FAMILIES
 
+CASES = cases_of(__file__)
 ROUTE_KEYS = ["route", "routes", "images"]
 Evaluated = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 Configured = Callable[..., EvalConfig]
-
-
-@pytest.fixture
-def weights(pico: ModelPreset, tmp_path: Path) -> Path:
-    torch.manual_seed(0)
-    save_weights(build(pico, 10), tmp_path / "w.safetensors")
-    return tmp_path / "w.safetensors"
 
 
 @pytest.fixture
@@ -121,12 +114,9 @@ def test_a_route_without_an_order_is_evaluated_alone(
     assert rows["loss"].tolist() == [pytest.approx(own.loss, abs=1e-6)] * 2
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "keep", "spaced"),
-    [(12, 3, (0, 6, 11)), (12, 6, (0, 2, 4, 7, 9, 11)), (4, 2, (0, 3)), (4, 1, (0,))],
-)
-def test_layers_that_may_be_kept(num_layers: int, keep: int, spaced: tuple[int, ...]) -> None:
-    assert choose_layers(num_layers, keep, "spaced") == spaced
+@pytest.mark.parametrize(("num_layers", "keep", "spaced"), CASES["spaced"])
+def test_layers_that_may_be_kept(num_layers: int, keep: int, spaced: list[int]) -> None:
+    assert choose_layers(num_layers, keep, "spaced") == tuple(spaced)
     assert choose_layers(num_layers, keep, "first") == tuple(range(keep))
     assert choose_layers(num_layers, keep, "random") == tuple(range(num_layers))
 
@@ -188,15 +178,7 @@ def test_held_out_images_choose_the_regression(pico: ModelPreset, tmp_path: Path
     assert first.C == 0.5
 
 
-@pytest.mark.parametrize(
-    ("per", "batch_size", "names"),
-    [
-        ("batch", 16, ["3 routes, one a batch"]),
-        ("batch", 20, ["2 routes, one a batch"]),
-        ("batch", 40, None),
-        ("pass", 16, None),
-    ],
-)
+@pytest.mark.parametrize(("per", "batch_size", "names"), CASES["readings"])
 def test_other_readings(
     per: str, batch_size: int, names: list[str] | None, evaluated: Evaluated
 ) -> None:
@@ -267,21 +249,20 @@ def test_cells_with_few_routes_have_no_latin_ones(evaluated: Evaluated) -> None:
 
 def test_samplers_with_latin_routes(evaluated: Evaluated, scored: list[tuple[Any, Score]]) -> None:
     """Those that shuffle what they do not leave in place; all others run an order a sample."""
-    shuffling = ["arbitrary", {"fix_first": 0}, {"fix_first": 2}, {"fix_last": 1}, {"fix_first": 4}]
-    specs = [*shuffling, "reversed", {"swap": 3}, {"drop": 0.5}]
-    _, latin = evaluated(samplers=specs, images=10, per="latin")
-    drawn = [routes for routes, _ in scored[-len(specs) :]]
-    assert [isinstance(routes, InTurn) for routes in drawn] == [True] * 5 + [False] * 3
-    expected = [(4, 0, 0), (4, 0, 0), (2, 2, 0), (3, 0, 1), (1, 4, 0)]  # routes, first, last
-    for routes, square in zip(drawn, expected, strict=False):
-        found = [(len(each.routes), each.first, each.last) for each in routes.routes]
-        assert found == [square] * 3
-    _, sample = evaluated(samplers=specs, images=10, per="sample")
+    samplers = [sampler for sampler, _ in CASES["latin samplers"]]
+    _, latin = evaluated(samplers=samplers, images=10, per="latin")
+    drawn = [routes for routes, _ in scored[-len(samplers) :]]
+    for routes, (_, square) in zip(drawn, CASES["latin samplers"], strict=True):
+        assert isinstance(routes, InTurn) == (square is not None)
+        if square:
+            found = [[len(latin.routes), latin.first, latin.last] for latin in routes.routes]
+            assert found == [square] * 3
+    _, sample = evaluated(samplers=samplers, images=10, per="sample")
     pd.testing.assert_frame_equal(latin[4:], sample[4:], check_exact=False, atol=2e-6, rtol=0)
-    table = latin.set_index("sampler")
-    assert table.loc["fix_first 4", "distance"] == 0
-    assert (table["length"][:5] == 4).all()
-    assert 0 < table.loc["fix_first 2", "distance"] <= 1  # of the two last layers
+    assert (latin["length"][:5] == 4).all()
+    distances = latin.set_index("sampler")["distance"]
+    assert distances["fix_first 4"] == 0
+    assert 0 < distances["fix_first 2"] <= 1  # of the two last layers
 
 
 def test_samplers_that_fit(evaluated: Evaluated) -> None:

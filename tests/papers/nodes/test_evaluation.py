@@ -6,38 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsvit.weights import save_weights
 from papers.nodes.compute.evaluation import evaluate
 from papers.nodes.compute.plan import Plan
 from papers.nodes.compute.simulation import simulate
-from papers.nodes.section import POLICIES, Fault, Nodes, NodesConfig, Policy, Service
+from papers.nodes.section import POLICIES, Nodes, NodesConfig, Policy
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.jobs.files import ROWS
 from pipeline.jobs.rows import read_rows
-from pipeline.models.weights import build
 from pipeline.training.scoring import open_model, open_split
-from tests.conftest import run_fields
+from tests.conftest import cases_of, run_fields
 from tests.papers.conftest import Keys
 
-OPTIONS = Nodes(
-    variants={"ls": ["any"]},
-    nodes=[4],
-    replication=[1, 2],
-    faults={"healthy": Fault(), "gone": Fault(gone=0.5)},
-    micro_batch=8,
-    in_flight=1,
-    images=36,
-    batch_size=7,
-    seed=0,
-    service=Service(service=0.1, hop=0.01, deadline=4, patience=3, suspicion=5, leave_out=0.25),
-)
-
-
-@pytest.fixture
-def weights(pico: ModelPreset, tmp_path: Path) -> Path:
-    save_weights(build(pico, 10), tmp_path / "w.safetensors")
-    return tmp_path / "w.safetensors"
+OPTIONS = Nodes.model_validate(cases_of(__file__))
 
 
 @pytest.mark.slow
@@ -77,15 +58,9 @@ def test_a_row_says_what_the_model_answers_along_the_journeys(
     assert (rows.loc[(1, "gone"), "lost"] == 0) == (policy == "any")
 
 
-def test_one_job_a_variant_policy_and_seed_and_what_evaluates_again(
-    keys: Keys, params: Params
-) -> None:
+def test_one_job_a_variant_policy_and_seed(keys: Keys, params: Params) -> None:
     known = keys(Plan, "nodes")
     plan = Plan(params)
     assert len(known) == len(params.seeds) * sum(map(len, plan.options.variants.values()))
-    assert keys(Plan, "nodes", batch_size=7) == known
     plan.options = plan.options.model_copy(update={"variants": {"ls": ["any"]}})
     assert {job.key for job in plan.jobs().values()} < known
-    healthy = {"healthy": Fault()}
-    for options in ({"seed": 1}, {"replication": [1]}, {"micro_batch": 7}, {"faults": healthy}):
-        assert not keys(Plan, "nodes", **options) & known

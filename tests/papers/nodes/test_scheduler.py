@@ -29,10 +29,10 @@ from papers.nodes.section import Fault, Policy, Service
 from tests.conftest import cases_of
 
 Answers = Callable[[Send], float | None]
-SERVICE = Service(service=1.0, hop=0.0, deadline=4, patience=3, suspicion=5, leave_out=0.25)
 LAYERS = 8
 WHOLE = tuple(range(LAYERS))
 CASES = cases_of(__file__)
+SERVICE = Service.model_validate(CASES["service"])
 
 
 def walks(

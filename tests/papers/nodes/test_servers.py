@@ -27,7 +27,7 @@ from papers.nodes.section import Fault, Policy, Service
 from pipeline.config.presets import ModelPreset
 from pipeline.errors import UserError
 from pipeline.models.weights import build
-from tests.conftest import ROOT
+from tests.conftest import ROOT, cases_of
 
 sys.path.append(str(ROOT / "benchmarks"))
 if TYPE_CHECKING:
@@ -37,23 +37,18 @@ else:
     import nodes_schedules
     import nodes_servers
 
-MODELS: dict[str, dict[str, Any]] = {
-    "ls_pos": {"route": "arbitrary", "position": {"encode": {"dim": 8}}},
-    "exits": {"route": "arbitrary", "exits": {"branch": "mlp", "depths": [2, 4]}},
-}
+CASES = cases_of(__file__)
 IMAGES = torch.linspace(-1, 1, 3 * 28 * 28).view(3, 1, 28, 28)
-SERVICE = Service(  # of a machine with other work
-    service=0.002, hop=0.002, deadline=2000, patience=1000, suspicion=100, leave_out=0.25
-)
+SERVICE = Service.model_validate(CASES["service"])
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=CASES["variants"])
 def weights(
     request: pytest.FixtureRequest, pico: ModelPreset, tmp_path: Path
 ) -> "nodes_servers.Weights":
     """A saved model of six layers."""
     six = pico.model_copy(update={"kwargs": pico.kwargs | {"depth": 6}})
-    variant = Variant.model_validate(MODELS[request.param])
+    variant = Variant.model_validate(CASES["variants"][request.param])
     torch.manual_seed(0)
     save_weights(build(six, 10, variant), tmp_path / "w.safetensors")
     return nodes_servers.Weights(six, 10, variant, tmp_path / "w.safetensors")

@@ -1,15 +1,17 @@
 """Metrics, merges and pruned models by hand; jobs, rows and figures; wrong parameters."""
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 from lsvit.weights import save_weights
-from papers import PAPERS
 from papers.questions.compute import merging, passes, pruning
 from papers.questions.compute.confidence import (
     area_under_rejection,
@@ -21,7 +23,6 @@ from papers.questions.compute.merging import merge
 from papers.questions.compute.passes import dropped_out, held_out, mended, routes_of, tried
 from papers.questions.compute.plan import Plan
 from papers.questions.compute.pruning import Pruner, collapse, fit_linear
-from papers.questions.figures import draw
 from papers.questions.section import (
     Merges,
     MergesConfig,
@@ -38,35 +39,44 @@ from pipeline.errors import UserError
 from pipeline.jobs.files import ROWS, sha256
 from pipeline.jobs.rows import read_rows
 from pipeline.models.weights import build
-from pipeline.report.results import Results
 from pipeline.training.scoring import open_model, open_split
-from tests.conftest import run_fields
+from tests.conftest import cases_of, run_fields
 
-SHARED = {"images": 20, "batch_size": 16, "seed": 0}
-PASSES = Passes(**SHARED, routes=3, shorter=[2, 4], drop=0.5, dropout=0.5)
-MERGES = Merges(**SHARED, members=[2, 3, 4], draws=2, outside="first")
-WAYS = ["random", "first", "spaced", "influence", "greedy", "laco", "patch"]
-PRUNING = Pruning(**SHARED, keep=[2, 4], ways=WAYS, subsets=3, calibration=20)
+CASES = cases_of(__file__)
+PASSES = Passes.model_validate(CASES["passes"])
+MERGES = Merges.model_validate(CASES["merges"])
+PRUNING = Pruning.model_validate(CASES["pruning"])
+Evaluated = Callable[..., pd.DataFrame]
 
 
 @pytest.fixture
-def six(pico: ModelPreset) -> ModelPreset:
-    """A 6-layer model."""
-    return pico.model_copy(update={"kwargs": pico.kwargs | {"depth": 6}})
-
-
-def weights_of(preset: ModelPreset, seed: int, folder: Path) -> Path:
-    torch.manual_seed(seed)
-    file = folder / f"{seed}.safetensors"
-    save_weights(build(preset, 10), file)
+def trained(six: ModelPreset, tmp_path: Path) -> Path:
+    """Weights of a 6-layer model."""
+    torch.manual_seed(0)
+    file = tmp_path / "w.safetensors"
+    save_weights(build(six, 10), file)
     return file
 
 
-def fields(preset: ModelPreset, prepared: Path) -> dict[str, Any]:
-    return run_fields(prepared, preset, PLAIN, precision="fp32")
+@pytest.fixture
+def evaluated(six: ModelPreset, prepared: Path, trained: Path, tmp_path: Path) -> Evaluated:
+    """Runs a part's evaluation of the trained model; gives its rows."""
+
+    def run(part: Any, config: Any, options: Any, others: tuple[Path, ...] = ()) -> pd.DataFrame:
+        fields = run_fields(prepared, six, PLAIN, precision="fp32", options=options)
+        files = {f"weights_{number}": file for number, file in enumerate(others, 1)}
+        if others:
+            fields["others_sha256"] = [sha256(file) for file in others]
+        part.evaluate(config(**fields), prepared, trained, tmp_path, lambda event: None, **files)
+        return read_rows(tmp_path / ROWS)
+
+    return run
 
 
 # ---- confidence ----
+
+LABELS = np.array([0, 1, 1])
+EVERY = np.ones((3, 2), dtype=bool)  # answers count
 
 
 def test_calibration_error_by_hand() -> None:
@@ -90,14 +100,16 @@ def test_images_of_another_kind_are_told_by_confidence() -> None:
 
 
 def test_chance_is_the_mean_over_all_permutations_of_labels() -> None:
-    labels = np.array([0, 1, 1])
     answered = np.array([[True, False], [True, True], [False, False]])
-    every = np.ones((3, 2), dtype=bool)
-    assert share_by_chance(answered, labels, every) == pytest.approx((1 / 3 + 1 + 0) / 3)
-    rows = tried("way", 2, np.array([[0, 0, 1], [1, 1, 1]]), labels, every)
-    assert {name: value for _, _, name, value in rows} == pytest.approx(
-        {"single": 4 / 6, "some": 1, "control": (1 + 1 + 2 / 3) / 3}
-    )
+    chance = share_by_chance(answered, LABELS, EVERY)
+    assert chance == pytest.approx((1 / 3 + 1 + 0) / 3)
+
+
+def test_what_tries_are_right() -> None:
+    rows = tried("way", 2, np.array([[0, 0, 1], [1, 1, 1]]), LABELS, EVERY)
+    shares = {name: value for _, _, name, value in rows}
+    expected = {"single": 4 / 6, "some": 1, "control": (1 + 1 + 2 / 3) / 3}
+    assert shares == pytest.approx(expected)
 
 
 def test_only_wrong_answers_are_mended() -> None:
@@ -137,11 +149,8 @@ def test_dropout_is_on_within_the_block_alone(six: ModelPreset) -> None:
     assert torch.equal(before, model(images))
 
 
-def test_rows_of_passes(six: ModelPreset, prepared: Path, tmp_path: Path) -> None:
-    weights = weights_of(six, 0, tmp_path)
-    config = PassesConfig(**fields(six, prepared), options=PASSES)
-    passes.evaluate(config, prepared, weights, tmp_path, lambda event: None)
-    rows = read_rows(tmp_path / ROWS)
+def test_rows_of_passes(evaluated: Evaluated) -> None:
+    rows = evaluated(passes, PassesConfig, PASSES)
     numbers = rows.set_index(["way", "measure", "count"])["value"].sort_index()
     assert list(numbers.loc["dropout", "accuracy"].index) == [1, 2, 3]
     assert list(numbers.loc["one", "auroc"].index) == [1]
@@ -165,29 +174,23 @@ def test_a_merge_of_one_or_of_equal_ones_is_the_same_bit_for_bit(six: ModelPrese
 
 
 def test_each_layer_comes_from_its_member(six: ModelPreset) -> None:
-    first, second = (build(six, 10).state_dict() for _ in range(2))
+    first = build(six, 10).state_dict()
     second = {name: tensor + 1 for name, tensor in first.items()}
-    found = merge([first, second], [0, 1, 0, 1, 1, 0], "mean")
-    weight = "backbone.blocks.{}.mlp.fc1.weight"
-    taken = [found[weight.format(i)].equal(second[weight.format(i)]) for i in range(6)]
-    assert taken == [False, True, False, True, True, False]
+    members = [0, 1, 0, 1, 1, 0]
+    found = merge([first, second], members, "mean")
+    for layer, member in enumerate(members):
+        weight = f"backbone.blocks.{layer}.mlp.fc1.weight"
+        assert torch.equal(found[weight], (first, second)[member][weight])
     head = "backbone.head.weight"
     assert torch.allclose(found[head], first[head] + 0.5)
 
 
-def test_rows_of_merges(six: ModelPreset, prepared: Path, tmp_path: Path) -> None:
+def test_rows_of_merges(evaluated: Evaluated, trained: Path) -> None:
     """Equal trainings, merged, are as good as one; of three there is no merge of four."""
-    weights = weights_of(six, 0, tmp_path)
-    digests = [sha256(weights)] * 2
-    config = MergesConfig(**fields(six, prepared), options=MERGES, others_sha256=digests)
-    others = {"weights_1": weights, "weights_2": weights}
-    merging.evaluate(config, prepared, weights, tmp_path, lambda event: None, **others)
-    rows = read_rows(tmp_path / ROWS)
-    assert rows.groupby("way")["count"].agg(list).to_dict() == {
-        "arbitrary": [1, 2, 3],
-        "sequential": [1, 2, 3],
-    }
-    assert (rows.groupby("way")["value"].nunique() == 1).all()
+    ways = evaluated(merging, MergesConfig, MERGES, (trained, trained)).groupby("way")
+    counts = ways["count"].agg(list).to_dict()
+    assert counts == {"arbitrary": [1, 2, 3], "sequential": [1, 2, 3]}
+    assert (ways["value"].nunique() == 1).all()
 
 
 # ---- pruning ----
@@ -225,11 +228,11 @@ class Turn(nn.Module):
 
 
 @pytest.fixture
-def pruner(six: ModelPreset, prepared: Path, tmp_path: Path) -> Pruner:
+def pruner(six: ModelPreset, prepared: Path, trained: Path) -> Pruner:
     """Of a model whose layers 1, 3 and 4 do nothing, and layer 5 turns tokens."""
-    weights = weights_of(six, 0, tmp_path)
-    config = PruningConfig(**fields(six, prepared), options=PRUNING)
-    model, execution = open_model(config, prepared, weights)
+    fields = run_fields(prepared, six, PLAIN, precision="fp32", options=PRUNING)
+    config = PruningConfig(**fields)
+    model, execution = open_model(config, prepared, trained)
     for layer in (1, 3, 4):
         model.backbone.blocks[layer] = nn.Identity()
     model.backbone.blocks[5] = Turn()
@@ -244,37 +247,36 @@ def test_influence_of_a_block_that_does_nothing_is_0(pruner: Pruner) -> None:
     assert influence[[0, 2]].min() > 1e-4
 
 
-def test_what_is_left(pruner: Pruner) -> None:
-    """By influence layers that do nothing go first; a patch replaces two of them by identity."""
+def test_layers_that_are_left(pruner: Pruner) -> None:
+    """By influence layers that do nothing go first."""
     blocks = pruner.blocks
-    left = {way: dict(pruner.prune(way)) for way in ("first", "spaced", "influence", "random")}
-    assert left["first"][2] == [blocks[:2]]
-    assert left["spaced"][4] == [[blocks[i] for i in (0, 2, 3, 5)]]
-    assert {0, 2, 5} <= {blocks.index(block) for block in left["influence"][4][0]}
-    assert len(left["random"][2]) == 3
+    assert dict(pruner.prune("first"))[2] == [blocks[:2]]
+    assert dict(pruner.prune("spaced"))[4] == [[blocks[i] for i in (0, 2, 3, 5)]]
+    (left,) = dict(pruner.prune("influence"))[4]
+    assert {0, 2, 5} <= {blocks.index(block) for block in left}
+    assert len(dict(pruner.prune("random"))[2]) == 3
+
+
+def test_a_patch_replaces_layers_that_do_nothing_by_identity(pruner: Pruner) -> None:
+    blocks = pruner.blocks
     patched: Any = pruner.patch(2)
-    assert len(patched) == 5
-    assert patched[:3] + patched[4:] == blocks[:3] + blocks[5:]
-    assert torch.allclose(patched[3].weight, torch.eye(len(patched[3].weight)), atol=1e-3)
+    patch = patched.pop(3)
+    assert patched == blocks[:3] + blocks[5:]
+    assert torch.allclose(patch.weight, torch.eye(len(patch.weight)), atol=1e-3)
 
 
-def test_rows_of_pruning(six: ModelPreset, prepared: Path, tmp_path: Path) -> None:
+def test_rows_of_pruning(six: ModelPreset, evaluated: Evaluated, tmp_path: Path) -> None:
     """Every way keeps so many layers; weights of those that can be trained on load."""
-    weights = weights_of(six, 0, tmp_path)
-    config = PruningConfig(**fields(six, prepared), options=PRUNING)
-    pruning.evaluate(config, prepared, weights, tmp_path, lambda event: None)
-    rows = read_rows(tmp_path / ROWS)
+    rows = evaluated(pruning, PruningConfig, PRUNING)
     numbers = rows.set_index(["measure", "way", "count"])["value"].sort_index()
-    for way in (*WAYS, "chosen"):
+    for way in (*PRUNING.ways, "chosen"):
         assert sorted(numbers.loc["accuracy", way].index) == [2, 4]
-    assert (
-        numbers["flops", "greedy", 2] < numbers["flops", "patch", 2] < numbers["flops", "first", 4]
-    )
+    flops = numbers.loc["flops"]
+    assert flops["greedy", 2] < flops["patch", 2] < flops["first", 4]
     losses = numbers.loc["calibration_loss"].drop("random").unstack("way")
     best = losses.idxmin(axis=1)
     for keep in (2, 4):
-        chosen = numbers["accuracy", "chosen", keep]
-        assert chosen == numbers["accuracy", best[keep], keep]
+        assert numbers["accuracy", "chosen", keep] == numbers["accuracy", best[keep], keep]
         variant = PLAIN.model_copy(update={"layers": keep})
         build(six, 10, variant, tmp_path / f"pruned_{keep}.safetensors")
 
@@ -282,33 +284,36 @@ def test_rows_of_pruning(six: ModelPreset, prepared: Path, tmp_path: Path) -> No
 # ---- jobs, figures, parameters ----
 
 
-@pytest.mark.usefixtures("keys")
-def test_jobs(params: Params) -> None:
-    """Every training is once the first of its merges; from common starts merges wait for more."""
-    options = params.resolve(Questions).model_copy(
-        update={"common": {}, "healed": 1, "seeds": 2, "variants": ["ls"]}
-    )
+@pytest.fixture
+def plan(params: Params) -> Plan:
+    """Of LS in two seeds."""
     plan = Plan(params)
-    plan.options = options
+    changes = {"common": {}, "healed": 1, "seeds": 2, "variants": ["ls"]}
+    plan.options = params.resolve(Questions).model_copy(update=changes)
     plan.seeds = plan.seeds[:2]
+    return plan
+
+
+@pytest.mark.usefixtures("keys")
+def test_jobs(plan: Plan) -> None:
+    """Every training is once the first of its merges."""
     jobs = plan.jobs()
-    assert [(part, seed) for part, _, seed in jobs] == [
-        *(("passes", 0), ("passes", 1), ("pruning", 0), ("pruning", 1)),
-        *(("separate", 0), ("separate", 1)),
-    ]
+    parts = itertools.product(("passes", "pruning", "separate"), (0, 1))
+    assert [(part, seed) for part, _, seed in jobs] == list(parts)
     job: Any = jobs["separate", "ls", 1]
     files = [plan.weights_of("ls", seed) for seed in (1, 2, 3, 4, 0)]
     assert [file for name, file in job.inputs.items() if name != "data"] == files
     assert job.config.others_sha256 == [sha256(file) for file in files[1:]]
-    plan.options = options.model_copy(update={"common": {"ls": 1}})
+
+
+@pytest.mark.usefixtures("keys")
+def test_from_common_starts_merges_wait_for_more(plan: Plan) -> None:
+    plan.options = plan.options.model_copy(update={"common": {"ls": 1}})
     with pytest.raises(UserError, match="no weights of seed 0"):
         plan.jobs()
 
 
-@pytest.mark.parametrize(
-    ("seeds", "sets", "separate", "common"),
-    [([0, 1, 2], None, [0, 1, 2], [0]), ([0, 1, 2], 2, [0, 1], [0, 2]), ([5, 6], 1, [5], [5, 6])],
-)
+@pytest.mark.parametrize(("seeds", "sets", "separate", "common"), CASES["starts"])
 def test_trainings_that_share_their_start(
     seeds: list[int], sets: int | None, separate: list[int], common: list[int], params: Params
 ) -> None:
@@ -317,7 +322,3 @@ def test_trainings_that_share_their_start(
     plan.options = plan.options.model_copy(update={"common": {}})
     assert list(plan.members("ls", "separate")) == separate
     assert list(plan.members("ls", "common")) == common
-
-
-def test_without_rows_nothing_is_drawn(params: Params, tmp_path: Path) -> None:
-    assert draw(Results(tmp_path, PAPERS), params) == {}

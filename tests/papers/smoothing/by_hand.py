@@ -13,23 +13,13 @@ from papers import Variant
 from papers.smoothing.section import Losses, Recipe
 from papers.smoothing.talking_heads import use_talking_heads
 from pipeline.jobs.configs import TrainConfig
+from tests.conftest import cases_of
 from tests.models import small
 
-LOSSES = Losses.model_validate(
-    {"cosine": 0.5, "contrastive": {"weight": 0.3, "normalize": True}, "mixing": 2.0}
-)
+CASES = cases_of(__file__)
+LOSSES = Losses.model_validate(CASES["losses"])
 PLAIN = Losses.model_validate({"contrastive": 1.0})  # of dot products, which saturate in tests
-RECIPE = Recipe(
-    repeats=2,
-    crop=0.08,
-    flip=0.5,
-    randaugment=9,
-    erasing=0.5,
-    mixup=0.8,
-    cutmix=1.0,
-    label_smoothing=0.1,
-    drop_path=0.5,
-)
+RECIPE = Recipe.model_validate(CASES["recipe"])
 
 
 def random(*shape: int, value: int = 0) -> Tensor:

@@ -33,8 +33,8 @@ from pipeline.jobs.configs import TrainConfig
 from pipeline.models.weights import build
 from pipeline.training.loop import open_run, seed_libraries, train_epoch
 from pipeline.training.objectives import Batch
-from pipeline.training.optimisation import make_optimizer, make_scheduler
 from tests.papers.smoothing.by_hand import RECIPE
+from tests.pipeline.training.test_loop import rates_of
 
 MIXING = Losses.model_validate({"mixing": 1.0})
 
@@ -195,10 +195,12 @@ def test_crop_keeps_a_part_of_the_image_at_full_size() -> None:
     images = 4 * ramp - 4 * torch.tensor([10.0, 20.0, 30.0]).view(3, 1, 1)
     batch = augmentation(crop=0.25)(Batch(images, torch.zeros(400, dtype=torch.long)))
     assert batch.images.shape == images.shape
-    slopes = (batch.images[:, 0, 12, 18] - batch.images[:, 0, 12, 6]) / (4 * 120)
+    row = batch.images[:, 0, 12]
+    slopes = (row[:, 18] - row[:, 6]) / (4 * 120)
     assert 0.4 < slopes.min() < 0.6  # of a width: at least half, less a bit for the aspect ratio
     assert 0.9 < slopes.max() <= 1.01
-    assert (batch.images[:, 1] - batch.images[:, 0]).unique().tolist() == [-40]
+    channels_apart = batch.images[:, 1] - batch.images[:, 0]
+    assert channels_apart.unique().tolist() == [-40]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -236,8 +238,8 @@ def test_a_split_batch_is_the_batch(parts: int) -> None:
     pieces = batch.split(parts)
     sizes = [len(piece) for piece in np.array_split(np.arange(10), parts)]
     assert [len(piece.images) for piece in pieces] == sizes
-    for whole, *joined in zip(tensors(batch), *map(tensors, pieces), strict=True):
-        assert torch.equal(torch.cat(joined), whole)
+    for whole, *parts_of_it in zip(tensors(batch), *map(tensors, pieces), strict=True):
+        assert torch.equal(torch.cat(parts_of_it), whole)
 
 
 # ---- repeated augmentation -----------------------------------------------------------------------
@@ -365,13 +367,6 @@ def test_cosine_warms_up_and_falls(
     """A training of fewer epochs than the warm-up has ends with one epoch of the cosine."""
     changes = {"schedule": "cosine", "lr": 2.0, "epochs": epochs, "warmup_epochs": warmup_epochs}
     options = params.finetune.model_copy(update=changes)
-    optimizer = make_optimizer(torch.nn.Linear(1, 1), options)
-    scheduler = make_scheduler(optimizer, options, 60)
-    rates = []
-    for _ in range(60):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
     line = [2 * (step + 1) / (warm + 1) for step in range(warm)]
     curve = [1 + math.cos(math.pi * (step - warm) / (60 - warm)) for step in range(warm, 60)]
-    assert rates == pytest.approx(line + curve, abs=1e-6)
+    assert rates_of(options, 60) == pytest.approx(line + curve, abs=1e-6)

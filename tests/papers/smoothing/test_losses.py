@@ -11,6 +11,7 @@ from papers import Variant
 from papers.smoothing.losses import patch_classification, patch_contrastive, patch_cosine
 from papers.smoothing.section import Losses
 from pipeline.training.objectives import is_right, task_loss
+from tests.conftest import cases_of
 from tests.papers.smoothing.by_hand import (
     LOSSES,
     PLAIN,
@@ -20,6 +21,7 @@ from tests.papers.smoothing.by_hand import (
     unit,
 )
 
+CASES = cases_of(__file__)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -65,30 +67,43 @@ def test_patch_contrastive_is_the_sources(normalized: bool) -> None:
     assert reference.abs().max() > 0.01
 
 
-def test_patch_classification() -> None:
-    """Of each patch its own label; of an image without them, its shares at every patch."""
-    logits, labels = random(3, 4, 5), torch.tensor([[0, 1, 2, 3], [4, 4, 0, 1], [2, 2, 2, 3]])
+def test_patches_have_labels_of_their_own() -> None:
+    logits = random(3, 4, 5)
+    labels = torch.tensor([[0, 1, 2, 3], [4, 4, 0, 1], [2, 2, 2, 3]])
     expected = cross_entropy(logits.view(12, 5), labels.view(12))
     assert torch.isclose(patch_classification(logits, labels), expected)
+
+
+def test_patches_have_the_labels_of_their_image() -> None:
+    """Its shares of classes, or its one class, at every patch."""
+    logits = random(3, 4, 5)
     shares = random(3, 5, value=1).softmax(-1)
     expected = -(shares[:, None] * logits.log_softmax(-1)).sum(-1).mean()
     assert torch.isclose(patch_classification(logits, shares), expected)
     whole = torch.tensor([1, 4, 0])
     expected = patch_classification(logits, whole[:, None].expand(3, 4))
     assert torch.equal(patch_classification(logits, whole), expected)
-    # As many patches as classes: both forms of labels have one shape.
-    square = random(4, 4, 4)
-    hard = torch.arange(4)[:, None].expand(4, 4)
-    expected = patch_classification(square, torch.eye(4))
-    assert torch.isclose(patch_classification(square, hard), expected)
+
+
+def test_patch_labels_are_told_from_shares_of_as_many_classes() -> None:
+    """As many patches as classes: both forms of labels have one shape."""
+    logits = random(4, 4, 4)
+    labels = torch.arange(4)[:, None].expand(4, 4)
+    expected = patch_classification(logits, torch.eye(4))
+    assert torch.isclose(patch_classification(logits, labels), expected)
 
 
 def test_shares_of_classes_as_labels() -> None:
-    logits, labels = random(6, 5), torch.tensor([0, 1, 2, 3, 4, 0])
+    logits = random(6, 5)
     shares = random(6, 5, value=1).softmax(-1)
     expected = -(shares * logits.log_softmax(-1)).sum()
     assert torch.isclose(task_loss(logits, shares), expected / 6)
     assert torch.isclose(task_loss(logits, shares, "sum"), expected)
+
+
+def test_the_largest_share_is_the_right_answer() -> None:
+    logits = random(6, 5)
+    labels = torch.tensor([0, 1, 2, 3, 4, 0])
     certain = one_hot(labels, 5).float()
     mixed = 0.6 * certain + 0.4 * certain.roll(1, 1)
     assert torch.equal(is_right(logits, mixed), is_right(logits, labels))
@@ -99,34 +114,22 @@ def test_shares_of_classes_as_labels() -> None:
 
 
 def test_a_number_is_a_weight() -> None:
-    numbers = Losses.model_validate({"cosine": 0.5, "contrastive": "3e-1", "mixing": 2})
-    words = {"cosine": {"weight": 0.5}, "contrastive": {"weight": 0.3, "normalize": False}}
-    words["mixing"] = {"weight": 2.0}
-    assert numbers == Losses.model_validate(words)
-    for losses in (LOSSES, PLAIN, Losses()):
-        assert Losses.model_validate_json(losses.model_dump_json()) == losses
+    numbers, words = (Losses.model_validate(keys) for keys in CASES["alike"])
+    assert numbers == words
 
 
-@pytest.mark.parametrize(
-    "zero",
-    [{"cosine": 0}, {"contrastive": {"weight": 0.0}, "mixing": 0}, {"mixing": None}],
-)
+@pytest.mark.parametrize("losses", [LOSSES, PLAIN, Losses()], ids=str)
+def test_losses_are_read_as_they_are_written(losses: Losses) -> None:
+    assert Losses.model_validate_json(losses.model_dump_json()) == losses
+
+
+@pytest.mark.parametrize("zero", CASES["absent"])
 def test_weight_zero_is_absent(zero: dict[str, Any]) -> None:
     variant = Variant.model_validate({"route": "arbitrary", "losses": zero})
     assert variant.model_dump_json() == Variant(route="arbitrary").model_dump_json()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"kosine": 1},
-        {"cosine": {"normalize": True}},
-        {"cosine": -0.1},
-        {"mixing": {"alpha": 1}},
-        {"cosine": True},
-        {"cosine": float("inf")},
-    ],
-)
+@pytest.mark.parametrize("wrong", CASES["wrong"])
 def test_wrong_losses_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Losses.model_validate(wrong)
