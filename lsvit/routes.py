@@ -152,7 +152,8 @@ def as_route(steps: Any) -> Route:
             route.append(tuple(map(index, step)) if isinstance(step, tuple) else index(step))
     except TypeError:
         raise ValueError(
-            f"route: found {steps!r:.80}, accepted: a sequence of layers, or of tuples of layers"
+            f"route: found {' '.join(repr(steps).split()):.80}, "
+            "accepted: a sequence of layers, or of tuples of layers"
         ) from None
     return tuple(route)
 

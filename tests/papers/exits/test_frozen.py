@@ -21,7 +21,7 @@ from papers.exits.compute import frozen as exits
 from papers.exits.compute.budgets import practical
 from papers.exits.compute.counting import write_canvases
 from papers.exits.compute.dynamic import attach, deploy, measure_latency
-from papers.exits.compute.flops import write_flops
+from papers.exits.compute.flops import count_exits, write_flops
 from papers.exits.compute.in_use import InUse
 from papers.exits.compute.steps import join
 from papers.exits.section import (
@@ -277,6 +277,24 @@ def test_arrays_are_of_the_order_that_exits_were_trained_in(frozen: Path) -> Non
         assert means == pytest.approx(rows[column].to_numpy(), abs=1e-6)
     is_practical = practical(rows["flops"].to_numpy(), arrays["score_report"])
     assert rows["practical"].tolist() == is_practical.tolist()
+
+
+def test_reporting_images_say_which_exit_is_practical(bench: Bench, tmp_path: Path) -> None:
+    """On the judging images, which chose it, the dearer exit is no better than the cheaper one."""
+    right, wrong = np.ones(50), np.zeros(50)
+    scores = {("judge", 1): right, ("judge", 2): wrong, ("report", 1): wrong, ("report", 2): right}
+    trained = []
+    for depth in (1, 2):
+        answered = {
+            (part, "arbitrary"): exits.Answered(np.full(50, 0.9), scores[part, depth])
+            for part in ("judge", "report")
+        }
+        trained.append(exits.Exit("mlp", depth, 0.01, 3, {}, answered))
+    flops = count_exits(bench.pico, 12, ("mlp",), SIZES)
+    exits.write_exits(trained, flops, bench.config(), tmp_path)
+    rows = read_rows(tmp_path / ROWS)
+    assert rows["practical"].tolist() == [True, True]
+    assert rows["judge"].tolist() == [1, 0]
 
 
 @pytest.mark.slow
