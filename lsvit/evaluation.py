@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from lsvit.shuffled import in_order
 
 TOP = 5
 Z95 = 1.96  # of a 95 % interval
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Score(NamedTuple):
@@ -66,6 +68,13 @@ def evaluate(
         keep = sorted({max(1, num_layers * quarters // 4) for quarters in (1, 2, 3)})
     if orders < 1:
         raise ValueError(f"orders: found {orders}, accepted: at least 1")
+    try:
+        keep = list(map(index, keep))
+    except TypeError:
+        raise ValueError(
+            f"keep: found {' '.join(repr(keep).split())}, "
+            f"accepted: a list of whole numbers, 1 to {num_layers}"
+        ) from None
     for number in keep:
         if not 1 <= number <= num_layers:
             raise ValueError(f"keep: found {number}, accepted: 1 to {num_layers}")
@@ -149,6 +158,8 @@ def run_orders(
     """
     answers = []
     targets = []
+    # timm's models without a head answer with features.
+    has_classes = getattr(getattr(model, "backbone", model), "num_classes", None) != 0
     with evaluating(model), in_order(model, (), blocks) as runner:
         checked = [runner.check(order) for order in orders]
         for batch in loader:
@@ -157,14 +168,24 @@ def run_orders(
             for order in checked:
                 runner.fixed = order
                 logits = logits_of(model(*args, **kwargs))
+                if not has_classes:
+                    raise ValueError(
+                        f"{type(model).__name__}: found no classes, accepted: a classifier"
+                    )
                 top = TOP if logits.shape[1] > TOP else 1
                 batch_answers.append(logits.topk(top).indices.cpu())
             answers.append(torch.stack(batch_answers))
             if batch_targets is not None:
                 targets.append(_check_targets(batch_targets.cpu(), logits))
-    if not answers:
+    images = sum(answer.shape[1] for answer in answers)
+    if not images:
         raise ValueError("loader: found no batch, accepted: at least one")
-    return torch.cat(answers, dim=1), torch.cat(targets) if targets else None
+    all_targets = torch.cat(targets) if targets else None
+    if all_targets is not None and len(all_targets) != images:
+        raise ValueError(
+            f"loader: found targets of {len(all_targets)} of {images} images, accepted: of all"
+        )
+    return torch.cat(answers, dim=1), all_targets
 
 
 def _check_targets(targets: Tensor, logits: Tensor) -> Tensor:
@@ -174,6 +195,8 @@ def _check_targets(targets: Tensor, logits: Tensor) -> Tensor:
         raise ValueError(
             f"loader: found targets {found}, accepted: ({batch},) from 0 to {classes - 1}"
         )
+    if targets.dtype not in WHOLE:
+        raise ValueError(f"loader: found targets of {targets.dtype}, accepted: whole numbers")
     return targets
 
 
@@ -232,4 +255,6 @@ def logits_of(output: Any) -> Tensor:
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(f"the model's answer: found {shape}, accepted: logits (batch, classes)")
+    if logits.isnan().any():
+        raise ValueError("the model's answer: found NaN, accepted: numbers")
     return logits

@@ -101,6 +101,11 @@ def shuffle(
     num_layers = count_blocks(model, path)
     if _attached(model, path):
         raise ValueError(f"{path}: is shuffled already, call lsvit.unshuffle(model) first")
+    if sampler is not None and not callable(sampler):
+        raise ValueError(
+            f"sampler: found {type(sampler).__name__}, accepted: a function, for example "
+            "lsvit.fixed((2, 0, 1))"
+        )
     if sampler and (drop or first or last or latin):
         raise ValueError("sampler: found with drop, first, last or latin, accepted: it alone")
     if latin and drop:

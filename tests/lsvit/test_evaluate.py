@@ -137,6 +137,15 @@ def test_no_hit_or_only_hits_have_an_interval(target: int, low: float, high: flo
         (small(), [(images(2), ["a", "b"])], {}, "found list in a batch, accepted: tensors"),
         (small(), [{"x": images(2), "name": "a"}], {}, "found str in a batch"),
         (small(num_classes=0, global_pool=""), batches(), {}, r"answer: found \(7, 7, 16\)"),
+        (small(num_classes=0), batches(), {}, "found no classes, accepted: a classifier"),
+        (small(), batches(), {"keep": 3}, "keep: found 3, accepted: a list of whole numbers"),
+        (small(), batches(), {"keep": np.ones((2, 2), int)}, r"keep: found array\(\[\[1, 1\], "),
+        (small(), batches(), {"keep": (1.5,)}, r"keep: found \(1.5,\), accepted: a list"),
+        (small(), [(images(2), torch.tensor([0.4, 0.6]))], {}, r"targets of torch\.float32"),
+        (small(), [(images(2), torch.tensor([True, False]))], {}, r"targets of torch\.bool"),
+        (small(), [*batches(), (images(3),)], {}, "found targets of 10 of 13 images"),
+        (small(), [(images(2)[:0], TARGETS[:0])], {}, "found no batch"),
+        (small(), [(images(2) * torch.nan, TARGETS[:2])], {}, "answer: found NaN"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -235,6 +235,7 @@ def test_latin_orders_equal_those_of_the_routed_model() -> None:
         ({"first": 3, "last": 2}, "first, last: found 3, 2"),
         ({"first": -1}, "first, last: found -1, 0"),
         ({"sampler": lsvit.reverse, "drop": 0.1}, "sampler: found with"),
+        ({"sampler": (2, 0, 1)}, "sampler: found tuple, accepted: a function"),
         ({"latin": True, "drop": 0.1}, "drop: found 0.1 with latin"),
         ({"latin": True}, "latin: found ModuleDict"),
         ({"blocks": "parts"}, "blocks: found 'parts', lists of blocks of one shape: 'parts.h'"),
