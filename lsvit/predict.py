@@ -88,7 +88,7 @@ def find_weights(where: str | Path) -> Path:
     """The file of weights of what :func:`load` takes.
 
     Raises:
-        ValueError: there is none, or no config.json beside it.
+        ValueError: there is none, none in one file, or no config.json beside it.
     """
     path = user_path(where)
     if isinstance(where, str) and where in MICRO:
@@ -96,6 +96,7 @@ def find_weights(where: str | Path) -> Path:
     elif isinstance(where, str) and where.startswith("hf-hub:"):
         path = _download(where.removeprefix("hf-hub:"))
     file = weights_in(path) if path.is_dir() else path
+    check_whole(file)
     for needed in (file, file.parent / CONFIG):
         if not needed.is_file():
             raise ValueError(
@@ -104,6 +105,27 @@ def find_weights(where: str | Path) -> Path:
                 f"{CONFIG}"
             )
     return file
+
+
+def check_whole(file: Path) -> None:
+    """Raises ValueError if a file of weights is absent, or an index, and its shards are there."""
+    indices = sorted(file.parent.glob("*.index.json"))
+    if indices and (file in indices or not file.is_file()):
+        raise ValueError(
+            f"{indices[0]}: found weights in shards, accepted: one file, which "
+            "`model.save_pretrained(FOLDER, max_shard_size='100GB')` writes"
+        )
+
+
+def describe_pixels(folder: Path, about: About) -> str:
+    """A line if the folder of a model does not say how its pixels are normalised."""
+    if "mean" in about.data:
+        return ""
+    source = CONFIG if about.is_timm else PROCESSOR
+    return (
+        f"{folder}: no {source} says mean and std of its pixels, "
+        f"so they are read as those of timm's {about.architecture}"
+    )
 
 
 def _download(repository: str) -> Path:
@@ -155,6 +177,8 @@ def open_export(file: Path, attach: Attach = attach_parts) -> Opened:
     about = read_about(folder)
     if about is None:
         raise ValueError(f"{folder / CONFIG}: neither timm's nor that of transformers' ViT")
+    if line := describe_pixels(folder, about):
+        say(line)
     try:
         if about.is_timm:
             backbone: Any = timm.create_model(f"local-dir:{folder}", pretrained=False)

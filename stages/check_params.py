@@ -68,15 +68,25 @@ def read_weights_folder(params: Params) -> Params:
     """The parameters with what the folder of local weights says of the model.
 
     Raises:
-        UserError: it says what does not fit.
+        UserError: it says what does not fit, or the weights lie in shards.
     """
     preset = params.model_preset
-    if preset.local_file() is None:
+    file = preset.local_file(root())
+    if file is None:
         return params
+    from lsvit.checkpoint import read_about
+    from lsvit.predict import check_whole, describe_pixels
     from pipeline.models.start import complete
+    from pipeline.models.weights import user_errors
 
+    with user_errors():
+        check_whole(file)
     params = params.with_model(complete(preset, root()))
     pixels = params.model_preset.pixels
+    about = read_about(file.parent)
+    is_given = pixels is not None and pixels.mean is not None
+    if about and not is_given and (line := describe_pixels(file.parent, about)):
+        print(line)
     if pixels and params.dataset_preset.resize == "published" and pixels.crop_pct:
         print(
             f"models.{params.model}: the weights' crop_pct {pixels.crop_pct}, {pixels.crop_mode}, "

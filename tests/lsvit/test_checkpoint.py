@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,26 @@ def test_transformers_classifiers_load(kind: str, tmp_path: Path) -> None:
         assert torch.allclose(opened.model(images), model(images).logits, atol=1e-5)
     data = lsvit.load(tmp_path / "saved").data
     assert (data["mean"], data["interpolation"]) == ([0.1, 0.2, 0.3], "bicubic")
+
+
+def test_a_folder_without_preprocessor_config_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs(*THEIRS["ViT"], intermediate_size=48, num_labels=2).save_pretrained(tmp_path)
+    lsvit.load(tmp_path)
+    said = "no preprocessor_config.json says mean and std of its pixels, .* vit_base_patch16_224"
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_weights_in_shards_are_refused(tmp_path: Path) -> None:
+    model = theirs(*THEIRS["ViT"], intermediate_size=48, num_labels=2)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    shard = min(tmp_path.glob("model-*"))
+    for where in (tmp_path, tmp_path / "model.safetensors.index.json"):
+        with refused(r"index\.json: found weights in shards, accepted: one file", ValueError):
+            lsvit.load(where)
+    with refused(r"missing: ", ValueError):
+        lsvit.load(shard)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ import pytest
 import timm
 import torch
 
+from pipeline.files import write_json
 from pipeline.jobs.machine import Gpus
 from pipeline.training.devices import pick_device
 from stages.check_params import build, check_machine, read_weights_folder
-from tests.conftest import refused
+from tests.conftest import Printed, refused
 from tests.pipeline.config.conftest import Load
 
 
@@ -78,6 +79,8 @@ def test_the_repositorys_own_models_can_be_made(values: dict[str, Any], changed:
         ("small.pth", "does not fit VisionTransformer: .* missing: "),
         ("resnet/", "architecture: found 'resnet18'"),
         ("resnet/model.safetensors", "architecture: found 'resnet18'"),
+        ("shards/", "index.json: found weights in shards, accepted: one file"),
+        ("shards/pytorch_model.bin.index.json", "found weights in shards"),
         ("hub", "needs the tag of its weights|cannot be had"),
     ],
 )
@@ -90,10 +93,24 @@ def test_weights_that_no_stage_could_start_from(
     resnet: Any = timm.create_model("resnet18", num_classes=1)
     timm.models.save_for_hf(resnet, "resnet", safe_serialization=True)
     torch.save(torch.nn.Linear(1, 1), "whole.pth")
+    Path("shards").mkdir()
+    Path("shards/pytorch_model.bin.index.json").touch()
     torch.save({"norm.bias": torch.zeros(1)}, "small.pth")
     params = changed({"models.vit_pico.weights": weights, "model": "vit_pico"})
     with refused(said):
         build(read_weights_folder(params))
+
+
+def test_a_folder_that_says_nothing_of_its_pixels_is_told(
+    changed: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: Printed
+) -> None:
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    config = {"architecture": "vit_tiny_patch16_224"}
+    for cfg, told in (({}, True), ({"mean": [0.5] * 3, "std": [0.5] * 3}, False)):
+        write_json(tmp_path / "config.json", config | {"pretrained_cfg": cfg})
+        read_weights_folder(changed({"models.vit_pico.weights": "./", "model": "vit_pico"}))
+        said = "no config.json says mean and std of its pixels"
+        assert (said in printed()) == told
 
 
 def test_published_weights_out_of_reach(
