@@ -6,6 +6,7 @@ Timm's names are those of the result. transformers' ViT, DeiT and DINOv2 are ren
 import argparse
 import hashlib
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -21,11 +22,14 @@ FILES = ("model.safetensors", "pytorch_model.bin")  # of a folder, the first tha
 CONFIG = "config.json"  # in timm's layout, or transformers'
 SPEC = "lsvit.json"  # of an export of ours: the variant, and the sha256 of every file
 PROCESSOR = "preprocessor_config.json"  # transformers'
+LARGEST_EPS = 1e-5  # of LayerNorm: timm's 1e-6 gives the same answers up to here
 # Where a training loop keeps the weights in what it saves: timm takes an average before the model.
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")
 BACKBONE = "backbone."  # of a RoutedModel's own state_dict
 DATA_KEYS = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
-RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+CROP_MODES = ("center", "squash", "border")  # timm's
+# timm's, by Pillow's numbers
+RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 
 # transformers' model types, and the models of timm that they are. Sizes are given as arguments.
 ARCHITECTURES = {
@@ -110,7 +114,12 @@ def read_checkpoint(path: str | Path, say: Callable[[str], object] = say) -> dic
     tensors, prefix = _strip(tensors)
     if prefix:
         say(f"{path}: the prefix {prefix!r} of all names is left out")
+    count = len(tensors)
     tensors = {name.removeprefix(BACKBONE): tensor for name, tensor in tensors.items()}
+    if len(tensors) < count:
+        raise ValueError(
+            f"{path}: found the same names with {BACKBONE!r} and without, accepted: one model"
+        )
     if any("embeddings.patch_embeddings.projection." in name for name in tensors):
         tensors = _rename(tensors)
         say(f"{path}: transformers' names are made timm's")
@@ -248,28 +257,59 @@ def read_about(folder: Path) -> About | None:
     Raises:
         ValueError: it is no JSON, or says what cannot be so.
     """
-    try:
-        config = json.loads((folder / CONFIG).read_bytes())  # bytes: with a byte order mark too
-    except OSError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{folder / CONFIG}: not JSON ({error})") from None
+    config = _read_json(folder / CONFIG)
     if not isinstance(config, dict):
         return None
     try:
         if "architecture" in config:
             about = _read_timm(config)
         elif config.get("model_type") in ARCHITECTURES:
-            about = _read_transformers(config, folder)
+            about = _read_transformers(config, _read_json(folder / PROCESSOR))
         else:
             return None
-        about.model_args.keys()
-        mean = about.data.get("mean", [0])
-        if not 0 <= min(mean) <= max(mean) <= 1:  # it may be for pixels from 0 to 255
-            raise ValueError(f"mean: found {mean}, accepted: numbers from 0 to 1")
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        _check_about(about)
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG}: cannot be read: {error}") from None
+    except (AttributeError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{folder / CONFIG}: cannot be read ({error!r})") from None
     return about
+
+
+def _read_json(path: Path) -> Any:
+    """What a file says; None: there is no file. Raises ValueError if it cannot be read."""
+    try:
+        return json.loads(path.read_bytes())  # bytes: with a byte order mark too
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from None
+
+
+def _check_about(about: About) -> None:
+    """Raises ValueError if no image can be made as a folder says."""
+    about.model_args.keys()
+    data = about.data
+    size = data.get("input_size", [3, 1, 1])
+    if len(size) != 3 or not all(isinstance(number, int) and number > 0 for number in size):
+        raise ValueError(f"input_size: found {size}, accepted: channels, height, width")
+    mean, std = data.get("mean", [0]), data.get("std", [1])
+    if ("mean" in data) != ("std" in data) or len(mean) != len(std):
+        raise ValueError(f"mean, std: found {mean}, {std}, accepted: as many numbers in both")
+    if not 0 <= min(mean) <= max(mean) <= 1:  # it may be for pixels from 0 to 255
+        raise ValueError(f"mean: found {mean}, accepted: numbers from 0 to 1")
+    if not 0 < min(std) <= max(std) <= 1:
+        raise ValueError(f"std: found {std}, accepted: numbers above 0, at most 1")
+    if len(mean) not in (1, 3, size[0]):  # of three, timm takes the mean for one channel
+        raise ValueError(f"mean: found {mean}, accepted: {size[0]} numbers, one a channel")
+    if len(mean) == 1 and "mean" in data:
+        data["mean"], data["std"] = mean * size[0], std * size[0]
+    if not 0 < data.get("crop_pct", 1) <= 1:
+        raise ValueError(f"crop_pct: found {data['crop_pct']}, accepted: above 0, at most 1")
+    for key, known in (("crop_mode", CROP_MODES), ("interpolation", RESAMPLING)):
+        if data.get(key, known[0]) not in known:
+            raise ValueError(f"{key}: found {data[key]!r}, accepted: {', '.join(known)}")
 
 
 def read_spec(folder: Path) -> dict[str, Any]:
@@ -312,9 +352,14 @@ def _read_timm(config: dict[str, Any]) -> About:
     )
 
 
-def _read_transformers(config: dict[str, Any], folder: Path) -> About:
+def _read_transformers(config: dict[str, Any], processor: Any) -> About:
+    """What transformers' config.json says, and its preprocessor_config.json if there is one."""
     kind = config["model_type"]
     architecture = ARCHITECTURES[kind]
+    if config.get("hidden_act", "gelu") != "gelu":
+        raise ValueError(f"hidden_act: found {config['hidden_act']!r}, accepted: 'gelu'")
+    if config.get("layer_norm_eps", 0) > LARGEST_EPS:
+        raise ValueError(f"layer_norm_eps: found {config['layer_norm_eps']}, accepted: timm's 1e-6")
     arguments = {ours: config[key] for key, ours in ARGUMENTS.items() if key in config}
     if config.get("use_swiglu_ffn"):
         architecture = "vit_giant_patch14_dinov2"
@@ -326,26 +371,66 @@ def _read_transformers(config: dict[str, Any], folder: Path) -> About:
     arguments["num_classes"] = len(names) or 2  # transformers' own number
     if all(name == f"LABEL_{index}" for index, name in enumerate(names)):
         names = []  # transformers' own, where nobody named them
-    side, channels = config.get("image_size", 224), config.get("num_channels", 3)
-    data: dict[str, Any] = {"input_size": [channels, side, side]}
-    try:
-        processor = json.loads((folder / PROCESSOR).read_text(encoding="utf-8"))
-    except OSError:
-        return About(architecture, arguments, data, names, False)
+    size, channels = config.get("image_size", 224), config.get("num_channels", 3)
+    sides = size if isinstance(size, list) else [size, size]
+    data: dict[str, Any] = {"input_size": [channels, *sides]}
+    if processor is not None:
+        data |= _read_processor(processor, sides, channels)
+    found = data["input_size"][1:]
+    if kind.startswith("dinov2"):  # it has its position embedding for larger images
+        arguments["img_size"] = found
+    elif found != sides:
+        raise ValueError(
+            f"{PROCESSOR}: found images of height and width {found}, accepted: {sides}, "
+            f"the image_size of {CONFIG}"
+        )
+    return About(architecture, arguments, data, names, False)
+
+
+def _read_processor(processor: Any, sides: list[int], channels: int) -> dict[str, Any]:
+    """How transformers makes a model's images, in timm's words.
+
+    Args:
+        processor: what its preprocessor_config.json says.
+        sides: height and width of the model's images.
+        channels: of the model's images.
+    """
     if not processor.get("do_rescale", True):
         raise ValueError(f"{PROCESSOR}: do_rescale is false, accepted: pixels from 0 to 1")
-    if round(1 / processor.get("rescale_factor", 1 / 255)) != 255:
+    if abs(255 * processor.get("rescale_factor", 1 / 255) - 1) > 1e-3:
         raise ValueError(f"{PROCESSOR}: rescale_factor, accepted: 1 / 255")
-    data["mean"], data["std"] = [0.0] * channels, [1.0] * channels
+    data: dict[str, Any] = {"mean": [0.0] * channels, "std": [1.0] * channels}
     if processor.get("do_normalize", True):
-        data["mean"], data["std"] = processor["image_mean"], processor["image_std"]
+        mean, std = processor["image_mean"], processor["image_std"]
+        if isinstance(mean, float) and isinstance(std, float):
+            mean, std = [mean], [std]
+        data = {"mean": mean, "std": std}
     data["interpolation"] = RESAMPLING[processor.get("resample", 2)]
-    data |= {"crop_pct": 1.0, "crop_mode": "squash"}
-    if processor.get("do_center_crop"):
-        size, crop = processor["size"], processor["crop_size"]
-        data["crop_pct"] = crop["height"] / (size.get("shortest_edge") or size["height"])
-        data["crop_mode"] = "center" if "shortest_edge" in size else "squash"
-    return About(architecture, arguments, data, names, False)
+    size = processor.get("size") or {"height": sides[0], "width": sides[1]}
+    if isinstance(size, int):  # as older versions wrote it
+        kind = processor.get("image_processor_type") or processor.get("feature_extractor_type")
+        squashes = str(kind).startswith(("ViT", "DeiT", "None"))
+        size = {"height": size, "width": size} if squashes else {"shortest_edge": size}
+    crop = size
+    is_cropped = processor.get("do_center_crop", False)
+    if is_cropped:
+        crop = processor["crop_size"]
+        if isinstance(crop, int):
+            crop = {"height": crop, "width": crop}
+    height = crop.get("height")
+    resized = size.get("shortest_edge") or size["height"]
+    is_square = height and height == crop.get("width") and size.get("width") in (None, resized)
+    is_other = processor.get("crop_pct") or size.get("longest_edge")
+    if not is_square or is_other or (is_cropped and not processor.get("do_resize", True)):
+        raise ValueError(
+            f"{PROCESSOR}: found size {processor.get('size')}, accepted: images that are resized "
+            "to a square, or by their shortest_edge and cropped to a square with crop_size"
+        )
+    data["crop_pct"] = height / resized
+    if math.floor(height / data["crop_pct"]) < resized:  # timm's rounding
+        data["crop_pct"] = math.nextafter(data["crop_pct"], 0)
+    data["crop_mode"] = "center" if size.get("shortest_edge") else "squash"
+    return data | {"input_size": [channels, height, height]}
 
 
 def _list_names(names: Any) -> list[str]:
@@ -355,4 +440,6 @@ def _list_names(names: Any) -> list[str]:
         if sorted(by_index) != list(range(len(by_index))):
             raise ValueError("names of classes, accepted: one for every output, from 0")
         names = [by_index[index] for index in range(len(by_index))]
+    if isinstance(names, str) or not all(isinstance(name, str | int) for name in names):
+        raise ValueError(f"names of classes: found {names!s:.80}, accepted: a list of names")
     return [str(name) for name in names]

@@ -275,10 +275,17 @@ def _fit(model: Any, path: Path, say: Say) -> dict[str, Tensor]:
     if parts:
         say(f"{path}: left out, since other models do not start from it: {', '.join(parts)}")
     tensors = {name: tensors[name] for name in tensors if name.split(".")[0] not in parts}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     try:
         tensors = _convert(tensors, model)
     except Exception as error:  # whatever a foreign file makes of timm's conversion
         raise UserError(f"{path}: does not fit {type(model).__name__}: {one_line(error)}") from None
+    resized = []
+    for name, tensor in tensors.items():
+        if name in shapes and tensor.shape != shapes[name]:
+            resized.append(name)
+    if resized:
+        say(f"{path}: brought to the model's size: {', '.join(resized)}")
     own = {name: t.shape for name, t in model.state_dict().items() if not name.startswith(HEADS)}
     body = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEADS)}
     if misfit := describe_misfit(body, own):

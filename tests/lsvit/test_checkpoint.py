@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,10 @@ BAD: dict[str, Any] = {
         lambda: vit().state_dict() | {"cls_token": torch.ones(1, 1, 16, dtype=torch.complex64)},
         r"cls_token: found torch\.complex64",
     ),
+    "twice": (
+        lambda: vit().state_dict() | prefixed("backbone.", vit().state_dict()),
+        r"found the same names with 'backbone\.' and without",
+    ),
     "not finite": (
         lambda: vit().state_dict() | {"norm.weight": torch.full((16,), torch.nan)},
         r"norm\.weight: found numbers that are not finite",
@@ -160,7 +165,8 @@ def test_transformers_classifiers_load(kind: str, tmp_path: Path) -> None:
     model.config.id2label = {0: "cat", 1: "dog", 2: "owl"}
     model.save_pretrained(tmp_path / "saved")
     (tmp_path / "saved" / "preprocessor_config.json").write_text(
-        json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3], "resample": 3}), "utf-8"
+        json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 1], "resample": 3}),
+        "utf-8",
     )
     torch_folder = tmp_path / "torch"
     torch_folder.mkdir()
@@ -196,24 +202,73 @@ def test_weights_in_shards_are_refused(tmp_path: Path) -> None:
         lsvit.load(shard)
 
 
-@pytest.mark.parametrize(
-    ("file", "change", "said"),
-    [
-        ("preprocessor_config.json", {"do_rescale": False}, "do_rescale is false"),
-        ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "rescale_factor"),
-        ("config.json", {"id2label": {"0": "cat", "2": "owl"}}, "one for every output"),
-        ("config.json", {"id2label": {"1": "cat", "2": "owl"}}, "one for every output"),
-    ],
-)
-def test_pixels_and_names_of_another_meaning_are_refused(
-    file: str, change: dict[str, Any], said: str, tmp_path: Path
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as transformers writes it, of a model of two classes."""
+    folder = tmp_path_factory.mktemp("published")
+    theirs(*THEIRS["ViT"], intermediate_size=48, num_labels=2).save_pretrained(folder)
+    return folder
+
+
+def said_of(folder: Path, processor: Any, to: Path) -> Path:
+    """A copy of the folder in which preprocessor_config.json says this."""
+    shutil.copytree(folder, to, dirs_exist_ok=True)
+    (to / "preprocessor_config.json").write_text(json.dumps(processor), "utf-8")
+    return to
+
+
+PROCESSOR: dict[str, Any] = {
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.2, 0.3, 0.4],
+    "resample": 2,
+}
+
+
+@pytest.mark.parametrize(("kind", "said"), CASES["read as transformers does"])
+def test_images_are_made_as_transformers_does(
+    kind: str, said: dict[str, Any], published: Path, tmp_path: Path
 ) -> None:
-    model = theirs(*THEIRS["ViT"], intermediate_size=48, num_labels=2)
-    model.save_pretrained(tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text("{}", "utf-8")
+    """But for the last bit of its resizing."""
+    said = PROCESSOR | {"image_processor_type": kind} | said
+    opened = lsvit.load(said_of(published, said, tmp_path))
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels).resize((240, 120), 3)
+    expected = getattr(transformers, kind).from_pretrained(tmp_path)(image, return_tensors="pt")
+    found = opened.transform(image)
+    assert (found - expected["pixel_values"][0]).abs().max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"), [*CASES["not of the pixels"], *CASES["not of the model"]]
+)
+def test_what_means_another_model_or_other_pixels_is_refused(
+    file: str, change: dict[str, Any], said: str, published: Path, tmp_path: Path
+) -> None:
+    said_of(published, PROCESSOR, tmp_path)
     change_json(tmp_path / file, change)
     with refused(said, ValueError):
         lsvit.load(tmp_path)
+    preset = ModelPreset(timm="vit_base_patch16_224", weights=f"{tmp_path}/")
+    with refused(said):
+        complete(preset)
+
+
+def test_dinov2_gets_images_of_the_size_of_its_crop(tmp_path: Path) -> None:
+    """Its position embedding is published for larger ones."""
+    model = theirs(*BODIES["vit_base_patch14_dinov2"])
+    model.save_pretrained(tmp_path / "saved")
+    crop = {"do_center_crop": True, "crop_size": {"height": 14, "width": 14}, "size": 16}
+    said = PROCESSOR | {"image_processor_type": "BitImageProcessor"} | crop
+    said_of(tmp_path / "saved", said, tmp_path)
+    preset = complete(ModelPreset(timm="vit_base_patch14_dinov2", weights=f"{tmp_path}/"))
+    assert preset.kwargs["img_size"] == 14
+    assert resizing(preset, "timm") == Resize(16, "bilinear", 14)
+    lines: list[str] = []
+    load_start(create_backbone(preset, 2), preset, ["a", "b"], lines.append)
+    assert "brought to the model's size: pos_embed" in " ".join(lines)
 
 
 @torch.no_grad()
