@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from lsvit.text import user_path
-from pipeline.config.types import Added, Count, Float, NonNegative, Positive, Section, refuse
+from pipeline.config.types import (
+    Added,
+    Count,
+    NonNegative,
+    Part,
+    Positive,
+    Section,
+    Share,
+    refuse,
+)
 
 OWN_WEIGHTS = ("scratch", "random")  # those that begin with random weights, a set a seed
 FORMATS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
@@ -16,11 +25,11 @@ SIZES = ("embed_dim", "num_heads", "depth", "patch_size", "img_size")  # keyword
 class Pixels(Section):
     """How a model's images are made, in timm's words."""
 
-    mean: list[Float] | None = None
-    """Of the pixels, by channel."""
-    std: list[Positive] | None = None
-    """Of the pixels, by channel."""
-    crop_pct: Positive | None = None
+    mean: list[Share] | None = None
+    """Of the pixels from 0 to 1, by channel."""
+    std: list[Part] | None = None
+    """Of the pixels from 0 to 1, by channel."""
+    crop_pct: Part | None = None
     """Part of an image's side that is cropped."""
     crop_mode: Literal["center", "squash", "border"] | None = None
     """squash: an image is made square before it is cropped."""

@@ -29,6 +29,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NUMBER]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NUMBER]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NUMBER]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), NUMBER]
+Part = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NUMBER]
 Count = Annotated[int, Field(ge=1), NUMBER]
 Natural = Annotated[int, Field(ge=0), NUMBER]
 Seed = Annotated[int, Field(ge=0, lt=10**9), NUMBER]  # scikit-learn takes none above 2**32 - 1
