@@ -7,7 +7,7 @@ generator keyed by (stream, seed, ..., step): the same key gives the same route.
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from operator import index
@@ -87,6 +87,7 @@ class RouteTable:
     shared: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "table", np.asarray(self.table))
         if self.table.ndim != 2 or not np.issubdtype(self.table.dtype, np.integer):
             raise ValueError(
                 f"per-sample routes: found {self.table.dtype} {self.table.shape}, "
@@ -148,14 +149,23 @@ def as_route(steps: Any) -> Route:
     """A route of any sequence of integers, or of tuples of them. Raises ValueError at others."""
     route: list[Step] = []
     try:
+        if isinstance(steps, Set | Mapping) or str(getattr(steps, "dtype", "")) == "torch.bool":
+            raise TypeError("neither has an order of layers")
         for step in steps:
-            route.append(tuple(map(index, step)) if isinstance(step, tuple) else index(step))
+            route.append(tuple(map(_layer, step)) if isinstance(step, tuple) else _layer(step))
     except TypeError:
         raise ValueError(
             f"route: found {' '.join(repr(steps).split()):.80}, "
             "accepted: a sequence of layers, or of tuples of layers"
         ) from None
     return tuple(route)
+
+
+def _layer(value: Any) -> int:
+    """A layer. Raises TypeError if it is none, as True and False of a mask."""
+    if isinstance(value, bool):
+        raise TypeError("a mask is no route")
+    return index(value)
 
 
 def layers_of(route: Route) -> list[int]:
@@ -297,12 +307,21 @@ class fixed:
 
 @dataclass(frozen=True)
 class skip:
-    """The original order without the given layers."""
+    """The original order without the given layers.
+
+    Raises:
+        ValueError: `layers` is no sequence of layers; when it draws, if one does not exist.
+    """
 
     layers: Sequence[int]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(layers_of(as_route(self.layers))))
+
     def __call__(self, rng: np.random.Generator, num_layers: int) -> Route:
         """The other layers. Nothing is drawn."""
+        for layer in self.layers:
+            _check_count("skip", layer, num_layers - 1)
         return tuple(layer for layer in range(num_layers) if layer not in self.layers)
 
 

@@ -223,11 +223,27 @@ def test_a_route_is_any_sequence_of_integers(route: Any) -> None:
     assert torch.equal(tokens, model.tokens(images(), (2, 0, 3)))
 
 
-@pytest.mark.parametrize("other", [3, [0, 0.5], [[0, 1], [1, 0]], "10", np.eye(2, dtype=int)])
+MASKS: list[Any] = [[True, False], [(True, 2)], {2, 0, 1}, {0: 1}]  # no orders of layers
+
+
+@pytest.mark.parametrize(
+    "other", [3, [0, 0.5], [[0, 1], [1, 0]], "10", np.eye(2, dtype=int), *MASKS]
+)
 def test_what_is_no_route_is_refused(other: Any) -> None:
     for run in (RoutedModel(small()), lambda *given: list(RoutedModel(small()).states(*given))):
         with pytest.raises(ValueError, match=r"^.*accepted: a sequence of layers.*$"):
             run(images(), other)
+
+
+def test_a_mask_as_a_tensor_is_refused() -> None:
+    said = "accepted: a sequence of layers"
+    with refused(said, ValueError), lsvit.in_order(small(), torch.tensor([True, False])):  # type: ignore[arg-type]
+        pass
+
+
+def test_a_table_of_routes_is_made_of_lists_too() -> None:
+    table: Any = [[2, 0], [1, -1]]
+    assert lsvit.RouteTable(table).lengths() == (1, 2)
 
 
 def test_a_shuffled_backbone_is_refused() -> None:
