@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from warnings import catch_warnings
 
 import torch
 from safetensors import SafetensorError
@@ -152,7 +153,11 @@ def read_tensors(path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with torch.serialization.safe_globals([argparse.Namespace]):  # as timm: its `args`
+        # As timm: its `args`. Of files that it refuses torch also warns.
+        with (
+            torch.serialization.safe_globals([argparse.Namespace]),
+            catch_warnings(action="ignore"),
+        ):
             return torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError) as error:
         kind = "a safetensors file" if path.suffix == ".safetensors" else "a file that can be read"

@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,16 @@ BAD: dict[str, Any] = {
         r"norm\.weight: found numbers that are not finite",
     ),
 }
+
+
+def test_a_scripted_model_is_refused_without_a_warning(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    with warnings.catch_warnings(action="ignore"):  # torch.jit is deprecated
+        torch.jit.trace(nn.Linear(1, 1), torch.ones(1, 1)).save(tmp_path / "w.pt")
+    with refused("weights_only=True", ValueError):
+        read_checkpoint(tmp_path / "w.pt")
+    assert not recwarn
 
 
 @pytest.mark.parametrize("name", BAD)
