@@ -40,7 +40,7 @@ def run(words: Sequence[str], **more: Any) -> None:
     del options.action
     try:
         action(options, **more)
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # OSError: a file may not be read
         print(plain(f"error: {error}"), file=sys.stderr)
         raise SystemExit(2) from None
 

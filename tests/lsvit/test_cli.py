@@ -41,6 +41,17 @@ def test_without_a_clone_a_mistake_is_one_line(
     assert message in capsys.readouterr().err
 
 
+def test_what_the_system_refuses_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = tmp_path / "a.png"
+    Image.new("L", (2, 2)).save(image)
+    with pytest.raises(SystemExit) as ended:
+        cli.run(["predict", str(image), "--weights", "x" * 300])
+    assert ended.value.code == 2
+    assert "File name too long" in capsys.readouterr().err
+
+
 def test_without_a_clone_predict_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
