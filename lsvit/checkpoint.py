@@ -29,8 +29,7 @@ WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_d
 BACKBONE = "backbone."  # of a RoutedModel's own state_dict
 DATA_KEYS = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
 CROP_MODES = ("center", "squash", "border")  # timm's
-# timm's, by Pillow's numbers
-RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's order
 
 # transformers' model types, and the models of timm that they are. Sizes are given as arguments.
 ARCHITECTURES = {
@@ -329,7 +328,8 @@ def read_spec(folder: Path) -> dict[str, Any]:
     try:
         spec = json.loads(path.read_text("utf-8"))
         variant = spec["variant"]
-    except (ValueError, KeyError, TypeError) as error:
+        spec.get("sha256", {}).items()
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error})") from None
     if not isinstance(variant, dict):
         raise ValueError(f"{path}: variant: found {variant!r}, accepted: a mapping")

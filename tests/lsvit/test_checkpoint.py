@@ -377,6 +377,13 @@ def test_a_config_that_cannot_be_read_is_not_passed_over(start: bytes, tmp_path:
         given(tmp_path / "model.safetensors")
 
 
+def test_digests_that_are_no_mapping_are_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    write_json(tmp_path / "lsvit.json", {"variant": {}, "sha256": ["a"]})
+    with refused(r"lsvit\.json: cannot be read \(AttributeError", ValueError):
+        lsvit.load(tmp_path)
+
+
 def test_a_config_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     write(tmp_path)
     file = tmp_path / "config.json"
