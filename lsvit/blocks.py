@@ -14,34 +14,41 @@ COMPILED = (
 )
 
 
-def find_blocks(model: nn.Module, blocks: str | None = None) -> str:
+Blocks = str | nn.Module | None  # where a list of blocks is, or the list; None: it is found
+
+
+def find_blocks(model: nn.Module, blocks: Blocks = None) -> str:
     """Where the model's list of blocks is, as `named_modules` says.
 
     Args:
         model: of any kind.
-        blocks: where it is said to be. None: find it.
+        blocks: where it is said to be, or the list. None: find it.
 
     Raises:
         ValueError: as :func:`lsvit.shuffle`.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: found {type(model).__name__}, accepted: a torch.nn.Module")
+    path = blocks
+    if isinstance(path, nn.Module):
+        names = [name for name, module in model.named_modules() if module is blocks]
+        path = names[0] if names else type(blocks).__name__
     if isinstance(model, RoutedModel):
-        if blocks not in (None, ROUTED_BLOCKS):
-            raise ValueError(f"blocks: found {blocks!r}, accepted: {ROUTED_BLOCKS!r} or none")
+        if path not in (None, ROUTED_BLOCKS):
+            raise ValueError(f"blocks: found {path!r}, accepted: {ROUTED_BLOCKS!r} or none")
         return ROUTED_BLOCKS
     if any(isinstance(module, RoutedModel) for module in model.modules()):
         raise ValueError(f"{type(model).__name__}: give the lsvit.RoutedModel in it")
     lists = [name for name, module in model.named_modules() if _is_list_of_blocks(module)]
-    if blocks is None and len(lists) == 1 and _is_whole_depth(model, lists[0]):
-        blocks = lists[0]
-    if blocks is None or blocks not in lists:
-        raise ValueError(f"{type(model).__name__}: {_describe_mistake(blocks, lists)}")
-    container = model.get_submodule(blocks)
+    if path is None and len(lists) == 1 and _is_whole_depth(model, lists[0]):
+        path = lists[0]
+    if path is None or path not in lists:
+        raise ValueError(f"{type(model).__name__}: {_describe_mistake(path, lists)}")
+    container = model.get_submodule(path)
     for module in model.modules():
         if _is_compiled(module) and container in module.modules():
             raise ValueError(COMPILED)
-    return blocks
+    return path
 
 
 def count_blocks(model: nn.Module, path: str) -> int:
@@ -74,6 +81,13 @@ def _is_whole_depth(model: nn.Module, path: str) -> bool:
 def _shape_of(block: nn.Module) -> tuple[Any, ...]:
     shapes = tuple((name, value.shape) for name, value in block.named_parameters())
     return type(block), shapes
+
+
+def check_least(least: int, **numbers: int) -> None:
+    """Raise ValueError if a number, by its name, is less than `least`."""
+    for name, found in numbers.items():
+        if found < least:
+            raise ValueError(f"{name}: found {found}, accepted: at least {least}")
 
 
 def _describe_mistake(blocks: str | None, lists: list[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lsvit.blocks import count_blocks, find_blocks
+from lsvit.blocks import Blocks, check_least, count_blocks, find_blocks
 from lsvit.routes import ORDERS, Order, Route, evaluation_routes
 from lsvit.shuffled import in_order
 
@@ -38,7 +38,7 @@ def evaluate(
     keep: Sequence[int] | None = None,
     *,
     seed: int = 0,
-    blocks: str | None = None,
+    blocks: Blocks = None,
 ) -> list[Score]:
     """Measure a classifier in its original order, in random orders, and with some of its layers.
 
@@ -50,12 +50,13 @@ def evaluate(
     Args:
         model: as :func:`lsvit.shuffle` takes it. It answers with logits (B, classes), or with what
             has `logits`. It is put into evaluation mode, and back.
-        loader: gives (inputs, targets (B,)), or, as transformers' do, mappings with "labels".
+        loader: gives (inputs, targets (B,)), or, as transformers' do, mappings with "labels" or
+            "label".
         orders: how many random orders to run; all where fewer exist.
         keep: numbers of layers to keep. None: a quarter, half and three quarters of them, which are
             3, 6 and 9 of 12.
         seed: of the random orders.
-        blocks: where the list of blocks is. None: it is found.
+        blocks: the list of blocks, or its name. None: it is found.
 
     Raises:
         ValueError: as :func:`lsvit.shuffle`, `orders` or a number in `keep` is not what is
@@ -66,8 +67,8 @@ def evaluate(
     num_layers = count_blocks(model, path)
     if keep is None:
         keep = sorted({max(1, num_layers * quarters // 4) for quarters in (1, 2, 3)})
-    if orders < 1:
-        raise ValueError(f"orders: found {orders}, accepted: at least 1")
+    check_least(1, orders=orders)
+    check_least(0, seed=seed)
     try:
         keep = list(map(index, keep))
     except TypeError:
@@ -227,7 +228,7 @@ def read_batch(
     """A batch on the model's device: its arguments, its named arguments, and targets (B,) or None.
 
     Args:
-        batch: (inputs, targets), inputs alone, or a mapping, whose "labels" are targets.
+        batch: (inputs, targets), inputs alone, or a mapping, whose "labels" or "label" are targets.
         model: which will take it.
 
     Raises:
@@ -236,7 +237,8 @@ def read_batch(
     device = next(model.parameters()).device
     if isinstance(batch, Mapping):
         inputs = {name: _tensor(value).to(device) for name, value in batch.items()}
-        return (), inputs, inputs.pop("labels", None)
+        label = inputs.pop("label", None)  # as data sets of Hugging Face have it
+        return (), inputs, inputs.pop("labels", label)
     if isinstance(batch, Tensor):
         return (batch.to(device),), {}, None
     images, *targets = batch

@@ -10,7 +10,7 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
 from torch import Tensor, nn
 
-from lsvit.blocks import SHOWN, count_blocks, find_blocks
+from lsvit.blocks import SHOWN, Blocks, check_least, count_blocks, find_blocks
 from lsvit.checkpoint import say
 from lsvit.evaluation import evaluating, format_table, percent, read_batch, run_orders
 from lsvit.images import Unused, describe_unused, list_images
@@ -80,7 +80,7 @@ def scan(
     orders: int = 3,
     *,
     seed: int = 0,
-    blocks: str | None = None,
+    blocks: Blocks = None,
 ) -> Scan:
     """Measure what changes of the order do to a classifier, which need not be trained for them.
 
@@ -93,15 +93,15 @@ def scan(
             read twice.
         orders: how many random orders to run for each number of layers in place.
         seed: of the random orders.
-        blocks: where the list of blocks is. None: it is found.
+        blocks: the list of blocks, or its name. None: it is found.
 
     Raises:
         ValueError: as :func:`lsvit.evaluate`, the loader cannot be read twice, or no batch has four
             images.
     """
     path = find_blocks(model, blocks)
-    if orders < 1:
-        raise ValueError(f"orders: found {orders}, accepted: at least 1")
+    check_least(1, orders=orders)
+    check_least(0, seed=seed)
     if isinstance(loader, Iterator):
         raise ValueError(
             f"loader: found {type(loader).__name__}, accepted: what can be read twice, e.g. a list"

@@ -21,7 +21,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lsvit.blocks import COMPILED, count_blocks, find_blocks
+from lsvit.blocks import COMPILED, Blocks, check_least, count_blocks, find_blocks
 from lsvit.latin import Latin
 from lsvit.latin import latin as draw_latin
 from lsvit.routed import RoutedModel
@@ -45,7 +45,7 @@ def shuffle(
     last: int = 0,
     latin: bool = False,
     per_rank: bool = False,
-    blocks: str | None = None,
+    blocks: Blocks = None,
 ) -> "Shuffle":
     """Run the model's blocks in a new random order in every forward pass in training mode.
 
@@ -82,8 +82,8 @@ def shuffle(
         latin: draw Latin orders, one for each of L groups of a batch (:class:`lsvit.Latin`).
         per_rank: each process of a distributed training draws orders of its own. Otherwise all draw
             the same.
-        blocks: where the list of blocks is, as `named_modules` says, e.g. "vit.encoder.layer".
-            None: it is found.
+        blocks: the list of blocks, or its name as `named_modules` has it, e.g.
+            "vit.encoder.layer". None: it is found.
 
     Returns:
         What tells the orders, and the step, which a resumed training sets.
@@ -93,12 +93,13 @@ def shuffle(
             shuffled already, through this model or one around it, the model is compiled as a whole,
             `latin` is asked of a model that :class:`lsvit.RoutedModel` does not take, or an option
             is not what is accepted. In the forward pass: the model was compiled as a whole, it is
-            checkpointed as a whole, it is a replica of nn.DataParallel, or an order repeats a block
-            while there is a key-value cache.
+            checkpointed as a whole, it is a replica of nn.DataParallel, or a repeated block is
+            given a key-value cache.
         IndexError: in the forward pass, if the sampler draws a block that does not exist.
     """
     path = find_blocks(model, blocks)
     num_layers = count_blocks(model, path)
+    check_least(0, seed=seed)
     if _attached(model, path):
         raise ValueError(f"{path}: is shuffled already, call lsvit.unshuffle(model) first")
     if sampler is not None and not callable(sampler):
@@ -127,10 +128,10 @@ def unshuffle(model: nn.Module) -> None:
     """
     for module in model.modules():
         for attached in _shuffles_of(module):
-            attached.remove(module)
+            attached.remove()
 
 
-def get_shuffle(model: nn.Module, blocks: str | None = None) -> "Shuffle":
+def get_shuffle(model: nn.Module, blocks: Blocks = None) -> "Shuffle":
     """What :func:`shuffle` attached to a model, e.g. to one that ``torch.load`` gave.
 
     Raises:
@@ -145,7 +146,7 @@ def get_shuffle(model: nn.Module, blocks: str | None = None) -> "Shuffle":
 
 @contextmanager
 def in_order(
-    model: nn.Module, order: Sequence[int] | Route | Latin, blocks: str | None = None
+    model: nn.Module, order: Sequence[int] | Route | Latin, blocks: Blocks = None
 ) -> "Iterator[Shuffle]":
     """Run the model's blocks in this order inside the context, in training and evaluation mode.
 
@@ -156,7 +157,7 @@ def in_order(
     Args:
         model: as :func:`shuffle` takes it, shuffled or not.
         order: indices of blocks, which may repeat or be absent, e.g. ``(2, 0, 1)``.
-        blocks: where the list of blocks is. None: it is found.
+        blocks: the list of blocks, or its name. None: it is found.
 
     Raises:
         ValueError: as :func:`shuffle`, or a step of the order is a tuple and the model is no
@@ -167,13 +168,14 @@ def in_order(
     attached = _attached(model, path)
     runner = attached or Shuffle(model, path, draw=None)
     outer_order = runner.fixed
+    runner.num_layers = count_blocks(model, path)
     try:
         runner.fixed = runner.check(order)
         yield runner
     finally:
         runner.fixed = outer_order
         if not attached:
-            runner.remove(model.get_submodule(path))
+            runner.remove()
 
 
 # ---- the hooks ---------------------------------------------------------------------------------
@@ -187,7 +189,7 @@ class Shuffle:
 
     Attributes:
         blocks: where the model's list of blocks is, e.g. "vit.encoder.layer".
-        num_layers: how many blocks the list has.
+        num_layers: how many blocks the list has. They are counted in each forward pass.
         seed: of the orders.
         step: how many orders were drawn: one in each forward pass in training mode. Save it with
             the optimizer, and set it when a training is resumed.
@@ -211,7 +213,8 @@ class Shuffle:
         self.fixed: Route | Latin | None = None
         self._draw = draw
         self._per_rank = per_rank
-        self._original: Modules | None = None  # while another is in its place
+        # A list, and its modules while others are in their place
+        self._original: tuple[nn.Module, Modules] | None = None
         self._routed: _TokenModel | None = None
         container = model.get_submodule(blocks)
         self.num_layers = count_blocks(model, blocks)
@@ -220,7 +223,7 @@ class Shuffle:
         # forward pass, put the original back as well.
         self._handles: list[RemovableHandle] = [
             model.register_forward_pre_hook(self, with_kwargs=True),
-            model.register_forward_hook(self._after_pass, always_call=True),
+            model.register_forward_hook(self._restore, always_call=True),
             container.register_state_dict_pre_hook(self._restore),
             container.register_load_state_dict_pre_hook(self._restore),
         ]
@@ -229,8 +232,7 @@ class Shuffle:
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Put an order in the place of the list: torch calls this before the forward pass."""
-        container = model.get_submodule(self.blocks)
-        self._restore(container)
+        self._restore()
         if self.fixed is None and not (self._draw and model.training):
             return None
         if self._side_by_side and (len(args) > 1 or "route" in kwargs):
@@ -242,11 +244,13 @@ class Shuffle:
             )
         if torch.compiler.is_compiling():
             _refuse_compiled()
+        container = model.get_submodule(self.blocks)
+        self.num_layers = len(container._modules)
         order = self._next_order(model) if self.fixed is None else self.fixed
         self.order = order
         if self._side_by_side:
             return args, kwargs | {"route": order}
-        self._original = container._modules
+        self._original = container, container._modules
         if isinstance(order, Latin):
             self._routed = _route_tokens(model, self.blocks, self._routed)
             container._modules = {"0": _LatinBlocks(self._routed, order)}
@@ -276,9 +280,9 @@ class Shuffle:
         """False if the model that it was attached to is gone, as in a copy of the list alone."""
         return len(self._alive()) == NUM_HOOKS
 
-    def remove(self, container: nn.Module) -> None:
+    def remove(self) -> None:
         """Take the hooks off the model and off its list of blocks."""
-        self._restore(container)
+        self._restore()
         for handle in self._handles:
             handle.remove()
 
@@ -300,21 +304,11 @@ class Shuffle:
         self.step += 1
         return order
 
-    def _restore(self, container: nn.Module, *arguments: Any) -> None:
+    def _restore(self, *arguments: Any) -> None:
         if self._original is not None:
-            container._modules = self._original
+            container, modules = self._original
+            container._modules = modules
             self._original = None
-
-    def _after_pass(self, model: nn.Module, args: Any, output: Any) -> None:
-        has_repeats = False
-        if self._original is not None and isinstance(self.order, tuple):
-            has_repeats = len(set(self.order)) < len(self.order)
-        self._restore(model.get_submodule(self.blocks))
-        if has_repeats and getattr(output, "past_key_values", None) is not None:
-            raise ValueError(
-                f"order {self.order}: a repeated block would read its own keys in the cache, "
-                "accepted: use_cache=False"
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_handles": self._alive(), "_routed": None, "fixed": None}
@@ -323,10 +317,10 @@ class Shuffle:
         return f"Shuffle(blocks={self.blocks!r}, seed={self.seed}, step={self.step})"
 
 
-def _shuffles_of(container: nn.Module) -> list[Shuffle]:
-    """What reorders this list of blocks."""
-    hooks = container._state_dict_pre_hooks.values()
-    owners = [getattr(hook, "__self__", None) for hook in hooks]
+def _shuffles_of(module: nn.Module) -> list[Shuffle]:
+    """What has hooks on this model or list of blocks."""
+    hooks = [*module._forward_pre_hooks.values(), *module._state_dict_pre_hooks.values()]
+    owners = [getattr(hook, "__self__", hook) for hook in hooks]
     return [owner for owner in owners if isinstance(owner, Shuffle)]
 
 
@@ -336,9 +330,12 @@ def _attached(model: nn.Module, path: str) -> Shuffle | None:
     Raises:
         ValueError: it is on a module around the model, which a call of the model would pass by.
     """
-    for runner in _shuffles_of(model.get_submodule(path)):
-        if any(runner in module._forward_pre_hooks.values() for module in model.modules()):
-            return runner
+    container = model.get_submodule(path)
+    for module in model.modules():
+        for runner in module._forward_pre_hooks.values():
+            if isinstance(runner, Shuffle) and module.get_submodule(runner.blocks) is container:
+                return runner
+    for runner in _shuffles_of(container):
         if runner.is_attached():
             raise ValueError(
                 f"{path}: is shuffled already, as {runner.blocks} of a model around "
@@ -361,9 +358,29 @@ def _reorder(modules: Modules, order: Route) -> Modules:
         assert not isinstance(layer, tuple)
         block = blocks[layer]
         if layer in order[:depth]:
-            block = copy(block)  # the same weights; `children()` gives a module once
+            block = _repeat(block, order)
         reordered[names[depth]] = block
     return reordered
+
+
+def _repeat(block: Any, order: Route) -> Any:
+    """Another module of the same weights, since `children()` gives a module once."""
+    again = copy(block)
+    for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+        vars(again)[hooks] = copy(vars(block)[hooks])  # its own
+    again.register_forward_pre_hook(partial(_refuse_cache, order), with_kwargs=True)
+    return again
+
+
+def _refuse_cache(
+    order: Route, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    for value in (*args, *kwargs.values()):
+        if hasattr(value, "get_seq_length"):  # as transformers' caches have it
+            raise ValueError(
+                f"order {order}: a repeated block would read its own keys in the cache, "
+                "accepted: use_cache=False"
+            )
 
 
 # ---- Latin orders ------------------------------------------------------------------------------

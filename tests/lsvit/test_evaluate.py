@@ -84,6 +84,8 @@ def test_a_transformers_model_and_its_batches() -> None:
     scores = lsvit.evaluate(model, mapping, orders=3, keep=(1,))
     assert scores == lsvit.evaluate(model, [(pixels, labels)], orders=3, keep=(1,))
     assert scores[0].top5 is None  # of three classes
+    singular = [{"pixel_values": pixels, "label": labels}]  # as data sets of Hugging Face
+    assert scores == lsvit.evaluate(model, singular, orders=3, keep=(1,))
 
 
 def test_a_model_that_keeps_tensors_trains_after_its_evaluation() -> None:
@@ -123,7 +125,9 @@ def test_no_hit_or_only_hits_have_an_interval(target: int, low: float, high: flo
     [
         (small(), batches(), {"keep": (5,)}, "keep: found 5, accepted: 1 to 4"),
         (small(), batches(), {"keep": (0,)}, "keep: found 0"),
-        (small(), batches(), {"orders": 0}, "orders: found 0"),
+        (small(), batches(), {"orders": 0}, "orders: found 0, accepted: at least 1"),
+        (small(), batches(), {"seed": -1}, "seed: found -1, accepted: at least 0"),
+        (small(), [*batches(), images()], {}, "found targets of"),
         (small(), [images()], {}, "found no targets"),
         (small(), [(images(2), torch.tensor([3, 7]))], {}, "from 3 to 7, accepted: .* from 0 to 6"),
         (

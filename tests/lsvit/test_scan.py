@@ -108,6 +108,8 @@ def test_a_classifier_with_a_key_value_cache_runs_layers_twice() -> None:
 def test_what_cannot_be_scanned_is_refused_before_it_runs() -> None:
     with refused("orders: found 0, accepted: at least 1", ValueError):
         lsvit.scan(small(), batches(), orders=0)
+    with refused("seed: found -1, accepted: at least 0", ValueError):
+        lsvit.scan(small(), batches(), seed=-1)
     once = iter(batches())
     with refused("found list_iterator, accepted: what can be read twice", ValueError):
         lsvit.scan(small(), once)

@@ -236,9 +236,12 @@ def test_latin_orders_equal_those_of_the_routed_model() -> None:
         ({"first": -1}, "first, last: found -1, 0"),
         ({"sampler": lsvit.reverse, "drop": 0.1}, "sampler: found with"),
         ({"sampler": (2, 0, 1)}, "sampler: found tuple, accepted: a function"),
+        ({"sampler": 0.0}, "sampler: found float, accepted: a function"),
+        ({"seed": -1}, "seed: found -1, accepted: at least 0"),
         ({"latin": True, "drop": 0.1}, "drop: found 0.1 with latin"),
         ({"latin": True}, "latin: found ModuleDict"),
         ({"blocks": "parts"}, "blocks: found 'parts', lists of blocks of one shape: 'parts.h'"),
+        ({"blocks": nn.ModuleList()}, "blocks: found 'ModuleList', lists of blocks of one shape"),
     ],
 )
 def test_mistakes_are_one_line(options: dict[str, Any], message: str) -> None:
@@ -273,6 +276,10 @@ def test_the_list_of_blocks_is_one_or_named() -> None:
     with refused(r"'a.parts.h', 'b.parts.h'; name one", ValueError):
         lsvit.shuffle(pair)
     assert lsvit.shuffle(pair, blocks="b.parts.h").blocks == "b.parts.h"
+    listed = pair["a"].get_submodule("parts.h")
+    assert lsvit.shuffle(pair, blocks=listed).blocks == "a.parts.h"
+    with lsvit.in_order(pair, (1, 0), blocks=listed) as runner:
+        assert runner is lsvit.get_shuffle(pair, listed)
 
 
 def test_a_stage_of_a_resnet_is_not_its_depth() -> None:
@@ -438,6 +445,28 @@ def test_names_are_in_place_after_an_exception() -> None:
     with pytest.raises(AssertionError):
         model(images()[..., :8])
     assert list(model.blocks) == before
+
+
+@pytest.mark.parametrize("change", ["append", "cut"])
+def test_a_list_that_changes_is_followed(change: str) -> None:
+    """A cut makes a new list."""
+    model = small().train()
+    shuffled = lsvit.shuffle(model)
+    model(images())
+    if change == "append":
+        model.blocks.append(copy.deepcopy(model.blocks[0]))
+    else:
+        model.blocks = model.blocks[:2]
+    num_layers = len(model.blocks)
+    for step in range(1, 4):
+        model(images())
+        assert shuffled.order == drawn(step, num_layers=num_layers)
+    with lsvit.in_order(model, (num_layers - 1,)):
+        model(images())
+    with refused(f"blocks 0 to {num_layers - 1}", IndexError):
+        lsvit.in_order(model, (num_layers,)).__enter__()
+    lsvit.unshuffle(model)
+    assert not any(map(has_trace, model.modules()))
 
 
 @pytest.mark.parametrize("reader", ["state_dict", "load_state_dict", "forward", "unshuffle"])
@@ -662,9 +691,11 @@ def test_a_cache_of_keys_follows_the_blocks() -> None:
             )
     with lsvit.in_order(model, (0, 1, 1)):
         model(ids, use_cache=False)
-        with refused("accepted: use_cache=False", ValueError):
-            model(ids)
+        for return_dict in (True, False):  # a tuple does not name its cache
+            with refused(r"order \(0, 1, 1\): .* accepted: use_cache=False", ValueError):
+                model(ids, return_dict=return_dict)
     model(ids)
+    assert not any(block._forward_pre_hooks for block in model.transformer.h)
 
 
 @pytest.mark.parametrize("name", ["ViT", "Dinov2", "BERT"])
