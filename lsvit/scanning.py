@@ -28,6 +28,7 @@ BATCH = 32
 LEAST_BATCH = 4  # images that the similarity needs at once
 
 ByLayer = dict[str, list[float]]  # by change, then by layer i; 0 to 1
+Parts = tuple[nn.Module, dict[str, Any], list[str]]  # of :class:`lsvit.predict.Opened`
 
 
 class Scan(NamedTuple):
@@ -120,6 +121,7 @@ def scan(
             routes[PLACED].append(fix_first(i)(rng, num_layers))
     if isinstance(model, RoutedModel) and len(model.position):
         del routes[TWICE]  # the position parts know as many positions as layers
+    alike = similarity(model, loader, path)  # one pass, which refuses small batches before the rest
     answers, targets = run_orders(model, loader, [in_place, *chain(*routes.values())], path)
     first = answers[..., 0]  # (routes, n)
     counts = list(map(len, routes.values()))
@@ -137,7 +139,7 @@ def scan(
     if targets is not None:
         original = float((first[0] == targets).double().mean())
         accuracy = {"original": [original]} | by_layer(targets)
-    result = Scan(by_layer(first[0]), accuracy, similarity(model, loader, path))
+    result = Scan(by_layer(first[0]), accuracy, alike)
     print(result)
     return result
 
@@ -200,7 +202,7 @@ def _unbiased_hsic(grams: Tensor) -> Tensor:
 # ---- a folder of images ------------------------------------------------------------------------
 
 
-def open_model(where: str) -> tuple[nn.Module, dict[str, Any], list[str]]:
+def open_model(where: str) -> Parts:
     """Open what :func:`lsvit.predict.load` opens, or a model of timm with its weights.
 
     Returns:
@@ -232,7 +234,7 @@ def scan_folder(
     seed: int,
     figure: Path,
     blocks: str | None = None,
-    opener: Callable[[str], tuple[nn.Module, dict[str, Any], list[str]]] = open_model,
+    opener: Callable[[str], Parts] = open_model,
 ) -> None:
     """Scan a model on the images below a folder, print the table and write the figure.
 

@@ -98,7 +98,6 @@ def shuffle(
         IndexError: in the forward pass, if the sampler draws a block that does not exist.
     """
     path = find_blocks(model, blocks)
-    num_layers = count_blocks(model, path)
     check_least(0, seed=seed)
     if _attached(model, path):
         raise ValueError(f"{path}: is shuffled already, call lsvit.unshuffle(model) first")
@@ -113,7 +112,7 @@ def shuffle(
         raise ValueError(f"drop: found {drop} with latin, accepted: 0")
     draw: Draw = sampler or between(first, last, drop)
     if not sampler:
-        draw(generator("check"), num_layers)  # raises ValueError where this cannot be
+        draw(generator("check"), count_blocks(model, path))  # raises ValueError if it cannot be
     if latin:
         draw = partial(draw_latin, first=first, last=last)
         if not isinstance(model, RoutedModel):

@@ -116,6 +116,15 @@ def test_what_cannot_be_scanned_is_refused_before_it_runs() -> None:
     assert len(list(once)) == 2
 
 
+def test_batches_that_are_too_small_are_refused_after_one_pass() -> None:
+    model = small()
+    runs: list[None] = []
+    model.register_forward_hook(lambda *_: runs.append(None))
+    with refused("found no batch of 4 images", ValueError):
+        lsvit.scan(model, images(10).split(3))
+    assert len(runs) == 4
+
+
 # ---- targets of a folder -----------------------------------------------------------------------
 
 CLOTHES = [Path("x/Shirt/1.png"), Path("x/Bag/deep/2.png"), Path("x/T-shirt_top/3.png")]
