@@ -11,7 +11,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # `lsvit --help` needs no pydantic
     from pydantic import BaseModel, ValidationError
 
-NO_ROOM = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.ENOMEM}
+ROOM = "make room, and run it again"
+RIGHTS = "give this user the right to write there, or work in a clone of your own"
+REMEDIES = {
+    errno.ENOSPC: ROOM,
+    errno.EDQUOT: ROOM,
+    errno.EFBIG: ROOM,
+    errno.ENOMEM: ROOM,
+    errno.EROFS: RIGHTS,
+    errno.EACCES: RIGHTS,
+    errno.EPERM: RIGHTS,
+}
+SQLITE_REMEDIES = {
+    "SQLITE_FULL": ROOM,
+    "SQLITE_READONLY": RIGHTS,
+    "SQLITE_CANTOPEN": RIGHTS,
+}
 
 
 def plain(text: str) -> str:
@@ -42,8 +57,8 @@ class WorkerDied(UserError):
 def one_line_errors() -> Iterator[None]:
     """End the process with `error: <line>` for each line of a UserError, and exit code 2.
 
-    A full or read-only disk and too little memory end it in the same way, Ctrl-C with one line and
-    exit code 130, as a shell has for SIGINT.
+    A full disk, one that this user may not write to and too little memory end it in the same way,
+    Ctrl-C with one line and exit code 130, as a shell has for SIGINT.
     """
     try:
         yield
@@ -55,28 +70,29 @@ def one_line_errors() -> Iterator[None]:
             print(f"error: {line}", file=sys.stderr)
         raise SystemExit(2) from None
     except Exception as error:
-        if not lacks_room(error):
+        remedy = find_remedy(error)
+        if remedy is None:
             raise
         reason = plain(" ".join(str(error).split()) or type(error).__name__)
-        advice = "what has finished is kept: make room, and run it again"
-        print(f"error: {reason}; {advice}", file=sys.stderr)
+        print(f"error: {reason}; what has finished is kept: {remedy}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
-def lacks_room(error: BaseException) -> bool:
-    """True if a full or read-only disk, or too little memory, is behind an error.
+def find_remedy(error: BaseException) -> str | None:
+    """What helps where a full disk, one without rights, or too little memory is behind an error.
 
     numpy and torch's CPU allocator raise MemoryError and RuntimeError; of the latter only those
-    that carry their cause are recognised.
+    that carry their cause are recognised. None for all other errors.
     """
     if isinstance(error, MemoryError):
-        return True
+        return ROOM
     if isinstance(error, OSError):
-        return error.errno in NO_ROOM
-    if getattr(error, "sqlite_errorname", "") in ("SQLITE_FULL", "SQLITE_READONLY"):
-        return True
+        return REMEDIES.get(error.errno or 0)
+    remedy = SQLITE_REMEDIES.get(getattr(error, "sqlite_errorname", ""))
     cause = error.__cause__ or error.__context__
-    return cause is not None and lacks_room(cause)
+    if remedy or cause is None:
+        return remedy
+    return find_remedy(cause)
 
 
 def collect_errors(check: Callable[..., object], *args: Any) -> list[str]:

@@ -16,7 +16,7 @@ from lsvit.predict import read_image
 from papers import PAPERS
 from pipeline.config.load import load, parse
 from pipeline.deploy.predict import open_weights, show
-from pipeline.errors import UserError, one_line_errors
+from pipeline.errors import RIGHTS, ROOM, UserError, one_line_errors
 from pipeline.files import replace_text, write_json
 from pipeline.models.weights import read_tensors
 from pipeline.training.loop import CHECKPOINT, _resume
@@ -131,25 +131,29 @@ def caused_by(cause: Exception) -> Exception:
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "remedy"),
     [
-        OSError(28, "No space left on device", "results/table1.csv"),
-        OSError(30, "Read-only file system", ".lsvit/jobs"),
-        OSError(122, "Disk quota exceeded"),
-        OSError(12, "Cannot allocate memory"),
-        MemoryError(),
-        caused_by(MemoryError()),
+        (OSError(28, "No space left on device", "results/table1.csv"), ROOM),
+        (OSError(122, "Disk quota exceeded"), ROOM),
+        (OSError(27, "File too large"), ROOM),
+        (OSError(12, "Cannot allocate memory"), ROOM),
+        (MemoryError(), ROOM),
+        (caused_by(MemoryError()), ROOM),
+        (OSError(30, "Read-only file system", ".lsvit/jobs"), RIGHTS),
+        (OSError(13, "Permission denied", "outs"), RIGHTS),
+        (OSError(1, "Operation not permitted", "outs"), RIGHTS),
+        (caused_by(OSError(13, "Permission denied", ".dvc/tmp/lock")), RIGHTS),
     ],
 )
-def test_no_room_on_disk_or_in_memory_is_one_line(
-    capsys: pytest.CaptureFixture[str], error: Exception
+def test_what_cannot_be_written_and_no_memory_are_one_line(
+    capsys: pytest.CaptureFixture[str], error: Exception, remedy: str
 ) -> None:
     with pytest.raises(SystemExit) as ended, one_line_errors():
         raise error
     said = capsys.readouterr().err
     assert ended.value.code == 2
     assert said.startswith("error: ")
-    assert said.endswith("make room, and run it again\n")
+    assert said.endswith(f"{remedy}\n")
     assert said.count("\n") == 1
 
 
