@@ -1,6 +1,7 @@
 """Registers an export in MLflow, as a model that `mlflow models serve` answers with."""
 
 import os
+import sqlite3
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def register(folder: Path, papers: tuple[Paper, ...], name: str | None = None) -
         for key in ("seed", "scale", "protocol", "weights_sha256"):
             client.set_model_version_tag(name, version, key, str(spec[key]))
         client.set_registered_model_alias(name, spec["name"], version)
-    except (MlflowException, OSError) as error:
+    except (MlflowException, OSError, sqlite3.Error) as error:
         place = without_password(uri)
         raise UserError(
             f"MLflow at {place} does not register {name!r}: {describe(error)}"

@@ -76,7 +76,9 @@ def _never_raises(action: Callable[..., None]) -> Callable[..., None]:
             )
             if isinstance(error, ModuleNotFoundError) and error.name == "mlflow":
                 problem = "MLflow is not installed, so nothing is tracked"
-            _warn(f"{problem}; the work goes on, `lsvit track sync` fills the store later")
+            if tracker.live:  # else it is `lsvit track sync` that fails
+                problem += "; the work goes on, `lsvit track sync` fills the store later"
+            _warn(problem)
 
     return run
 

@@ -73,6 +73,7 @@ def connect(root: Path, retries: int) -> "MlflowClient":
         database = Path(uri.partition(":///")[2].partition("?")[0])
         if database == root.resolve() / DATABASE:
             _create_store(database)
+        mlflow.MlflowClient(uri)  # first says what to do with a store of another MLflow
         if database.is_file():
             _follow_move(database, root.resolve())
     return mlflow.MlflowClient(uri)
@@ -147,5 +148,7 @@ def describe(error: BaseException) -> str:
 
 
 def without_password(text: str) -> str:
-    """Text in which no address has its password."""
-    return re.sub(r"(//[^/\s:@]*):[^/\s@]+@", r"\1:***@", text)
+    """Text in which no address has its password, which may have "@" and "/", nor what follows "?"
+    and "=", such as a token."""
+    text = re.sub(r"(//[^/\s:@]*):\S+@", r"\1:***@", text)
+    return re.sub(r"([?&][\w-]+=)[^&\s'\")]+", r"\1***", text)

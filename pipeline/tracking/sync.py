@@ -24,7 +24,7 @@ def sync(papers: tuple[Paper, ...], root: Path = Path()) -> int:
     if not trainings or not preset.is_file():
         raise UserError(
             "outs/: no finished training found, or no outs/params/; "
-            "`dvc repro` or `dvc checkout` brings them"
+            "`dvc repro` or `dvc checkout` brings them, or run in the repository's root"
         )
     scale = read_json(preset, list)[1]
     trackers: dict[str, Tracker] = {}

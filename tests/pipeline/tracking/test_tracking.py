@@ -8,10 +8,12 @@ import random
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -424,6 +426,37 @@ def test_a_damaged_store_is_one_line(
     if tracker.failed:
         with refused(r"^MLflow at .* cannot be filled$"):
             sync(PAPERS, workspace)
+        assert "track sync" not in capsys.readouterr().err  # what fails is no cure of itself
+
+
+@pytest.mark.slow
+def test_a_moved_store_of_an_older_mlflow_is_followed(workspace: Path) -> None:
+    """It lacks tables that MLflow adds when it opens it."""
+    import alembic.command
+    import alembic.config
+    import mlflow
+    import sqlalchemy
+    from mlflow.store.tracking.dbmodels.initial_models import Base
+
+    uri = f"sqlite:///{workspace / DATABASE}"
+    Base.metadata.create_all(sqlalchemy.create_engine(uri))
+    config = alembic.config.Config()
+    migrations = Path(mlflow.__file__).parent / "store/db_migrations"
+    config.set_main_option("script_location", str(migrations))
+    config.set_main_option("sqlalchemy.url", uri)
+    alembic.command.upgrade(config, "0584bdc529eb")  # of MLflow 2
+    old = "file:///gone/mlartifacts/e"
+    with closing(sqlite3.connect(workspace / DATABASE)) as connection, connection:
+        connection.execute(
+            "INSERT INTO experiments (name, artifact_location, lifecycle_stage) "
+            f"VALUES ('e', '{old}', 'active')"
+        )
+    tracker = Tracker("e", workspace)
+    tracker.results("prune-eval")
+    assert not tracker.failed
+    experiment = client_of(uri).get_experiment_by_name("e")
+    assert experiment
+    assert experiment.artifact_location == (workspace / "mlartifacts" / "e").resolve().as_uri()
 
 
 @pytest.mark.parametrize(
@@ -465,9 +498,18 @@ def test_addresses_that_cannot_log_are_refused_with_the_whole_reason(
         store.check_store(tmp_path)
 
 
-def test_messages_have_no_passwords() -> None:
-    error = ConnectionError("at postgresql://me:secret@host/x")
-    assert store.describe(error) == "ConnectionError: at postgresql://me:***@host/x"
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("postgresql://me:secret@host/x", "postgresql://me:***@host/x"),
+        ("postgresql://me:se@cr/et@host/x", "postgresql://me:***@host/x"),
+        ("http://host:5000/?token=secret", "http://host:5000/?token=***"),
+        ("mysql://host/x?user=me&password=secret", "mysql://host/x?user=***&password=***"),
+        ("http://host:5000/x", "http://host:5000/x"),
+    ],
+)
+def test_messages_have_no_passwords(address: str, shown: str) -> None:
+    assert store.describe(ConnectionError(f"at '{address}'")) == f"ConnectionError: at '{shown}'"
 
 
 def sync_in_a_process(folder: Path) -> tuple[str, str]:
