@@ -41,7 +41,7 @@ def _checksums(what: str) -> dict[str, dict[str, str]]:
     file = Path("dvc.lock")
     if not file.exists():
         return {}
-    with reading(file, "`dvc repro` or `git checkout` brings it back"):
+    with reading(file, "`git checkout HEAD dvc.lock` brings it back"):  # DVC needs a sound one
         stages = _stages(file.read_text("utf-8"))
         return {
             name: {entry["path"]: entry["md5"] for entry in stage.get(what, ())}

@@ -33,7 +33,7 @@ from pipeline.jobs.run import run
 from pipeline.models.weights import read_tensors
 from pipeline.report.comparison import other_ledger
 from pipeline.report.results import read_arrays
-from tests.conftest import ROOT, Printed, TrainJobs
+from tests.conftest import ROOT, Printed, TrainJobs, refused
 
 GREY = {
     "input_size": (1, 28, 28),
@@ -301,3 +301,13 @@ def test_a_damaged_checkpoint_is_left_out_and_it_is_said(
     call(finished, said.append)
     assert not path.exists()
     assert said == [{"text": "checkpoint.pt is damaged: what it had is computed again"}]
+
+
+def test_conflict_markers_in_dvc_lock_name_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`dvc repro` reads the file first, and `git checkout dvc.lock` refuses it within a merge."""
+    monkeypatch.chdir(tmp_path)
+    Path("dvc.lock").write_text("stages:\n<<<<<<< HEAD\n  a: {}\n=======\n>>>>>>> other\n")
+    with refused("dvc.lock: cannot be read .*; `git checkout HEAD dvc.lock` brings it back$"):
+        checksums("a")
