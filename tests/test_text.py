@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -123,3 +124,16 @@ def test_what_git_does_not_say_is_unknown(
     assert any("unknown" in line and reason in line for line in why("figure_1c", PAPERS))
     with refused(reason):
         committed()
+
+
+def test_git_changes_no_line_endings(tmp_path: Path) -> None:
+    """With core.autocrlf a clone's results would differ from the checksums in dvc.lock."""
+    shutil.copy(ROOT / ".gitattributes", tmp_path)
+    file = tmp_path / "table1.csv"
+    file.write_bytes(b"variant,n\nls,5\n")
+    commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a", "--no-gpg-sign"]
+    for words in (["init", "-q"], ["config", "core.autocrlf", "true"], ["add", "-A"], commit):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True, capture_output=True)
+    file.unlink()
+    subprocess.run(["git", "checkout", "-q", "--", "."], cwd=tmp_path, check=True)
+    assert file.read_bytes() == b"variant,n\nls,5\n"
