@@ -17,18 +17,14 @@ from papers.layershuffle.labels import label
 from pipeline.report.claims import Claim, load_claims
 from pipeline.report.ledger import (
     DECIDED,
-    FAILS,
     HOLDS,
-    NOT_COMPARABLE,
-    NOT_RUN,
     UNDECIDED,
     VERDICTS,
-    WEAKER,
+    by_verdict,
     show_value,
 )
 from pipeline.report.numbers import Read
 
-ORDER = (FAILS, WEAKER, HOLDS, UNDECIDED, NOT_COMPARABLE, NOT_RUN)  # of a page's claims
 PUBLISHED = "papers/layershuffle/published.yaml"
 REGRESSION = "logistic regression on the pixels"
 # Rows of the README's table: variants of ours, and columns of the published table.
@@ -55,9 +51,7 @@ def table(read: Read, file: str) -> str:
 def claims(read: Read, file: str, ids: str) -> str:
     """Claims of a ledger with these ids, by verdict: those that do not hold come first."""
     entries = {entry["id"]: entry for entry in json.loads(read(file))["claims"]}
-    chosen = sorted(
-        (entries[name] for name in ids.split()), key=lambda entry: ORDER.index(entry["verdict"])
-    )
+    chosen = by_verdict(entries[name] for name in ids.split())
     head = ["id", "claim", "published", "what is measured", "here", "verdict"]
     rows = []
     for entry in chosen:

@@ -224,7 +224,8 @@ def announce(params: Params) -> None:
         print(f"{stage}: {', '.join(counts)}")
     if machine:
         print(
-            f"in all about {format_hours(stages['here'].sum())} if nothing has finished before, "
+            f"in all about {format_hours(stages['here'].sum())} of computing if nothing has "
+            "finished before, and some seconds for each stage to start, "
             f"{machine['here'].workers} jobs side by side, at speeds in benchmarks/cost.json; "
             "`lsvit cost` says what is not counted"
         )

@@ -66,10 +66,10 @@ def draw_pruning(
     handles = handles_of(axis) | handles
     for choose in lines["choose"].unique():
         if choose != ALL:
-            handles[f"{choose} layers"] = Line2D([], [], color=GREY, linestyle=STYLES[choose])
+            handles[f"{choose} layers"] = Line2D([], [], color="black", linestyle=STYLES[choose])
     axis.set(xlabel="layers kept", ylabel=ACCURACY, ylim=(0, 100))
     axis.set(xticks=sorted({*lines["keep"], *refits["keep"]}))
-    draw_chance(axis, chance)
+    draw_chance(axis, chance, at="left")
     figures.finish(figure, name, handles)
     full = lines[lines["full"]]
     noun = "orders" if full["orders"].max() > 1 else "order"

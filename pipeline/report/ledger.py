@@ -6,7 +6,7 @@ ranges. Beside the verdict stands what is left of it when all claims are correct
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from pipeline.report.tables import console
 VERDICTS = ("holds", "does not hold", "weaker here", "undecided", "not comparable", "not run")
 HOLDS, FAILS, WEAKER, UNDECIDED, NOT_COMPARABLE, NOT_RUN = VERDICTS
 DECIDED = (HOLDS, FAILS, WEAKER)
+ORDER = (FAILS, WEAKER, HOLDS, UNDECIDED, NOT_COMPARABLE, NOT_RUN)  # of a page's claims
 UNITLESS = "of R², correlations and relative distances"
 FAMILIES = ("claims of the papers", "questions of our own")
 PAGE = Path(__file__).with_name("claims.md.j2")
@@ -259,6 +260,11 @@ def families(ledger: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+def by_verdict(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sort entries: those that do not hold come first."""
+    return sorted(entries, key=lambda entry: ORDER.index(entry["verdict"]))
+
+
 def correct(ledger: dict[str, Any]) -> None:
     """Add to the entries what is left of their verdicts after Holm's correction of each family."""
     for family in families(ledger).values():
@@ -332,7 +338,7 @@ def markdown(
         different=decided_differently(*ledgers),
         margins=", ".join(f"{size:g} {unit or UNITLESS}" for unit, size in MARGINS.items()),
         count=_count(ledger),
-        families=families(ledger),
+        families={name: by_verdict(entries) for name, entries in families(ledger).items()},
         forms=_forms(ledger, label),
         value=show_value,
         effect=show_effect,

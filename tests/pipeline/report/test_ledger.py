@@ -114,6 +114,8 @@ def test_what_ledgers_decide_differently() -> None:
     assert different[0][2] is None
     with_table = markdown(judge(Evidence(RESULTS)), str, {})
     assert "What the cells decide differently" in with_table
+    rows = with_table.partition("## Claims of the papers")[2]
+    assert 0 < rows.index(f"| **{FAILS}**") < rows.index(f"| **{HOLDS}**")
 
 
 def test_figures_are_made_anew_when_a_cell_changes() -> None:
