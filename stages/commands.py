@@ -95,7 +95,8 @@ def why(
         str, typer.Argument(help="A claim's id, a figure's name, or a file of results/.")
     ],
     conditions: Annotated[
-        list[str] | None, typer.Argument(help="Of a file's rows: column=value ...")
+        list[str] | None,
+        typer.Argument(help="Of a file's rows: column=value ..., as results/table1.csv variant=ls"),
     ] = None,
 ) -> None:
     """Trace a number, a claim, a table or a figure to rows, stage, command, inputs and commit."""
