@@ -1,5 +1,6 @@
 """Read params.yaml: strict YAML, typed sections, cross-checks."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,31 @@ from pipeline.files import read_json
 CHECKED = Path("outs/params/model.json")
 
 
-class UniqueKeys(yaml.CSafeLoader):
-    """Refuses a key that stands twice in a mapping: YAML would take the last without a word."""
+class StrictLoader(yaml.CSafeLoader):
+    """Refuses what YAML 1.1 would take without a word: the last of equal keys, 010 as 8."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Raises yaml.constructor.ConstructorError for the first such key."""
-        keys = set[Any]()
+        """Raises yaml.constructor.ConstructorError for the first key that stands twice."""
+        keys: list[Any] = []  # that of a list or a mapping has no hash
         for key, _ in node.value:
             if key.value in keys:
                 raise yaml.constructor.ConstructorError(
                     problem=f"key {key.value!r} stands twice", problem_mark=key.start_mark
                 )
-            keys.add(key.value)
+            keys.append(key.value)
         return super().construct_mapping(node, deep)
+
+    def read_int(self, node: yaml.ScalarNode) -> int:
+        """Raises yaml.constructor.ConstructorError for 010, which is 10 to DVC, and for 1:30."""
+        if re.match(r"[-+]?0[0-9_]|.*:", node.value):
+            raise yaml.constructor.ConstructorError(
+                problem=f"found the number {node.value}, accepted: one without leading 0 or :",
+                problem_mark=node.start_mark,
+            )
+        return self.construct_yaml_int(node)
+
+
+StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.read_int)
 
 
 def load(path: str | Path = "params.yaml", *, papers: tuple[Paper, ...]) -> Params:
@@ -68,7 +81,7 @@ def parse(path: str | Path, *, papers: tuple[Paper, ...]) -> Params:
     path = Path(path)
     try:
         with path.open(encoding="utf-8") as file:
-            content = yaml.load(file, UniqueKeys)  # noqa: S506 (a safe loader)
+            content = yaml.load(file, StrictLoader)  # noqa: S506 (a safe loader)
     except FileNotFoundError:
         raise UserError(f"{path}: not found; run in the repository's root") from None
     except (OSError, ValueError, RecursionError) as error:

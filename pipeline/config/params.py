@@ -4,7 +4,14 @@ scale."""
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, create_model
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    StrictBool,
+    ValidationError,
+    create_model,
+)
 
 from pipeline.config.datasets import DatasetPreset
 from pipeline.config.paper import Paper
@@ -78,7 +85,7 @@ class Params(Section):
     """auto: CUDA where there is one. mps is untested."""
     deterministic: bool
     """true: CUDA runs repeat bit for bit, more slowly; on a CPU they do anyway."""
-    portable: bool = True
+    portable: StrictBool = True
     """true: on a CPU the same bytes on every x86-64 processor of one maker (AMD, Intel) with AVX2;
     of all makers with MKL_CBWR=COMPATIBLE in the environment. false: whatever instructions the
     processor has, which wide models in bf16 gain by."""
