@@ -18,7 +18,13 @@ from pipeline.deploy.export import find_training
 from pipeline.errors import UserError
 from pipeline.models.weights import user_errors
 from pipeline.tracking.runs import Tracker, experiment_name, paper_of
-from pipeline.tracking.store import describe, store_uri, without_password
+from pipeline.tracking.store import (
+    database_of,
+    describe,
+    is_sqlite,
+    store_uri,
+    without_password,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -40,8 +46,8 @@ def register(folder: Path, papers: tuple[Paper, ...], name: str | None = None) -
     """
     spec = read_spec(folder)
     uri = store_uri(Path())
-    store = Path(uri.removeprefix("sqlite:///"))
-    if uri.startswith("sqlite:") and not store.is_file():
+    store = database_of(uri)
+    if is_sqlite(uri) and not store.is_file():
         raise UserError(
             f"{store}: not found, no MLflow store to register in; `lsvit track sync` makes it, "
             "MLFLOW_TRACKING_URI names another"

@@ -37,9 +37,12 @@ def store_uri(root: Path) -> str:
     uri = os.environ.get(VARIABLE) or f"sqlite:///{DATABASE}"
     if is_sqlite(uri):
         scheme, _, path = uri.partition(":///")
-        if path and path != MEMORY:
-            return f"{scheme}:///{root.resolve() / user_path(path)}"
-        return uri
+        if path in ("", MEMORY):
+            return uri
+        path = str(user_path(path))
+        if not path.startswith("/"):
+            path = f"{_escape(root.resolve())}/{path}"
+        return f"{scheme}:///{path}"
     folder = uri.removeprefix("file:")  # MLFLOW_ALLOW_FILE_STORE lets MLflow take a folder
     if ":" in folder or folder.startswith(("//", *NO_FOLDERS)):
         return uri
@@ -49,6 +52,16 @@ def store_uri(root: Path) -> str:
 def is_sqlite(uri: str) -> bool:
     """True for "sqlite:" and "sqlite+pysqlite:"."""
     return uri.startswith("sqlite")
+
+
+def database_of(uri: str) -> Path:
+    """Return the file that a sqlite address names."""
+    return Path(unquote(uri.partition(":///")[2].partition("?")[0]))
+
+
+def _escape(path: Path) -> str:
+    """Write a path so that SQLAlchemy reads it as it is."""
+    return str(path).replace("%", "%25").replace("?", "%3F")
 
 
 def connect(root: Path, retries: int) -> "MlflowClient":
@@ -70,7 +83,7 @@ def connect(root: Path, retries: int) -> "MlflowClient":
         logging.getLogger(name).setLevel(logging.ERROR)
     uri = store_uri(root)
     if is_sqlite(uri):
-        database = Path(uri.partition(":///")[2].partition("?")[0])
+        database = database_of(uri)
         if database == root.resolve() / DATABASE:
             _create_store(database)
         mlflow.MlflowClient(uri)  # first says what to do with a store of another MLflow
@@ -87,7 +100,7 @@ def _create_store(path: Path) -> None:
 
     partial = path.with_suffix(".partial")
     partial.unlink(missing_ok=True)
-    mlflow.MlflowClient(f"sqlite:///{partial.resolve()}").search_experiments()
+    mlflow.MlflowClient(f"sqlite:///{_escape(partial.resolve())}").search_experiments()
     partial.replace(path)
 
 

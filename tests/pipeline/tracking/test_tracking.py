@@ -530,11 +530,11 @@ def test_a_store_that_was_moved_and_deleted_from_is_healed(
     (workspace / "results/exits.csv").write_text("\n")  # of a paper that is left out
     (workspace / "results/exits.json").write_text("{}\n")
     assert sync(PAPERS) == 3
-    moved = tmp_path_factory.mktemp("moved") / "an other place"
+    moved = tmp_path_factory.mktemp("moved") / "an other%20place?"
     workspace.rename(moved)
     monkeypatch.chdir(moved)
     assert sync_in_a_process(moved) == ("0 runs added", "")
-    uri = f"sqlite:///{moved}/{DATABASE}"
+    uri = store.store_uri(moved)
     check_store(uri, live=False)
 
     client = client_of(uri)
