@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # `lsvit --help` needs no pydantic
     from pydantic import BaseModel, ValidationError
 
 ROOM = "make room, and run it again"
-RIGHTS = "give this user the right to write there, or work in a clone of your own"
+RIGHTS = "give this user the right to use it, or work in a clone of your own"
 REMEDIES = {
     errno.ENOSPC: ROOM,
     errno.EDQUOT: ROOM,
