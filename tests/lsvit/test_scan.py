@@ -1,6 +1,7 @@
 """How much order matters: each change of it, the similarity of layers, the figure, the command."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,12 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 import lsvit
 from lsvit import cli
-from lsvit.scanning import find_targets, similarity
+from lsvit.evaluation import run_orders
+from lsvit.scanning import find_targets, reusing_prefixes, similarity
 from tests.conftest import Printed, cases_of, change_json, refused
 from tests.models import images, of_transformers, small
 
@@ -55,6 +57,34 @@ def test_every_change_is_what_its_order_gives(printed: Printed) -> None:
     assert title.startswith("accuracy, %")
     assert len(rows) == 4
     assert head.split()[0] == "i"
+
+
+def note_run(runs: list[nn.Module], block: nn.Module, *_: Any) -> None:
+    runs.append(block)
+
+
+def test_first_blocks_run_once_for_a_batch_and_answers_stay() -> None:
+    """In a model whose blocks give tuples, and in one whose blocks write into their input."""
+    by_tuples = of_transformers("Beit")
+    in_place = small()
+    for block in in_place.blocks:
+        block.register_forward_pre_hook(lambda block, args: (args[0].mul_(1.5),))
+    orders = [(0, 1, 2, 3), (0, 1, 3, 2), (0, 2, 3), (0, 0, 1, 2, 3), (3, 1, 2, 0), (0, 1, 2, 3)]
+    for model, path, size in ((by_tuples, "beit.layers", 16), (in_place, "blocks", 24)):
+        batches = torch.randn(8, 3, 16, size).split(4)
+        expected, _ = run_orders(model, batches, orders, path)
+        blocks = model.get_submodule(path)
+        runs: list[nn.Module] = []
+        note = partial(note_run, runs)
+        handles = [block.register_forward_hook(note) for block in blocks]
+        with reusing_prefixes(model, path):
+            answers, _ = run_orders(model, batches, orders, path)
+        assert torch.equal(answers, expected)
+        assert len(runs) == 2 * (4 + 2 + 2 + 4 + 4 + 0)
+        for handle in handles:
+            handle.remove()
+        assert model.get_submodule(path) is blocks
+        assert not model._forward_pre_hooks
 
 
 def test_without_targets_there_is_the_agreement_alone(printed: Printed) -> None:
