@@ -1,7 +1,9 @@
 """Small models with parts, and the training steps of variants, for tests of several rooms."""
 
+from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from timm.models.mlp_mixer import MlpMixer
 from timm.models.vision_transformer import VisionTransformer
@@ -14,6 +16,7 @@ from pipeline.models.extensions import extensions_of
 from pipeline.training.devices import Execution
 from pipeline.training.loop import make_step
 from pipeline.training.step import TrainingStep
+from tests.conftest import cases_of
 
 CPU = Execution(torch.device("cpu"), "fp32")
 
@@ -30,32 +33,21 @@ def small(kind: type = VisionTransformer, **changes: Any) -> Any:
     return model.eval()
 
 
-TRANSFORMERS: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "num_labels": 7,
-    "image_size": 16,
-    "patch_size": 8,
-    "vocab_size": 30,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "drop_path_rate": 0.0,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-    "n_positions": 24,
-    "pad_token_id": 1,
-}
-
-
 def of_transformers(kind: str, head: str = "ForImageClassification", **changes: Any) -> Any:
     """A 4-layer model of transformers of width 16, without dropout."""
     import transformers
 
-    config = getattr(transformers, f"{kind}Config")(**(TRANSFORMERS | changes))
+    sizes = cases_of(__file__)["transformers"]
+    config = getattr(transformers, f"{kind}Config")(**(sizes | changes))
     return getattr(transformers, f"{kind}{head}")(config)
+
+
+def save_vit(folder: Path, num_classes: int) -> None:
+    """A ViT of 3 layers in a folder of timm's layout."""
+    kwargs: dict[str, Any] = {"img_size": 28, "patch_size": 14, "embed_dim": 16, "depth": 3}
+    kwargs["num_heads"] = 2
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=num_classes, **kwargs)
+    timm.models.save_for_hf(model, str(folder), model_args=kwargs, safe_serialization=True)
 
 
 def images(n: int = 6) -> Tensor:
@@ -82,6 +74,11 @@ def with_parts(backbone: Any, position: Position = NO_PARTS, **keys: Any) -> Any
 def step_of(model: RoutedModel, position_weight: float = 1.0, **keys: Any) -> TrainingStep:
     """The training step of a variant with these keys, on a CPU."""
     return make_step(model, variant(**keys), position_weight, CPU)
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Check that tensors of the same names are equal bit for bit."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def assert_near(

@@ -1,17 +1,15 @@
 """The command `lsvit`: all of a clone's commands there, `predict` where the wheel is alone."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import timm
 from PIL import Image
 
 from lsvit import cli
 from tests.conftest import cases_of
+from tests.models import save_vit
 
 CASES = cases_of(__file__)
 
@@ -56,12 +54,7 @@ def test_without_a_clone_predict_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """About an image, by a folder that timm has written."""
-    kwargs: dict[str, Any] = {"img_size": 28, "patch_size": 14, "embed_dim": 16, "depth": 3}
-    kwargs["num_heads"] = 2
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=4, **kwargs)
-    timm.models.save_for_hf(
-        model, str(tmp_path / "vit"), model_args=kwargs, safe_serialization=True
-    )
+    save_vit(tmp_path / "vit", 4)
     image = tmp_path / "a.png"
     Image.new("RGB", (30, 40), "red").save(image)
     words = ["predict", str(image), "--weights", str(tmp_path / "vit"), "--order", "arbitrary"]
@@ -74,8 +67,3 @@ def test_without_a_clone_predict_answers(
         cli.run([*words, "--keep", "4"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: keep: found 4")
-
-
-def test_the_wheel_needs_no_pipeline() -> None:
-    code = "import sys, lsvit.cli; assert not {'pipeline', 'stages', 'typer'} & set(sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import lsvit
-from lsvit.evaluation import Score
-from tests.conftest import Printed, refused
+from tests.conftest import Printed, cases_of, refused
 from tests.models import images, of_transformers, small
 
 TARGETS = torch.tensor([0, 6, 2, 3, 1, 5, 4, 0, 6, 1])
@@ -95,21 +94,6 @@ def test_a_model_that_keeps_tensors_trains_after_its_evaluation() -> None:
     model(pixels).logits.sum().backward()
 
 
-def test_a_routed_model_with_parts() -> None:
-    model = lsvit.RoutedModel(small(), lsvit.Position(encode=lsvit.Encode()))
-    scores = lsvit.evaluate(model, batches(), orders=3, keep=())
-    route = lsvit.evaluation_routes(4, 4, "arbitrary", 3, 0)
-    with torch.no_grad():
-        hits = [(model(images(10), r).argmax(-1) == TARGETS).float().mean() for r in route]
-    assert scores[1].top1 == pytest.approx(float(torch.stack(hits).mean()))
-
-
-def test_one_image_and_one_order_have_no_spread() -> None:
-    (score,) = lsvit.evaluate(small(), [(images(1), TARGETS[:1])], orders=1, keep=())[:1]
-    assert isinstance(score, Score)
-    assert score.std is None
-
-
 @pytest.mark.parametrize(("target", "low", "high"), [(0, 0.7225, 1), (1, 0, 0.2775)])
 def test_no_hit_or_only_hits_have_an_interval(target: int, low: float, high: float) -> None:
     """Wilson's of 0 and 10 of 10 images: 3.8416 / (10 + 3.8416) wide."""
@@ -121,39 +105,28 @@ def test_no_hit_or_only_hits_have_an_interval(target: int, low: float, high: flo
 
 
 @pytest.mark.parametrize(
-    ("model", "loader", "options", "message"),
+    ("options", "message"),
     [
-        (small(), batches(), {"keep": (5,)}, "keep: found 5, accepted: 1 to 4"),
-        (small(), batches(), {"keep": (0,)}, "keep: found 0"),
-        (small(), batches(), {"orders": 0}, "orders: found 0, accepted: at least 1"),
-        (small(), batches(), {"seed": -1}, "seed: found -1, accepted: at least 0"),
-        (small(), [*batches(), images()], {}, "found targets of"),
-        (small(), [images()], {}, "found no targets"),
-        (small(), [(images(2), torch.tensor([3, 7]))], {}, "from 3 to 7, accepted: .* from 0 to 6"),
-        (
-            small(),
-            [(images(2), torch.eye(2))],
-            {},
-            r"found targets \(2, 2\) from .* accepted: \(2,\)",
-        ),
-        (lsvit.load("ls_micro"), batches(), {}, "model: found Opened, accepted: a torch.nn.Module"),
-        (small(), [], {}, "found no batch"),
-        (small(), [(images(2), ["a", "b"])], {}, "found list in a batch, accepted: tensors"),
-        (small(), [{"x": images(2), "name": "a"}], {}, "found str in a batch"),
-        (small(num_classes=0, global_pool=""), batches(), {}, r"answer: found \(7, 7, 16\)"),
-        (small(num_classes=0), batches(), {}, "found no classes, accepted: a classifier"),
-        (small(), batches(), {"keep": 3}, "keep: found 3, accepted: a list of whole numbers"),
-        (small(), batches(), {"keep": np.ones((2, 2), int)}, r"keep: found array\(\[\[1, 1\], "),
-        (small(), batches(), {"keep": (1.5,)}, r"keep: found \(1.5,\), accepted: a list"),
-        (small(), [(images(2), torch.tensor([0.4, 0.6]))], {}, r"targets of torch\.float32"),
-        (small(), [(images(2), torch.tensor([True, False]))], {}, r"targets of torch\.bool"),
-        (small(), [*batches(), (images(3),)], {}, "found targets of 10 of 13 images"),
-        (small(), [(images(2)[:0], TARGETS[:0])], {}, "found no batch"),
-        (small(), [(images(2) * torch.nan, TARGETS[:2])], {}, "answer: found NaN"),
+        *cases_of(__file__)["mistakes"],
+        ({"keep": np.ones((2, 2), int)}, r"keep: found array\(\[\[1, 1\], "),
+        ({"model": lsvit.load("ls_micro")}, "model: found Opened, accepted: a torch.nn.Module"),
+        ({"model": small(num_classes=0, global_pool="")}, r"answer: found \(7, 7, 16\)"),
+        ({"model": small(num_classes=0)}, "found no classes, accepted: a classifier"),
+        ({"loader": [*batches(), images()]}, "found targets of"),
+        ({"loader": [*batches(), (images(3),)]}, "found targets of 10 of 13 images"),
+        ({"loader": [images()]}, "found no targets"),
+        ({"loader": [(images(2)[:0], TARGETS[:0])]}, "found no batch"),
+        ({"loader": [(images(2), ["a", "b"])]}, "found list in a batch, accepted: tensors"),
+        ({"loader": [{"x": images(2), "name": "a"}]}, "found str in a batch"),
+        ({"loader": [(images(2) * torch.nan, TARGETS[:2])]}, "answer: found NaN"),
     ],
 )
-def test_mistakes_are_one_line(
-    model: nn.Module, loader: list[Any], options: dict[str, Any], message: str
-) -> None:
+def test_mistakes_are_one_line(options: dict[str, Any], message: str) -> None:
     with refused(message, ValueError):
-        lsvit.evaluate(model, loader, **options)
+        lsvit.evaluate(**{"model": small(), "loader": batches()} | options)
+
+
+@pytest.mark.parametrize(("targets", "message"), cases_of(__file__)["targets"])
+def test_targets_that_are_no_classes_are_refused(targets: list[Any], message: str) -> None:
+    with refused(message, ValueError):
+        lsvit.evaluate(small(), [(images(2), torch.tensor(targets))])

@@ -145,13 +145,6 @@ def test_wide_models_run_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     runs_as_its_rows(model)
 
 
-def test_checkpointing_gives_the_same() -> None:
-    model = double()
-    expected = runs_as_its_rows(model)
-    model.checkpointing = True
-    assert torch.equal(runs_as_its_rows(model), expected)
-
-
 def scale(model: Any) -> None:
     for parameter in model.parameters():
         parameter.data.mul_(1.5)

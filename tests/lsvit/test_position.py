@@ -9,60 +9,32 @@ from torch import nn
 from lsvit.position import Encode, PositionEncoding, Predict
 from tests.conftest import refused
 
-PUBLISHED = 768
+SPECS = [Encode(), Encode(dim=8), Encode(dim=8, std=0.1), Encode(std=0.003)]
 
 
-def made(width: int, spec: Encode) -> PositionEncoding:
-    torch.manual_seed(0)
-    return PositionEncoding(3, width, spec)
+@pytest.mark.parametrize("width", [16, 192, 768, 1024])
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_the_spread_of_the_weights_is_that_of_the_papers_width(width: int, spec: Encode) -> None:
+    """The same draws as torch's, and its biases', at the spread that was asked for.
 
-
-def modules_of(encoding: PositionEncoding) -> tuple[list[Any], list[Any]]:
-    """Its tables of embeddings, and its projections without norm, activation and dropout."""
-    projections: Any = encoding.projections
-    return list(encoding.embeddings), [projection[1] for projection in projections]
-
-
-def torchs(width: int, dim: int) -> tuple[list[Any], list[Any]]:
-    """What torch's own initialisation gives, drawn in the same order."""
-    torch.manual_seed(0)
-    tables = [nn.Embedding(3, dim) for _ in range(3)]
-    return tables, [nn.Linear(width + dim, width) for _ in range(3)]
-
-
-@pytest.mark.parametrize("width", [768, 32, 8])
-def test_the_embedding_is_as_wide_as_the_papers(width: int) -> None:
-    """At every width; a size that is given is taken."""
-    for spec, expected in ((Encode(), 32), (Encode(dim=5), 5)):
-        tables, _ = modules_of(made(width, spec))
-        assert {table.embedding_dim for table in tables} == {expected}
-
-
-@pytest.mark.parametrize("spec", [Encode(), Encode(dim=32)], ids=["by default", "written out"])
-def test_at_the_papers_width_it_is_torchs_initialisation_bit_for_bit(spec: Encode) -> None:
-    tables, linears = modules_of(made(PUBLISHED, spec))
-    own_tables, own_linears = torchs(PUBLISHED, 32)
-    for module, own in zip(tables + linears, own_tables + own_linears, strict=True):
-        for name, parameter in module.named_parameters():
-            assert torch.equal(parameter, own.get_parameter(name))
-
-
-@pytest.mark.parametrize("width", [16, 192, 1024])
-@pytest.mark.parametrize("std", [None, 0.1, 0.003])
-def test_the_spread_of_the_weights_is_that_of_the_papers_width(
-    width: int, std: float | None
-) -> None:
-    """The same draws as torch's, and its biases', at the spread that was asked for; the embedding
-    stays as it is.
+    The embedding stays as it is, and so does everything at the paper's width.
     """
-    tables, linears = modules_of(made(width, Encode(dim=8, std=std)))
-    own_tables, own_linears = torchs(width, 8)
-    factor = (std or (3 * 800) ** -0.5) * (3 * (width + 8)) ** 0.5
-    for linear, own in zip(linears, own_linears, strict=True):
-        assert torch.allclose(linear.weight, own.weight * factor, rtol=1e-5, atol=0)
-        assert torch.allclose(linear.bias, own.bias * factor, rtol=1e-5, atol=0)
-        assert linear.weight.std().item() == pytest.approx(std or 0.0204, rel=0.05)
-    for table, own_table in zip(tables, own_tables, strict=True):
+    assert Encode().dim == 32
+    inputs = width + spec.dim
+    torch.manual_seed(0)
+    encoding: Any = PositionEncoding(3, width, spec)
+    torch.manual_seed(0)
+    tables = [nn.Embedding(3, spec.dim) for _ in range(3)]
+    linears = [nn.Linear(inputs, width) for _ in range(3)]
+    factor = (spec.std or (3 * 800) ** -0.5) * (3 * inputs) ** 0.5
+    is_published = spec.std is None and inputs == 800
+    for (_, linear, *_), own in zip(encoding.projections, linears, strict=True):
+        for name, weight in own.named_parameters():
+            expected = weight if is_published else weight * factor
+            rtol = 0 if is_published else 1e-5
+            torch.testing.assert_close(linear.get_parameter(name), expected, rtol=rtol, atol=0)
+        assert linear.weight.std().item() == pytest.approx(spec.std or 0.0204, rel=0.05)
+    for table, own_table in zip(encoding.embeddings, tables, strict=True):
         assert torch.equal(table.weight, own_table.weight)
 
 

@@ -80,10 +80,6 @@ def test_rates_of_dropping(schedule: Any, rates: tuple[float, ...]) -> None:
         assert abs(share - (rate - nothing_left) / (1 - nothing_left)) < 5 * 0.0079
 
 
-def test_drop_keeps_a_layer() -> None:
-    assert all(drawn(drop(0.95), 2, 200))
-
-
 @pytest.mark.parametrize(("spec", "route", "order", "name"), CASES["named"])
 def test_samplers_by_name(spec: Any, route: list[Any] | None, order: str, name: str) -> None:
     if route:
@@ -106,13 +102,11 @@ def test_right_samplers_are_taken() -> None:
         assert check_sampler(spec) == spec
 
 
-@pytest.mark.parametrize(("spec", "found"), CASES["limits"])
-def test_samplers_know_the_models_they_fit(spec: Any, found: list[int] | None) -> None:
+@pytest.mark.parametrize(("spec", "found", "ends"), CASES["fits"])
+def test_samplers_know_what_they_fit(
+    spec: Any, found: list[int] | None, ends: list[int] | None
+) -> None:
     assert limit(spec, 4) == (tuple(found) if found else None)
-
-
-@pytest.mark.parametrize(("spec", "ends"), CASES["latin"])
-def test_samplers_that_have_latin_routes(spec: Any, ends: list[int] | None) -> None:
     assert latin_ends(spec) == (tuple(ends) if ends else None)
 
 

@@ -3,10 +3,8 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-import timm
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -16,15 +14,10 @@ from lsvit import cli
 from lsvit.evaluation import run_orders
 from lsvit.scanning import find_targets, reusing_prefixes, similarity
 from tests.conftest import Printed, cases_of, change_json, refused
-from tests.models import images, of_transformers, small
+from tests.lsvit.test_evaluate import TARGETS, batches
+from tests.models import images, of_transformers, save_vit, small
 
 CASES = cases_of(__file__)
-
-TARGETS = torch.arange(10) % 7
-
-
-def batches() -> list[tuple[Tensor, Tensor]]:
-    return [(images(10)[:5], TARGETS[:5]), (images(10)[5:], TARGETS[5:])]
 
 
 def answers(route: lsvit.Route) -> Tensor:
@@ -88,7 +81,7 @@ def test_first_blocks_run_once_for_a_batch_and_answers_stay() -> None:
 
 
 def test_without_targets_there_is_the_agreement_alone(printed: Printed) -> None:
-    result = lsvit.scan(small(), images(10).split(5), orders=2, seed=5)
+    result = lsvit.scan(small(), images(10).split(7), orders=2, seed=5)
     assert result.accuracy is None
     assert result.agreement == lsvit.scan(small(), batches(), orders=2, seed=5).agreement
     assert printed().startswith("images with the same answer")
@@ -157,44 +150,23 @@ def test_batches_that_are_too_small_are_refused_after_one_pass() -> None:
 
 # ---- targets of a folder -----------------------------------------------------------------------
 
-CLOTHES = [Path("x/Shirt/1.png"), Path("x/Bag/deep/2.png"), Path("x/T-shirt_top/3.png")]
 
-
-def test_folders_are_classes_by_name(printed: Printed) -> None:
-    model = small(num_classes=4)
-    targets = find_targets(model, ["T-shirt/top", "Coat", "Shirt", "Bag"], Path("x"), CLOTHES)
-    assert targets is not None
-    assert targets.tolist() == [2, 3, 0]
-    imagenet = [Path("n01484850/1.png"), Path("n01440764/2.png")]
-    targets = find_targets(small(num_classes=1000), [], Path(), imagenet)
-    assert targets is not None
-    assert targets.tolist() == [2, 0]
-    accents = [Path("e\u0301/1.png"), Path("\xe9t\xe9/2.png")]  # as macOS writes them, and Linux
-    targets = find_targets(model, ["e\u0301t\xe9", "\xe9", "x", "y"], Path(), accents)
-    assert targets is not None
-    assert targets.tolist() == [1, 0]
-    assert printed() == ""
-
-
-def test_folders_of_a_model_without_names_are_classes_by_the_alphabet() -> None:
-    targets = find_targets(small(num_classes=3), [], Path("x"), CLOTHES)
-    assert targets is not None
-    assert targets.tolist() == [1, 0, 2]
-
-
-@pytest.mark.parametrize(("num_classes", "classes", "files", "message"), CASES["no_classes"])
-def test_folders_that_are_no_classes_give_no_accuracy(
+@pytest.mark.parametrize(("num_classes", "classes", "files", "expected", "said"), CASES["folders"])
+def test_folders_are_classes(
     num_classes: int,
     classes: list[str],
     files: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    expected: list[int] | None,
+    said: str,
+    printed: Printed,
 ) -> None:
+    """By name or, where a model has none, by the alphabet. A line says why there is no accuracy."""
     model = small(num_classes=num_classes)
-    assert find_targets(model, classes, Path("x"), list(map(Path, files))) is None
-    printed = capsys.readouterr().out
-    assert message in printed
-    assert printed.count("\n") == 1
+    targets = find_targets(model, classes, Path("x"), [Path("x", file) for file in files])
+    assert (targets if targets is None else targets.tolist()) == expected
+    lines = printed()
+    assert said in lines
+    assert lines.count("\n") == bool(said)
 
 
 # ---- the command -------------------------------------------------------------------------------
@@ -203,10 +175,7 @@ def test_folders_that_are_no_classes_give_no_accuracy(
 @pytest.fixture
 def exported(here: Path) -> Path:
     """The working folder, with a model of two classes in `vit/` and images of both in `photos/`."""
-    kwargs: dict[str, Any] = {"img_size": 28, "patch_size": 14, "embed_dim": 16, "depth": 3}
-    kwargs["num_heads"] = 2
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=2, **kwargs)
-    timm.models.save_for_hf(model, "vit", model_args=kwargs, safe_serialization=True)
+    save_vit(here / "vit", 2)
     for number in range(12):
         file = here / "photos" / "ab"[number % 2] / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)

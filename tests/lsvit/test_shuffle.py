@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 import lsvit
 from lsvit.blocks import find_blocks
 from lsvit.latin import latin
-from tests.conftest import refused
-from tests.models import images, of_transformers, small
+from tests.conftest import cases_of, refused
+from tests.models import assert_same, images, of_transformers, small
 
 LABELS = torch.tensor([0, 6, 2, 3, 1, 5])
 Model = Any
@@ -120,11 +120,6 @@ def rebuilt(model: Model, path: str, order: lsvit.Route) -> Model:
     return other
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Of the same names, bit for bit."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_any_order_is_that_of_a_model_built_so(name: str) -> None:
     model, inputs = make(name)
@@ -179,15 +174,6 @@ def test_orders_are_uniform_and_depend_on_seed_and_step_alone() -> None:
     assert len(set(orders)) == 24
 
 
-def test_a_resumed_training_goes_on_with_its_orders() -> None:
-    model = Nested().train()
-    shuffled = lsvit.shuffle(model)
-    shuffled.step = 5
-    model(vectors())
-    assert shuffled.order == drawn(5)
-    assert shuffled.step == 6
-
-
 def test_drop_leaves_out_blocks_at_its_rate_and_never_all() -> None:
     orders = orders_of(drop=0.75)
     lengths = np.array([len(order) for order in orders])
@@ -231,16 +217,8 @@ def test_latin_orders_equal_those_of_the_routed_model() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drop": 1.0}, "drop: found 1.0"),
-        ({"first": 3, "last": 2}, "first, last: found 3, 2"),
-        ({"first": -1}, "first, last: found -1, 0"),
+        *cases_of(__file__)["mistakes"],
         ({"sampler": lsvit.reverse, "drop": 0.1}, "sampler: found with"),
-        ({"sampler": (2, 0, 1)}, "sampler: found tuple, accepted: a function"),
-        ({"sampler": 0.0}, "sampler: found float, accepted: a function"),
-        ({"seed": -1}, "seed: found -1, accepted: at least 0"),
-        ({"latin": True, "drop": 0.1}, "drop: found 0.1 with latin"),
-        ({"latin": True}, "latin: found ModuleDict"),
-        ({"blocks": "parts"}, "blocks: found 'parts', lists of blocks of one shape: 'parts.h'"),
         ({"blocks": nn.ModuleList()}, "blocks: found 'ModuleList', lists of blocks of one shape"),
     ],
 )
@@ -602,29 +580,6 @@ def test_a_checkpoint_of_the_whole_model_is_refused(reentrant: bool) -> None:
         checkpoint(model, batch, use_reentrant=reentrant).sum().backward()
 
 
-def test_accumulated_gradients_are_those_of_the_orders() -> None:
-    model = small().train()
-    lsvit.shuffle(model)
-    summed = gradients(model, (model(images()) + 2 * model(images())).square().sum())
-    lsvit.unshuffle(model)
-    outputs = []
-    for step in range(2):
-        with lsvit.in_order(model, drawn(step)):
-            outputs.append(model(images()))
-    expected = gradients(model, (outputs[0] + 2 * outputs[1]).square().sum())
-    assert_same(summed, expected)
-
-
-def test_autocast() -> None:
-    model = small().train()
-    routed = lsvit.RoutedModel(copy.deepcopy(model))
-    lsvit.shuffle(model)
-    with torch.autocast("cpu", torch.bfloat16):
-        output = model(images())
-        assert torch.equal(output, routed(images(), drawn(0)))
-    assert output.dtype == torch.bfloat16
-
-
 # ---- compiled models ---------------------------------------------------------------------------
 
 
@@ -715,12 +670,14 @@ def test_outputs_of_layers_are_those_of_depths(name: str) -> None:
 
 
 def test_a_routed_model_takes_the_order_as_its_route() -> None:
-    position = lsvit.Position(encode=lsvit.Encode())
+    position = lsvit.Position(lsvit.Encode(), lsvit.Predict())
     model = lsvit.RoutedModel(small(), position).train()
     expected = model(images(), drawn(0))
     shuffled = lsvit.shuffle(model)
-    assert torch.equal(model(images()), expected)
+    positions = lsvit.PositionLogits(model)
+    assert torch.equal(model(images(), taps=[positions]), expected)
     assert shuffled.order == drawn(0)
+    assert len(positions.logits) == 4
     with lsvit.in_order(model, ((0, 1), 2)):
         side_by_side = model(images())
     lsvit.unshuffle(model)
@@ -740,22 +697,6 @@ def test_a_routed_model_that_is_given_a_route_draws_nothing() -> None:
     assert torch.equal(model(images(), (1, 0)), expected)
     assert torch.equal(model(images(), route=(1, 0)), expected)
     assert (shuffled.order, shuffled.step) == (None, 0)
-
-
-def test_ls_predict_in_a_loop_of_ones_own() -> None:
-    model = lsvit.RoutedModel(small(), lsvit.Position(predict=lsvit.Predict())).train()
-    lsvit.shuffle(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(30):
-        positions = lsvit.PositionLogits(model)
-        logits = model(images(), taps=[positions])
-        loss = lsvit.position_loss(positions.logits) + cross_entropy(logits, LABELS)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
 
 
 # ---- several processes -------------------------------------------------------------------------
