@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from papers import PAPERS
 from pipeline.config.params import Params
 from pipeline.report.figures import Figures, coloured
 from pipeline.report.results import Results
+from tests.papers.claim_suite import chosen
 
 
 class DrawnFigures(Figures):
@@ -29,12 +31,6 @@ class DrawnFigures(Figures):
     def save(self, figure: Figure, name: str, **texts: str) -> None:
         self.drawn[name] = figure
         plt.close(figure)
-
-
-def by_label(rows: pd.DataFrame, column: str, labels: Mapping[str, str]) -> dict[str, pd.DataFrame]:
-    """The rows of each value of a column, by its label, without those that have none."""
-    lines = {label: rows[rows[column] == value] for value, label in labels.items()}
-    return {label: line for label, line in lines.items() if len(line)}
 
 
 def error_bars(axis: Axes) -> dict[str, pd.DataFrame]:
@@ -80,3 +76,18 @@ def expect_lines(
     assert lines.keys() == rows.keys()
     for label, own in rows.items():
         expect_line(lines[label], own, x, y, factor, apart)
+
+
+def expect_case(figures: DrawnFigures, rows: pd.DataFrame, case: dict[str, Any]) -> None:
+    """A panel is as a file of cases has it.
+
+    The keys are its `figure` and number, `panel`; `rows`, the values of columns that its rows have,
+    each one or several; `lines`, the same of each line by label; the columns `x` and `y`; maybe
+    `factor`, and `guess`, the height of the last line, that of answers without looking.
+    """
+    shown = rows[chosen(rows, case["rows"])].dropna(subset=case["y"])
+    lines = {label: shown[chosen(shown, where)] for label, where in case["lines"].items()}
+    axis = figures.drawn[case["figure"]].axes[case["panel"]]
+    expect_lines(axis, lines, case["x"], case["y"], case.get("factor", 100))
+    if "guess" in case:
+        assert np.asarray(axis.get_lines()[-1].get_ydata())[0] == case["guess"]

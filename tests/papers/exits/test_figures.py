@@ -6,29 +6,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from papers.exits.figures import POLICIES, average_exits, draw_exits
-from papers.exits.tables import (
-    FORMS,
-    LABELS,
-    STRATEGIES,
-    Form,
-    exit_numbers,
-    exit_table,
-    write_exit_tables,
-)
-from pipeline.config.params import Params
+from papers.exits.tables import FORMS, exit_numbers, exit_table, write_exit_tables
 from pipeline.report.evidence import Evidence
 from tests.conftest import cases_of
 from tests.papers.claim_suite import chosen, made_up
-from tests.papers.drawn import DrawnFigures, by_label, expect_lines
+from tests.papers.drawn import DrawnFigures, expect_case
 from tests.papers.exits import test_claims
 
-FINAL = {"branch": "final"}
 CASES = cases_of(__file__)
-OURS = ("ours, vit_micro", "end-to-end", "MLP-EE")
 
 
 @pytest.fixture
@@ -65,54 +52,11 @@ def table(exits: pd.DataFrame, number: int = 0) -> pd.DataFrame:
     return cells.set_index(["source", "strategy", "branch"])
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_published_figures_have_every_branch_and_exit(form: Form) -> None:
-    """The first and the last one were read in the paper's text."""
-    figures = list(form.published.values())
-    assert all(list(branches) == list(LABELS) for branches in figures)
-    assert {len(row) for branches in figures for row in branches.values()} == {len(form.exits)}
-    corners = figures[0]["mlp"][0], figures[-1]["resmlp"][-1]
-    assert corners == ((94.90, 11.36) if form.is_first else (87.21, 11.09))
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_our_cells_are_means_over_the_seeds(exits: pd.DataFrame, number: int) -> None:
-    form, cells = FORMS[number], table(exits, number)
-    strategies = {text: name for name, text in STRATEGIES.items()} | {"–": "end_to_end"}
-    data = {"fashion_mnist_10k": "fashion_mnist_10k", "counting MAE": "counting"}
-    branches = {label: name for name, label in LABELS.items()} | {"without exits": "none"}
-    ours = cells.loc[OURS[0]]
-    assert len(ours) == len(LABELS) + 1 + len(test_claims.LAYER_WISE)
-    for strategy, branch in ours.index:
-        placement = "none" if strategy == "–" else "-".join(map(str, form.depths))
-        where = {"strategy": strategies[strategy], "architecture": branches[branch]}
-        for column, text in ours.loc[strategy, branch].items():
-            name, _, exit = str(column).rpartition(" ")
-            if not exit.startswith(("Early", "Final")):
-                continue
-            place = FINAL if exit == "Final" else {"depth": int(exit[6:])}
-            where |= {"dataset": data.get(name, name), "placement": placement}
-            rows = select(exits, **where, **place)
-            values = rows["mae"] if where["dataset"] == "counting" else 100 * rows["accuracy"]
-            if len(rows):
-                assert text == f"{values.mean():.2f} ± {values.std():.2f}"
-            else:
-                assert text == ("–" if strategy == "–" and exit != "Final" else "not run")
-
-
-@pytest.mark.parametrize(("number", "row", "cells"), CASES["published cells"])
-def test_published_cells(
-    number: int, row: list[str], cells: dict[str, str], exits: pd.DataFrame
-) -> None:
-    assert dict(table(exits, number).loc[("published, ViT-B/16", *row)][list(cells)]) == cells
-
-
-def test_operations_are_those_up_to_each_early_exit(exits: pd.DataFrame) -> None:
-    where = {"strategy": "end_to_end", "architecture": "mlp", "placement": "3-6-9", "seed": 0}
-    here = select(exits, **where, dataset="fashion_mnist_10k", branch="mlp")
-    flops = here.sort_values("depth")["flops"] / 2e9
-    texts = [f"{value:.4g}" for value in flops]
-    assert table(exits, 1).loc[OURS]["multiply-adds (G)"] == " / ".join(texts)
+@pytest.mark.parametrize(("number", "row", "cells"), CASES["cells"])
+def test_cells(number: int, row: list[str], cells: dict[str, str]) -> None:
+    """Ours of the rows that claims are tested on, and published ones."""
+    rows = test_claims.exits().assign(model="vit_micro")
+    assert dict(table(rows, number).loc[tuple(row)][list(cells)]) == cells
 
 
 def test_tables_are_written(exits: pd.DataFrame, tmp_path: Path) -> None:
@@ -128,7 +72,8 @@ def test_tables_are_written(exits: pd.DataFrame, tmp_path: Path) -> None:
     write_exit_tables(exits.iloc[:0], tmp_path)
     assert pd.read_csv(tmp_path / "exits_table1.csv").empty
     stepless = exits[~exits["strategy"].isin(test_claims.LAYER_WISE)]
-    assert set(table(stepless).loc[OURS[0]].index.get_level_values(0)) == {"end-to-end", "–"}
+    ours = table(stepless).loc["ours, vit_micro"]
+    assert set(ours.index.get_level_values(0)) == {"end-to-end", "–"}
 
 
 def test_exits_that_most_seeds_find_practical_are_circled(exits: pd.DataFrame) -> None:
@@ -143,55 +88,24 @@ def test_exits_that_most_seeds_find_practical_are_circled(exits: pd.DataFrame) -
 
 
 @pytest.fixture
-def drawn(
-    exits: pd.DataFrame, dynamic: pd.DataFrame, params: Params, tmp_path: Path
-) -> dict[str, Figure]:
+def drawn(exits: pd.DataFrame, dynamic: pd.DataFrame, figures: DrawnFigures) -> DrawnFigures:
     """Every figure of these rows."""
-    figures = DrawnFigures(tmp_path, params, ["baseline", "ls"])
     draw_exits(figures, results(exits, dynamic))
-    return figures.drawn
+    return figures
 
 
-def guess_of(axis: Axes) -> float:
-    """The height of the line of answers without looking."""
-    return np.asarray(axis.get_lines()[-1].get_ydata())[0]
-
-
-def test_lines_of_exits_by_cost(exits: pd.DataFrame, drawn: dict[str, Figure]) -> None:
-    rows = select(exits, strategy="classifier_wise", variant="baseline", order="sequential")
-    rows["cost"] = rows["flops"] / 2e6
-    panels = drawn["exits_tradeoff"].axes
-    for panel, panel_rows in zip(
-        panels, (rows, rows[rows["depth"] <= 6], rows[rows["depth"] >= 6]), strict=True
-    ):
-        expect_lines(panel, by_label(panel_rows, "branch", LABELS), "cost", "accuracy")
-    assert guess_of(panels[0]) == 10  # of ten classes
-
-
-def test_lines_of_exits_that_count(exits: pd.DataFrame, drawn: dict[str, Figure]) -> None:
-    rows = select(exits, strategy="classifier_wise", variant="counting", order="sequential")
-    rows["cost"] = rows["flops"] / 2e6
-    axis = drawn["exits_counting"].axes[0]
-    expect_lines(axis, by_label(rows, "branch", LABELS), "cost", "mae", 1)
-    assert guess_of(axis) == 1  # of 0 to 3 objects, whose middle is 1.5
-
-
-def test_lines_of_orders(exits: pd.DataFrame, drawn: dict[str, Figure]) -> None:
-    rows = select(exits, strategy="classifier_wise", branch=test_claims.LS_BRANCHES)
+@pytest.mark.parametrize("case", CASES["lines"])
+def test_lines(case: dict[str, Any], exits: pd.DataFrame, drawn: DrawnFigures) -> None:
+    """By cost, and by depth the means over the branches that all models have."""
+    common = select(exits, strategy="classifier_wise", branch=test_claims.LS_BRANCHES)
     keys = ["variant", "order", "seed", "depth"]
-    means = rows.groupby(keys, as_index=False)["accuracy"].mean()
-    orders = ("sequential", "arbitrary", "pruned")
-    for axis, order in zip(drawn["exits_orders"].axes, orders, strict=True):
-        lines = by_label(
-            select(means, order=order), "variant", {"baseline": "baseline", "ls": "LS"}
-        )
-        expect_lines(axis, lines, "depth", "accuracy")
-        assert guess_of(axis) == 10
+    means = common.groupby(keys, as_index=False)["accuracy"].mean().assign(strategy="means")
+    expect_case(drawn, pd.concat([exits.assign(cost=exits["flops"] / 2e6), means]), case)
 
 
-def test_lines_of_budgets(dynamic: pd.DataFrame, drawn: dict[str, Figure]) -> None:
+def test_lines_of_budgets(dynamic: pd.DataFrame, drawn: DrawnFigures) -> None:
     """Means over the seeds of budgets in multiply-adds, and of accuracies."""
-    (axis,) = drawn["exits_dynamic"].axes
+    (axis,) = drawn.drawn["exits_dynamic"].axes
     for line, policy in zip(axis.get_lines(), POLICIES, strict=False):
         budgets = select(dynamic, variant="baseline", policy=policy)
         seeds = [rows[["budget", "accuracy"]] for _, rows in budgets.groupby("seed")]
@@ -206,14 +120,12 @@ def test_figures_without_rows_are_left_out(
     expected: list[str],
     exits: pd.DataFrame,
     dynamic: pd.DataFrame,
-    params: Params,
-    tmp_path: Path,
+    figures: DrawnFigures,
 ) -> None:
     for column, values in left_out.items():
         exits = exits[~exits[column].isin(values)]
         if column in dynamic:
             dynamic = dynamic[~dynamic[column].isin(values)]
-    figures = DrawnFigures(tmp_path, params, ["baseline"])
     captions = draw_exits(figures, results(exits, dynamic))
     assert sorted(figures.drawn) == expected
     assert len(captions) == len(expected)

@@ -24,6 +24,7 @@ from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
 from pipeline.report.charts import GRID
 from tests.conftest import cases_of
+from tests.papers.drawn import expect_lines
 
 MODEL = "vit_micro"
 COLUMNS = ["dataset", "model", *KEYS]
@@ -291,30 +292,19 @@ def test_filters(figures: Kept) -> None:
             assert axis.get_title().endswith(f": {neighbours(filters).mean():.2f}")
 
 
-def error_bounds(axis: Any) -> list[np.ndarray]:
-    """x, y, low and high of each line with error bars."""
-    bounds = []
-    for line, _, (bars,) in axis.containers:
-        low, high = np.array(bars.get_segments())[:, :, 1].T
-        bounds.append(np.stack([*line.get_data(), low, high]).astype(float))
-    return bounds
-
-
 def test_orders(full: Made, figures: Kept) -> None:
-    """Geometric means: ratios are (1 + number) (1 + depth) (1 + seed), of seeds 1 and 2 times."""
+    """A line an order in logarithms, whose means are geometric; layers alone count from 1."""
     edited = full.rows[full.rows["edit"] != "none"].assign(family=MODEL, weights="ls")
     rows = full.rows[full.rows["family"] == MODEL]
     figures.orders(pd.concat([rows, edited]))  # edited models are no part of it
-    left, right = figures.drawn["inversion_orders"].axes
-    spread = math.exp(math.log(2) / math.sqrt(2))  # of log 1 and log 2
-    for number, both, alone in zip((6, 7, 8), error_bounds(left), error_bounds(right), strict=True):
-        middle = math.sqrt(2) * (1 + number) * np.array([1, 2, 4])
-        heights = np.log10([middle, middle / spread, middle * spread])
-        assert both == pytest.approx(np.stack([[0, 1, 3], *heights]))
-        expected = np.array([[1, 3], [heights[0][1]] * 2])  # counted from 1
-        assert alone[:2] == pytest.approx(expected)
-    assert sorted(left.get_xticks().tolist()) == [0, 1, 3]  # where there are points
-    assert sorted(right.get_xticks().tolist()) == [1, 3]
+    rows = rows[rows["image"] == 0].assign(label=rows["weights"] + ", " + rows["order"])
+    rows["log"] = np.log10(rows["token_distance"] / rows["token_yardstick"])
+    alone = rows["point"].str.startswith("layer")
+    last = rows[alone].assign(depth=rows["point"].map({"layer 0": 1, "layer 2": 3}))
+    axes = figures.drawn["inversion_orders"].axes
+    for axis, shown in zip(axes, (rows[~alone], last), strict=True):
+        expect_lines(axis, dict(iter(shown.groupby("label"))), "depth", "log", 1)
+        assert set(axis.get_xticks()) == set(shown["depth"])  # where there are points
 
 
 DRAWN = {"inversion_depth", "inversion_curves", "class_images", "patch_filters"}

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-VARIANTS = ["baseline", "ls", "ls_pos", "ls_pred", "layerdrop", "refit_3"]
+from tests.papers.conftest import VARIANTS
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from pipeline.models.weights import build
 from pipeline.training import scoring
 from pipeline.training.objectives import is_right, task_loss
 from pipeline.training.scoring import InTurn, Score, open_model, open_split, score
-from tests.conftest import cases_of, run_fields, write_raw
+from tests.conftest import cases_of, run_fields
 from tests.models import small
 from tests.papers.conftest import Keys
 from tests.papers.exits.test_branches import FAMILIES
@@ -98,16 +98,16 @@ def test_a_route_without_an_order_is_evaluated_alone(
     steps: Any,
     name: str,
     configured: Configured,
+    evaluated: Evaluated,
     prepared: Path,
     weights: Path,
-    tmp_path: Path,
 ) -> None:
     """All layers, on all images; both orders are that route."""
-    config = configured(Variant(route=route), samplers=[], images=10)
-    evaluation.evaluate(config, prepared, weights, tmp_path, lambda event: None)
-    rows = pd.read_csv(tmp_path / ROWS, dtype={"route": str})
-    assert rows["order"].tolist() == ["sequential", "arbitrary"]
-    assert rows[["keep", *ROUTE_KEYS]].values.tolist() == [[4, name, 1, 40]] * 2
+    options: dict[str, Any] = {"variant": Variant(route=route), "samplers": [], "images": 10}
+    rows, _ = evaluated(**options)
+    assert set(rows.index) == {(4, "sequential"), (4, "arbitrary")}
+    assert rows[ROUTE_KEYS].values.tolist() == [[name, 1, 40]] * 2
+    config = configured(**options)
     model, execution = open_model(config, prepared, weights)
     split = open_split(config, prepared, "validation", model)
     own = score(model, split, OneRoute(steps), 16, execution)
@@ -153,10 +153,11 @@ def test_wrong_positions_are_told(params: Params, configured: Configured, prepar
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_held_out_images_choose_the_regression(pico: ModelPreset, tmp_path: Path) -> None:
-    write_raw(tmp_path / "raw", {"train": 96, "validation": 40})
+def test_held_out_images_choose_the_regression(
+    pico: ModelPreset, raw: Path, tmp_path: Path
+) -> None:
     prepared = tmp_path / "prepared"
-    prepare("bars", DatasetPreset(source="embedded", heldout=24), tmp_path / "raw", prepared)
+    prepare("bars", DatasetPreset(source="embedded", heldout=24), raw, prepared)
     fields = run_fields(prepared, pico, Variant(route="sequential"), precision="fp32")
     config = LogisticConfig(**fields, values=[1e-6, 0.1])
     logistic.evaluate(config, prepared, None, tmp_path, lambda event: None)
@@ -165,14 +166,10 @@ def test_held_out_images_choose_the_regression(pico: ModelPreset, tmp_path: Path
     images, labels = logistic.read_pixels(prepared, "validation")
     assert 0 <= images.min() < images.max() <= 1
     heldout = logistic.read_pixels(prepared, "heldout")
-    accuracies = {}
-    for value in config.values:
-        regression = LogisticRegression(C=value).fit(*train)
-        accuracies[value] = regression.score(*heldout)
-    best = max(accuracies, key=lambda value: accuracies[value])
-    expected = LogisticRegression(C=best).fit(*train).score(images, labels)
-    assert row["route"] == f"C = {best:g}"
-    assert row["accuracy"] == pytest.approx(expected)
+    fitted = [LogisticRegression(C=value).fit(*train) for value in config.values]
+    best = max(fitted, key=lambda regression: regression.score(*heldout))
+    assert row["route"] == f"C = {best.C:g}"
+    assert row["accuracy"] == pytest.approx(best.score(images, labels))
     assert (row["keep"], row["order"], row["images"]) == (0, "sequential", 40)
     first = logistic.choose_regression(train, None, [0.5, 0.1])
     assert first.C == 0.5

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,13 +32,8 @@ from pipeline.report.evaluations import summarise
 from pipeline.report.figures import Figures
 from pipeline.training.loop import draw_route
 from tests.papers.claim_suite import chosen, committed, made_up
+from tests.papers.conftest import VARIANTS
 from tests.papers.drawn import DrawnFigures, expect_lines
-from tests.papers.layershuffle.conftest import VARIANTS
-
-
-@pytest.fixture
-def figures(params: Params, tmp_path: Path) -> DrawnFigures:
-    return DrawnFigures(tmp_path, params, VARIANTS)
 
 
 def sampler_rows(*names: str) -> pd.DataFrame:

@@ -1,20 +1,16 @@
 """The figure of layers on nodes shows the rows' means over seeds."""
 
-from pathlib import Path
-
 import pytest
 
 from papers.nodes.figures import draw_away
-from pipeline.config.params import Params
 from tests.papers.claim_suite import committed
 from tests.papers.drawn import DrawnFigures
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_lines_are_means_over_seeds(copies: int, params: Params, tmp_path: Path) -> None:
+def test_lines_are_means_over_seeds(copies: int, figures: DrawnFigures) -> None:
     """Right answers above, images a second below, a column for each number of copies."""
     rows = committed().table("nodes")
-    figures = DrawnFigures(tmp_path, params, rows["variant"].unique())
     draw_away(figures, rows, 10, 0.1)
     above, below = figures.drawn["nodes"].axes[copies - 1 :: 2]
     shown = rows[(rows["fault"] == "healthy") | rows["fault"].str.startswith("gone")]

@@ -5,19 +5,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
-from lsvit.routed import RoutedModel
 from lsvit.routes import OneRoute
-from lsvit.weights import save_weights
 from papers.painters.compute import evaluation
 from papers.painters.compute import rows as painters_rows
-from papers.painters.compute.evaluation import evaluate
 from papers.painters.compute.plan import Plan
 from papers.painters.compute.strategies import cells, make_routes
-from papers.painters.figures import NAMES, draw_strategies
+from papers.painters.figures import draw_strategies
 from papers.painters.section import KINDS, Kind, Painters, PaintersConfig
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
@@ -26,10 +22,10 @@ from pipeline.jobs.files import ROWS, sha256
 from pipeline.jobs.rows import read_rows
 from pipeline.models.weights import build
 from pipeline.training.scoring import open_model, open_split, score
-from tests.conftest import cases_of, run_fields
-from tests.papers.claim_suite import chosen, committed
-from tests.papers.conftest import Keys
-from tests.papers.drawn import DrawnFigures, expect_lines
+from tests.conftest import cases_of
+from tests.papers.claim_suite import committed
+from tests.papers.conftest import Evaluated, Keys
+from tests.papers.drawn import DrawnFigures, expect_case
 
 CASES = cases_of(__file__)
 COLUMNS = ["dataset", "model", "variant", "seed", *evaluation.COLUMNS]
@@ -40,12 +36,6 @@ def strategies(**options: Any) -> Painters:
 
 
 # ---- routes ----
-
-
-@pytest.mark.parametrize(("kind", "treated", "steps"), CASES["routes"])
-def test_routes_of_six_layers_by_hand(kind: Kind, treated: int, steps: list[Any]) -> None:
-    (route,) = make_routes(kind, 6, treated, strategies())
-    assert route == tuple(tuple(step) if isinstance(step, list) else step for step in steps)
 
 
 def test_random_orders_are_distinct_and_leave_the_ends_in_place() -> None:
@@ -71,18 +61,16 @@ def test_the_model_as_it_is_comes_first_and_numbers_of_layers_come_once() -> Non
 # ---- what a model answers ----
 
 
-@pytest.fixture
-def model(six: ModelPreset) -> RoutedModel:
-    torch.manual_seed(0)
-    return build(six, 10).eval()
-
-
 @pytest.mark.parametrize(("kind", "treated", "steps"), CASES["routes"])
 @torch.inference_mode()
-def test_answers(kind: Kind, treated: int, steps: list[Any], model: RoutedModel) -> None:
+def test_strategies_on_six_layers_by_hand(
+    kind: Kind, treated: int, steps: list[Any], six: ModelPreset
+) -> None:
     """Layers side by side are averaged, others run in the route's order."""
-    images = torch.randn(3, 1, 28, 28)
+    torch.manual_seed(0)
+    model, images = build(six, 10).eval(), torch.randn(3, 1, 28, 28)
     (route,) = make_routes(kind, 6, treated, strategies())
+    assert route == tuple(tuple(step) if isinstance(step, list) else step for step in steps)
     blocks = model.backbone.blocks
     state = model.embed(images)
     for step in steps:
@@ -96,40 +84,24 @@ def test_answers(kind: Kind, treated: int, steps: list[Any], model: RoutedModel)
 # ---- jobs and rows ----
 
 
-Evaluated = Any  # (options) -> configuration, rows
-
-
-@pytest.fixture
-def evaluated(six: ModelPreset, model: RoutedModel, prepared: Path, tmp_path: Path) -> Evaluated:
-    """Evaluates the model under options; gives the configuration and the rows."""
-    save_weights(model, tmp_path / "w.safetensors")
-
-    def run(**options: Any) -> tuple[PaintersConfig, pd.DataFrame]:
-        fields = run_fields(prepared, six, PLAIN, precision="fp32")
-        config = PaintersConfig(**fields, options=strategies(**options))
-        evaluate(config, prepared, tmp_path / "w.safetensors", tmp_path, lambda event: None)
-        return config, read_rows(tmp_path / ROWS)
-
-    return run
-
-
 def test_a_row_is_the_mean_over_a_strategys_routes(
-    evaluated: Evaluated, prepared: Path, tmp_path: Path
+    evaluated: Evaluated, prepared: Path, six_weights: Path
 ) -> None:
-    config, found = evaluated()
+    config, found = evaluated(evaluation, PaintersConfig, strategies())
     keys = [["none", 0], *([kind, treated] for treated in (2, 4) for kind in KINDS)]
     assert found[["kind", "treated"]].values.tolist() == keys
     assert found.loc[found["kind"] == "shuffle", "orders"].tolist() == [2, 5]
     assert (found.loc[found["kind"] != "shuffle", "orders"] == 1).all()
     assert (found["images"] == 40).all()
-    opened, execution = open_model(config, prepared, tmp_path / "w.safetensors")
+    opened, execution = open_model(config, prepared, six_weights)
     split = open_split(config, prepared, "validation", opened)
     for row in found.itertuples():
         routes = cells(6, config.options)[row.treated][row.kind]
         scores = [score(opened, split, OneRoute(route), 40, execution) for route in routes]
         assert row.accuracy == pytest.approx(fmean(one.accuracy for one in scores), abs=1e-6)
         assert row.loss == pytest.approx(fmean(one.loss for one in scores), abs=1e-5)
-    _, part = evaluated(images=24, kinds=["skip"], batch_size=5)
+    few = strategies(images=24, kinds=["skip"], batch_size=5)
+    _, part = evaluated(evaluation, PaintersConfig, few)
     assert (part["images"] == 24).all()
 
 
@@ -166,21 +138,14 @@ def test_rows_of_a_run(params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seeds", [1, 5])
+@pytest.mark.parametrize("case", CASES["lines"])
 def test_lines_are_means_over_seeds_from_the_model_as_it_is_on(
-    seeds: int, params: Params, tmp_path: Path
+    case: dict[str, Any], seeds: int, figures: DrawnFigures
 ) -> None:
     rows = committed().table("painters")
     rows = rows[(rows["seed"] < seeds) & (rows["kind"] != "loop")]
-    figures = DrawnFigures(tmp_path, params, ["baseline", "ls"])
     draw_strategies(figures, rows, 3, 10)
-    panels = figures.drawn["painters"].axes
-    for panel, variant in zip(panels, ("baseline", "ls"), strict=True):
-        own = {}
-        for kind in KINDS:
-            if kind != "loop":
-                where = {"variant": variant, "kind": (kind, "none")}
-                own[NAMES[kind]] = rows[chosen(rows, where)]
-        expect_lines(panel, own, "treated", "accuracy")
+    expect_case(figures, rows, case)
 
 
 @pytest.mark.parametrize("loops", [2, 3])

@@ -1,16 +1,15 @@
 """The claims of our own questions, and their figures."""
 
 from functools import cache
-from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from papers.questions import PAPER
-from papers.questions.figures import PASSES, draw_merges, draw_passes
-from pipeline.config.params import Params
-from tests.papers.claim_suite import ClaimSuite, Tables, chosen, of_seeds, read_cases
-from tests.papers.drawn import DrawnFigures, expect_lines
+from papers.questions.figures import draw_merges, draw_passes
+from tests.papers.claim_suite import ClaimSuite, Tables, of_seeds, read_cases
+from tests.papers.drawn import DrawnFigures, expect_case
 
 CASES = read_cases(__file__, "questions")
 
@@ -31,25 +30,9 @@ class TestQuestions(ClaimSuite):
         return {"questions": of_seeds(frame)}
 
 
-def test_lines_of_passes(params: Params, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", CASES["lines"])
+def test_lines(case: dict[str, Any], figures: DrawnFigures) -> None:
     rows = TestQuestions.made()["questions"]
-    figures = DrawnFigures(tmp_path, params, ["baseline", "ls", "layerdrop"])
     draw_passes(figures, rows[rows["part"] == "passes"])
-    panel = figures.drawn["questions_passes"].axes[3]
-    own = {}
-    for variant, label in (("ls", "LS"), ("baseline", "baseline")):
-        where = {"variant": variant, "way": PASSES[variant], "measure": "auroc"}
-        own[label] = rows[chosen(rows, where)]
-    expect_lines(panel, own, "count", "value")
-
-
-@pytest.mark.parametrize(("panel", "order"), [(0, "sequential"), (1, "arbitrary")])
-def test_lines_of_merges(panel: int, order: str, params: Params, tmp_path: Path) -> None:
-    rows = TestQuestions.made()["questions"]
-    rows = rows[rows["part"].isin(["separate", "common"])]
-    figures = DrawnFigures(tmp_path, params, ["baseline", "ls"])
-    draw_merges(figures, rows, 10)
-    own = {}
-    for (variant, part), lines in rows[rows["way"] == order].groupby(["variant", "part"]):
-        own[f"{figures.label(variant)}, {part} starts"] = lines
-    expect_lines(figures.drawn["questions_merges"].axes[panel], own, "count", "value")
+    draw_merges(figures, rows[rows["part"].isin(["separate", "common"])], 10)
+    expect_case(figures, rows, case)

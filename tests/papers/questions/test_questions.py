@@ -1,17 +1,14 @@
 """Metrics, merges and pruned models by hand; jobs, rows and figures; wrong parameters."""
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import nn
 
-from lsvit.weights import save_weights
 from papers.questions.compute import merging, passes, pruning
 from papers.questions.compute.confidence import (
     area_under_rejection,
@@ -36,41 +33,16 @@ from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN
 from pipeline.errors import UserError
-from pipeline.jobs.files import ROWS, sha256
-from pipeline.jobs.rows import read_rows
+from pipeline.jobs.files import sha256
 from pipeline.models.weights import build
 from pipeline.training.scoring import open_model, open_split
 from tests.conftest import cases_of, run_fields
+from tests.papers.conftest import Evaluated
 
 CASES = cases_of(__file__)
 PASSES = Passes.model_validate(CASES["passes"])
 MERGES = Merges.model_validate(CASES["merges"])
 PRUNING = Pruning.model_validate(CASES["pruning"])
-Evaluated = Callable[..., pd.DataFrame]
-
-
-@pytest.fixture
-def trained(six: ModelPreset, tmp_path: Path) -> Path:
-    """Weights of a 6-layer model."""
-    torch.manual_seed(0)
-    file = tmp_path / "w.safetensors"
-    save_weights(build(six, 10), file)
-    return file
-
-
-@pytest.fixture
-def evaluated(six: ModelPreset, prepared: Path, trained: Path, tmp_path: Path) -> Evaluated:
-    """Runs a part's evaluation of the trained model; gives its rows."""
-
-    def run(part: Any, config: Any, options: Any, others: tuple[Path, ...] = ()) -> pd.DataFrame:
-        fields = run_fields(prepared, six, PLAIN, precision="fp32", options=options)
-        files = {f"weights_{number}": file for number, file in enumerate(others, 1)}
-        if others:
-            fields["others_sha256"] = [sha256(file) for file in others]
-        part.evaluate(config(**fields), prepared, trained, tmp_path, lambda event: None, **files)
-        return read_rows(tmp_path / ROWS)
-
-    return run
 
 
 # ---- confidence ----
@@ -150,7 +122,7 @@ def test_dropout_is_on_within_the_block_alone(six: ModelPreset) -> None:
 
 
 def test_rows_of_passes(evaluated: Evaluated) -> None:
-    rows = evaluated(passes, PassesConfig, PASSES)
+    _, rows = evaluated(passes, PassesConfig, PASSES)
     numbers = rows.set_index(["way", "measure", "count"])["value"].sort_index()
     assert list(numbers.loc["dropout", "accuracy"].index) == [1, 2, 3]
     assert list(numbers.loc["one", "auroc"].index) == [1]
@@ -185,9 +157,11 @@ def test_each_layer_comes_from_its_member(six: ModelPreset) -> None:
     assert torch.allclose(found[head], first[head] + 0.5)
 
 
-def test_rows_of_merges(evaluated: Evaluated, trained: Path) -> None:
+def test_rows_of_merges(evaluated: Evaluated, six_weights: Path) -> None:
     """Equal trainings, merged, are as good as one; of three there is no merge of four."""
-    ways = evaluated(merging, MergesConfig, MERGES, (trained, trained)).groupby("way")
+    others = dict.fromkeys(("weights_1", "weights_2"), six_weights)
+    _, rows = evaluated(merging, MergesConfig, MERGES, **others)
+    ways = rows.groupby("way")
     counts = ways["count"].agg(list).to_dict()
     assert counts == {"arbitrary": [1, 2, 3], "sequential": [1, 2, 3]}
     assert (ways["value"].nunique() == 1).all()
@@ -228,11 +202,11 @@ class Turn(nn.Module):
 
 
 @pytest.fixture
-def pruner(six: ModelPreset, prepared: Path, trained: Path) -> Pruner:
+def pruner(six: ModelPreset, prepared: Path, six_weights: Path) -> Pruner:
     """Of a model whose layers 1, 3 and 4 do nothing, and layer 5 turns tokens."""
     fields = run_fields(prepared, six, PLAIN, precision="fp32", options=PRUNING)
     config = PruningConfig(**fields)
-    model, execution = open_model(config, prepared, trained)
+    model, execution = open_model(config, prepared, six_weights)
     for layer in (1, 3, 4):
         model.backbone.blocks[layer] = nn.Identity()
     model.backbone.blocks[5] = Turn()
@@ -267,7 +241,7 @@ def test_a_patch_replaces_layers_that_do_nothing_by_identity(pruner: Pruner) -> 
 
 def test_rows_of_pruning(six: ModelPreset, evaluated: Evaluated, tmp_path: Path) -> None:
     """Every way keeps so many layers; weights of those that can be trained on load."""
-    rows = evaluated(pruning, PruningConfig, PRUNING)
+    _, rows = evaluated(pruning, PruningConfig, PRUNING)
     numbers = rows.set_index(["measure", "way", "count"])["value"].sort_index()
     for way in (*PRUNING.ways, "chosen"):
         assert sorted(numbers.loc["accuracy", way].index) == [2, 4]
