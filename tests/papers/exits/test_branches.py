@@ -10,11 +10,9 @@ import torch
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.mlp_mixer import MlpMixer
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 from lsvit.routed import RoutedModel
-from lsvit.routes import arbitrary, drop, generator, per_sample
 from lsvit.taps import ExitLogits
 from papers.exits.branches import make_branch
 from papers.exits.compute.dynamic import anytime, leave_early
@@ -204,12 +202,9 @@ def test_all_branches_on_all_families(kind: type, branch: Any) -> None:
         expected = backbone(batch)
         assert torch.equal(model(batch), expected)
         assert torch.equal(model(batch, None, [ExitLogits(model)]), expected)
-        state = model.embed(batch)
-        for layer in route[:3]:
-            state = backbone.blocks[layer](state)
         answer = model(batch, route, exit=3)
         assert answer.shape == (6, 7)
-        assert torch.equal(answer, model.exits["3"](state))
+        assert torch.equal(answer, model.exits["3"](model.tokens(batch, route[:3])))
 
 
 @pytest.mark.parametrize(("route", "exit", "executed"), CASES["executed"])
@@ -223,30 +218,11 @@ def test_an_exit_executes_no_later_layer(
 
 def test_an_exit_of_routes_per_sample_executes_no_later_layer(model: RoutedModel) -> None:
     calls = count_calls(model)
-    model(images(), torch.tensor([[0, 1, 2, 3], [2, 1, 0, 3]] * 3), exit=1)
+    found = model(images(), torch.tensor([[0, 1, 2, 3], [2, 1, 0, 3]] * 3), exit=1)
     assert calls == [("0", 3), ("2", 3), ("exit 1", 6)]
-
-
-@pytest.mark.parametrize(
-    "sampler", [arbitrary, drop(0.4)], ids=["permutations", "of different lengths"]
-)
-def test_per_sample_routes_equal_each_sample_alone(model: RoutedModel, sampler: Any) -> None:
-    model.double()
-    batch = images(9).double()
-    routes = torch.from_numpy(per_sample(sampler, generator("samples", 5), 4, 9))
-    alone = [tuple(layer for layer in route if layer >= 0) for route in routes.tolist()]
-    tap = ExitLogits(model)
-    model(batch, routes, [tap])
-    assert tap.logits.keys() == {1, 3}
-    for depth, (samples, logits) in tap.logits.items():
-        assert isinstance(samples, Tensor)
-        reached = [i for i, route in enumerate(alone) if len(route) >= depth]
-        assert sorted(samples.tolist()) == reached
-        for i, answer in zip(samples.tolist(), logits, strict=True):
-            expected = model(batch[i : i + 1], alone[i], exit=depth)[0]
-            assert torch.allclose(answer, expected, atol=1e-10)
-    samples, logits = tap.logits[1]
-    assert torch.allclose(model(batch, routes, exit=1)[samples], logits, atol=1e-10)
+    for first in (0, 1):
+        alone = model(images()[first::2], (2 * first,), exit=1)
+        assert torch.allclose(found[first::2], alone, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -325,16 +301,10 @@ def test_objective(changes: dict[str, Any], exits: dict[int, float], expected: f
     assert exit_objective(heads(**changes), 3.0, exits) == expected
 
 
-def test_one_output_is_a_regression() -> None:
+def test_one_output_is_a_regression_and_several_are_classes() -> None:
     counts = torch.tensor([[1.4], [3.0], [-0.2]])
     labels = torch.tensor([1, 5, 0])
     assert float(task_loss(counts, labels)) == pytest.approx(2.6 / 3)
     assert float(task_loss(counts, labels, "sum")) == pytest.approx(2.6)
     assert is_right(counts, labels).tolist() == [True, False, True]
-
-
-def test_several_outputs_are_classes() -> None:
-    logits = torch.randn(3, 7)
-    labels = torch.tensor([1, 5, 0])
-    assert torch.equal(task_loss(logits, labels), cross_entropy(logits, labels))
     assert is_right(torch.eye(7)[[1, 2, 0]], labels).tolist() == [True, False, True]

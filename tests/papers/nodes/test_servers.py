@@ -44,10 +44,9 @@ SERVICE = Service.model_validate(CASES["service"])
 
 @pytest.fixture(params=CASES["variants"])
 def weights(
-    request: pytest.FixtureRequest, pico: ModelPreset, tmp_path: Path
+    request: pytest.FixtureRequest, six: ModelPreset, tmp_path: Path
 ) -> "nodes_servers.Weights":
     """A saved model of six layers."""
-    six = pico.model_copy(update={"kwargs": pico.kwargs | {"depth": 6}})
     variant = Variant.model_validate(CASES["variants"][request.param])
     torch.manual_seed(0)
     save_weights(build(six, 10, variant), tmp_path / "w.safetensors")

@@ -37,6 +37,7 @@ from tests.papers.smoothing.by_hand import RECIPE
 from tests.pipeline.training.test_loop import rates_of
 
 MIXING = Losses.model_validate({"mixing": 1.0})
+MEANS = torch.tensor([10.0, 20.0, 30.0]).view(3, 1, 1)
 
 
 def seed(number: int) -> None:
@@ -58,10 +59,21 @@ def patches_of(images: Tensor, grid: tuple[int, int]) -> Tensor:
 def augmentation(channels: int = 3, **recipe: Any) -> Augmentation:
     """Of 7 classes on a grid of 2 x 3. Normalised images are 4 times their pixels less a mean."""
     scale = torch.full((1, channels, 1, 1), 4.0)
-    shift = -4.0 * torch.tensor([10.0, 20.0, 30.0])[:channels].view(1, channels, 1, 1)
     resize = Resize(24, "bilinear", 24)
-    split: Any = SimpleNamespace(device="cpu", scale=scale, shift=shift, resize=resize)
+    split: Any = SimpleNamespace(
+        device="cpu", scale=scale, shift=-4 * MEANS[None, :channels], resize=resize
+    )
     return Augmentation(Recipe(**recipe), 7, (2, 3), split)
+
+
+def augmented(images: Tensor, **recipe: Any) -> Tensor:
+    """Images after a recipe that leaves their labels as they are."""
+    seed(0)
+    labels = torch.zeros(len(images), dtype=torch.long)
+    batch = augmentation(images.shape[1], **recipe)(Batch(images, labels))
+    assert batch.labels is labels
+    assert batch.images.shape == images.shape
+    return batch.images
 
 
 def tensors(batch: Batch) -> list[Tensor]:
@@ -136,13 +148,10 @@ def test_without_parts_a_batch_is_what_it_was() -> None:
 
 def test_random_erasing_takes_its_share_of_the_images() -> None:
     """And leaves noise."""
-    seed(0)
-    labels = torch.zeros(1000, dtype=torch.long)
-    batch = augmentation(erasing=0.3)(Batch(torch.full((1000, 3, 16, 24), 7.0), labels))
-    assert batch.labels is labels
-    erased = batch.images != 7
+    images = augmented(torch.full((1000, 3, 16, 24), 7.0), erasing=0.3)
+    erased = images != 7
     assert float(erased.flatten(1).any(1).float().mean()) == pytest.approx(0.3, abs=0.04)
-    noise = batch.images[erased]
+    noise = images[erased]
     assert float(noise.mean()) == pytest.approx(0, abs=0.02)
     assert float(noise.std()) == pytest.approx(1, abs=0.02)
 
@@ -173,49 +182,43 @@ def test_mixup_and_cutmix_take_turns(mixup: float) -> None:
 
 
 def test_flip_takes_its_share_of_the_images() -> None:
-    seed(0)
-    augment, images = augmentation(flip=0.3), pixels(300)
-    batch = augment(Batch(images, torch.zeros(300, dtype=torch.long)))
-    flipped = (batch.images == images.flip(-1)).flatten(1).all(1)
-    same = (batch.images == images).flatten(1).all(1)
+    images = pixels(300)
+    found = augmented(images, flip=0.3)
+    flipped = (found == images.flip(-1)).flatten(1).all(1)
+    same = (found == images).flatten(1).all(1)
     assert (flipped ^ same).all()
     assert float(flipped.float().mean()) == pytest.approx(0.3, abs=0.09)
 
 
 def pixels(count: int, channels: int = 3) -> Tensor:
     """Random images as :func:`augmentation` takes them, of whole pixels."""
-    values = torch.randint(0, 256, (count, channels, 24, 24))
-    return 4.0 * values - 4.0 * torch.tensor([10.0, 20.0, 30.0])[:channels].view(channels, 1, 1)
+    seed(0)
+    return 4 * (torch.randint(0, 256, (count, channels, 24, 24)) - MEANS[:channels])
 
 
 def test_crop_keeps_a_part_of_the_image_at_full_size() -> None:
     """A ramp stays a ramp: less of it, and its slope says how much of the width is left."""
-    seed(0)
     ramp = (10 * torch.arange(24.0)).expand(400, 3, 24, 24)
-    images = 4 * ramp - 4 * torch.tensor([10.0, 20.0, 30.0]).view(3, 1, 1)
-    batch = augmentation(crop=0.25)(Batch(images, torch.zeros(400, dtype=torch.long)))
-    assert batch.images.shape == images.shape
-    row = batch.images[:, 0, 12]
+    images = augmented(4 * (ramp - MEANS), crop=0.25)
+    row = images[:, 0, 12]
     slopes = (row[:, 18] - row[:, 6]) / (4 * 120)
     assert 0.4 < slopes.min() < 0.6  # of a width: at least half, less a bit for the aspect ratio
     assert 0.9 < slopes.max() <= 1.01
-    channels_apart = batch.images[:, 1] - batch.images[:, 0]
+    channels_apart = images[:, 1] - images[:, 0]
     assert channels_apart.unique().tolist() == [-40]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_randaugment_changes_images(channels: int) -> None:
     """Each in its own way, some not at all; what is moved in has the mean colour."""
-    seed(0)
     images = pixels(1, channels).expand(300, -1, -1, -1)
     for magnitude in (1, 5, 10):  # none is refused by Pillow
-        augmentation(channels, randaugment=magnitude)(Batch(images, torch.arange(300)))
-    batch = augmentation(channels, randaugment=9)(Batch(images, torch.arange(300)))
-    assert batch.images.shape == images.shape
-    assert len(batch.images.flatten(1).unique(dim=0)) > 150
-    untouched = (batch.images == images).flatten(1).all(1).float().mean()
+        augmented(images, randaugment=magnitude)
+    found = augmented(images, randaugment=9)
+    assert len(found.flatten(1).unique(dim=0)) > 150
+    untouched = (found == images).flatten(1).all(1).float().mean()
     assert float(untouched) == pytest.approx(0.3, abs=0.12)
-    assert (batch.images == 0).all(1).flatten(1).float().mean(1).max() > 0.2
+    assert (found == 0).all(1).flatten(1).float().mean(1).max() > 0.2
 
 
 @pytest.mark.parametrize("part", [{}, {"mixup": 0.8}, {"cutmix": 1.0}])

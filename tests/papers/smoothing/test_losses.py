@@ -67,28 +67,19 @@ def test_patch_contrastive_is_the_sources(normalized: bool) -> None:
     assert reference.abs().max() > 0.01
 
 
-def test_patches_have_labels_of_their_own() -> None:
-    logits = random(3, 4, 5)
-    labels = torch.tensor([[0, 1, 2, 3], [4, 4, 0, 1], [2, 2, 2, 3]])
+def test_labels_of_patches() -> None:
+    """They have their own, or those of their image: its shares of classes, or its one class."""
+    logits, labels = random(3, 4, 5), torch.tensor([[0, 1, 2, 3], [4, 4, 0, 1], [2, 2, 2, 3]])
     expected = cross_entropy(logits.view(12, 5), labels.view(12))
     assert torch.isclose(patch_classification(logits, labels), expected)
-
-
-def test_patches_have_the_labels_of_their_image() -> None:
-    """Its shares of classes, or its one class, at every patch."""
-    logits = random(3, 4, 5)
     shares = random(3, 5, value=1).softmax(-1)
     expected = -(shares[:, None] * logits.log_softmax(-1)).sum(-1).mean()
     assert torch.isclose(patch_classification(logits, shares), expected)
-    whole = torch.tensor([1, 4, 0])
+    whole = labels[:, 1]
     expected = patch_classification(logits, whole[:, None].expand(3, 4))
     assert torch.equal(patch_classification(logits, whole), expected)
-
-
-def test_patch_labels_are_told_from_shares_of_as_many_classes() -> None:
-    """As many patches as classes: both forms of labels have one shape."""
-    logits = random(4, 4, 4)
-    labels = torch.arange(4)[:, None].expand(4, 4)
+    # Of as many patches as classes both forms of labels have one shape.
+    logits, labels = random(4, 4, 4), torch.arange(4)[:, None].expand(4, 4)
     expected = patch_classification(logits, torch.eye(4))
     assert torch.isclose(patch_classification(logits, labels), expected)
 

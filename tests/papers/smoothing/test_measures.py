@@ -18,7 +18,7 @@ from lsvit.routed import RoutedModel
 from lsvit.routes import arbitrary, drop, generator, per_sample
 from lsvit.weights import save_weights
 from papers import Variant
-from papers.smoothing.compute.measures import Smoothness, attention_scores, measure, profile
+from papers.smoothing.compute.measures import Smoothness, measure, profile
 from papers.smoothing.section import PROFILE, ProfileConfig, SmoothingProfiles
 from pipeline.config.presets import ModelPreset
 from pipeline.errors import UserError
@@ -32,7 +32,6 @@ from tests.papers.smoothing.by_hand import (
     RECIPE,
     alone,
     cosine_by_pairs,
-    noisy,
     table,
     talking,
 )
@@ -46,10 +45,18 @@ MODELS: dict[str, Callable[[], Any]] = FAMILIES | {
     "talking heads": talking,
     "resmlp": lambda: small(MlpMixer, block_layer=ResBlock, mlp_ratio=4),
 }
+KINDS = [*MODELS, "position"]
 ROUTES: dict[str, Any] = {
-    "repeated layers": (2, 0, 0, 3, 2),
+    "repeated layers": (2, 0, 0, 3),
     "of different lengths": table(drop(0.5), 7),
 }
+
+
+def opened(kind: str) -> RoutedModel:
+    """One of these models, or one that knows positions."""
+    if kind == "position":
+        return RoutedModel(small(), Position(encode=Encode(dim=4))).eval()
+    return RoutedModel(MODELS[kind]())
 
 
 def take_profile(model: RoutedModel, route: Any, batch_size: int = 7) -> dict[str, list[Any]]:
@@ -62,22 +69,22 @@ def take_profile(model: RoutedModel, route: Any, batch_size: int = 7) -> dict[st
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_measuring_leaves_the_forward_pass_as_it_is(kind: str, route: str) -> None:
-    model = RoutedModel(MODELS[kind]())
+    model = opened(kind)
     expected = model(images(7), ROUTES[route])
     with Smoothness(model) as smoothness:
         assert torch.equal(model(images(7), ROUTES[route], [smoothness]), expected)
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def by_hand(backbone: Any, image: Tensor, route: Any) -> tuple[list[float], list[float]]:
+def by_hand(model: RoutedModel, image: Tensor, route: Any) -> tuple[list[float], list[float]]:
     """Cosines by depth and deviations by layer of one image, from timm's own unfused attention."""
-    backbone = deepcopy(backbone)
+    model = deepcopy(model)
     scores: list[Tensor] = []  # each (heads, N, N)
-    prefix = getattr(backbone, "num_prefix_tokens", 0)
-    for module in backbone.modules():
+    prefix = model.num_prefix_tokens
+    for module in model.modules():
         if isinstance(module, Attention):
             module.fused_attn = False  # type: ignore[misc]
             module.attn_drop.register_forward_pre_hook(lambda _, args: scores.append(args[0][0]))
@@ -85,10 +92,10 @@ def by_hand(backbone: Any, image: Tensor, route: Any) -> tuple[list[float], list
             module.proj_w.register_forward_pre_hook(
                 lambda _, args: scores.append(args[0][0].permute(2, 0, 1))
             )
-    state = RoutedModel(backbone).embed(image)
+    state = model.embed(image)
     cosines = [float(cosine_by_pairs(state[0, prefix:]))]
-    for layer in route:
-        state = backbone.blocks[layer](state)
+    for depth, layer in enumerate(route):
+        state = model.run_step(state, layer, depth)
         cosines.append(float(cosine_by_pairs(state[0, prefix:])))
     deviations = []
     for score in scores:
@@ -109,42 +116,24 @@ def mean_by_depth(lists: list[list[float]]) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_profiles_are_means_of_images_measured_alone(kind: str, route: str) -> None:
     """With the scores that timm's modules themselves compute; whatever the batches."""
-    backbone, routes = MODELS[kind](), ROUTES[route]
+    model, routes = opened(kind), ROUTES[route]
     profiles = []
     for i, image in enumerate(images(7).split(1)):
         own_route = alone(routes[i]) if isinstance(routes, Tensor) else routes
-        profiles.append(by_hand(backbone, image, own_route))
+        profiles.append(by_hand(model, image, own_route))
     cosines = mean_by_depth([cosine for cosine, _ in profiles])
     deviations: list[Any] = [None] * (len(cosines) - 1)
     if kind not in ("mixer", "resmlp"):
         deviations = mean_by_depth([deviation for _, deviation in profiles])
     for batch_size in (7, 3):
-        found = take_profile(RoutedModel(backbone), routes, batch_size)
+        found = take_profile(model, routes, batch_size)
         assert found["patch_cosine"] == pytest.approx(cosines, abs=1e-5)
         assert found["attention_std"] == pytest.approx(deviations, abs=1e-6)
     assert max(cosines) - min(cosines) > 0.005  # else this shows little
-
-
-def test_attention_reads_what_the_position_part_made() -> None:
-    """Depth 0 is the embedding before it."""
-    model = noisy(RoutedModel(small(), Position(encode=Encode(dim=4)))).eval()
-    found = take_profile(model, (2, 1))
-    with torch.no_grad():
-        state = model.embed(images(7))
-        for depth, layer in enumerate((2, 1)):
-            cosine = torch.stack([cosine_by_pairs(image) for image in state[:, 1:]]).mean()
-            assert found["patch_cosine"][depth] == pytest.approx(float(cosine), abs=1e-6)
-            encoded = model.position["encode"](state, layer, depth)
-            block = model.backbone.blocks[layer]
-            scores = attention_scores(block.attn, block.norm1(encoded))
-            assert torch.allclose(scores.sum(-1), torch.ones(7, 2, 7))
-            deviation = scores[..., 1:, 1:].std(-1, correction=0).mean()
-            assert found["attention_std"][depth] == pytest.approx(float(deviation), abs=1e-6)
-            state = block(encoded)
 
 
 @pytest.mark.parametrize("order", ["sequential", "arbitrary"])
@@ -159,7 +148,7 @@ def test_profile_of_a_split(train_config: Config, prepared: Path, order: Any) ->
         for place, route in zip(split.subset(9).tolist(), routes.tolist(), strict=True):
             image, _ = split.take(torch.tensor([place]))
             own_route = route if order == "arbitrary" else range(4)
-            profiles.append(by_hand(model.backbone, image, own_route))
+            profiles.append(by_hand(model, image, own_route))
     for batch_size in (9, 4):
         found = profile(model, split, 9, batch_size, order, 5, execution)
         cosines, deviations = (mean_by_depth(list(lists)) for lists in zip(*profiles, strict=True))

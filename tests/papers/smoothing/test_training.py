@@ -82,12 +82,6 @@ def gradients_of(model: RoutedModel) -> dict[str, Tensor]:
     return gradients
 
 
-def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert torch.allclose(found[name], gradient, rtol=1e-3, atol=1e-5), name
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("route", [(2, 0, 3, 1), (1,)], ids=["arbitrary", "one layer"])
 @pytest.mark.parametrize("parts", PARTS)
@@ -100,12 +94,7 @@ def test_a_steps_loss_is_the_weighted_sum_of_its_parts(
     keys = PARTS[parts]
     model, batch = equipped(FAMILIES[family](), **keys), mixed()
     found = step_of(model, 0.7, losses=LOSSES, exits=keys.get("exits"))(batch, route)
-    states = [model.embed(batch.images)]
-    for depth, layer in enumerate(route):
-        state = states[-1]
-        if "encode" in model.position:
-            state = model.position["encode"](state, layer, depth)
-        states.append(model.backbone.blocks[layer](state))
+    states = [state for _, state in model.states(batch.images, route)]
     last = model.backbone.norm(states[-1])
     prefix = getattr(model.backbone, "num_prefix_tokens", 0)
     e, h = states[1][:, prefix:], last[:, prefix:]
@@ -149,7 +138,7 @@ def test_a_step_with_a_route_a_sample_is_the_mean_of_its_images(parts: str, samp
     steps = [step(one, alone(route)) for one, route in zip(batch.split(6), routes, strict=True)]
     means = {name: torch.stack([one[name] for one in steps]).mean() for name in found}
     means["loss"].backward()
-    assert_close(together, gradients_of(model))
+    torch.testing.assert_close(together, gradients_of(model), rtol=1e-3, atol=1e-5)
     found.pop("position_accuracy", None)  # a mean over layers rather than images
     for name, value in found.items():
         assert float(value.detach()) == pytest.approx(float(means[name].detach()), rel=1e-4), name
@@ -226,18 +215,21 @@ def test_resumed_training_equals_an_undisturbed_one(
         assert outcome(folder) == outcome(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("losses", [{"cosine": 1}, {"contrastive": 1}, {"mixing": 1}])
-def test_losses_need_two_patches(pico: ModelPreset, losses: dict[str, Any]) -> None:
-    one = pico.model_copy(update={"kwargs": pico.kwargs | {"patch_size": 28}})
-    with pytest.raises(UserError, match="losses: found a model with 1 patch, accepted: 2 or more"):
-        build(one, 10, Variant.model_validate({"route": "arbitrary", "losses": losses}))
-    build(one, 10, Variant(route="arbitrary"))
-
-
-def test_losses_need_all_patches(pico: ModelPreset) -> None:
-    dropping = pico.model_copy(update={"kwargs": pico.kwargs | {"patch_drop_rate": 0.5}})
-    with pytest.raises(UserError, match="patch dropout"):
-        build(dropping, 10, Variant(route="arbitrary", losses=LOSSES))
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"patch_size": 28}, "losses: found a model with 1 patch, accepted: 2 or more"),
+        ({"patch_drop_rate": 0.5}, "patch dropout"),
+    ],
+)
+@pytest.mark.parametrize("part", ["cosine", "contrastive", "mixing"])
+def test_losses_need_all_patches_and_two(
+    pico: ModelPreset, part: str, kwargs: dict[str, Any], said: str
+) -> None:
+    preset = pico.model_copy(update={"kwargs": pico.kwargs | kwargs})
+    with pytest.raises(UserError, match=said):
+        build(preset, 10, Variant.model_validate({"route": "arbitrary", "losses": {part: 1}}))
+    build(preset, 10, Variant(route="arbitrary"))
 
 
 # ---- talking heads -------------------------------------------------------------------------------
