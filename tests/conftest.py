@@ -121,6 +121,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def own_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs belong to a folder of the test's own."""
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+
+
+@pytest.fixture
 def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """The repository's folder is the working one."""
     monkeypatch.chdir(ROOT)

@@ -3,10 +3,9 @@ traceback, no other number."""
 
 import gzip
 import hashlib
-import io
-import itertools
-import json
+import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from pipeline.data.shards import Arrays, Maps, write_arrow
 from pipeline.data.sources import read_idx
 from pipeline.declared import checksums
 from pipeline.errors import UserError
-from pipeline.files import sound
+from pipeline.files import LARGEST, sound, write_json
 from pipeline.jobs.files import WEIGHTS
 from pipeline.jobs.job import DONE, Job, call
 from pipeline.jobs.rows import read_rows
@@ -45,53 +44,29 @@ GREY = {
 }
 
 
-def png(size: int) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(size).integers(0, 256, (size, size), np.uint8)).save(
-        file, "PNG"
-    )
-    return file.getvalue()
+def table(path: Path) -> None:
+    lines = [f"v,{i},{0.5 + i / 100}" for i in range(20)]
+    path.write_text("\n".join(["variant,seed,accuracy", *lines, ""]))
 
 
-def table(seed: int) -> bytes:
-    return (
-        "variant,seed,accuracy\n" + "".join(f"v{seed},{i},{0.5 + i / 100}\n" for i in range(20))
-    ).encode()
+def image(path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (28, 28), np.uint8)
+    Image.fromarray(pixels).save(path)
 
 
-def checkpoint(seed: int) -> bytes:
-    file = io.BytesIO()
-    torch.save(
-        {
-            "model": {"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(seed))},
-            "history": [{"epoch": seed}],
-        },
-        file,
-    )
-    return file.getvalue()
+def checkpoint(path: Path) -> None:
+    torch.save({"model": {"w": random_tensor(64)}, "history": [{"epoch": 0}]}, path)
 
 
-def tensors(folder: Path, seed: int) -> bytes:
-    save_file(
-        {"w": torch.randn(16, 16, generator=torch.Generator().manual_seed(seed))}, folder / "made"
-    )
-    return (folder / "made").read_bytes()
+def tensors(path: Path) -> None:
+    save_file({"w": random_tensor(16)}, path)
 
 
-def idx(seed: int) -> bytes:
-    content = (
-        bytes.fromhex("00000801")
-        + (200).to_bytes(4, "big")
-        + np.random.default_rng(seed).bytes(200)
-    )
-    return gzip.compress(content, mtime=0)
+def random_tensor(side: int) -> torch.Tensor:
+    return torch.randn(side, side, generator=torch.Generator().manual_seed(0))
 
 
-IDX_SHA256 = hashlib.sha256(gzip.decompress(idx(0))).hexdigest()
-
-
-def as_json(value: Any) -> bytes:
-    return json.dumps(value, indent=1).encode()
+IDX = bytes.fromhex("00000801000000c8") + np.random.default_rng(0).bytes(200)
 
 
 def goes_on(path: Path) -> Any:
@@ -99,136 +74,101 @@ def goes_on(path: Path) -> Any:
     return torch.load(path, weights_only=True)["model"]["w"].tolist() if sound(path) else None
 
 
-def npz(folder: Path, seed: int) -> bytes:
-    np.savez(folder / "made.npz", plane=np.random.default_rng(seed).random((8, 2)))
-    return (folder / "made.npz").read_bytes()
+def arrays(path: Path) -> None:
+    np.savez(path, plane=np.random.default_rng(0).random((8, 2)))
 
 
-def of_claims(path: Path) -> Any:
-    return other_ledger(Path("none"), path)
+def arrow(path: Path) -> None:
+    write_arrow(path, (8, 8), [Arrays(np.zeros((4, 8, 8), np.uint8), np.arange(4))])
 
 
-# Name of the file, its content by number, and what reads it.
-READERS: dict[str, tuple[str, Callable[[Path, int], bytes], Callable[[Path], Any]]] = {
-    "params": (
-        "params.yaml",
-        lambda _, n: (ROOT / "params.yaml").read_bytes(),
-        lambda path: parse(path, papers=PAPERS).model_dump(),
+def from_root(path: Path) -> None:
+    shutil.copy(ROOT / path, path)
+
+
+# Name of the file: what writes it, and what reads it.
+READERS: dict[str, tuple[Callable[[Path], object], Callable[[Path], Any]]] = {
+    "params.yaml": (from_root, lambda path: parse(path, papers=PAPERS).model_dump()),
+    "dvc.lock": (from_root, lambda path: checksums("finetune")),
+    "rows.csv": (table, lambda path: read_rows(path).to_dict()),
+    "claims.json": (
+        lambda path: write_json(path, {"claims": [], "dataset": "d", "model": "m"}),
+        lambda path: other_ledger(Path("none"), path),
     ),
-    "lock": (
-        "dvc.lock",
-        lambda _, n: (ROOT / "dvc.lock").read_bytes(),
-        lambda path: checksums("finetune"),
+    "weights.safetensors": (tensors, lambda path: read_tensors(path)["w"].tolist()),
+    "checkpoint.pt": (checkpoint, goes_on),
+    "ls_seed_0.npz": (arrays, lambda path: read_arrays(path)["plane"].tolist()),
+    "a.png": (image, lambda path: read_image(path, GREY).tolist()),
+    "train-labels-idx1-ubyte.gz": (
+        lambda path: path.write_bytes(gzip.compress(IDX, mtime=0)),
+        lambda path: read_idx(path, hashlib.sha256(IDX).hexdigest()).tolist(),
     ),
-    "rows": ("rows.csv", lambda _, n: table(n), lambda path: read_rows(path).to_dict()),
-    "ledger": (
-        "claims.json",
-        lambda _, n: as_json({"claims": [], "dataset": "d", "model": f"m{n}"}),
-        of_claims,
-    ),
-    "weights": ("weights.safetensors", tensors, lambda path: read_tensors(path)["w"].tolist()),
-    "checkpoint": ("checkpoint.pt", lambda _, n: checkpoint(n), goes_on),
-    "arrays": ("ls_seed_0.npz", npz, lambda path: read_arrays(path)["plane"].tolist()),
-    "image": ("a.png", lambda _, n: png(28 + n), lambda path: read_image(path, GREY).tolist()),
-    "images": (
-        "train-labels-idx1-ubyte.gz",
-        lambda _, n: idx(n),
-        lambda path: read_idx(path, IDX_SHA256).tolist(),
-    ),
+    "train.arrow": (arrow, lambda path: Maps([path])[np.arange(4)][1].tolist()),
 }
-# Without a checksum of their own, as are weights and arrow files: DVC has those of outs/.
-UNSEEN = ("rows", "ledger", "params", "lock", "weights", "arrow")
-Damage = Callable[[Path, bytes, bytes, random.Random], None]
+# A bit that changed in one of these may be seen by none: DVC has the checksums of outs/.
+UNSEEN = (".csv", ".json", ".yaml", ".lock", ".safetensors", ".arrow")
 
 
-def cut(part: float) -> Damage:
-    def damage(path: Path, content: bytes, other: bytes, rng: random.Random) -> None:
-        path.write_bytes(content[: int(part * len(content))])
-
-    return damage
+def cut(part: float) -> Callable[..., object]:
+    return lambda path, content, _: path.write_bytes(content[: int(part * len(content))])
 
 
-def flip(path: Path, content: bytes, other: bytes, rng: random.Random) -> None:
+def flip(path: Path, content: bytes, rng: random.Random) -> None:
     flipped = bytearray(content)
     flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
     path.write_bytes(flipped)
 
 
-def to_folder(path: Path, content: bytes, other: bytes, rng: random.Random) -> None:
-    path.mkdir()
+def zeros(path: Path, *_: object) -> None:
+    path.touch()
+    os.truncate(path, 2 * LARGEST)
 
 
-def to_itself(path: Path, content: bytes, other: bytes, rng: random.Random) -> None:
-    path.symlink_to(path)
-
-
-def zeros(path: Path, content: bytes, other: bytes, rng: random.Random) -> None:
-    with path.open("wb") as file:
-        file.truncate(2 << 30)
-
-
-DAMAGES: dict[str, Damage] = {
+DAMAGES: dict[str, Callable[..., object]] = {
     **{f"cut at {part}": cut(part) for part in (0.02, 0.25, 0.5, 0.9)},
     **{f"flip {i}": flip for i in range(8)},
-    "emptied": lambda path, *_: path.write_bytes(b"") and None,
-    "replaced by text": lambda path, *_: path.write_text("hello") and None,
-    "folder": to_folder,
-    "link to itself": to_itself,
+    "emptied": lambda path, *_: path.write_bytes(b""),
+    "replaced by text": lambda path, *_: path.write_text("hello"),
+    "folder": lambda path, *_: path.mkdir(),
+    "link to itself": lambda path, *_: path.symlink_to(path),
     "zeros": zeros,
 }
 
 
-def prepared_arrow(folder: Path, number: int) -> bytes:
-    labels = np.arange(4) + number
-    write_arrow(folder / "made", (8, 8), [Arrays(np.full((4, 8, 8), number, np.uint8), labels)])
-    return (folder / "made").read_bytes()
+def damage_file(path: Path, damage: str) -> None:
+    """Damage a file in the way of this name, and at a place that the names decide."""
+    content = path.read_bytes()
+    path.unlink()
+    DAMAGES[damage](path, content, random.Random(f"{path.name} {damage}"))
 
 
-READERS["arrow"] = (
-    "train.arrow",
-    prepared_arrow,
-    lambda path: Maps([path])[np.arange(4)][1].tolist(),
-)
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-CASES = [pytest.param(*case, id="-".join(case)) for case in itertools.product(READERS, DAMAGES)]
-
-
-@pytest.mark.parametrize(("reader", "damage"), CASES)
-def test_a_damaged_file_is_named_or_not_used(here: Path, reader: str, damage: str) -> None:
-    name, make, read = READERS[reader]
-    content, other = make(here, 0), make(here, 1)
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_named_or_not_used(here: Path, name: str, damage: str) -> None:
+    write, read = READERS[name]
     path = Path(name)
-    path.write_bytes(content)
+    write(path)
     whole = read(path)
     assert whole is not None
-    path.unlink()
-    DAMAGES[damage](path, content, other, random.Random(f"{reader} {damage}"))
+    damage_file(path, damage)
     try:
         found = read(path)
     except (UserError, ValueError) as error:
         said = str(error)
         assert name in said
-        assert "\n" not in said or reader == "params"  # there a line a mistake
+        assert "\n" not in said or name == "params.yaml"  # there a line a mistake
         return
     untouched = found is None or found == whole
-    assert untouched or (reader in UNSEEN and damage.startswith("flip")), (damage, found)
+    assert untouched or (path.suffix in UNSEEN and damage.startswith("flip")), (damage, found)
 
 
 @pytest.fixture
-def finished(train_jobs: TrainJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+def finished(train_jobs: TrainJobs, own_root: None) -> Job:
     """A job of three epochs, marked as finished over what could be its files."""
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     (job,) = train_jobs(0)
     job.begin()
-    (job.folder / WEIGHTS).write_bytes(tensors(tmp_path, 0))
-    (job.folder / "history.json").write_bytes(as_json([{"epoch": 1}]))
+    tensors(job.folder / WEIGHTS)
+    write_json(job.folder / "history.json", [{"epoch": 1}])
     job.finish()
     return job
 
@@ -236,13 +176,10 @@ def finished(train_jobs: TrainJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "damage", [name for name in DAMAGES if name != "zeros"]
 )  # of which a sum takes seconds
-def test_a_finished_job_is_checked(finished: Job, damage: str, tmp_path: Path) -> None:
+def test_a_finished_job_is_checked(finished: Job, damage: str) -> None:
     """Also where a changed bit makes other weights, which nothing else would notice."""
     assert finished.discard_damaged() == []
-    path = finished.folder / WEIGHTS
-    content = path.read_bytes()
-    path.unlink()
-    DAMAGES[damage](path, content, tensors(tmp_path, 1), random.Random(damage))
+    damage_file(finished.folder / WEIGHTS, damage)
     assert finished.discard_damaged() == [WEIGHTS]
     assert not finished.done
 
@@ -293,21 +230,17 @@ def test_a_damaged_checkpoint_is_left_out_and_it_is_said(
     monkeypatch.setattr(
         "pipeline.training.loop.train", lambda config, folder, **_: at_start.append(sound(path))
     )
-    path.write_bytes(checkpoint(0))
+    checkpoint(path)
     call(finished, said.append)
     assert (at_start, said) == ([True], [])
-    path.unlink()
-    DAMAGES[damage](path, checkpoint(0), checkpoint(1), random.Random(damage))
+    damage_file(path, damage)
     call(finished, said.append)
     assert not path.exists()
     assert said == [{"text": "checkpoint.pt is damaged: what it had is computed again"}]
 
 
-def test_conflict_markers_in_dvc_lock_name_what_helps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conflict_markers_in_dvc_lock_name_what_helps(here: Path) -> None:
     """`dvc repro` reads the file first, and `git checkout dvc.lock` refuses it within a merge."""
-    monkeypatch.chdir(tmp_path)
-    Path("dvc.lock").write_text("stages:\n<<<<<<< HEAD\n  a: {}\n=======\n>>>>>>> other\n")
+    (here / "dvc.lock").write_text("stages:\n<<<<<<< HEAD\n  a: {}\n=======\n>>>>>>> other\n")
     with refused("dvc.lock: cannot be read .*; `git checkout HEAD dvc.lock` brings it back$"):
         checksums("a")

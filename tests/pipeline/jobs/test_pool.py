@@ -27,11 +27,7 @@ from pipeline.jobs.run import run
 from tests.conftest import ROOT, Printed, TrainJobs, cases_of, refused, shared
 
 CASES = cases_of(__file__)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_root")
 
 
 def test_locks_are_taken_in_one_order(

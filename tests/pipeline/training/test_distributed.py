@@ -44,13 +44,7 @@ METRICS: dict[str, dict[str, Any]] = {
     "own": {"seed": 1},
 }
 LONG: dict[str, Any] = {"epochs": 30}  # long enough to be killed in
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    monkeypatch.chdir(ROOT)
+pytestmark = pytest.mark.usefixtures("one_thread", "own_root", "in_root")
 
 
 def jobs(
