@@ -2,10 +2,7 @@
 
 import itertools
 
-import numpy as np
-import pytest
-
-from lsvit.routes import arbitrary, generator
+from lsvit.routes import generator
 from tests.conftest import cases_of
 
 Key = tuple[str | int, ...]
@@ -39,19 +36,3 @@ def test_names_count_by_their_letters() -> None:
         854650422046064774,
     )
     assert numbers("evaluation", 5, "arbitrary")[:2] == (2788571319727899148, 4320489331195724705)
-
-
-@pytest.mark.parametrize("key", [("train", 3, 7), ("brand new", 3, 7), ("évaluation", "arbitrary")])
-def test_other_streams_cannot_matter(key: Key) -> None:
-    """A stream that nothing has used before, others drawn from first, in between and in another
-    order.
-    """
-    name, rest = str(key[0]), key[1:]
-    alone = arbitrary(generator(name, *rest), 12)
-    np.random.default_rng(0).random(7)
-    np.random.seed(1)
-    streams = [generator(each, *rest) for each in ("another", name, "third")]
-    for stream in (streams[2], streams[0]):
-        stream.random(100)
-    assert arbitrary(streams[1], 12) == alone
-    assert arbitrary(generator("another", *rest), 12) != alone
