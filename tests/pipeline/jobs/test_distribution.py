@@ -10,7 +10,6 @@ from papers.exits.compute.plan import Plan, Task
 from papers.exits.section import Exits
 from pipeline.config.params import Params
 from pipeline.config.sections import Distributed
-from pipeline.config.types import Section
 from pipeline.jobs import run as running
 from pipeline.jobs.configs import TrainConfig
 from pipeline.jobs.events import ENDED, Event
@@ -19,23 +18,23 @@ from pipeline.jobs.job import TRAIN, Job
 Config = Callable[..., TrainConfig]
 TWO = Distributed(processes=2, nodes=1, endpoint=None, routes="own")
 ONE = Distributed(processes=1, nodes=1, endpoint=None, routes="own")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_root", "here")
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    """Who got which functions to run, in order: ("pool" or "torchrun", names). Nothing is run."""
+    """Who got which functions to run, in order: ("pool" or "torchrun", names). Nothing is run.
+
+    Of each job an epoch is reported that has its number.
+    """
     found: list[tuple[str, list[str]]] = []
 
     def spy(name: str) -> Callable[..., Iterator[tuple[int, Event]]]:
         def events(jobs: Sequence[Job], *_: object) -> Iterator[tuple[int, Event]]:
             found.append((name, [job.function.split(":")[1] for job in jobs]))
-            yield from ((i, ENDED) for i in range(len(jobs)))
+            for i, job in enumerate(jobs):
+                yield i, {"epoch": int(job.title.split()[1]), "seconds": 0.0}
+                yield i, ENDED
 
         return events
 
@@ -63,7 +62,11 @@ def test_trainings_are_spread_and_all_else_runs_side_by_side(
     train_config: Config, runs: list[tuple[str, list[str]]]
 ) -> None:
     jobs = mixed(train_config())
-    running.run(jobs, "cpu", distributed=TWO)
+    seen: list[tuple[str, Any]] = []
+    running.run(
+        jobs, "cpu", lambda job, event: seen.append((job.title, event["epoch"])), distributed=TWO
+    )
+    assert seen == [("job 1", 1), ("job 3", 3), ("job 0", 0), ("job 2", 2)]
     assert runs == [("pool", ["fetch", "train_branches"]), ("torchrun", ["train", "train"])]
     for alone in (None, ONE):
         runs.clear()
@@ -74,28 +77,6 @@ def test_trainings_are_spread_and_all_else_runs_side_by_side(
     running.run(jobs[::2], "cpu", distributed=TWO)
     running.run([], "cpu", distributed=TWO)
     assert runs == [("pool", ["fetch", "train_branches"]), ("torchrun", ["train", "train"])]
-
-
-def test_epochs_are_those_of_their_jobs(
-    train_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also after the jobs were parted."""
-
-    def events(jobs: Sequence[Job], *_: object) -> Iterator[tuple[int, Event]]:
-        for i, job in enumerate(jobs):
-            yield i, {"epoch": int(job.title.split()[1]), "seconds": 0.0}
-            yield i, ENDED
-
-    monkeypatch.setattr(running, "pool", events)
-    monkeypatch.setattr(running, "spread", events)
-    seen: list[tuple[str, Any]] = []
-    running.run(
-        mixed(train_config()),
-        "cpu",
-        lambda job, event: seen.append((job.title, event["epoch"])),
-        distributed=TWO,
-    )
-    assert seen == [("job 1", 1), ("job 3", 3), ("job 0", 0), ("job 2", 2)]
 
 
 @pytest.fixture
@@ -117,7 +98,7 @@ def stage(params: Params, prepared: Path, tmp_path: Path) -> Callable[..., Plan]
         update: dict[str, Any] = {
             "distributed": distributed,
             "scale": "published",
-            "exits": _with(params.exits, options),
+            "exits": Exits.model_validate(params.exits.model_dump() | options),
         }
         preset = params.models[params.model].model_copy(update={"exits": {}})
         return Plan(
@@ -126,10 +107,6 @@ def stage(params: Params, prepared: Path, tmp_path: Path) -> Callable[..., Plan]
         )
 
     return make
-
-
-def _with(section: Section, values: dict[str, Any]) -> Exits:
-    return Exits.model_validate(section.model_dump() | values)
 
 
 @pytest.mark.parametrize(("distributed", "identity"), [(ONE, (1, "shared")), (TWO, (2, "own"))])
