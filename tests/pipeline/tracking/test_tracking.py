@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import random
 import shutil
 import signal
 import socket
@@ -30,14 +29,15 @@ from pipeline.tracking.runs import Tracker, summarise
 from pipeline.tracking.store import DATABASE
 from pipeline.tracking.sync import sync
 from pipeline.training.gather import gather_trainings
-from tests.conftest import ROOT, TrainJobs, refused
-from tests.test_corrupt import DAMAGES
+from tests.conftest import ROOT, TrainJobs, cases_of, refused
+from tests.test_corrupt import damage_file
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
 pytestmark = pytest.mark.filterwarnings("default")  # mlflow's own dependencies warn
+CASES = cases_of(__file__)
 CELL = "layershuffle/bars/pico/smoke"
 VARIANT = Path("outs/finetune/test")
 
@@ -339,12 +339,11 @@ def test_real_server(
 
 @pytest.mark.slow
 def test_store_that_is_down(
-    local: str,
     jobs: list[Job],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One warning, no error, little waiting. The files fill a store later, once."""
+    """One warning, no error, little waiting."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     assert log_everything(jobs)[0].failed
     err = capsys.readouterr().err
@@ -352,10 +351,6 @@ def test_store_that_is_down(
     assert "lsvit track sync" in err
     with refused("cannot be filled"):
         sync(PAPERS)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert sync(PAPERS) == 3
-    check_store(local, live=False)
-    assert sync(PAPERS) == 0
 
 
 @pytest.mark.slow
@@ -416,8 +411,8 @@ def test_a_damaged_store_is_one_line(
 ) -> None:
     """A link to itself is taken for no store, and one is made."""
     monkeypatch.setattr("mlflow.store.db.utils.MAX_RETRY_COUNT", 1)  # of 10, which take 100 s
-    content = fresh[1].read_bytes()
-    DAMAGES[damage](workspace / DATABASE, content, content, random.Random(damage))
+    shutil.copy(fresh[1], workspace)
+    damage_file(workspace / DATABASE, damage)
     tracker = Tracker("e", workspace)
     tracker.results("prune-eval")
     said = capsys.readouterr().err
@@ -459,37 +454,16 @@ def test_a_moved_store_of_an_older_mlflow_is_followed(workspace: Path) -> None:
     assert experiment.artifact_location == (workspace / "mlartifacts" / "e").resolve().as_uri()
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("", "sqlite:////root/mlflow.db"),
-        ("sqlite:///own/store.db", "sqlite:////root/own/store.db"),
-        ("sqlite:///~/store.db", f"sqlite:///{Path.home()}/store.db"),
-        ("sqlite:////own/store.db?timeout=5", "sqlite:////own/store.db?timeout=5"),
-        ("file:runs", "/root/runs"),
-        ("runs", "/root/runs"),
-        ("file:///runs", "file:///runs"),
-        ("http://host:5000", "http://host:5000"),
-        ("databricks", "databricks"),
-    ],
-)
+@pytest.mark.parametrize(("address", "expected"), CASES["relative"])
 def test_relative_addresses_begin_at_the_repository(
     address: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(store.VARIABLE, address)
-    assert store.store_uri(Path("/root")) == expected
+    assert store.store_uri(Path("/root")) == expected.replace("~", str(Path.home()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("address", "hint"),
-    [
-        ("file:runs", "MLFLOW_ALLOW_FILE_STORE"),
-        ("nothing://host", "Supported URI schemes are"),
-        ("http://127.0.0.1:1", "Connection refused"),
-        ("sqlite://", "in memory"),
-    ],
-)
+@pytest.mark.parametrize(("address", "hint"), CASES["refused"])
 def test_addresses_that_cannot_log_are_refused_with_the_whole_reason(
     address: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -498,26 +472,9 @@ def test_addresses_that_cannot_log_are_refused_with_the_whole_reason(
         store.check_store(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("address", "shown"),
-    [
-        ("postgresql://me:secret@host/x", "postgresql://me:***@host/x"),
-        ("postgresql://me:se@cr/et@host/x", "postgresql://me:***@host/x"),
-        ("http://host:5000/?token=secret", "http://host:5000/?token=***"),
-        ("mysql://host/x?user=me&password=secret", "mysql://host/x?user=***&password=***"),
-        ("http://host:5000/x", "http://host:5000/x"),
-    ],
-)
+@pytest.mark.parametrize(("address", "shown"), CASES["passwords"])
 def test_messages_have_no_passwords(address: str, shown: str) -> None:
     assert store.describe(ConnectionError(f"at '{address}'")) == f"ConnectionError: at '{shown}'"
-
-
-def sync_in_a_process(folder: Path) -> tuple[str, str]:
-    """What `lsvit track sync` prints there. MLflow keeps a run's place as long as it is loaded."""
-    command = [sys.executable, "-m", "stages.commands", "track", "sync"]
-    env = os.environ | {"PYTHONPATH": str(ROOT), "DVC_ROOT": str(folder)}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, encoding="utf-8")
-    return done.stdout.splitlines()[-1], done.stderr
 
 
 @pytest.mark.slow
@@ -527,25 +484,27 @@ def test_a_store_that_was_moved_and_deleted_from_is_healed(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """By the command, a process: MLflow keeps a run's place as long as it is loaded."""
     (workspace / "results/exits.csv").write_text("\n")  # of a paper that is left out
     (workspace / "results/exits.json").write_text("{}\n")
     assert sync(PAPERS) == 3
+    found = runs(local)
+    client = client_of(local)
+    client.delete_run(found["test seed 0"].info.run_id)
+    client.delete_experiment(found["prune-eval"].info.experiment_id)
     moved = tmp_path_factory.mktemp("moved") / "an other%20place?"
     workspace.rename(moved)
     monkeypatch.chdir(moved)
-    assert sync_in_a_process(moved) == ("0 runs added", "")
-    uri = store.store_uri(moved)
-    check_store(uri, live=False)
-
-    client = client_of(uri)
-    found = runs(uri)
-    client.delete_run(found["test seed 0"].info.run_id)
-    client.delete_experiment(found["prune-eval"].info.experiment_id)
-    (artifacts,) = moved.glob(f"mlartifacts/*/{found['test seed 1'].info.run_id}")
+    gone = found["test seed 1"].info.run_id
+    (artifacts,) = moved.glob(f"mlartifacts/*/{gone}")
     shutil.rmtree(artifacts)
-    healed, warnings = sync_in_a_process(moved)
-    assert (healed, warnings.count("restored")) == ("1 runs added", 2)
-    assert client.list_artifacts(found["test seed 1"].info.run_id)
+    command = [sys.executable, "-m", "stages.commands", "track", "sync"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "DVC_ROOT": str(moved)}
+    done = subprocess.run(command, env=env, capture_output=True, encoding="utf-8")
+    assert done.stdout.splitlines()[-1] == "1 runs added"
+    assert done.stderr.count("\n") == done.stderr.count("restored") == 2
+    uri = store.store_uri(moved)
+    assert client_of(uri).list_artifacts(gone)
     check_store(uri, live=False)
-    assert sync_in_a_process(moved) == ("0 runs added", "")
+    assert sync(PAPERS, moved) == 0
     assert not workspace.exists()
