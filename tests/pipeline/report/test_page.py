@@ -40,11 +40,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield file
 
 
-@pytest.fixture
-def copied(tmp_path: Path) -> Path:
+def copied(folder: Path) -> Path:
     """A copy of the results, to be changed."""
     ignored = shutil.ignore_patterns("cells", "report.html")
-    return Path(shutil.copytree(ROOT / "results", tmp_path / "results", ignore=ignored))
+    return Path(shutil.copytree(ROOT / "results", folder / "results", ignore=ignored))
 
 
 def test_every_number_is_the_files(page: Path) -> None:
@@ -82,8 +81,9 @@ def test_links_of_the_checklists_hold(page: Path) -> None:
     assert not [link for link in links if not (ROOT / "results" / link).exists()]
 
 
-def test_one_seed_has_no_spread(copied: Path) -> None:
+def test_one_seed_has_no_spread(tmp_path: Path) -> None:
     """Numbers alone, charts that are valid JSON, and no models where there are none to shuffle."""
+    results = copied(tmp_path)
     for name in (
         "table1.csv",
         "figure1.csv",
@@ -91,11 +91,11 @@ def test_one_seed_has_no_spread(copied: Path) -> None:
         "exits_table2.csv",
         "smoothing_table1.csv",
     ):
-        rows = pd.read_csv(copied / name)
-        rows.assign(std=None).to_csv(copied / name, index=False)
-    change_json(copied / "cell.json", {"seeds": [0]})
-    (copied / "shuffle.json").write_text("{}")  # as where the model is a large one
-    text = Report(Results(copied, PAPERS)).html()
+        rows = pd.read_csv(results / name)
+        rows.assign(std=None).to_csv(results / name, index=False)
+    change_json(results / "cell.json", {"seeds": [0]})
+    (results / "shuffle.json").write_text("{}")  # as where the model is a large one
+    text = Report(Results(results, PAPERS)).html()
     sections = re.findall(r'<section id="shuffle">\s*<p[^>]*>[^<]+</p>\s*</section>', text)
     assert len(sections) == 1
     assert "readTensors" not in text
@@ -112,18 +112,31 @@ def test_it_is_one_small_file_that_asks_for_nothing(page: Path) -> None:
     assert all(f'id="claim-{claim.id}"' in text for claim in ALL_CLAIMS)
 
 
-def test_a_changed_result_changes_it(page: Path, copied: Path) -> None:
-    table = copied / "table1.csv"
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of results of which a table was changed, and the grids of two pictures."""
+    results = copied(tmp_path_factory.mktemp("changed"))
+    table = results / "table1.csv"
     table.write_text(re.sub(r"(sequential,ls,)0\.\d+", r"\g<1>0.1234", table.read_text()))
-    with Image.open(drawn := copied / "figures/class_images.png") as image:
-        noted = PngInfo()
-        noted.add_text(GRID, image.info[GRID].replace("Trouser", "<!--<script>alert(1)</script>"))
-        image.save(drawn, pnginfo=noted)
-    changed = Report(Results(copied, PAPERS)).html()
-    assert ">12.34</data>" in changed
+    named, grid = PngInfo(), PngInfo()
+    with Image.open(drawn := results / "figures/class_images.png") as image:
+        named.add_text(GRID, image.info[GRID].replace("Trouser", "<!--<script>alert(1)</script>"))
+        image.save(drawn, pnginfo=named)
+    places = {"columns": [0.25, 0.5, 0.75, 1.0], "rows": [0.2, 0.6, 1.0]}
+    grid.add_text(GRID, json.dumps({"heads": ["", "first layer", "first 2 layers"]} | places))
+    greys = np.arange(20, dtype=np.uint8).reshape(5, 4) * 10
+    pixels = greys.repeat(20, axis=0).repeat(20, axis=1)
+    Image.fromarray(pixels).save(results / "figures/inversion_depth.png", pnginfo=grid)
+    (results / "report.html").write_text(Report(Results(results, PAPERS)).html())
+    return results / "report.html"
+
+
+def test_a_changed_result_changes_it(page: Path, changed: Path) -> None:
+    text = changed.read_text()
+    assert ">12.34</data>" in text
     assert ">12.34</data>" not in page.read_text()
-    assert "alert(1)" in changed
-    assert "<script>alert" not in changed  # a class's name is a word
+    assert "alert(1)" in text
+    assert "<script>alert" not in text  # a class's name is a word
 
 
 @pytest.fixture
@@ -236,21 +249,9 @@ GREYS = """return [...arguments[0].querySelectorAll('canvas')]
   .map((c) => [...c.getContext('2d').getImageData(0, 5, c.width, 1).data])"""
 
 
-def test_pictures_one_column_at_a_time(browser: Any, copied: Path) -> None:
+def test_pictures_one_column_at_a_time(browser: Any, changed: Path) -> None:
     """The originals and one more column, a part a row, stepped through by keyboard."""
-    grid = {
-        "heads": ["", "first layer", "first 2 layers"],
-        "columns": [0.25, 0.5, 0.75, 1.0],
-        "rows": [0.2, 0.6, 1.0],
-    }
-    named = PngInfo()
-    named.add_text(GRID, json.dumps(grid))
-    pixels = np.repeat(
-        np.repeat(np.arange(20, dtype=np.uint8).reshape(5, 4) * 10, 20, axis=0), 20, axis=1
-    )
-    Image.fromarray(pixels).save(copied / "figures/inversion_depth.png", pnginfo=named)
-    (copied / "report.html").write_text(Report(Results(copied, PAPERS)).html())
-    browser.get((copied / "report.html").as_uri())
+    browser.get(changed.as_uri())
     steps = browser.find_element("css selector", ".steps")
     slider = steps.find_element("tag name", "input")
     browser.execute_async_script(
