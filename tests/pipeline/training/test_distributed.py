@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -152,15 +151,7 @@ def test_gradients_equal_those_of_one_process(
                     job.title
                 )  # Adam moves what has a gradient, be it zero
     dropped = torch.load(todo[2].folder / "gradients_0.pt")
-    assert any(
-        not any(
-            name.startswith(f"model.backbone.blocks.{i}.")
-            or name.startswith(f"backbone.blocks.{i}.")
-            for name in step
-        )
-        for step in dropped
-        for i in range(4)
-    )
+    assert any(f"blocks.{i}." not in " ".join(step) for step in dropped for i in range(4))
 
 
 @pytest.mark.slow
@@ -272,19 +263,12 @@ def on_two_machines(
 
 
 def test_routes_of_the_processes(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shared: the same in every process; own: another in each, the first one's unchanged; a table
-    of routes is cut in parts.
-    """
+    """Shared: the same in every process; own: another in each, the first one's unchanged."""
     shared, own = train_config(), train_config().model_copy(update={"routes": "own"})
-    sample = train_config(per="sample", batch_size=7)
-    table = training.draw_route(sample, 12, 1, 0)
-    routes, parts = {}, []
+    routes = {}
     for rank in range(3):
         monkeypatch.setattr(training, "rank_and_world", lambda rank=rank: (rank, 3))
         routes[rank] = training.draw_route(shared, 12, 1, 0), training.draw_route(own, 12, 1, 0)
-        parts.append(training.draw_route(sample, 12, 1, 0))
     assert len({route for route, _ in routes.values()}) == 1
     assert len({route for _, route in routes.values()}) == 3
     assert routes[0][0] == routes[0][1]
-    rows = [part.rows(count) for part, count in zip(parts, (3, 2, 2), strict=True)]
-    assert np.array_equal(np.concatenate(rows), table.rows(7))

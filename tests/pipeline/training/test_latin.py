@@ -33,13 +33,7 @@ DROP = {"drop": 0.3}
 PARTS = {"encode": {"dim": 3}, "predict": {}}
 
 
-def drawn(config: TrainConfig, num_layers: int, step: int = 0) -> Latin:
-    """The Latin routes of a step."""
-    route = draw_route(config, num_layers, 1, step)
-    assert isinstance(route, Latin)
-    return route
-
-
+@pytest.mark.parametrize("kind", [Latin, RouteTable])
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("batch_size", [7, 24, 31])
 @pytest.mark.parametrize("num_layers", [4, 12])
@@ -49,13 +43,18 @@ def test_the_parts_of_processes_are_the_rows_of_the_batch(
     num_layers: int,
     batch_size: int,
     world: int,
+    kind: type,
 ) -> None:
+    """Latin ones, and those of single samples."""
+    per = "latin" if kind is Latin else "sample"
     for route in ROUTES:
-        config = train_config(route=route, per="latin", batch_size=batch_size)
-        whole, parts = drawn(config, num_layers).rows(batch_size), []
+        config = train_config(route=route, per=per, batch_size=batch_size)
+        drawn = draw_route(config, num_layers, 1, 0)
+        assert isinstance(drawn, kind)
+        whole, parts = drawn.rows(batch_size), []
         for rank, images in enumerate(np.array_split(np.arange(batch_size), world)):
             monkeypatch.setattr(loop, "rank_and_world", lambda rank=rank: (rank, world))
-            parts.append(drawn(config, num_layers).rows(len(images)))
+            parts.append(draw_route(config, num_layers, 1, 0).rows(len(images)))
         monkeypatch.undo()
         assert np.array_equal(np.concatenate(parts), whole)
 
