@@ -21,27 +21,30 @@ from tests.conftest import ROOT, TrainJobs, refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_root")]
 TWO = Distributed(processes=2, nodes=1, endpoint=None, routes="own")
+SETTINGS = {  # of Ray
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the first three are read when Ray is imported
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # what others take of the memory would kill workers
+    "RAY_enable_worker_prestart": "0",  # no process but those that jobs need
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",  # by default 15: the tests beside them would leave them no time
+}
 NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "memory": 2 * 2**30}
+HEAD = {**NODE, "include_dashboard": False, "no_monitor": True}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Three nodes of one or two cores, as `ray start` makes them, on 127.0.0.1 alone."""
     patch = pytest.MonkeyPatch()
-    for name in (
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
-        "RAY_USAGE_STATS_ENABLED",
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV",
-    ):
-        patch.setenv(name, "0")  # read when Ray is imported
-    patch.setenv(
-        "RAY_memory_monitor_refresh_ms", "0"
-    )  # else what other processes take of the memory kills workers
+    for name, value in SETTINGS.items():
+        patch.setenv(name, value)
     ray = pytest.importorskip("ray", reason="Ray is not installed: uv sync --extra cluster")
     from ray.cluster_utils import Cluster
 
     try:
-        made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        made = Cluster(initialize_head=True, head_node_args=HEAD)
         for cores in (1, 2):
             made.add_node(wait=False, **NODE | {"num_cpus": cores})
         made.wait_for_nodes()
