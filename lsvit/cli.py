@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,16 +34,32 @@ def main() -> None:
 def run(words: Sequence[str], **more: Any) -> None:
     """Run the command of these words. Exits with code 2 at a user's mistake.
 
+    If the reader of its output is gone, such as `head`, it exits with 141, as a shell has for that.
     `more` goes to :func:`lsvit.scanning.scan_folder`.
     """
-    options = make_parser().parse_args(words)
-    action = options.action
-    del options.action
     try:
-        action(options, **more)
-    except (ValueError, OSError) as error:  # OSError: a file may not be read
+        try:
+            options = make_parser().parse_args(words)
+            action = options.action
+            del options.action
+            action(options, **more)
+        finally:
+            sys.stdout.flush()  # what fails only when the interpreter ends has a traceback
+    except BrokenPipeError:
+        drop_output()
+        raise SystemExit(141) from None
+    except (ValueError, OSError) as error:  # OSError: a file may not be read, a disk is full
         print(plain(f"error: {error}"), file=sys.stderr)
+        drop_output()
         raise SystemExit(2) from None
+
+
+def drop_output() -> None:
+    """If what is left of the output cannot be written, let it go nowhere."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -3,6 +3,7 @@
 import difflib
 import errno
 import re
+import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -58,36 +59,67 @@ def one_line_errors() -> Iterator[None]:
     """End the process with `error: <line>` for each line of a UserError, and exit code 2.
 
     A full disk, one that this user may not write to and too little memory end it in the same way,
-    Ctrl-C with one line and exit code 130, as a shell has for SIGINT.
+    Ctrl-C with one line and exit code 130, as a shell has for SIGINT, and a reader of its output
+    that is gone, such as `head`, without a line and with 141, as a shell has for SIGPIPE.
     """
     try:
-        yield
-    except KeyboardInterrupt:
-        print("interrupted; what has finished is kept: the same command goes on", file=sys.stderr)
-        raise SystemExit(130) from None
-    except UserError as error:
-        for line in str(error).splitlines():
+        try:
+            yield
+        except KeyboardInterrupt:
+            line = "interrupted; what has finished is kept: the same command goes on"
+            print(line, file=sys.stderr)
+            raise SystemExit(130) from None
+        except UserError as error:
+            for line in str(error).splitlines():
+                print(f"error: {line}", file=sys.stderr)
+            raise SystemExit(2) from None
+        finally:
+            sys.stdout.flush()  # what fails only when the interpreter ends has a traceback
+    except (Exception, SystemExit) as error:
+        if _reader_is_gone(error):
+            code = 141
+        elif isinstance(error, Exception) and (line := explain(error)):
             print(f"error: {line}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except Exception as error:
-        remedy = find_remedy(error)
-        if remedy is None:
+            code = 2
+        else:
             raise
-        reason = plain(" ".join(str(error).split()) or type(error).__name__)
-        print(f"error: {reason}; what has finished is kept: {remedy}", file=sys.stderr)
-        raise SystemExit(2) from None
+        from lsvit.cli import drop_output  # late, as in plain
+
+        drop_output()
+        raise SystemExit(code) from None
+
+
+def _reader_is_gone(error: BaseException) -> bool:
+    """True if an error is that nobody reads this process's output any more."""
+    if isinstance(error, SystemExit):  # rich and typer end so, with code 1
+        return isinstance(error.__context__, BrokenPipeError)
+    output = select.poll()
+    output.register(1, 0)
+    return isinstance(error, BrokenPipeError) and bool(output.poll(0))
+
+
+def explain(error: BaseException) -> str | None:
+    """The line of a full disk, missing rights or too little memory; None for all other errors."""
+    remedy = find_remedy(error)
+    if remedy is None:
+        return None
+    reason = plain(" ".join(str(error).split()) or type(error).__name__)
+    return f"{reason}; what has finished is kept: {remedy}"
 
 
 def find_remedy(error: BaseException) -> str | None:
     """What helps where a full disk, one without rights, or too little memory is behind an error.
 
     numpy and torch's CPU allocator raise MemoryError and RuntimeError; of the latter only those
-    that carry their cause are recognised. None for all other errors.
+    that carry their cause are recognised. Libraries written in Rust, such as safetensors, name the
+    system's error in their text. None for all other errors.
     """
     if isinstance(error, MemoryError):
         return ROOM
     if isinstance(error, OSError):
         return REMEDIES.get(error.errno or 0)
+    if named := re.search(r"\(os error (\d+)\)", str(error)):
+        return REMEDIES.get(int(named[1]))
     remedy = SQLITE_REMEDIES.get(getattr(error, "sqlite_errorname", ""))
     cause = error.__cause__ or error.__context__
     if remedy or cause is None:

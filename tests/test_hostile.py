@@ -1,8 +1,13 @@
 """Files and names that somebody made to do harm."""
 
+import os
 import pickle
+import re
 import resource
 import struct
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,16 +16,18 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from safetensors.torch import save_file
 
 from lsvit.predict import read_image
 from papers import PAPERS
 from pipeline.config.load import load
 from pipeline.deploy.predict import show
 from pipeline.errors import RIGHTS, ROOM, UserError, one_line_errors
-from pipeline.files import replace_text
+from pipeline.files import replace_text, write_json
+from pipeline.jobs.job import call
 from pipeline.models.weights import read_tensors
 from pipeline.training.loop import CHECKPOINT, _resume
-from tests.conftest import ROOT, Printed, refused
+from tests.conftest import ROOT, Printed, TrainJobs, refused
 from tests.models import CPU
 
 
@@ -128,19 +135,103 @@ def test_what_ends_a_command_is_one_line(
     assert said.count("\n") == 1
 
 
-def test_where_there_is_no_room_a_file_stays_what_it_was(tmp_path: Path) -> None:
-    replace_text(file := tmp_path / "config.json", "old")
+@pytest.fixture
+def small_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No file may have more than 100 bytes."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # else Python keeps what it cut off
     _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-        with pytest.raises(OSError, match="File too large"):
-            replace_text(file, "new" * 100)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_where_there_is_no_room_a_file_stays_what_it_was(tmp_path: Path, small_files: None) -> None:
+    replace_text(file := tmp_path / "config.json", "old")
+    with pytest.raises(OSError, match="File too large"):
+        replace_text(file, "new" * 100)
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_other_errors_keep_their_traceback() -> None:
-    with pytest.raises(OSError, match="Input/output"), one_line_errors():
-        raise OSError(5, "Input/output error")
+def test_safetensors_without_room_is_understood(
+    tmp_path: Path, small_files: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit), one_line_errors():
+        save_file({"w": torch.ones(100)}, tmp_path / "w")
+    assert capsys.readouterr().err.endswith(f"{ROOM}\n")
+
+
+def test_a_jobs_error_is_explained_where_its_cause_is_known(
+    train_jobs: TrainJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On its way from a worker to the stage it loses that."""
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    train = Mock(side_effect=caused_by(OSError(28, "No space left on device")))
+    monkeypatch.setattr("pipeline.training.loop.train", train)
+    with refused(f"^test seed 0: cannot write; .*{ROOM}$"):
+        call(train_jobs(0)[0], print)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(5, "Input/output"), (32, "Broken pipe")])
+def test_other_errors_keep_their_traceback(number: int, kind: str) -> None:
+    """Also a broken pipe that is not the output, such as one to a worker."""
+    with pytest.raises(OSError, match=kind), one_line_errors():
+        raise OSError(number, f"{kind} error")
+
+
+PRINTS = {
+    "at the end": "print('a')",
+    "at once": "print('a', flush=True)",
+    "much": "print('a' * 100_000)",
+    "rich": "from rich.console import Console\n    Console().print('a')",
+    "typer": "import typer\n    typer.run(lambda: print('a', flush=True))",
+    "a mistake": "print('a')\n    raise UserError('b')",
+}
+
+
+def end_of(prints: str, output: int) -> tuple[int, str]:
+    """Exit code and errors of a process that prints to an output."""
+    code = f"from pipeline.errors import *\nwith one_line_errors():\n    {PRINTS[prints]}"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONUNBUFFERED": ""},
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize("prints", PRINTS)
+def test_an_output_that_nobody_reads_ends_it_without_a_word(prints: str) -> None:
+    reader, output = os.pipe()
+    os.close(reader)
+    errors = "error: b\n" if prints == "a mistake" else ""
+    assert end_of(prints, output) == (141, errors)
+    os.close(output)
+
+
+@pytest.mark.parametrize("prints", PRINTS)
+def test_an_output_without_room_is_one_line(prints: str) -> None:
+    with open("/dev/full", "wb") as output:
+        code, errors = end_of(prints, output.fileno())
+    assert (code, errors.splitlines()[-1].endswith(ROOM)) == (2, True)
+    assert errors.count("\n") == errors.count("error: ")
+
+
+def test_other_code_than_that_of_the_working_folder_is_refused(tmp_path: Path) -> None:
+    """PYTHONSAFEPATH=1 hides a copy's own code, such as that of `dvc exp run --temp`."""
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / "__init__.py").touch()
+    ended = subprocess.run(
+        [sys.executable, "-m", "stages.check_params"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert re.fullmatch(
+        f"error: found the code of {ROOT}, .*unset PYTHONSAFEPATH.*\n", ended.stderr
+    )

@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from pipeline.errors import UserError
+from pipeline.errors import UserError, explain
 from pipeline.files import reading, replace_text, sound
 from pipeline.jobs.configs import WIDE, RunConfig
 from pipeline.jobs.events import Event
@@ -172,7 +172,12 @@ def all_locked(jobs: Iterable[Job]) -> Iterator[None]:
 
 
 def call(job: Job, report: Callable[[Event], None]) -> None:
-    """Run a job's function in this process. Raises UserError: the device has too little memory."""
+    """Run a job's function in this process.
+
+    Raises:
+        UserError: the device has too little memory, or a disk is full or may not be written. A
+            worker's other errors arrive at the stage without their causes.
+    """
     import torch
 
     for file in job.folder.glob("*.pt"):  # what an interrupted run goes on from
@@ -189,6 +194,10 @@ def call(job: Job, report: Callable[[Event], None]) -> None:
             f"{job.title}: the device's memory is too small ({said}); accepted: a smaller "
             "batch_size, finetune.micro_batch_size, or finetune.checkpointing: true"
         ) from None
+    except Exception as error:
+        if line := explain(error):
+            raise UserError(f"{job.title}: {line}") from None
+        raise
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:

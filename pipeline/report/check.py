@@ -8,7 +8,8 @@ from pipeline.errors import UserError
 from pipeline.files import read_json, reading
 from pipeline.report.comparison import changes, edited, moved, other_ledger, same_cell
 from pipeline.report.evidence import Evidence
-from pipeline.report.ledger import judge, show
+from pipeline.report.ledger import judge, tabulate
+from pipeline.report.tables import console
 
 ANEW = "`dvc repro` writes it anew"
 
@@ -38,7 +39,9 @@ def check_ledger(file: Path, papers: tuple[Paper, ...], against: Path | None) ->
     try:
         with reading(results, ANEW):
             ledger = read_json(file)
-            show(ledger)
+            page = tabulate(ledger)
+        console(140).print(*page)  # a full disk that it is written to is no fault of the results
+        with reading(results, ANEW):
             differing = changes(judge(Evidence(results, papers)), ledger)
     except UserError as error:
         findings.problems.append(str(error))

@@ -8,7 +8,7 @@ ranges. Beside the verdict stands what is left of it when all claims are correct
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import Template
@@ -24,7 +24,9 @@ from pipeline.report.evidence import (
     NoVerdict,
 )
 from pipeline.report.statistics import LEVEL, METHOD, Estimate, estimate, holm, n_to_decide, p_value
-from pipeline.report.tables import console
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 VERDICTS = ("holds", "does not hold", "weaker here", "undecided", "not comparable", "not run")
 HOLDS, FAILS, WEAKER, UNDECIDED, NOT_COMPARABLE, NOT_RUN = VERDICTS
@@ -363,8 +365,8 @@ def decided_differently(*ledgers: dict[str, Any]) -> list[list[dict[str, Any] | 
     return different
 
 
-def show(ledger: dict[str, Any]) -> None:
-    """Print the ledger as a table."""
+def tabulate(ledger: dict[str, Any]) -> tuple["Table", str]:
+    """The ledger as a table to print, and its count of verdicts."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -384,7 +386,7 @@ def show(ledger: dict[str, Any]) -> None:
             show_orders(entry),
             verdict,
         )
-    console(140).print(table, _count(ledger))
+    return table, _count(ledger)
 
 
 def _forms(ledger: dict[str, Any], label: Callable[[str], str]) -> str:
