@@ -96,17 +96,18 @@ def unpack_inside_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("hide", "reason"),
+    ("hide", "reason", "cure"),
     [
-        (refuse, "dubious ownership"),
-        (remove_git, "cannot be started"),
-        (unpack, "not a git repository"),
-        (unpack_inside_another, "dvc.yaml"),
+        (refuse, "dubious ownership", "safe.directory"),
+        (remove_git, "cannot be started", "accepted: git"),
+        (unpack, "not a git repository", "git init"),
+        (unpack_inside_another, "dvc.yaml", "git init"),
     ],
 )
 def test_what_git_does_not_say_is_unknown(
     hide: Callable[..., Any],
     reason: str,
+    cure: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -122,7 +123,7 @@ def test_what_git_does_not_say_is_unknown(
         git_tags.cache_clear()
     assert reason in capsys.readouterr().err
     assert any("unknown" in line and reason in line for line in why("figure_1c", PAPERS))
-    with refused(reason):
+    with refused(f"{reason}.*{cure}"):
         committed()
 
 
