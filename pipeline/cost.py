@@ -15,7 +15,7 @@ import pandas as pd
 from pydantic import BaseModel, Field, TypeAdapter
 
 from lsvit.routes import generator, layers_of
-from pipeline.config.checks import check_layers
+from pipeline.config.checks import check_layers, check_sizes
 from pipeline.config.load import load
 from pipeline.config.paper import Paper, Work
 from pipeline.config.params import Params
@@ -189,14 +189,22 @@ def this_machine(params: Params) -> dict[str, Hardware]:
     return {"here": measured[-1].model_copy(update={"workers": workers})}
 
 
-def count_images(params: Params) -> tuple[int, int, int]:
-    """Count a folder's images to train on, to validate on, and held out. Raises UserError."""
+def count_images(params: Params) -> Params:
+    """Count the images of a folder. Returns the parameters for so many.
+
+    Raises:
+        UserError: there are too few for a value.
+    """
     preset = params.dataset_preset
+    if params.sizes or preset.source != "image_folder":
+        return params
     with redirect_stdout(None):  # what is left out was said when the folder was checked
         source = find(preset.source, preset.folder, Path())
     splits = choose(params.dataset, preset, source.splits)
     heldout = len(splits[HELDOUT].labels) if HELDOUT in splits else 0
-    return len(splits["train"].labels), len(splits["validation"].labels), heldout
+    counts = len(splits["train"].labels), len(splits["validation"].labels), heldout
+    check_sizes(params, *counts)
+    return params.with_sizes(*counts)
 
 
 def announce(params: Params) -> None:
@@ -206,8 +214,6 @@ def announce(params: Params) -> None:
     if left_out:
         print(f"not run: {', '.join(left_out)}; `papers` in params.yaml takes a list of names")
     try:
-        if params.sizes is None and params.dataset_preset.source == "image_folder":
-            params = params.with_sizes(*count_images(params))
         machine = this_machine(params)
         stages = estimate(params, machine).groupby("stage", sort=False).sum()
     except UserError as error:

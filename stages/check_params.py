@@ -15,7 +15,7 @@ from pipeline.config.load import parse
 from pipeline.config.params import Params
 from pipeline.config.presets import OWN_WEIGHTS
 from pipeline.config.remarks import describe_lowered, describe_overruled
-from pipeline.cost import announce
+from pipeline.cost import announce, count_images
 from pipeline.data.sources import find
 from pipeline.errors import UserError, collect_errors, mistake, one_line_errors, raise_all
 from pipeline.git import git
@@ -152,6 +152,7 @@ def main() -> None:
     check_names(params)
     params = read_weights_folder(params)
     raise_all([*collect_errors(check, params), *check_machine(params)])
+    counted = count_images(params)
     build(params)
     remarks = describe_lowered(params)
     if params.device == "auto":
@@ -163,7 +164,7 @@ def main() -> None:
         remarks.append(f"values are not compared with those of the last commit; {error}")
     for line in remarks:
         print(line)
-    announce(params)
+    announce(counted)
     out = Path("outs/params")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files(params).items():

@@ -220,8 +220,8 @@ def _explain(bound: AtMost, dataset: str) -> str:
 
 
 def check_sizes(params: Params, train: int, validation: int, heldout: int) -> None:
-    """Check against the numbers of images that the prepared data have. Raises UserError."""
-    raise_all(_check_bounds(params.with_sizes(train, validation, heldout)))
+    """Check against the numbers of images that there are. Raises UserError as :func:`check`."""
+    check(params.with_sizes(train, validation, heldout))
 
 
 def check_layers(params: Params, num_layers: int) -> None:

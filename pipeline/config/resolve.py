@@ -84,6 +84,9 @@ def resolved(section: type[SectionT], values: dict[str, Value]) -> SectionT:
         for details in error.errors():
             key = str(details["loc"][0]) if details["loc"] else ""
             # A check across keys has no place of its own: the first one stands for it.
-            place = values.get(key, next(iter(values.values()))).source
-            lines.append(describe_error(details, section, place))
+            value = values.get(key, next(iter(values.values())))
+            line = describe_error(details, section, value.source)
+            if value.written is not None:
+                line += f"; {value.written} was lowered to the images there are"
+            lines.append(line)
         raise UserError("\n".join(dict.fromkeys(lines))) from None

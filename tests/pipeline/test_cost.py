@@ -26,6 +26,7 @@ from pipeline.cost import (
     Hardware,
     Rates,
     announce,
+    count_images,
     count_training,
     estimate,
     known_hardware,
@@ -145,18 +146,24 @@ def test_a_run_says_what_is_to_do_before_it_does(
     assert "speed was never measured" in said
 
 
-def test_images_of_a_folder_are_counted_before_a_run(
-    small: Params, tmp_path: Path, printed: Printed
-) -> None:
+@pytest.mark.usefixtures("in_root")
+def test_images_of_a_folder_are_counted_before_a_run(tmp_path: Path) -> None:
+    """Where they are too few for a value, it is refused before anything is trained."""
     for split, count in {"train": 50, "val": 20}.items():
         for name in ("cat", "dog"):
             (tmp_path / split / name).mkdir(parents=True)
             for i in range(count):
                 Image.new("L", (28, 28), i).save(tmp_path / split / name / f"{i}.png")
-    declared = {"source": "image_folder", "folder": str(tmp_path)}
-    folder = type(small.datasets["bars"]).model_validate(declared)
-    announce(small.model_copy(update={"datasets": {"bars": folder}}))
-    assert "finetune: 4 trainings" in printed()
+    keys = ["dataset=image_folder", f"datasets.image_folder.folder={tmp_path}"]
+    keys += ["model=vit_pico", "models.vit_pico.kwargs.in_chans=3", "scale=smoke"]
+    params = overridden(keys, PAPERS)
+    assert count_images(params).sizes == (100, 40, 0)
+    for path in tmp_path.glob("val/*/1?.png"):
+        path.unlink()
+    for path in tmp_path.glob("val/*/[5-9].png"):
+        path.unlink()
+    with refused(r"analysis\.images: found 10, .* [0-9]+ was lowered to the images there are$"):
+        count_images(params)
 
 
 def test_hours_are_at_rates_of_the_nearest_width(pico: ModelPreset) -> None:
