@@ -34,10 +34,10 @@ def copy_repository(target: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the copy's environment: this interpreter, no other repository, no other store."""
+    """Return the copy's environment: this interpreter, no other code, repository or store."""
     env = {}
     for name, value in os.environ.items():
-        if not name.startswith(("DVC_", "GIT_", "MLFLOW_")):
+        if not name.startswith(("DVC_", "GIT_", "MLFLOW_", "PYTHONSAFEPATH")):
             env[name] = value
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     for who in ("AUTHOR", "COMMITTER"):  # `dvc exp run` commits

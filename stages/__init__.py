@@ -15,6 +15,15 @@ if missing:
 
 from pathlib import Path  # noqa: E402 (first what tells a wrong Python)
 
+here = Path("stages", "__init__.py").absolute()
+if here.is_file() and not here.samefile(__file__):  # as in the copy of `dvc exp run --temp`
+    print(
+        f"error: found the code of {Path(__file__).parents[1]}, accepted: that of {Path.cwd()}; "
+        "unset PYTHONSAFEPATH, start Python without -P, and commands by `uv run`",
+        file=sys.stderr,
+    )
+    raise SystemExit(2)
+
 from pipeline.errors import one_line_errors  # noqa: E402
 from pipeline.jobs.environment import prepare_environment  # noqa: E402
 from pipeline.jobs.portable import read_portable, use_portable_kernels, use_utf8  # noqa: E402

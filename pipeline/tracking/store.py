@@ -107,7 +107,8 @@ def _create_store(path: Path) -> None:
 def _follow_move(database: Path, root: Path) -> None:
     """Let the runs of a store that was moved or copied with its clone find their artifacts.
 
-    A store elsewhere may be shared with another clone, whose artifacts stay where they are.
+    One that was copied without them leaves those of the original alone. A store elsewhere may be
+    shared with another clone, whose artifacts stay where they are.
     """
     new = root / ARTIFACTS
     here = database.parent == root
@@ -121,7 +122,9 @@ def _follow_move(database: Path, root: Path) -> None:
             path = Path(unquote(urlsplit(old).path))
             gone = not path.exists()
             found = any((new / unquote(run)).exists() for (run,) in runs)
-            if path.name != ARTIFACTS or not ((here and (found or gone)) or (found and gone)):
+            moved = (here and (found or gone)) or (found and gone)
+            copied = here and not moved and (path.parent / "dvc.yaml").is_file()
+            if path.name != ARTIFACTS or not (moved or copied):
                 continue
             for table, column in LOCATIONS:
                 connection.execute(
@@ -129,7 +132,10 @@ def _follow_move(database: Path, root: Path) -> None:
                     f"WHERE substr({column}, 1, ?) = ?",
                     (new.as_uri(), len(old) + 1, len(old) + 1, f"{old}/"),
                 )
-            print(f"{database}: artifacts are looked for in {new}, no longer in {path}")
+            line = f"{database}: artifacts are looked for in {new}, no longer in {path}"
+            if copied:
+                line += f", another clone's; `cp -r {path} {root}` brings them"
+            print(line)
 
 
 def check_store(root: Path) -> None:

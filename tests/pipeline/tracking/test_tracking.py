@@ -29,7 +29,7 @@ from pipeline.tracking.runs import Tracker, summarise
 from pipeline.tracking.store import DATABASE
 from pipeline.tracking.sync import sync
 from pipeline.training.gather import gather_trainings
-from tests.conftest import ROOT, TrainJobs, cases_of, refused
+from tests.conftest import ROOT, Printed, TrainJobs, cases_of, refused
 from tests.test_corrupt import damage_file
 
 if TYPE_CHECKING:
@@ -508,3 +508,25 @@ def test_a_store_that_was_moved_and_deleted_from_is_healed(
     check_store(uri, live=False)
     assert sync(PAPERS, moved) == 0
     assert not workspace.exists()
+
+
+@pytest.mark.slow
+def test_a_store_that_was_copied_without_artifacts_leaves_those_of_the_original(
+    workspace: Path,
+    local: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    printed: Printed,
+) -> None:
+    assert sync(PAPERS) == 3
+    copy = tmp_path_factory.mktemp("copy")
+    ignored = shutil.ignore_patterns(store.ARTIFACTS)
+    shutil.copytree(workspace, copy, dirs_exist_ok=True, ignore=ignored)
+    originals = sorted((workspace / store.ARTIFACTS).rglob("*"))
+    store.connect(copy, 1)
+    said = printed()
+    assert f"no longer in {workspace / store.ARTIFACTS}, another clone's" in said
+    assert said.count("\n") == 1
+    assert sync(PAPERS, copy) == 3
+    assert sorted((workspace / store.ARTIFACTS).rglob("*")) == originals
+    check_store(store.store_uri(copy), live=False)
