@@ -30,6 +30,7 @@ CONDITION = re.compile(r"\w+=")
 CELL = "cell.json"  # which every claim may ask for
 TEMPLATES = Path("docs", "templates")  # of pages with results: NAME.md.j2 makes NAME.md
 READERS = ("paper-figures", "report")  # stages that compute nothing
+TEXTS = (".md", ".tex")  # tables in a paper's form, with the published rows where there are any
 
 
 def why(target: str, papers: tuple[Paper, ...], conditions: Sequence[str] = ()) -> list[str]:
@@ -103,9 +104,11 @@ def _explain_rows(file: Path, conditions: Sequence[str], papers: tuple[Paper, ..
 def _explain_claim(entry: dict[str, Any], papers: tuple[Paper, ...]) -> list[str]:
     """The claim, its rule, what was measured, and the files that its measure reads."""
     evidence = Evidence(RESULTS)
+    stated = Path()
     for paper in papers:
         for claim in load_claims(paper).claims:
             if claim.id == entry["id"]:
+                stated = Path("papers", paper.name, "claims.yaml")
                 judge_claim(claim, paper.import_reader("measures").MEASURES, evidence)
     measured = f"{entry['quantity']}: {show_value(entry)}; orders: {show_orders(entry)}"
     verdict = entry["verdict"]
@@ -113,7 +116,7 @@ def _explain_claim(entry: dict[str, Any], papers: tuple[Paper, ...]) -> list[str
         verdict += f" ({entry['reason']})"
     lines = [
         f"{entry['id']}: {entry['claim']}",
-        f"source: {entry['source']}; published: {entry['published']}",
+        f"source: {entry['source']}; published: {entry['published']} ({stated})",
         f"rule: {entry['rule']}",
         f"measured: {measured}",
     ]
@@ -145,18 +148,23 @@ def _list_numbers(page: Path, template: Path, papers: tuple[Paper, ...]) -> list
 
 def _explain_file(file: Path, papers: tuple[Paper, ...]) -> list[str]:
     """The origin of a file, and of the result files from which it is drawn or tabulated."""
-    drawn_from: dict[str, Sequence[str]] = {}
+    drawn_from: dict[str, tuple[Paper, Sequence[str]]] = {}
     for paper in papers:
         charts = paper.import_reader("charts")
         if charts:
-            drawn_from |= charts.DRAWN_FROM
-    starts = [start for start in drawn_from if file.name.startswith(start)]
-    sources = drawn_from[max(starts, key=len)] if starts else ()
+            drawn_from |= {start: (paper, files) for start, files in charts.DRAWN_FROM.items()}
     lines = _origin(file)
+    starts = [start for start in drawn_from if file.name.startswith(start)]
+    if not starts:
+        return lines
+    paper, sources = drawn_from[max(starts, key=len)]
     for name in sources:
         source = _folder(file) / name
         if source.is_file() and source != file:
             lines += _origin(source)
+    published = Path("papers", paper.name, "published.yaml")
+    if "table" in file.name and file.suffix in TEXTS and published.is_file():
+        lines += [f"{published}: the published figures", *_commit(published)]
     return lines
 
 

@@ -87,6 +87,11 @@ def test_why_goes_on_to_the_stage_that_computed_it() -> None:
     assert "prune_eval, " in sections or "prune_eval (" in sections
 
 
+@pytest.mark.parametrize("target", ["table1.csv", "statistics", "inversion_table", "figure_1c"])
+def test_why_names_published_figures_where_the_file_has_them(target: str) -> None:
+    assert "published.yaml" not in "\n".join(why(target, PAPERS))
+
+
 def test_every_drawn_file_is_made_from_result_files() -> None:
     """Each name begins as one entry of its paper's says, and the files are there."""
     sources = {
