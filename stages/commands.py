@@ -68,6 +68,12 @@ def claims(
             help="A claims.json of another run of the cell; default: the committed one.",
         ),
     ] = None,
+    paper: Annotated[
+        str | None, typer.Option(help="Print the claims of one, as layershuffle. All are checked.")
+    ] = None,
+    verdict: Annotated[
+        str | None, typer.Option(help="Print those with one, as 'does not hold'.")
+    ] = None,
 ) -> None:
     """Print the reproduction ledger, claim by claim, and check it.
 
@@ -78,7 +84,7 @@ def claims(
     from papers import PAPERS
     from pipeline.report.check import check_ledger
 
-    findings = check_ledger(Path("results/claims.json"), PAPERS, against)
+    findings = check_ledger(Path("results/claims.json"), PAPERS, against, paper, verdict)
     for note in findings.notes:
         print(note, file=sys.stderr)
     for problem in findings.problems:

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.config.paper import Paper
-from pipeline.errors import UserError
+from pipeline.errors import UserError, accepted
 from pipeline.files import read_json, reading
+from pipeline.report.claims import load_claims
 from pipeline.report.comparison import changes, edited, moved, other_ledger, same_cell
 from pipeline.report.evidence import Evidence
-from pipeline.report.ledger import judge, tabulate
+from pipeline.report.ledger import VERDICTS, judge, tabulate
 from pipeline.report.tables import console
 
 ANEW = "`dvc repro` writes it anew"
@@ -21,25 +22,39 @@ class Findings(NamedTuple):
     notes: list[str]  # verdicts that moved, and comparisons that were not made
 
 
-def check_ledger(file: Path, papers: tuple[Paper, ...], against: Path | None) -> Findings:
+def check_ledger(
+    file: Path,
+    papers: tuple[Paper, ...],
+    against: Path | None,
+    paper: str | None = None,
+    verdict: str | None = None,
+) -> Findings:
     """Print a ledger, and check it and the result files beside it.
 
     Args:
         file: the ledger, claims.json.
         papers: whose claims it judges.
         against: another run's claims.json; None: the committed one.
+        paper: print the claims of this paper alone. All are checked.
+        verdict: print the claims with this verdict alone.
 
     Raises:
-        UserError: there is no ledger, or DVC cannot tell whether files were edited.
+        UserError: there is no ledger, no such paper or verdict, or DVC cannot tell whether files
+            were edited.
     """
     results = file.parent
+    names = [known.name for known in papers]
+    if paper is not None and paper not in names:
+        raise UserError(f"--paper: found {paper!r}, {accepted(paper, names)}")
+    if verdict is not None and verdict not in VERDICTS:
+        raise UserError(f"--verdict: found {verdict!r}, {accepted(verdict, VERDICTS)}")
     if not file.is_file():
         raise UserError(f"{file}: not found; `dvc repro` makes it, or run in the repository's root")
     findings = Findings(edited(), [])
     try:
         with reading(results, ANEW):
             ledger = read_json(file)
-            page = tabulate(ledger)
+            page = tabulate(ledger, _choose(ledger, papers, paper, verdict))
         console(140).print(*page)  # a full disk that it is written to is no fault of the results
         with reading(results, ANEW):
             differing = changes(judge(Evidence(results, papers)), ledger)
@@ -54,6 +69,17 @@ def check_ledger(file: Path, papers: tuple[Paper, ...], against: Path | None) ->
     except UserError as error:
         findings.problems.append(f"nothing to compare with: {error}")
     return findings
+
+
+def _choose(
+    ledger: dict[str, Any], papers: tuple[Paper, ...], paper: str | None, verdict: str | None
+) -> set[str]:
+    """The ids of the claims of a paper with a verdict. None stands for all papers, any verdict."""
+    chosen = {entry["id"] for entry in ledger["claims"] if verdict in (None, entry["verdict"])}
+    for known in papers:
+        if known.name == paper:
+            chosen &= {claim.id for claim in load_claims(known).claims}
+    return chosen
 
 
 def _compare(

@@ -365,16 +365,25 @@ def decided_differently(*ledgers: dict[str, Any]) -> list[list[dict[str, Any] | 
     return different
 
 
-def tabulate(ledger: dict[str, Any]) -> tuple["Table", str]:
-    """The ledger as a table to print, and its count of verdicts."""
+def tabulate(
+    ledger: dict[str, Any], only: Collection[str] | None = None
+) -> tuple["Table", str]:
+    """The ledger as a table to print, and its count of verdicts.
+
+    The table has the claims with the ids `only`, or all of them.
+    """
     from rich.markup import escape
     from rich.table import Table
 
     cell = ", ".join(ledger[key] for key in ("dataset", "model", "scale"))
     title = f"{cell}, protocol {ledger['protocol']}; measured: mean and {ledger['interval']}"
     columns = ("claim", "published", "measured", "published effect", "orders", "verdict")
-    table = Table(*columns, title=title, title_justify="left", show_lines=True)
+    table = Table(title=title, title_justify="left", show_lines=True)
+    for column in columns:
+        table.add_column(column, overflow="fold")  # an id is not cut off
     for entry in ledger["claims"]:
+        if only is not None and entry["id"] not in only:
+            continue
         verdict = f"[{COLOURS[entry['verdict']]}]{entry['verdict']}[/]{_holm(entry)}"
         if entry["reason"]:
             verdict += f"\n[dim]{entry['reason']}[/]"

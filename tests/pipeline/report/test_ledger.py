@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from copy import deepcopy
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import yaml
 
 from papers import PAPERS
 from pipeline.files import read_json, write_json
-from pipeline.report.claims import Claim
+from pipeline.report.check import check_ledger
+from pipeline.report.claims import Claim, load_claims
 from pipeline.report.comparison import changes, moved, read_cells, same_cell
 from pipeline.report.evidence import Counts, Evidence, NotComparable, refuse_ceiling
 from pipeline.report.ledger import (
@@ -35,7 +37,7 @@ from pipeline.report.ledger import (
     tabulate,
 )
 from stages import commands
-from tests.conftest import ROOT, cases_of, change_json
+from tests.conftest import ROOT, Printed, cases_of, change_json, refused
 
 CASES = cases_of(__file__)
 RESULTS = ROOT / "results"
@@ -285,6 +287,25 @@ def claims(
         return code, capsys.readouterr().err
 
     return run
+
+
+@pytest.mark.slow
+def test_the_table_has_the_claims_that_are_asked_for(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, printed: Printed
+) -> None:
+    """With whole ids, which `lsvit why` takes. A wrong name is refused."""
+    monkeypatch.chdir(clone)
+    file = Path("results/claims.json")
+    exits = {claim.id for claim in load_claims(import_module("papers.exits").PAPER).claims}
+    for paper, verdict in (("exits", FAILS), (None, WEAKER)):
+        assert check_ledger(file, PAPERS, None, paper, verdict).problems == []
+        shown = re.sub(r"[^\w.:+-]", "", printed())
+        for entry in read_json(file)["claims"]:
+            asked = entry["verdict"] == verdict and (paper is None or entry["id"] in exits)
+            assert (f"{entry['id']}:" in shown) == asked, entry["id"]
+    for name, key in (("exit", "paper"), ("hold", "verdict")):
+        with refused(f"--{key}: found '{name}', did you mean '{name}s'"):
+            check_ledger(file, PAPERS, None, **{key: name})
 
 
 @pytest.mark.slow
