@@ -221,7 +221,8 @@ def draw_ridges(figures: Figures, arrays: dict[str, np.ndarray], name: str, titl
     left.set(yticks=-np.arange(num_layers), yticklabels=places, xlim=(0, WIDEST))
     left.set(title="distributions", xlabel="norm of the contribution\n(the layer's mean is 1)")
     left.set(ylabel="layer (original place)")
-    right.set(xlabel="position of the layer", title=f"means (a row: {100 * ROW:.0f} %)")
+    right.set(xlabel="position of the layer\n(\N{WHITE CIRCLE} its original place)")
+    right.set(title=f"means (a row: {100 * ROW:.0f} %)")
     right.set(xlim=(0, num_layers + 1))
     key = ScalarMappable(Normalize(1, num_layers), "viridis")
     figure.colorbar(
