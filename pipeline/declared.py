@@ -86,7 +86,10 @@ def clear(stage: str) -> list[Path]:
 
 
 def leave_empty(outs: Iterable[Path], note: str) -> None:
-    """Write those outputs that are not there: tables without columns, {}, pages with a note."""
+    """Write those outputs that are not there: tables without columns, {}, and the note elsewhere.
+
+    DVC warns of a folder that is empty.
+    """
     for out in outs:
         if out.exists():
             continue
@@ -96,6 +99,7 @@ def leave_empty(outs: Iterable[Path], note: str) -> None:
             out.write_text(texts[out.suffix], encoding="utf-8")
         else:
             out.mkdir()
+            (out / "not_run.txt").write_text(f"{note}\n", encoding="utf-8")
 
 
 def stage_of(folder: Path) -> str:
