@@ -198,7 +198,7 @@ def count_images(params: Params) -> Params:
     preset = params.dataset_preset
     if params.sizes or preset.source != "image_folder":
         return params
-    with redirect_stdout(None):  # what is left out was said when the folder was checked
+    with redirect_stdout(None):  # prepare-data says what it leaves out
         source = find(preset.source, preset.folder, Path())
     splits = choose(params.dataset, preset, source.splits)
     heldout = len(splits[HELDOUT].labels) if HELDOUT in splits else 0

@@ -4,6 +4,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from copy import deepcopy
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def check_machine(params: Params) -> Iterator[str]:
             "accepted: the folder with the images"
         )
     elif folder and params.dataset_preset.source == "image_folder":
-        yield from collect_errors(find, "image_folder", folder, Path())
+        with redirect_stdout(None):  # prepare-data says what it leaves out
+            yield from collect_errors(find, "image_folder", folder, Path())
     yield from _check_device(params, gpus().count)
 
 

@@ -1,5 +1,6 @@
 """Mistakes that end stage check-params, not a stage that comes hours later."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,21 @@ def test_a_device_that_is_not_there(name: str, changed: Load) -> None:
     assert any(said in line for line in check_machine(changed({"device": name})))
     with refused(said):
         pick_device(name)
+
+
+def test_what_a_folder_leaves_out_is_said_once(
+    changed: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By prepare-data, which follows."""
+    for split, name in product(("train", "val"), ("cat", "dog")):
+        folder = tmp_path / split / name
+        folder.mkdir(parents=True)
+        (folder / "1.png").touch()
+        (folder / "notes.txt").touch()
+    values = {"dataset": "image_folder", "datasets.image_folder.folder": str(tmp_path)}
+    params = changed(values | {"models.vit_micro.kwargs.in_chans": 3})
+    assert list(check_machine(params)) == []
+    assert capsys.readouterr().out == ""
 
 
 def test_mps_is_one_device(changed: Load) -> None:
