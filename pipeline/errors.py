@@ -203,6 +203,7 @@ def describe_error(
     framing = "^(Value error,|Input should be|String should|List should) |, unable to parse.*"
     message = re.sub(framing, "", details["msg"])
     message = message.replace("a valid int", "an int").replace("valid ", "")
+    message = re.sub("dictionary( or instance of .*)?$", "mapping", message)  # as YAML calls it
     return mistake(key, value, message, file)
 
 
