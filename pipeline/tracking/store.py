@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -86,10 +86,27 @@ def connect(root: Path, retries: int) -> "MlflowClient":
         database = database_of(uri)
         if database == root.resolve() / DATABASE:
             _create_store(database)
+        if database.is_file():
+            _refuse_newer(database)
         mlflow.MlflowClient(uri)  # first says what to do with a store of another MLflow
         if database.is_file():
             _follow_move(database, root.resolve())
     return mlflow.MlflowClient(uri)
+
+
+def _refuse_newer(database: Path) -> None:
+    """Raise RuntimeError if a newer MLflow made a store: `mlflow db upgrade`, as MLflow advises
+    then, cannot help."""
+    import mlflow
+
+    versions = Path(mlflow.__file__).parent / "store" / "db_migrations" / "versions"
+    with suppress(sqlite3.Error), closing(sqlite3.connect(database)) as connection:
+        for (version,) in connection.execute("SELECT version_num FROM alembic_version"):
+            if not any(versions.glob(f"{version}_*.py")):
+                raise RuntimeError(
+                    f"of a newer MLflow than {mlflow.__version__}; move {database} away, "
+                    f"or let {VARIABLE} name another store"
+                )
 
 
 def _create_store(path: Path) -> None:

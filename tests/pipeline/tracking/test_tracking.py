@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -422,6 +423,18 @@ def test_a_damaged_store_is_one_line(
         with refused(r"^MLflow at .* cannot be filled$"):
             sync(PAPERS, workspace)
         assert "track sync" not in capsys.readouterr().err  # what fails is no cure of itself
+
+
+@pytest.mark.slow
+def test_a_store_of_a_newer_mlflow_is_one_line(
+    workspace: Path, local: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(sqlite3.connect(workspace / DATABASE)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'later'")
+    Tracker("e", workspace).results("prune-eval")
+    said = capsys.readouterr().err
+    assert f"of a newer MLflow than {version('mlflow')}; move {workspace / DATABASE} away" in said
+    assert (said.count("\n"), "db upgrade" in said) == (1, False)
 
 
 @pytest.mark.slow
