@@ -21,7 +21,7 @@ from pipeline.declared import checksums, declared_stages, stage_results
 from pipeline.jobs.files import RESULTS
 from pipeline.report.charts import GRID, Chart, Charts, Grid, Picture
 from pipeline.report.claims import Claim, load_claims
-from pipeline.report.ledger import VERDICTS, show_effect
+from pipeline.report.ledger import ORDER, VERDICTS, show_effect
 from pipeline.report.numbers import number, rows_of
 from pipeline.report.results import Results
 from pipeline.report.trainings import LAST, curves, options, trainings
@@ -78,7 +78,7 @@ class Report:
         papers = self.papers()
         groups = self.groups()
         claims = [(group, claim, entry) for group in groups for claim, entry in group.claims]
-        claims.sort(key=lambda row: VERDICTS.index(row[2]["verdict"]))
+        claims.sort(key=lambda row: ORDER.index(row[2]["verdict"]))
         trained = trainings(self.results)
         variants = [training.name for training in trained]
         bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")

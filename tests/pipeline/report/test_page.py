@@ -167,6 +167,20 @@ def test_charts_are_drawn_without_a_warning_or_a_request(opened: Any) -> None:
     opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_claims_by_verdict_fit_a_narrow_page(opened: Any) -> None:
+    """Each number stands beside its verdict, where the head of the table is gone."""
+    table = opened.find_element("css selector", "table.stacks")
+    for width, has_head in ((390, False), (1100, True)):
+        opened.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+        )
+        box = opened.execute_script("return arguments[0].parentElement", table)
+        assert box.get_property("scrollWidth") <= box.get_property("clientWidth")
+        assert table.find_element("tag name", "thead").is_displayed() == has_head
+    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_names_are_switched_by_keyboard(opened: Any) -> None:
     """The first alone, the second joins it, without both all are shown."""
     legend = opened.find_element("css selector", "#layershuffle .legend")
@@ -205,6 +219,8 @@ def test_filters_links_and_the_way_back(opened: Any) -> None:
     ledger = read_json(ROOT / "results/claims.json")["claims"]
     assert count() == f"{len(ledger)} of {len(ledger)}"
     holds = {entry["id"] for entry in ledger if entry["verdict"] == "holds"}
+    first = opened.find_element("css selector", "details.claim .badge")
+    assert first.text == "does not hold"  # as on the ledger's page
     claims = sorted(ALL_CLAIMS, key=lambda claim: claim.own)  # our own questions come last
     holding = [f"claim-{claim.id}" for claim in claims if claim.id in holds]
     opened.execute_script(
