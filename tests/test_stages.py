@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from papers import PAPERS
+from pipeline.config.paper import Paper
+from pipeline.declared import paths
 from pipeline.jobs.identity import PACKAGES, imported_modules
 from tests.conftest import ROOT
 
@@ -87,6 +89,15 @@ def test_a_stage_depends_on_what_it_executes(stage: str) -> None:
     assert not {
         dep for dep in deps if not any(file == dep or file.startswith(f"{dep}/") for file in files)
     }
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+def test_a_papers_rows_are_written_and_read(paper: Paper) -> None:
+    """One stage has them among its outs, and the stages that show results depend on them."""
+    rows = Path("results", f"{paper.rows}.csv")
+    assert [rows in paths(stage["outs"]) for stage in STAGES.values()].count(True) == 1
+    assert rows in paths(STAGES["paper-figures"]["deps"])
+    assert rows in paths(STAGES["report"]["deps"])
 
 
 @pytest.mark.parametrize(
