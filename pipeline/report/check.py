@@ -29,7 +29,7 @@ def check_ledger(
     paper: str | None = None,
     verdict: str | None = None,
 ) -> Findings:
-    """Print a ledger, and check it and the result files beside it.
+    """Print what the result files say of the claims, and check the ledger and these files.
 
     Args:
         file: the ledger, claims.json.
@@ -54,10 +54,10 @@ def check_ledger(
     try:
         with reading(results, ANEW):
             ledger = read_json(file)
-            page = tabulate(ledger, _choose(ledger, papers, paper, verdict))
+            judged = judge(Evidence(results, papers))
+            page = tabulate(judged, _choose(judged, papers, paper, verdict))
+            differing = changes(judged, ledger)
         console(140).print(*page)  # a full disk that it is written to is no fault of the results
-        with reading(results, ANEW):
-            differing = changes(judge(Evidence(results, papers)), ledger)
     except UserError as error:
         findings.problems.append(str(error))
         return findings

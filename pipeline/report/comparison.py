@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.declared import checksums, declared_stages
 from pipeline.errors import UserError
 from pipeline.files import read_json
 from pipeline.git import git
@@ -83,8 +84,13 @@ def edited() -> list[str]:
     for stage_changes in status.values():
         for change in stage_changes:
             states |= change.get("changed outs", {}) if isinstance(change, dict) else {}
-    return [
-        f"{path}: {state} since its stage wrote it"
-        for path, state in states.items()
-        if path.startswith("results/") and state != "not in cache"
-    ]
+    written = {path for stage in declared_stages() for path in checksums(stage)}
+    lines = []
+    for path, state in states.items():
+        if not path.startswith("results/") or state == "not in cache":
+            continue
+        if path in written:
+            lines.append(f"{path}: {state} since its stage wrote it")
+        else:  # of a new stage, or a new out of one
+            lines.append(f"{path}: not in dvc.lock, `dvc repro` writes it")
+    return lines

@@ -17,6 +17,7 @@ import yaml
 
 from papers import PAPERS
 from pipeline.files import read_json, write_json
+from pipeline.report import check
 from pipeline.report.check import check_ledger
 from pipeline.report.claims import Claim, load_claims
 from pipeline.report.comparison import changes, moved, read_cells, same_cell
@@ -319,15 +320,38 @@ def test_what_was_changed_by_hand_fails_the_check(clone: Path, claims: Claims) -
         assert digit
         file.write_text(f"{text[: digit.start(1)]}{int(digit[1]) + 1}{text[digit.end() :]}")
     (clone / "results/samplers.csv").unlink()
+    stages = clone / "dvc.yaml"
+    last = "    - results/report.html: {cache: false}\n"
+    stages.write_text(stages.read_text().replace(last, f"{last}    - results/new.csv\n"))
     code, errors = claims()
     assert code == 1
     for name in names:
         assert f"error: results/{name}: modified since its stage wrote it" in errors
     assert "results/samplers.csv: deleted since its stage wrote it" in errors
+    assert "results/new.csv: not in dvc.lock, `dvc repro` writes it" in errors
     (clone / "results/cell.json").write_text("{")
     code, errors = claims()
     assert code == 1
     assert "results/cell.json: cannot be read" in errors
+
+
+def test_a_new_claim_is_shown_before_a_run_writes_it(
+    clone: Path, claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[dict[str, Any]] = []
+
+    def note(ledger: dict[str, Any], *only: Any) -> Any:
+        shown.append(ledger)
+        return tabulate(ledger, *only)
+
+    monkeypatch.setattr(check, "tabulate", note)
+    file = clone / "results" / "claims.json"
+    ledger = read_json(file)
+    write_json(file, ledger | {"claims": ledger["claims"][:-1]})
+    code, errors = claims()
+    assert code == 1
+    assert f"not what the result files give for {ledger['claims'][-1]['id']}" in errors
+    assert shown == [ledger]
 
 
 def test_a_contradiction_fails_the_check_and_a_marginal_line_does_not(
