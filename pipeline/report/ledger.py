@@ -365,9 +365,7 @@ def decided_differently(*ledgers: dict[str, Any]) -> list[list[dict[str, Any] | 
     return different
 
 
-def tabulate(
-    ledger: dict[str, Any], only: Collection[str] | None = None
-) -> tuple["Table", str]:
+def tabulate(ledger: dict[str, Any], only: Collection[str] | None = None) -> tuple["Table", str]:
     """The ledger as a table to print, and its count of verdicts.
 
     The table has the claims with the ids `only`, or all of them.

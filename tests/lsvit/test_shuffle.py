@@ -174,6 +174,15 @@ def test_orders_are_uniform_and_depend_on_seed_and_step_alone() -> None:
     assert len(set(orders)) == 24
 
 
+def test_a_resumed_training_goes_on_with_its_orders() -> None:
+    model = Nested().train()
+    shuffled = lsvit.shuffle(model)
+    shuffled.step = 5
+    model(vectors())
+    assert shuffled.order == drawn(5)
+    assert shuffled.step == 6
+
+
 def test_drop_leaves_out_blocks_at_its_rate_and_never_all() -> None:
     orders = orders_of(drop=0.75)
     lengths = np.array([len(order) for order in orders])
@@ -578,6 +587,29 @@ def test_a_checkpoint_of_the_whole_model_is_refused(reentrant: bool) -> None:
     lsvit.unshuffle(model)
     with lsvit.in_order(model, (1, 0)):  # one order: nothing to refuse
         checkpoint(model, batch, use_reentrant=reentrant).sum().backward()
+
+
+def test_accumulated_gradients_are_those_of_the_orders() -> None:
+    model = small().train()
+    lsvit.shuffle(model)
+    summed = gradients(model, (model(images()) + 2 * model(images())).square().sum())
+    lsvit.unshuffle(model)
+    outputs = []
+    for step in range(2):
+        with lsvit.in_order(model, drawn(step)):
+            outputs.append(model(images()))
+    expected = gradients(model, (outputs[0] + 2 * outputs[1]).square().sum())
+    assert_same(summed, expected)
+
+
+def test_autocast() -> None:
+    model = small().train()
+    routed = lsvit.RoutedModel(copy.deepcopy(model))
+    lsvit.shuffle(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(images())
+        assert torch.equal(output, routed(images(), drawn(0)))
+    assert output.dtype == torch.bfloat16
 
 
 # ---- compiled models ---------------------------------------------------------------------------
