@@ -23,7 +23,7 @@ from papers import PAPERS
 from pipeline.config.load import load
 from pipeline.deploy.predict import show
 from pipeline.errors import RIGHTS, ROOM, UserError, one_line_errors
-from pipeline.files import replace_text, write_json
+from pipeline.files import replace_text
 from pipeline.jobs.job import call
 from pipeline.models.weights import read_tensors
 from pipeline.training.loop import CHECKPOINT, _resume

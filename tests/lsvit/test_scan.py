@@ -52,7 +52,7 @@ def test_every_change_is_what_its_order_gives(printed: Printed) -> None:
     assert head.split()[0] == "i"
 
 
-def note_run(runs: list[nn.Module], block: nn.Module, *_: Any) -> None:
+def note_run(runs: list[nn.Module], block: nn.Module, *_: object) -> None:
     runs.append(block)
 
 
