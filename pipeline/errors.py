@@ -66,20 +66,21 @@ def one_line_errors() -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt:
-            line = "interrupted; what has finished is kept: the same command goes on"
-            print(line, file=sys.stderr)
+            message = "interrupted; what has finished is kept: the same command goes on"
+            print(message, file=sys.stderr)
             raise SystemExit(130) from None
         except UserError as error:
             for line in str(error).splitlines():
                 print(f"error: {line}", file=sys.stderr)
             raise SystemExit(2) from None
         finally:
-            sys.stdout.flush()  # what fails only when the interpreter ends has a traceback
+            if sys.stdout:  # None where it is closed
+                sys.stdout.flush()  # what fails only when the interpreter ends has a traceback
     except (Exception, SystemExit) as error:
         if _reader_is_gone(error):
             code = 141
-        elif isinstance(error, Exception) and (line := explain(error)):
-            print(f"error: {line}", file=sys.stderr)
+        elif isinstance(error, Exception) and (explanation := explain(error)):
+            print(f"error: {explanation}", file=sys.stderr)
             code = 2
         else:
             raise

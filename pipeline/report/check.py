@@ -62,8 +62,8 @@ def check_ledger(
         findings.problems.append(str(error))
         return findings
     if differing:
-        names = ", ".join(differing)
-        findings.problems.append(f"{file}: not what the result files give for {names}; {ANEW}")
+        ids = ", ".join(differing)
+        findings.problems.append(f"{file}: not what the result files give for {ids}; {ANEW}")
     try:
         _compare(findings, ledger, other_ledger(file, against), against)
     except UserError as error:
