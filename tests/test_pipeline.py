@@ -24,14 +24,13 @@ from typer.testing import CliRunner
 from papers import PAPERS
 from pipeline.config.effective import stage_params
 from pipeline.config.load import load
-from pipeline.config.sections import Finetune, PaperFigures, Pretrain
-from pipeline.config.types import Section
+from pipeline.config.sections import PaperFigures
 from pipeline.declared import paths
 from pipeline.deploy.predict import open_weights
 from pipeline.files import read_json
 from pipeline.smoke import PRESETS, copy_repository, environment
 from stages import commands as cli
-from tests.conftest import ROOT, cases_of
+from tests.conftest import ALL_SECTIONS, ROOT, cases_of
 
 CASES = cases_of(__file__)
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
@@ -99,11 +98,10 @@ def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
     if name == "check-params":
         assert "params.yaml" in stage["deps"]
         return
-    known: list[type[Section]] = [Pretrain, Finetune, PaperFigures]
-    known += [section for paper in PAPERS for section in paper.sections]
     given = r"\b(resolve|values|scratch_values|scratch_training|Plan|__init__)\((?:[\w.]+, )?"
-    patterns = {rf"{given}{section.__name__}\b": section.name for section in known}
-    patterns |= dict(CASES["reads"])
+    patterns = dict(CASES["reads"])
+    for section in (PaperFigures, *ALL_SECTIONS):
+        patterns[rf"{given}{section.__name__}\b"] = section.name
     read = {key for pattern, key in patterns.items() if re.search(pattern, source)}
     assert read <= declared <= stage_params(load(ROOT / "params.yaml", papers=PAPERS)).keys()
 

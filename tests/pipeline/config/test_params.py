@@ -19,10 +19,9 @@ from pipeline.config.load import load, parse
 from pipeline.config.params import Params
 from pipeline.config.remarks import describe_lowered, describe_overruled
 from pipeline.config.sections import Finetune, Pretrain
-from pipeline.config.types import Section
 from pipeline.errors import UserError
 from stages.check_params import build, main
-from tests.conftest import ROOT, cases_of, refused
+from tests.conftest import ALL_SECTIONS, ROOT, cases_of, refused
 from tests.pipeline.config.conftest import DELETE, Load
 
 CASES = cases_of(__file__)
@@ -98,12 +97,10 @@ def test_baseline_epochs(changed: Load) -> None:
 @pytest.mark.slow
 def test_every_preset_resolves(content: dict[str, Any], changed: Load) -> None:
     """Each model with each data set; the values of every one are checked when the file is read."""
-    sections: list[type[Section]] = [Pretrain, Finetune]
-    sections += [section for paper in PAPERS for section in paper.sections]
     params = changed({f"models.{model}.kwargs.in_chans": 3 for model in content["models"]})
     for model, dataset in itertools.product(content["models"], content["datasets"]):
         chosen = params.model_copy(update={"model": model, "dataset": dataset})
-        assert all(chosen.resolve(section) for section in sections)
+        assert all(chosen.resolve(section) for section in ALL_SECTIONS)
 
 
 @pytest.mark.parametrize(("values", "start"), CASES["overruled"])

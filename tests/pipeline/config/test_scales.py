@@ -13,10 +13,9 @@ from pipeline.config.checks import check_layers
 from pipeline.config.load import load
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
-from pipeline.config.sections import Finetune, Pretrain
-from pipeline.config.types import Section
+from pipeline.config.sections import Finetune
 from pipeline.errors import UserError
-from tests.conftest import ROOT
+from tests.conftest import ALL_SECTIONS, ROOT
 from tests.pipeline.config.conftest import Load
 
 Values = dict[str, Any]
@@ -127,12 +126,7 @@ def test_a_scale_on_the_command_line(scale: str, params: Params, tmp_path: Path)
     apply_overrides(tmp_path / "params.yaml", [f"scale={scale}"])
     found = load(tmp_path / "params.yaml", papers=PAPERS)
     check_layers(found, 12)
-    sections: list[type[Section]] = [
-        Pretrain,
-        Finetune,
-        *(section for paper in PAPERS for section in paper.sections),
-    ]
-    for section in sections:
+    for section in ALL_SECTIONS:
         assert found.resolve(section)
         keys = getattr(found.scales[scale], section.name)
         named = {
