@@ -44,7 +44,8 @@ def run(words: Sequence[str], **more: Any) -> None:
             del options.action
             action(options, **more)
         finally:
-            sys.stdout.flush()  # what fails only when the interpreter ends has a traceback
+            if sys.stdout:  # None where it is closed
+                sys.stdout.flush()  # what fails only when the interpreter ends has a traceback
     except BrokenPipeError:
         drop_output()
         raise SystemExit(141) from None
