@@ -8,13 +8,21 @@ import pandas as pd
 import pytest
 
 from papers.exits.figures import POLICIES, average_exits, draw_exits
-from papers.exits.tables import FORMS, exit_numbers, exit_table, write_exit_tables
+from papers.exits.tables import (
+    FORMS,
+    LABELS,
+    STRATEGIES,
+    exit_numbers,
+    exit_table,
+    write_exit_tables,
+)
 from pipeline.report.evidence import Evidence
 from tests.conftest import cases_of
 from tests.papers.claim_suite import chosen, made_up
 from tests.papers.drawn import DrawnFigures, expect_case
 from tests.papers.exits import test_claims
 
+FINAL = {"branch": "final"}
 CASES = cases_of(__file__)
 
 
@@ -50,6 +58,31 @@ def select(rows: pd.DataFrame, **where: Any) -> pd.DataFrame:
 def table(exits: pd.DataFrame, number: int = 0) -> pd.DataFrame:
     cells = exit_table(exit_numbers(exits, FORMS[number]), FORMS[number])
     return cells.set_index(["source", "strategy", "branch"])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_our_cells_are_means_over_the_seeds(exits: pd.DataFrame, number: int) -> None:
+    form, cells = FORMS[number], table(exits, number)
+    strategies = {text: name for name, text in STRATEGIES.items()} | {"–": "end_to_end"}
+    data = {"fashion_mnist_10k": "fashion_mnist_10k", "counting MAE": "counting"}
+    branches = {label: name for name, label in LABELS.items()} | {"without exits": "none"}
+    ours = cells.loc["ours, vit_micro"]
+    assert len(ours) == len(LABELS) + 1 + len(test_claims.LAYER_WISE)
+    for strategy, branch in ours.index:
+        placement = "none" if strategy == "–" else "-".join(map(str, form.depths))
+        where = {"strategy": strategies[strategy], "architecture": branches[branch]}
+        for column, text in ours.loc[strategy, branch].items():
+            name, _, exit = str(column).rpartition(" ")
+            if not exit.startswith(("Early", "Final")):
+                continue
+            place = FINAL if exit == "Final" else {"depth": int(exit[6:])}
+            where |= {"dataset": data.get(name, name), "placement": placement}
+            rows = select(exits, **where, **place)
+            values = rows["mae"] if where["dataset"] == "counting" else 100 * rows["accuracy"]
+            if len(rows):
+                assert text == f"{values.mean():.2f} ± {values.std():.2f}"
+            else:
+                assert text == ("–" if strategy == "–" and exit != "Final" else "not run")
 
 
 @pytest.mark.parametrize(("number", "row", "cells"), CASES["cells"])

@@ -1,4 +1,4 @@
-"""FLOPs up to an exit: against real models and branches, and the paper's Table I."""
+"""FLOPs up to an exit: against formulas, real models and branches, and the paper's Table I."""
 
 from collections.abc import Callable
 
@@ -9,20 +9,61 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from papers import Variant
 from papers.exits.branches import make_branch
-from papers.exits.compute.flops import count_exits
-from papers.exits.section import BRANCHES, BranchSizes
+from papers.exits.compute.flops import count_branch, count_exits
+from papers.exits.section import BRANCHES, BranchName, BranchSizes
 from papers.exits.tables import PUBLISHED
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import PLAIN
 from pipeline.flops import countable
-from pipeline.models.tokens import token_shape
+from pipeline.models.tokens import TokenShape, token_shape
 from pipeline.models.weights import build
 from tests.conftest import cases_of
-from tests.pipeline.test_flops import encoder
 
 TALKING = Variant(route="sequential", talking_heads=True)
 SIZES = BranchSizes(channels=5, hidden=24)
-SMALL = cases_of(__file__)["small"]
+CASES = cases_of(__file__)
+SMALL = CASES["small"]
+
+
+def encoder(tokens: int, width: int, hidden: int) -> int:
+    """A transformer layer: queries, keys, values, projection; attention; MLP."""
+    return 2 * tokens * 4 * width**2 + 2 * 2 * tokens**2 * width + 2 * 2 * tokens * width * hidden
+
+
+def mixer(tokens: int, width: int) -> int:
+    return 2 * 2 * width * tokens * (width // 2) + 2 * 2 * tokens * width * 4 * width
+
+
+def resmlp(tokens: int, width: int) -> int:
+    return 2 * width * tokens**2 + 2 * 2 * tokens * width * 4 * width
+
+
+def expected_branch(kind: BranchName, shape: TokenShape, outputs: int, sizes: BranchSizes) -> int:
+    """What precedes the MLP of three dense layers, and that."""
+    (height, width), inputs = shape.grid, shape.width
+    before = {
+        "vit": encoder(shape.length, inputs, 4 * inputs),
+        "mixer": mixer(shape.length, inputs),
+        "resmlp": resmlp(shape.length, inputs),
+    }
+    if kind.startswith("cnn"):
+        concatenated = 2 if kind == "cnn_project" else 1
+        before[kind] = 2 * height * width * 3 * 3 * concatenated * shape.width * sizes.channels
+        inputs = sizes.channels * ((height + 1) // 2) * ((width + 1) // 2)
+    dense = inputs * sizes.hidden + sizes.hidden**2 + sizes.hidden * outputs
+    return before.get(kind, 0) + 2 * dense
+
+
+@pytest.mark.parametrize(("width", "prefix", "grid", "heads"), CASES["tokens"])
+def test_flops_of_a_branch_are_the_formulas(
+    width: int, prefix: int, grid: list[int], heads: int
+) -> None:
+    height, across = grid
+    shape = TokenShape(width, prefix, (height, across), heads)
+    for kind in BRANCHES:
+        for outputs in (1, 7):
+            expected = expected_branch(kind, shape, outputs, SIZES)
+            assert count_branch(kind, shape, outputs, SIZES) == expected, kind
 
 
 @pytest.mark.slow
