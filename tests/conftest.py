@@ -22,7 +22,7 @@ from pipeline.config.load import load
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune, Pretrain
-from pipeline.config.types import Per
+from pipeline.config.types import Per, Section
 from pipeline.data.prepare import prepare
 from pipeline.data.sources import CHECKSUMS, IDX_KIND, SPLITS, idx_name
 from pipeline.errors import UserError
@@ -56,7 +56,11 @@ PICO = {
     "depth": 4,
     "num_heads": 2,
 }
-ALL_SECTIONS = [Pretrain, Finetune, *(section for paper in PAPERS for section in paper.sections)]
+ALL_SECTIONS: list[type[Section]] = [
+    Pretrain,
+    Finetune,
+    *(section for paper in PAPERS for section in paper.sections),
+]
 ALL_CLAIMS = [claim for paper in PAPERS for claim in load_claims(paper).claims]
 Training = Callable[..., "RoutedModel"]
 TrainJobs = Callable[..., list[Job]]
