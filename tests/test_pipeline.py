@@ -25,6 +25,7 @@ from papers import PAPERS
 from pipeline.config.effective import stage_params
 from pipeline.config.load import load
 from pipeline.config.sections import PaperFigures
+from pipeline.config.types import Section
 from pipeline.declared import paths
 from pipeline.deploy.predict import open_weights
 from pipeline.files import read_json
@@ -100,7 +101,8 @@ def test_a_stages_params_are_the_sections_it_reads(name: str) -> None:
         return
     given = r"\b(resolve|values|scratch_values|scratch_training|Plan|__init__)\((?:[\w.]+, )?"
     patterns = dict(CASES["reads"])
-    for section in (PaperFigures, *ALL_SECTIONS):
+    sections: list[type[Section]] = [PaperFigures, *ALL_SECTIONS]
+    for section in sections:
         patterns[rf"{given}{section.__name__}\b"] = section.name
     read = {key for pattern, key in patterns.items() if re.search(pattern, source)}
     assert read <= declared <= stage_params(load(ROOT / "params.yaml", papers=PAPERS)).keys()
