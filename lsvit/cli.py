@@ -2,12 +2,12 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lsvit.output import drop_output, flushed, is_reader_gone
 from lsvit.text import plain
 
 CLONE = Path(__file__).parents[1]
@@ -26,7 +26,7 @@ def main() -> None:
         run_in_clone()
     else:
         streams: tuple[Any, ...] = (sys.stdout, sys.stderr)
-        for stream in streams:  # whatever the locale
+        for stream in filter(None, streams):  # whatever the locale; None where it is closed
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")
         run(sys.argv[1:])
 
@@ -38,29 +38,21 @@ def run(words: Sequence[str], **more: Any) -> None:
     `more` goes to :func:`lsvit.scanning.scan_folder`.
     """
     try:
-        try:
+        with flushed():
             options = make_parser().parse_args(words)
             action = options.action
             del options.action
             action(options, **more)
-        finally:
-            if sys.stdout:  # None where it is closed
-                sys.stdout.flush()  # what fails only when the interpreter ends has a traceback
-    except BrokenPipeError:
+    except (Exception, SystemExit) as error:
+        if is_reader_gone(error):
+            code = 141
+        elif isinstance(error, ValueError | OSError):  # a file may not be read, a disk is full
+            print(plain(f"error: {error}"), file=sys.stderr)
+            code = 2
+        else:
+            raise
         drop_output()
-        raise SystemExit(141) from None
-    except (ValueError, OSError) as error:  # OSError: a file may not be read, a disk is full
-        print(plain(f"error: {error}"), file=sys.stderr)
-        drop_output()
-        raise SystemExit(2) from None
-
-
-def drop_output() -> None:
-    """If what is left of the output cannot be written, let it go nowhere."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(code) from None
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -124,9 +124,9 @@ def scan(
     if isinstance(model, RoutedModel) and len(model.position):
         del routes[TWICE]  # the position parts know as many positions as layers
     alike = similarity(model, loader, path)  # one pass, which refuses small batches before the rest
-    with reusing_prefixes(model, path):
-        orders_to_run = [in_place, *chain(*routes.values())]
-        answers, targets = run_orders(model, loader, orders_to_run, path)
+    orders_to_run = [in_place, *chain(*routes.values())]
+    with reusing_prefixes(model, path) as prefix:
+        answers, targets = run_orders(model, prefix.follow(loader), orders_to_run, path)
     first = answers[..., 0]  # (routes, n)
     counts = list(map(len, routes.values()))
 
@@ -149,10 +149,12 @@ def scan(
 
 
 @contextmanager
-def reusing_prefixes(model: nn.Module, blocks: str) -> Iterator[None]:
+def reusing_prefixes(model: nn.Module, blocks: str) -> "Iterator[_Prefix]":
     """Inside, the blocks that begin a pass in their original order run once for each batch.
 
-    Later passes over the same tensors get what these blocks gave. This saves about half of a scan.
+    Later passes over the batch get what these blocks gave, and what a block leaves elsewhere it
+    leaves once. A scan of 12 layers runs 40 % fewer blocks. The batches of a loader are to be read
+    through :meth:`_Prefix.follow`.
     """
     container = model.get_submodule(blocks)
     original = container._modules
@@ -162,9 +164,9 @@ def reusing_prefixes(model: nn.Module, blocks: str) -> Iterator[None]:
         for index, (name, block) in enumerate(original.items())
         if block is not None
     }
-    handle = model.register_forward_pre_hook(prefix.begin, with_kwargs=True)
+    handle = model.register_forward_pre_hook(prefix.begin)
     try:
-        yield
+        yield prefix
     finally:
         handle.remove()
         container._modules = original
@@ -174,16 +176,17 @@ class _Prefix:
     """What the first blocks gave for one batch, in the original order."""
 
     def __init__(self) -> None:
-        self.inputs: tuple[Any, ...] = ()
         self.outputs: list[Any] = []
         self.depth: int | None = 0  # blocks that this pass ran; None after another order began
 
-    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Start a pass: torch calls this before the model's forward pass."""
-        inputs = (*args, *kwargs.values())
-        if list(map(id, inputs)) != list(map(id, self.inputs)):
-            self.inputs = inputs
+    def follow(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The loader's batches, each of which is new, even in the memory of the last one."""
+        for batch in loader:
             self.outputs = []
+            yield batch
+
+    def begin(self, *arguments: Any) -> None:
+        """Start a pass: torch calls this before the model's forward pass."""
         self.depth = 0
 
 

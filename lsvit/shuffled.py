@@ -172,6 +172,7 @@ def in_order(
         runner.fixed = runner.check(order)
         yield runner
     finally:
+        runner._restore()  # torch runs no hook after KeyboardInterrupt
         runner.fixed = outer_order
         if not attached:
             runner.remove()

@@ -189,11 +189,11 @@ def this_machine(params: Params) -> dict[str, Hardware]:
     return {"here": measured[-1].model_copy(update={"workers": workers})}
 
 
-def count_images(params: Params) -> Params:
-    """Count the images of a folder. Returns the parameters for so many.
+def with_counted_images(params: Params) -> Params:
+    """The parameters for as many images as a folder has, if the data are a folder.
 
     Raises:
-        UserError: there are too few for a value.
+        UserError: the folder cannot be read, or has too few images for a value.
     """
     preset = params.dataset_preset
     if params.sizes or preset.source != "image_folder":

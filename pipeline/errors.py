@@ -3,7 +3,6 @@
 import difflib
 import errno
 import re
-import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -62,41 +61,30 @@ def one_line_errors() -> Iterator[None]:
     Ctrl-C with one line and exit code 130, as a shell has for SIGINT, and a reader of its output
     that is gone, such as `head`, without a line and with 141, as a shell has for SIGPIPE.
     """
+    from lsvit.output import drop_output, flushed, is_reader_gone  # late, as in plain
+
     try:
-        try:
-            yield
-        except KeyboardInterrupt:
-            message = "interrupted; what has finished is kept: the same command goes on"
-            print(message, file=sys.stderr)
-            raise SystemExit(130) from None
-        except UserError as error:
-            for line in str(error).splitlines():
-                print(f"error: {line}", file=sys.stderr)
-            raise SystemExit(2) from None
-        finally:
-            if sys.stdout:  # None where it is closed
-                sys.stdout.flush()  # what fails only when the interpreter ends has a traceback
+        with flushed():
+            try:
+                yield
+            except KeyboardInterrupt:
+                message = "interrupted; what has finished is kept: the same command goes on"
+                print(message, file=sys.stderr)
+                raise SystemExit(130) from None
+            except UserError as error:
+                for line in str(error).splitlines():
+                    print(f"error: {line}", file=sys.stderr)
+                raise SystemExit(2) from None
     except (Exception, SystemExit) as error:
-        if _reader_is_gone(error):
+        if is_reader_gone(error):
             code = 141
         elif isinstance(error, Exception) and (explanation := explain(error)):
             print(f"error: {explanation}", file=sys.stderr)
             code = 2
         else:
             raise
-        from lsvit.cli import drop_output  # late, as in plain
-
         drop_output()
         raise SystemExit(code) from None
-
-
-def _reader_is_gone(error: BaseException) -> bool:
-    """True if an error is that nobody reads this process's output any more."""
-    if isinstance(error, SystemExit):  # rich and typer end so, with code 1
-        return isinstance(error.__context__, BrokenPipeError)
-    output = select.poll()
-    output.register(1, 0)
-    return isinstance(error, BrokenPipeError) and bool(output.poll(0))
 
 
 def explain(error: BaseException) -> str | None:

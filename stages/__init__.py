@@ -15,8 +15,9 @@ if missing:
 
 from pathlib import Path  # noqa: E402 (first what tells a wrong Python)
 
-here = Path("stages", "__init__.py").absolute()
-if here.is_file() and not here.samefile(__file__):  # as in the copy of `dvc exp run --temp`
+code = Path("stages", "__init__.py")
+is_clone = code.is_file() and Path("lsvit", "cli.py").is_file()
+if is_clone and not code.samefile(__file__):  # as in the copy of `dvc exp run --temp`
     print(
         f"error: found the code of {Path(__file__).parents[1]}, accepted: that of {Path.cwd()}; "
         "unset PYTHONSAFEPATH, start Python without -P, and commands by `uv run`",

@@ -16,7 +16,7 @@ from pipeline.config.load import parse
 from pipeline.config.params import Params
 from pipeline.config.presets import OWN_WEIGHTS
 from pipeline.config.remarks import describe_lowered, describe_overruled
-from pipeline.cost import announce, count_images
+from pipeline.cost import announce, with_counted_images
 from pipeline.data.sources import find
 from pipeline.errors import UserError, collect_errors, mistake, one_line_errors, raise_all
 from pipeline.git import git
@@ -154,9 +154,9 @@ def main() -> None:
     check_names(params)
     params = read_weights_folder(params)
     raise_all([*collect_errors(check, params), *check_machine(params)])
-    counted = count_images(params)
+    counted = with_counted_images(params)
     build(params)
-    remarks = describe_lowered(params)
+    remarks = describe_lowered(counted)
     if params.device == "auto":
         remarks += describe_gpus()
     try:

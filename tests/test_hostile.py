@@ -222,15 +222,22 @@ def test_an_output_without_room_is_one_line(prints: str) -> None:
 
 def test_other_code_than_that_of_the_working_folder_is_refused(tmp_path: Path) -> None:
     """PYTHONSAFEPATH=1 hides a copy's own code, such as that of `dvc exp run --temp`."""
-    (tmp_path / "stages").mkdir()
-    (tmp_path / "stages" / "__init__.py").touch()
-    ended = subprocess.run(
-        [sys.executable, "-m", "stages.check_params"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+
+    def start() -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "stages.check_params"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+
+    for name in ("stages/__init__.py", "lsvit/cli.py"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+        if name.startswith("stages"):  # of another project
+            assert start().stderr.startswith("error: params.yaml: not found")
+    ended = start()
     assert (ended.returncode, ended.stdout) == (2, "")
     assert re.fullmatch(
         f"error: found the code of {ROOT}, .*unset PYTHONSAFEPATH.*\n", ended.stderr

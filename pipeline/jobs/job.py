@@ -194,6 +194,8 @@ def call(job: Job, report: Callable[[Event], None]) -> None:
             f"{job.title}: the device's memory is too small ({said}); accepted: a smaller "
             "batch_size, finetune.micro_batch_size, or finetune.checkpointing: true"
         ) from None
+    except UserError:
+        raise
     except Exception as error:
         if line := explain(error):
             raise UserError(f"{job.title}: {line}") from None

@@ -368,7 +368,7 @@ def decided_differently(*ledgers: dict[str, Any]) -> list[list[dict[str, Any] | 
 def tabulate(ledger: dict[str, Any], only: Collection[str] | None = None) -> tuple["Table", str]:
     """The ledger as a table to print, and its count of verdicts.
 
-    The table has the claims with the ids `only`, or all of them.
+    The table has the claims with the ids `only`, or all of them. All are counted.
     """
     from rich.markup import escape
     from rich.table import Table
@@ -393,7 +393,7 @@ def tabulate(ledger: dict[str, Any], only: Collection[str] | None = None) -> tup
             show_orders(entry),
             verdict,
         )
-    return table, _count(ledger)
+    return table, f"in all: {_count(ledger)}"
 
 
 def _forms(ledger: dict[str, Any], label: Callable[[str], str]) -> str:

@@ -104,11 +104,11 @@ def _explain_rows(file: Path, conditions: Sequence[str], papers: tuple[Paper, ..
 def _explain_claim(entry: dict[str, Any], papers: tuple[Paper, ...]) -> list[str]:
     """The claim, its rule, what was measured, and the files that its measure reads."""
     evidence = Evidence(RESULTS)
-    stated = Path()
+    published = f"published: {entry['published']}"
     for paper in papers:
         for claim in load_claims(paper).claims:
             if claim.id == entry["id"]:
-                stated = Path("papers", paper.name, "claims.yaml")
+                published += f" ({Path('papers', paper.name, 'claims.yaml')})"
                 judge_claim(claim, paper.import_reader("measures").MEASURES, evidence)
     measured = f"{entry['quantity']}: {show_value(entry)}; orders: {show_orders(entry)}"
     verdict = entry["verdict"]
@@ -116,7 +116,7 @@ def _explain_claim(entry: dict[str, Any], papers: tuple[Paper, ...]) -> list[str
         verdict += f" ({entry['reason']})"
     lines = [
         f"{entry['id']}: {entry['claim']}",
-        f"source: {entry['source']}; published: {entry['published']} ({stated})",
+        f"source: {entry['source']}; {published}",
         f"rule: {entry['rule']}",
         f"measured: {measured}",
     ]

@@ -57,27 +57,51 @@ def note_run(runs: list[nn.Module], block: nn.Module, *_: object) -> None:
 
 
 def test_first_blocks_run_once_for_a_batch_and_answers_stay() -> None:
-    """In a model whose blocks give tuples, and in one whose blocks write into their input."""
-    by_tuples = of_transformers("Beit")
+    """In models whose blocks give tuples, write into their input, have parts, are shuffled."""
     in_place = small()
     for block in in_place.blocks:
         block.register_forward_pre_hook(lambda block, args: (args[0].mul_(1.5),))
-    orders = [(0, 1, 2, 3), (0, 1, 3, 2), (0, 2, 3), (0, 0, 1, 2, 3), (3, 1, 2, 0), (0, 1, 2, 3)]
-    for model, path, size in ((by_tuples, "beit.layers", 16), (in_place, "blocks", 24)):
-        batches = torch.randn(8, 3, 16, size).split(4)
+    parts = lsvit.RoutedModel(small(), lsvit.Position(encode=lsvit.Encode()))
+    shuffled = lsvit.RoutedModel(small())
+    lsvit.shuffle(shuffled)
+    kinds = [(of_transformers("Beit"), "beit.layers"), (in_place, "blocks")]
+    kinds += [(parts, "backbone.blocks"), (shuffled, "backbone.blocks")]
+    orders = [(0, 1, 2, 3), (0, 1, 3, 2), (0, 2, 3), (3, 1, 2, 0), (0, 1, 2, 3)]
+    for model, path in kinds:
+        memory = torch.empty(4, 3, 16, 16 if path == "beit.layers" else 24)
+        batches = torch.randn(2, *memory.shape)
         expected, _ = run_orders(model, batches, orders, path)
         blocks = model.get_submodule(path)
         runs: list[nn.Module] = []
         note = partial(note_run, runs)
         handles = [block.register_forward_hook(note) for block in blocks]
-        with reusing_prefixes(model, path):
-            answers, _ = run_orders(model, batches, orders, path)
+        in_one_memory = (memory.copy_(batch) for batch in batches)
+        with reusing_prefixes(model, path) as prefix:
+            answers, _ = run_orders(model, prefix.follow(in_one_memory), orders, path)
         assert torch.equal(answers, expected)
-        assert len(runs) == 2 * (4 + 2 + 2 + 4 + 4 + 0)
+        assert len(runs) == 2 * (4 + 2 + 2 + 4 + 0)
         for handle in handles:
             handle.remove()
         assert model.get_submodule(path) is blocks
-        assert not model._forward_pre_hooks
+
+
+def test_an_interrupted_scan_leaves_a_shuffled_model_as_it_was() -> None:
+    model = small()
+    lsvit.shuffle(model)
+    names = list(model.state_dict())
+    runs: list[nn.Module] = []
+
+    def interrupt(block: nn.Module, *_: object) -> None:
+        runs.append(block)
+        if len(runs) == 20:
+            raise KeyboardInterrupt
+
+    model.blocks[3].register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lsvit.scan(model, batches())
+    assert list(model.state_dict()) == names
+    lsvit.unshuffle(model)
+    assert [type(block) for block in model.blocks] == [type(model.blocks[0])] * 4
 
 
 def test_without_targets_there_is_the_agreement_alone(printed: Printed) -> None:

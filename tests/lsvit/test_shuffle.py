@@ -731,6 +731,22 @@ def test_a_routed_model_that_is_given_a_route_draws_nothing() -> None:
     assert (shuffled.order, shuffled.step) == (None, 0)
 
 
+def test_ls_predict_in_a_loop_of_ones_own() -> None:
+    model = lsvit.RoutedModel(small(), lsvit.Position(predict=lsvit.Predict())).train()
+    lsvit.shuffle(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(30):
+        positions = lsvit.PositionLogits(model)
+        logits = model(images(), taps=[positions])
+        loss = lsvit.position_loss(positions.logits) + cross_entropy(logits, LABELS)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+
+
 # ---- several processes -------------------------------------------------------------------------
 
 

@@ -26,13 +26,13 @@ from pipeline.cost import (
     Hardware,
     Rates,
     announce,
-    count_images,
     count_training,
     estimate,
     known_hardware,
     list_work,
     mean_length,
     overridden,
+    with_counted_images,
 )
 from pipeline.flops import count_variant
 from pipeline.jobs.configs import TrainConfig
@@ -157,13 +157,13 @@ def test_images_of_a_folder_are_counted_before_a_run(tmp_path: Path) -> None:
     keys = ["dataset=image_folder", f"datasets.image_folder.folder={tmp_path}"]
     keys += ["model=vit_pico", "models.vit_pico.kwargs.in_chans=3", "scale=smoke"]
     params = overridden(keys, PAPERS)
-    assert count_images(params).sizes == (100, 40, 0)
+    assert with_counted_images(params).sizes == (100, 40, 0)
     for path in tmp_path.glob("val/*/1?.png"):
         path.unlink()
     for path in tmp_path.glob("val/*/[5-9].png"):
         path.unlink()
     with refused(r"analysis\.images: found 10, .* [0-9]+ was lowered to the images there are$"):
-        count_images(params)
+        with_counted_images(params)
 
 
 def test_hours_are_at_rates_of_the_nearest_width(pico: ModelPreset) -> None:

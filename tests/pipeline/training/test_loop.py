@@ -347,6 +347,17 @@ def test_two_protocols_keep_two_epochs(
     assert starting_weights(0, tmp_path / "out").name == "weights_heldout.safetensors"
 
 
+def test_seeds_give_different_runs_and_the_same_seed_the_same(
+    train_in: TrainIn, tmp_path: Path
+) -> None:
+    outcomes = []
+    for name, seed in {"a": 0, "b": 1, "c": 2, "again": 0}.items():
+        train_in(name, seed=seed, epochs=1)
+        outcomes.append(outcome(tmp_path / name))
+    assert len(set(outcomes)) == 3
+    assert outcomes[0] == outcomes[3]
+
+
 def test_images_with_routes_of_their_own_come_batch_by_batch() -> None:
     """With one route where all images of a batch share it, be it a single image."""
     split: Any = Mock(take=lambda rows: (rows, rows))
