@@ -2,6 +2,7 @@
 
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -102,6 +103,8 @@ class Stage:
                     then,
                 )
             except BaseException as error:
+                # A session of MLflow that was interrupted would keep its database locked.
+                traceback.clear_frames(error.__traceback__)
                 for tracker in self._trackers.values():
                     tracker.stopped(error)
                 raise
