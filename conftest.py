@@ -16,6 +16,7 @@ import tempfile
 import tomllib
 import warnings
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def in_clone(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run an example in the clone, where it may write."""
+    import_module("stages.commands")  # here: in another clone it would be refused
     monkeypatch.chdir(clone)
 
 
