@@ -27,6 +27,10 @@ LARGEST_EPS = 1e-5  # of LayerNorm: timm's 1e-6 gives the same answers up to her
 # Where a training loop keeps the weights in what it saves: timm takes an average before the model.
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")
 BACKBONE = "backbone."  # of a RoutedModel's own state_dict
+# Names of what torch puts around modules inside a model: torch.compile, FSDP, checkpointing.
+INNER = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# In names of weights that are only a part of a model's own, and what makes whole ones.
+PIECES = {"lora_": "peft's merge_and_unload()", "_flat_param": "FSDP's FULL_STATE_DICT"}
 DATA_KEYS = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
 CROP_MODES = ("center", "squash", "border")  # timm's
 RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's order
@@ -96,8 +100,7 @@ def read_checkpoint(path: str | Path, say: Callable[[str], object] = say) -> dic
         say: gets a line for each thing that was done.
 
     Raises:
-        ValueError: it holds other things than tensors, several models, or numbers of which no model
-            computes.
+        ValueError: it holds other things than whole tensors of one model, of finite numbers.
     """
     path = Path(path)
     found: Any = read_tensors(path)
@@ -110,12 +113,15 @@ def read_checkpoint(path: str | Path, say: Callable[[str], object] = say) -> dic
     tensors = {str(name): tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
     if not tensors:
         raise ValueError(f"{path}: found no tensors, accepted: a model's state_dict")
+    _check_tensors(tensors, path)
     tensors.pop("n_averaged", None)  # of torch's AveragedModel
     tensors, prefix = _strip(tensors)
     if prefix:
         say(f"{path}: the prefix {prefix!r} of all names is left out")
+    if wrapper := next(filter(None, map(INNER.search, tensors)), None):
+        say(f"{path}: {wrapper[0]!r} is left out of names")
     count = len(tensors)
-    tensors = {name.removeprefix(BACKBONE): tensor for name, tensor in tensors.items()}
+    tensors = {INNER.sub("", name).removeprefix(BACKBONE): tensors[name] for name in tensors}
     if len(tensors) < count:
         raise ValueError(
             f"{path}: found the same names with {BACKBONE!r} and without, accepted: one model"
@@ -123,20 +129,21 @@ def read_checkpoint(path: str | Path, say: Callable[[str], object] = say) -> dic
     if any("embeddings.patch_embeddings.projection." in name for name in tensors):
         tensors = _rename(tensors)
         say(f"{path}: transformers' names are made timm's")
-    _check_numbers(tensors, path)
     return tensors
 
 
-def _check_numbers(tensors: dict[str, Tensor], path: Path) -> None:
-    """Raises ValueError if a tensor is quantised, complex, or not finite.
-
-    Loading would cast it to the model's own type, without its scale or imaginary part.
-    """
+def _check_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Raises ValueError if a tensor is a piece, sparse, without memory, quantised or not finite."""
     for name, tensor in tensors.items():
-        if not tensor.dim():  # a counter
+        for piece, whole in PIECES.items():
+            if piece in name:
+                raise ValueError(f"{path}: found {name!r}, accepted: whole weights, as by {whole}")
+        kind = str(tensor.dtype)  # loading would cast it, without its scale or imaginary part
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+            kind = "a sparse or nested tensor, or one without memory"
+        elif not tensor.dim():  # a counter
             continue
-        kind = str(tensor.dtype)
-        if tensor.is_floating_point():
+        elif tensor.is_floating_point():
             if tensor.float().isfinite().all():
                 continue
             kind = "numbers that are not finite"
@@ -320,7 +327,7 @@ def read_spec(folder: Path) -> dict[str, Any]:
     """What lsvit.json says of an export; of a folder that timm alone wrote: {}.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: it cannot be read, or a file of the export has another sha256.
     """
     path = folder / SPEC
     if not path.is_file():
@@ -328,24 +335,16 @@ def read_spec(folder: Path) -> dict[str, Any]:
     try:
         spec = json.loads(path.read_text("utf-8"))
         variant = spec["variant"]
-        spec.get("sha256", {}).items()
+        digests = spec.get("sha256", {}).items()
     except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error})") from None
     if not isinstance(variant, dict):
         raise ValueError(f"{path}: variant: found {variant!r}, accepted: a mapping")
-    return spec
-
-
-def check_digests(folder: Path, spec: dict[str, Any]) -> None:
-    """Check the files of an export against its lsvit.json.
-
-    Raises:
-        ValueError: a file has another sha256.
-    """
-    for name, digest in spec.get("sha256", {}).items():
+    for name, digest in digests:
         path = folder / name
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
             raise ValueError(f"{path}: not what was exported, by the sha256 in {SPEC}")
+    return spec
 
 
 def _read_timm(config: dict[str, Any]) -> About:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import UserError
+from pipeline.errors import UserError, find_remedy
 
 LARGEST = 2**28  # bytes of a text file; a larger one is not this project's and would fill memory
 
@@ -29,6 +29,7 @@ def reading(
         yield
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        remedy = find_remedy(error) or remedy
         raise UserError(
             f"{path}: cannot be read ({type(error).__name__}: {reason}); {remedy}"
         ) from None

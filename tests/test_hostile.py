@@ -23,7 +23,7 @@ from papers import PAPERS
 from pipeline.config.load import load
 from pipeline.deploy.predict import show
 from pipeline.errors import RIGHTS, ROOM, UserError, one_line_errors
-from pipeline.files import replace_text
+from pipeline.files import reading, replace_text
 from pipeline.jobs.job import call
 from pipeline.models.weights import read_tensors
 from pipeline.training.loop import CHECKPOINT, _resume
@@ -133,6 +133,11 @@ def test_what_ends_a_command_is_one_line(
     assert said.startswith("interrupted; " if is_interrupted else "error: ")
     assert said.endswith(f"{end}\n")
     assert said.count("\n") == 1
+
+
+def test_a_file_that_may_not_be_read_is_not_brought_back() -> None:
+    with refused(f"^a file: cannot be read .*; {RIGHTS}$"), reading("a file"):
+        raise PermissionError(13, "Permission denied")
 
 
 @pytest.fixture

@@ -65,6 +65,12 @@ WRAPPED: dict[str, Callable[[State], Any]] = {
         "args": argparse.Namespace(lr=0.1),
     },
     "'state_dict.model'": lambda state: {"state_dict": {"model": state}},
+    "'_fsdp_wrapped_module.' is left out": lambda state: {
+        "model": {
+            name.replace("blocks.0.", "blocks.0._fsdp_wrapped_module._orig_mod."): tensor
+            for name, tensor in state.items()
+        }
+    },
     "_orig_mod.": lambda state: {"n_averaged": torch.tensor(3), **prefixed("_orig_mod.", state)},
 }
 
@@ -107,6 +113,22 @@ BAD: dict[str, Any] = {
     "twice": (
         lambda: vit().state_dict() | prefixed("backbone.", vit().state_dict()),
         r"found the same names with 'backbone\.' and without",
+    ),
+    "sparse": (
+        lambda: vit().state_dict() | {"head.weight": vit().head.weight.detach().to_sparse()},
+        r"head\.weight: found a sparse or nested tensor",
+    ),
+    "without memory": (
+        lambda: vit().state_dict() | {"head.weight": torch.ones(12, 16, device="meta")},
+        r"head\.weight: found .* one without memory",
+    ),
+    "adapter": (
+        lambda: {"base_model.model.blocks.0.attn.qkv.lora_A.default.weight": torch.ones(4, 16)},
+        r"lora_A\.default\.weight', accepted: whole weights, as by peft's merge",
+    ),
+    "shard": (
+        lambda: {"_fsdp_wrapped_module._flat_param": torch.ones(9), "norm.bias": torch.ones(1)},
+        r"_flat_param', accepted: whole weights, as by FSDP's FULL_STATE_DICT",
     ),
     "not finite": (
         lambda: vit().state_dict() | {"norm.weight": torch.full((16,), torch.nan)},
