@@ -2,19 +2,23 @@
 scale hours refinement_hours.json.
 
 Every variant has the same trials: the same learning rates and batch sizes, for the same number of
-epochs, from the same starting weights. What counts is the accuracy on held-out images, which
+forward and backward passes, from the same starting weights. The teacher of `ls_teacher` is a
+baseline trained at the lowest rate. What counts is the accuracy on held-out images, which
 nothing else reports, in the orders that the variant is trained for: arbitrary ones for those that
 shuffle (the first layer in place for `ls_first`), its own route otherwise, all layers for
 LayerDrop. The epoch is the one with the lowest loss on the same images. Chosen is the setting with
 the highest mean, of equal ones the first; settings that not every variant has had do not count.
-The file has five settings and one seed; the rest of the list was not run, and the order of the list
-was changed once while it ran. Some variants chose the highest or the lowest rate tried.
+refinement.json has five settings and one seed; the rest of the list was not run, and the order of
+the list was changed once while it ran. Some variants chose the highest or the lowest rate tried.
 Trials are written one by one, and a run goes on where the last one stopped. `ls_pred_mean` takes
-what `ls_pred` has.
+what `ls_pred` has. For scale hours, set `scale` in params.yaml.
 """
 
 import json
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -46,8 +50,8 @@ SETTINGS = (
     (0.002, 120),
     (0.001, 120),
 )
-SETTINGS_AT_HOURS = ((0.002, 120), (0.004, 120), (0.008, 120))
-EPOCHS = 4
+SEEDS_AT_HOURS = (0,)
+SETTINGS_AT_HOURS = ((0.001, 40), (0.008, 40), (0.003, 40))
 LATIN_BATCHES = 10  # of the held-out images, each with as many orders as layers
 VARIANTS = (
     "baseline",
@@ -64,7 +68,15 @@ VARIANTS = (
     "parallel",
     "ls_first",
 )
-
+VARIANTS_AT_HOURS = (
+    *VARIANTS,
+    "ls_sample",
+    "ls_contrastive",
+    "ls_both",
+    "ls_self",
+    "ls_teacher",
+    "ls_growing",
+)
 
 Settings = tuple[tuple[float, int], ...]
 
@@ -78,13 +90,13 @@ class Trial(NamedTuple):
     variant: str
 
 
-def list_trials(settings: Settings) -> list[Trial]:
+def list_trials(seeds: Sequence[int], settings: Settings, variants: Sequence[str]) -> list[Trial]:
     """All trials, setting by setting and seed by seed, all variants side by side."""
     return [
         Trial(seed, lr, batch_size, variant)
-        for seed in SEEDS
+        for seed in seeds
         for lr, batch_size in settings
-        for variant in VARIANTS
+        for variant in variants
     ]
 
 
@@ -97,25 +109,46 @@ def own_routes(spec: Spec, num_layers: int) -> list[Routes]:
     return [OneRoute(sampler(generator("refinement"), num_layers))]
 
 
-def measure(params: Params, trial: Trial, data: Path, start: Path, folder: Path) -> float:
+def options_of(params: Params, trial: Trial) -> Finetune:
+    """How a trial trains."""
+    chosen = {"lr": trial.lr, "batch_size": trial.batch_size, "validation_orders": "trained"}
+    return params.resolve(Finetune, trial.variant).model_copy(update=chosen)
+
+
+def begin(params: Params, data: Path, folder: Path, seed: int, lowest: tuple[float, int]) -> None:
+    """Starting weights, and the baseline that teaches."""
+    weights = pretrain(params, data, folder, seed)
+    trial = Trial(seed, *lowest, "baseline")
+    teacher = folder / "teacher"
+    refine(params, "baseline", options_of(params, trial), seed, data, weights, teacher)
+
+
+def measure(work: Path, trial: Trial) -> float:
     """Train, and return the accuracy on the held-out images in the variant's own orders."""
-    options = params.resolve(Finetune, trial.variant).model_copy(
-        update={
-            "lr": trial.lr,
-            "batch_size": trial.batch_size,
-            "epochs": EPOCHS,
-            "validation_orders": "trained",
-        }
-    )
-    config = refine(params, trial.variant, options, trial.seed, data, start, folder)
-    model, execution = open_model(config, data, folder / weights_file(HELDOUT))
+    params = load(papers=PAPERS)
+    data = work / "data"
+    start = work / f"start_{trial.seed}"
+    teaches = params.all_variants[trial.variant].teacher == "baseline"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "run"
+        config = refine(
+            params,
+            trial.variant,
+            options_of(params, trial),
+            trial.seed,
+            data,
+            start / WEIGHTS,
+            folder,
+            start / "teacher" / WEIGHTS if teaches else None,
+        )
+        model, execution = open_model(config, data, folder / weights_file(HELDOUT))
     split = open_split(config, data, HELDOUT, model)
     routes = own_routes(config.variant.route, model.num_layers)
     batch_size = len(split) // len(routes)
     return score(model, split, InTurn(routes, batch_size), batch_size, execution).accuracy
 
 
-def choose(trials: dict[Trial, float]) -> list[dict[str, Any]]:
+def choose(trials: dict[Trial, float], variants: Sequence[str]) -> list[dict[str, Any]]:
     """A row a variant: the chosen setting, its accuracy, and that of every setting.
 
     What only some variants have does not count, nor what a setting has for one seed more.
@@ -127,13 +160,13 @@ def choose(trials: dict[Trial, float]) -> list[dict[str, Any]]:
     complete = {
         setting: of_variants
         for setting, of_variants in accuracies.items()
-        if of_variants.keys() >= set(VARIANTS)
+        if of_variants.keys() >= set(variants)
     }
     if not complete:
         return []
     seeds = min(len(values) for found in complete.values() for values in found.values())
     rows = []
-    for variant in VARIANTS:
+    for variant in variants:
         means = {setting: fmean(found[variant][:seeds]) for setting, found in complete.items()}
         lr, batch_size = max(means, key=lambda setting: means[setting])
         row = {"variant": variant, "lr": lr, "batch_size": batch_size, "seeds": seeds}
@@ -146,27 +179,30 @@ def main() -> None:
     """Measure what is missing, write and print."""
     params = load(papers=PAPERS)
     hours = params.cell.scale == "hours"
+    seeds = SEEDS_AT_HOURS if hours else SEEDS
     settings = SETTINGS_AT_HOURS if hours else SETTINGS
+    variants = VARIANTS_AT_HOURS if hours else VARIANTS
     file = Path(__file__).with_name("refinement_hours.json" if hours else "refinement.json")
     known = json.loads(file.read_text("utf-8")).get("trials", []) if file.exists() else []
     trials = {Trial(*row[:-1]): row[-1] for row in known}
-    torch.set_num_threads(1)
+    missing = [t for t in list_trials(seeds, settings, variants) if t not in trials]
     work = Path(tempfile.gettempdir()) / file.stem  # data and starting weights stay there
-    if not (work / "data").exists():
-        prepare(params.dataset, params.dataset_preset, Path("data") / params.dataset, work / "data")
-    for trial in list_trials(settings):
-        if trial in trials:
-            continue
-        start = work / f"start_{trial.seed}"
-        if not start.exists():
-            pretrain(params, work / "data", start, trial.seed)
-        with tempfile.TemporaryDirectory() as folder:
-            weights = start / WEIGHTS
-            trials[trial] = measure(params, trial, work / "data", weights, Path(folder) / "run")
-        rows = [[*key, accuracy] for key, accuracy in trials.items()]
-        content = {"machine": machine(), "epochs": EPOCHS, "chosen": choose(trials)}
-        write(file, content | {"trials": rows})
-    show("held-out images", [row | {"settings": ""} for row in choose(trials)])
+    data = work / "data"
+    if not data.exists():
+        prepare(params.dataset, params.dataset_preset, Path("data") / params.dataset, data)
+    for seed in sorted({trial.seed for trial in missing}):
+        if not (folder := work / f"start_{seed}").exists():
+            begin(params, data, folder, seed, min(settings))
+    with ProcessPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        accuracies = pool.map(partial(measure, work), missing)
+        for trial, accuracy in zip(missing, accuracies, strict=True):
+            trials[trial] = accuracy
+            rows = [[*key, value] for key, value in trials.items()]
+            write(
+                file,
+                {"machine": machine(), "chosen": choose(trials, variants), "trials": rows},
+            )
+    show("held-out images", [row | {"settings": ""} for row in choose(trials, variants)])
 
 
 if __name__ == "__main__":

@@ -32,12 +32,21 @@ def pretrain(params: Params, data: Path, folder: Path, seed: int, **changes: Any
 
 
 def refine(
-    params: Params, name: str, options: Finetune, seed: int, data: Path, start: Path, folder: Path
+    params: Params,
+    name: str,
+    options: Finetune,
+    seed: int,
+    data: Path,
+    start: Path,
+    folder: Path,
+    teacher: Path | None = None,
 ) -> TrainConfig:
     """Refine a variant in a folder; what it was trained with."""
-    return _train(
-        params, params.all_variants[name], options, seed, data, start, folder, per=options.per
-    )
+    variant = params.all_variants[name]
+    fields: dict[str, Any] = {"per": options.per}
+    if teacher:
+        fields["teacher"] = params.all_variants["baseline"]
+    return _train(params, variant, options, seed, data, start, folder, teacher, **fields)
 
 
 def _train(
@@ -48,6 +57,7 @@ def _train(
     data: Path,
     start: Path | None,
     folder: Path,
+    teacher: Path | None = None,
     **changes: Any,
 ) -> TrainConfig:
     config = TrainConfig(
@@ -57,7 +67,7 @@ def _train(
         **changes,
     )
     folder.mkdir(parents=True)
-    train(config, data, start, folder, lambda event: None)
+    train(config, data, start, folder, lambda event: None, teacher)
     return config
 
 

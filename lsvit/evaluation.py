@@ -114,12 +114,14 @@ def _score(layers: int, order: Order, hits: Tensor) -> Score:
 
 
 def format_scores(scores: Sequence[Score]) -> str:
-    """Scores as a table, in percent."""
+    """Scores as a table, in percent; without top-5 where there is none."""
     rows = [["layers", "order", "orders", "top-1 %", "std", "95 %", "top-5 %"]]
     for score in scores:
         interval = f"{percent(score.low)} to {percent(score.high)}"
         top1, std, top5 = percent(score.top1), percent(score.std), percent(score.top5)
         rows.append([str(score.layers), score.order, str(score.orders), top1, std, interval, top5])
+    if all(score.top5 is None for score in scores):
+        rows = [row[:-1] for row in rows]
     return format_table(rows)
 
 

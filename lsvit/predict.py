@@ -295,6 +295,8 @@ def open_image(path: Path) -> "Image":
     try:
         with Image.open(path) as file:
             return in_mode(file, "RGB")
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
     except Exception as error:  # a damaged file raises almost anything
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(f"{path}: not an image that can be read ({reason})") from None

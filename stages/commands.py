@@ -91,8 +91,8 @@ def claims(
         print(f"error: {problem}", file=sys.stderr)
     if findings.problems:
         raise SystemExit(1)
-    nowhere = f"{against} nowhere" if against else "no committed one"
-    print(f"the ledger is what the result files give, and contradicts {nowhere}")
+    compared = f", and contradicts {against or 'the committed one'} nowhere"
+    print(f"the ledger is what the result files give{compared if findings.compared else ''}")
 
 
 @app.command(rich_help_panel=LOOK)

@@ -20,6 +20,7 @@ class Findings(NamedTuple):
 
     problems: list[str]  # contradictions and edited files
     notes: list[str]  # verdicts that moved, and comparisons that were not made
+    compared: bool = False  # with another run of the cell
 
 
 def check_ledger(
@@ -65,10 +66,11 @@ def check_ledger(
         ids = ", ".join(differing)
         findings.problems.append(f"{file}: not what the result files give for {ids}; {ANEW}")
     try:
-        _compare(findings, ledger, other_ledger(file, against), against)
+        other = other_ledger(file, against)
     except UserError as error:
         findings.problems.append(f"nothing to compare with: {error}")
-    return findings
+        return findings
+    return findings._replace(compared=_compare(findings, ledger, other, against))
 
 
 def _choose(
@@ -87,21 +89,19 @@ def _compare(
     ledger: dict[str, Any],
     other: dict[str, Any] | None,
     against: Path | None,
-) -> None:
-    """Add what a ledger and another one say differently."""
+) -> bool:
+    """Add what a ledger and another one say differently; whether they are of one cell."""
     if other is None:
         findings.notes.append("no committed ledger to compare with")
-    elif same_cell(ledger, other):
+        return False
+    if same_cell(ledger, other):
         contradicting, marginal = moved(ledger, other)
         findings.problems.extend(contradicting)
         findings.notes.extend(f"moved: {line}" for line in marginal)
+        return True
+    cell = f"{other['dataset']} with {other['model']} at scale {other.get('scale')}"
+    if against:
+        findings.problems.append(f"{against}: found a ledger of {cell}, accepted: one of this cell")
     else:
-        cell = f"{other['dataset']} with {other['model']} at scale {other.get('scale')}"
-        if against:
-            findings.problems.append(
-                f"{against}: found a ledger of {cell}, accepted: one of this cell"
-            )
-        else:
-            findings.notes.append(
-                f"the committed ledger is about {cell}: verdicts are not compared"
-            )
+        findings.notes.append(f"the committed ledger is about {cell}: verdicts are not compared")
+    return False

@@ -86,5 +86,5 @@ def test_a_closed_output_is_no_fault(module: str) -> None:
         ["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, encoding="utf-8"
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("error: none.png: not an image")
+    assert done.stderr.startswith("error: none.png: there is no such file")
     assert done.stderr.count("\n") == 1

@@ -375,8 +375,9 @@ def test_the_commands(trained: Training, prepared: Path) -> None:
     done = run(app, ["predict", "0.png", *options])
     assert f"{answers[0]['top'][0]['probability']:.4f}" in done.output
     Path("bad.png").write_bytes(b"no image")
-    for name in ("bad.png", "absent.png"):
-        with refused(f"^{name}: not an image that can be read"):
+    faults = {"bad.png": "not an image that can be read", "absent.png": "there is no such file"}
+    for name, fault in faults.items():
+        with refused(f"^{name}: {fault}"):
             run(app, ["predict", name, "--weights", "mine"], catch_exceptions=False)
 
 
