@@ -69,7 +69,7 @@ VARIANTS = (
     "ls_first",
 )
 VARIANTS_AT_HOURS = (
-    *VARIANTS,
+    *(variant for variant in VARIANTS if variant not in ("shared", "parallel")),
     "ls_sample",
     "ls_contrastive",
     "ls_both",

@@ -57,7 +57,7 @@ def _train(
     data: Path,
     start: Path | None,
     folder: Path,
-    teacher: Path | None = None,
+    teacher_weights: Path | None = None,
     **changes: Any,
 ) -> TrainConfig:
     config = TrainConfig(
@@ -67,7 +67,7 @@ def _train(
         **changes,
     )
     folder.mkdir(parents=True)
-    train(config, data, start, folder, lambda event: None, teacher)
+    train(config, data, start, folder, lambda event: None, teacher_weights)
     return config
 
 
