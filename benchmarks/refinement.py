@@ -75,7 +75,7 @@ VARIANTS_AT_HOURS = (
     "ls_both",
     "ls_self",
     "ls_teacher",
-    "ls_growing",
+    "ls_best",
 )
 
 Settings = tuple[tuple[float, int], ...]

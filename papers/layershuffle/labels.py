@@ -16,7 +16,7 @@ LABELS = {
     "ls_both": "LS, both orders",
     "ls_self": "LS, its original order as teacher",
     "ls_teacher": "LS, baseline as teacher",
-    "ls_growing": "LS, growing disorder",
+    "ls_best": "LS, growing disorder",
     "shared": "one layer repeated",
     "parallel": "layers side by side",
     LOGISTIC: "logistic regression",
@@ -24,7 +24,7 @@ LABELS = {
 }
 # Variants that differ from another in how an order is drawn or in a weight alone, and floors: what
 # needs no depth or no order. The figures of variants do without them.
-PRICE = ("ls_both", "ls_self", "ls_teacher", "ls_growing")  # meant to cost less in original order
+PRICE = ("ls_both", "ls_self", "ls_teacher", "ls_best")  # meant to cost less in original order
 CONTROLS = ("ls_sample", "ls_pred_mean", "ls_first", "shared", "parallel", *PRICE)
 
 
