@@ -91,8 +91,9 @@ def claims(
         print(f"error: {problem}", file=sys.stderr)
     if findings.problems:
         raise SystemExit(1)
-    compared = f", and contradicts {against or 'the committed one'} nowhere"
-    print(f"the ledger is what the result files give{compared if findings.compared else ''}")
+    print("the ledger is what the result files give")
+    if findings.compared:
+        print(f"it contradicts {against or 'the committed ledger'} nowhere")
 
 
 @app.command(rich_help_panel=LOOK)

@@ -299,11 +299,21 @@ def test_the_table_has_the_claims_that_are_asked_for(
     file = Path("results/claims.json")
     exits = {claim.id for claim in load_claims(import_module("papers.exits").PAPER).claims}
     for paper, verdict in (("exits", FAILS), (None, WEAKER)):
-        assert check_ledger(file, PAPERS, None, paper, verdict).problems == []
+        findings = check_ledger(file, PAPERS, None, paper, verdict)
+        assert findings.problems == []
+        assert findings.compared
         shown = re.sub(r"[^\w.:+-]", "", printed())
         for entry in read_json(file)["claims"]:
             asked = entry["verdict"] == verdict and (paper is None or entry["id"] in exits)
             assert (f"{entry['id']}:" in shown) == asked, entry["id"]
+    other = read_json(file) | {"dataset": "other"}
+    monkeypatch.setattr(check, "other_ledger", lambda *given: other)
+    findings = check_ledger(file, PAPERS, None)
+    assert not findings.compared
+    assert findings.notes == [
+        f"the committed ledger is about other with {other['model']} at scale {other['scale']}: "
+        "verdicts are not compared"
+    ]
     for name, key in (("exit", "paper"), ("hold", "verdict")):
         with refused(f"--{key}: found '{name}', did you mean '{name}s'"):
             check_ledger(file, PAPERS, None, **{key: name})
