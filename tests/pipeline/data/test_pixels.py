@@ -119,4 +119,4 @@ def test_odd_names_are_escaped(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert answer["image"] == rf"{tmp_path}/caf\udce9\x1b\n.png"
     with pytest.raises(SystemExit):
         cli.run(["predict", f"{path}x"])
-    assert r"caf\udce9\x1b\n.pngx: not an image" in capfd.readouterr().err
+    assert r"caf\udce9\x1b\n.pngx: there is no such file" in capfd.readouterr().err
