@@ -151,5 +151,5 @@ def describe_accuracy(cells: pd.DataFrame) -> str:
     return (
         "Top-1 accuracy in % on the validation images. *mean*: over the seeds, these weights are "
         f"of one; *from*, *to*: {METHOD}; *orders*: different ones behind a seed's mean.\n\n"
-        f"{markdown_table(table.to_dict('records'))}"
+        f"{markdown_table(table)}"
     )

@@ -39,7 +39,7 @@ ABOUT = {"tag", "license", "description", "origin_url", "paper_name", "paper_ids
 SCALED = Path("outs/params/model.json")
 
 
-def find_training(variant: str, seed: int, declared: Collection[str] = ()) -> Path:
+def find_training(variant: str, seed: int, declared: Collection[str]) -> Path:
     """The folder of a finished training of a declared variant.
 
     Raises:
@@ -104,7 +104,8 @@ def export(
     try:
         out.mkdir(parents=True, exist_ok=True)
         save_model(opened, spec, origin.get("license"), out)
-        save_spec(spec, out)
+        digests = {file.name: sha256(file) for file in sorted(out.glob("*.safetensors"))}
+        write_json(out / SPEC, spec | {"sha256": digests})
         stock = runs_in_timm(opened.model, out)
         notes = stock_notes(opened.model, stock)
         card = make_card(opened, record, spec, origin, notes, stock, out)
@@ -143,12 +144,6 @@ def save_model(opened: Opened, spec: dict[str, Any], license: str | None, out: P
         part: Any = getattr(opened.model, name)
         if len(part):
             save_file(part.state_dict(), out / file)
-
-
-def save_spec(spec: dict[str, Any], out: Path) -> None:
-    """Write lsvit.json, with the sha256 of every file of weights."""
-    digests = {file.name: sha256(file) for file in sorted(out.glob("*.safetensors"))}
-    write_json(out / SPEC, spec | {"sha256": digests})
 
 
 def has_lone_head(model: RoutedModel) -> bool:

@@ -19,7 +19,7 @@ from filelock import FileLock
 from pipeline.config.paper import Paper
 from pipeline.declared import stage_of, stage_results
 from pipeline.files import read_json
-from pipeline.jobs.files import sha256
+from pipeline.jobs.files import EXECUTION, sha256
 from pipeline.tracking.store import (
     ARTIFACTS,
     connect,
@@ -89,15 +89,14 @@ class Tracker:
     Args:
         experiment: the experiment's name.
         root: the real repository, where the default store lies.
-        retries: of a request to a server. Few, because an outage must not hold up a training.
-        live: tag runs with the commit and the stage of now. A replay knows neither.
+        live: of a stage at work. It tags runs with the commit and the stage of now, which a replay
+            does not know, and asks a server again less often: an outage must not hold it up.
     """
 
-    def __init__(self, experiment: str, root: Path, retries: int = 1, live: bool = True) -> None:
+    def __init__(self, experiment: str, root: Path, live: bool = True) -> None:
         self.experiment = experiment
         self.root = root
         self.uri = store_uri(root)
-        self.retries = retries
         self.live = live
         self.failed = False
         self.recorded = 0  # runs finished by this tracker
@@ -120,7 +119,7 @@ class Tracker:
         """
         run_id = self._training_run(title, record)
         if run_id not in self._running and not self._is_finished(run_id):
-            self._client.update_run(run_id, "RUNNING")  # it may have been killed before
+            self.client.update_run(run_id, "RUNNING")  # it may have been killed before
             self._running.add(run_id)
         self._log_rows(run_id, [{name: row[name] for name in row if name != "seconds"}])
 
@@ -129,13 +128,13 @@ class Tracker:
         """Mark the trainings under way as failed, or as killed if no exception ended them."""
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
         for run_id in self._running:
-            self._client.set_terminated(run_id, status)
+            self.client.set_terminated(run_id, status)
 
     @_never_raises
     def close(self) -> None:
         """Mark the other trainings that ran as finished: those of which a stage kept nothing."""
         for run_id in self._running:
-            self._client.set_terminated(run_id)
+            self.client.set_terminated(run_id)
         self._running.clear()
 
     @_never_raises
@@ -146,24 +145,23 @@ class Tracker:
             folder: named as the variant, with `seed_*/{config.json, history.json, final.json}`.
         """
         stage = stage_of(folder)
-        configs = sorted(folder.glob("seed_*/config.json"), key=_seed_of)
         finals: list[Row] = []
-        for config in configs:
+        for config in sorted(folder.glob("seed_*/config.json")):
             place = config.parent
             run_id = self._training_run(folder.name, read_json(config))
             self._log_rows(run_id, read_json(place / "history.json", list))
             final = read_json(place / "final.json")
             finals.append(final)
-            self._client.set_tag(run_id, "stage", stage)
-            if (place / "execution.txt").is_file():
-                text = (place / "execution.txt").read_text("utf-8").strip()
-                self._client.set_tag(run_id, "execution", text)
+            self.client.set_tag(run_id, "stage", stage)
+            execution = place / EXECUTION
+            if execution.is_file():
+                self.client.set_tag(run_id, "execution", execution.read_text("utf-8").strip())
             metrics = {f"final/{name}": value for name, value in final.items()}
             self._finish(run_id, sorted(place.iterdir()), metrics)
-        parent = self._client.get_run(run_id).data.tags["mlflow.parentRunId"]
-        self._client.set_tag(parent, "stage", stage)
+        parent = self.client.get_run(run_id).data.tags["mlflow.parentRunId"]
+        self.client.set_tag(parent, "stage", stage)
         self._log_metrics(parent, summarise(finals))
-        self._client.set_terminated(parent)
+        self.client.set_terminated(parent)
 
     @_never_raises
     def results(self, stage: str) -> None:
@@ -190,21 +188,17 @@ class Tracker:
         record = read_json(folder / "config.json")
         return self._search(_key(folder.parent.name, _options(record)))
 
+    # ---- runs ----
+
+    @cached_property
     def client(self) -> "MlflowClient":
-        """Return the connected client.
+        """The connected client. The first use imports MLflow and creates the experiment.
 
         Raises:
             Exception: what MLflow raises.
         """
-        return self._client
-
-    # ---- runs ----
-
-    @cached_property
-    def _client(self) -> "MlflowClient":
-        """The first use imports MLflow, connects, and creates the experiment."""
         with self.lock:
-            client = connect(self.root, self.retries)
+            client = connect(self.root, retries=1 if self.live else 3)
             known = client.get_experiment_by_name(self.experiment)
             if known is None:
                 location = None
@@ -231,7 +225,7 @@ class Tracker:
         """Return the run with this key. A deleted one is restored: its key stays taken."""
         from mlflow.entities import ViewType
 
-        client = self._client  # sets the experiment's id
+        client = self.client  # sets the experiment's id
         runs = client.search_runs([self._experiment_id], f"tags.`{KEY}` = '{key}'", ViewType.ALL)
         if not runs:
             return None
@@ -242,7 +236,7 @@ class Tracker:
         return run
 
     def _is_finished(self, run_id: str) -> bool:
-        return self._client.get_run(run_id).info.status == "FINISHED"
+        return self.client.get_run(run_id).info.status == "FINISHED"
 
     def _run(self, key: str, name: str, tags: dict[str, str], params: dict[str, Any]) -> str:
         """Return the id of the run with this key. Create it with tags and parameters if needed."""
@@ -251,12 +245,12 @@ class Tracker:
         run = self._search(key)
         if run is None:
             tags = {KEY: key} | self._context | tags
-            run = self._client.create_run(self._experiment_id, tags=tags, run_name=name)
+            run = self.client.create_run(self._experiment_id, tags=tags, run_name=name)
         if params and not run.data.params:  # an outage may have come before the parameters
             from mlflow.entities import Param
 
             entries = [Param(param, str(value)) for param, value in flatten(params).items()]
-            self._client.log_batch(run.info.run_id, params=entries)
+            self.client.log_batch(run.info.run_id, params=entries)
         self._runs[key] = run.info.run_id
         return run.info.run_id
 
@@ -277,7 +271,7 @@ class Tracker:
 
     def _log_dataset(self, run_id: str, name: str, sha256: str) -> None:
         """Fill MLflow's column Dataset, by the digest of the prepared images."""
-        inputs = self._client.get_run(run_id).inputs
+        inputs = self.client.get_run(run_id).inputs
         if inputs is None or inputs.dataset_inputs:
             return
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -285,13 +279,13 @@ class Tracker:
         source = json.dumps({"uri": "outs/prepare_data"})
         dataset = Dataset(name, sha256[:32], "local", source)
         tags = [InputTag("mlflow.data.context", "training")]
-        self._client.log_inputs(run_id, [DatasetInput(dataset, tags)])
+        self.client.log_inputs(run_id, [DatasetInput(dataset, tags)])
 
     # ---- what a run has ----
 
     def _log_rows(self, run_id: str, rows: Sequence[Row]) -> None:
         """Log the epochs that the run does not have. Another process may log the same training."""
-        known = {metric.step for metric in self._client.get_metric_history(run_id, "epoch")}
+        known = {metric.step for metric in self.client.get_metric_history(run_id, "epoch")}
         for row in rows:
             step = int(row["epoch"])
             if step not in known:
@@ -302,19 +296,19 @@ class Tracker:
 
         now = int(1000 * time.time())
         metrics = [Metric(name, value, now, step) for name, value in values.items()]
-        self._client.log_batch(run_id, metrics=metrics)
+        self.client.log_batch(run_id, metrics=metrics)
 
     def _finish(self, run_id: str, files: Sequence[Path], metrics: Row) -> None:
         """Upload files, log final metrics and mark the run finished, once.
 
         A run whose files are gone is completed again.
         """
-        if self._is_finished(run_id) and self._client.list_artifacts(run_id):
+        if self._is_finished(run_id) and self.client.list_artifacts(run_id):
             return
         for file in files:
-            self._client.log_artifact(run_id, str(file))
+            self.client.log_artifact(run_id, str(file))
         self._log_metrics(run_id, metrics)
-        self._client.set_terminated(run_id)
+        self.client.set_terminated(run_id)
         self._running.discard(run_id)
         self.recorded += 1
 
@@ -327,10 +321,6 @@ def summarise(finals: Sequence[Row]) -> Row:
         summary[f"mean/{name}"] = statistics.fmean(values)
         summary[f"std/{name}"] = statistics.stdev(values) if len(values) > 1 else 0.0
     return summary
-
-
-def _seed_of(config: Path) -> int:
-    return int(config.parent.name.removeprefix("seed_"))
 
 
 def _options(record: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`lsvit track sync`: fill an MLflow store from what finished stages left."""
 
+from functools import cache
 from pathlib import Path
 
 from pipeline.config.paper import Paper
@@ -10,7 +11,7 @@ from pipeline.tracking.runs import STAGES, Tracker, experiment_name, paper_of
 from pipeline.tracking.store import store_uri, without_password
 
 
-def sync(papers: tuple[Paper, ...], root: Path = Path()) -> int:
+def sync(papers: tuple[Paper, ...]) -> int:
     """Log what finished stages left in outs/ and results/. What the store has stays as it is.
 
     Returns:
@@ -27,13 +28,12 @@ def sync(papers: tuple[Paper, ...], root: Path = Path()) -> int:
             "`dvc repro` or `dvc checkout` brings them, or run in the repository's root"
         )
     scale = read_json(preset, list)[1]
-    trackers: dict[str, Tracker] = {}
+    trackers: list[Tracker] = []
 
+    @cache
     def tracker_of(of: str, *cell: str) -> Tracker:
-        name = experiment_name(of, cell)
-        if name not in trackers:
-            trackers[name] = Tracker(name, root, retries=3, live=False)
-        return trackers[name]
+        trackers.append(Tracker(experiment_name(of, cell), Path(), live=False))
+        return trackers[-1]
 
     for folder in trainings:
         config = read_json(next(folder.glob("seed_*/config.json")))
@@ -45,6 +45,6 @@ def sync(papers: tuple[Paper, ...], root: Path = Path()) -> int:
         tracker = tracker_of(STAGES, cell["dataset"], cell["model"], cell["scale"])
         for stage in declared_stages():
             tracker.results(stage)
-    if any(tracker.failed for tracker in trackers.values()):
-        raise UserError(f"MLflow at {without_password(store_uri(root))} cannot be filled")
-    return sum(tracker.recorded for tracker in trackers.values())
+    if any(tracker.failed for tracker in trackers):
+        raise UserError(f"MLflow at {without_password(store_uri(Path()))} cannot be filled")
+    return sum(tracker.recorded for tracker in trackers)
