@@ -53,9 +53,7 @@ class Chart(NamedTuple):
     @property
     def legend(self) -> dict[str, str]:
         """The colours of what can be switched, by name."""
-        scale = (
-            self.spec.get("encoding", {}).get("color", {}).get("scale", {"domain": (), "range": ()})
-        )
+        scale = self.spec["encoding"]["color"]["scale"]
         return dict(zip(scale["domain"], scale["range"], strict=True))
 
 

@@ -8,13 +8,13 @@ from pipeline.declared import checksums, declared_stages
 from pipeline.errors import UserError
 from pipeline.files import read_json
 from pipeline.git import git
-from pipeline.report.ledger import DECIDED
+from pipeline.report.ledger import DECIDED, by_id
 
 
 def changes(ledger: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """Ids of the claims whose entries differ."""
-    theirs = {entry["id"]: entry for entry in other["claims"]}
-    return [entry["id"] for entry in ledger["claims"] if theirs.get(entry["id"]) != entry]
+    theirs = by_id(other)
+    return [name for name, entry in by_id(ledger).items() if theirs.get(name) != entry]
 
 
 def read_cells(folder: Path) -> dict[str, dict[str, Any]]:
@@ -33,8 +33,7 @@ def moved(ledger: dict[str, Any], other: dict[str, Any]) -> tuple[list[str], lis
     Returns:
         The claims that both decide, by the same rule, and the rest.
     """
-    ours = {entry["id"]: entry for entry in ledger["claims"]}
-    theirs = {entry["id"]: entry for entry in other["claims"]}
+    ours, theirs = by_id(ledger), by_id(other)
     absent = {"verdict": "no such claim", "rule": None}
     contradicting = []
     marginal = []

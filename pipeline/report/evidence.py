@@ -49,13 +49,13 @@ def refuse_ceiling(*values: np.ndarray, above: float = math.inf, below: float = 
 
 
 class Counts(NamedTuple):
-    """One value a seed of a quantity that counts few things.
+    """One value a seed, of a quantity that may count few things.
 
-    `step` is the distance from a value to the next.
+    `step` is the distance from a value to the next, 0 for a quantity of any value.
     """
 
     values: np.ndarray
-    step: float
+    step: float = 0
 
 
 class Evidence(Results):

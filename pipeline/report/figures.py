@@ -30,9 +30,10 @@ from lsvit.routes import Order
 from pipeline.config.paper import Paper
 from pipeline.config.params import Params
 from pipeline.config.sections import PaperFigures
+from pipeline.report.charts import PALETTE
 from pipeline.report.results import Results
 
-OKABE_ITO = ["#000000", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#8B6914"]
+OKABE_ITO = ["#000000", *PALETTE[1:8]]
 GREY = "#777777"
 MARKERS = "os^Dv<>P"
 STYLE: Any = {
@@ -79,8 +80,6 @@ class Figures:
         self.size = size
         self.label = label
         self.variant_looks = distinct_looks({variant: label(variant) for variant in variants})
-        self.colours = {v: look["color"] for v, look in self.variant_looks.items()}
-        self.markers = {v: look["marker"] for v, look in self.variant_looks.items()}
         folder.mkdir(parents=True, exist_ok=True)
         matplotlib.rcdefaults()  # a user's matplotlibrc is not the figures'
         matplotlib.rcParams.update(STYLE)
@@ -129,7 +128,7 @@ class Figures:
             order: of the labels. Default: as drawn.
         """
         for axis in figure.axes:
-            draw_grid(axis)
+            axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         if handles is None:
             handles = handles_of(*figure.axes)
         if order:
@@ -181,10 +180,9 @@ def over_seeds(rows: pd.DataFrame, x: str, y: str, factor: float = 100.0) -> pd.
         factor: the unit shown, 100 for fractions in per cent.
 
     Returns:
-        Columns `mean` and `std`, the sample standard deviation, 0 for a single row.
+        Columns `mean` and `std`, the sample standard deviation, missing for a single row.
     """
-    means = factor * rows.groupby(x)[y].agg(["mean", "std"])
-    return means.fillna({"std": 0})
+    return factor * rows.groupby(x)[y].agg(["mean", "std"])
 
 
 def draw_means(axis: Axes, means: pd.DataFrame, **look: Any) -> None:
@@ -218,11 +216,6 @@ def draw_lines(
         line_rows = rows[rows[by] == key]
         if not line_rows.empty:
             draw_means(axis, over_seeds(line_rows, x, y, factor), **style, **look)
-
-
-def draw_grid(axis: Axes, direction: Literal["x", "y"] = "y") -> None:
-    """Draw thin grid lines at the ticks of one direction."""
-    axis.grid(axis=direction, linewidth=0.4, alpha=0.5)
 
 
 def draw_chance(

@@ -44,8 +44,8 @@ COLOURS = {
     NOT_COMPARABLE: "dim",
     NOT_RUN: "dim",
 }
-Measured = np.ndarray | Counts | Estimate
-Measures = Mapping[str, Callable[..., Measured]]
+Measured = Counts | Estimate
+Measures = Mapping[str, Callable[..., np.ndarray | Measured]]
 
 
 def judge_claim(claim: Claim, measures: Measures, evidence: Evidence) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _measure(claim: Claim, measures: Measures, evidence: Evidence) -> Measured:
         values: Any = measure(evidence, **claim.arguments)
         if claim.minus is not None:
             values = values - measure(evidence, **(claim.arguments | claim.minus))
-    return values
+    return values if isinstance(values, Measured) else Counts(values)
 
 
 def _refuse_left_out(*_: object, **__: object) -> Measured:
@@ -125,12 +125,7 @@ def _interval(claim: Claim, values: Measured) -> Estimate:
     Raises:
         NothingToTell: there is no mean.
     """
-    if isinstance(values, Estimate):
-        interval = values
-    elif isinstance(values, Counts):
-        interval = estimate(values.values, values.step)
-    else:
-        interval = estimate(values)
+    interval = values if isinstance(values, Estimate) else estimate(*values)
     if not math.isfinite(interval.mean):
         raise NothingToTell("the quantity is a quotient by zero")
     low, high = np.clip((interval.low, interval.high), *claim.possible)
@@ -143,8 +138,8 @@ def _describe(claim: Claim, values: Measured, interval: Estimate) -> dict[str, A
     record["unit"] = claim.unit
     if isinstance(values, Estimate):
         return record | {"over": "images"}
-    by_seed = values.values if isinstance(values, Counts) else values
-    return record | {"over": "seeds", "values": [_round(float(value)) for value in by_seed]}
+    by_seed = [_round(float(value)) for value in values.values]
+    return record | {"over": "seeds", "values": by_seed}
 
 
 def _round(number: float) -> float | None:
@@ -231,14 +226,12 @@ def judge(evidence: Evidence) -> dict[str, Any]:
     entries = []
     run = [paper.name for paper in evidence.papers_here() if evidence.has_run(paper)]
     for paper in evidence.papers_here():
-        stated = load_claims(paper)
         measures = paper.import_reader("measures").MEASURES
-        has_run = evidence.has_run(paper)
-        if not has_run:
+        if paper.name not in run:
             measures = dict.fromkeys(measures, _refuse_left_out)
-        for claim in stated.claims:
+        for claim in load_claims(paper).claims:
             entry = judge_claim(claim, measures, evidence)
-            if not has_run:
+            if paper.name not in run:
                 names = ",".join([*run, paper.name])
                 command = f"uv run dvc exp run -S 'papers=[{names}]' {claim.run}"
                 entry["run"] = command.strip()
@@ -253,6 +246,11 @@ def judge(evidence: Evidence) -> dict[str, Any]:
     return ledger
 
 
+def by_id(ledger: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The entries by the ids of their claims."""
+    return {entry["id"]: entry for entry in ledger["claims"]}
+
+
 def families(ledger: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The entries of the papers' claims and of our own questions, by FAMILIES."""
     published, own = FAMILIES
@@ -260,6 +258,12 @@ def families(ledger: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
         published: [entry for entry in ledger["claims"] if not entry["own"]],
         own: [entry for entry in ledger["claims"] if entry["own"]],
     }
+
+
+def count_verdicts(entries: list[dict[str, Any]], key: str = "verdict") -> dict[str, int]:
+    """Entries by verdict, or by what is left of it ("corrected")."""
+    found = [entry[key] for entry in entries]
+    return {verdict: found.count(verdict) for verdict in VERDICTS}
 
 
 def by_verdict(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -280,10 +284,9 @@ def correct(ledger: dict[str, Any]) -> None:
 
 def headline(ledger: dict[str, Any], shown: Collection[str]) -> dict[str, Any]:
     """Few numbers for `dvc metrics` and MLflow: verdicts by family, means of some claims."""
-    numbers: dict[str, Any] = {}
-    for name, family in families(ledger).items():
-        verdicts = [entry["verdict"] for entry in family]
-        numbers[name] = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
+    numbers: dict[str, Any] = {
+        name: count_verdicts(family) for name, family in families(ledger).items()
+    }
     for entry in ledger["claims"]:
         if entry["id"] in shown and entry["measured"]:
             numbers[entry["id"]] = entry["measured"]["mean"]
@@ -341,7 +344,7 @@ def markdown(
         margins=", ".join(f"{size:g} {unit or UNITLESS}" for unit, size in MARGINS.items()),
         count=_count(ledger),
         families={name: by_verdict(entries) for name, entries in families(ledger).items()},
-        forms=_forms(ledger, label),
+        latin=[label(variant) for variant in ledger["latin"]],
         value=show_value,
         effect=show_effect,
         orders=show_orders,
@@ -355,10 +358,10 @@ def decided_differently(*ledgers: dict[str, Any]) -> list[list[dict[str, Any] | 
     Returns:
         For each such claim its entries, one a ledger. None where the ledger lacks the claim.
     """
-    by_id = [{entry["id"]: entry for entry in ledger["claims"]} for ledger in ledgers]
     different = []
-    for name in by_id[0]:
-        entries = [entries.get(name) for entries in by_id]
+    tables = [by_id(ledger) for ledger in ledgers]
+    for name in tables[0]:
+        entries = [table.get(name) for table in tables]
         verdicts = {entry["verdict"] for entry in entries if entry}
         if len(verdicts.intersection(DECIDED)) > 1:
             different.append(entries)
@@ -396,13 +399,6 @@ def tabulate(ledger: dict[str, Any], only: Collection[str] | None = None) -> tup
     return table, f"in all: {_count(ledger)}"
 
 
-def _forms(ledger: dict[str, Any], label: Callable[[str], str]) -> str:
-    if not ledger["latin"]:
-        return "Trained with one order a batch, as published."
-    names = ", ".join(label(variant) for variant in ledger["latin"])
-    return f"Trained with Latin orders, other than published: {names}."
-
-
 def _holm(entry: dict[str, Any]) -> str:
     return " (Holm: undecided)" if entry["corrected"] != entry["verdict"] else ""
 
@@ -411,11 +407,12 @@ def _count(ledger: dict[str, Any]) -> str:
     """The verdicts of each family, in words."""
     sentences = []
     for name, family in families(ledger).items():
-        verdicts = [entry["verdict"] for entry in family]
-        corrected = [entry["corrected"] for entry in family]
-        counts = [f"{verdicts.count(word)} {PLURAL.get(word, word)}" for word in VERDICTS]
+        counts = [
+            f"{count} {PLURAL.get(word, word)}" for word, count in count_verdicts(family).items()
+        ]
+        corrected = count_verdicts(family, "corrected")
         sentences.append(
-            f"{len(verdicts)} {name}: {', '.join(counts)}; after Holm's correction "
-            f"{corrected.count(HOLDS)} hold and {corrected.count(FAILS)} do not"
+            f"{len(family)} {name}: {', '.join(counts)}; after Holm's correction "
+            f"{corrected[HOLDS]} hold and {corrected[FAILS]} do not"
         )
     return ". ".join(sentences)

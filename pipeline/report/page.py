@@ -21,7 +21,7 @@ from pipeline.declared import checksums, declared_stages, stage_results
 from pipeline.jobs.files import RESULTS
 from pipeline.report.charts import GRID, Chart, Charts, Grid, Picture
 from pipeline.report.claims import Claim, load_claims
-from pipeline.report.ledger import ORDER, VERDICTS, show_effect
+from pipeline.report.ledger import ORDER, VERDICTS, by_id, count_verdicts, show_effect
 from pipeline.report.numbers import number, rows_of
 from pipeline.report.results import Results
 from pipeline.report.trainings import LAST, curves, options, trainings
@@ -50,8 +50,7 @@ class Group(NamedTuple):
 
     def verdicts(self, key: str) -> dict[str, int]:
         """Claims by verdict, or by what is left of it ("corrected")."""
-        found = [entry[key] for _, entry in self.claims]
-        return {verdict: found.count(verdict) for verdict in VERDICTS}
+        return count_verdicts([entry for _, entry in self.claims], key)
 
 
 class Report:
@@ -59,13 +58,12 @@ class Report:
 
     Args:
         results: the folder.
-        params: with which the trainings were made, if they are known.
+        params: today's, which may be of another cell.
     """
 
-    def __init__(self, results: Results, params: Params | None = None) -> None:
+    def __init__(self, results: Results, params: Params) -> None:
         self.results = results
         self.params = params
-        self.texts: dict[str, str] = {}
         self.ledger = results.read("claims")
 
     def html(self) -> str:
@@ -102,14 +100,9 @@ class Report:
             options=options(self.params, self.results, variants),
             last_epoch=LAST,
             script=Markup(bundle),  # noqa: S704 (a package's own)
-            live=self.live_models(),
+            live=self.results.read("shuffle"),
             shuffle=Markup((HERE / "shuffle.js").read_text("utf-8")),  # noqa: S704 (our own)
         )
-
-    def live_models(self) -> dict[str, Any]:
-        """What the page runs live, as stage prune-eval left it. Empty if there is nothing."""
-        there = (self.results.folder / "shuffle.json").is_file()
-        return self.results.read("shuffle") if there else {}
 
     def papers(self) -> list[PaperPage]:
         """The papers with rows in the folder."""
@@ -123,7 +116,7 @@ class Report:
 
     def groups(self) -> list[Group]:
         """The papers' claims, a group a paper that has any, and the questions of our own."""
-        entries = {entry["id"]: entry for entry in self.ledger["claims"]}
+        entries = by_id(self.ledger)
         groups = []
         questions = []
         for paper in self.results.papers_here():
@@ -144,10 +137,7 @@ class Report:
         )
 
     def _read(self, file: str) -> str:
-        if file not in self.texts:
-            path = self.results.folder / Path(file).relative_to(RESULTS)
-            self.texts[file] = path.read_text("utf-8")
-        return self.texts[file]
+        return (self.results.folder / Path(file).relative_to(RESULTS)).read_text("utf-8")
 
     def table(self, grid: Grid) -> dict[str, Any]:
         """The cells of a table: rows and columns in the file's order."""
@@ -155,16 +145,17 @@ class Report:
         rows = rows_of(file, grid.where, self._read, self.results.papers)
         if grid.only:
             rows = rows[rows[grid.rows].isin(grid.only)]
-        row_names, columns = rows[grid.rows].astype(str), rows[grid.columns].astype(str)
-        there = set(zip(row_names, columns, strict=True))
+        names = rows[[grid.rows, grid.columns]].astype(str)
+        there = set(names.itertuples(index=False, name=None))
+        columns = names[grid.columns].unique().tolist()
         table = []
-        for row in dict.fromkeys(row_names):
+        for row in names[grid.rows].unique():
             cells: list[tuple[str, ...] | None] = []
-            for column in dict.fromkeys(columns):
+            for column in columns:
                 where = (file, *grid.where, f"{grid.rows}={row}", f"{grid.columns}={column}")
                 cells.append(where if (row, column) in there else None)
             table.append((grid.called(row), cells))
-        return {"columns": list(dict.fromkeys(columns)), "rows": table}
+        return {"columns": columns, "rows": table}
 
     def pictures(self, shown: Sequence[Picture]) -> list[dict[str, Any]]:
         """The figures that were drawn: title, name, caption, data address and grid.
@@ -197,13 +188,12 @@ class Report:
         """
         stages = []
         for name, declared in declared_stages().items():
-            stage = {"name": name, "desc": declared["desc"], "cmd": declared["cmd"]}
-            files: list[Path] = []
-            sums: dict[str, str] = {}
+            stage = declared | {"name": name}
             if name != "report":
-                files = stage_results(name)[0]
-                sums = {k: md5 for k, md5 in checksums(name).items() if k != "outs/params"}
-            stages.append(stage | {"files": files, "sums": sums})
+                stage["files"] = stage_results(name)[0]
+                stage["sums"] = checksums(name)
+                stage["sums"].pop("outs/params", None)
+            stages.append(stage)
         return stages
 
 

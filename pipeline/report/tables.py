@@ -43,10 +43,7 @@ def write_table(
         label: of the LaTeX table. Default: from the name.
     """
     numbers.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
-    (folder / f"{name}.md").write_text(
-        f"{paper.to_markdown(index=False, disable_numparse=True)}\n\n{caption}\n",
-        "utf-8",
-    )
+    (folder / f"{name}.md").write_text(f"{markdown_table(paper)}\n\n{caption}\n", "utf-8")
     latex = paper.rename(columns=_latex).map(_latex)
     text = latex.to_latex(
         index=False,
@@ -77,7 +74,7 @@ def interval(low: float, high: float, sign: str = "") -> str:
     return "–" if pd.isna(low) else f"[{100 * low:{sign}.2f}, {100 * high:{sign}.2f}]"
 
 
-def markdown_table(records: list[dict[str, Any]]) -> str:
+def markdown_table(records: pd.DataFrame | list[dict[str, Any]]) -> str:
     """A Markdown table of texts."""
     return pd.DataFrame(records).to_markdown(index=False, disable_numparse=True)
 
@@ -86,5 +83,4 @@ def count_seeds(rows: pd.DataFrame) -> str:
     """ "3 seeds", or that there are none."""
     if rows.empty:
         return NOT_RUN
-    low, high = rows["n"].min(), rows["n"].max()
-    return f"{low if low == high else f'{low} to {high}'} seed{'s' if high > 1 else ''}"
+    return f"{value_range(rows['n'])} seed{'s' if rows['n'].max() > 1 else ''}"

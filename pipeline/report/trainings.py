@@ -77,13 +77,13 @@ def _chart(title: str, file: str, rows: list[pd.DataFrame]) -> Chart:
     return Chart(title, SPREAD, file, accuracy_lines(pd.concat(rows), "epoch", "variant", "epoch"))
 
 
-def options(params: Params | None, results: Results, variants: list[str]) -> list[tuple[str, ...]]:
+def options(params: Params, results: Results, variants: list[str]) -> list[tuple[str, ...]]:
     """(key, value, place in params.yaml, of which variants) of the refinements.
 
     There are none where the parameters are of another cell.
     """
     cell = results.cell
-    if params is None or (*params.cell,) != (cell["dataset"], cell["model"], cell["scale"]):
+    if (*params.cell,) != (cell["dataset"], cell["model"], cell["scale"]):
         return []
     images = cell["images"]
     params = params.with_sizes(images["train"], images["validation"], images.get("heldout", 0))

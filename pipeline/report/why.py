@@ -23,7 +23,7 @@ from pipeline.git import git
 from pipeline.jobs.files import RESULTS
 from pipeline.report.claims import load_claims
 from pipeline.report.evidence import Evidence
-from pipeline.report.ledger import judge_claim, show_orders, show_value
+from pipeline.report.ledger import by_id, judge_claim, show_orders, show_value
 from pipeline.report.numbers import number, rows_of
 
 CONDITION = re.compile(r"\w+=")
@@ -51,7 +51,7 @@ def why(target: str, papers: tuple[Paper, ...], conditions: Sequence[str] = ()) 
     entries = {}
     if ledger.is_file():
         with reading(ledger):
-            entries = {entry["id"]: entry for entry in read_json(ledger)["claims"]}
+            entries = by_id(read_json(ledger))
     if target in entries and not conditions:
         return _explain_claim(entries[target], papers)
     file = _find_file(target, (".csv", ".json") if conditions else (".md", ".png"))

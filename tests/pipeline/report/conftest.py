@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,26 @@ def browser() -> Iterator[Any]:
     found = webdriver.Chrome(options, webdriver.ChromeService(driver))
     yield found
     found.quit()
+
+
+def resize(browser: Any, width: int, height: int = 900, mobile: bool = False) -> None:
+    """Give the page another size, until the browser is cleared."""
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def open_page(browser: Any, page: Path) -> Iterator[Any]:
+    """Open a page from its beginning. Its size is the browser's own again in the end."""
+    browser.get("about:blank")
+    browser.get(page.as_uri())
+    yield browser
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def press(browser: Any, button: Any) -> None:
+    """Press a button by keyboard."""
+    browser.execute_script("arguments[0].focus()", button)
+    button.send_keys("\n")
 
 
 def complaints_and_requests(browser: Any) -> list[str]:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from papers import PAPERS
+from pipeline.config.paper import Paper
 from pipeline.files import read_json, write_json
 from pipeline.report import check
 from pipeline.report.check import check_ledger
@@ -35,7 +36,6 @@ from pipeline.report.ledger import (
     judge,
     judge_claim,
     markdown,
-    tabulate,
 )
 from stages import commands
 from tests.conftest import ROOT, Printed, cases_of, change_json, refused
@@ -43,6 +43,8 @@ from tests.conftest import ROOT, Printed, cases_of, change_json, refused
 CASES = cases_of(__file__)
 RESULTS = ROOT / "results"
 CELLS = sorted((RESULTS / "cells").glob("*/"))
+LEDGER = Path("results/claims.json")
+LAYERSHUFFLE = tuple(paper for paper in PAPERS if paper.name == "layershuffle")
 INF = math.inf
 
 
@@ -168,8 +170,8 @@ def changed(tmp_path: Path) -> Path:
     return tmp_path / "results"
 
 
-def verdicts(folder: Path) -> dict[str, str]:
-    ledger = judge(Evidence(folder, PAPERS))
+def verdicts(folder: Path, papers: tuple[Paper, ...] = PAPERS) -> dict[str, str]:
+    ledger = judge(Evidence(folder, papers))
     assert markdown(ledger, str).count("\n| ") == 2 + len(ledger["claims"])
     return {entry["id"]: entry["verdict"] for entry in ledger["claims"]}
 
@@ -178,41 +180,30 @@ def rewrite(file: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
     change(pd.read_csv(file, dtype={"route": str})).to_csv(file, index=False)
 
 
-def without_ls(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["variant"] != "ls"]
-
-
-def with_all_layers(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[(rows["keep"] == 12) | rows["variant"].str.startswith("refit")]
-
-
-def at_chance(rows: pd.DataFrame) -> pd.DataFrame:
-    """The baseline, which then has no share of its own accuracy."""
-    rows.loc[rows["variant"] == "baseline", "accuracy"] = 0.1
-    return rows
-
-
-def without_the_trained_order(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["route"] != "0-1-2"]
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kept", "not_run"),
+    [
+        ("variant != 'ls'", {"s4.1.price", "fig1c.only-ls"}),
+        ("keep == 12 or variant.str.startswith('refit')", {"fig1c.grows", "fig1b.keep3"}),
+        ("route != '0-1-2'", {"fig1c.refit3"}),  # the order that it was trained with
+    ],
+)
+def test_without_rows_their_claims_are_not_run(changed: Path, kept: str, not_run: set[str]) -> None:
+    rewrite(changed / "prune_eval.csv", lambda rows: rows.query(kept))
+    after = verdicts(changed, LAYERSHUFFLE)
+    assert {after[name] for name in not_run} == {NOT_RUN}
+    assert after["fig1b.full"] != NOT_RUN
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "not_run"),
-    [
-        (without_ls, {"s4.1.price", "fig1c.only-ls"}),
-        (with_all_layers, {"fig1c.grows", "fig1b.keep3"}),
-        (at_chance, {"s4.1.collapse"}),
-        (without_the_trained_order, {"fig1c.refit3"}),
-    ],
-)
-def test_without_rows_their_claims_are_not_run(
-    changed: Path, change: Any, not_run: set[str]
-) -> None:
-    rewrite(changed / "prune_eval.csv", change)
-    after = verdicts(changed)
-    assert {after[name] for name in not_run} == {NOT_RUN}
-    assert after["fig1b.full"] != NOT_RUN
+def test_chance_has_no_share_of_its_own_accuracy(changed: Path) -> None:
+    def at_chance(rows: pd.DataFrame) -> pd.DataFrame:
+        rows.loc[rows["variant"] == "baseline", "accuracy"] = 0.1
+        return rows
+
+    rewrite(changed / "prune_eval.csv", at_chance)
+    assert verdicts(changed, LAYERSHUFFLE)["s4.1.collapse"] == NOT_RUN
 
 
 @pytest.mark.slow
@@ -255,29 +246,12 @@ def test_ledgers_are_compared() -> None:
     assert not same_cell(ledger, other | {"dataset": "another"})
 
 
-def test_the_table_says_why() -> None:
-    ledger = read_json(RESULTS / "claims.json")
-    failed = next(entry for entry in ledger["claims"] if entry["verdict"] == FAILS)
-    table, _ = tabulate(ledger | {"claims": [failed | {"reason": "of stone"}]})
-    assert "of stone" in str(next(iter(table.columns[-1].cells)))
-
-
-@pytest.fixture
-def clone(tmp_path: Path) -> Path:
-    """A fresh clone of the last commit: a user's own run may have changed the working tree."""
-    subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "clone")], check=True)
-    return tmp_path / "clone"
-
-
 Claims = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def claims(
-    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Claims:
-    """`lsvit claims` in the clone, in this process: exit code and errors."""
-    monkeypatch.chdir(clone)
+def claims(here: Path, capsys: pytest.CaptureFixture[str]) -> Claims:
+    """`lsvit claims` in the working folder, in this process: exit code and errors."""
 
     def run(against: Path | None = None) -> tuple[int, str]:
         code = 0
@@ -290,37 +264,53 @@ def claims(
     return run
 
 
-@pytest.mark.slow
+@pytest.fixture
+def ledger(here: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The committed ledger, as a file too, which unedited result files give."""
+    ledger = read_json(RESULTS / "claims.json")
+    (here / "results").mkdir()
+    write_json(LEDGER, ledger)
+    monkeypatch.setattr(check, "edited", list)
+    monkeypatch.setattr(check, "judge", lambda evidence: read_json(RESULTS / "claims.json"))
+    return ledger
+
+
 def test_the_table_has_the_claims_that_are_asked_for(
-    clone: Path, monkeypatch: pytest.MonkeyPatch, printed: Printed
+    ledger: dict[str, Any], monkeypatch: pytest.MonkeyPatch, printed: Printed
 ) -> None:
-    """With whole ids, which `lsvit why` takes. A wrong name is refused."""
-    monkeypatch.chdir(clone)
-    file = Path("results/claims.json")
+    """With whole ids, which `lsvit why` takes, and reasons. A wrong name is refused."""
     exits = {claim.id for claim in load_claims(import_module("papers.exits").PAPER).claims}
     for paper, verdict in (("exits", FAILS), (None, WEAKER)):
-        findings = check_ledger(file, PAPERS, None, paper, verdict)
-        assert findings.problems == []
-        assert findings.compared
+        findings = check_ledger(LEDGER, PAPERS, RESULTS / "claims.json", paper, verdict)
+        assert findings == ([], [], True)
         shown = re.sub(r"[^\w.:+-]", "", printed())
-        for entry in read_json(file)["claims"]:
+        for entry in ledger["claims"]:
             asked = entry["verdict"] == verdict and (paper is None or entry["id"] in exits)
             assert (f"{entry['id']}:" in shown) == asked, entry["id"]
-    other = read_json(file) | {"dataset": "other"}
-    monkeypatch.setattr(check, "other_ledger", lambda *given: other)
-    findings = check_ledger(file, PAPERS, None)
+    assert "betweenthetworanges" in shown
+    committed: list[Any] = [None, ledger | {"dataset": "other"}]
+    monkeypatch.setattr(check, "other_ledger", lambda *given: committed.pop())
+    findings = check_ledger(LEDGER, PAPERS, None)
     assert not findings.compared
     assert findings.notes == [
-        f"the committed ledger is about other with {other['model']} at scale {other['scale']}: "
+        f"the committed ledger is about other with {ledger['model']} at scale {ledger['scale']}: "
         "verdicts are not compared"
     ]
+    findings = check_ledger(LEDGER, PAPERS, None)
+    assert findings == ([], ["no committed ledger to compare with"], False)
     for name, key in (("exit", "paper"), ("hold", "verdict")):
         with refused(f"--{key}: found '{name}', did you mean '{name}s'"):
-            check_ledger(file, PAPERS, None, **{key: name})
+            check_ledger(LEDGER, PAPERS, None, **{key: name})
 
 
 @pytest.mark.slow
-def test_what_was_changed_by_hand_fails_the_check(clone: Path, claims: Claims) -> None:
+def test_what_was_changed_by_hand_fails_the_check(
+    here: Path, claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a fresh clone: a user's own run may have changed the working tree."""
+    subprocess.run(["git", "clone", "-q", str(ROOT), "clone"], check=True)
+    clone = here / "clone"
+    monkeypatch.chdir(clone)
     assert claims() == (0, "")
     names = ("prune_eval.csv", "table1.csv", "analysis.json")
     for name in names:
@@ -333,44 +323,32 @@ def test_what_was_changed_by_hand_fails_the_check(clone: Path, claims: Claims) -
     stages = clone / "dvc.yaml"
     last = "    - results/report.html: {cache: false}\n"
     stages.write_text(stages.read_text().replace(last, f"{last}    - results/new.csv\n"))
+    (clone / "results/cell.json").write_text("{")
     code, errors = claims()
     assert code == 1
     for name in names:
         assert f"error: results/{name}: modified since its stage wrote it" in errors
     assert "results/samplers.csv: deleted since its stage wrote it" in errors
     assert "results/new.csv: not in dvc.lock, `dvc repro` writes it" in errors
-    (clone / "results/cell.json").write_text("{")
-    code, errors = claims()
-    assert code == 1
     assert "results/cell.json: cannot be read" in errors
 
 
 def test_a_new_claim_is_shown_before_a_run_writes_it(
-    clone: Path, claims: Claims, monkeypatch: pytest.MonkeyPatch
+    ledger: dict[str, Any], printed: Printed
 ) -> None:
-    shown: list[dict[str, Any]] = []
-
-    def note(ledger: dict[str, Any], *only: Any) -> Any:
-        shown.append(ledger)
-        return tabulate(ledger, *only)
-
-    monkeypatch.setattr(check, "tabulate", note)
-    file = clone / "results" / "claims.json"
-    ledger = read_json(file)
-    write_json(file, ledger | {"claims": ledger["claims"][:-1]})
-    code, errors = claims()
-    assert code == 1
-    assert f"not what the result files give for {ledger['claims'][-1]['id']}" in errors
-    assert shown == [ledger]
+    published = sum(not entry["own"] for entry in ledger["claims"])
+    new = ledger["claims"].pop(0)
+    write_json(LEDGER, ledger)
+    (problem,) = check_ledger(LEDGER, PAPERS, LEDGER).problems
+    assert f"not what the result files give for {new['id']};" in problem
+    assert f"in all: {published} claims of the papers" in printed()
 
 
 def test_a_contradiction_fails_the_check_and_a_marginal_line_does_not(
-    clone: Path, claims: Claims
+    here: Path, ledger: dict[str, Any], claims: Claims
 ) -> None:
     """As after a run that went another way: the other ledger said otherwise."""
-    file = clone / "results" / "claims.json"
-    another = clone / "another.json"
-    ledger = read_json(file)
+    another = here / "another.json"
     first = {entry["verdict"]: entry for entry in reversed(ledger["claims"])}
     fallen, unclear = first[FAILS], first[UNDECIDED]
     fallen["verdict"] = unclear["verdict"] = HOLDS
@@ -379,7 +357,7 @@ def test_a_contradiction_fails_the_check_and_a_marginal_line_does_not(
     error_line = f"error: {fallen['id']}: does not hold, in the other ledger: holds\n"
     assert claims(another) == (1, moved_line + error_line)
     write_json(another, ledger | {"dataset": "other"})
-    write_json(file, ledger)
+    write_json(LEDGER, ledger)
     code, errors = claims(another)
     assert code == 1
     assert "found a ledger of other" in errors

@@ -16,14 +16,14 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from papers import PAPERS
-from pipeline.config.load import load
+from pipeline.config.params import Params
 from pipeline.files import read_json
 from pipeline.report.charts import GRID
 from pipeline.report.numbers import number
 from pipeline.report.page import Report
 from pipeline.report.results import Results
 from tests.conftest import ALL_CLAIMS, ROOT, change_json
-from tests.pipeline.report.conftest import complaints_and_requests
+from tests.pipeline.report.conftest import complaints_and_requests, open_page, press, resize
 
 pytestmark = pytest.mark.slow
 UNTIL_DRAWN = """const [chart, done] = arguments; (function look() {
@@ -31,12 +31,12 @@ UNTIL_DRAWN = """const [chart, done] = arguments; (function look() {
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def page(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Iterator[Path]:
     """The report of the committed results."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         file = tmp_path_factory.mktemp("report") / "report.html"
-        file.write_text(Report(Results(Path("results"), PAPERS), load(papers=PAPERS)).html())
+        file.write_text(Report(Results(Path("results"), PAPERS), params).html())
         yield file
 
 
@@ -81,7 +81,7 @@ def test_links_of_the_checklists_hold(page: Path) -> None:
     assert not [link for link in links if not (ROOT / "results" / link).exists()]
 
 
-def test_one_seed_has_no_spread(tmp_path: Path) -> None:
+def test_one_seed_has_no_spread(tmp_path: Path, params: Params) -> None:
     """Numbers alone, charts that are valid JSON, and no models where there are none to shuffle."""
     results = copied(tmp_path)
     for name in (
@@ -95,7 +95,7 @@ def test_one_seed_has_no_spread(tmp_path: Path) -> None:
         rows.assign(std=None).to_csv(results / name, index=False)
     change_json(results / "cell.json", {"seeds": [0]})
     (results / "shuffle.json").write_text("{}")  # as where the model is a large one
-    text = Report(Results(results, PAPERS)).html()
+    text = Report(Results(results, PAPERS), params).html()
     sections = re.findall(r'<section id="shuffle">\s*<p[^>]*>[^<]+</p>\s*</section>', text)
     assert len(sections) == 1
     assert "readTensors" not in text
@@ -113,8 +113,8 @@ def test_it_is_one_small_file_that_asks_for_nothing(page: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of results of which a table was changed, and the grids of two pictures."""
+def changed(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
+    """Two papers' report of results with a table changed, and the grids of two pictures."""
     results = copied(tmp_path_factory.mktemp("changed"))
     table = results / "table1.csv"
     table.write_text(re.sub(r"(sequential,ls,)0\.\d+", r"\g<1>0.1234", table.read_text()))
@@ -127,7 +127,8 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     greys = np.arange(20, dtype=np.uint8).reshape(5, 4) * 10
     pixels = greys.repeat(20, axis=0).repeat(20, axis=1)
     Image.fromarray(pixels).save(results / "figures/inversion_depth.png", pnginfo=grid)
-    (results / "report.html").write_text(Report(Results(results, PAPERS)).html())
+    papers = tuple(paper for paper in PAPERS if paper.name in ("layershuffle", "inversion"))
+    (results / "report.html").write_text(Report(Results(results, papers), params).html())
     return results / "report.html"
 
 
@@ -140,20 +141,15 @@ def test_a_changed_result_changes_it(page: Path, changed: Path) -> None:
 
 
 @pytest.fixture
-def opened(browser: Any, page: Path) -> Any:
+def opened(browser: Any, page: Path) -> Iterator[Any]:
     """The report in it, from its beginning."""
-    browser.get("about:blank")
-    browser.get(page.as_uri())
-    return browser
+    yield from open_page(browser, page)
 
 
 def test_charts_are_drawn_without_a_warning_or_a_request(opened: Any) -> None:
     """Each below the names that it can be switched to. Nothing is wider than the page."""
     for width in (1100, 390):
-        opened.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
-        )
+        resize(opened, width)
         opened.refresh()
         charts = opened.find_elements("css selector", ".chart")
         assert len(charts) == len(opened.find_elements("css selector", ".legend + .chart")) > 8
@@ -164,21 +160,16 @@ def test_charts_are_drawn_without_a_warning_or_a_request(opened: Any) -> None:
             assert len(marks) > 5
         assert opened.execute_script("return document.documentElement.scrollWidth") <= width
     assert complaints_and_requests(opened) == []
-    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_claims_by_verdict_fit_a_narrow_page(opened: Any) -> None:
     """Each number stands beside its verdict, where the head of the table is gone."""
     table = opened.find_element("css selector", "table.stacks")
     for width, has_head in ((390, False), (1100, True)):
-        opened.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
-        )
+        resize(opened, width)
         box = opened.execute_script("return arguments[0].parentElement", table)
         assert box.get_property("scrollWidth") <= box.get_property("clientWidth")
         assert table.find_element("tag name", "thead").is_displayed() == has_head
-    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_names_are_switched_by_keyboard(opened: Any) -> None:
@@ -200,8 +191,7 @@ def test_names_are_switched_by_keyboard(opened: Any) -> None:
         (buttons[0], 1),
         (buttons[1], len(buttons)),
     ):
-        opened.execute_script("arguments[0].focus()", button)
-        opened.switch_to.active_element.send_keys("\n")
+        press(opened, button)
         assert sum(opened.execute_async_script(shown, chart)) == count
     assert {button.get_attribute("aria-pressed") for button in buttons} == {"false"}
 
@@ -234,11 +224,7 @@ def test_filters_links_and_the_way_back(opened: Any) -> None:
     target = opened.find_element("id", "claim-latin.spread")
     assert target.get_attribute("open")
     assert count() == f"{len(ledger)} of {len(ledger)}"
-    opened.execute_script(
-        "arguments[0].focus()",
-        first := opened.find_element("css selector", "#layershuffle td data"),
-    )
-    first.send_keys("\n")
+    press(opened, opened.find_element("css selector", "#layershuffle td data"))
     dialog = opened.find_element("id", "back")
     assert dialog.is_displayed()
     assert "results/table1.csv" in dialog.text
@@ -252,9 +238,7 @@ def test_pictures_are_enlarged(opened: Any) -> None:
     large = opened.find_element("id", "large")
     opened.execute_script("location.hash = '#claim-s4.1.gain'")
     for chosen, least in (('[id="claim-s4.1.gain"] .zoom', 600), ("#inversion figure .zoom", 1100)):
-        button = opened.find_element("css selector", chosen)
-        opened.execute_script("arguments[0].focus()", button)
-        button.send_keys("\n")
+        press(opened, opened.find_element("css selector", chosen))
         assert large.is_displayed()
         assert large.find_element("css selector", "div > *").size["width"] >= least
         opened.switch_to.active_element.send_keys("\n")  # the button that closes it

@@ -39,7 +39,8 @@ def test_the_page_is_that_of_the_installed_vega() -> None:
 def test_colours_are_the_figures(tmp_path: Path) -> None:
     """And controls are left out, as in the figures of variants."""
     params = load(ROOT / "params.yaml", papers=PAPERS)
-    colours = Figures.of(Results(tmp_path, PAPERS), params).colours
+    looks = Figures.of(Results(tmp_path, PAPERS), params).variant_looks
+    colours = {variant: look["color"] for variant, look in looks.items()}
     layers, training = (
         dict(zip(scale["domain"], scale["range"], strict=False))
         for scale in (

@@ -24,7 +24,7 @@ from pipeline.files import read_json, write_json
 from pipeline.report.page import Report
 from pipeline.report.results import Results
 from tests.conftest import ROOT
-from tests.pipeline.report.conftest import complaints_and_requests
+from tests.pipeline.report.conftest import complaints_and_requests, open_page, resize
 
 RELEASED = {"baseline": "baseline_micro", "ls": "ls_micro"}
 ORDER = list(range(12))
@@ -89,7 +89,7 @@ def live(run: Path, params: Params) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def page(live: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(live: dict[str, Any], params: Params, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report with it."""
     ignored = shutil.ignore_patterns("cells", "report.html")
     folder = tmp_path_factory.mktemp("report") / "results"
@@ -97,19 +97,15 @@ def page(live: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path
     write_json(folder / "shuffle.json", live)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        (folder / "report.html").write_text(Report(Results(folder, PAPERS)).html())
+        (folder / "report.html").write_text(Report(Results(folder), params).html())
     return folder / "report.html"
 
 
 @pytest.fixture
-def opened(browser: Any, page: Path) -> Any:
+def opened(browser: Any, page: Path) -> Iterator[Any]:
     """The page on a phone."""
-    phone = {"width": 360, "height": 780, "deviceScaleFactor": 1, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
-    browser.get("about:blank")
-    browser.get(page.as_uri())
-    yield browser
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    resize(browser, 360, 780, mobile=True)
+    yield from open_page(browser, page)
 
 
 def layers(opened: Any) -> list[Any]:
