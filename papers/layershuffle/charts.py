@@ -37,7 +37,12 @@ def charts(results: Results) -> Charts:
     samplers = results.table("samplers")
     names = ["baseline", "LS", *kept["variant"]]
     if len(samplers):
-        names += map(label, samplers["variant"])
+        samplers = samplers[samplers["sampler"].str.startswith("fix_first")]
+        samplers = samplers.assign(
+            layers=samplers["sampler"].str.split().str[1].astype(int),
+            variant=samplers["variant"].map(label),
+        )
+        names += samplers["variant"].tolist()
     colours = colours_of(dict.fromkeys(names))
     shown = []
     for order, words in ORDERS.items():
@@ -46,10 +51,6 @@ def charts(results: Results) -> Charts:
         title = f"Accuracy with some of the layers, {words}"
         shown.append(Chart(title, SPREAD, "figure1.csv", spec))
     if len(samplers):
-        samplers = samplers[samplers["sampler"].str.startswith("fix_first")]
-    if len(samplers):
-        layers = samplers["sampler"].str.split().str[1].astype(int)
-        samplers = samplers.assign(layers=layers, variant=samplers["variant"].map(label))
         rows = spread(samplers, ["variant", "layers"], "accuracy")
         spec = lines(
             rows, "layers", "variant", "layers in place", "accuracy (%)", (0, 100), colours

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from scipy.stats import gaussian_kde
@@ -161,9 +160,14 @@ def draw_umap(
         vmin=1,
         vmax=positions.shape[1],
     )
-    axis.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2")
     told = f"R² = {numbers['position_r2']['seeds'][str(seed)]:.2f}"
-    axis.set(title=f"{title}, layer {layer + 1}: {told}")
+    axis.set(
+        title=f"{title}, layer {layer + 1}: {told}",
+        xlabel="UMAP 1",
+        ylabel="UMAP 2",
+        xticks=[],
+        yticks=[],
+    )
     figure.colorbar(points, label="position of the layer", shrink=0.9)
     figures.save(figure, name)
     return CAPTIONS["umap"].format(
@@ -218,12 +222,19 @@ def draw_ridges(figures: Figures, arrays: dict[str, np.ndarray], name: str, titl
         right.scatter(places, heights, c=colours, s=6, zorder=3)
         ring: Look = {"markersize": 6, "markerfacecolor": "none", "color": OKABE_ITO[4]}
         right.plot(layer + 1, heights[layer], "o", **ring)
-    left.set(yticks=-np.arange(num_layers), yticklabels=places, xlim=(0, WIDEST))
-    left.set(title="distributions", xlabel="norm of the contribution\n(the layer's mean is 1)")
-    left.set(ylabel="layer (original place)")
-    right.set(xlabel="position of the layer\n(\N{WHITE CIRCLE} its original place)")
-    right.set(title=f"means (a row: {100 * ROW:.0f} %)")
-    right.set(xlim=(0, num_layers + 1))
+    left.set(
+        title="distributions",
+        xlabel="norm of the contribution\n(the layer's mean is 1)",
+        ylabel="layer (original place)",
+        xlim=(0, WIDEST),
+        yticks=-np.arange(num_layers),
+        yticklabels=places,
+    )
+    right.set(
+        title=f"means (a row: {100 * ROW:.0f} %)",
+        xlabel="position of the layer\n(\N{WHITE CIRCLE} its original place)",
+        xlim=(0, num_layers + 1),
+    )
     key = ScalarMappable(Normalize(1, num_layers), "viridis")
     figure.colorbar(
         key, ax=[left, right], label="position of the layer", location="bottom", aspect=40
@@ -249,16 +260,14 @@ def draw_training_curves(
     figures: Figures, histories: dict[str, pd.DataFrame], chance: float
 ) -> str:
     """Draw validation accuracy per epoch in both orders, by variant. Returns the caption."""
-    rows = pd.concat([rows.assign(variant=variant) for variant, rows in histories.items()])
     looks = {}
-    for place, variant in enumerate(histories):
+    frames = []
+    for place, (variant, history) in enumerate(histories.items()):
         looks[variant] = figures.variant_looks.get(variant) or _refit_look(variant, place)
+        beside = 0.4 / len(histories) * place_beside(place, len(histories))
+        frames.append(history.assign(variant=variant, epoch=history["epoch"] + beside))
+    rows = pd.concat(frames)
     figure, axes = figures.panels(1.35, nrows=2, sharex=True)
-    places = {variant: place for place, variant in enumerate(looks)}
-    apart = 0.4 / len(looks)
-    rows["epoch"] += apart * rows["variant"].map(
-        lambda name: place_beside(places[name], len(looks))
-    )
     for axis, order in zip(axes[:, 0], ORDERS, strict=True):
         column = f"validation/{order}/accuracy"
         draw_lines(axis, rows, "epoch", column, "variant", looks, capsize=1.5)
@@ -289,22 +298,23 @@ def draw_forms(figures: Figures, rows: pd.DataFrame, forms: list[str], chance: f
         for order, side, colour in zip(ORDERS, (-0.12, 0.12), OKABE_ITO[::4], strict=False):
             own_rows = full[(full["variant"] == FORMS[form]) & (full["order"] == order)]
             values = 100 * own_rows.groupby("seed")["accuracy"].mean()
-            name = f"{order} order" if place == 0 else None
-            _draw_seeds(axis, place + side, values, colour, name)
-    axis.set(xticks=range(len(forms)), xticklabels=forms, xlim=(-0.5, len(forms) - 0.5))
-    axis.set(ylabel=ACCURACY, xlabel="LS: an order is drawn for", ylim=(0, 100))
+            points = np.full(len(values), place + side)
+            axis.plot(points, values, "o", color=colour, markersize=2.5, alpha=0.6)
+            bar: Look = {"color": colour, "marker": "_", "capsize": 2}
+            if place == 0:
+                bar["label"] = f"{order} order"
+            axis.errorbar(place + side + 0.08, values.mean(), values.std(), **bar)
+    axis.set(
+        xlabel="LS: an order is drawn for",
+        ylabel=ACCURACY,
+        xlim=(-0.5, len(forms) - 0.5),
+        ylim=(0, 100),
+        xticks=range(len(forms)),
+        xticklabels=forms,
+    )
     draw_chance(axis, chance)
     figures.finish(figure, "order_forms")
     return CAPTIONS["forms"].format(seeds=full["seed"].nunique())
-
-
-def _draw_seeds(axis: Axes, place: float, values: pd.Series, colour: str, name: str | None) -> None:
-    """Draw a point a seed and beside them mean and standard deviation, if there are seeds."""
-    if len(values):
-        points = np.full(len(values), place)
-        axis.plot(points, values, "o", color=colour, markersize=2.5, alpha=0.6)
-        look: Look = {"color": colour, "marker": "_", "capsize": 2, "label": name}
-        axis.errorbar(place + 0.08, values.mean(), values.std(), **look)
 
 
 def draw(results: Results, params: Params) -> dict[str, str]:

@@ -50,9 +50,8 @@ def draw_pruning(
     figure, [[axis]] = figures.panels(0.9)
     looks = figures.looks(FIGURE_1)
     handles: dict[str, Any] = {}
-    for choose in lines["choose"].unique():
-        if choose == ALL:
-            continue
+    choices = lines.loc[lines["choose"] != ALL, "choose"].unique()
+    for choose in choices:
         chosen = lines[lines["choose"].isin([choose, ALL])]
         styled = {}
         for variant, look in looks.items():
@@ -64,11 +63,14 @@ def draw_pruning(
         line = pd.concat([refits, cells[is_whole]]).set_index("keep")
         draw_means(axis, 100 * line[["mean", "std"]], capsize=2, label="refit-k", **look)
     handles = handles_of(axis) | handles
-    for choose in lines["choose"].unique():
-        if choose != ALL:
-            handles[f"{choose} layers"] = Line2D([], [], color="black", linestyle=STYLES[choose])
-    axis.set(xlabel="layers kept", ylabel=ACCURACY, ylim=(0, 100))
-    axis.set(xticks=sorted({*lines["keep"], *refits["keep"]}))
+    for choose in choices:
+        handles[f"{choose} layers"] = Line2D([], [], color="black", linestyle=STYLES[choose])
+    axis.set(
+        xlabel="layers kept",
+        ylabel=ACCURACY,
+        ylim=(0, 100),
+        xticks=sorted({*lines["keep"], *refits["keep"]}),
+    )
     draw_chance(axis, chance, at="left")
     figures.finish(figure, name, handles)
     full = lines[lines["full"]]

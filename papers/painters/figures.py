@@ -51,9 +51,14 @@ def draw_strategies(figures: Figures, rows: pd.DataFrame, loops: int, chance: fl
             line = own_rows[own_rows["kind"].isin([kind, UNTOUCHED])]
             means = over_seeds(line, "treated", "accuracy")
             draw_means(axis, means, capsize=1.5, elinewidth=0.7, **LOOKS[kind])
-        axis.set(title=figures.label(variant), ylabel="validation accuracy (%)", ylim=(0, 100))
-        # Room on the right for the word "chance", which lines may reach.
-        axis.set(xticks=treated, xlim=(-0.05 * treated[-1], 1.17 * treated[-1]))
+        axis.set(
+            title=figures.label(variant),
+            ylabel="validation accuracy (%)",
+            ylim=(0, 100),
+            xticks=treated,
+            # Room on the right for the word "chance", which lines may reach.
+            xlim=(-0.05 * treated[-1], 1.17 * treated[-1]),
+        )
         draw_chance(axis, chance)
     axes[-1, 0].set(xlabel="middle layers treated")
     figures.finish(figure, "painters")
@@ -68,10 +73,8 @@ def draw_strategies(figures: Figures, rows: pd.DataFrame, loops: int, chance: fl
 
 
 def draw(results: Results, params: Params) -> dict[str, str]:
-    """Draw the figure if its stage has run. Returns captions by title."""
+    """Draw the figure. Returns captions by title."""
     rows = results.table("painters")
-    if rows.empty:
-        return {}
     figures = Figures.of(results, params)
     loops = params.resolve(Painters).loops
     return {"Painters": draw_strategies(figures, rows, loops, results.chance)}
