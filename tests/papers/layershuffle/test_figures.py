@@ -17,6 +17,7 @@ from papers.layershuffle.diagrams import first_routes
 from papers.layershuffle.figures import (
     ROW,
     draw,
+    draw_controls,
     draw_disorder,
     draw_first_layers,
     draw_forms,
@@ -158,29 +159,29 @@ def test_points_and_means_of_the_analysis(figures: DrawnFigures) -> None:
     assert len(drawn) == 4
 
 
-@pytest.mark.parametrize(
-    ("samplers", "drawn"),
-    [((), set()), (("reversed",), {"Distance"}), (("fix_first 0",), {"First layers"})],
-)
 def test_a_figure_is_drawn_where_its_samplers_were_run(
-    samplers: tuple[str, ...], drawn: set[str], params: Params, monkeypatch: pytest.MonkeyPatch
+    params: Params, figures: DrawnFigures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Figures, "save", lambda self, figure, name: plt.close(figure))
-    for name in ("draw_umap", "draw_ridges"):
-        monkeypatch.setattr(f"papers.layershuffle.figures.{name}", lambda *arguments: "")
     params = params.model_copy(update={"variants": {"ls": params.variants["ls"]}})
-    rows = sampler_rows(*samplers)
     evaluated = committed().table("prune_eval").assign(choose="random")
     evaluated.loc[evaluated["keep"] == 12, "choose"] = "all"
-    tables = {"samplers": rows[rows["variant"] != "layerdrop"], "prune_eval": evaluated}
-    results = made_up(tables)
+    results = made_up({"prune_eval": evaluated})
+    for sampler, drawn in (
+        ("none", []),
+        ("fix_first 0", ["First layers"]),
+        ("swap 4", ["Distance"]),
+    ):
+        rows = sampler_rows(sampler)
+        results.tables["samplers"] = rows[rows["variant"] != "layerdrop"]
+        assert list(draw_controls(figures, results, params)) == drawn
     history = pd.DataFrame({"seed": [0, 1], "epoch": [1, 1]})
     for order in ORDERS:
         history[f"validation/{order}/accuracy"] = [0, 1]
     results.tables |= {f"finetune/{variant}": history for variant in params.all_variants}
-    monkeypatch.setattr("papers.layershuffle.figures.read_arrays", lambda file: {})
+    monkeypatch.setattr(Figures, "save", lambda self, figure, name: plt.close(figure))
+    for name in ("read_arrays", "draw_umap", "draw_ridges"):
+        monkeypatch.setattr(f"papers.layershuffle.figures.{name}", lambda *arguments: "")
     captions = draw(results, params)
-    assert captions.keys() & {"Distance", "First layers"} == drawn
     assert len(captions) == 10 + len(drawn)
     assert not re.search(r"\bnan\b|\b0 seeds", "".join(captions.values()))
 

@@ -9,7 +9,6 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -66,21 +65,20 @@ def same_as_one_pass(model: RoutedModel, packed: bytes, route: tuple[int, ...]) 
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("route", [(5, 0, 3, 1, 4, 2), (3, 1, 4, 0), (2, 5)])
-def test_nodes_give_what_one_forward_pass_gives(
-    route: tuple[int, ...], weights: "nodes_servers.Weights"
-) -> None:
+def test_nodes_give_what_one_forward_pass_gives(weights: "nodes_servers.Weights") -> None:
     model = weights.open()
     nodes = [nodes_servers.LayerServer(number, 0.0) for number in range(2)]
     for node in nodes:
         node.hold(weights, place(2, 1, 6), SERVICE)
-    packed = started(model)
-    for layer in route:
-        packed = nodes[layer % 2].run(packed, layer)
-    assert same_as_one_pass(model, packed, route)
+    for route in ((5, 0, 3, 1, 4, 2), (3, 1, 4, 0), (2, 5)):
+        packed = started(model)
+        for layer in route:
+            packed = nodes[layer % 2].run(packed, layer)
+        assert same_as_one_pass(model, packed, route)
 
 
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("weights", ["ls_pos"], indirect=True)
 def test_a_node_refuses_what_is_no_message_and_drops_what_is_late(
     weights: "nodes_servers.Weights",
 ) -> None:
@@ -151,51 +149,42 @@ def test_a_swarm_has_as_many_journeys_as_its_clients_ask_for() -> None:
     assert 0 < run.busy < 1
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator["nodes_cluster.Cluster"]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("PYTHONPATH", str(ROOT / "benchmarks"))  # of Ray's workers
-        with nodes_cluster.cluster(3, 0.0) as started_nodes:
-            yield started_nodes
-
-
-def serve(
-    nodes: "nodes_cluster.Cluster",
-    weights: "nodes_servers.Weights",
-    policy: Policy,
-    deadline: float,
-) -> list[tuple[Answer, bytes]]:
-    """Send six micro-batches, three at a time. Every answer equals one forward pass."""
-    model = weights.open()
-    holders = place(3, 1, 6)
-    options = SERVICE.model_copy(update={"deadline": deadline})
-    nodes.hold(weights, holders, options)
-    client = Client(holders, options, time.time, generator("test"))
-    answers = asyncio.run(nodes.serve(client, policy, [started(model)] * 6, 3))
-    for answer, packed in answers:
-        assert answer.lost or same_as_one_pass(model, packed, answer.route)
-    return answers
-
-
 @pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="`uv sync --extra cluster`")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("weights", ["exits"], indirect=True)
 def test_real_processes_go_on_without_one(
-    nodes: "nodes_cluster.Cluster", weights: "nodes_servers.Weights"
+    weights: "nodes_servers.Weights", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a node dead, any order does without its layers, and strict order has no answer."""
-    for answer, _ in serve(nodes, weights, "any", 2000):
-        assert sorted(answer.route) == [*range(6)]
+    """With a node dead, any order does without its layers, and strict order has no answer.
+
+    Every answer equals one forward pass.
+    """
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "benchmarks"))  # of Ray's workers
     model = weights.open()
-    ticks = [[pair] for tick in nodes_schedules.latin_ticks(1, 3) for pair in tick]
-    (state,) = nodes.follow(ticks, [started(model)])
-    assert same_as_one_pass(model, state, (0, 1, 2))
-    nodes.kill(1)
-    for answer, _ in serve(nodes, weights, "any", 2000):
-        assert ({*answer.route}, answer.lost) == ({0, 2, 3, 5}, False)
-    for answer, _ in serve(nodes, weights, "strict", 40):
-        assert answer.lost
-        assert answer.route in ((), (0,))
+    holders = place(2, 1, 6)
+
+    def serve(policy: Policy, deadline: float) -> list[Answer]:
+        """Six micro-batches, three at a time."""
+        options = SERVICE.model_copy(update={"deadline": deadline})
+        nodes.hold(weights, holders, options)
+        client = Client(holders, options, time.time, generator("test"))
+        served = asyncio.run(nodes.serve(client, policy, [started(model)] * 6, 3))
+        for answer, packed in served:
+            assert answer.lost or same_as_one_pass(model, packed, answer.route)
+        return [answer for answer, _ in served]
+
+    with nodes_cluster.cluster(2, 0.0) as nodes:
+        for answer in serve("any", 2000):
+            assert sorted(answer.route) == [*range(6)]
+        ticks = [[pair] for tick in nodes_schedules.latin_ticks(1, 2) for pair in tick]
+        (state,) = nodes.follow(ticks, [started(model)])
+        assert same_as_one_pass(model, state, (0, 1))
+        nodes.kill(1)
+        for answer in serve("any", 2000):
+            assert ({*answer.route}, answer.lost) == ({0, 2, 4}, False)
+        for answer in serve("strict", 40):
+            assert answer.lost
+            assert answer.route in ((), (0,))
