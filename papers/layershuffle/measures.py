@@ -209,10 +209,9 @@ def only_ls(e: Evidence) -> np.ndarray:
     """The smallest lead of LS over all others, whatever the number of layers, in random order."""
     leads = []
     for keep in numbers_kept(e):
-        ls = e.accuracy("ls", "arbitrary", keep)
-        for variant in ("layerdrop", BASELINE):
-            leads.append(ls - e.accuracy(variant, "arbitrary", keep))
-        leads.append(ls - refit(e, "arbitrary", keep))
+        variants = ("ls", "layerdrop", BASELINE)
+        ls, *others = [e.accuracy(variant, "arbitrary", keep) for variant in variants]
+        leads.append(ls - np.max([*others, refit(e, "arbitrary", keep)], axis=0))
     return np.min(leads, axis=0)
 
 

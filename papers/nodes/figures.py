@@ -5,7 +5,7 @@ from matplotlib.lines import Line2D
 
 from papers.nodes.section import Nodes, Policy
 from pipeline.config.params import Params
-from pipeline.report.captions import counted, name_models, read_captions
+from pipeline.report.captions import counted, describe_rows, read_captions
 from pipeline.report.figures import Figures, Look, draw_chance, draw_lines, handles_of
 from pipeline.report.results import Results
 
@@ -65,11 +65,7 @@ def draw_away(figures: Figures, rows: pd.DataFrame, chance: float, service: floa
         handles[look["label"]] = Line2D([], [], **look | {"linestyle": "none"})
     figures.finish(figure, "nodes", handles | handles_of(axes[1, 0]))
     return CAPTIONS["away"].format(
-        nodes=rows["nodes"].max(),
-        seeds=counted(rows["seed"].nunique(), "seed"),
-        images=rows["images"].max(),
-        names=name_models(rows),
-        service=service,
+        nodes=rows["nodes"].max(), service=service, **describe_rows(rows)
     )
 
 

@@ -5,7 +5,7 @@ import pandas as pd
 
 from papers.painters.section import KINDS, UNTOUCHED, Kind, Painters
 from pipeline.config.params import Params
-from pipeline.report.captions import counted, name_models, read_captions
+from pipeline.report.captions import describe_rows, read_captions
 from pipeline.report.figures import (
     Figures,
     distinct_looks,
@@ -64,12 +64,7 @@ def draw_strategies(figures: Figures, rows: pd.DataFrame, loops: int, chance: fl
     figures.finish(figure, "painters")
     orders = rows["orders"].max()
     strategies = [CAPTIONS["kinds"][kind].format(orders=orders, loops=loops) for kind in kinds]
-    return CAPTIONS["strategies"].format(
-        strategies="; ".join(strategies),
-        seeds=counted(rows["seed"].nunique(), "seed"),
-        images=rows["images"].max(),
-        names=name_models(rows),
-    )
+    return CAPTIONS["strategies"].format(strategies="; ".join(strategies), **describe_rows(rows))
 
 
 def draw(results: Results, params: Params) -> dict[str, str]:

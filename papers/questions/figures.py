@@ -4,7 +4,7 @@ import pandas as pd
 
 from pipeline.config.params import Params
 from pipeline.config.variant import BASELINE
-from pipeline.report.captions import counted, name_models, read_captions
+from pipeline.report.captions import describe_rows, read_captions
 from pipeline.report.figures import (
     GREY,
     Figures,
@@ -24,15 +24,6 @@ MEASURES = {
     "auarc": "AUARC (%)",
     "auroc": "AUROC (%)",
 }
-
-
-def about(rows: pd.DataFrame) -> dict[str, object]:
-    """What both captions say."""
-    return {
-        "seeds": counted(rows["seed"].nunique(), "seed"),
-        "images": rows["images"].max(),
-        "names": name_models(rows),
-    }
 
 
 def trained_with_fewer(results: Results, flops: pd.Series) -> pd.DataFrame:
@@ -90,7 +81,7 @@ def draw_pruning(figures: Figures, rows: pd.DataFrame, others: pd.DataFrame, cha
     axes[0, 0].set(xlabel="MFLOPs of an image", ylabel="validation accuracy (%)", ylim=(0, 100))
     draw_chance(axes[0, 0], chance)
     figures.finish(figure, "questions_pruning", columns=2)
-    return CAPTIONS["pruning"].format(**about(rows))
+    return CAPTIONS["pruning"].format(**describe_rows(rows))
 
 
 def draw_passes(figures: Figures, rows: pd.DataFrame) -> str:
@@ -107,7 +98,7 @@ def draw_passes(figures: Figures, rows: pd.DataFrame) -> str:
     for axis in axes[-1]:
         axis.set(xlabel="passes")
     figures.finish(figure, "questions_passes")
-    return CAPTIONS["passes"].format(**about(rows))
+    return CAPTIONS["passes"].format(**describe_rows(rows))
 
 
 def draw_merges(figures: Figures, rows: pd.DataFrame, chance: float) -> str:
@@ -126,7 +117,7 @@ def draw_merges(figures: Figures, rows: pd.DataFrame, chance: float) -> str:
         draw_chance(axis, chance)
     axes[0, 0].set(ylabel="validation accuracy (%)")
     figures.finish(figure, "questions_merges", columns=2)
-    return CAPTIONS["merges"].format(**about(rows))
+    return CAPTIONS["merges"].format(**describe_rows(rows))
 
 
 def draw(results: Results, params: Params) -> dict[str, str]:

@@ -27,3 +27,12 @@ def name_models(rows: pd.DataFrame) -> str:
     """Data set and model, for captions."""
     datasets = ", ".join(dict.fromkeys(rows["dataset"]))
     return f"{datasets} (model {', '.join(dict.fromkeys(rows['model']))})"
+
+
+def describe_rows(rows: pd.DataFrame) -> dict[str, Any]:
+    """What captions say of the rows that a figure shows."""
+    return {
+        "seeds": counted(rows["seed"].nunique(), "seed"),
+        "images": rows["images"].max(),
+        "names": name_models(rows),
+    }

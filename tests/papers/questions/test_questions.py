@@ -262,8 +262,7 @@ def test_rows_of_pruning(six: ModelPreset, evaluated: Evaluated, tmp_path: Path)
 def plan(params: Params) -> Plan:
     """Of LS in two seeds."""
     plan = Plan(params)
-    changes = {"common": {}, "healed": 1, "seeds": 2, "variants": ["ls"]}
-    plan.options = params.resolve(Questions).model_copy(update=changes)
+    plan.options = params.resolve(Questions).model_copy(update=CASES["plan"])
     plan.seeds = plan.seeds[:2]
     return plan
 
