@@ -56,14 +56,7 @@ def test_orders_of_layers_that_stay_in_place_are_counted() -> None:
         assert evidence.orders == orders
 
 
-@pytest.mark.parametrize(
-    ("table", "name"),
-    [
-        ("samplers", "control.first-layer"),
-        ("protocols", "control.protocol"),
-        ("pretrain", "s4.1.baseline"),
-    ],
-)
+@pytest.mark.parametrize(("table", "name"), CASES["tables"].items())
 def test_without_a_table_its_claims_are_not_run(table: str, name: str) -> None:
     assert judged(PAPER, name, made_up({table: pd.DataFrame()}))["verdict"] == NOT_RUN
 

@@ -27,6 +27,6 @@ class TestPainters(ClaimSuite):
         ls = baseline.assign(variant="ls", accuracy=1.0)  # no claim is about it
         return {"painters": of_seeds(pd.concat([baseline, ls]))}
 
-    @pytest.mark.parametrize(("name", "orders"), [("order", 10), ("least-harm", 10), ("skip", 1)])
+    @pytest.mark.parametrize(("name", "orders"), CASES["orders"].items())
     def test_orders_are_counted(self, name: str, orders: int) -> None:
         assert self.entry(name, self.made())["orders"]["max"] == orders

@@ -10,12 +10,7 @@ import torch
 from torch import nn
 
 from papers.questions.compute import merging, passes, pruning
-from papers.questions.compute.confidence import (
-    area_under_rejection,
-    calibration_error,
-    judge,
-    share_by_chance,
-)
+from papers.questions.compute.confidence import area_under_rejection, calibration_error, judge
 from papers.questions.compute.merging import merge
 from papers.questions.compute.passes import dropped_out, held_out, mended, routes_of, tried
 from papers.questions.compute.plan import Plan
@@ -71,13 +66,8 @@ def test_images_of_another_kind_are_told_by_confidence() -> None:
     assert (found["accuracy"], found["auroc"]) == (0.5, 0.75)
 
 
-def test_chance_is_the_mean_over_all_permutations_of_labels() -> None:
-    answered = np.array([[True, False], [True, True], [False, False]])
-    chance = share_by_chance(answered, LABELS, EVERY)
-    assert chance == pytest.approx((1 / 3 + 1 + 0) / 3)
-
-
 def test_what_tries_are_right() -> None:
+    """The control is the mean over all permutations of the labels."""
     rows = tried("way", 2, np.array([[0, 0, 1], [1, 1, 1]]), LABELS, EVERY)
     shares = {name: value for _, _, name, value in rows}
     expected = {"single": 4 / 6, "some": 1, "control": (1 + 1 + 2 / 3) / 3}
@@ -170,20 +160,14 @@ def test_rows_of_merges(evaluated: Evaluated, six_weights: Path) -> None:
 # ---- pruning ----
 
 
-def test_equal_layers_merge_into_one_of_them(six: ModelPreset) -> None:
-    block: Any = build(six, 10).backbone.blocks[0]
-    merged = collapse([block] * 4)
-    for name, tensor in block.state_dict().items():
-        assert torch.allclose(merged.state_dict()[name], tensor, atol=1e-6)
-
-
 def test_layers_merge_into_the_first_and_what_others_differ_by() -> None:
-    blocks: Any = [nn.Linear(1, 1) for _ in range(3)]
+    blocks: Any = [nn.Sequential(nn.Linear(1, 1)) for _ in range(3)]
     for value, block in zip((1.0, 3.0, 4.0), blocks, strict=True):
-        nn.init.constant_(block.weight, value)
-    merged: Any = collapse(blocks)
-    assert merged.weight.item() == 1 + (3 - 1) + (4 - 1)
-    assert blocks[0].weight.item() == 1
+        for numbers in block.parameters():
+            nn.init.constant_(numbers, value)
+    merged = collapse(blocks)
+    assert [numbers.item() for numbers in merged.parameters()] == [1 + (3 - 1) + (4 - 1)] * 2
+    assert blocks[0][0].weight.item() == 1
 
 
 def test_the_patch_of_an_affine_block_is_exact() -> None:
