@@ -167,13 +167,14 @@ def test_a_figure_is_drawn_where_its_samplers_were_run(
     evaluated.loc[evaluated["keep"] == 12, "choose"] = "all"
     results = made_up({"prune_eval": evaluated})
     for sampler, drawn in (
-        ("none", []),
-        ("fix_first 0", ["First layers"]),
-        ("swap 4", ["Distance"]),
+        ("none", ()),
+        ("fix_first 0", ("First layers",)),
+        ("swap 4", ("Distance",)),
+        ("reversed", ("Distance",)),
     ):
         rows = sampler_rows(sampler)
         results.tables["samplers"] = rows[rows["variant"] != "layerdrop"]
-        assert list(draw_controls(figures, results, params)) == drawn
+        assert tuple(draw_controls(figures, results, params)) == drawn
     history = pd.DataFrame({"seed": [0, 1], "epoch": [1, 1]})
     for order in ORDERS:
         history[f"validation/{order}/accuracy"] = [0, 1]
