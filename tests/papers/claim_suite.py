@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,16 +24,26 @@ Change = Callable[[Tables], None]
 
 @cache
 def committed() -> Evidence:
-    """The committed results, whose files are read once."""
-    return Evidence(ROOT / "results", PAPERS)
+    """The committed results, whose longest file is read once."""
+    evidence = Evidence(ROOT / "results", PAPERS)
+    evidence.table("prune_eval")
+    return evidence
 
 
 def made_up(tables: Tables, **cell: Any) -> Evidence:
     """The committed results with other tables, and with other values in cell.json."""
     evidence = copy(committed())
-    evidence.tables = evidence.tables | {name: rows.copy() for name, rows in tables.items()}
+    evidence.tables = evidence.tables | tables
     evidence.cell = evidence.cell | {"latin": []} | cell
     return evidence
+
+
+def results_in(folder: Path, tables: Tables, about: dict[str, Any]) -> Evidence:
+    """Results in a folder of their own: these rows, and `about` as what their stage noted."""
+    results = made_up(tables)
+    results.folder = folder
+    results.read = lambda name: about  # type: ignore[method-assign]
+    return results
 
 
 def judged(paper: Paper, claim_id: str, evidence: Evidence) -> dict[str, Any]:
@@ -83,7 +94,8 @@ def read_cases(test: str, table: str) -> dict[str, Any]:
     Its keys are `known`, `changes`, `missing`, `seeds` and `apart` of :class:`ClaimSuite`, and what
     the test itself reads. A change is the claim, its verdict then, how rows are changed, and maybe
     the mean. Rows of `table`, or of the one named by `in`, whose other keys have these values are
-    changed by `add`, `times` or `set`, each with a column and a value.
+    changed by `add`, `times` or `set`, each with a column and a value. What is missing is given by
+    the same keys. It may be a list, of rows whose absence stops different claims.
     """
     cases = cases_of(test)
     changes = []
@@ -92,7 +104,8 @@ def read_cases(test: str, table: str) -> dict[str, Any]:
         changes.append((claim, read_change(parts, table), verdict, *mean))
     missing = []
     for where, claims in cases["missing"]:
-        missing.append((where, set(cases["known"] if claims == "all" else claims)))
+        gone = where if isinstance(where, list) else [where]
+        missing.append((gone, set(cases["known"] if claims == "all" else claims)))
     return {"seeds": {}, "apart": []} | cases | {"changes": changes, "missing": missing}
 
 
@@ -139,12 +152,12 @@ class ClaimSuite(ABC):
         if mean:
             assert entry["measured"]["mean"] == pytest.approx(mean[0], abs=1e-3)
 
-    def test_what_is_missing_is_not_run(self, gone: tuple[dict[str, Any], set[str]]) -> None:
-        where, names = gone
-        tables = self.made()
-        table = self.paper.rows
-        rows = tables[table]
-        left = tables | {table: rows[~chosen(rows, where)]}
+    def test_what_is_missing_is_not_run(self, gone: tuple[list[dict[str, Any]], set[str]]) -> None:
+        missing, names = gone
+        rows = self.made()[self.paper.rows]
+        for where in missing:
+            rows = rows[~chosen(rows, where)]
+        left = self.made() | {self.paper.rows: rows}
         entries = {name: self.entry(name, left) for name in self.cases["known"]}
         not_run = {name for name, entry in entries.items() if entry["verdict"] == NOT_RUN}
         assert not_run == names
