@@ -54,10 +54,10 @@ def build(params: Params, backbone: Any) -> list[str]:
     from pipeline.models.tokens import token_shape
 
     options = params.resolve(Exits)
+    shape = token_shape(backbone)
     if options.strategies or options.counting_strategies:
         for branch in options.every_branch:
-            make_branch(branch, token_shape(backbone), 1, options)
-    shape = token_shape(backbone)
+            make_branch(branch, shape, 1, options)
     train, validation, heldout = params.sizes or (0, 0, 0)
     read = min(train, options.images or train) + (heldout or validation) + 3 * validation
     needed = 4 * read * shape.length * shape.width

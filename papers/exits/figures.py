@@ -29,23 +29,21 @@ POLICIES = {
     "confidence": {"label": "confidence", "color": "#009E73", "marker": "D"},
 }
 ORDERS = {"sequential": "original order", "arbitrary": "arbitrary order", "pruned": "pruned"}
-STAR: Any = {
-    "color": "#444444",
-    "marker": "*",
+HOLLOW: Any = {
+    "linestyle": "none",
     "markersize": 7,
     "markerfacecolor": "none",
     "markeredgewidth": 0.7,
-    "linestyle": "none",
+}
+STAR: Any = HOLLOW | {
+    "color": "#444444",
+    "marker": "*",
     "elinewidth": 0.5,
     "label": "final exit",
 }
-CIRCLE: Any = {
-    "linestyle": "none",
+CIRCLE: Any = HOLLOW | {
     "marker": "o",
-    "markersize": 7,
-    "markerfacecolor": "none",
     "markeredgecolor": "black",
-    "markeredgewidth": 0.7,
     "label": "practical",
     "zorder": 5,
 }
@@ -213,11 +211,7 @@ def limits(exits: pd.DataFrame, final: float) -> tuple[float, float]:
 
 def draw(results: Results, params: Params) -> dict[str, str]:
     """Draw every figure whose rows are there. Returns captions by title."""
-    return draw_exits(Figures.of(results, params), results)
-
-
-def draw_exits(figures: Figures, results: Results) -> dict[str, str]:
-    """Draw every figure whose rows are there. Returns captions by title."""
+    figures = Figures.of(results, params)
     exits = results.table("exits")
     dynamic = results.table("exits_dynamic")
     about = results.read("exits")

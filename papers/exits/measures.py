@@ -21,6 +21,8 @@ BRANCHES = tuple(LABELS)
 TABLES = {form.depths: form.published for form in FORMS}
 MODELS = ("vit_b16", "vit_b16_384")  # presets that have the published model's size
 Scores = dict[str, np.ndarray]
+# Places of early exits, or the place from which on. A negative one counts from the last place.
+Depths = Sequence[int] | int
 
 
 def without(names: Iterable[str], *left_out: str) -> tuple[str, ...]:
@@ -75,11 +77,6 @@ def last_depth(e: Evidence) -> int:
     return int(depths.max())
 
 
-def depths_from(e: Evidence, first: int) -> range:
-    """The places of early exits from a depth on. A negative one counts from the last place."""
-    return range(1, last_depth(e))[first - 1 if first > 0 else first :]
-
-
 def frozen_rows(e: Evidence, counting: bool = False) -> pd.DataFrame:
     """Exits on a frozen backbone in the original order: the baseline, or the one that counts."""
     variant = COUNTING if counting else BASELINE
@@ -89,12 +86,15 @@ def frozen_rows(e: Evidence, counting: bool = False) -> pd.DataFrame:
 
 def frozen(
     e: Evidence,
-    depths: Sequence[int],
+    depths: Depths = 1,
     names: Sequence[str] = BRANCHES,
     counting: bool = False,
     judging: bool = False,
 ) -> Scores:
     """Scores of exits of :func:`frozen_rows`, or those on the `judging` images, which choose."""
+    if isinstance(depths, int):
+        places = range(1, last_depth(e))
+        depths = places[depths - 1 if depths > 0 else depths :]
     rows = frozen_rows(e, counting)
     if judging:
         rows = rows.assign(score=(-1 if counting else 100) * rows.get("judge", np.nan))
@@ -123,16 +123,12 @@ def trained(
 def frozen_lead(
     e: Evidence,
     branches: Sequence[str],
-    depths: Sequence[int] = (),
-    first: int = 1,
+    depths: Depths,
     among: Sequence[str] = BRANCHES,
     counting: bool = False,
 ) -> np.ndarray:
-    """The best of some branch types minus the best of the others, mean over the depths.
-
-    Without `depths` those from the place `first` on.
-    """
-    scores = frozen(e, depths or depths_from(e, first), among, counting)
+    """The best of some branch types minus the best of the others, mean over the depths."""
+    scores = frozen(e, depths, among, counting)
     best = np.max([scores[name] for name in branches], axis=0)
     rival = np.max([scores[name] for name in without(among, *branches)], axis=0)
     return (best - rival).mean(axis=0)
@@ -140,7 +136,7 @@ def frozen_lead(
 
 def practical_architectures(e: Evidence) -> Counts:
     """How many branch types have an exit on the baseline that is practical beyond noise."""
-    frozen(e, depths_from(e, 1))  # raises where an exit is missing: practical is one among all
+    frozen(e)  # raises where an exit is missing: practical is one among all
     rows = frozen_rows(e)
     practical = rows[rows["practical"].eq(True) & rows["branch"].isin(BRANCHES)]
     counts = practical.groupby("seed")["branch"].nunique()
@@ -150,7 +146,7 @@ def practical_architectures(e: Evidence) -> Counts:
 
 def mlp_first(e: Evidence) -> np.ndarray:
     """MLP-EE after the first layer minus the best of chance and all exits that cost less."""
-    frozen(e, depths_from(e, 1))
+    frozen(e)
     leads = []
     for _, rows in frozen_rows(e).groupby("seed"):
         first = rows[(rows["branch"] == "mlp") & (rows["depth"] == 1)].iloc[0]
@@ -159,12 +155,9 @@ def mlp_first(e: Evidence) -> np.ndarray:
     return np.array(leads)
 
 
-def mlp_deficit(e: Evidence, depths: Sequence[int] = (), first: int = 1) -> np.ndarray:
-    """The mean of the other branch types minus MLP-EE, mean over the depths.
-
-    Without `depths` those from the place `first` on.
-    """
-    scores = frozen(e, depths or depths_from(e, first))
+def mlp_deficit(e: Evidence, depths: Depths) -> np.ndarray:
+    """The mean of the other branch types minus MLP-EE, mean over the depths."""
+    scores = frozen(e, depths)
     others = np.mean([scores[name] for name in without(BRANCHES, "mlp")], axis=0)
     return (others - scores["mlp"]).mean(axis=0)
 
@@ -174,7 +167,7 @@ def late_spread(e: Evidence) -> np.ndarray:
     dataset = e.cell["dataset"]
     if dataset != "cifar10" and not dataset.startswith("fashion_mnist"):
         raise NotRun("the claim is about CIFAR-10 and Fashion-MNIST")
-    return np.ptp(list(frozen(e, depths_from(e, -6)).values()), axis=0).mean(axis=0)
+    return np.ptp(list(frozen(e, -6).values()), axis=0).mean(axis=0)
 
 
 def largest_fall(e: Evidence) -> np.ndarray:
@@ -182,10 +175,9 @@ def largest_fall(e: Evidence) -> np.ndarray:
 
     The judging images choose the pair that falls most, the reporting ones measure it.
     """
-    depths = depths_from(e, 1)
-    chosen_on = frozen(e, depths, judging=True)
-    scores = frozen(e, depths)
-    pairs = list(combinations(range(len(depths)), 2))
+    chosen_on = frozen(e, judging=True)
+    scores = frozen(e)
+    pairs = list(combinations(range(last_depth(e) - 1), 2))
     earlier, later = np.transpose(pairs)
     falls = []
     for name, judged in chosen_on.items():
@@ -201,18 +193,16 @@ def late_counting_lead(e: Evidence) -> np.ndarray:
     The judging canvases choose the early exit, the reporting ones measure it.
     """
     last = frozen(e, [last_depth(e)], [LAST_EXIT], counting=True)[LAST_EXIT][0]
-    depths = depths_from(e, -3)
-    judged = np.concatenate(list(frozen(e, depths, counting=True, judging=True).values()))
-    scores = np.concatenate(list(frozen(e, depths, counting=True).values()))
+    judged = np.concatenate(list(frozen(e, -3, counting=True, judging=True).values()))
+    scores = np.concatenate(list(frozen(e, -3, counting=True).values()))
     return scores[judged.argmax(axis=0), np.arange(len(last))] - last
 
 
 def mixer_wins(e: Evidence) -> Counts:
     """The share in % of the places where MLP-Mixer-EE counts better than ResMLP-EE."""
-    depths = depths_from(e, 1)
-    scores = frozen(e, depths, ("mixer", "resmlp"), counting=True)
-    wins = 100 * (scores["mixer"] > scores["resmlp"]).mean(axis=0)
-    return Counts(wins, step=100 / len(depths))
+    scores = frozen(e, names=("mixer", "resmlp"), counting=True)
+    is_better = scores["mixer"] > scores["resmlp"]
+    return Counts(100 * is_better.mean(axis=0), step=100 / len(is_better))
 
 
 def last_exit(

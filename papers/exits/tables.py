@@ -163,21 +163,7 @@ def published_rows(form: Form) -> list[dict[str, str]]:
     return rows
 
 
-def exit_caption(numbers: pd.DataFrame, form: Form) -> str:
-    """What the numbers of a table are."""
-    ours = NOT_RUN
-    if len(numbers):
-        data = ", ".join(numbers["dataset"].unique())
-        ours = f"data {data}; mean ± standard deviation over {count_seeds(numbers)}"
-    return CAPTION.format(
-        number=form.number,
-        depths=", ".join(map(str, form.depths)),
-        ours=ours,
-        rest="" if form.is_first else ", no multiply-adds",
-    )
-
-
-def write_exit_tables(exits: pd.DataFrame, folder: Path) -> dict[str, str]:
+def write(results: Results, params: Params) -> dict[str, str]:
     """Write exits_table1 and exits_table2: csv (ours, fractions), md and tex (%, published too).
 
     Returns:
@@ -185,13 +171,17 @@ def write_exit_tables(exits: pd.DataFrame, folder: Path) -> dict[str, str]:
     """
     captions = {}
     for form in FORMS:
-        numbers = exit_numbers(exits, form)
-        caption = exit_caption(numbers, form)
-        write_table(numbers, exit_table(numbers, form), caption, folder, form.name)
+        numbers = exit_numbers(results.table("exits"), form)
+        ours = NOT_RUN
+        if len(numbers):
+            data = ", ".join(numbers["dataset"].unique())
+            ours = f"data {data}; mean ± standard deviation over {count_seeds(numbers)}"
+        caption = CAPTION.format(
+            number=form.number,
+            depths=", ".join(map(str, form.depths)),
+            ours=ours,
+            rest="" if form.is_first else ", no multiply-adds",
+        )
+        write_table(numbers, exit_table(numbers, form), caption, results.folder, form.name)
         captions[f"Exits, Table {form.number}"] = caption
     return captions
-
-
-def write(results: Results, params: Params) -> dict[str, str]:
-    """Write the paper's tables from the result files. Returns captions by title."""
-    return write_exit_tables(results.table("exits"), results.folder)

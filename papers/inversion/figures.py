@@ -1,8 +1,7 @@
 """The figures of inversion: found inputs, distance curves, class images, filters, orders."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,14 +28,12 @@ from papers.inversion.tables import (
     name_point,
 )
 from pipeline.config.params import Params
-from pipeline.config.sections import PaperFigures
 from pipeline.config.variant import UNTRAINED
 from pipeline.report.captions import read_captions
 from pipeline.report.charts import GRID
 from pipeline.report.figures import (
     GREY,
     Figures,
-    coloured,
     colours_by_depth,
     draw_means,
     grid_of_pictures,
@@ -55,25 +52,17 @@ BLANK: Picture = (None, "")
 CAPTIONS = read_captions(__file__)
 
 
-class InversionFigures(Figures):
-    """Draws and saves the figures of inversion, beside those of :class:`Figures`.
+class InversionFigures:
+    """Draws the figures of inversion.
 
     Args:
-        folder, size, variants, label: as :class:`Figures`.
+        figures: saves them.
         gallery: the arrays.
         about: inversion.json.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        size: PaperFigures,
-        variants: Iterable[str],
-        label: Callable[[str], str],
-        gallery: Gallery,
-        about: dict[str, Any],
-    ) -> None:
-        super().__init__(folder, size, variants, label)
+    def __init__(self, figures: Figures, gallery: Gallery, about: dict[str, Any]) -> None:
+        self.figures = figures
         self.gallery = gallery
         self.about = about
         self.main = next(iter(about["optimisers"]))
@@ -85,7 +74,7 @@ class InversionFigures(Figures):
         models = [entry for entry in entries if entry.family in families]
         self.models = sorted(models, key=lambda entry: families.index(entry.family))
 
-    def draw_inversion(self, rows: pd.DataFrame, classes: pd.DataFrame) -> dict[str, str]:
+    def draw(self, rows: pd.DataFrame, classes: pd.DataFrame) -> dict[str, str]:
         """Draw every figure that inversion.csv and class_images.csv have rows for.
 
         Returns:
@@ -142,7 +131,7 @@ class InversionFigures(Figures):
             table: (title, pictures) of each row.
             heads: of the columns.
         """
-        figure, axes = self.panels(1, nrows=len(table), ncols=len(heads))
+        figure, axes = self.figures.panels(1, nrows=len(table), ncols=len(heads))
         longest = max(len(line) for title, _ in table for line in title.split("\n"))
         height = (TILE + TEXT) * len(table) + 0.25
         figure.set_size_inches(TILE * len(heads) + 0.05 * longest, height)
@@ -164,9 +153,9 @@ class InversionFigures(Figures):
                 below.set_in_layout(False)  # the pictures keep their size
         for axis, head in zip(axes[0], heads, strict=True):
             axis.set_title(head, fontsize=SMALL + 0.5, pad=2)
-        figure.dpi = self.size.dpi  # the layout of a text depends on it
+        figure.dpi = self.figures.size.dpi  # the layout of a text depends on it
         figure.draw_without_rendering()
-        self.save(figure, name, **{GRID: grid_of_pictures(axes, heads)})
+        self.figures.save(figure, name, **{GRID: grid_of_pictures(axes, heads)})
 
     def draw_found(
         self,
@@ -235,7 +224,9 @@ class InversionFigures(Figures):
             keys = {"family": family, "optimiser": optimiser, "order": "sequential"}
             for weights in (TRAINED, UNTRAINED):
                 models += self.gallery.find(weights=weights, edit=NO_EDIT, **keys)
-        figure, axes = self.panels(1, nrows=2, ncols=len(models), sharey="row", sharex="col")
+        figure, axes = self.figures.panels(
+            1, nrows=2, ncols=len(models), sharey="row", sharex="col"
+        )
         figure.set_size_inches(1.55 * len(models) + 0.6, 3.4)
         handles: dict[str, Any] = {}
         for column, model in zip(axes.T, models, strict=True):
@@ -255,7 +246,7 @@ class InversionFigures(Figures):
             column[1].set(xlabel="iterations")
         axes[0, 0].set(ylabel="embedding distance\n/ yardstick")
         axes[1, 0].set(ylabel="input distance\n/ yardstick")
-        self.finish(figure, "inversion_curves", handles, columns=5)
+        self.figures.finish(figure, "inversion_curves", handles, columns=5)
         return self.caption("curves", models, images=len(models[0].arrays["originals"]))
 
     def class_images(self, classes: pd.DataFrame) -> str:
@@ -271,7 +262,7 @@ class InversionFigures(Figures):
                 texts = [f"({value:.2f})" for value in own["probability"]]
             pictures = [stretch(image.astype(np.float32)) for image in model.arrays["images"]]
             shown = list(zip(pictures, texts, strict=True))[:MOST_CLASSES]
-            table.append((f"{model.family}\n{self.label(model.weights)}", shown))
+            table.append((f"{model.family}\n{self.figures.label(model.weights)}", shown))
         names = models[0].arrays["classes"][:MOST_CLASSES].tolist()
         heads = [name.replace(" ", "\n").replace("/", "/\n").replace("$", r"\$") for name in names]
         self.draw_pictures("class_images", table, heads)
@@ -292,15 +283,16 @@ class InversionFigures(Figures):
             if family in self.about["scratch"]:
                 shown["change"] = filters[trained[0]] - filters[UNTRAINED]
             panels.append((family, shown))
-        figure, axes = self.panels(1, nrows=3, ncols=len(panels))
+        figure, axes = self.figures.panels(1, nrows=3, ncols=len(panels))
         figure.set_size_inches(1.7 * len(panels), 6)
         for axis in axes.flat:
             axis.set_axis_off()
         for column, (family, shown) in zip(axes.T, panels, strict=True):
             for axis, (weights, values) in zip(column, shown.items(), strict=False):
                 show(axis, filter_grid(values[:MOST_FILTERS]))
-                axis.set_title(f"{family}, {self.label(weights)}: {neighbours(values).mean():.2f}")
-        self.save(figure, "patch_filters")
+                name = self.figures.label(weights)
+                axis.set_title(f"{family}, {name}: {neighbours(values).mean():.2f}")
+        self.figures.save(figure, "patch_filters")
         return self.caption("filters", models, filters=MOST_FILTERS)
 
     def orders(self, rows: pd.DataFrame) -> str:
@@ -309,8 +301,9 @@ class InversionFigures(Figures):
         Returns:
             The caption.
         """
-        figure, axes = self.panels(0.62, ncols=2, sharey=True, width_ratios=(3, 2))
-        figure.set_size_inches(1.6 * self.size.column_width, 0.85 * self.size.column_width)
+        figure, axes = self.figures.panels(0.62, ncols=2, sharey=True, width_ratios=(3, 2))
+        width = self.figures.size.column_width
+        figure.set_size_inches(1.6 * width, 0.85 * width)
         rows = with_ratios(rows[(rows["optimiser"] == self.main) & (rows["edit"] == NO_EDIT)])
         layers = rows["point"].str.extract(rf"{LAYER}(\d+)", expand=False).astype(float) + 1
         rows = rows.assign(is_alone=layers.notna(), place=layers.fillna(rows["depth"]))
@@ -318,8 +311,8 @@ class InversionFigures(Figures):
         means = np.log10(means.mean()).reset_index()
         lines = means.groupby(["weights", "order", "is_alone"], sort=False)
         for (weights, order, is_alone), line in lines:
-            untrained = {"color": GREY, "marker": "o", "label": self.label(weights)}
-            look = in_order(self.variant_looks.get(weights, untrained), order)
+            untrained = {"color": GREY, "marker": "o", "label": self.figures.label(weights)}
+            look = in_order(self.figures.variant_looks.get(weights, untrained), order)
             look |= {"capsize": 2, "markersize": 3, "linewidth": 1}
             if is_alone:
                 look["linestyle"] = "none"
@@ -329,7 +322,7 @@ class InversionFigures(Figures):
         axes[0, 0].set(xlabel="layers executed", xticks=rows["depth"].unique())
         axes[0, 0].set(ylabel="log10 of token distance\n/ yardstick")
         axes[0, 1].set(xlabel="layer, alone", xticks=layers.dropna().unique())
-        self.finish(figure, "inversion_orders", handles_of(axes[0, 0]))
+        self.figures.finish(figure, "inversion_orders", handles_of(axes[0, 0]))
         seeds = count_seeds([rows["seed"].nunique()])
         return self.caption("orders", images=rows["image"].nunique(), seeds=seeds)
 
@@ -403,12 +396,6 @@ def filter_grid(filters: np.ndarray) -> np.ndarray:
 
 def draw(results: Results, params: Params) -> dict[str, str]:
     """Draw every figure whose rows are there. Returns captions by title."""
-    figures = InversionFigures(
-        results.folder / "figures",
-        params.resolve(PaperFigures),
-        coloured(params.all_variants, results.papers),
-        results.label,
-        Gallery(INVERTED),
-        results.read("inversion"),
-    )
-    return figures.draw_inversion(results.table("inversion"), results.table("class_images"))
+    about = results.read("inversion")
+    figures = InversionFigures(Figures.of(results, params), Gallery(INVERTED), about)
+    return figures.draw(results.table("inversion"), results.table("class_images"))

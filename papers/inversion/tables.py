@@ -1,8 +1,6 @@
 """The table of inversion: distances beside the yardstick, and the verdict on every layer."""
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -92,33 +90,16 @@ def verdict_table(numbers: pd.DataFrame, label: Callable[[str], str]) -> pd.Data
     return pd.DataFrame(rows)
 
 
-def write_inversion_table(
-    rows: pd.DataFrame, folder: Path, about: dict[str, Any], label: Callable[[str], str] = str
-) -> dict[str, str]:
-    """Write inversion_table: csv, md and tex.
-
-    Args:
-        rows: of inversion.csv.
-        folder: to write to.
-        about: inversion.json.
-        label: names weights.
-
-    Returns:
-        Captions by title.
-    """
+def write(results: Results, params: Params) -> dict[str, str]:
+    """Write inversion_table from the result files: csv, md and tex. Returns captions by title."""
+    rows = results.table("inversion")
     numbers = inversion_numbers(rows)
     caption = CAPTIONS["table"].format(
-        **about,
+        **results.read("inversion"),
         images=rows["image"].nunique(),
         seeds=count_seeds(numbers["seeds"]),
         data=", ".join(dict.fromkeys(rows["dataset"])),
     )
-    table = verdict_table(numbers, label)
-    write_table(numbers, table, caption, folder, "inversion_table", "inversion")
+    table = verdict_table(numbers, results.label)
+    write_table(numbers, table, caption, results.folder, "inversion_table", "inversion")
     return {"Inversion, table": caption}
-
-
-def write(results: Results, params: Params) -> dict[str, str]:
-    """Write the table of inverted points from the result files. Returns captions by title."""
-    rows = results.table("inversion")
-    return write_inversion_table(rows, results.folder, results.read("inversion"), results.label)

@@ -1,8 +1,9 @@
 """What the report shows of over-smoothing."""
 
+from papers.smoothing.section import SCRATCH
+from papers.smoothing.tables import is_plain
 from pipeline.report.charts import SPREAD, Chart, Charts, Grid, lines, spread
 from pipeline.report.results import Results
-from pipeline.report.tables import NONE
 
 WHAT = {
     "patch_cosine": "patch cosine similarity",
@@ -15,8 +16,7 @@ DRAWN_FROM = {"smoothing_": ("smoothing.csv",)}  # by the beginnings of names
 def charts(results: Results) -> Charts:
     """Table 1 of the source, and both measures layer after layer."""
     rows = results.table("smoothing")
-    rows = rows[(rows["training"] == "scratch") & (rows["changed"] == NONE)]
-    rows = rows[~rows["talking_heads"].astype(bool) & (rows["order"] == "sequential")]
+    rows = rows[is_plain(rows) & (rows["training"] == SCRATCH)]
     shown = []
     for depth, of_depth in rows.groupby("num_layers"):
         for column, words in WHAT.items():

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from papers.smoothing.section import SCRATCH
-from papers.smoothing.tables import trained_how
+from papers.smoothing.tables import is_plain, trained_how
 from pipeline.config.params import Params
 from pipeline.config.variant import UNTRAINED
 from pipeline.report.captions import counted, name_models, read_captions
@@ -72,13 +72,12 @@ ATTENTION = Measure(
 MEASURES = (COSINE, ATTENTION)
 
 
-def draw_smoothing(figures: Figures, rows: pd.DataFrame, about: dict[str, Any]) -> dict[str, str]:
-    """Draw every figure that smoothing.csv has rows for; `about` is smoothing.json.
-
-    Returns:
-        Captions by title.
-    """
-    plain = rows[(rows["changed"] == NONE) & ~rows["talking_heads"].astype(bool)]
+def draw(results: Results, params: Params) -> dict[str, str]:
+    """Draw every figure whose rows are there. Returns captions by title."""
+    figures = Figures.of(results, params)
+    rows = results.table("smoothing")
+    about = results.read("smoothing")
+    plain = rows[is_plain(rows)]
     trained = plain[(plain["training"] == SCRATCH) & plain["losses"].isin(LOOKS)]
     untrained = plain[plain["training"] == UNTRAINED]
     untrained = untrained[untrained["num_layers"].isin(trained["num_layers"])]
@@ -165,9 +164,3 @@ def draw_orders(figures: Figures, rows: pd.DataFrame, images: int) -> str:
         images=images,
         seeds=counted(rows["seed"].nunique(), "seed"),
     )
-
-
-def draw(results: Results, params: Params) -> dict[str, str]:
-    """Draw every figure whose rows are there. Returns captions by title."""
-    figures = Figures.of(results, params)
-    return draw_smoothing(figures, results.table("smoothing"), results.read("smoothing"))

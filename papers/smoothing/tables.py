@@ -44,7 +44,7 @@ def smoothing_numbers(rows: pd.DataFrame) -> pd.DataFrame:
 
 def is_plain(numbers: pd.DataFrame) -> pd.Series:
     """True for models of which nothing but losses was changed."""
-    return (numbers["changed"] == NONE) & ~numbers["talking_heads"]
+    return (numbers["changed"] == NONE) & ~numbers["talking_heads"].astype(bool)
 
 
 def find_depths(numbers: pd.DataFrame) -> tuple[int, ...]:
@@ -168,19 +168,6 @@ def drop_path_table(numbers: pd.DataFrame, whole: float) -> pd.DataFrame:
     return pd.DataFrame(rows).drop(columns=MARKS["cosine"])
 
 
-def select_numbers(numbers: pd.DataFrame, best: str) -> dict[int, pd.DataFrame]:
-    """The numbers that Tables 1, 3, 4 and 5 are made from."""
-    accuracies = numbers[numbers["metric"] == ACCURACY]
-    talking_heads = accuracies["talking_heads"]
-    of_table3 = accuracies["losses"].isin([row["losses"] for row in PUBLISHED["table3"]])
-    return {
-        1: numbers[is_plain(numbers)],
-        3: accuracies[of_table3 & (accuracies["changed"] == NONE)],
-        4: accuracies[accuracies["losses"].isin([NONE, best]) & ~talking_heads],
-        5: accuracies[talking_heads],
-    }
-
-
 def trained_how(about: dict[str, Any]) -> str:
     """How models were trained from scratch: "patch_size 7, 1 epoch of 3600 images"."""
     images = "all training images"
@@ -209,41 +196,33 @@ def describe(numbers: pd.DataFrame, about: dict[str, Any]) -> str:
     return CAPTIONS["about"].format(here=here)
 
 
-def write_smoothing_tables(
-    rows: pd.DataFrame, folder: Path, best: str, about: dict[str, Any]
-) -> dict[str, str]:
+def write(results: Results, params: Params) -> dict[str, str]:
     """Write smoothing_table1, 3, 4 and 5: csv (ours, fractions), md and tex (%, published too).
-
-    Args:
-        rows: of smoothing.csv, of one data set and model.
-        folder: to write to.
-        best: the losses that count as the source's "Ours", such as "contrastive+mixing".
-        about: smoothing.json.
 
     Returns:
         Captions by title.
     """
-    numbers = smoothing_numbers(rows)
+    numbers = smoothing_numbers(results.table("smoothing"))
+    about = results.read("smoothing")
+    best = str(params.resolve(Smoothing).best)
+    accuracies = numbers[numbers["metric"] == ACCURACY]
+    talking_heads = accuracies["talking_heads"]
+    of_table3 = accuracies["losses"].isin([row["losses"] for row in PUBLISHED["table3"]])
+    of_table4 = accuracies["losses"].isin([NONE, best])
+    whole = about["recipe"]["drop_path"]
     tables = {
-        1: losses_table(numbers),
-        3: ablation_table(numbers),
-        4: recipe_table(numbers, best),
-        5: drop_path_table(numbers, about["recipe"]["drop_path"]),
+        1: (numbers[is_plain(numbers)], losses_table(numbers)),
+        3: (accuracies[of_table3 & (accuracies["changed"] == NONE)], ablation_table(numbers)),
+        4: (accuracies[of_table4 & ~talking_heads], recipe_table(numbers, best)),
+        5: (accuracies[talking_heads], drop_path_table(numbers, whole)),
     }
     captions = {}
-    for number, shown in select_numbers(numbers, best).items():
+    for number, (shown, table) in tables.items():
         caption = CAPTIONS[f"table{number}"].format(
             images=about["images"],
             best=best.replace("+", " + "),
             about=describe(shown, about),
         )
-        write_table(shown, tables[number], caption, folder, f"smoothing_table{number}")
+        write_table(shown, table, caption, results.folder, f"smoothing_table{number}")
         captions[f"Over-smoothing, Table {number}"] = caption
     return captions
-
-
-def write(results: Results, params: Params) -> dict[str, str]:
-    """Write the paper's tables from the result files. Returns captions by title."""
-    best = str(params.resolve(Smoothing).best)
-    rows = results.table("smoothing")
-    return write_smoothing_tables(rows, results.folder, best, results.read("smoothing"))

@@ -7,23 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from papers.exits.figures import POLICIES, average_exits, draw_exits
-from papers.exits.tables import (
-    FORMS,
-    LABELS,
-    STRATEGIES,
-    exit_numbers,
-    exit_table,
-    write_exit_tables,
-)
-from pipeline.report.evidence import Evidence
+from papers.exits.figures import POLICIES, average_exits, draw
+from papers.exits.tables import FORMS, LABELS, STRATEGIES, exit_numbers, exit_table, write
+from pipeline.config.params import Params
 from tests.conftest import cases_of
-from tests.papers.claim_suite import chosen, made_up
+from tests.papers.claim_suite import chosen, results_in
 from tests.papers.drawn import DrawnFigures, expect_case
 from tests.papers.exits import test_claims
 
 FINAL = {"branch": "final"}
 CASES = cases_of(__file__)
+ABOUT = {"keep": 9, "counting": {"most": 3}}
 
 
 @pytest.fixture
@@ -41,14 +35,6 @@ def dynamic() -> pd.DataFrame:
     rows = test_claims.dynamic().assign(exits=3)
     rows["accuracy"] += 0.02 * np.random.default_rng(1).random(len(rows))
     return rows
-
-
-def results(exits: pd.DataFrame, dynamic: pd.DataFrame) -> Evidence:
-    """Results with these rows, on whatever data the others were made."""
-    evidence = made_up({"exits": exits, "exits_dynamic": dynamic})
-    about = {"keep": 9, "counting": {"most": 3}}
-    evidence.read = lambda name: about  # type: ignore[method-assign]
-    return evidence
 
 
 def select(rows: pd.DataFrame, **where: Any) -> pd.DataFrame:
@@ -85,24 +71,25 @@ def test_our_cells_are_means_over_the_seeds(exits: pd.DataFrame, number: int) ->
                 assert text == ("–" if strategy == "–" and exit != "Final" else "not run")
 
 
-@pytest.mark.parametrize(("number", "row", "cells"), CASES["cells"])
-def test_cells(number: int, row: list[str], cells: dict[str, str]) -> None:
+def test_cells() -> None:
     """Ours of the rows that claims are tested on, and published ones."""
     rows = test_claims.exits().assign(model="vit_micro")
-    assert dict(table(rows, number).loc[tuple(row)][list(cells)]) == cells
+    tables = [table(rows, number) for number in (0, 1)]
+    for number, row, cells in CASES["cells"]:
+        assert dict(tables[number].loc[tuple(row)][list(cells)]) == cells
 
 
-def test_tables_are_written(exits: pd.DataFrame, tmp_path: Path) -> None:
+def test_tables_are_written(exits: pd.DataFrame, params: Params, tmp_path: Path) -> None:
     """A data set of the paper has its column there; a cell has no spread over one seed."""
     exits = exits.replace({"dataset": {"fashion_mnist_10k": "cifar100"}})
-    captions = write_exit_tables(exits[exits["seed"] == 0], tmp_path)
+    captions = write(results_in(tmp_path, {"exits": exits[exits["seed"] == 0]}, ABOUT), params)
     assert len(list(tmp_path.iterdir())) == 6
     for caption, form in zip(captions.values(), FORMS, strict=True):
         text = (tmp_path / f"{form.name}.md").read_text()
         assert caption in text
         assert "cifar100" not in text.partition("\n")[0]
         assert pd.read_csv(tmp_path / f"{form.name}.csv")["std"].isna().all()
-    write_exit_tables(exits.iloc[:0], tmp_path)
+    write(results_in(tmp_path, {"exits": exits.iloc[:0]}, ABOUT), params)
     assert pd.read_csv(tmp_path / "exits_table1.csv").empty
     stepless = exits[~exits["strategy"].isin(test_claims.LAYER_WISE)]
     ours = table(stepless).loc["ours, vit_micro"]
@@ -120,25 +107,25 @@ def test_exits_that_most_seeds_find_practical_are_circled(exits: pd.DataFrame) -
     assert (average_exits(rows[rows["seed"] == 0])["std"] == 0).all()
 
 
-@pytest.fixture
-def drawn(exits: pd.DataFrame, dynamic: pd.DataFrame, figures: DrawnFigures) -> DrawnFigures:
-    """Every figure of these rows."""
-    draw_exits(figures, results(exits, dynamic))
-    return figures
+def test_lines(
+    exits: pd.DataFrame,
+    dynamic: pd.DataFrame,
+    figures: DrawnFigures,
+    params: Params,
+    tmp_path: Path,
+) -> None:
+    """By cost, and by depth the means over the branches that all models have.
 
-
-@pytest.mark.parametrize("case", CASES["lines"])
-def test_lines(case: dict[str, Any], exits: pd.DataFrame, drawn: DrawnFigures) -> None:
-    """By cost, and by depth the means over the branches that all models have."""
+    Of budgets in multiply-adds, and of their accuracies, means over the seeds.
+    """
+    draw(results_in(tmp_path, {"exits": exits, "exits_dynamic": dynamic}, ABOUT), params)
     common = select(exits, strategy="classifier_wise", branch=test_claims.LS_BRANCHES)
     keys = ["variant", "order", "seed", "depth"]
     means = common.groupby(keys, as_index=False)["accuracy"].mean().assign(strategy="means")
-    expect_case(drawn, pd.concat([exits.assign(cost=exits["flops"] / 2e6), means]), case)
-
-
-def test_lines_of_budgets(dynamic: pd.DataFrame, drawn: DrawnFigures) -> None:
-    """Means over the seeds of budgets in multiply-adds, and of accuracies."""
-    (axis,) = drawn.drawn["exits_dynamic"].axes
+    rows = pd.concat([exits.assign(cost=exits["flops"] / 2e6), means])
+    for case in CASES["lines"]:
+        expect_case(figures, rows, case)
+    (axis,) = figures.drawn["exits_dynamic"].axes
     for line, policy in zip(axis.get_lines(), POLICIES, strict=False):
         budgets = select(dynamic, variant="baseline", policy=policy)
         seeds = [rows[["budget", "accuracy"]] for _, rows in budgets.groupby("seed")]
@@ -154,11 +141,14 @@ def test_figures_without_rows_are_left_out(
     exits: pd.DataFrame,
     dynamic: pd.DataFrame,
     figures: DrawnFigures,
+    params: Params,
+    tmp_path: Path,
 ) -> None:
     for column, values in left_out.items():
         exits = exits[~exits[column].isin(values)]
         if column in dynamic:
             dynamic = dynamic[~dynamic[column].isin(values)]
-    captions = draw_exits(figures, results(exits, dynamic))
+    tables = {"exits": exits, "exits_dynamic": dynamic}
+    captions = draw(results_in(tmp_path, tables, ABOUT), params)
     assert sorted(figures.drawn) == expected
     assert len(captions) == len(expected)

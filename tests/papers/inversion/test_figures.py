@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
 from papers.inversion.compute.ratios import neighbours
@@ -19,12 +17,13 @@ from papers.inversion.compute.rows import CLASS_COLUMNS, CLASS_KEYS
 from papers.inversion.figures import InversionFigures, filter_grid, shorten
 from papers.inversion.gallery import Gallery
 from papers.inversion.section import KEYS
-from papers.inversion.tables import inversion_numbers, write_inversion_table
+from papers.inversion.tables import inversion_numbers, write
 from pipeline.config.params import Params
-from pipeline.config.sections import PaperFigures
 from pipeline.report.charts import GRID
+from pipeline.report.figures import Figures
 from tests.conftest import cases_of
-from tests.papers.drawn import expect_lines
+from tests.papers.claim_suite import results_in
+from tests.papers.drawn import DrawnFigures, expect_lines
 
 MODEL = "vit_micro"
 COLUMNS = ["dataset", "model", *KEYS]
@@ -62,10 +61,10 @@ def test_numbers_are_means_of_the_seeds_means() -> None:
         assert found[key].iloc[number + 1] == value
 
 
-def test_the_table(tmp_path: Path) -> None:
+def test_the_table(params: Params, tmp_path: Path) -> None:
     """It holds the numbers, in which no edit is a word."""
     rows = pd.DataFrame([row(), row(edit="without mlp", seed=1)])
-    write_inversion_table(rows, tmp_path, ABOUT)
+    write(results_in(tmp_path, {"inversion": rows}, ABOUT), params)
     table = pd.read_csv(tmp_path / "inversion_table.csv", keep_default_na=False, na_values=[""])
     pd.testing.assert_frame_equal(table, inversion_numbers(rows), check_dtype=False)
 
@@ -198,18 +197,14 @@ def make(
 class Kept(InversionFigures):
     """Keeps what it draws instead of writing it."""
 
-    def __init__(self, made: Made, size: PaperFigures) -> None:
-        gallery = Gallery(made.folder)
-        super().__init__(made.folder, size, ["baseline", "ls"], str, gallery, made.about)
+    def __init__(self, made: Made, params: Params) -> None:
+        figures = DrawnFigures(made.folder, params, ["baseline", "ls"])
+        super().__init__(figures, Gallery(made.folder), made.about)
         self.pages: dict[str, Any] = {}
-        self.drawn: dict[str, Figure] = {}
+        self.drawn = figures.drawn
 
     def draw_pictures(self, name: str, table: Sequence[Any], heads: Sequence[str]) -> None:
         self.pages[name] = [list(pictures) for _, pictures in table], list(heads)
-
-    def save(self, figure: Figure, name: str, **texts: str) -> None:
-        self.drawn[name] = figure
-        plt.close(figure)
 
 
 @pytest.fixture(scope="session")
@@ -219,7 +214,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture(scope="module")
 def figures(full: Made, params: Params) -> Kept:
-    return Kept(full, params.paper_figures)
+    return Kept(full, params)
 
 
 def read(picture: np.ndarray | None, text: str) -> int | str | None:
@@ -231,15 +226,14 @@ def read(picture: np.ndarray | None, text: str) -> int | str | None:
     return round(1000 * grey)
 
 
-@pytest.mark.parametrize("page", CASES["pages"])
-def test_pictures(full: Made, figures: Kept, page: str) -> None:
+def test_pictures(full: Made, figures: Kept) -> None:
     """Found inputs under the head of their point with their numbers; blank where there is none."""
-    figures.draw_inversion(full.rows, full.classes)
-    lines, heads = figures.pages[f"inversion_{page}"]
-    expected = CASES["pages"][page]
-    assert [[read(*pictures) for pictures in line] for line in lines] == expected
-    assert heads == CASES["heads"][page]
-    assert np.array_equal(lines[0][0][0], figures.models[0].arrays["originals"][0])
+    figures.draw(full.rows, full.classes)
+    for page, expected in CASES["pages"].items():
+        lines, heads = figures.pages[f"inversion_{page}"]
+        assert [[read(*pictures) for pictures in line] for line in lines] == expected
+        assert heads == CASES["heads"][page]
+        assert np.array_equal(lines[0][0][0], figures.models[0].arrays["originals"][0])
 
 
 def test_curves_of_the_first_family(figures: Kept) -> None:
@@ -297,7 +291,8 @@ def test_orders(full: Made, figures: Kept) -> None:
     edited = full.rows[full.rows["edit"] != "none"].assign(family=MODEL, weights="ls")
     rows = full.rows[full.rows["family"] == MODEL]
     figures.orders(pd.concat([rows, edited]))  # edited models are no part of it
-    rows = rows[rows["image"] == 0].assign(label=rows["weights"] + ", " + rows["order"])
+    names = rows["weights"].map(figures.figures.label)
+    rows = rows[rows["image"] == 0].assign(label=names + ", " + rows["order"])
     rows["log"] = np.log10(rows["token_distance"] / rows["token_yardstick"])
     alone = rows["point"].str.startswith("layer")
     last = rows[alone].assign(depth=rows["point"].map({"layer 0": 1, "layer 2": 3}))
@@ -321,17 +316,16 @@ def test_figures_of_what_there_is(
     models: list[list[str]], others: set[str], params: Params, tmp_path: Path
 ) -> None:
     made = make(tmp_path / "arrays", models, images=1, channels=3)
-    figures = Kept(made, params.paper_figures)
-    captions = figures.draw_inversion(made.rows, made.classes)
+    figures = Kept(made, params)
+    captions = figures.draw(made.rows, made.classes)
     assert {*figures.pages, *figures.drawn} == DRAWN | others
     assert len(captions) == len(DRAWN | others)
 
 
 def test_a_page_says_where_its_pictures_stand(params: Params, full: Made, tmp_path: Path) -> None:
     """Cut along the edges that the file names, every part has the grey of its own picture."""
-    gallery = Gallery(full.folder)
     size = params.paper_figures.model_copy(update={"dpi": 200})
-    figures = InversionFigures(tmp_path, size, [], str, gallery, full.about)
+    figures = InversionFigures(Figures(tmp_path, size, []), Gallery(full.folder), full.about)
     greys = np.arange(40, 220, 20).reshape(3, 3)
     table = [("row", [(np.full((1, 2, 2), grey / 255), "text") for grey in line]) for line in greys]
     figures.draw_pictures("page", table, ["", "first\nlayer", "all"])

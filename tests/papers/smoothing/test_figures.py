@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from papers.smoothing.figures import draw_smoothing
+from papers.smoothing.figures import draw
 from papers.smoothing.tables import (
     ablation_table,
     drop_path_table,
@@ -16,9 +15,12 @@ from papers.smoothing.tables import (
     match_depths,
     recipe_table,
     smoothing_numbers,
-    write_smoothing_tables,
+    write,
 )
+from pipeline.config.params import Params
+from pipeline.report.results import Results
 from tests.conftest import cases_of
+from tests.papers.claim_suite import results_in
 from tests.papers.drawn import DrawnFigures, expect_case
 from tests.papers.smoothing import test_claims
 
@@ -79,9 +81,13 @@ def test_other_sections(numbers: pd.DataFrame) -> None:
     assert list(other[:3]) == ["not run", known[1], known[0]]
 
 
-def test_tables_are_written(rows: pd.DataFrame, tmp_path: Path) -> None:
+def results(rows: pd.DataFrame, folder: Path) -> Results:
+    return results_in(folder, {"smoothing": rows}, ABOUT)
+
+
+def test_tables_are_written(rows: pd.DataFrame, params: Params, tmp_path: Path) -> None:
     """Numbers that the table shows as csv; its texts with the caption as md and tex."""
-    captions = write_smoothing_tables(rows, tmp_path, BEST, ABOUT)
+    captions = write(results(rows, tmp_path), params)
     lengths = {1: 32, 3: 11, 4: 12, 5: 7}
     for (number, length), caption in zip(lengths.items(), captions.values(), strict=True):
         name = f"smoothing_table{number}"
@@ -90,9 +96,9 @@ def test_tables_are_written(rows: pd.DataFrame, tmp_path: Path) -> None:
         assert len(pd.read_csv(tmp_path / f"{name}.csv")) == length
 
 
-def test_what_was_not_run_is_said(rows: pd.DataFrame, tmp_path: Path) -> None:
+def test_what_was_not_run_is_said(rows: pd.DataFrame, params: Params, tmp_path: Path) -> None:
     for some in (rows.iloc[:0], rows[rows["training"] != "scratch"]):
-        write_smoothing_tables(some, tmp_path, BEST, ABOUT)
+        write(results(some, tmp_path), params)
         assert pd.read_csv(tmp_path / "smoothing_table1.csv").empty
         numbers = smoothing_numbers(some)
         tables = [losses_table(numbers), ablation_table(numbers), recipe_table(numbers, BEST)]
@@ -104,21 +110,26 @@ def test_what_was_not_run_is_said(rows: pd.DataFrame, tmp_path: Path) -> None:
     assert texts == ["60.00"] + 6 * ["not run"]  # one seed has no spread
 
 
-@pytest.mark.parametrize("case", CASES["lines"])
-def test_lines(case: dict[str, Any], rows: pd.DataFrame, figures: DrawnFigures) -> None:
-    draw_smoothing(figures, rows, ABOUT)
-    expect_case(figures, rows, case)
+def test_lines(rows: pd.DataFrame, figures: DrawnFigures, params: Params, tmp_path: Path) -> None:
+    draw(results(rows, tmp_path), params)
+    for case in CASES["lines"]:
+        expect_case(figures, rows, case)
 
 
 @pytest.mark.parametrize(("kept", "drawn"), CASES["kept"])
 def test_figures_without_rows_are_left_out(
-    kept: dict[str, list], drawn: list[str], rows: pd.DataFrame, figures: DrawnFigures
+    kept: dict[str, list],
+    drawn: list[str],
+    rows: pd.DataFrame,
+    figures: DrawnFigures,
+    params: Params,
+    tmp_path: Path,
 ) -> None:
     for column, values in kept.items():
         if column == "attention_std":
             rows = rows.assign(attention_std=np.nan)
         else:
             rows = rows[rows[column].isin(values)]
-    captions = draw_smoothing(figures, rows, ABOUT)
+    captions = draw(results(rows, tmp_path), params)
     assert sorted(figures.drawn) == drawn
     assert len(captions) == len(drawn)
