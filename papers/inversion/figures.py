@@ -29,7 +29,7 @@ from papers.inversion.tables import (
 )
 from pipeline.config.params import Params
 from pipeline.config.variant import UNTRAINED
-from pipeline.report.captions import read_captions
+from pipeline.report.captions import counted, name_models, read_captions
 from pipeline.report.charts import GRID
 from pipeline.report.figures import (
     GREY,
@@ -66,13 +66,10 @@ class InversionFigures:
         self.gallery = gallery
         self.about = about
         self.main = next(iter(about["optimisers"]))
-        first = gallery.index.iloc[0]
-        self.names = f"{first['dataset']} (model {first['model']})"
-        entries = gallery.find(optimiser=self.main, order="sequential")
-        # Every family's models, edited ones last, in the order of the families.
-        families = list(about["families"])
-        models = [entry for entry in entries if entry.family in families]
-        self.models = sorted(models, key=lambda entry: families.index(entry.family))
+        self.names = name_models(gallery.index)
+        self.models: list[Entry] = []  # of all families, of each the edited ones last
+        for family in about["families"]:
+            self.models += gallery.find(family=family, optimiser=self.main, order="sequential")
 
     def draw(self, rows: pd.DataFrame, classes: pd.DataFrame) -> dict[str, str]:
         """Draw every figure that inversion.csv and class_images.csv have rows for.
@@ -117,7 +114,7 @@ class InversionFigures:
         if trained:
             images = self.about["training_images"]
             images = f"{images} images" if images else "all training images"
-            epochs = "1 epoch" if self.about["epochs"] == 1 else f"{self.about['epochs']} epochs"
+            epochs = counted(self.about["epochs"], "epoch")
             text += f"; {', '.join(trained)}: trained by the stage, {epochs} of {images}"
         return f"{text}."
 
@@ -192,8 +189,10 @@ class InversionFigures:
 
     def depths(self, rows: pd.DataFrame) -> str:
         """Draw originals and found inputs by depth, two rows a model. Returns the caption."""
-        models = [entry for entry in self.models if entry.edit == NO_EDIT]
-        models = [entry for entry in models if not entry.family.endswith(PLAIN)]
+        models = []
+        for entry in self.models:
+            if entry.edit == NO_EDIT and not entry.family.endswith(PLAIN):
+                models.append(entry)
         table = [(f"{entry.family}\n{entry.weights}", [entry]) for entry in models]
         images = min(2, len(models[0].arrays["originals"]))
         self.draw_found("inversion_depth", rows, table, list_points(models), images=images)

@@ -149,10 +149,9 @@ def draw_orders(figures: Figures, rows: pd.DataFrame, images: int) -> str:
     measures = [measure for measure in MEASURES if rows[measure.column].notna().any()]
     figure, axes = figures.panels(0.3 + 0.52 * len(measures), nrows=len(measures))
     for axis, measure in zip(axes[:, 0], measures, strict=True):
-        column = measure.column
-        lines = rows.dropna(subset=column).groupby(["training", "order"], sort=False)
+        lines = rows.dropna(subset=measure.column).groupby(["training", "order"], sort=False)
         for (variant, order), line in lines:
-            means = over_seeds(line, "layer", column, 1)
+            means = over_seeds(line, "layer", measure.column, 1)
             draw_means(axis, means, **THIN, **in_order(looks[variant], order))
         axis.set(ylabel=measure.name)
         axis.locator_params(axis="x", integer=True)

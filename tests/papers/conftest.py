@@ -16,7 +16,6 @@ from pipeline.config.variant import PLAIN
 from pipeline.jobs.files import ROWS, WEIGHTS, sha256
 from pipeline.jobs.rows import read_rows
 from pipeline.models.weights import build
-from pipeline.report.figures import Figures
 from tests.conftest import run_fields
 from tests.papers.claim_suite import ClaimSuite
 from tests.papers.drawn import DrawnFigures
@@ -89,11 +88,9 @@ def evaluated(six: ModelPreset, six_weights: Path, prepared: Path, tmp_path: Pat
 
 
 @pytest.fixture
-def figures(params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DrawnFigures:
-    """What papers draw, here figures in which the variants of VARIANTS have a colour."""
-    drawn = DrawnFigures(tmp_path, params, VARIANTS)
-    monkeypatch.setattr(Figures, "of", lambda *_: drawn)
-    return drawn
+def figures(params: Params, tmp_path: Path) -> DrawnFigures:
+    """Figures in which the variants of VARIANTS have a colour."""
+    return DrawnFigures(tmp_path, params, VARIANTS)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,6 +1,6 @@
 """Reads the numbers back from drawn figures."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,26 @@ from papers import PAPERS
 from pipeline.config.params import Params
 from pipeline.report.figures import Figures, coloured
 from pipeline.report.results import Results
-from tests.papers.claim_suite import chosen
+from tests.papers.claim_suite import Tables, chosen, results_in
+
+Draw = Callable[[Results, Params], dict[str, str]]  # of a paper's module `figures`
 
 
 class DrawnFigures(Figures):
     """Keeps figures by name instead of writing files."""
 
     def __init__(self, folder: Path, params: Params, variants: list[str]) -> None:
+        self.params = params
         label = Results(folder, PAPERS).label
         with_colour = coloured(variants, PAPERS)
         super().__init__(folder, params.paper_figures, with_colour, label)
         self.drawn: dict[str, Figure] = {}
+
+    def draw(self, paper: Draw, tables: Tables, about: dict[str, Any]) -> dict[str, str]:
+        """What a paper draws of these rows: see :func:`results_in`."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Figures, "of", lambda *_: self)
+            return paper(results_in(self.folder, tables, about), self.params)
 
     def save(self, figure: Figure, name: str, **texts: str) -> None:
         self.drawn[name] = figure

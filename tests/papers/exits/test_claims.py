@@ -1,7 +1,6 @@
 """The claims about early exits."""
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -25,7 +24,7 @@ from tests.papers.claim_suite import (
 
 CASES = read_cases(__file__, "exits")
 DATASET = "fashion_mnist_10k"
-LAYERS, KEEP = 12, 9
+LAYERS = 12
 SEEDS = 5  # as many as tell seven architectures from six
 LS_BRANCHES = ("mlp", "cnn_ignore", "vit")
 LAYER_WISE = ("layer_wise_none", "layer_wise_original", "layer_wise_end_to_end")
@@ -33,16 +32,16 @@ EARLY = (1, 2, 3)
 Row = dict[str, Any]
 
 
-def frozen(
-    variant: str, order: str, score: Callable[[str, int], float], names: tuple[str, ...] = BRANCHES
-) -> list[Row]:
+def frozen(variant: str, order: str, scores: dict[str, list[float]]) -> list[Row]:
     """Exits after every layer, and the last; the score is an accuracy in %, counting an error."""
     row = {"variant": variant, "strategy": "classifier_wise", "order": order}
     row |= {"placement": "all", "architecture": "all"}
     row["dataset"] = "counting" if variant == "counting" else DATASET
-    depths = range(1, KEEP + 1 if order == "pruned" else LAYERS)
-    places = [*itertools.product(names, depths), ("final", LAYERS)]
-    return [row | {"branch": b, "depth": depth, "score": score(b, depth)} for b, depth in places]
+    rows = []
+    for branch, values in scores.items():
+        for depth, score in enumerate(values, LAYERS if branch == "final" else 1):
+            rows.append(row | {"branch": branch, "depth": depth, "score": score})
+    return rows
 
 
 def trained(
@@ -74,36 +73,10 @@ def finish(rows: list[Row]) -> pd.DataFrame:
     return seeds
 
 
-def baseline(name: str, depth: int) -> float:
-    early = {"mlp": -5, "cnn_ignore": 3, "cnn_add": 1, "cnn_project": 2}
-    score = 60 + depth
-    if depth in EARLY:
-        score += early.get(name, 0)
-    if name == "resmlp" and 4 <= depth <= 6:
-        score += 2
-    return score
-
-
-def counting(name: str, depth: int) -> float:
-    if name == "final":
-        return 3.9
-    error = 5 - 0.1 * depth
-    if name == "mixer":
-        error -= 0.2
-    if name == "vit" and depth >= 4:
-        error -= 0.5
-    return error
-
-
 def exits() -> pd.DataFrame:
-    rows = [
-        *frozen("baseline", "sequential", baseline),
-        *frozen("baseline", "arbitrary", lambda name, depth: 12),
-        *frozen("ls", "sequential", lambda name, depth: 60, LS_BRANCHES),
-        *frozen("ls", "arbitrary", lambda name, depth: 57, LS_BRANCHES),
-        *frozen("ls", "pruned", lambda name, depth: 56, LS_BRANCHES),
-        *frozen("counting", "sequential", counting),
-    ]
+    rows = []
+    for of_variant in CASES["frozen"]:
+        rows += frozen(*of_variant)
     for model in CASES["trained"]:
         rows += trained(*model)
     return finish(rows)

@@ -214,7 +214,10 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture(scope="module")
 def figures(full: Made, params: Params) -> Kept:
-    return Kept(full, params)
+    """All of them, drawn."""
+    figures = Kept(full, params)
+    figures.draw(full.rows, full.classes)
+    return figures
 
 
 def read(picture: np.ndarray | None, text: str) -> int | str | None:
@@ -226,9 +229,8 @@ def read(picture: np.ndarray | None, text: str) -> int | str | None:
     return round(1000 * grey)
 
 
-def test_pictures(full: Made, figures: Kept) -> None:
+def test_pictures(figures: Kept) -> None:
     """Found inputs under the head of their point with their numbers; blank where there is none."""
-    figures.draw(full.rows, full.classes)
     for page, expected in CASES["pages"].items():
         lines, heads = figures.pages[f"inversion_{page}"]
         assert [[read(*pictures) for pictures in line] for line in lines] == expected
@@ -238,7 +240,6 @@ def test_pictures(full: Made, figures: Kept) -> None:
 
 def test_curves_of_the_first_family(figures: Kept) -> None:
     """A column a model and optimiser: a line an image, their mean, and the yardstick."""
-    figures.curves()
     axes = np.array(figures.drawn["inversion_curves"].axes).reshape(2, 4)
     for level, factor in enumerate((1, 10)):
         for axis in axes[level]:
@@ -250,9 +251,8 @@ def test_curves_of_the_first_family(figures: Kept) -> None:
             assert axis.get_yscale() == "log"
 
 
-def test_class_images(full: Made, figures: Kept) -> None:
+def test_class_images(figures: Kept) -> None:
     """What another training says of the first seed's, in brackets what the model itself says."""
-    figures.class_images(full.classes)
     lines, heads = figures.pages["class_images"]
     assert heads == ["bag", "coat", "t-shirt/\ntop"]
     texts = [[text for _, text in pictures] for pictures in lines]
@@ -269,7 +269,6 @@ def test_filters(figures: Kept) -> None:
 
     The number is one of all filters.
     """
-    figures.filters()
     axes = np.array(figures.drawn["patch_filters"].axes).reshape(3, 3)
     for column, (family, weights) in zip(
         axes.T, [("vit", "trained"), ("mixer", "trained"), (MODEL, "ls")], strict=True

@@ -5,7 +5,6 @@ from typing import Any
 
 import pandas as pd
 
-from lsvit.routes import ORDERS
 from papers.smoothing import PAPER
 from pipeline.report.evidence import Evidence
 from pipeline.report.ledger import NOT_RUN
@@ -55,25 +54,8 @@ class TestSmoothing(ClaimSuite):
     @classmethod
     @cache
     def made(cls) -> Tables:
-        losses, none = CASES["losses"], {"training": "untrained"}
-        models = [model(12, 0.3, None, **none), model(24, 0.45, None, **none)]
-        for name, (last, gain) in losses.items():
-            models.append(model(12, last - 0.1, 60 + gain, losses=name))
-            models.append(model(24, last, 58 + 2 * gain, losses=name))
-        for part, costs in CASES["cost"].items():
-            for name, cost in zip(("none", BEST), costs, strict=True):
-                accuracy = 60 + losses[name][1] - cost
-                models.append(model(12, 0.4, accuracy, losses=name, changed=f"without_{part}"))
-        models.append(model(12, 0.4, 64.5, losses=BEST, talking_heads=True))
-        for name, accuracies in CASES["drop_path"].items():
-            keys = {"losses": name, "talking_heads": True}
-            for changed, accuracy in accuracies.items():
-                models.append(model(24, 0.4, accuracy, changed=changed, **keys))
-        for variant, ends in CASES["refined"].items():
-            for order, last in zip(ORDERS, ends, strict=True):
-                models.append(model(12, last, 70, training=variant, order=order))
-        rows = pd.concat(models).astype({"accuracy": float})
-        return {"smoothing": of_seeds(rows)}
+        models = [model(*numbers, **keys) for *numbers, keys in CASES["rows"]]
+        return {"smoothing": of_seeds(pd.concat(models).astype({"accuracy": float}))}
 
     def evidence(self, tables: Tables) -> Evidence:
         return made_up(tables | {"prune_eval": evaluations()})

@@ -18,7 +18,6 @@ from papers.smoothing.tables import (
     write,
 )
 from pipeline.config.params import Params
-from pipeline.report.results import Results
 from tests.conftest import cases_of
 from tests.papers.claim_suite import results_in
 from tests.papers.drawn import DrawnFigures, expect_case
@@ -81,13 +80,9 @@ def test_other_sections(numbers: pd.DataFrame) -> None:
     assert list(other[:3]) == ["not run", known[1], known[0]]
 
 
-def results(rows: pd.DataFrame, folder: Path) -> Results:
-    return results_in(folder, {"smoothing": rows}, ABOUT)
-
-
 def test_tables_are_written(rows: pd.DataFrame, params: Params, tmp_path: Path) -> None:
     """Numbers that the table shows as csv; its texts with the caption as md and tex."""
-    captions = write(results(rows, tmp_path), params)
+    captions = write(results_in(tmp_path, {"smoothing": rows}, ABOUT), params)
     lengths = {1: 32, 3: 11, 4: 12, 5: 7}
     for (number, length), caption in zip(lengths.items(), captions.values(), strict=True):
         name = f"smoothing_table{number}"
@@ -98,7 +93,7 @@ def test_tables_are_written(rows: pd.DataFrame, params: Params, tmp_path: Path) 
 
 def test_what_was_not_run_is_said(rows: pd.DataFrame, params: Params, tmp_path: Path) -> None:
     for some in (rows.iloc[:0], rows[rows["training"] != "scratch"]):
-        write(results(some, tmp_path), params)
+        write(results_in(tmp_path, {"smoothing": some}, ABOUT), params)
         assert pd.read_csv(tmp_path / "smoothing_table1.csv").empty
         numbers = smoothing_numbers(some)
         tables = [losses_table(numbers), ablation_table(numbers), recipe_table(numbers, BEST)]
@@ -110,26 +105,21 @@ def test_what_was_not_run_is_said(rows: pd.DataFrame, params: Params, tmp_path: 
     assert texts == ["60.00"] + 6 * ["not run"]  # one seed has no spread
 
 
-def test_lines(rows: pd.DataFrame, figures: DrawnFigures, params: Params, tmp_path: Path) -> None:
-    draw(results(rows, tmp_path), params)
+def test_lines(rows: pd.DataFrame, figures: DrawnFigures) -> None:
+    figures.draw(draw, {"smoothing": rows}, ABOUT)
     for case in CASES["lines"]:
         expect_case(figures, rows, case)
 
 
 @pytest.mark.parametrize(("kept", "drawn"), CASES["kept"])
 def test_figures_without_rows_are_left_out(
-    kept: dict[str, list],
-    drawn: list[str],
-    rows: pd.DataFrame,
-    figures: DrawnFigures,
-    params: Params,
-    tmp_path: Path,
+    kept: dict[str, list], drawn: list[str], rows: pd.DataFrame, figures: DrawnFigures
 ) -> None:
     for column, values in kept.items():
         if column == "attention_std":
             rows = rows.assign(attention_std=np.nan)
         else:
             rows = rows[rows[column].isin(values)]
-    captions = draw(results(rows, tmp_path), params)
+    captions = figures.draw(draw, {"smoothing": rows}, ABOUT)
     assert sorted(figures.drawn) == drawn
     assert len(captions) == len(drawn)

@@ -3,10 +3,11 @@
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from papers.smoothing.compute.plan import Model, Plan
+from papers.smoothing.compute.plan import Plan
 from papers.smoothing.compute.rows import profile_rows
 from papers.smoothing.section import PROFILE, Losses, Recipe, Smoothing
 from pipeline.config.params import Params
@@ -73,18 +74,13 @@ def test_table_4_has_its_standard_row_even_if_table_1_has_not(plan: Plan) -> Non
 
 
 def test_a_training_is_the_same_job_whatever_else_is_trained(plan: Plan) -> None:
-    first = plan.trained(plan.models()[0])
+    first: Any = plan.trained(plan.models()[0])
     plan.options = plan.options.model_copy(
         update={"losses": plan.options.losses[:1], "removed": [], "images": 10}
     )
-    again = plan.trained(plan.models()[0])
-    assert first.job
-    assert again.job
+    again: Any = plan.trained(plan.models()[0])
     assert first.job.key == again.job.key
-    assert (
-        first.job.config.model_dump()["options"]["epochs"]
-        == plan.params.scratch_training(Smoothing).epochs
-    )
+    assert first.job.config.options.epochs == plan.params.scratch_training(Smoothing).epochs
 
 
 EVALUATIONS = """dataset,model,variant,seed,order,keep,routes,accuracy
@@ -95,25 +91,19 @@ d,m,ls,0,sequential,6,1,0.2
 """
 
 
-def finish(model: Model, history: list[dict[str, float]]) -> None:
-    assert model.job
-    model.job.folder.mkdir(parents=True)
-    (model.job.folder / HISTORY).write_text(json.dumps(history))
-    (model.job.folder / weights_file("validation")).write_bytes(b"weights")
-
-
 def test_rows_of_profiles(plan: Plan, tmp_path: Path) -> None:
     """A row a layer, the embedding without attention; variants in both orders.
 
     Accuracy is that of the epoch with the lowest loss, of variants that over many orders.
     """
-    trained = plan.trained(plan.models()[0])
-    columns = ("validation/sequential/loss", "validation/sequential/accuracy")
-    finish(trained, [dict(zip(columns, row, strict=True)) for row in ((2, 0.3), (1, 0.4))])
+    trained: Any = plan.trained(plan.models()[0])
     ls = next(model for model in plan.refined() if (model.training, model.seed) == ("ls", 0))
-    folder = tmp_path / "finetune" / "ls" / "seed_0"
-    folder.mkdir(parents=True)
-    (folder / weights_file("validation")).write_bytes(b"other weights")
+    for folder in (trained.job.folder, tmp_path / "finetune" / "ls" / "seed_0"):
+        folder.mkdir(parents=True)
+        (folder / weights_file("validation")).write_text(folder.name)
+    columns = ("validation/sequential/loss", "validation/sequential/accuracy")
+    history = [dict(zip(columns, row, strict=True)) for row in ((2, 0.3), (1, 0.4))]
+    (trained.job.folder / HISTORY).write_text(json.dumps(history))
     (tmp_path / "prune_eval.csv").write_text(EVALUATIONS)
     profiles = plan.profiles([trained, plan.references()[0], ls])
     orders = ["sequential", "sequential", "sequential", "arbitrary"]

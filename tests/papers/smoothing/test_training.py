@@ -207,12 +207,10 @@ def test_resumed_training_equals_an_undisturbed_one(
         expected += row.get("train/position_loss", 0) + 0.5 * row["train/cosine_loss"]
         expected += 0.3 * row["train/contrastive_loss"] + 2 * row["train/mixing_loss"]
         assert row["train/loss"] == pytest.approx(expected, rel=1e-5)
-    for stop_after in (1, 2):
-        folder = tmp_path / f"stopped_{stop_after}"
-        run(config, prepared, folder, stop_after)
-        seed_libraries("test", 17)  # generators in another state must not matter
-        assert len(run(config, prepared, folder)) == 3 - stop_after
-        assert outcome(folder) == outcome(tmp_path / "whole")
+    run(config, prepared, tmp_path / "stopped", stop_after=1)
+    seed_libraries("test", 17)  # generators in another state must not matter
+    assert len(run(config, prepared, tmp_path / "stopped")) == 2
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
