@@ -12,7 +12,9 @@ from papers.smoothing.compute.rows import profile_rows
 from papers.smoothing.section import PROFILE, Losses, Recipe, Smoothing
 from pipeline.config.params import Params
 from pipeline.jobs.files import HISTORY, weights_file
+from tests.conftest import cases_of
 
+MODELS = cases_of(__file__)["models"]
 EVERY_TABLE = {
     "removed": ["mixup", "drop_path"],
     "talking_heads": [12],
@@ -26,30 +28,17 @@ def plan(params: Params, prepared: Path, tmp_path: Path, monkeypatch: pytest.Mon
     """Of the default cell, on other data, with every table's rows."""
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     plan = Plan(params, prepared, tmp_path / "finetune", tmp_path / "prune_eval.csv")
-    plan.options = plan.options.model_copy(update=EVERY_TABLE)
+    losses = [Losses(), plan.options.best]
+    plan.options = plan.options.model_copy(update=EVERY_TABLE | {"losses": losses})
     return plan
 
 
 def test_the_models_are_the_rows_of_the_tables(plan: Plan) -> None:
-    models, options = plan.models(), plan.options
-    losses = [str(losses).replace("+", "_") for losses in options.losses]
-    titles = [f"scratch_{depth}_{name}" for depth in (24, 12) for name in losses]
-    for rate in ("", "_drop_path_0.5", "_drop_path_0.75"):
-        for name in ("mixing", "contrastive_mixing"):
-            titles.append(f"scratch_24_{name}{rate}_talking_heads")
-    for part in options.removed:
-        best = "contrastive_mixing"
-        titles += [f"scratch_12_{name}_without_{part}" for name in ("none", best)]
-    titles.append("scratch_12_contrastive_mixing_talking_heads")
-    seeds = plan.params.seeds[: options.seeds]
-    assert [(model.title, model.seed) for model in models] == [*product(titles, seeds)]
+    models = plan.models()
+    seeds = plan.params.seeds[: plan.options.seeds]
+    assert [(model.title, model.seed) for model in models] == [*product(MODELS, seeds)]
     for model in models:
-        recipe = options.recipe
-        kind, _, part = model.changed.partition("_")
-        if kind == "without":
-            recipe = recipe.without(part)
-        elif kind == "drop":
-            recipe = recipe.model_copy(update={"drop_path": float(part.removeprefix("path_"))})
+        recipe = plan.options.recipe.model_copy(update=MODELS[model.title])
         assert (model.variant.recipe, model.variant.route) == (recipe, "sequential")
         assert model.preset.kwargs["depth"] == int(model.title.split("_")[1])
         assert model.preset.weights == "scratch"
