@@ -187,6 +187,15 @@ def test_blocks_without_a_first_norm_are_refused() -> None:
 
 SIZES: dict[str, Any] = {"img_size": 16, "patch_size": 8, "in_chans": 1, "num_blocks": 2}
 SIZES |= {"embed_dim": 12, "num_classes": 5}
+
+
+def assert_parts_are_found(model: Any) -> None:
+    """They are where loading looks for them."""
+    first, last = (model.pretrained_cfg[part] for part in ("first_conv", "classifier"))
+    assert model.get_submodule(first) is patch_embedding(model).proj
+    assert model.get_submodule(last) is model.get_classifier()
+
+
 CUSTOM: dict[str, dict[str, Any]] = {"mixer_custom": {}, "resmlp_custom": RESMLP}
 
 
@@ -199,8 +208,7 @@ def test_custom_mixers_take_any_size(name: str) -> None:
     expected.load_state_dict(own.state_dict())
     x = torch.randn(3, 1, 16, 16)
     assert torch.equal(own(x), expected(x))
-    assert own.get_submodule(own.pretrained_cfg["first_conv"]) is patch_embedding(own).proj
-    assert own.get_submodule(own.pretrained_cfg["classifier"]) is own.get_classifier()
+    assert_parts_are_found(own)
 
 
 PLAIN: dict[str, dict[str, Any]] = {
@@ -225,5 +233,4 @@ def test_plain_models_have_no_residual_connections(name: str) -> None:
     assert not torch.allclose(plain.forward_features(x), expected.forward_features(x))
     ablate(expected, ["residuals"])
     assert torch.equal(plain.forward_features(x), expected.forward_features(x))
-    assert plain.get_submodule(plain.pretrained_cfg["first_conv"]) is patch_embedding(plain).proj
-    assert plain.get_submodule(plain.pretrained_cfg["classifier"]) is plain.get_classifier()
+    assert_parts_are_found(plain)

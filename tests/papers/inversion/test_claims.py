@@ -12,7 +12,7 @@ from papers.inversion import PAPER
 from papers.inversion.measures import at, points
 from pipeline.report.evidence import Evidence, NotRun
 from pipeline.report.ledger import NOT_RUN
-from tests.papers.claim_suite import ClaimSuite, Tables, made_up, read_cases
+from tests.papers.claim_suite import ClaimSuite, Tables, made_up, of_seeds, read_cases
 
 CASES = read_cases(__file__, "inversion")
 SEEDS, IMAGES = range(3), 4
@@ -68,10 +68,9 @@ def class_images() -> pd.DataFrame:
 
 def trainings() -> pd.DataFrame:
     """Accuracies of three seeds around the means that are given."""
-    rows = []
-    for (family, mean), seed in itertools.product(CASES["accuracies"].items(), SEEDS):
-        rows.append((family, seed, mean + 0.001 * (seed - 1)))
-    return pd.DataFrame(rows, columns=["family", "seed", "accuracy"])
+    means = pd.DataFrame(CASES["accuracies"].items(), columns=["family", "accuracy"])
+    rows = of_seeds(means)
+    return rows.assign(accuracy=rows["accuracy"] + 0.001 * (rows["seed"] - 1))
 
 
 class TestInversion(ClaimSuite):
