@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ MODEL = ModelPreset(
     timm="vit_tiny_patch16_224.augreg_in21k_ft_in1k", kwargs={"img_size": SIZE}, weights="scratch"
 )
 PRESET = DatasetPreset(source="image_folder", folder="images")
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images are decoded in this process, which needs none to start."""
+    monkeypatch.setattr(
+        "pipeline.data.decode.ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1)
+    )
 
 
 @pytest.fixture
@@ -156,7 +165,7 @@ def test_wrong_sizes_end_before_decoding(home: Path) -> None:
     assert not (home / ".lsvit").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_limits_take_random_images_of_all_classes(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +179,7 @@ def test_limits_take_random_images_of_all_classes(
     assert len(np.unique(images.reshape(60, -1), axis=0)) == 60
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_unreadable_images_are_all_named(home: Path) -> None:
     """None is left out silently: a list of all of them, then one line. Without them all is well."""
     folder = home / "images" / "train" / "a"
@@ -192,7 +201,7 @@ def test_unreadable_images_are_all_named(home: Path) -> None:
     assert prepared(home)["counts"]["train"] == 99
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_missing_and_damaged_shards_are_named_and_made_again(home: Path) -> None:
     meta = prepared(home)
     path = home / meta["shards"]["train"][1]["file"]
@@ -208,7 +217,7 @@ def test_missing_and_damaged_shards_are_named_and_made_again(home: Path) -> None
         assert path.read_bytes() == whole
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_a_changed_image_is_seen_when_the_folder_is_read_again(home: Path) -> None:
     before = prepared(home)
     folder = home / "images" / "train" / "b"
@@ -234,10 +243,10 @@ prepare("set", preset, home, home / "killed", model)
 
 @pytest.mark.slow
 def test_a_killed_preparation_goes_on_and_leaves_no_process(home: Path) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (600, 600, 3), dtype=np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, (400, 400, 3), dtype=np.uint8)
     large = home / "images" / "train" / "a" / "large.jpg"
     Image.fromarray(noise).save(large)
-    for i in range(200):
+    for i in range(150):
         os.link(large, large.with_stem(f"large_{i}"))
     arguments = [str(home), PRESET.model_dump_json(), MODEL.model_dump_json()]
     process = subprocess.Popen(
@@ -275,6 +284,7 @@ def assert_same(ours: Iterator[tuple], theirs: Iterator[tuple]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of a fork beside threads
+@pytest.mark.usefixtures("in_process")
 def test_reading_ahead_gives_the_same_batches(home: Path) -> None:
     """With workers and without; the global generator, which dropout draws from, is left alone."""
     prepared(home)
