@@ -1,12 +1,10 @@
 """What params.yaml asks for, before anything runs: trainings, images, FLOPs, and their time.
 
 FLOPs are counted on the models themselves. Time = FLOPs / the rate that `benchmarks/cost.py`
-measured on models of the nearest width, because narrow models reach a small part of a machine's
-FLOP/s.
+measured on models of the nearest width: narrow ones reach a small part of a machine's FLOP/s.
 """
 
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import fmean
@@ -15,9 +13,8 @@ import pandas as pd
 from pydantic import BaseModel, Field, TypeAdapter
 
 from lsvit.routes import generator, layers_of
-from pipeline.config.checks import check_layers, check_sizes
-from pipeline.config.load import load
-from pipeline.config.paper import Paper, Work
+from pipeline.config.checks import check, check_layers
+from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.samplers import Spec, make_sampler, training_order
 from pipeline.config.sections import Finetune, Pretrain
@@ -64,37 +61,16 @@ class Hardware(BaseModel):
         return seconds / 3600 / min(self.workers, work.models)
 
 
-def known_hardware(path: Path = KNOWN_HARDWARE) -> dict[str, Hardware]:
+def known_hardware() -> dict[str, Hardware]:
     """Read the named machines. Raises UserError if `benchmarks/cost.py` did not write the file."""
-    with reading(path, "run in the repository's root"):
-        return TypeAdapter(dict[str, Hardware]).validate_json(path.read_bytes())
-
-
-def overridden(overrides: Sequence[str], papers: tuple[Paper, ...]) -> Params:
-    """Load params.yaml with changes written as `dvc exp run -S` takes them. Raises UserError."""
-    file = Path("params.yaml")
-    if not overrides:
-        return load(file, papers=papers)
-    from dvc.exceptions import DvcException
-    from dvc.utils.hydra import apply_overrides
-
-    with tempfile.TemporaryDirectory() as folder:
-        changed = Path(folder) / file.name
-        with reading(file, "run in the repository's root"):
-            changed.write_text(file.read_text("utf-8"), "utf-8")
-        try:
-            apply_overrides(str(changed), list(overrides))
-        except DvcException as error:
-            why = " ".join(str(error.__cause__ or error).split())
-            text = f"found {', '.join(overrides)}, accepted: KEY=VALUE of params.yaml ({why})"
-            raise UserError(f"-S: {text}") from None
-        return load(changed, papers=papers)
+    with reading(KNOWN_HARDWARE, "run in the repository's root"):
+        return TypeAdapter(dict[str, Hardware]).validate_json(KNOWN_HARDWARE.read_bytes())
 
 
 def list_work(params: Params, num_layers: int) -> list[Work]:
     """List what all stages do."""
-    preset = params.model_preset
     work = []
+    preset = params.model_preset
     if preset.weights == "scratch":
         options = params.resolve(Pretrain)
         work.append(Work("pretrain", "", len(params.starts), preset, training=options))
@@ -145,15 +121,14 @@ def estimate(params: Params, known: Mapping[str, Hardware]) -> pd.DataFrame:
             "accepted here: datasets.NAME.train and datasets.NAME.validation"
         )
     classes = params.dataset_preset.num_classes
-    counted: dict[tuple[str, str], ModelFlops] = {}
+    counted: dict[str, ModelFlops] = {}
     num_layers = count_variant(params.model_preset, classes).num_layers
     check_layers(params, num_layers)
     rows = []
     for work in list_work(params, num_layers):
-        position = work.variant.position
-        key = work.preset.model_dump_json(), position.model_dump_json()
+        plain = PLAIN.model_copy(update={"position": work.variant.position})
+        key = f"{work.preset!r} {plain!r}"
         if key not in counted:
-            plain = PLAIN.model_copy(update={"position": position})
             counted[key] = count_variant(work.preset, classes, plain)
         model = counted[key]
         sizes = work.sizes or params.sizes
@@ -162,8 +137,8 @@ def estimate(params: Params, known: Mapping[str, Hardware]) -> pd.DataFrame:
         length = mean_length(work.variant.route, depth)
         training = TRAINING_STEP * trained * model.whole(length)
         images = min(sizes[1], work.images or sizes[1])
-        passes = float(validated * model.whole(depth))
-        passes += images * sum(model.whole(length) for length in work.passes)
+        passes = validated * model.whole(depth)
+        passes += images * sum(map(model.whole, work.passes))
         row = {
             "stage": work.stage,
             "name": work.name,
@@ -184,9 +159,9 @@ def this_machine(params: Params) -> dict[str, Hardware]:
     device, _ = processor(params.device, params.engine)
     if device != "cpu" or params.engine != "local":
         return {}
-    measured = [hardware for hardware in known_hardware().values() if not hardware.gpu]
+    *_, measured = [hardware for hardware in known_hardware().values() if not hardware.gpu]
     workers = params.workers or max(1, available_cores() // params.resolve(Finetune).threads)
-    return {"here": measured[-1].model_copy(update={"workers": workers})}
+    return {"here": measured.model_copy(update={"workers": workers})}
 
 
 def with_counted_images(params: Params) -> Params:
@@ -199,19 +174,18 @@ def with_counted_images(params: Params) -> Params:
     if params.sizes or preset.source != "image_folder":
         return params
     with redirect_stdout(None):  # prepare-data says what it leaves out
-        source = find(preset.source, preset.folder, Path())
-    splits = choose(params.dataset, preset, source.splits)
-    heldout = len(splits[HELDOUT].labels) if HELDOUT in splits else 0
-    counts = len(splits["train"].labels), len(splits["validation"].labels), heldout
-    check_sizes(params, *counts)
-    return params.with_sizes(*counts)
+        found = find(preset.source, preset.folder, Path())
+    splits = choose(params.dataset, preset, found.splits).items()
+    counts = {name: len(split.labels) for name, split in splits}
+    counted = params.with_sizes(counts["train"], counts["validation"], counts.get(HELDOUT, 0))
+    check(counted)
+    return counted
 
 
 def announce(params: Params) -> None:
     """Print what a run will do, before it does: by stage trainings, passes, and about how long."""
-    left_out = [paper.name for paper in params.all_papers if paper not in params.running]
     print(f"papers: {', '.join(paper.name for paper in params.running)}")
-    if left_out:
+    if left_out := [paper.name for paper in params.all_papers if paper not in params.running]:
         print(f"not run: {', '.join(left_out)}; `papers` in params.yaml takes a list of names")
     try:
         machine = this_machine(params)
@@ -228,15 +202,15 @@ def announce(params: Params) -> None:
         if machine:
             counts.append(f"about {format_hours(row['here'])}")
         print(f"{stage}: {', '.join(counts)}")
-    if machine:
-        print(
-            f"in all about {format_hours(stages['here'].sum())} of computing if nothing has "
-            "finished before, and some seconds for each stage to start, "
-            f"{machine['here'].workers} jobs side by side, at speeds in benchmarks/cost.json; "
-            "`lsvit cost` says what is not counted"
-        )
-    else:
+    if not machine:
         print("no time is told: jobs run on a GPU or a cluster, where speed was never measured")
+        return
+    print(
+        f"in all about {format_hours(stages['here'].sum())} of computing if nothing has finished "
+        "before, and some seconds for each stage to start, "
+        f"{machine['here'].workers} jobs side by side, at speeds in benchmarks/cost.json; "
+        "`lsvit cost` says what is not counted"
+    )
 
 
 def format_hours(hours: float) -> str:
@@ -255,23 +229,20 @@ def show(params: Params, known: Mapping[str, Hardware]) -> None:
 
     from pipeline.report.tables import console
 
-    rows = estimate(params, known)
     title = f"params.yaml: {params.dataset}, {params.model}, {len(params.seeds)} seeds"
     table = Table("", "", title=title, box=SIMPLE_HEAD, title_justify="left")
-    numbers = [f"time ({i})" for i in range(1, len(known) + 1)]
-    for column in ("trainings", "images trained", "images run", "FLOPs", *numbers):
+    times = [f"time ({i})" for i in range(1, len(known) + 1)]
+    for column in ("trainings", "images trained", "images run", "FLOPs", *times):
         table.add_column(column, justify="right")
-
-    def add_row(place: tuple[str, str], row: pd.Series) -> None:
+    rows = estimate(params, known)
+    rows.loc[("total", ""), :] = rows.sum()
+    for place, row in rows.iterrows():
+        if place == rows.index[-1]:
+            table.add_section()
         counts = row[["trainings", "training_images", "evaluation_images"]]
         cells = [f"{count:,.0f}" if count else "" for count in counts]
         hours = [format_hours(row[name]) for name in known]
         table.add_row(*place, *cells, f"{row['flops']:.2e}", *hours)
-
-    for place, row in rows.iterrows():
-        add_row(place, row)
-    table.add_section()
-    add_row(("total", ""), rows.sum())
     out = console(140)
     out.print(table)
     for i, (name, hardware) in enumerate(known.items(), 1):

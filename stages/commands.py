@@ -117,7 +117,8 @@ def why(
 def cost(overrides: Overrides = None) -> None:
     """Print what params.yaml asks for: trainings, images, FLOPs, and time on known hardware."""
     from papers import PAPERS
-    from pipeline.cost import known_hardware, overridden, show
+    from pipeline.config.load import overridden
+    from pipeline.cost import known_hardware, show
 
     show(overridden(overrides or [], PAPERS), known_hardware())
 

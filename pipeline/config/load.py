@@ -1,6 +1,8 @@
 """Read params.yaml: strict YAML, typed sections, cross-checks."""
 
 import re
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from pipeline.config.paper import Paper
 from pipeline.config.params import Params, whole
 from pipeline.config.presets import ModelPreset
 from pipeline.errors import UserError, describe_errors
-from pipeline.files import read_json
+from pipeline.files import read_json, reading
 
 # Name, scale and preset of the chosen model, as stage check-params resolved them.
 CHECKED = Path("outs/params/model.json")
@@ -95,3 +97,24 @@ def parse(path: str | Path, *, papers: tuple[Paper, ...]) -> Params:
         return whole(papers).model_validate(content).with_papers(papers)
     except ValidationError as error:
         raise UserError(describe_errors(error, whole(papers))) from None
+
+
+def overridden(overrides: Sequence[str], papers: tuple[Paper, ...]) -> Params:
+    """Load params.yaml with changes written as `dvc exp run -S` takes them. Raises UserError."""
+    file = Path("params.yaml")
+    if not overrides:
+        return load(file, papers=papers)
+    from dvc.exceptions import DvcException
+    from dvc.utils.hydra import apply_overrides
+
+    with tempfile.TemporaryDirectory() as folder:
+        changed = Path(folder) / file.name
+        with reading(file, "run in the repository's root"):
+            changed.write_text(file.read_text("utf-8"), "utf-8")
+        try:
+            apply_overrides(str(changed), list(overrides))
+        except DvcException as error:
+            why = " ".join(str(error.__cause__ or error).split())
+            text = f"found {', '.join(overrides)}, accepted: KEY=VALUE of params.yaml ({why})"
+            raise UserError(f"-S: {text}") from None
+        return load(changed, papers=papers)

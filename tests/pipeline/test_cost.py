@@ -17,6 +17,7 @@ from papers.exits.section import Exits
 from papers.inversion.compute.plan import Plan as Inversions
 from papers.questions.section import Questions
 from papers.smoothing.compute.plan import Plan as Smoothings
+from pipeline.config.load import overridden
 from pipeline.config.paper import Work
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
@@ -31,7 +32,6 @@ from pipeline.cost import (
     known_hardware,
     list_work,
     mean_length,
-    overridden,
     with_counted_images,
 )
 from pipeline.flops import count_variant
@@ -221,9 +221,12 @@ def test_mean_length_of_routes(spec: Any, length: float) -> None:
 
 
 @pytest.mark.usefixtures("in_root")
-def test_overrides_are_those_of_dvc() -> None:
-    changed = overridden(["seeds=[3]", "finetune.epochs=2"], PAPERS)
-    assert (changed.seeds, changed.finetune.epochs) == ([3], 2)
+def test_overrides_are_those_of_dvc(params: Params) -> None:
+    """Nothing else in the file changes."""
+    changed = overridden(["seeds=[3]", "finetune.epochs=2", "scale=hours"], PAPERS)
+    assert (changed.seeds, changed.finetune.epochs, changed.scale) == ([3], 2, "hours")
+    assert changed.exits == params.exits
+    assert overridden(["scale=null"], PAPERS) == params
     with refused(r"^-S: found nothing=1, accepted: KEY=VALUE"):
         overridden(["nothing=1"], PAPERS)
     with refused("found 'vit_nano'"):
