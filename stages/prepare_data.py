@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from papers import PAPERS
-from pipeline.config.checks import check_sizes
+from pipeline.config.checks import check
 from pipeline.config.load import load_checked
 from pipeline.config.remarks import describe_lowered
 from pipeline.data.prepare import prepare
@@ -16,13 +16,16 @@ def main() -> None:
     params = load_checked(papers=PAPERS)
     embedded, out = Path("data/fashion_mnist_10k"), Path("outs/prepare_data")
 
-    def check(train: int, validation: int, heldout: int) -> None:
-        check_sizes(params, train, validation, heldout)
+    def check_sizes(*sizes: int) -> None:
+        counted = params.with_sizes(*sizes)
+        check(counted)
         if params.sizes is None:  # else check-params has said so
-            for line in describe_lowered(params.with_sizes(train, validation, heldout)):
+            for line in describe_lowered(counted):
                 print(line)
 
-    meta = prepare(params.dataset, params.dataset_preset, embedded, out, params.model_preset, check)
+    meta = prepare(
+        params.dataset, params.dataset_preset, embedded, out, params.model_preset, check_sizes
+    )
     print(f"{params.dataset}: {meta['counts']}, images {meta['image_shape']}")
 
 

@@ -92,13 +92,13 @@ def _check_variant_names(params: Params) -> Iterator[str]:
 
 def _check_values(params: Params) -> list[str]:
     """Check what presets, scales and variants come to, and sections against each other."""
-    lines = [line for cell in _cells(params) for line in _check_cell(params, cell)]
-    unresolved = bool(lines)
+    lines = []
     if params.protocol == "heldout" and not params.dataset_preset.heldout:
         wanted = f"paper (datasets.{params.dataset}.heldout says how many images are held out)"
         lines.append(mistake("protocol", "heldout", wanted))
+    unresolved = [line for cell in _cells(params) for line in _check_cell(params, cell)]
     if unresolved:
-        return lines
+        return unresolved + lines
     for scale in params.scales:
         lines += _check_variants(params.model_copy(update={"scale": scale}))
     if any(collect_errors(params.resolve, Finetune, name) for name in params.all_variants):
@@ -217,11 +217,6 @@ def _explain(bound: AtMost, dataset: str) -> str:
     if bound.of == "validation":
         return f"so many validation images of {dataset!r} are used"
     return f"less than `{bound.of}`"
-
-
-def check_sizes(params: Params, train: int, validation: int, heldout: int) -> None:
-    """Check against the numbers of images that there are. Raises UserError as :func:`check`."""
-    check(params.with_sizes(train, validation, heldout))
 
 
 def check_layers(params: Params, num_layers: int) -> None:

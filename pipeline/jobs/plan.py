@@ -192,29 +192,23 @@ class Plan:
         if about and about.is_file() and fields["weights_sha256"]:  # it names the outputs
             fields["weights_sha256"] += self.digest(about)
         inputs = {"data": self.data, "weights": root() / preset.weights if file else None}
-        configs = {
-            seed: TrainConfig(**fields, options=self.options, seed=seed)
-            for seed in self.params.starts
-        }
-        return {
-            seed: Job("pretrain", "pipeline.training.loop:fetch", config, inputs, here=True)
-            for seed, config in configs.items()
-        }
+        jobs = {}
+        for seed in self.params.starts:
+            config = TrainConfig(**fields, options=self.options, seed=seed)
+            jobs[seed] = Job("pretrain", "pipeline.training.loop:fetch", config, inputs, here=True)
+        return jobs
 
     def refinements(self, variants: Iterable[str]) -> dict[str, dict[int, Job]]:
         """Trainings of variants from the starting weights of their seeds, by variant and seed."""
         found: dict[str, dict[int, Job]] = {}
         for name in variants:
             variant, own = self.params.all_variants[name], self.params.resolve(Finetune, name)
-            jobs = {
-                seed: self.training(name, variant, own, seed, self.start(seed), per=own.per)
-                for seed in self.params.seeds
-            }
             first = self.digest(self.start(self.seeds[0]))
-            found[name] = {
-                seed: replace(job, apart=(*job.apart, "weights_sha256"), first=first)
-                for seed, job in jobs.items()
-            }
+            found[name] = {}
+            for seed in self.params.seeds:
+                job = self.training(name, variant, own, seed, self.start(seed), per=own.per)
+                apart = (*job.apart, "weights_sha256")
+                found[name][seed] = replace(job, apart=apart, first=first)
         return found
 
     def start(self, seed: int) -> Path:
