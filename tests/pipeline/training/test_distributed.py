@@ -146,8 +146,9 @@ def test_gradients_equal_those_of_one_process(
     """Whose blocks are not compiled."""
     todo = in_launched.gradients
     for job in todo:
-        options = job.config.options.model_copy(update={"compile": "none"})
-        config = job.config.model_copy(update={"options": options})
+        config: Any = job.config
+        options = config.options.model_copy(update={"compile": "none"})
+        config = config.model_copy(update={"options": options})
         ranks.gradients(config, prepared, tmp_path, lambda event: None)
         expected = torch.load(tmp_path / "gradients_0.pt")
         found = [torch.load(path) for path in sorted(job.folder.glob("gradients_*.pt"))]
