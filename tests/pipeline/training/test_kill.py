@@ -69,7 +69,7 @@ def test_an_interrupted_training_equals_an_undisturbed_one(
     """Killed at every file, of epochs that are the best so far and of others, every run goes on to
     the same bytes.
     """
-    config = train_config(epochs=4, lr=0.2, batch_size=16)
+    config = train_config(epochs=4, lr=0.2, batch_size=40)
     with monkeypatch.context() as patch:
         files = kill_at(patch, 100, when)
         run(config, data, tmp_path / "whole")
