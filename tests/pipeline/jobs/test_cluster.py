@@ -1,4 +1,4 @@
-"""Jobs on a real Ray cluster of three nodes: the same bytes as here, whatever dies."""
+"""Jobs on a real Ray cluster of two nodes: the same bytes as here, whatever dies."""
 
 import itertools
 import os
@@ -29,14 +29,16 @@ SETTINGS = {  # of Ray
     "RAY_enable_worker_prestart": "0",  # no process but those that jobs need
     "RAY_prestart_worker_first_driver": "0",
     "RAY_worker_niceness": "0",  # by default 15: the tests beside them would leave them no time
+    "RAY_health_check_period_ms": "500",  # by default 3000: a killed node is one after 5 of them
 }
-NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "memory": 2 * 2**30}
+NODE: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "memory": 2 * 2**30}
+LARGE = NODE | {"num_cpus": 2}
 HEAD = {**NODE, "include_dashboard": False, "no_monitor": True}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Three nodes of one or two cores, as `ray start` makes them, on 127.0.0.1 alone."""
+    """Nodes of one core and of two, as `ray start` makes them, on 127.0.0.1 alone."""
     patch = pytest.MonkeyPatch()
     for name, value in SETTINGS.items():
         patch.setenv(name, value)
@@ -45,9 +47,7 @@ def cluster() -> Iterator[Any]:
 
     try:
         made = Cluster(initialize_head=True, head_node_args=HEAD)
-        for cores in (1, 2):
-            made.add_node(wait=False, **NODE | {"num_cpus": cores})
-        made.wait_for_nodes()
+        made.add_node(**LARGE)
     except Exception as error:
         pytest.skip(f"Ray starts no cluster on this machine: {error}")
     patch.setenv("RAY_ADDRESS", made.address)
@@ -140,7 +140,7 @@ def test_the_driver_is_killed_and_then_a_node(
     It runs on the only node with room for it, which is killed in mid-training; another, which
     comes later, goes on from the last epoch, to the same bytes.
     """
-    todo = train_jobs(0, epochs=40)
+    todo = train_jobs(0, epochs=24)
     (tmp_path / "jobs").write_bytes(pickle.dumps(todo))
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "script.py", "jobs"]
@@ -148,22 +148,21 @@ def test_the_driver_is_killed_and_then_a_node(
     done = subprocess.run(command, check=False, cwd=tmp_path, env=env)
     assert done.returncode == -signal.SIGKILL
     assert (todo[0].folder / "checkpoint.pt").exists()
-    nodes = [cluster.add_node(**NODE | {"num_cpus": 3})]
+    (node,) = cluster.worker_nodes
     seen: list[int] = []
 
     def kill(job: Job, event: dict) -> None:
         seen.append(event["epoch"])
         if len(seen) == 3:
-            cluster.remove_node(nodes[0], allow_graceful=False)
-            nodes.append(cluster.add_node(**NODE | {"num_cpus": 3}))
+            cluster.remove_node(node, allow_graceful=False)
+            cluster.add_node(**LARGE)
 
-    run(todo, "cpu", kill, threads=3, engine="ray")
-    cluster.remove_node(nodes[1])
+    run(todo, "cpu", kill, threads=2, engine="ray")
     assert "lost its worker, goes on elsewhere" in capsys.readouterr().out
     assert seen[0] > 3
     assert seen == sorted(set(seen))  # no epoch was repeated
-    assert seen[-1] == 40
-    local = run_here(train_jobs(0, epochs=40), tmp_path, monkeypatch)
+    assert seen[-1] == 24
+    local = run_here(train_jobs(0, epochs=24), tmp_path, monkeypatch)
     assert [files(todo[0])] == local
 
 
