@@ -24,7 +24,7 @@ from papers.smoothing.training import FirstTokens
 from tests.conftest import cases_of, refused
 from tests.models import assert_near
 
-from .test_routed import FAMILIES, SMALL, images_for
+from .test_routed import FAMILIES, SMALL, create, disturb, images_for
 
 CASES = cases_of(__file__)
 VIT = "vit_tiny_patch16_224"
@@ -52,14 +52,10 @@ class Head(nn.Module):
 
 def double(name: str = VIT, **kwargs: Any) -> RoutedModel:
     """Four layers with position parts and two exits, in double precision."""
-    torch.manual_seed(0)
-    backbone: Any = timm.create_model(name, **(FAMILIES[name] | kwargs)).double()
-    backbone.blocks = backbone.blocks[:4]
+    backbone = create(name, **kwargs)
     exits = {depth: Head(backbone.embed_dim) for depth in (1, 2)}
     model = RoutedModel(backbone, PARTS, exits).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    disturb(model)
     return model
 
 
@@ -121,9 +117,8 @@ def test_a_route_a_sample_is_running_each_sample_alone(name: str, sampler: Sampl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_all_families(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wide models are stacked too; 10 samples are not divided by 4 layers."""
-    monkeypatch.setattr(routed, "WIDEST_STACK", 10_000)
+def test_all_families(name: str) -> None:
+    """10 samples are not divided by 4 layers."""
     model = double(name)
     for form in (SQUARE, FORMS["first in place"]):
         runs_as_its_rows(model, form, 10)
