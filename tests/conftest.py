@@ -291,6 +291,7 @@ def trained(outs: Path, train_config: Callable[..., TrainConfig]) -> Training:
 
     from lsvit.weights import save_weights
     from pipeline.models.weights import build
+    from tests.models import disturb
 
     shutil.copy(ROOT / "params.yaml", outs.parent)
     (outs / "params").mkdir()
@@ -303,9 +304,7 @@ def trained(outs: Path, train_config: Callable[..., TrainConfig]) -> Training:
         folder.mkdir(parents=True)
         torch.manual_seed(seed)
         model = build(config.model, 10, config.variant).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
+        disturb(model, 0.1)
         save_weights(model, folder / WEIGHTS)
         (folder / "execution.txt").write_text("a processor, fp32\n")
         write_json(folder / "config.json", Job("", "", config, {}).record())

@@ -7,7 +7,7 @@ import timm
 import torch
 from timm.models.mlp_mixer import MlpMixer
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from lsvit.position import Position
 from lsvit.routed import RoutedModel
@@ -27,10 +27,15 @@ def small(kind: type = VisionTransformer, **changes: Any) -> Any:
     sizes |= {"img_size": (16, 24), "patch_size": 8, "embed_dim": 16, "num_classes": 7}
     torch.manual_seed(0)
     model: Any = kind(**(sizes | changes))
-    with torch.no_grad():  # so that layers, and tokens, differ enough
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
+    disturb(model)
     return model.eval()
+
+
+def disturb(model: nn.Module, by: float = 0.2) -> None:
+    """Move all weights at random: layers and tokens differ enough, and no head is of zeros."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(by * torch.randn_like(parameter))
 
 
 def of_transformers(kind: str, head: str = "ForImageClassification", **changes: Any) -> Any:

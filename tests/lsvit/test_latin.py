@@ -22,9 +22,9 @@ from lsvit.taps import ExitLogits, PositionLogits
 from papers.smoothing.talking_heads import use_talking_heads
 from papers.smoothing.training import FirstTokens
 from tests.conftest import cases_of, refused
-from tests.models import assert_near
+from tests.models import assert_near, disturb
 
-from .test_routed import FAMILIES, SMALL, create, disturb, images_for
+from .test_routed import FAMILIES, SMALL, create, images_for
 
 CASES = cases_of(__file__)
 VIT = "vit_tiny_patch16_224"

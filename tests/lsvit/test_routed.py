@@ -25,7 +25,7 @@ from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import Variant
 from pipeline.models.weights import build, create_backbone
 from tests.conftest import cases_of, refused
-from tests.models import images, small
+from tests.models import disturb, images, small
 
 CASES = cases_of(__file__)
 SMALL: dict[str, Any] = CASES["small"]
@@ -50,13 +50,6 @@ def create(name: str, **kwargs: Any) -> Any:
         model: Any = timm.create_model(name, **(FAMILIES[name] | kwargs))
     model.blocks = model.blocks[:4]
     return model
-
-
-def disturb(model: nn.Module) -> None:
-    """Move all weights: some families start with a head of zeros."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
 
 
 @pytest.fixture(params=FAMILIES)
