@@ -213,16 +213,6 @@ def test_shared_position_encoding_starts_at_zero(pico: ModelPreset) -> None:
     assert torch.equal(embedding.weight, torch.zeros(4, 32))
 
 
-@pytest.mark.parametrize("route", [(2, 0, 3), (1, 1), ()])
-def test_per_sample_routes_that_all_agree_are_one_route(
-    pico: ModelPreset, route: tuple[int, ...]
-) -> None:
-    model = build(pico, 10).eval()
-    images = torch.randn(5, 1, 28, 28)
-    routes = torch.tensor([route] * 5, dtype=torch.int32).reshape(5, -1)
-    assert torch.equal(model(images, routes), model(images, route))
-
-
 @pytest.mark.parametrize("route", [[2, 0, 3], np.array([2, 0, 3]), tuple(np.array([2, 0, 3]))])
 def test_a_route_is_any_sequence_of_integers(route: Any) -> None:
     model = RoutedModel(small())
