@@ -15,7 +15,6 @@ from lsvit.shuffled import in_order
 
 TOP = 5
 Z95 = 1.96  # of a 95 % interval
-WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Score(NamedTuple):
@@ -120,7 +119,7 @@ def format_scores(scores: Sequence[Score]) -> str:
         interval = f"{percent(score.low)} to {percent(score.high)}"
         top1, std, top5 = percent(score.top1), percent(score.std), percent(score.top5)
         rows.append([str(score.layers), score.order, str(score.orders), top1, std, interval, top5])
-    if all(score.top5 is None for score in scores):
+    if scores[0].top5 is None:
         rows = [row[:-1] for row in rows]
     return format_table(rows)
 
@@ -198,7 +197,7 @@ def _check_targets(targets: Tensor, logits: Tensor) -> Tensor:
         raise ValueError(
             f"loader: found targets {found}, accepted: ({batch},) from 0 to {classes - 1}"
         )
-    if targets.dtype not in WHOLE:
+    if targets.is_floating_point() or targets.dtype == torch.bool:
         raise ValueError(f"loader: found targets of {targets.dtype}, accepted: whole numbers")
     return targets
 
@@ -241,9 +240,7 @@ def read_batch(
         inputs = {name: _tensor(value).to(device) for name, value in batch.items()}
         label = inputs.pop("label", None)  # as data sets of Hugging Face have it
         return (), inputs, inputs.pop("labels", label)
-    if isinstance(batch, Tensor):
-        return (batch.to(device),), {}, None
-    images, *targets = batch
+    images, *targets = (batch,) if isinstance(batch, Tensor) else batch
     return (_tensor(images).to(device),), {}, _tensor(targets[0]) if targets else None
 
 

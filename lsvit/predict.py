@@ -147,16 +147,13 @@ def attach_parts(backbone: Any, variant: dict[str, Any]) -> RoutedModel:
         ValueError: it is not routable, or the variant has unknown keys.
     """
     specs = variant.get("position") or {}
-    kinds: dict[str, Any] = {"encode": Encode, "predict": Predict}
-    parts = {}
     try:
-        for name, kind in kinds.items():
-            if specs.get(name) is not None:
-                parts[name] = kind(**specs[name])
+        encode = Encode(**specs["encode"]) if specs.get("encode") is not None else None
+        predict = Predict(**specs["predict"]) if specs.get("predict") is not None else None
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{SPEC}: position: not of this version ({error})") from None
     backbone.blocks = backbone.blocks[: variant.get("layers")]
-    return RoutedModel(backbone, Position(**parts))
+    return RoutedModel(backbone, Position(encode, predict))
 
 
 def open_export(file: Path, attach: Attach = attach_parts) -> Opened:
