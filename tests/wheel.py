@@ -9,11 +9,10 @@ import contextlib
 import io
 import os
 import re
-import subprocess
 import sys
 import sysconfig
 import tempfile
-from importlib.metadata import requires
+from importlib.metadata import entry_points, requires
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +88,13 @@ def check_predict() -> None:
     from PIL import Image
 
     Image.new("L", (28, 28), "white").save("photo.png")
-    program = Path(sys.executable).parent / "lsvit"
-    words = [str(program), "predict", "photo.png", "--order", "arbitrary"]
-    answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    (program,) = entry_points(group="console_scripts", name="lsvit")
+    sys.argv = ["lsvit", "predict", "photo.png", "--order", "arbitrary"]
+    output = io.TextIOWrapper(io.BytesIO())
+    with contextlib.redirect_stdout(output):
+        program.load()()
+    output.seek(0)
+    answer = output.read()
     assert "ls_micro, arbitrary, 20 orders" in answer, answer
 
 

@@ -1,7 +1,6 @@
 """The command `lsvit`: all of a clone's commands there, `predict` where the wheel is alone."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -68,11 +67,6 @@ def test_without_a_clone_predict_answers(
         cli.run([*words, "--keep", "4"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: keep: found 4")
-
-
-def test_the_wheel_needs_no_pipeline() -> None:
-    code = "import sys, lsvit.cli; assert not {'pipeline', 'stages', 'typer'} & set(sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("is_clone", [False, True])

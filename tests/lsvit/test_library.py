@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 import torch, timm, numpy
 before = set(sys.modules)
-import lsvit
+import lsvit, lsvit.cli
 for name in lsvit.__all__:
     getattr(lsvit, name)
 print(*sorted(name for name in set(sys.modules) - before if not name.startswith("lsvit")))
@@ -26,7 +26,7 @@ DRAW = "import sys, lsvit; lsvit.arbitrary(lsvit.generator('a'), 4); print('torc
 
 @pytest.mark.parametrize(("script", "printed"), [(SCRIPT, ""), (DRAW, "False")])
 def test_it_imports_no_more_than_it_needs(script: str, printed: str) -> None:
-    """All of it torch, timm and numpy; what draws routes not even torch."""
+    """All of it, the command too, torch, timm and numpy; what draws routes not even torch."""
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
