@@ -63,13 +63,14 @@ def test_short_stages_end_in_order_under_load(tmp_path: Path) -> None:
     """No thread of theirs still runs while the interpreter ends."""
     script = tmp_path / "short.py"
     script.write_text(SHORT)
-    stages = [
-        subprocess.Popen(**command(script), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(12)
-    ]
-    for stage in stages:
-        assert stage.communicate() == ("done\n", "")
-        assert stage.returncode == 0
+    for _ in range(6):
+        stages = [
+            subprocess.Popen(**command(script), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for _ in range(10)
+        ]
+        for stage in stages:
+            assert stage.communicate() == ("done\n", "")
+            assert stage.returncode == 0
 
 
 @pytest.mark.slow
