@@ -49,7 +49,11 @@ FAULTS = [
     ),
     ("lsvit/routed.py", "row[order].to(state.device, non_blocking=True)", "row[order]"),
     ("lsvit/routed.py", "row.to(state.device, non_blocking=True)", "row"),
-    ("lsvit/routed.py", "1)).to(state.device, non_blocking=True)", "1))"),
+    (
+        "lsvit/routed.py",
+        "torch.tensor(gather_index).to(state.device, non_blocking=True)",
+        "torch.tensor(gather_index)",
+    ),
     (
         "papers/exits/compute/dynamic.py",
         "branch.to(next(model.parameters()).device).eval()",
@@ -69,8 +73,8 @@ FAULTS = [
     ),
     (
         "papers/inversion/compute/descent.py",
-        "torch.tensor(values, device=device).view",
-        "torch.tensor(values).view",
+        "torch.tensor(mean, device=device).view",
+        "torch.tensor(mean).view",
     ),
     (
         "papers/inversion/compute/descent.py",
@@ -111,11 +115,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         subprocess.run(["git", "clone", "-q", ROOT, copy], check=True)
+        for file, right, _ in FAULTS:
+            assert (copy / file).read_text("utf-8").count(right) == 1, (file, right)
         assert not found(copy), "the tests fail without a fault"
         rows = []
         for file, right, wrong in FAULTS:
             text = (copy / file).read_text("utf-8")
-            assert text.count(right) == 1, (file, right)
             (copy / file).write_text(text.replace(right, wrong), "utf-8")
             rows.append({"file": file, "right": right, "wrong": wrong, "found": found(copy)})
             print(rows[-1], flush=True)
