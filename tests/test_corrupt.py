@@ -126,7 +126,7 @@ def zeros(path: Path, *_: object) -> None:
 
 DAMAGES: dict[str, Callable[..., object]] = {
     **{f"cut at {part}": cut(part) for part in (0.02, 0.25, 0.5, 0.9)},
-    **{f"flip {i}": flip for i in range(4)},
+    **{f"flip {i}": flip for i in range(8)},
     "emptied": lambda path, *_: path.write_bytes(b""),
     "replaced by text": lambda path, *_: path.write_text("hello"),
     "folder": lambda path, *_: path.mkdir(),

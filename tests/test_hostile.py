@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 import resource
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,9 +25,20 @@ from pipeline.deploy.predict import show
 from pipeline.errors import RIGHTS, ROOM, UserError, one_line_errors
 from pipeline.files import reading, replace_text
 from pipeline.jobs.job import call
+from pipeline.models.weights import read_tensors
 from pipeline.training.loop import CHECKPOINT, _resume
 from tests.conftest import ROOT, Printed, TrainJobs, refused
 from tests.models import CPU
+
+
+def test_files_that_are_no_safetensors(tmp_path: Path) -> None:
+    """A header of 2 GB, and a pickle."""
+    header, pickled = tmp_path / "header.safetensors", tmp_path / "pickled.safetensors"
+    header.write_bytes(struct.pack("<Q", 2 << 30) + b"{}")
+    torch.save({"w": torch.ones(1)}, pickled)
+    for path in (header, pickled):
+        with refused(f"{path.name}: not a safetensors file"):
+            read_tensors(path)
 
 
 def test_an_image_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +187,7 @@ def test_other_errors_keep_their_traceback(number: int, kind: str) -> None:
 PRINTS = {
     "at the end": "print('a')",
     "at once": "print('a', flush=True)",
+    "much": "print('a' * 100_000)",
     "rich": "from rich.console import Console\n    Console().print('a')",
     "typer": "import typer\n    typer.run(lambda: print('a', flush=True))",
     "a mistake": "print('a')\n    raise UserError('b')",

@@ -133,7 +133,7 @@ def test_a_training_goes_on(train_config: Make, prepared: Path) -> None:
     same(train, train_config(epochs=2, schedule="cosine", optimizer="adamw"), prepared)
 
 
-@pytest.mark.parametrize("per", ["sample", "latin", "pass"])
+@pytest.mark.parametrize("per", ["sample", "latin", "batch", "pass"])
 def test_evaluations(
     per: str, params: Params, fields: dict[str, Any], prepared: Path, weights: Path
 ) -> None:
@@ -179,9 +179,10 @@ def test_the_analysis_and_answers_of_early_exits(
     assert found[0] == found[1]
 
 
-def test_profiles(fields: dict[str, Any], prepared: Path) -> None:
+@pytest.mark.parametrize("order", ["sequential", "arbitrary"])
+def test_profiles(order: Any, fields: dict[str, Any], prepared: Path) -> None:
     options = SmoothingProfiles(images=20, batch_size=8, seed=0)
-    config = ProfileConfig(**fields, seed=0, order="arbitrary", options=options)
+    config = ProfileConfig(**fields, seed=0, order=order, options=options)
     same(measures.measure, config, prepared, None)
 
 
@@ -208,11 +209,14 @@ def test_exits_of_a_frozen_backbone(
     same(frozen.train_branches, config, prepared, bench.weights)
 
 
-@pytest.mark.parametrize("is_adam", [True, False])
-def test_inversions(is_adam: bool, fields: dict[str, Any], prepared: Path, weights: Path) -> None:
-    """By both methods, each with what the other one has not."""
+@pytest.mark.parametrize("order", ["sequential", "arbitrary"])
+@pytest.mark.parametrize("method", ["adam", "gd"])
+def test_inversions(
+    method: str, order: Any, fields: dict[str, Any], prepared: Path, weights: Path
+) -> None:
+    is_adam = method == "adam"
     how = test_descent.descent(
-        method="adam" if is_adam else "gd",
+        method=method,
         lrs=[0.01, 0.1],
         steps=3,
         blur=0.5,
@@ -224,8 +228,8 @@ def test_inversions(is_adam: bool, fields: dict[str, Any], prepared: Path, weigh
         options=test_descent.OPTIONS,
         descent=how,
         alone=False,
-        order="arbitrary" if is_adam else "sequential",
-        ablation=[] if is_adam else ["residuals"],
+        order=order,
+        ablation=["residuals"] if order == "sequential" else [],
         transplant=["patch_embed"] if is_adam else [],
     )
     same(descent.measure, config, prepared, None, weights if is_adam else None)

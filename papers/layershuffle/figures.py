@@ -297,6 +297,8 @@ def draw_forms(figures: Figures, rows: pd.DataFrame, forms: list[str], chance: f
     for place, form in enumerate(forms):
         for order, side, colour in zip(ORDERS, (-0.12, 0.12), OKABE_ITO[::4], strict=False):
             own_rows = full[(full["variant"] == FORMS[form]) & (full["order"] == order)]
+            if own_rows.empty:
+                continue
             values = 100 * own_rows.groupby("seed")["accuracy"].mean()
             points = np.full(len(values), place + side)
             axis.plot(points, values, "o", color=colour, markersize=2.5, alpha=0.6)

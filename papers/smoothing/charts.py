@@ -16,7 +16,7 @@ DRAWN_FROM = {"smoothing_": ("smoothing.csv",)}  # by the beginnings of names
 def charts(results: Results) -> Charts:
     """Table 1 of the source, and both measures layer after layer."""
     rows = results.table("smoothing")
-    rows = rows[is_plain(rows) & (rows["training"] == SCRATCH)]
+    rows = rows[is_plain(rows) & (rows["training"] == SCRATCH) & (rows["order"] == "sequential")]
     shown = []
     for depth, of_depth in rows.groupby("num_layers"):
         for column, words in WHAT.items():

@@ -15,10 +15,12 @@ import timm
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import lsvit
 from lsvit.checkpoint import read_checkpoint
+from lsvit.routed import RoutedModel
 from pipeline.config.presets import ModelPreset
 from pipeline.data.resize import Resize, resizing
 from pipeline.files import read_json, write_json
@@ -50,7 +52,6 @@ def prefixed(prefix: str, state: State) -> State:
 WRAPPED: dict[str, Callable[[State], Any]] = {
     "": lambda state: state,
     "module.": lambda state: prefixed("module.", state),
-    "module.backbone.": lambda state: prefixed("module.backbone.", state),  # a routed model's own
     "module._orig_mod.": lambda state: prefixed("module._orig_mod.", state),
     "timm_model.": lambda state: {"state_dict": prefixed("model.timm_model.", state)},
     "'net'": lambda state: {
@@ -84,8 +85,17 @@ def test_wrappers_are_taken_off_and_said(said: str, tmp_path: Path) -> None:
     assert bool(lines) == bool(said)
 
 
+def test_a_routed_models_own_state_is_read(tmp_path: Path) -> None:
+    model = RoutedModel(vit())
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    save_file(prefixed("module.backbone.", vit().state_dict()), tmp_path / "w.safetensors")
+    for name in ("w.pt", "w.safetensors"):
+        assert read_checkpoint(tmp_path / name, print).keys() == vit().state_dict().keys()
+
+
 BAD: dict[str, Any] = {
     "whole model": (lambda: vit(), "it holds timm.models.vision_transformer"),
+    "numpy": (lambda: {"model": vit().state_dict(), "best": np.float64(3)}, "weights_only=True"),
     "list": (lambda: [1, 2], "found list, accepted: a dictionary of tensors"),
     "empty": (lambda: {"epoch": 3}, "found no tensors"),
     "two": (

@@ -110,6 +110,20 @@ def test_no_hit_or_only_hits_have_an_interval(target: int, low: float, high: flo
         assert (score.low, score.high) == pytest.approx((low, high), abs=1e-4)
 
 
+def test_a_routed_model_with_parts() -> None:
+    model = lsvit.RoutedModel(small(), lsvit.Position(encode=lsvit.Encode()))
+    scores = lsvit.evaluate(model, batches(), orders=3, keep=())
+    route = lsvit.evaluation_routes(4, 4, "arbitrary", 3, 0)
+    with torch.no_grad():
+        hits = [(model(images(10), r).argmax(-1) == TARGETS).float().mean() for r in route]
+    assert scores[1].top1 == pytest.approx(float(torch.stack(hits).mean()))
+
+
+def test_one_image_and_one_order_have_no_spread() -> None:
+    (score,) = lsvit.evaluate(small(), [(images(1), TARGETS[:1])], orders=1, keep=())[:1]
+    assert score.std is None
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

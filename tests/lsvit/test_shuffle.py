@@ -1,9 +1,13 @@
 """Shuffled models of timm, transformers and torchvision: orders, gradients, traces."""
 
 import copy
+import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +22,7 @@ import lsvit
 from lsvit.blocks import find_blocks
 from lsvit.latin import latin
 from tests.conftest import cases_of, refused
-from tests.models import assert_same, disturb, images, of_transformers, small
+from tests.models import assert_same, images, of_transformers, small
 
 LABELS = torch.tensor([0, 6, 2, 3, 1, 5])
 Model = Any
@@ -86,7 +90,9 @@ def make(name: str) -> tuple[Model, Tensor]:
     build, inputs, _ = MODELS[name]
     torch.manual_seed(0)
     model = build()
-    disturb(model)
+    with torch.no_grad():  # so that blocks differ enough
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
     return model.eval(), inputs()
 
 
@@ -102,11 +108,15 @@ def pickled(model: Model) -> Model:
 def rebuilt(model: Model, path: str, order: lsvit.Route) -> Model:
     """A copy whose list holds copies of these blocks: the reference."""
     other = copy.deepcopy(model)
-    listed = other.get_submodule(path)
-    blocks = list(listed)
-    del listed[:]
-    for layer in order:
-        listed.append(copy.deepcopy(blocks[layer]))  # type: ignore[index]
+    parent = other.get_submodule(path.rpartition(".")[0])
+    blocks = list(other.get_submodule(path).children())
+    chosen = [copy.deepcopy(blocks[layer]) for layer in order]  # type: ignore[index]
+    kind = type(other.get_submodule(path))
+    listed = kind(chosen) if kind is nn.ModuleList else kind(*chosen)
+    if isinstance(parent, nn.ModuleDict):
+        parent[path.rpartition(".")[2]] = listed
+    else:
+        setattr(parent, path.rpartition(".")[2], listed)
     return other
 
 
@@ -126,21 +136,19 @@ def test_any_order_is_that_of_a_model_built_so(name: str) -> None:
     assert torch.equal(run(model, inputs), plain)
 
 
-@pytest.mark.parametrize("name", ["ViT", "nested"])
+@pytest.mark.parametrize("name", MODELS)
 def test_training_runs_the_drawn_order_and_evaluation_the_original_one(name: str) -> None:
     model, inputs = make(name)
     keys = list(model.state_dict())
     names = [name for name, _ in model.named_modules()]
     plain = run(model, inputs)
-    other, _ = make(name)
+    expected = [run(rebuilt(model, MODELS[name][2], drawn(step)), inputs) for step in range(3)]
     shuffled = lsvit.shuffle(model)
-    for step in (0, 1, 2, 7):  # a resumed training sets it
-        expected = run(rebuilt(other, MODELS[name][2], drawn(step)), inputs)
-        shuffled.step = step
-        assert torch.equal(run(model.train(), inputs), expected)
+    for step in range(3):
+        assert torch.equal(run(model.train(), inputs), expected[step])
         assert shuffled.order == drawn(step)
         assert torch.equal(run(model.eval(), inputs), plain)
-        assert shuffled.step == step + 1
+    assert shuffled.step == 3
     assert list(model.state_dict()) == keys
     assert [name for name, _ in model.named_modules()] == names
 
@@ -164,6 +172,15 @@ def test_orders_are_uniform_and_depend_on_seed_and_step_alone() -> None:
     assert orders != orders_of(seed=1)
     assert orders_of(seed=7, steps=2)[1] == drawn(1, seed=7)
     assert len(set(orders)) == 24
+
+
+def test_a_resumed_training_goes_on_with_its_orders() -> None:
+    model = Nested().train()
+    shuffled = lsvit.shuffle(model)
+    shuffled.step = 5
+    model(vectors())
+    assert shuffled.order == drawn(5)
+    assert shuffled.step == 6
 
 
 def test_drop_leaves_out_blocks_at_its_rate_and_never_all() -> None:
@@ -344,12 +361,19 @@ def test_a_list_that_a_model_around_shuffles_is_refused_and_can_be_freed(
 # ---- traces ------------------------------------------------------------------------------------
 
 
+def saved(model: Model) -> Model:
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
 def averaged(model: Model) -> Model:
     return ModelEmaV3(model).module.train()
 
 
 @pytest.mark.parametrize("options", [{"drop": 0.2}, {"sampler": lsvit.drop(0.2)}])
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled, averaged])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled, saved, averaged])
 def test_a_copy_is_shuffled_by_itself(
     duplicate: Callable[[Model], Model], options: dict[str, Any]
 ) -> None:
@@ -490,12 +514,10 @@ def gradients(model: Model, loss: Tensor) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def same_gradients(
-    model: Model, inputs: Tensor, turn_on: Callable[[], None], **options: Any
-) -> None:
+def same_gradients(model: Model, inputs: Tensor, turn_on: Callable[[], None]) -> None:
     """Of two forward passes, so that the second one's order is not that of the first one's."""
     runs = count_runs(model.get_submodule(find_blocks(model)))
-    shuffled = lsvit.shuffle(model.train(), seed=1, **options)
+    shuffled = lsvit.shuffle(model.train(), drop=0.3, seed=1)
 
     def two_passes() -> Tensor:
         return (run(model, inputs) + run(model, inputs)).square().sum()
@@ -530,18 +552,28 @@ def test_checkpointing_gives_the_same_gradients(
     model, inputs = make(name)
     if name == "timm":
         monkeypatch.setattr("timm.models._manipulate.use_reentrant_ckpt", lambda: reentrant)
-        same_gradients(model, inputs, model.set_grad_checkpointing, drop=0.3)
+        same_gradients(model, inputs, model.set_grad_checkpointing)
     else:
         kwargs = {"use_reentrant": reentrant}
         turn_on = partial(model.gradient_checkpointing_enable, gradient_checkpointing_kwargs=kwargs)
-        same_gradients(model, inputs, turn_on, drop=0.3)
+        same_gradients(model, inputs, turn_on)
 
 
 @pytest.mark.parametrize("options", [{"latin": True}, {"sampler": lsvit.fixed((1, 1, 3, 0, 1))}])
 def test_checkpointing_of_latin_and_repeated_blocks(options: dict[str, Any]) -> None:
     """`checkpoint_seq` takes `children()`, which gives no module twice."""
-    model = small()
-    same_gradients(model, images(), model.set_grad_checkpointing, **options)
+    model = small().train()
+    lsvit.shuffle(model, **options)
+    expected = gradients(model, model(images()).square().sum())
+    other = small().train()
+    lsvit.shuffle(other, **options)
+    other.set_grad_checkpointing()
+    runs = count_runs(other.blocks)
+    output = other(images())
+    forward_runs = len(runs)
+    checkpointed = gradients(other, output.square().sum())
+    assert len(runs) == 2 * forward_runs
+    torch.testing.assert_close(checkpointed, expected)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -555,6 +587,29 @@ def test_a_checkpoint_of_the_whole_model_is_refused(reentrant: bool) -> None:
     lsvit.unshuffle(model)
     with lsvit.in_order(model, (1, 0)):  # one order: nothing to refuse
         checkpoint(model, batch, use_reentrant=reentrant).sum().backward()
+
+
+def test_accumulated_gradients_are_those_of_the_orders() -> None:
+    model = small().train()
+    lsvit.shuffle(model)
+    summed = gradients(model, (model(images()) + 2 * model(images())).square().sum())
+    lsvit.unshuffle(model)
+    outputs = []
+    for step in range(2):
+        with lsvit.in_order(model, drawn(step)):
+            outputs.append(model(images()))
+    expected = gradients(model, (outputs[0] + 2 * outputs[1]).square().sum())
+    assert_same(summed, expected)
+
+
+def test_autocast() -> None:
+    model = small().train()
+    routed = lsvit.RoutedModel(copy.deepcopy(model))
+    lsvit.shuffle(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(images())
+        assert torch.equal(output, routed(images(), drawn(0)))
+    assert output.dtype == torch.bfloat16
 
 
 # ---- compiled models ---------------------------------------------------------------------------
@@ -676,6 +731,22 @@ def test_a_routed_model_that_is_given_a_route_draws_nothing() -> None:
     assert (shuffled.order, shuffled.step) == (None, 0)
 
 
+def test_ls_predict_in_a_loop_of_ones_own() -> None:
+    model = lsvit.RoutedModel(small(), lsvit.Position(predict=lsvit.Predict())).train()
+    lsvit.shuffle(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(30):
+        positions = lsvit.PositionLogits(model)
+        logits = model(images(), taps=[positions])
+        loss = lsvit.position_loss(positions.logits) + cross_entropy(logits, LABELS)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+
+
 # ---- several processes -------------------------------------------------------------------------
 
 
@@ -688,29 +759,50 @@ def test_replicas_of_data_parallel_are_refused() -> None:
         replica.train()(images())
 
 
-@pytest.fixture
-def one_process() -> Iterator[None]:
-    """A distributed training of one process."""
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+RANK = """
+import sys
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+import lsvit
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+store = torch.distributed.FileStore(f"{folder}/store", 2)
+torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+model, batch, labels = torch.load(f"{folder}/model.pt", weights_only=False)
+parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+shuffled = lsvit.shuffle(parallel, drop=0.3)
+mine = slice(3 * rank, 3 * rank + 3)
+orders = []
+for _ in range(3):
+    parallel.zero_grad()
+    cross_entropy(parallel(batch[mine]), labels[mine]).backward()
+    orders.append(shuffled.order)
+gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+lsvit.unshuffle(parallel)
+by_rank = lsvit.shuffle(parallel, per_rank=True)
+parallel(batch[mine]).sum().backward()
+result = {"orders": orders, "gradients": gradients, "by_rank": by_rank.order}
+torch.save(result, f"{folder}/{rank}.pt")
+torch.distributed.destroy_process_group()
+"""
 
 
-@pytest.mark.usefixtures("one_process")
-def test_processes_draw_the_same_orders_or_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_two_processes_draw_the_same_orders_or_their_own(tmp_path: Path) -> None:
     model = small().train()
-    parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    shuffled = lsvit.shuffle(parallel, drop=0.5, seed=3)
-    found = gradients(model, cross_entropy(parallel(images()), LABELS))
-    order = shuffled.order
-    lsvit.unshuffle(parallel)
-    by_rank = lsvit.shuffle(parallel, per_rank=True)
-    parallel(images())
-    assert by_rank.order == lsvit.arbitrary(lsvit.generator("shuffle", 0, 0, 1), 4)
-    lsvit.unshuffle(parallel)
-    alone = lsvit.shuffle(model, drop=0.5, seed=3)
-    torch.testing.assert_close(found, gradients(model, cross_entropy(model(images()), LABELS)))
-    assert alone.order == order
-    assert order == (1, 0)
+    torch.save((model, images(), LABELS), tmp_path / "model.pt")
+    processes = []
+    for rank in range(2):
+        command = [sys.executable, "-c", RANK, str(rank), str(tmp_path)]
+        processes.append(subprocess.Popen(command))
+    assert [process.wait() for process in processes] == [0, 0]
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    assert ranks[0]["orders"] == ranks[1]["orders"]
+    assert ranks[0]["by_rank"] == lsvit.arbitrary(lsvit.generator("shuffle", 0, 0, 0), 4)
+    assert ranks[1]["by_rank"] == lsvit.arbitrary(lsvit.generator("shuffle", 0, 0, 1), 4)
+    lsvit.shuffle(model, drop=0.3).step = 2
+    expected = gradients(model, cross_entropy(model(images()), LABELS))
+    for rank in ranks:
+        torch.testing.assert_close(rank["gradients"], expected)

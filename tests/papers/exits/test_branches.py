@@ -127,10 +127,14 @@ def test_convolution_sees_neighbours_on_the_grid(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", BRANCHES)
-def test_every_branch_ends_with_two_dropouts_before_its_answers(kind: Any) -> None:
+def test_every_branch_ends_in_three_dense_layers_with_two_dropouts(kind: Any) -> None:
     branch: Any = make_branch(kind, TokenShape(16, 1, (2, 2), 2), 10, SIZES)
-    dropouts = [getattr(layer, "p", None) for layer in branch[-1]]
-    assert dropouts == [None, None, 0.3] * 2 + [None]
+    head = branch[-1]
+    widths = [layer.out_features for layer in head if isinstance(layer, nn.Linear)]
+    dropouts = [layer.p for layer in head if isinstance(layer, nn.Dropout)]
+    assert widths == [12, 12, 10]
+    assert dropouts == [0.3, 0.3]
+    assert isinstance(head[-1], nn.Linear)
     if kind == "vit":
         assert branch[0].attn.qkv.bias is not None
 

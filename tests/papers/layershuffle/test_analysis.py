@@ -1,7 +1,6 @@
 """Numbers of the analysis are those of their definitions."""
 
-import sys
-from unittest.mock import MagicMock
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,9 +40,8 @@ def test_whole_outputs_tell_what_a_class_hides_from_neighbours() -> None:
     assert r2_score(positions, tell_positions_linearly(classes, positions)) < 0.1
 
 
-def test_detached_points_are_told_from_those_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detached_points_are_told_from_those_among_others() -> None:
     """Of eight layers the first two positions are early."""
-    monkeypatch.setattr("papers.layershuffle.compute.analysis.RESAMPLES", 2)  # of the errors alone
     rng = np.random.default_rng(0)
     positions = np.argsort(rng.random((200, 8)), axis=1)
     plane = rng.normal(size=(200, 2))
@@ -89,24 +87,16 @@ def test_contribution_numbers_are_those_of_their_definition(layers: int, quarter
     )
 
 
-def test_the_plane_depends_on_its_options_alone(
-    params: Params, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """UMAP gets them, a fixed seed, one thread and the exact neighbours. It compiles for 20 s."""
-    umap = MagicMock()
-    umap.UMAP.return_value.fit_transform.return_value = [[1, 2]]
-    monkeypatch.setitem(sys.modules, "umap", umap)
-    vectors = np.random.default_rng(0).normal(size=(60, 5))
-    changes = {"seed": 7, "min_dist": 0.9, "neighbors": 5}
-    plane = project(vectors, params.analysis.model_copy(update=changes))
-    assert (plane.tolist(), plane.dtype) == ([[1, 2]], np.float32)
-    umap.UMAP.return_value.fit_transform.assert_called_once_with(vectors)
-    options = umap.UMAP.call_args.kwargs
-    neighbours, distances = options.pop("precomputed_knn")
-    assert options == {"random_state": 7, "min_dist": 0.9, "n_neighbors": 5, "n_jobs": 1}
-    apart = np.linalg.norm(vectors[:, None] - vectors, axis=2)
-    assert np.array_equal(neighbours, apart.argsort(axis=1)[:, :5])
-    assert distances == pytest.approx(np.sort(apart, axis=1)[:, :5], abs=1e-6)
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of what umap misses
+def test_the_plane_depends_on_its_options_alone(params: Params) -> None:
+    vectors = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    options = params.analysis
+    plane = project(vectors, options)
+    assert np.array_equal(project(vectors, options), plane)
+    changes: list[dict[str, Any]] = [{"seed": 1}, {"min_dist": 0.9}, {"neighbors": 5}]
+    for change in changes:
+        assert not np.allclose(project(vectors, options.model_copy(update=change)), plane)
 
 
 def test_analysis_summary(params: Params) -> None:

@@ -161,7 +161,6 @@ def test_dot_products_in_a_step() -> None:
 def test_each_part_alone_changes_a_training_and_weight_zero_none(
     train_config: Config, prepared: Path, tmp_path: Path
 ) -> None:
-    """Flip and CutMix stand for all parts that change images or labels."""
     zero = {"cosine": 0.0, "contrastive": 0, "mixing": {"weight": 0}}
     variants: dict[str, dict[str, Any]] = {
         "absent": {},
@@ -169,8 +168,8 @@ def test_each_part_alone_changes_a_training_and_weight_zero_none(
         "cosine": {"losses": {"cosine": 0.1}},
         "mixing": {"losses": {"mixing": 0.1}},
     }
-    for part in ("repeats", "flip", "cutmix", "drop_path"):
-        variants[part] = {"recipe": {part: getattr(RECIPE, part)}}
+    for part, value in RECIPE.model_dump().items():
+        variants[part] = {"recipe": {part: value}}
     for name, keys in variants.items():
         run(changed(train_config(epochs=1), **keys), prepared, tmp_path / name)
     assert outcome(tmp_path / "zero") == outcome(tmp_path / "absent")
@@ -208,10 +207,12 @@ def test_resumed_training_equals_an_undisturbed_one(
         expected += row.get("train/position_loss", 0) + 0.5 * row["train/cosine_loss"]
         expected += 0.3 * row["train/contrastive_loss"] + 2 * row["train/mixing_loss"]
         assert row["train/loss"] == pytest.approx(expected, rel=1e-5)
-    run(config, prepared, tmp_path / "stopped", stop_after=1)
-    seed_libraries("test", 17)  # generators in another state must not matter
-    assert len(run(config, prepared, tmp_path / "stopped")) == 2
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+    for stop_after in (1, 2):
+        folder = tmp_path / f"stopped_{stop_after}"
+        run(config, prepared, folder, stop_after)
+        seed_libraries("test", 17)  # generators in another state must not matter
+        assert len(run(config, prepared, folder)) == 3 - stop_after
+        assert outcome(folder) == outcome(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
