@@ -15,6 +15,7 @@ from lsvit.shuffled import in_order
 
 TOP = 5
 Z95 = 1.96  # of a 95 % interval
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Score(NamedTuple):
@@ -197,7 +198,7 @@ def _check_targets(targets: Tensor, logits: Tensor) -> Tensor:
         raise ValueError(
             f"loader: found targets {found}, accepted: ({batch},) from 0 to {classes - 1}"
         )
-    if targets.is_floating_point() or targets.dtype == torch.bool:
+    if targets.dtype not in WHOLE:
         raise ValueError(f"loader: found targets of {targets.dtype}, accepted: whole numbers")
     return targets
 

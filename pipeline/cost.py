@@ -159,9 +159,9 @@ def this_machine(params: Params) -> dict[str, Hardware]:
     device, _ = processor(params.device, params.engine)
     if device != "cpu" or params.engine != "local":
         return {}
-    *_, measured = [hardware for hardware in known_hardware().values() if not hardware.gpu]
+    measured = [hardware for hardware in known_hardware().values() if not hardware.gpu]
     workers = params.workers or max(1, available_cores() // params.resolve(Finetune).threads)
-    return {"here": measured.model_copy(update={"workers": workers})}
+    return {"here": measured[-1].model_copy(update={"workers": workers})}
 
 
 def with_counted_images(params: Params) -> Params:

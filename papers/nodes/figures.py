@@ -72,6 +72,8 @@ def draw_away(figures: Figures, rows: pd.DataFrame, chance: float, service: floa
 def draw(results: Results, params: Params) -> dict[str, str]:
     """Draw the figure if its stage has run. Returns captions by title."""
     rows = results.table("nodes")
+    if rows.empty:
+        return {}
     largest = rows[rows["nodes"] == rows["nodes"].max()]
     figures = Figures.of(results, params)
     service = params.resolve(Nodes).service.service

@@ -121,8 +121,10 @@ def draw_merges(figures: Figures, rows: pd.DataFrame, chance: float) -> str:
 
 
 def draw(results: Results, params: Params) -> dict[str, str]:
-    """Draw the figures. Returns captions by title."""
+    """Draw the figures if there are rows. Returns captions by title."""
     rows = results.table("questions")
+    if rows.empty:
+        return {}
     figures = Figures.of(results, params)
     pruned = rows[rows["part"] == "pruning"]
     flops = pruned[pruned["measure"] == "flops"].groupby("count")["value"].min()

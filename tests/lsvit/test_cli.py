@@ -1,6 +1,7 @@
 """The command `lsvit`: all of a clone's commands there, `predict` where the wheel is alone."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -69,18 +70,21 @@ def test_without_a_clone_predict_answers(
     assert capsys.readouterr().err.startswith("error: keep: found 4")
 
 
-@pytest.mark.parametrize("is_clone", [False, True])
-def test_a_closed_output_is_no_fault(
-    is_clone: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    if not is_clone:
-        monkeypatch.setattr(cli, "CLONE", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["lsvit", "predict", "none.png"])
-    monkeypatch.setattr(sys, "stdout", None)
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: none.png: there is no such file\n"
+def test_the_wheel_needs_no_pipeline() -> None:
+    code = "import sys, lsvit.cli; assert not {'pipeline', 'stages', 'typer'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["lsvit.cli", "stages.commands"])
+def test_a_closed_output_is_no_fault(module: str) -> None:
+    code = f"from {module} import main; main()"
+    if module == "lsvit.cli":
+        code = "import sys; from lsvit.cli import run; run(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "predict", "none.png", "--weights", "ls_micro"]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, encoding="utf-8"
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: none.png: there is no such file")
+    assert done.stderr.count("\n") == 1

@@ -19,6 +19,8 @@ from lsvit.routes import (
     arbitrary,
     drop,
     evaluation_routes,
+    fix_first,
+    fix_last,
     generator,
     kendall_distance,
     per_sample,
@@ -120,6 +122,19 @@ def test_swaps_are_uniform_at_their_distance() -> None:
     for distance in range(67):
         route: Any = swap(distance)(generator("samples", distance), 12)
         assert kendall_distance(route) == distance
+
+
+@pytest.mark.parametrize(
+    ("fix", "kept", "free"),
+    [(fix_first, slice(0, 3), slice(3, 8)), (fix_last, slice(5, 8), slice(0, 5))],
+)
+def test_fixed_ends(fix: Any, kept: slice, free: slice) -> None:
+    """The layers at one end stay; the others are shuffled over all their places."""
+    routes = np.array(drawn(fix(3), 8, 500))
+    assert (routes[:, kept] == np.arange(8)[kept]).all()
+    assert (np.sort(routes, axis=1) == np.arange(8)).all()
+    assert all(len(set(column)) == 5 for column in routes[:, free].T)
+    assert drawn(fix(8), 8, 1) == [tuple(range(8))]
 
 
 def test_per_sample_routes() -> None:

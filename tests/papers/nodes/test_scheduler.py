@@ -115,19 +115,28 @@ def test_layers_are_spread_evenly(nodes: int, copies: int) -> None:
     assert held.max() - held.min() <= copies
 
 
-@pytest.mark.parametrize("case", CASES["journeys"], ids=str)
-def test_journeys(case: list[Any]) -> None:
+@pytest.mark.parametrize(("name", "policy", "nodes", "layers", "lost"), CASES["journeys"])
+def test_journeys(
+    name: str, policy: Policy, nodes: dict[str, Any], layers: list[int], lost: bool
+) -> None:
     """Which layers run. None runs twice, and in strict order they are the first ones."""
-    _, policy, nodes, layers, lost, *seconds = case
     nodes = {"silent": [], "known": {}} | nodes
     answers = gone(*nodes.pop("silent"))
     answer, sent = next(walks(policy, answers, **nodes.pop("known"), **nodes))
-    assert (sorted(answer.route), answer.lost) == (layers, lost)
-    assert not seconds or [answer.seconds] == seconds
+    assert (sorted(answer.route), answer.lost) == (layers, lost), name
     if policy == "strict":
         assert answer.route == tuple(layers)
     if not any(answers(step) is None for step in sent):
         assert answer.seconds == len(sent) == len(layers)
+
+
+def test_deadlines() -> None:
+    """They end any order wherever it is; strict order gives up."""
+    answer, _ = next(walks("any", gone(), deadline=0.5))
+    assert (len(answer.route), answer.lost, answer.seconds) == (4, False, 4)
+    answer, sent = next(walks("strict", gone(3)))
+    assert answer.seconds == SERVICE.deadline * LAYERS
+    assert {step.node for step in sent} == {0, 1, 2, 3}
 
 
 def test_partial_order_swaps_neighbours_alone() -> None:
@@ -312,6 +321,9 @@ def test_healthy_nodes_are_busy_all_the_time_in_any_order() -> None:
     assert free.busy == pytest.approx(1)
     assert max(answer.ended for answer in strict.answers) >= 40 + LAYERS - 1
     assert sorted(free.answers[0].route) == [*WHOLE]
+    for journeys in (free, strict):  # one answer a second where the load is steady
+        counted, seconds = journeys.steady(8)
+        assert (len(counted), seconds) == (24, pytest.approx(24))
 
 
 def test_what_counts_as_steady() -> None:

@@ -1,17 +1,21 @@
 """Scales: how much is computed. Their values resolve in the documented order, and wrong ones end in
 one line, chosen or not."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from papers import PAPERS
 from papers.smoothing.section import Smoothing
 from pipeline.config.checks import check_layers
+from pipeline.config.load import load
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune
 from pipeline.errors import UserError
-from tests.conftest import ALL_SECTIONS
+from tests.conftest import ALL_SECTIONS, ROOT
 from tests.pipeline.config.conftest import Load
 
 Values = dict[str, Any]
@@ -113,9 +117,14 @@ def test_another_model_brings_its_own_scale(changed: Load) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", SCALES)
-def test_a_chosen_scale(scale: str, changed: Load) -> None:
-    """Every section is valid, for all depths; what the scale says counts, and nothing else."""
-    found = changed({"scale": scale})
+def test_a_scale_on_the_command_line(scale: str, params: Params, tmp_path: Path) -> None:
+    """`dvc exp run -S scale=hours`: nothing else in the file changes; every section is valid, for
+    all depths."""
+    from dvc.utils.hydra import apply_overrides
+
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    apply_overrides(tmp_path / "params.yaml", [f"scale={scale}"])
+    found = load(tmp_path / "params.yaml", papers=PAPERS)
     check_layers(found, 12)
     for section in ALL_SECTIONS:
         assert found.resolve(section)
@@ -126,9 +135,13 @@ def test_a_chosen_scale(scale: str, changed: Load) -> None:
             if value.source == f"scales.{scale}.{section.name}"
         }
         assert named == keys.keys() - getattr(found.models[found.model], section.name).keys()
+    assert (found.scale, params.scale) == (scale, None)
+    assert found.model_dump(exclude={"scale"}) == params.model_dump(exclude={"scale"})
     assert found.all_variants.keys() >= {
         name for name, variant in found.scales[scale].variants.items() if variant
     }
+    apply_overrides(tmp_path / "params.yaml", ["scale=null"])
+    assert load(tmp_path / "params.yaml", papers=PAPERS) == params
 
 
 def test_a_model_at_a_scale(changed: Load) -> None:

@@ -36,7 +36,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "vit_small_patch14_reg4_dinov2": {},
 }
 SMALL: dict[str, Any] = {"img_size": 56, "embed_dim": 48, "num_heads": 3, "depth": 6, "in_chans": 1}
-EPOCHS, BATCH = 3, 12  # 24 steps with 96 images
+EPOCHS, BATCH = 7, 12  # 56 steps with 96 images
 
 
 def fetched(name: str, data: Path, folder: Path, params: Params) -> tuple[dict[str, Any], Path]:
@@ -90,13 +90,12 @@ def pixels(raw: Path, split: str) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(
-    ("name", "route"), [*zip(PUBLISHED, ("sequential", "arbitrary", "arbitrary"), strict=True)]
-)
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("route", ["sequential", "arbitrary"])
 def test_training_from_a_checkpoint_equals_a_plain_loop(
     name: str, route: str, prepared: Path, tmp_path: Path, params: Params
 ) -> None:
-    """Loss of each of 3 epochs, 24 steps of Adam in all, to 1e-5; the trained model is then
+    """Loss of each of 7 epochs, 56 steps of Adam in all, to 1e-5; the trained model is then
     evaluated, pruned too.
     """
     fields, start = fetched(name, prepared, tmp_path, params)
