@@ -15,7 +15,8 @@ from pipeline.declared import paths
 from pipeline.jobs.identity import PACKAGES, imported_modules
 from tests.conftest import ROOT
 
-STAGES: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+DVC: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())
+STAGES: dict[str, Any] = DVC["stages"]
 READERS = ("tables", "figures", "claims", "charts")
 # What writes beside the results, and what declares papers, whose sections every stage reads.
 APART = {
@@ -92,12 +93,27 @@ def test_a_stage_depends_on_what_it_executes(stage: str) -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
-def test_a_papers_rows_are_written_and_read(paper: Paper) -> None:
-    """One stage has them among its outs, and the stages that show results depend on them."""
-    rows = Path("results", f"{paper.rows}.csv")
-    assert [rows in paths(stage["outs"]) for stage in STAGES.values()].count(True) == 1
-    assert rows in paths(STAGES["paper-figures"]["deps"])
-    assert rows in paths(STAGES["report"]["deps"])
+def test_a_paper_is_declared(paper: Paper) -> None:
+    """Its rows are an out of one stage; who reads its files depends on them; figures are plots."""
+    rows = f"results/{paper.rows}.csv"
+    assert [Path(rows) in paths(stage["outs"]) for stage in STAGES.values()].count(True) == 1, (
+        f"dvc.yaml: {rows} is to be among the outs of one stage"
+    )
+    folder = ROOT / "papers" / paper.name
+    read = [("paper-figures", rows), ("report", rows)]
+    for name in ("section.py", "checks.py"):
+        if (folder / name).exists():
+            read.append(("check-params", f"papers/{paper.name}/{name}"))
+    for stage, file in read:
+        assert Path(file) in paths(STAGES[stage]["deps"]), (
+            f"dvc.yaml: {file} is missing among the deps of {stage}"
+        )
+    if paper.figures:
+        names = tuple(paper.import_reader("charts").DRAWN_FROM)
+        plots = [Path(plot).name for plot in DVC["plots"] if isinstance(plot, str)]
+        assert any(name.startswith(names) for name in plots), (
+            f"dvc.yaml: no figure of {paper.name} is among the plots"
+        )
 
 
 @pytest.mark.parametrize(

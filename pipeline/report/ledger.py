@@ -382,7 +382,7 @@ def tabulate(ledger: dict[str, Any], only: Collection[str] | None = None) -> tup
     table = Table(title=title, title_justify="left", show_lines=True)
     for column in columns:
         table.add_column(column, overflow="fold")  # an id is not cut off
-    for entry in ledger["claims"]:
+    for entry in by_verdict(ledger["claims"]):
         if only is not None and entry["id"] not in only:
             continue
         verdict = f"[{COLOURS[entry['verdict']]}]{entry['verdict']}[/]{_holm(entry)}"

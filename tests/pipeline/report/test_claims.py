@@ -32,7 +32,7 @@ def test_a_file_of_claims(paper: Paper) -> None:
         signature.bind("evidence", **claim.arguments)
         signature.bind("evidence", **(claim.arguments | (claim.minus or {})))
         quotable = paper.name not in WITHOUT_QUOTES and not claim.source.startswith("beyond")
-        assert bool(claim.quote) == quotable, claim.id
+        assert bool(claim.quote) == quotable, f"{claim.id}: quote: a paper's words, and no others"
     assert set(stated.headline) <= {claim.id for claim in stated.claims}
 
 
@@ -82,7 +82,8 @@ def test_rules_do_not_move_unsaid() -> None:
     """Whoever changes a rule says so in `rules`, with what was known by then, and then here."""
     said = " ".join(filter(None, (load_claims(paper).rules for paper in PAPERS)))
     rules = [said, *((claim.id, claim.rule) for claim in ALL_CLAIMS)]
-    assert hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16] == RULES_KNOWN
+    known = hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]
+    assert known == RULES_KNOWN, "a rule moved: say so in `rules` of claims.yaml, then here"
 
 
 @pytest.mark.slow
