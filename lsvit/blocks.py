@@ -1,5 +1,6 @@
 """Find the list of blocks of a model."""
 
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -83,8 +84,16 @@ def _shape_of(block: nn.Module) -> tuple[Any, ...]:
     return type(block), shapes
 
 
+def check_whole(**numbers: int) -> None:
+    """Raise ValueError if a number, by its name, is no whole number."""
+    for name, found in numbers.items():
+        if isinstance(found, bool) or not isinstance(found, Integral):
+            raise ValueError(f"{name}: found {found!r}, accepted: a whole number")
+
+
 def check_least(least: int, **numbers: int) -> None:
-    """Raise ValueError if a number, by its name, is less than `least`."""
+    """Raise ValueError if a number, by its name, is no whole number or less than `least`."""
+    check_whole(**numbers)
     for name, found in numbers.items():
         if found < least:
             raise ValueError(f"{name}: found {found}, accepted: at least {least}")

@@ -61,7 +61,8 @@ def evaluate(
     Raises:
         ValueError: as :func:`lsvit.shuffle`, `orders` or a number in `keep` is not what is
             accepted, the loader gives something else than tensors, or targets that are no classes
-            of the model, or the model's answer has no logits (B, classes).
+            of the model, the model's answer has no logits (B, classes), or its forward pass needs
+            all blocks.
     """
     path = find_blocks(model, blocks)
     num_layers = count_blocks(model, path)
@@ -170,7 +171,7 @@ def run_orders(
             batch_answers = []
             for order in checked:
                 runner.fixed = order
-                logits = logits_of(model(*args, **kwargs))
+                logits = logits_of(_run(model, args, kwargs, order, runner.num_layers))
                 if not has_classes:
                     raise ValueError(
                         f"{type(model).__name__}: found no classes, accepted: a classifier"
@@ -189,6 +190,18 @@ def run_orders(
             f"loader: found targets of {len(all_targets)} of {images} images, accepted: of all"
         )
     return torch.cat(answers, dim=1), all_targets
+
+
+def _run(model: nn.Module, args: Any, kwargs: dict[str, Any], order: Route, num_layers: int) -> Any:
+    try:
+        return model(*args, **kwargs)
+    except IndexError as error:
+        if len(order) >= num_layers:
+            raise
+        raise ValueError(
+            f"{type(model).__name__}: found a forward pass that takes more blocks from the list "
+            f"than the {len(order)} of an order, accepted: a loop over the blocks in the list"
+        ) from error
 
 
 def _check_targets(targets: Tensor, logits: Tensor) -> Tensor:

@@ -230,7 +230,7 @@ def similarity(model: nn.Module, loader: Iterable[Any], blocks: str) -> Tensor:
         blocks: where the list of blocks is.
 
     Raises:
-        ValueError: no batch has four images.
+        ValueError: no batch has four images, or the model does not call each block once.
     """
     outputs: list[Tensor] = []
 
@@ -248,6 +248,11 @@ def similarity(model: nn.Module, loader: Iterable[Any], blocks: str) -> Tensor:
                 args, kwargs, _ = read_batch(batch, model)
                 outputs.clear()
                 model(*args, **kwargs)
+                if len(outputs) != len(handles):
+                    raise ValueError(
+                        f"{blocks}: found {len(outputs)} calls of {len(handles)} blocks, whose "
+                        "outputs are compared, accepted: a model that calls each of them once"
+                    )
                 if len(outputs[0]) >= LEAST_BATCH:
                     sums.append(_unbiased_hsic(torch.stack([o @ o.T for o in outputs])))
     finally:

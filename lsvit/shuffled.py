@@ -21,7 +21,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lsvit.blocks import COMPILED, Blocks, check_least, count_blocks, find_blocks
+from lsvit.blocks import COMPILED, Blocks, check_least, check_whole, count_blocks, find_blocks
 from lsvit.latin import Latin
 from lsvit.latin import latin as draw_latin
 from lsvit.routed import RoutedModel
@@ -53,7 +53,8 @@ def shuffle(
     itself: `model.forward_features(images)` runs no hooks, so it has the original order.
 
     Gradient checkpointing of blocks (timm's `set_grad_checkpointing`, transformers'
-    `gradient_checkpointing_enable`) recomputes them in their order. Compile blocks
+    `gradient_checkpointing_enable`) recomputes them in their order. A checkpointed function is
+    given its blocks: one that looks them up in the list is refused. Compile blocks
     (``block.compile()``), not the whole model, which would be compiled again for each order. With
     DistributedDataParallel `drop` needs ``find_unused_parameters=True``. Training in
     nn.DataParallel is refused.
@@ -94,17 +95,20 @@ def shuffle(
             `latin` is asked of a model that :class:`lsvit.RoutedModel` does not take, or an option
             is not what is accepted. In the forward pass: the model was compiled as a whole, it is
             checkpointed as a whole, it is a replica of nn.DataParallel, or a repeated block is
-            given a key-value cache.
+            given a key-value cache. In the backward pass: a checkpointed function looks blocks up
+            in the list.
         IndexError: in the forward pass, if the sampler draws a block that does not exist.
     """
     path = find_blocks(model, blocks)
     check_least(0, seed=seed)
+    check_whole(first=first, last=last)
     if _attached(model, path):
         raise ValueError(f"{path}: is shuffled already, call lsvit.unshuffle(model) first")
-    if sampler is not None and not callable(sampler):
+    if sampler is not None and (isinstance(sampler, type) or not callable(sampler)):
+        found = f"{sampler}" if isinstance(sampler, type) else type(sampler).__name__
         raise ValueError(
-            f"sampler: found {type(sampler).__name__}, accepted: a function, for example "
-            "lsvit.fixed((2, 0, 1))"
+            f"sampler: found {found}, accepted: a function, for example lsvit.fixed((2, 0, 1)) or "
+            "lsvit.drop(0.2)"
         )
     if sampler and (drop or first or last or latin):
         raise ValueError("sampler: found with drop, first, last or latin, accepted: it alone")
@@ -215,6 +219,8 @@ class Shuffle:
         self._per_rank = per_rank
         # A list, and its modules while others are in their place
         self._original: tuple[nn.Module, Modules] | None = None
+        # A list that has run in another order, and its modules as they were before
+        self._guarded: tuple[nn.Module, Modules] | None = None
         self._routed: _TokenModel | None = None
         container = model.get_submodule(blocks)
         self.num_layers = count_blocks(model, blocks)
@@ -283,6 +289,12 @@ class Shuffle:
     def remove(self) -> None:
         """Take the hooks off the model and off its list of blocks."""
         self._restore()
+        if self._guarded is not None:
+            container, modules = self._guarded
+            present = [*container._modules.items()]
+            modules.clear()
+            modules.update(present)
+            container._modules = modules
         for handle in self._handles:
             handle.remove()
 
@@ -307,14 +319,43 @@ class Shuffle:
     def _restore(self, *arguments: Any) -> None:
         if self._original is not None:
             container, modules = self._original
-            container._modules = modules
             self._original = None
+            if not isinstance(modules, _InOriginalOrder):
+                self._guarded = container, modules
+                modules = _InOriginalOrder(modules.items())
+            container._modules = modules
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_handles": self._alive(), "_routed": None, "fixed": None}
 
     def __repr__(self) -> str:
         return f"Shuffle(blocks={self.blocks!r}, seed={self.seed}, step={self.step})"
+
+
+class _InOriginalOrder(dict[str, nn.Module | None]):
+    """The modules of a list that has run in another order. No backward pass may take them.
+
+    It takes them if a checkpointed function looks blocks up in the list: they would be recomputed
+    in their original order, and gradients would be wrong. Names and items, which parameters and
+    state_dict are found by, may be read.
+    """
+
+    def __getitem__(self, name: str) -> nn.Module | None:
+        _refuse_recomputing()
+        return super().__getitem__(name)
+
+    def values(self) -> Any:
+        _refuse_recomputing()
+        return super().values()
+
+
+def _refuse_recomputing() -> None:
+    if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+        raise ValueError(
+            "a list of shuffled blocks is read inside a backward pass, where a checkpointed "
+            "function would run them in their original order; checkpoint a block itself: "
+            "checkpoint(block, x)"
+        )
 
 
 def _shuffles_of(module: nn.Module) -> list[Shuffle]:
@@ -352,7 +393,7 @@ def _refuse_compiled() -> None:
 def _reorder(modules: Modules, order: Route) -> Modules:
     """The modules in this order, below the names of the first places."""
     names = [*modules, *map(str, range(len(modules), len(order)))]
-    blocks = list(modules.values())
+    blocks = [block for _, block in modules.items()]  # values() may be refused
     reordered: Modules = {}
     for depth, layer in enumerate(order):
         assert not isinstance(layer, tuple)

@@ -150,3 +150,24 @@ def test_mistakes_are_one_line(options: dict[str, Any], message: str) -> None:
 def test_targets_that_are_no_classes_are_refused(targets: list[Any], message: str) -> None:
     with refused(message, ValueError):
         lsvit.evaluate(small(), [(images(2), torch.tensor(targets))])
+
+
+class Counted(nn.Module):
+    """Its loop has a fixed length. With `inner` it calls the parts of its blocks, not the blocks."""
+
+    def __init__(self, inner: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.GELU()) for _ in range(4))
+        self.inner = inner
+
+    def forward(self, state: Tensor) -> Tensor:
+        for i in range(4):
+            state = self.layers[i][0](state) if self.inner else self.layers[i](state)
+        return state
+
+
+def test_a_loop_of_a_fixed_length_takes_orders_of_all_blocks() -> None:
+    loader = [(torch.randn(5, 5), torch.arange(5))]
+    assert len(lsvit.evaluate(Counted(), loader, orders=2, keep=(4,))) == 2
+    with refused("accepted: a loop over the blocks in the list", ValueError):
+        lsvit.evaluate(Counted(), loader, orders=2, keep=(2,))

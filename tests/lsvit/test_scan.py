@@ -14,7 +14,7 @@ from lsvit import cli
 from lsvit.evaluation import run_orders
 from lsvit.scanning import find_targets, reusing_prefixes, similarity
 from tests.conftest import Printed, cases_of, change_json, refused
-from tests.lsvit.test_evaluate import TARGETS, batches
+from tests.lsvit.test_evaluate import TARGETS, Counted, batches
 from tests.models import images, of_transformers, save_vit, small
 
 CASES = cases_of(__file__)
@@ -159,6 +159,11 @@ def test_what_cannot_be_scanned_is_refused_before_it_runs() -> None:
     with refused("found list_iterator, accepted: what can be read twice", ValueError):
         lsvit.scan(small(), once)
     assert len(list(once)) == 2
+
+
+def test_blocks_that_are_not_called_have_no_outputs_to_compare() -> None:
+    with refused("layers: found 0 calls of 4 blocks", ValueError):
+        similarity(Counted(inner=True), [torch.randn(5, 5)], "layers")
 
 
 def test_batches_that_are_too_small_are_refused_after_one_pass() -> None:

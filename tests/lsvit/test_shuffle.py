@@ -228,6 +228,7 @@ def test_latin_orders_equal_those_of_the_routed_model() -> None:
     [
         *cases_of(__file__)["mistakes"],
         ({"sampler": lsvit.reverse, "drop": 0.1}, "sampler: found with"),
+        ({"sampler": lsvit.drop}, "routes.drop'>, accepted: a function"),
         ({"blocks": nn.ModuleList()}, "blocks: found 'ModuleList', lists of blocks of one shape"),
     ],
 )
@@ -587,6 +588,48 @@ def test_a_checkpoint_of_the_whole_model_is_refused(reentrant: bool) -> None:
     lsvit.unshuffle(model)
     with lsvit.in_order(model, (1, 0)):  # one order: nothing to refuse
         checkpoint(model, batch, use_reentrant=reentrant).sum().backward()
+
+
+class LooksUp(nn.Module):
+    """Checkpoints a function that finds its blocks in the list: at its index, or in a slice."""
+
+    def __init__(self, reentrant: bool, many: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.GELU()) for _ in range(4))
+        self.reentrant = reentrant
+        self.many = many
+
+    def forward(self, state: Tensor) -> Tensor:
+        for start in range(0, 4, 2 if self.many else 1):
+            state = checkpoint(self.part, state, start, use_reentrant=self.reentrant)
+        return state
+
+    def part(self, state: Tensor, start: int) -> Tensor:
+        if not self.many:
+            return self.layers[start](state)
+        for block in self.layers[start : start + 2]:
+            state = block(state)
+        return state
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["index", "slice"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_that_looks_blocks_up_is_refused(reentrant: bool, many: bool) -> None:
+    """It would run them again in their original order. Afterwards nothing is refused."""
+    model = LooksUp(reentrant, many).train()
+    state = vectors().requires_grad_()
+    lsvit.shuffle(model, lsvit.fixed((2, 0, 3, 1)))
+    loss = model(state).sum()
+    with refused("checkpoint a block itself", ValueError):
+        loss.backward()
+    loss = model(state).sum()
+    copied = copy.deepcopy(model)
+    with refused("checkpoint a block itself", ValueError):
+        loss.backward()
+    for other in (model, copied):
+        lsvit.unshuffle(other)
+        assert type(other.layers._modules) is dict
+        other(state).sum().backward()
 
 
 def test_accumulated_gradients_are_those_of_the_orders() -> None:
