@@ -267,16 +267,19 @@ def _jumps(num_layers: int, distance: int) -> np.ndarray:
 class swap:
     """A uniformly random order among those that take exactly k swaps of neighbours to reach.
 
+    A float is a share of all swaps, rounded: random orders have 0.5 on average.
+
     Raises:
         ValueError: when it draws, if no order of the layers takes k swaps.
     """
 
-    k: int
+    k: float
 
     def __call__(self, rng: np.random.Generator, num_layers: int) -> Route:
         """Draw a route."""
-        _check_count("swap", self.k, math.comb(num_layers, 2))
-        swaps_left = self.k
+        most = math.comb(num_layers, 2)
+        swaps_left = round(self.k * most) if isinstance(self.k, float) else self.k
+        _check_count("swap", swaps_left, most)
         layers = list(range(num_layers))
         route = []
         while layers:

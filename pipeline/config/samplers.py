@@ -46,6 +46,11 @@ def _read_count(value: Any) -> int:
     return int(number)
 
 
+def _read_swaps(value: Any) -> float:
+    number = math.nan if isinstance(value, bool) else float(value)
+    return number if 0 < number < 1 else _read_count(value)
+
+
 def _read_layers(value: Any) -> list[int]:
     if not isinstance(value, list) or not value:
         raise ValueError
@@ -90,7 +95,12 @@ PARAMETRISED = {
     "drop": Parametrised(
         drop, _read_rate, "{drop: p} with 0 <= p < 1 (also schedule: constant or linear)"
     ),
-    "swap": Parametrised(swap, _read_count, "{swap: k} (also schedule: growing)", _most_swaps),
+    "swap": Parametrised(
+        swap,
+        _read_swaps,
+        "{swap: k}, a count or a share below 1 (also schedule: growing)",
+        _most_swaps,
+    ),
     "order": Parametrised(fixed, _read_layers, "{order: [layers]}", _last_layer),
     "skip": Parametrised(skip, _read_layers, "{skip: [layers]}", _last_layer),
     "fix_first": Parametrised(fix_first, _read_count, "{fix_first: k}", _all_layers),
@@ -165,7 +175,8 @@ def grown(spec: Spec, progress: float) -> Spec:
         progress: of the training, from 0 to 1.
     """
     if isinstance(spec, dict) and spec.get("schedule") == "growing":
-        return {"swap": round(progress * spec["swap"])}
+        swaps = progress * spec["swap"]
+        return {"swap": swaps if isinstance(spec["swap"], float) else round(swaps)}
     return spec
 
 

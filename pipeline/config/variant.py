@@ -50,9 +50,9 @@ class Variant(Section):
     route: Sampler
     """sequential, arbitrary (LayerShuffle: a fresh random permutation), {drop: p} (LayerDrop).
     Beyond the paper: reversed, repeat_first (layer 0 at every depth), side_by_side (all layers in
-    one step), {drop: p, schedule: linear} (p grows with depth), {swap: k} (k swaps of neighbours;
-    with schedule: growing, k grows from 0 over the training), {order: [layers]}, {skip: [layers]},
-    {fix_first: k}, {fix_last: k} (k layers stay)."""
+    one step), {drop: p, schedule: linear} (p grows with depth), {swap: k} (k swaps of neighbours,
+    or below 1 a share of all swaps; with schedule: growing, k grows from 0 over the training),
+    {order: [layers]}, {skip: [layers]}, {fix_first: k}, {fix_last: k} (k layers stay)."""
     per: Per | None = None
     """What a random route is drawn for; null: `finetune.per`, where the route has that."""
     position: Position = Position()

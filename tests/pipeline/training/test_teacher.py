@@ -76,8 +76,9 @@ def test_a_refined_baseline_teaches_a_training(
     assert weights.read_bytes() == before
 
 
-def test_disorder_grows_over_the_training(train_config: Config) -> None:
-    config = train_config(route={"swap": 33, "schedule": "growing"})
+@pytest.mark.parametrize("swaps", [33, 0.5])
+def test_disorder_grows_over_the_training(train_config: Config, swaps: float) -> None:
+    config = train_config(route={"swap": swaps, "schedule": "growing"})
     distances = []
     for progress in (0.0, 0.25, 0.5, 1.0):
         route = draw_route(config, 12, 1, 0, progress).rows(1)[0]
