@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from lsvit.latin import Latin
 from lsvit.position import Position, PositionEncoding, PositionPrediction
 from lsvit.routes import OneRoute, Routes, RouteTable, Step, as_route
-from lsvit.stacked import Stack, can_stack
+from lsvit.stacked import Plain, Stack, can_stack, has_hooks, plain
 
 NO_PARTS = Position()
 AnyRoute = Sequence[Step] | Tensor | Routes | None  # what :meth:`RoutedModel.forward` takes
@@ -47,7 +47,8 @@ class Tap(Protocol):
 class Stacks(NamedTuple):
     """A model's blocks, and its position encoding's projections, joined for Latin routes."""
 
-    modules: list[nn.Module]  # what was joined: another module in its place makes new stacks
+    # What was joined: another module in its place, or another switch of it, makes new stacks.
+    parts: list[tuple[nn.Module, Plain]]
     blocks: Stack
     projections: Stack | None
 
@@ -350,13 +351,16 @@ class RoutedModel(nn.Module):
         if self.backbone.embed_dim > WIDEST_STACK:
             return None
         modules = [*self.backbone.blocks.modules(), *self.position.modules()]
-        if self._made_stacks is None or self._made_stacks.modules != modules:
+        if any(map(has_hooks, modules)):
+            return None
+        parts = [(module, plain(module)) for module in modules]
+        if self._made_stacks is None or self._made_stacks.parts != parts:
             if not can_stack(blocks):
                 return None
             projections = None
             if "encode" in self.position:
                 projections = Stack(list(self.position["encode"].projections))
-            self._made_stacks = Stacks(modules, Stack(blocks), projections)
+            self._made_stacks = Stacks(parts, Stack(blocks), projections)
         return self._made_stacks
 
     def __getstate__(self) -> dict[str, Any]:

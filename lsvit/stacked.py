@@ -5,27 +5,44 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from timm.layers import LayerScale
+from timm.layers import LayerNorm, LayerScale
 from timm.models.mlp_mixer import Affine, ResBlock
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 # Modules whose own parameters, (D,) or (1, 1, D), multiply or are added to tokens (B, N, D).
 ELEMENTWISE = Affine | LayerScale | ResBlock
+# Whose parameters can be joined: these classes themselves, for a subclass may run something else.
+KNOWN = (nn.Linear, nn.LayerNorm, LayerNorm, Affine, LayerScale, ResBlock)
+Plain = dict[str, bool | int | float | str]
+PLAIN = {bool, int, float, str}
 
 
 def can_stack(modules: Sequence[nn.Module]) -> bool:
     """True if modules differ in their parameters' values alone, and :class:`Stack` knows them."""
-    if len({repr(module) for module in modules}) != 1 or list(modules[0].buffers()):
+    if list(modules[0].buffers()) or not all(map(_is_known, modules[0].modules())):
         return False
-    return all(_is_known(module) for module in modules[0].modules())
+    first, *others = [
+        [(name, type(part), plain(part)) for name, part in module.named_modules()]
+        for module in modules
+    ]
+    return all(other == first for other in others)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """True if something runs before or after the module itself, which a stack would leave out."""
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
+
+
+def plain(module: nn.Module) -> Plain:
+    """What a forward pass may read beside parameters and parts: numbers, words and switches."""
+    return {name: value for name, value in vars(module).items() if type(value) in PLAIN}
 
 
 def _is_known(module: nn.Module) -> bool:
     """True if the module's own parameters can be joined, or it has none."""
-    if not list(module.parameters(recurse=False)):
-        return True
-    return isinstance(module, nn.Linear | nn.LayerNorm | ELEMENTWISE)
+    return type(module) in KNOWN or not list(module.parameters(recurse=False))
 
 
 class _Linear(nn.Module):

@@ -169,6 +169,51 @@ def test_present_parameters_count(change: Callable[[Any], None]) -> None:
     assert "stack" not in " ".join(model.state_dict())
 
 
+class Tripled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * super().forward(x)
+
+
+def use_a_subclass(model: Any) -> None:
+    for block in model.backbone.blocks:
+        own = Tripled(*block.mlp.fc1.weight.shape[::-1]).double()
+        own.load_state_dict(block.mlp.fc1.state_dict())
+        block.mlp.fc1 = own
+
+
+def hook_a_block(model: Any) -> None:
+    model.backbone.blocks[1].register_forward_hook(lambda block, args, output: 2 * output)
+
+
+def hook_a_part(model: Any) -> None:
+    model.backbone.blocks[0].attn.register_forward_pre_hook(lambda part, args: (2 * args[0],))
+
+
+def switch_one(model: Any) -> None:
+    model.backbone.blocks[2].attn.fused_attn = False
+    model.backbone.blocks[2].attn.scale = 3.0
+
+
+@pytest.mark.parametrize("change", [use_a_subclass, hook_a_block, hook_a_part, switch_one])
+def test_what_is_no_parameter_counts(change: Callable[[Any], None]) -> None:
+    """Code and hooks that blocks cannot share run in groups of samples, also when added later."""
+    model = double()
+    before = runs_as_its_rows(model)
+    change(model)
+    assert model._stacks() is None
+    assert (runs_as_its_rows(model) - before).abs().max() > 1e-3
+
+
+def test_switches_of_all_blocks_count() -> None:
+    model = double()
+    before = runs_as_its_rows(model)
+    for block in model.backbone.blocks:
+        block.attn.fused_attn = False
+        block.attn.scale = 3.0
+    assert model._stacks()
+    assert (runs_as_its_rows(model) - before).abs().max() > 1e-3
+
+
 def test_both_modes_reach_dropout() -> None:
     model = double(proj_drop_rate=0.5)
     images = images_for(model.backbone, 8).double()
