@@ -153,7 +153,7 @@ def test_targets_that_are_no_classes_are_refused(targets: list[Any], message: st
 
 
 class Counted(nn.Module):
-    """Its loop has a fixed length. With `inner` it calls the parts of its blocks, not the blocks."""
+    """Its loop has a fixed length. With `inner` it calls parts of its blocks, not the blocks."""
 
     def __init__(self, inner: bool = False) -> None:
         super().__init__()
