@@ -169,9 +169,9 @@ def run_orders(
         for batch in loader:
             args, kwargs, batch_targets = read_batch(batch, model)
             batch_answers = []
-            for order in checked:
+            for order, route in zip(checked, orders, strict=True):
                 runner.fixed = order
-                logits = logits_of(_run(model, args, kwargs, order, runner.num_layers))
+                logits = logits_of(_run(model, args, kwargs, runner.num_layers, len(route)))
                 if not has_classes:
                     raise ValueError(
                         f"{type(model).__name__}: found no classes, accepted: a classifier"
@@ -192,15 +192,16 @@ def run_orders(
     return torch.cat(answers, dim=1), all_targets
 
 
-def _run(model: nn.Module, args: Any, kwargs: dict[str, Any], order: Route, num_layers: int) -> Any:
+def _run(model: nn.Module, args: Any, kwargs: dict[str, Any], num_layers: int, length: int) -> Any:
+    """Run a model of so many layers along an order of this length."""
     try:
         return model(*args, **kwargs)
     except IndexError as error:
-        if len(order) >= num_layers:
+        if length >= num_layers:
             raise
         raise ValueError(
             f"{type(model).__name__}: found a forward pass that takes more blocks from the list "
-            f"than the {len(order)} of an order, accepted: a loop over the blocks in the list"
+            f"than the {length} of an order, accepted: a loop over the blocks in the list"
         ) from error
 
 

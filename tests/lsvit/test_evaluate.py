@@ -162,7 +162,8 @@ class Counted(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         for i in range(4):
-            state = self.layers[i][0](state) if self.inner else self.layers[i](state)
+            block: Any = self.layers[i]
+            state = block[0](state) if self.inner else block(state)
         return state
 
 
