@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from lsvit.latin import Latin
 from lsvit.position import Position, PositionEncoding, PositionPrediction
 from lsvit.routes import OneRoute, Routes, RouteTable, Step, as_route
-from lsvit.stacked import Plain, Stack, can_stack, has_hooks, plain
+from lsvit.stacked import Plain, Stack, can_stack, is_changed, plain
 
 NO_PARTS = Position()
 AnyRoute = Sequence[Step] | Tensor | Routes | None  # what :meth:`RoutedModel.forward` takes
@@ -351,7 +351,7 @@ class RoutedModel(nn.Module):
         if self.backbone.embed_dim > WIDEST_STACK:
             return None
         modules = [*self.backbone.blocks.modules(), *self.position.modules()]
-        if any(map(has_hooks, modules)):
+        if any(map(is_changed, modules)):
             return None
         parts = [(module, plain(module)) for module in modules]
         if self._made_stacks is None or self._made_stacks.parts != parts:

@@ -267,7 +267,7 @@ def _jumps(num_layers: int, distance: int) -> np.ndarray:
 class swap:
     """A uniformly random order among those that take exactly k swaps of neighbours to reach.
 
-    A float is a share of all swaps, rounded: random orders have 0.5 on average.
+    A number between 0 and 1 is a share of all swaps, rounded: random orders have 0.5 on average.
 
     Raises:
         ValueError: when it draws, if no order of the layers takes k swaps.
@@ -278,7 +278,7 @@ class swap:
     def __call__(self, rng: np.random.Generator, num_layers: int) -> Route:
         """Draw a route."""
         most = math.comb(num_layers, 2)
-        swaps_left = round(self.k * most) if isinstance(self.k, float) else self.k
+        swaps_left = round(self.k * most) if 0 < self.k < 1 else int(self.k)
         _check_count("swap", swaps_left, most)
         layers = list(range(num_layers))
         route = []

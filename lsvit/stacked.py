@@ -14,13 +14,15 @@ from torch.nn.functional import layer_norm
 ELEMENTWISE = Affine | LayerScale | ResBlock
 # Whose parameters can be joined: these classes themselves, for a subclass may run something else.
 KNOWN = (nn.Linear, nn.LayerNorm, LayerNorm, Affine, LayerScale, ResBlock)
-Plain = dict[str, bool | int | float | str]
-PLAIN = {bool, int, float, str}
+Plain = dict[str, Any]
+PLAIN = {bool, int, float, str, tuple}
 
 
 def can_stack(modules: Sequence[nn.Module]) -> bool:
     """True if modules differ in their parameters' values alone, and :class:`Stack` knows them."""
-    if list(modules[0].buffers()) or not all(map(_is_known, modules[0].modules())):
+    if any(list(module.buffers()) for module in modules):
+        return False
+    if not all(map(_is_known, modules[0].modules())):
         return False
     first, *others = [
         [(name, type(part), plain(part)) for name, part in module.named_modules()]
@@ -29,9 +31,9 @@ def can_stack(modules: Sequence[nn.Module]) -> bool:
     return all(other == first for other in others)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """True if something runs before or after the module itself, which a stack would leave out."""
-    forward = module._forward_hooks or module._forward_pre_hooks
+def is_changed(module: nn.Module) -> bool:
+    """True if something runs beside or in place of what its class says: a stack would not."""
+    forward = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
     return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
@@ -123,4 +125,4 @@ class Stack:
             if isinstance(target, ELEMENTWISE):
                 values = values.repeat_interleave(samples, 0)
             setattr(target, key, values)
-        return self.joined.train(self.modules[0].training)
+        return self.joined

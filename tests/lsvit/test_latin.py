@@ -194,7 +194,33 @@ def switch_one(model: Any) -> None:
     model.backbone.blocks[2].attn.scale = 3.0
 
 
-@pytest.mark.parametrize("change", [use_a_subclass, hook_a_block, hook_a_part, switch_one])
+def replace_a_forward(model: Any) -> None:
+    attention = model.backbone.blocks[0].attn
+    attention.forward = lambda x, **_: 2 * type(attention).forward(attention, x)
+
+
+def use_a_buffer(model: Any) -> None:
+    class Scaled(nn.Identity):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale * x
+
+    for block in model.backbone.blocks:
+        block.ls1 = nn.Identity()
+    model.backbone.blocks[3].ls1 = Scaled()
+    model.backbone.blocks[3].ls1.register_buffer("scale", torch.tensor(3.0))
+
+
+CHANGES = (
+    use_a_subclass,
+    hook_a_block,
+    hook_a_part,
+    switch_one,
+    replace_a_forward,
+    use_a_buffer,
+)
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_is_no_parameter_counts(change: Callable[[Any], None]) -> None:
     """Code and hooks that blocks cannot share run in groups of samples, also when added later."""
     model = double()
@@ -221,6 +247,16 @@ def test_both_modes_reach_dropout() -> None:
     assert not torch.equal(*dropped)
     model.eval()
     runs_as_its_rows(model)
+
+
+def test_a_part_keeps_its_mode() -> None:
+    """Dropout that is off inside blocks in training stays off."""
+    model = double(proj_drop_rate=0.5).train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.eval()
+    runs_as_its_rows(model)
+    assert model._stacks()
 
 
 def test_a_model_is_copied_after_a_latin_pass() -> None:
