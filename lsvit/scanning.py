@@ -99,8 +99,8 @@ def scan(
         blocks: the list of blocks, or its name. None: it is found.
 
     Raises:
-        ValueError: as :func:`lsvit.evaluate`, the loader cannot be read twice, or no batch has four
-            images.
+        ValueError: as :func:`lsvit.evaluate`, the loader cannot be read twice, no batch has four
+            images, or the model does not call its blocks one after another.
     """
     path = find_blocks(model, blocks)
     check_least(1, orders=orders)
@@ -230,28 +230,33 @@ def similarity(model: nn.Module, loader: Iterable[Any], blocks: str) -> Tensor:
         blocks: where the list of blocks is.
 
     Raises:
-        ValueError: no batch has four images, or the model does not call each block once.
+        ValueError: no batch has four images, or the model does not call its blocks one after
+            another.
     """
     outputs: list[Tensor] = []
+    called: list[nn.Module] = []
 
     def listen(block: nn.Module, args: Any, output: Any) -> None:
         state = output[0] if isinstance(output, tuple) else output
         outputs.append(state.flatten(1).float())
+        called.append(block)
 
     sums: list[Tensor] = []
     handles = []
-    for block in model.get_submodule(blocks).children():
+    container = model.get_submodule(blocks)
+    for block in container.children():
         handles.append(block.register_forward_hook(listen))
     try:
         with evaluating(model):
             for batch in loader:
                 args, kwargs, _ = read_batch(batch, model)
                 outputs.clear()
+                called.clear()
                 model(*args, **kwargs)
-                if len(outputs) != len(handles):
+                if called != list(container._modules.values()):
                     raise ValueError(
-                        f"{blocks}: found {len(outputs)} calls of {len(handles)} blocks, whose "
-                        "outputs are compared, accepted: a model that calls each of them once"
+                        f"{blocks}: found {len(called)} calls of blocks, whose outputs are "
+                        "compared, accepted: each block called once, in the list's order"
                     )
                 if len(outputs[0]) >= LEAST_BATCH:
                     sums.append(_unbiased_hsic(torch.stack([o @ o.T for o in outputs])))

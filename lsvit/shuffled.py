@@ -54,7 +54,8 @@ def shuffle(
 
     Gradient checkpointing of blocks (timm's `set_grad_checkpointing`, transformers'
     `gradient_checkpointing_enable`) recomputes them in their order. A checkpointed function is
-    given its blocks: one that looks them up in the list is refused. Compile blocks
+    given its blocks: one that looks them up in the list, by an index or a loop, is refused in the
+    backward pass. Compile blocks
     (``block.compile()``), not the whole model, which would be compiled again for each order. With
     DistributedDataParallel `drop` needs ``find_unused_parameters=True``. Training in
     nn.DataParallel is refused.
@@ -97,7 +98,8 @@ def shuffle(
             checkpointed as a whole, it is a replica of nn.DataParallel, or a repeated block is
             given a key-value cache. In the backward pass: a checkpointed function looks blocks up
             in the list.
-        IndexError: in the forward pass, if the sampler draws a block that does not exist.
+        IndexError: in the forward pass, if the sampler draws a block that does not exist, or the
+            model's loop takes more blocks than the order has.
     """
     path = find_blocks(model, blocks)
     check_least(0, seed=seed)
@@ -154,8 +156,8 @@ def in_order(
     """Run the model's blocks in this order inside the context, in training and evaluation mode.
 
     What :func:`shuffle` says of threads, checkpointing and caches holds here too. If the whole
-    model is checkpointed, its backward pass has to run inside the context as well: after it the
-    model would be recomputed in another order.
+    model is checkpointed, or a function that looks blocks up, the backward pass has to run inside
+    the context as well: after it they would be recomputed in another order.
 
     Args:
         model: as :func:`shuffle` takes it, shuffled or not.
@@ -202,6 +204,8 @@ class Shuffle:
         fixed: the order that :func:`in_order` asks for; None outside it.
     """
 
+    _guarded: tuple[nn.Module, ...] = ()  # lists that have run in another order, with gradients
+
     def __init__(
         self,
         model: nn.Module,
@@ -219,8 +223,6 @@ class Shuffle:
         self._per_rank = per_rank
         # A list, and its modules while others are in their place
         self._original: tuple[nn.Module, Modules] | None = None
-        # A list that has run in another order, and its modules as they were before
-        self._guarded: tuple[nn.Module, Modules] | None = None
         self._routed: _TokenModel | None = None
         container = model.get_submodule(blocks)
         self.num_layers = count_blocks(model, blocks)
@@ -240,6 +242,7 @@ class Shuffle:
         """Put an order in the place of the list: torch calls this before the forward pass."""
         self._restore()
         if self.fixed is None and not (self._draw and model.training):
+            self._guard(dict)  # whatever recomputes this pass finds the original order
             return None
         if self._side_by_side and (len(args) > 1 or "route" in kwargs):
             return None
@@ -289,12 +292,7 @@ class Shuffle:
     def remove(self) -> None:
         """Take the hooks off the model and off its list of blocks."""
         self._restore()
-        if self._guarded is not None:
-            container, modules = self._guarded
-            present = [*container._modules.items()]
-            modules.clear()
-            modules.update(present)
-            container._modules = modules
+        self._guard(dict)
         for handle in self._handles:
             handle.remove()
 
@@ -319,11 +317,18 @@ class Shuffle:
     def _restore(self, *arguments: Any) -> None:
         if self._original is not None:
             container, modules = self._original
-            self._original = None
-            if not isinstance(modules, _InOriginalOrder):
-                self._guarded = container, modules
-                modules = _InOriginalOrder(modules.items())
             container._modules = modules
+            self._original = None
+            if torch.is_grad_enabled() and container not in self._guarded:
+                self._guarded = (*self._guarded, container)
+        self._guard(_InOriginalOrder)
+
+    def _guard(self, kind: type[Modules]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        for container in self._guarded:
+            if type(container._modules) is not kind:
+                container._modules = kind(container._modules.items())
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_handles": self._alive(), "_routed": None, "fixed": None}
@@ -336,8 +341,8 @@ class _InOriginalOrder(dict[str, nn.Module | None]):
     """The modules of a list that has run in another order. No backward pass may take them.
 
     It takes them if a checkpointed function looks blocks up in the list: they would be recomputed
-    in their original order, and gradients would be wrong. Names and items, which parameters and
-    state_dict are found by, may be read.
+    in their original order, and gradients would be wrong. Items may be read, by which torch finds
+    parameters; so do `children()` and slices of nn.Sequential, which are not refused.
     """
 
     def __getitem__(self, name: str) -> nn.Module | None:
@@ -353,8 +358,8 @@ def _refuse_recomputing() -> None:
     if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
         raise ValueError(
             "a list of shuffled blocks is read inside a backward pass, where a checkpointed "
-            "function would run them in their original order; checkpoint a block itself: "
-            "checkpoint(block, x)"
+            "function would run them in their original order; checkpoint a block itself, as "
+            "checkpoint(block, x), and let hooks keep the blocks that they need"
         )
 
 

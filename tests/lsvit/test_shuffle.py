@@ -420,7 +420,8 @@ def test_unshuffle_leaves_no_trace(options: dict[str, Any]) -> None:
     model(images())
     lsvit.unshuffle(model)
     assert [pickle.dumps(vars(module)) for module in model.modules()] == before
-    assert model.blocks._modules is listed
+    assert type(model.blocks._modules) is type(listed)
+    assert model.blocks._modules == listed
     lsvit.shuffle(model)  # again
     lsvit.unshuffle(model)
     lsvit.unshuffle(model)  # nothing to do
@@ -632,6 +633,32 @@ def test_a_checkpoint_that_looks_blocks_up_is_refused(reentrant: bool, many: boo
         other(state).sum().backward()
 
 
+def test_a_checkpoint_in_evaluation_mode_is_right_after_a_training() -> None:
+    """Of the whole model, which is recomputed in its original order as it ran."""
+    model = small()
+    batch = images().requires_grad_()
+    expected = gradients(model, model(batch).square().sum())
+    lsvit.shuffle(model.train())
+    loss = model(images()).sum()
+    found = gradients(model.eval(), checkpoint(model, batch, use_reentrant=False).square().sum())
+    torch.testing.assert_close(found, expected)
+    loss.backward()
+
+
+def test_a_list_that_is_put_back_is_free_again() -> None:
+    """And so is the one that was trained in its place."""
+    model = Nested().train()
+    first = model.parts["h"]
+    lsvit.shuffle(model)
+    model(vectors())
+    second = copy.deepcopy(first)
+    model.parts["h"] = second
+    model(vectors())
+    model.parts["h"] = first
+    lsvit.unshuffle(model)
+    assert type(first._modules) is type(second._modules) is dict
+
+
 def test_accumulated_gradients_are_those_of_the_orders() -> None:
     model = small().train()
     lsvit.shuffle(model)
@@ -704,6 +731,10 @@ def test_a_shuffled_model_compiled_later_is_refused(fresh_compiler: None) -> Non
         with refused("cannot be compiled as a whole", ValueError):
             call(images())
     model.eval()
+    torch.testing.assert_close(compiled(images()), plain)
+    model.train()(images()).sum().backward()
+    model.eval()
+    torch.compiler.reset()
     torch.testing.assert_close(compiled(images()), plain)
 
 
