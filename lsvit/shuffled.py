@@ -7,7 +7,6 @@ forward pass follows the order: a loop, an index, a slice, ``nn.Sequential``, ti
 Weights, names and state_dict are those of the model.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -16,14 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from timm.models.mlp_mixer import MlpMixer
-from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from lsvit.blocks import COMPILED, Blocks, check_least, check_whole, count_blocks, find_blocks
 from lsvit.latin import Latin
 from lsvit.latin import latin as draw_latin
+from lsvit.latin_blocks import LatinBlocks, TokenModel, route_tokens
 from lsvit.routed import RoutedModel
 from lsvit.routes import OneRoute, Route, Sampler, as_route, between, generator
 
@@ -122,7 +120,7 @@ def shuffle(
     if latin:
         draw = partial(draw_latin, first=first, last=last)
         if not isinstance(model, RoutedModel):
-            _route_tokens(model, path)  # raises ValueError where this cannot be
+            route_tokens(model, path)  # raises ValueError where this cannot be
     return Shuffle(model, path, draw, seed, per_rank)
 
 
@@ -223,7 +221,7 @@ class Shuffle:
         self._per_rank = per_rank
         # A list, and its modules while others are in their place
         self._original: tuple[nn.Module, Modules] | None = None
-        self._routed: _TokenModel | None = None
+        self._routed: TokenModel | None = None
         container = model.get_submodule(blocks)
         self.num_layers = count_blocks(model, blocks)
         self._side_by_side = isinstance(model, RoutedModel)
@@ -261,8 +259,8 @@ class Shuffle:
             return args, kwargs | {"route": order}
         self._original = container, container._modules
         if isinstance(order, Latin):
-            self._routed = _route_tokens(model, self.blocks, self._routed)
-            container._modules = {"0": _LatinBlocks(self._routed, order)}
+            self._routed = route_tokens(model, self.blocks, self._routed)
+            container._modules = {"0": LatinBlocks(self._routed, order)}
         else:
             container._modules = _reorder(container._modules, order)
         return None
@@ -427,46 +425,3 @@ def _refuse_cache(
                 f"order {order}: a repeated block would read its own keys in the cache, "
                 "accepted: use_cache=False"
             )
-
-
-# ---- Latin orders ------------------------------------------------------------------------------
-
-
-class _TokenModel(RoutedModel):
-    """A routed model that begins at its blocks: it takes tokens (B, N, D) in place of images."""
-
-    def embed(self, images: Tensor) -> Tensor:
-        return images
-
-
-class _LatinBlocks(nn.Module):
-    """In the place of all blocks: (B, N, D) -> (B, N, D), along Latin orders."""
-
-    def __init__(self, routed: _TokenModel, routes: Latin) -> None:
-        super().__init__()
-        self.routed = routed
-        self.routes = routes
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.routed.tokens(tokens, self.routes)
-
-
-def _route_tokens(model: nn.Module, path: str, made: _TokenModel | None = None) -> _TokenModel:
-    """The blocks as a routed model, which keeps what it stacked; `made` if it still holds them.
-
-    Raises:
-        ValueError: the blocks are not those of a model that :class:`lsvit.RoutedModel` takes.
-    """
-    blocks = list(model.get_submodule(path).children())
-    if made is not None and list(made.backbone.blocks) == blocks:
-        return made
-    parent = model.get_submodule(path.rpartition(".")[0])
-    if not isinstance(parent, VisionTransformer | MlpMixer):
-        raise ValueError(
-            f"latin: found {type(parent).__name__}, accepted: timm's VisionTransformer and "
-            "MlpMixer families"
-        )
-    stand_in = copy(parent)
-    stand_in._forward_pre_hooks = OrderedDict()
-    stand_in._modules = stand_in._modules | {"blocks": nn.Sequential(*blocks)}
-    return _TokenModel(stand_in)
