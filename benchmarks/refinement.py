@@ -8,8 +8,9 @@ nothing else reports, in the orders that the variant is trained for: arbitrary o
 shuffle (the first layer in place for `ls_first`), its own route otherwise, all layers for
 LayerDrop. The epoch is the one with the lowest loss on the same images. Chosen is the setting with
 the highest mean, of equal ones the first; settings that not every variant has had do not count.
-refinement.json has five settings and one seed; the rest of the list was not run, and the order of
-the list was changed once while it ran. Some variants chose the highest or the lowest rate tried.
+refinement.json has eight settings and one seed; the rest of the list was not run. The order of the
+list was changed once while it ran, and the ends of the range were added last (0.016, 0.0005, then
+0.00025), for all variants, because some had chosen the highest or the lowest rate.
 Trials are written one by one, and a run goes on where the last one stopped. `ls_pred_mean` takes
 what `ls_pred` has. For scale hours, set `scale` in params.yaml.
 """
@@ -46,6 +47,9 @@ SETTINGS = (
     (0.008, 40),
     (0.001, 40),
     (0.004, 120),
+    (0.016, 40),
+    (0.0005, 40),
+    (0.00025, 40),
     (0.008, 120),
     (0.002, 120),
     (0.001, 120),

@@ -37,7 +37,7 @@ GREYS = ("#BBBBBB", "#999999", GREY, "#444444")
 FORMS = {"batch": "ls", "sample": "ls_sample", "Latin": "ls_latin"}  # LS by what an order is for
 ANALYSED = Path("outs/analysis")
 AGAINST_DISORDER = ("baseline", "layerdrop", "ls")
-ROW = 0.5  # of figures 4c and 4d: the share of a layer's mean that is as high as a row
+ROW = 0.75  # of figures 4c and 4d: the share of a layer's mean that is as high as a row
 WIDEST = 2.5  # of them: the largest norm shown, in means of the layer
 
 
