@@ -350,10 +350,12 @@ class RoutedModel(nn.Module):
         blocks = list(self.backbone.blocks)
         if self.backbone.embed_dim > WIDEST_STACK:
             return None
-        modules = [*self.backbone.blocks.modules(), *self.position.modules()]
-        if any(map(is_changed, modules)):
-            return None
-        parts = [(module, plain(module)) for module in modules]
+        parts = []
+        for module in (*self.backbone.blocks.modules(), *self.position.modules()):
+            found = plain(module)
+            if found is None or is_changed(module):
+                return None
+            parts.append((module, found))
         if self._made_stacks is None or self._made_stacks.parts != parts:
             if not can_stack(blocks):
                 return None

@@ -15,7 +15,8 @@ ELEMENTWISE = Affine | LayerScale | ResBlock
 # Whose parameters can be joined: these classes themselves, for a subclass may run something else.
 KNOWN = (nn.Linear, nn.LayerNorm, LayerNorm, Affine, LayerScale, ResBlock)
 Plain = dict[str, Any]
-PLAIN = {bool, int, float, str, tuple}
+PLAIN = {bool, int, float, str, type(None)}
+OF_TORCH = vars(nn.Module()).keys() - {"training"} | {"_compiled_call_impl"}
 
 
 def can_stack(modules: Sequence[nn.Module]) -> bool:
@@ -37,9 +38,20 @@ def is_changed(module: nn.Module) -> bool:
     return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
-def plain(module: nn.Module) -> Plain:
-    """What a forward pass may read beside parameters and parts: numbers, words and switches."""
-    return {name: value for name, value in vars(module).items() if type(value) in PLAIN}
+def plain(module: nn.Module) -> Plain | None:
+    """What a forward pass may read beside parameters and parts: numbers, words and switches.
+
+    None if the module has anything else, e.g. a tensor: of that nobody knows whether it is equal.
+    """
+    found: Plain = {}
+    for name, value in vars(module).items():
+        if name in OF_TORCH:
+            continue
+        kinds = set(map(type, value)) if type(value) is tuple else {type(value)}
+        if not kinds <= PLAIN:
+            return None
+        found[name] = value
+    return found
 
 
 def _is_known(module: nn.Module) -> bool:

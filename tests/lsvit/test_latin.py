@@ -210,6 +210,19 @@ def use_a_buffer(model: Any) -> None:
     model.backbone.blocks[3].ls1.register_buffer("scale", torch.tensor(3.0))
 
 
+def use_a_tensor(model: Any) -> None:
+    class Scaled(nn.Identity):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.scale = torch.tensor(scale)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    for scale, block in enumerate(model.backbone.blocks, 1):
+        block.ls1 = Scaled(scale)
+
+
 CHANGES = (
     use_a_subclass,
     hook_a_block,
@@ -217,6 +230,7 @@ CHANGES = (
     switch_one,
     replace_a_forward,
     use_a_buffer,
+    use_a_tensor,
 )
 
 
