@@ -278,8 +278,12 @@ class swap:
     def __call__(self, rng: np.random.Generator, num_layers: int) -> Route:
         """Draw a route."""
         most = math.comb(num_layers, 2)
-        swaps_left = round(self.k * most) if 0 < self.k < 1 else int(self.k)
-        _check_count("swap", swaps_left, most)
+        swaps = round(self.k * most) if 0 < self.k < 1 else self.k
+        if swaps not in range(most + 1):
+            raise ValueError(
+                f"swap: found {self.k}, accepted: at least 0, at most {most}, whole from 1 on"
+            )
+        swaps_left = int(swaps)
         layers = list(range(num_layers))
         route = []
         while layers:
