@@ -47,7 +47,8 @@ CIRCLE: Any = HOLLOW | {
     "label": "practical",
     "zorder": 5,
 }
-LEGEND = [*LABELS.values(), "final exit", "practical"]
+CHANCE, GUESS = "chance", "a constant guess"
+LEGEND = [*LABELS.values(), "final exit", "practical", CHANCE, GUESS]
 ACCURACY, ERROR = "accuracy (%)", "mean absolute error"
 
 
@@ -109,13 +110,13 @@ def draw_tradeoff(figures: Figures, rows: pd.DataFrame, guess: float, name: str)
         axis.set(ylabel=ERROR if counts else ACCURACY)
         if axis is not whole:
             axis.set(ylim=limits(panel_exits, final["mean"]))
-    draw_chance(whole, guess, "a constant guess" if counts else "chance")
+    draw_chance(whole, guess, GUESS if counts else CHANCE)
     whole.set(title=title_of(rows))
     above.set(title=f"up to {half} layers, enlarged")
     below.set(title=f"from {half} layers on, enlarged")
     below.set(xlabel=f"multiply-adds up to and including the branch ({unit})")
     figures.finish(figure, name, order=LEGEND)
-    task, reference, variant = "Accuracy", "chance", figures.label(rows["variant"].iloc[0])
+    task, reference, variant = "Accuracy", CHANCE, figures.label(rows["variant"].iloc[0])
     if counts:
         task = "Counting error (lower is better)"
         reference = f"the expected error of always answering the middle, {guess:.2f}"

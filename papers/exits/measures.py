@@ -144,17 +144,6 @@ def practical_architectures(e: Evidence) -> Counts:
     return Counts(counts.reindex(seeds, fill_value=0).to_numpy(), step=1)
 
 
-def mlp_first(e: Evidence) -> np.ndarray:
-    """MLP-EE after the first layer minus the best of chance and all exits that cost less."""
-    frozen(e)
-    leads = []
-    for _, rows in frozen_rows(e).groupby("seed"):
-        first = rows[(rows["branch"] == "mlp") & (rows["depth"] == 1)].iloc[0]
-        cheaper = rows[rows["flops"] < first["flops"]]
-        leads.append(first["score"] - max([e.chance, *cheaper["score"]]))
-    return np.array(leads)
-
-
 def mlp_deficit(e: Evidence, depths: Depths) -> np.ndarray:
     """The mean of the other branch types minus MLP-EE, mean over the depths."""
     scores = frozen(e, depths)
@@ -329,7 +318,6 @@ MEASURES = {
     for measure in (
         frozen_lead,
         practical_architectures,
-        mlp_first,
         mlp_deficit,
         late_spread,
         largest_fall,

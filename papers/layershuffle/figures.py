@@ -82,7 +82,7 @@ def draw_disorder(
 
     above = axis.secondary_xaxis("top", functions=(to_tau, to_distance))
     above.set(xlabel="Kendall's tau", xticks=[1, 0.5, 0, -0.5, -1])
-    draw_chance(axis, chance, at="left")
+    draw_chance(axis, chance)
     figures.finish(figure, "distance")
     return CAPTIONS["disorder"].format(swaps=most, counts=_describe_counts(rows))
 
@@ -280,14 +280,13 @@ def draw_training_curves(
     return CAPTIONS["training_curves"].format(seeds=seeds)
 
 
-def draw_forms(figures: Figures, rows: pd.DataFrame, forms: list[str], chance: float) -> str:
+def draw_forms(figures: Figures, rows: pd.DataFrame, forms: list[str]) -> str:
     """Draw accuracy of LS by what an order was drawn for.
 
     Args:
         figures: saves the figure.
         rows: prune_eval.csv.
         forms: keys of FORMS.
-        chance: accuracy in % of guessing.
 
     Returns:
         The caption.
@@ -310,11 +309,9 @@ def draw_forms(figures: Figures, rows: pd.DataFrame, forms: list[str], chance: f
         xlabel="LS: an order is drawn for",
         ylabel=ACCURACY,
         xlim=(-0.5, len(forms) - 0.5),
-        ylim=(0, 100),
         xticks=range(len(forms)),
         xticklabels=forms,
     )
-    draw_chance(axis, chance)
     figures.finish(figure, "order_forms")
     return CAPTIONS["forms"].format(seeds=full["seed"].nunique())
 
@@ -368,5 +365,5 @@ def draw_controls(figures: Figures, results: Results, params: Params) -> dict[st
     forms = [form for form, variant in FORMS.items() if variant in params.all_variants]
     if len(forms) > 1:
         rows = results.table("prune_eval")
-        captions["Forms of routes"] = draw_forms(figures, rows, forms, results.chance)
+        captions["Forms of routes"] = draw_forms(figures, rows, forms)
     return captions

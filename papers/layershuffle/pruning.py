@@ -62,6 +62,7 @@ def draw_pruning(
         look = {"color": GREY, "marker": "*", "markersize": 7, "zorder": 0}
         line = pd.concat([refits, cells[is_whole]]).set_index("keep")
         draw_means(axis, 100 * line[["mean", "std"]], capsize=2, label="refit-k", **look)
+    draw_chance(axis, chance)
     handles = handles_of(axis) | handles
     for choose in choices:
         handles[f"{choose} layers"] = Line2D([], [], color="black", linestyle=STYLES[choose])
@@ -71,7 +72,6 @@ def draw_pruning(
         ylim=(0, 100),
         xticks=sorted({*lines["keep"], *refits["keep"]}),
     )
-    draw_chance(axis, chance, at="left")
     figures.finish(figure, name, handles)
     full = lines[lines["full"]]
     noun = "orders" if full["orders"].max() > 1 else "order"

@@ -63,6 +63,7 @@ def draw_away(figures: Figures, rows: pd.DataFrame, chance: float, service: floa
     handles = {}
     for look in variants.values():
         handles[look["label"]] = Line2D([], [], **look | {"linestyle": "none"})
+    handles["chance"] = handles_of(axes[0, 0])["chance"]
     figures.finish(figure, "nodes", handles | handles_of(axes[1, 0]))
     return CAPTIONS["away"].format(
         nodes=rows["nodes"].max(), service=service, **describe_rows(rows)

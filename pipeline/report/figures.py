@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import matplotlib
 
@@ -218,23 +218,9 @@ def draw_lines(
             draw_means(axis, over_seeds(line_rows, x, y, factor), **style, **look)
 
 
-def draw_chance(
-    axis: Axes, chance: float, text: str = "chance", at: Literal["left", "right"] = "right"
-) -> None:
-    """Draw a dashed line at the accuracy or error of guessing, in the axis' unit.
-
-    Its text stands at the end where no other line is.
-    """
-    axis.axhline(chance, color=GREY, linewidth=0.8, linestyle="--")
-    axis.annotate(
-        text,
-        (0.995 if at == "right" else 0.005, chance),
-        xycoords=("axes fraction", "data"),
-        ha=at,
-        va="bottom",
-        fontsize=6.5,
-        color=GREY,
-    )
+def draw_chance(axis: Axes, chance: float, label: str = "chance") -> None:
+    """Draw a dashed line at the accuracy or error of guessing, in the axis' unit."""
+    axis.axhline(chance, color=GREY, linewidth=0.8, linestyle="--", label=label)
 
 
 def colours_by_depth(count: int) -> np.ndarray:
@@ -265,7 +251,7 @@ def legend_above(figure: Figure, handles: Mapping[str, Any], columns: int = 3) -
             loc="outside upper center",
             ncols=count,
             columnspacing=1,
-            handlelength=2,
+            handlelength=2.8,
         )
         if count == 1 or legend.get_window_extent().width <= figure.bbox.width:
             break
