@@ -56,7 +56,7 @@ class Scale(Section):
     """How much is computed: sections beside these keys override values at the scale."""
 
     variants: dict[str, Variant | None] = Field(default_factory=dict)
-    """On top of `variants`; null leaves one out."""
+    """On top of `variants`."""
     finetune_of: dict[str, Overrides] = Field(default_factory=dict)
     """Keys of `finetune` for single variants, the baseline too."""
     models: dict[str, Overrides] = Field(default_factory=dict)
@@ -96,7 +96,8 @@ class Params(Section):
     """Which images choose the epoch. paper: the reported validation images, as published. heldout:
     images held out of the training set, see `datasets`; the validation images only report."""
     baseline: Variant
-    variants: dict[str, Variant]
+    variants: dict[str, Variant | None]
+    """null leaves one out."""
     pretrain: Pretrain
     finetune: Finetune
     paper_figures: PaperFigures
@@ -354,7 +355,7 @@ def whole(papers: tuple[Paper, ...]) -> type[Params]:
     dataset: Any = create_model("DatasetPreset", __base__=DatasetPreset, **overrides)
     fields |= {
         "baseline": (variant, ...),
-        "variants": (dict[str, variant], ...),
+        "variants": (dict[str, variant | None], ...),
         "scales": (dict[str, scale], ...),
         "models": (dict[str, model], ...),
         "datasets": (dict[str, dataset], ...),

@@ -124,7 +124,7 @@ def test_points_of_what_an_order_is_drawn_for(rows: pd.DataFrame, figures: Drawn
     latin = rows[rows["variant"] == "ls"].assign(variant="ls_latin")
     latin["accuracy"] += 0.1
     rows = pd.concat([rows, latin])
-    draw_forms(figures, rows, ["batch", "Latin"], 10)
+    draw_forms(figures, rows, ["batch", "Latin"])
     (axis,) = figures.drawn["order_forms"].axes
     points = [line for line in axis.lines if line.get_marker() == "o"]
     full = rows[rows["keep"] == 12]

@@ -188,6 +188,7 @@ def test_variants_of_a_scale(changed: Load) -> None:
     ) == ("arbitrary", {"swap": 3})
     assert "refit_3" in plain.all_variants
     assert "more" not in plain.all_variants
+    assert "ls_pos" not in changed(own | {"variants.ls_pos": None}).all_variants
 
 
 def test_a_scale_refines_the_baseline_otherwise(changed: Load) -> None:
