@@ -30,6 +30,8 @@ def find_blocks(model: nn.Module, blocks: Blocks = None) -> str:
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: found {type(model).__name__}, accepted: a torch.nn.Module")
+    if isinstance(model, nn.ModuleList):
+        raise ValueError("model: found a nn.ModuleList, accepted: the model that calls its blocks")
     path = blocks
     if isinstance(path, nn.Module):
         names = [name for name, module in model.named_modules() if module is blocks]
@@ -47,7 +49,7 @@ def find_blocks(model: nn.Module, blocks: Blocks = None) -> str:
         raise ValueError(f"{type(model).__name__}: {_describe_mistake(path, lists)}")
     container = model.get_submodule(path)
     for module in model.modules():
-        if _is_compiled(module) and container in module.modules():
+        if is_compiled(module) and container in module.modules():
             raise ValueError(COMPILED)
     return path
 
@@ -57,7 +59,8 @@ def count_blocks(model: nn.Module, path: str) -> int:
     return len(model.get_submodule(path)._modules)
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def is_compiled(module: nn.Module) -> bool:
+    """True of a module that torch.compile or `compile()` has wrapped."""
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
 
 
@@ -73,10 +76,16 @@ def _is_list_of_blocks(module: nn.Module) -> bool:
 def _is_whole_depth(model: nn.Module, path: str) -> bool:
     """False if blocks of the list's class stand outside it, as in a ResNet's other stages."""
     container = model.get_submodule(path)
-    kind = type(next(container.children()))
     inside = set(container.modules())
-    outside = {type(module) for module in model.modules() if module not in inside}
-    return kind is nn.Sequential or kind not in outside
+    outside = {_kind_of(module) for module in model.modules() if module not in inside}
+    return _kind_of(next(container.children())) not in outside
+
+
+def _kind_of(module: nn.Module) -> Any:
+    """Its class; of nn.Sequential, what it consists of."""
+    if isinstance(module, nn.Sequential):
+        return tuple(type(child) for child in module)
+    return type(module)
 
 
 def _shape_of(block: nn.Module) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from operator import index
 from typing import Any, NamedTuple
@@ -9,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lsvit.blocks import Blocks, check_least, count_blocks, find_blocks
+from lsvit.blocks import Blocks, check_least, count_blocks, find_blocks, is_compiled
+from lsvit.routed import RoutedModel
 from lsvit.routes import ORDERS, Order, Route, evaluation_routes
 from lsvit.shuffled import in_order
 
@@ -163,7 +165,8 @@ def run_orders(
     answers = []
     targets = []
     # timm's models without a head answer with features.
-    has_classes = getattr(getattr(model, "backbone", model), "num_classes", None) != 0
+    classifier = model.backbone if isinstance(model, RoutedModel) else model
+    has_classes = getattr(classifier, "num_classes", None) != 0
     with evaluating(model), in_order(model, (), blocks) as runner:
         checked = [runner.check(order) for order in orders]
         for batch in loader:
@@ -171,7 +174,9 @@ def run_orders(
             batch_answers = []
             for order, route in zip(checked, orders, strict=True):
                 runner.fixed = order
-                logits = logits_of(_run(model, args, kwargs, runner.num_layers, len(route)))
+                with _checking_calls(model, blocks, route):
+                    answer = _run(model, args, kwargs, runner.num_layers, len(route))
+                logits = logits_of(answer)
                 if not has_classes:
                     raise ValueError(
                         f"{type(model).__name__}: found no classes, accepted: a classifier"
@@ -203,6 +208,37 @@ def _run(model: nn.Module, args: Any, kwargs: dict[str, Any], num_layers: int, l
             f"{type(model).__name__}: found a forward pass that takes more blocks from the list "
             f"than the {length} of an order, accepted: a loop over the blocks in the list"
         ) from error
+
+
+@contextmanager
+def _checking_calls(model: nn.Module, blocks: str, route: Route) -> Iterator[None]:
+    """Raise ValueError if a pass inside calls blocks of the list in another order than this.
+
+    It does if the loop does not read the list, or the model's hooks do not run.
+    """
+    modules = list(model.get_submodule(blocks)._modules.values())
+    called: list[nn.Module | None] = []
+    handles = []
+    for block in dict.fromkeys(modules):
+        note = partial(_note_call, called, block)
+        handles.append(block.register_forward_pre_hook(note))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    asked = [modules[layer] for layer in route]
+    rounds = max(1, len(called) // len(asked))  # a model may run its blocks more than once
+    if called != asked * rounds and not any(is_compiled(block) for block in modules):
+        raise ValueError(
+            f"{type(model).__name__}: found a forward pass that ran blocks "
+            f"{[modules.index(block) for block in called]} where {list(route)} were asked for, "
+            "accepted: a model whose call loops over its list of blocks"
+        )
+
+
+def _note_call(called: list[nn.Module | None], block: nn.Module, *arguments: Any) -> None:
+    called.append(block)
 
 
 def _check_targets(targets: Tensor, logits: Tensor) -> Tensor:

@@ -88,26 +88,28 @@ def scan(
     """Measure what changes of the order do to a classifier, which need not be trained for them.
 
     The first i layers stay in place and the others run in random orders. Layer i is left out. It
-    changes places with the next one. It runs twice. A table is printed.
+    changes places with the next one. It runs twice, if the model's loop takes more blocks than its
+    list has. A table is printed.
 
     Args:
         model: as :func:`lsvit.evaluate` takes it.
         loader: gives batches as :func:`lsvit.evaluate` takes them, but targets may be absent. It is
-            read twice.
+            read three times.
         orders: how many random orders to run for each number of layers in place.
         seed: of the random orders.
         blocks: the list of blocks, or its name. None: it is found.
 
     Raises:
-        ValueError: as :func:`lsvit.evaluate`, the loader cannot be read twice, no batch has four
-            images, or the model does not call its blocks one after another.
+        ValueError: as :func:`lsvit.evaluate`, the loader cannot be read again, no batch has four
+            images, the model does not call its blocks one after another, or the batch is not the
+            first dimension of their outputs.
     """
     path = find_blocks(model, blocks)
     check_least(1, orders=orders)
     check_least(0, seed=seed)
     if isinstance(loader, Iterator):
         raise ValueError(
-            f"loader: found {type(loader).__name__}, accepted: what can be read twice, e.g. a list"
+            f"loader: found {type(loader).__name__}, accepted: what can be read again, e.g. a list"
         )
     num_layers = count_blocks(model, path)
     in_place = tuple(range(num_layers))
@@ -121,9 +123,9 @@ def scan(
         for number in range(orders):
             rng = generator("scan", seed, i, number)
             routes[PLACED].append(fix_first(i)(rng, num_layers))
-    if isinstance(model, RoutedModel) and len(model.position):
-        del routes[TWICE]  # the position parts know as many positions as layers
     alike = similarity(model, loader, path)  # one pass, which refuses small batches before the rest
+    if not _runs_twice(model, next(iter(loader)), path):
+        del routes[TWICE]
     orders_to_run = [in_place, *chain(*routes.values())]
     with reusing_prefixes(model, path) as prefix:
         answers, targets = run_orders(model, prefix.follow(loader), orders_to_run, path)
@@ -146,6 +148,21 @@ def scan(
     result = Scan(by_layer(first[0]), accuracy, alike)
     print(result)
     return result
+
+
+def _runs_twice(model: nn.Module, batch: Any, blocks: str) -> bool:
+    """False if the model takes no more blocks than its list has.
+
+    Position parts know as many positions as layers, and some loops have a fixed length.
+    """
+    if isinstance(model, RoutedModel):
+        return not len(model.position)
+    try:
+        run_orders(model, [batch], [(0, *range(count_blocks(model, blocks)))], blocks)
+    except (ValueError, IndexError):
+        say(f"{type(model).__name__}: runs no more blocks than its list has, so none twice")
+        return False
+    return True
 
 
 @contextmanager
@@ -230,8 +247,8 @@ def similarity(model: nn.Module, loader: Iterable[Any], blocks: str) -> Tensor:
         blocks: where the list of blocks is.
 
     Raises:
-        ValueError: no batch has four images, or the model does not call its blocks one after
-            another.
+        ValueError: no batch has four images, the model does not call its blocks one after another,
+            or the batch is not the first dimension of their outputs.
     """
     outputs: list[Tensor] = []
     called: list[nn.Module] = []
@@ -258,7 +275,14 @@ def similarity(model: nn.Module, loader: Iterable[Any], blocks: str) -> Tensor:
                         f"{blocks}: found {len(called)} calls of blocks, whose outputs are "
                         "compared, accepted: each block called once, in the list's order"
                     )
-                if len(outputs[0]) >= LEAST_BATCH:
+                images = len(next(iter((*args, *kwargs.values()))))
+                for output in outputs:
+                    if len(output) != images:
+                        raise ValueError(
+                            f"{blocks}: found outputs of {len(output)} rows for {images} images, "
+                            "accepted: blocks with the batch as first dimension"
+                        )
+                if images >= LEAST_BATCH:
                     sums.append(_unbiased_hsic(torch.stack([o @ o.T for o in outputs])))
     finally:
         for handle in handles:

@@ -7,6 +7,7 @@ forward pass follows the order: a loop, an index, a slice, ``nn.Sequential``, ti
 Weights, names and state_dict are those of the model.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -59,6 +60,9 @@ def shuffle(
     nn.DataParallel is refused.
 
     A :class:`lsvit.RoutedModel` that is called with a route runs along it, and nothing is drawn.
+
+    An exception inside a forward pass leaves the list of blocks as it was, but for a
+    KeyboardInterrupt: then the next pass, or `model.state_dict()`, puts it in order.
 
     Threads may evaluate a shuffled model at the same time. No thread may run the model while
     another one trains it, or runs it inside :func:`in_order`: the list of blocks is shared.
@@ -155,7 +159,8 @@ def in_order(
 
     What :func:`shuffle` says of threads, checkpointing and caches holds here too. If the whole
     model is checkpointed, or a function that looks blocks up, the backward pass has to run inside
-    the context as well: after it they would be recomputed in another order.
+    the context as well: after it they would be recomputed in another order. A warning says so if
+    the model is not called inside the context.
 
     Args:
         model: as :func:`shuffle` takes it, shuffled or not.
@@ -165,6 +170,8 @@ def in_order(
     Raises:
         ValueError: as :func:`shuffle`, or a step of the order is a tuple and the model is no
             :class:`lsvit.RoutedModel`.
+            In the forward pass: an order is longer than the list, and the model's loop ends
+            before it.
         IndexError: a block of the order does not exist.
     """
     path = find_blocks(model, blocks)
@@ -172,9 +179,16 @@ def in_order(
     runner = attached or Shuffle(model, path, draw=None)
     outer_order = runner.fixed
     runner.num_layers = count_blocks(model, path)
+    passes = runner.passes
     try:
         runner.fixed = runner.check(order)
         yield runner
+        if runner.passes == passes:
+            warnings.warn(
+                f"{type(model).__name__}: was not called inside in_order, so nothing ran in the "
+                "order; call the model itself, not a method of it",
+                stacklevel=3,
+            )
     finally:
         runner._restore()  # torch runs no hook after KeyboardInterrupt
         runner.fixed = outer_order
@@ -200,8 +214,11 @@ class Shuffle:
         order: the last order that was drawn or that :func:`in_order` asked for, of a forward pass;
             None before the first.
         fixed: the order that :func:`in_order` asks for; None outside it.
+        passes: how many forward passes ran in an order.
     """
 
+    passes = 0
+    _cut = False  # a longer order has begun, and its last block has not run
     _guarded: tuple[nn.Module, ...] = ()  # lists that have run in another order, with gradients
 
     def __init__(
@@ -229,7 +246,7 @@ class Shuffle:
         # forward pass, put the original back as well.
         self._handles: list[RemovableHandle] = [
             model.register_forward_pre_hook(self, with_kwargs=True),
-            model.register_forward_hook(self._restore, always_call=True),
+            model.register_forward_hook(self._finish, always_call=True, prepend=True),
             container.register_state_dict_pre_hook(self._restore),
             container.register_load_state_dict_pre_hook(self._restore),
         ]
@@ -255,6 +272,7 @@ class Shuffle:
         self.num_layers = len(container._modules)
         order = self._next_order(model) if self.fixed is None else self.fixed
         self.order = order
+        self.passes += 1
         if self._side_by_side:
             return args, kwargs | {"route": order}
         self._original = container, container._modules
@@ -263,6 +281,8 @@ class Shuffle:
             container._modules = {"0": LatinBlocks(self._routed, order)}
         else:
             container._modules = _reorder(container._modules, order)
+            if len(order) > self.num_layers:
+                self._expect_last(container._modules, order)
         return None
 
     def check(self, order: Sequence[int] | Route | Latin) -> Route | Latin:
@@ -311,6 +331,26 @@ class Shuffle:
         order = self.check(self._draw(generator("shuffle", *key), self.num_layers))
         self.step += 1
         return order
+
+    def _expect_last(self, modules: Modules, order: Route) -> None:
+        """A loop of a fixed length would leave out what is behind it, without a word."""
+        name = next(reversed(modules))
+        modules[name] = _repeat(modules[name], order)
+        modules[name].register_forward_pre_hook(self._note_last)
+        self._cut = True
+
+    def _note_last(self, *arguments: Any) -> None:
+        self._cut = False
+
+    def _finish(self, model: nn.Module, args: Any, output: Any) -> None:
+        """Put the original back: torch calls this after the forward pass."""
+        self._restore()
+        cut, self._cut = self._cut, False
+        if cut and output is not None:  # None: it failed
+            raise ValueError(
+                f"{type(model).__name__}: found a forward pass that ends before the last block of "
+                f"{self.order}, accepted: orders of at most {self.num_layers} blocks"
+            )
 
     def _restore(self, *arguments: Any) -> None:
         if self._original is not None:

@@ -7,7 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import UserError
 from pipeline.files import read_json, reading
+
+PRESET = Path("outs/params/model.json")  # what stages run with: the model, the scale, the preset
 
 
 @lru_cache(maxsize=4)  # asked for stage by stage; a tenth of a second each
@@ -49,6 +52,20 @@ def _checksums(what: str) -> dict[str, dict[str, str]]:
         }
 
 
+def ran_with(stage: str, path: str) -> bool:
+    """True if a file or folder is that which a stage ran with, as far as DVC recorded both.
+
+    Raises UserError if dvc.lock cannot be read.
+    """
+    used = checksums(stage, "deps").get(path)
+    if Path(path).is_file():
+        now = hashlib.md5(Path(path).read_bytes(), usedforsecurity=False).hexdigest()
+    else:
+        outs = _checksums("outs").values()
+        now = next((left[path] for left in outs if path in left), None)
+    return used is None or now is None or used == now
+
+
 def changed(file: Path) -> bool:
     """True if a file in a folder that a stage left has another md5 than DVC recorded then.
 
@@ -66,6 +83,16 @@ def changed(file: Path) -> bool:
                 listed = {entry["relpath"]: entry["md5"] for entry in read_json(record, list)}
                 return listed.get(relative) != own_md5
     return False
+
+
+def check_preset(folder: Path) -> None:
+    """Raise UserError if trainings in a folder of `outs/` ran with another model or scale."""
+    stage = stage_of(folder)
+    if not ran_with(stage, str(PRESET)):
+        raise UserError(
+            f"{folder}: stage {stage} ran with another {PRESET}, which has the model and the scale; "
+            "`dvc repro` or `dvc checkout` brings them together"
+        )
 
 
 def paths(outs: list[Any]) -> list[Path]:

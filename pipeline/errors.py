@@ -150,9 +150,9 @@ def unknown_name(key: str, name: Any, names: Iterable[Any], file: str = "params.
     return f"{file}: {key}: found {name!r}, {accepted(name, names)}"
 
 
-def at_most(key: str, value: int, most: int, why: str) -> list[str]:
-    """The line of a number that is too large; none if it is not."""
-    return [mistake(key, value, f"at most {most} ({why})")] if value > most else []
+def at_most(key: str, value: int | str, most: int, why: str) -> list[str]:
+    """The line of a number, or of a text that spells one, that is too large; none if it is not."""
+    return [mistake(key, value, f"at most {most} ({why})")] if float(value) > most else []
 
 
 def describe_errors(

@@ -119,8 +119,9 @@ def cost(overrides: Overrides = None) -> None:
     from papers import PAPERS
     from pipeline.config.load import overridden
     from pipeline.cost import known_hardware, show
+    from stages.check_params import read_weights_folder
 
-    show(overridden(overrides or [], PAPERS), known_hardware())
+    show(read_weights_folder(overridden(overrides or [], PAPERS)), known_hardware())
 
 
 @app.command(rich_help_panel=LOOK)

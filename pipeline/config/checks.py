@@ -15,6 +15,7 @@ from pipeline.errors import at_most, collect_errors, mistake, raise_all, unknown
 
 PRESET_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 VARIANT_NAME = r"[A-Za-z0-9][A-Za-z0-9_]*"
+ENDING = "_misled"  # of the rows of a variant that is told wrong positions
 ENDPOINT = r"[^:\s]+:\d+"
 
 
@@ -78,8 +79,10 @@ def _check_variant_names(params: Params) -> Iterator[str]:
         declared[f"scales.{name}.variants"] = scale.variants
     for place, variants in declared.items():
         for name, variant in variants.items():
-            if not re.fullmatch(VARIANT_NAME, name) or name in taken:
-                wanted = f"letters, digits, _, but not {', '.join(taken)}"
+            if not re.fullmatch(VARIANT_NAME, name) or name in taken or name.endswith(ENDING):
+                wanted = (
+                    f"letters, digits, _, but not {', '.join(taken)}, and no {ENDING} at its end"
+                )
                 yield f"params.yaml: {place}: found the name {name!r}, accepted: {wanted}"
             if variant is None and name not in params.variants:
                 yield unknown_name(place, name, params.variants)

@@ -49,6 +49,8 @@ class DatasetPreset(Section):
     def _check_folder(self) -> Self:
         if self.folder is None and self.source in ("imagenet", "image_folder"):
             raise refuse("folder", None, "the folder with the images")
+        if self.folder is not None and self.source in ("embedded", "digits"):
+            raise refuse("folder", self.folder, f"none, source {self.source} reads no folder")
         return self
 
     @property

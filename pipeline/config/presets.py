@@ -100,6 +100,10 @@ class ModelPreset(Section):
             value = self.kwargs.get(key, 1)
             if not isinstance(value, int) or value < 1:
                 raise refuse(f"kwargs.{key}", value, "a whole number, at least 1")
+        channels = self.kwargs.get("in_chans", 3)
+        means = (self.pixels and self.pixels.mean) or []
+        if len(means) not in (0, 1, channels):
+            raise refuse("pixels.mean", means, f"a number, or one for each of {channels} channels")
         for part, whole in (("num_heads", "embed_dim"), ("patch_size", "img_size")):
             total = self.kwargs.get(whole, 0)
             value = self.kwargs.get(part, 1)

@@ -54,7 +54,7 @@ def to_table(rows: list[Row]) -> np.ndarray:
     width = max((len(row[0]) for row in rows), default=1)
     columns = f"S{width}, i8, i8, i8, i4"
     table = np.array(rows, columns)
-    table.dtype.names = ("name", "offset", "size", "mtime", "label")
+    table.dtype.names = ("name", "offset", "size", "time", "label")
     return table
 
 
@@ -95,7 +95,8 @@ def list_split(folder: Path, classes: list[str] | None = None) -> tuple[Items, l
             stat = os.stat(path)  # noqa: PTH116
             label = label_of[own_class]
             identities.append(hash((stat.st_dev, stat.st_ino)))
-            rows.append((os.fsencode(inside), 0, stat.st_size, stat.st_mtime_ns, label))
+            # Unpacking an archive sets the time of modification, but not that of change.
+            rows.append((os.fsencode(inside), 0, stat.st_size, stat.st_ctime_ns, label))
         else:
             unused.setdefault("beside the class folders", []).append(path)
     if unused:

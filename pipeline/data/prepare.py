@@ -59,6 +59,12 @@ def choose(
         aside[generator("heldout", "training").permutation(count)[: preset.heldout]] = True
         chosen["train"] = train.at(~aside)
         chosen[HELDOUT] = train.at(aside)
+    had, left = (set(part["train"].labels.tolist()) for part in (splits, chosen))
+    if had - left:
+        print(
+            f"datasets.{name}: train and heldout leave {len(had - left)} of {len(had)} classes "
+            "no image to train on"
+        )
     return chosen
 
 

@@ -38,10 +38,16 @@ def resizing(model: ModelPreset, reading: str) -> Resize:
     """How images are brought to the model's size: `published`, or as `timm` evaluates the weights.
 
     Raises:
-        UserError: timm evaluates these weights in another way than by resizing and cropping.
+        UserError: timm evaluates these weights in another way than by resizing and cropping, or
+            the size is not known.
     """
     cfg = pixels_of(model)
-    size = model.kwargs.get("img_size") or cfg.input_size[-1]
+    size = model.kwargs.get("img_size") or (cfg and cfg.input_size[-1])
+    if not size:
+        raise UserError(
+            f"models.*.kwargs.img_size: found none, and timm has none for {model.timm}, "
+            "accepted: a size in pixels"
+        )
     if reading == "published":
         return Resize(size, "bilinear", size)
     crop_mode = cfg.crop_mode if cfg else None

@@ -9,8 +9,10 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Template
 
 from lsvit.predict import MODEL, Opened
+from pipeline.config.variant import BASELINE
+from pipeline.declared import ran_with
 from pipeline.files import read_json
-from pipeline.jobs.files import RESULTS, sha256
+from pipeline.jobs.files import FINETUNED, RESULTS, sha256
 from pipeline.jobs.rows import read_rows
 from pipeline.report.evaluations import summarise
 from pipeline.report.statistics import METHOD
@@ -75,13 +77,16 @@ def measure(spec: dict[str, Any]) -> pd.DataFrame | None:
     """Accuracy of a training's variant from `results/`, as `summarise` gives it.
 
     The column `own` has that of its seed alone. None where `results/` is of another data set,
-    model, scale, protocol or of other seeds.
+    model, scale, protocol, of other seeds or of an earlier training.
     """
     cell, file = RESULTS / "cell.json", RESULTS / "prune_eval.csv"
     if not cell.is_file() or not file.is_file():
         return None
     ran = read_json(cell)
     if any(ran.get(key) != spec[key] for key in ("dataset", "model", "scale", "protocol")):
+        return None
+    trained = FINETUNED.with_name(BASELINE) if spec["name"] == BASELINE else FINETUNED
+    if not ran_with("prune-eval", str(trained)):
         return None
     rows = read_rows(file)
     rows = rows[rows["variant"] == spec["name"]]

@@ -18,6 +18,7 @@ from pipeline.config.load import load
 from pipeline.config.paper import Paper
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import BASELINE, read_variant
+from pipeline.declared import PRESET, check_preset
 from pipeline.deploy.card import make_card
 from pipeline.deploy.predict import open_weights
 from pipeline.errors import UserError, accepted
@@ -35,8 +36,6 @@ from pipeline.jobs.files import (
 
 # What timm says of the published weights, which these are not.
 ABOUT = {"tag", "license", "description", "origin_url", "paper_name", "paper_ids", "notes"}
-# What the stages ran with: the model's name, the scale, the preset.
-SCALED = Path("outs/params/model.json")
 
 
 def find_training(variant: str, seed: int, declared: Collection[str]) -> Path:
@@ -72,10 +71,12 @@ def export(
         The folder, and one line for each thing that stock timm does not run as it is.
 
     Raises:
-        UserError: there is no such training, or the folder cannot be written.
+        UserError: there is no such training, it ran with another model or scale than
+            `outs/params/` has, or the folder cannot be written.
     """
     params = load(papers=papers)
     training = find_training(variant, seed, params.all_variants)
+    check_preset(training)
     weights = training / weights_file(JUDGES[params.protocol])
     opened = open_weights(str(weights))
     record = read_json(training / CONFIG)
@@ -94,7 +95,7 @@ def export(
         "head": record["model"]["head"],
         "dataset": record["dataset"],
         "model": record["model_name"],
-        "scale": read_json(SCALED, list)[1],
+        "scale": read_json(PRESET, list)[1],
         "seed": seed,
         "protocol": params.protocol,
         "weights_sha256": sha256(weights),

@@ -9,6 +9,7 @@ from lsvit.predict import Opened, find_weights, open_export
 from lsvit.routed import RoutedModel
 from lsvit.text import plain
 from pipeline.config.presets import ModelPreset
+from pipeline.config.samplers import ORDERLESS
 from pipeline.config.variant import read_variant
 from pipeline.data.resize import pixels_of
 from pipeline.declared import changed
@@ -78,6 +79,11 @@ def open_training(file: Path) -> Opened:
             f"warning: {file}: not as its stage left it, by what DVC noted; "
             "`dvc checkout` brings that back",
             file=sys.stderr,
+        )
+    if variant.route in ORDERLESS:
+        raise UserError(
+            f"{file}: trained with route {variant.route}, accepted: a variant that runs each of its "
+            "layers once"
         )
     model = build(preset, len(meta["classes"]), variant, file).eval()
     in_chans, size = input_size(model, preset)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from lsvit.text import user_path
 from pipeline.config.params import Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.sections import Finetune, Optimisation
@@ -191,7 +192,10 @@ class Plan:
         about = file.with_name(CONFIG) if file else None
         if about and about.is_file() and fields["weights_sha256"]:  # it names the outputs
             fields["weights_sha256"] += self.digest(about)
-        inputs = {"data": self.data, "weights": root() / preset.weights if file else None}
+        inputs = {
+            "data": self.data,
+            "weights": root() / user_path(preset.weights) if file else None,
+        }
         jobs = {}
         for seed in self.params.starts:
             config = TrainConfig(**fields, options=self.options, seed=seed)

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 
 from pipeline.config.paper import Paper
-from pipeline.declared import declared_stages
+from pipeline.declared import PRESET, check_preset, declared_stages
 from pipeline.errors import UserError
 from pipeline.files import read_json
 from pipeline.tracking.runs import STAGES, Tracker, experiment_name, paper_of
@@ -18,16 +18,18 @@ def sync(papers: tuple[Paper, ...]) -> int:
         How many runs were added.
 
     Raises:
-        UserError: there is nothing to log, or the store cannot be reached.
+        UserError: there is nothing to log, it is of an interrupted run of another model or scale,
+            or the store cannot be reached.
     """
     trainings = sorted({path.parent.parent for path in Path("outs").glob("**/seed_*/config.json")})
-    preset = Path("outs/params/model.json")  # with the name and the scale that the stages ran with
-    if not trainings or not preset.is_file():
+    if not trainings or not PRESET.is_file():
         raise UserError(
             "outs/: no finished training found, or no outs/params/; "
             "`dvc repro` or `dvc checkout` brings them, or run in the repository's root"
         )
-    scale = read_json(preset, list)[1]
+    for folder in trainings:
+        check_preset(folder)
+    scale = read_json(PRESET, list)[1]
     trackers: list[Tracker] = []
 
     @cache

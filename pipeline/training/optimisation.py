@@ -43,7 +43,7 @@ def make_scheduler(optimizer: torch.optim.Optimizer, options: Optimisation, step
             schedulers.CosineAnnealingLR(optimizer, steps - warm),
         ]
         return schedulers.SequentialLR(optimizer, parts, [warm])
-    if options.schedule == "one_cycle":
+    if options.schedule == "one_cycle" and steps > 1:  # a single one would begin near 0
         return schedulers.OneCycleLR(
             optimizer, max_lr=options.lr, total_steps=steps, cycle_momentum=False
         )

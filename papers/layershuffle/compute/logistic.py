@@ -50,13 +50,15 @@ def evaluate(
 
     It has no layers (`keep` is 0) and thus no order: the row is that of the original one.
     """
-    judges = read_pixels(data, HELDOUT) if HELDOUT in read_meta(data)["counts"] else None
+    meta = read_meta(data)
+    judges = read_pixels(data, HELDOUT) if HELDOUT in meta["counts"] else None
     with threadpool_limits(1):
         regression = choose_regression(read_pixels(data, "train"), judges, config.values)
         images, labels = read_pixels(data, "validation")
-        answers = regression.predict_proba(images)
-    correct = regression.classes_[answers.argmax(axis=1)] == labels
-    loss = log_loss(labels, answers, labels=regression.classes_)
+        answers = np.zeros((len(labels), len(meta["classes"])))
+        answers[:, regression.classes_] = regression.predict_proba(images)
+    correct = answers.argmax(axis=1) == labels
+    loss = log_loss(labels, answers, labels=range(answers.shape[1]))
     numbers = [correct.mean(), loss, None, correct.std(ddof=1)]
     rounded = [None if number is None else round(float(number), 6) for number in numbers]
     name = f"C = {regression.C:g}"

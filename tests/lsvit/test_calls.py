@@ -1,0 +1,148 @@
+"""An order counts only if the model's blocks ran in it: all else is refused, or said."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lsvit
+from lsvit.scanning import similarity
+from tests.conftest import Printed
+from tests.lsvit.test_evaluate import batches
+from tests.models import images, small
+
+
+class Around(nn.Module):
+    """A classifier of one's own, which calls a method of its encoder."""
+
+    def __init__(self, **names: nn.Module) -> None:
+        super().__init__()
+        for name, module in names.items():
+            self.add_module(name, module)
+        self.head = nn.Linear(16, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder.forward_features(x)[:, 0])
+
+
+class Looping(nn.Module):
+    """Blocks of a model behind a loop that reads them in some way."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        model = small()
+        self.how = how
+        self.stem, self.head = nn.Sequential(model.patch_embed), model.head
+        self.blocks = nn.ModuleList(model.blocks)
+        if how == "one module":
+            self.blocks = nn.ModuleList([model.blocks[0]] * 4)
+        self.plain = list(model.blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        steps = {"plain list": self.plain, "fixed length": self.blocks[:4]}
+        for block in steps.get(self.how, self.blocks):
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def test_an_encoder_whose_method_is_called_is_refused_and_its_classifier_taken() -> None:
+    net = Around(encoder=small(num_classes=0))
+    scores = lsvit.evaluate(net, batches(), orders=3)
+    lsvit.shuffle(net.encoder)
+    for measure in (lsvit.evaluate, lsvit.scan):
+        with pytest.raises(
+            ValueError, match=r"Around: found a forward pass that ran blocks \[0, 1"
+        ):
+            measure(net, batches(), orders=3)
+    lsvit.unshuffle(net)
+    assert lsvit.evaluate(net, batches(), orders=3) == scores
+
+
+def test_a_loop_over_another_list_is_refused() -> None:
+    for measure in (lsvit.evaluate, lsvit.scan):
+        with pytest.raises(ValueError, match="loops over its list of blocks"):
+            measure(Looping("plain list"), batches(), orders=2)
+
+
+def test_one_module_in_every_place_is_measured() -> None:
+    assert lsvit.evaluate(Looping("one module"), batches(), orders=2)[0].layers == 4
+
+
+def test_a_list_is_no_model() -> None:
+    with pytest.raises(ValueError, match=r"found a nn\.ModuleList"):
+        lsvit.shuffle(Looping("fixed length").blocks)
+
+
+def test_a_loop_of_a_fixed_length_runs_no_block_twice(printed: Printed) -> None:
+    """A longer order is refused, and a scan is without that column."""
+    model = Looping("fixed length").eval()
+    with pytest.raises(ValueError, match=r"accepted: orders of at most 4 blocks"):
+        with lsvit.in_order(model, (0, 0, 1, 2, 3)):
+            model(images(2))
+    assert [*model.blocks] == model.plain
+    with lsvit.in_order(model, (3, 3, 1, 2)):
+        model(images(2))
+    assert "i twice" not in lsvit.scan(model, batches(), orders=1).agreement
+    assert "i twice" in lsvit.scan(small(), batches(), orders=1).agreement
+
+
+def test_in_order_says_that_nothing_ran_in_it() -> None:
+    model = small().eval()
+    plain = model.forward_features(images(2))
+    with pytest.warns(UserWarning, match="was not called inside in_order"):
+        with lsvit.in_order(model, (3, 2, 1, 0)):
+            assert torch.equal(model.forward_features(images(2)), plain)
+
+
+def test_blocks_of_several_kinds_in_sequence_stand_in_other_stages_too() -> None:
+    """As in timm's DaViT, whose longest stage is not its depth."""
+
+    def stage(length: int) -> nn.Sequential:
+        return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.GELU()) for _ in range(length)))
+
+    model = nn.Sequential(stage(1), stage(3))
+    with pytest.raises(ValueError, match="none is the model's whole depth"):
+        lsvit.shuffle(model)
+    assert lsvit.shuffle(model, blocks="1").num_layers == 3
+    assert lsvit.shuffle(nn.Sequential(nn.Linear(4, 4), stage(3))).blocks == "1"
+
+
+def test_the_similarity_is_that_of_images() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32)  # its first dimension are the tokens
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    with pytest.raises(ValueError, match="found outputs of 4 rows for 6 images"):
+        similarity(Transposed(model), [torch.randn(6, 4, 16)], "model.layers")
+
+
+class Transposed(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x.transpose(0, 1)).mean(0)
+
+
+def test_a_backbone_of_ones_own_may_have_no_classes() -> None:
+    net = Around(encoder=small(num_classes=0), backbone=small(num_classes=0))
+    assert lsvit.evaluate(net, batches(), orders=2, blocks="encoder.blocks")[0].orders == 1
+
+
+@pytest.mark.parametrize("first", ["hook", "shuffle"])
+def test_hooks_after_the_pass_find_the_list_in_place(first: str) -> None:
+    model = small()
+    found: list[list[Any]] = []
+
+    def look(module: nn.Module, *_: object) -> None:
+        found.append([*model.blocks])
+
+    blocks = [*model.blocks]
+    if first == "hook":
+        model.register_forward_hook(look)
+    lsvit.shuffle(model, lsvit.fixed((3, 2, 1, 0)))
+    if first == "shuffle":
+        model.register_forward_hook(look)
+    model.train()(images(2))
+    assert found == [blocks]
