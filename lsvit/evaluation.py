@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lsvit.blocks import Blocks, check_least, count_blocks, find_blocks, is_compiled
 from lsvit.routed import RoutedModel
-from lsvit.routes import ORDERS, Order, Route, evaluation_routes
+from lsvit.routes import ORDERS, Order, Route, evaluation_routes, layers_of
 from lsvit.shuffled import in_order
 
 TOP = 5
@@ -216,8 +216,8 @@ def _checking_calls(model: nn.Module, blocks: str, route: Route) -> Iterator[Non
 
     It does if the loop does not read the list, or the model's hooks do not run.
     """
-    modules = list(model.get_submodule(blocks)._modules.values())
-    called: list[nn.Module | None] = []
+    modules: list[Any] = list(model.get_submodule(blocks)._modules.values())
+    called: list[nn.Module] = []
     handles = []
     for block in dict.fromkeys(modules):
         note = partial(_note_call, called, block)
@@ -227,9 +227,9 @@ def _checking_calls(model: nn.Module, blocks: str, route: Route) -> Iterator[Non
     finally:
         for handle in handles:
             handle.remove()
-    asked = [modules[layer] for layer in route]
+    asked = [modules[layer] for layer in layers_of(route)]
     rounds = max(1, len(called) // len(asked))  # a model may run its blocks more than once
-    if called != asked * rounds and not any(is_compiled(block) for block in modules):
+    if called != asked * rounds and not any(map(is_compiled, modules)):
         raise ValueError(
             f"{type(model).__name__}: found a forward pass that ran blocks "
             f"{[modules.index(block) for block in called]} where {list(route)} were asked for, "
@@ -237,7 +237,7 @@ def _checking_calls(model: nn.Module, blocks: str, route: Route) -> Iterator[Non
         )
 
 
-def _note_call(called: list[nn.Module | None], block: nn.Module, *arguments: Any) -> None:
+def _note_call(called: list[nn.Module], block: nn.Module, *arguments: Any) -> None:
     called.append(block)
 
 

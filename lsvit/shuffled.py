@@ -335,8 +335,9 @@ class Shuffle:
     def _expect_last(self, modules: Modules, order: Route) -> None:
         """A loop of a fixed length would leave out what is behind it, without a word."""
         name = next(reversed(modules))
-        modules[name] = _repeat(modules[name], order)
-        modules[name].register_forward_pre_hook(self._note_last)
+        last = _repeat(modules[name], order)
+        last.register_forward_pre_hook(self._note_last)
+        modules[name] = last
         self._cut = True
 
     def _note_last(self, *arguments: Any) -> None:

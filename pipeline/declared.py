@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.errors import UserError
 from pipeline.files import read_json, reading
 
-PRESET = Path("outs/params/model.json")  # what stages run with: the model, the scale, the preset
+PRESET = Path("outs/params/model.json")  # the model, the scale, and what the preset says
 
 
 @lru_cache(maxsize=4)  # asked for stage by stage; a tenth of a second each
@@ -58,6 +58,7 @@ def ran_with(stage: str, path: str) -> bool:
     Raises UserError if dvc.lock cannot be read.
     """
     used = checksums(stage, "deps").get(path)
+    now: str | None
     if Path(path).is_file():
         now = hashlib.md5(Path(path).read_bytes(), usedforsecurity=False).hexdigest()
     else:
@@ -87,12 +88,12 @@ def changed(file: Path) -> bool:
 
 def check_preset(folder: Path) -> None:
     """Raise UserError if trainings in a folder of `outs/` ran with another model or scale."""
-    stage = stage_of(folder)
-    if not ran_with(stage, str(PRESET)):
-        raise UserError(
-            f"{folder}: stage {stage} ran with another {PRESET}, which has the model and the scale; "
-            "`dvc repro` or `dvc checkout` brings them together"
-        )
+    for stage, left in _checksums("outs").items():
+        if any(folder.is_relative_to(out) for out in left) and not ran_with(stage, str(PRESET)):
+            raise UserError(
+                f"{folder}: stage {stage} ran with another model or scale than {PRESET} has; "
+                "`dvc repro` or `dvc checkout` brings them together"
+            )
 
 
 def paths(outs: list[Any]) -> list[Path]:

@@ -82,8 +82,8 @@ def open_training(file: Path) -> Opened:
         )
     if variant.route in ORDERLESS:
         raise UserError(
-            f"{file}: trained with route {variant.route}, accepted: a variant that runs each of its "
-            "layers once"
+            f"{file}: trained with route {variant.route}, "
+            "accepted: a variant that runs each of its layers once"
         )
     model = build(preset, len(meta["classes"]), variant, file).eval()
     in_chans, size = input_size(model, preset)

@@ -16,10 +16,9 @@ from tests.models import images, small
 class Around(nn.Module):
     """A classifier of one's own, which calls a method of its encoder."""
 
-    def __init__(self, **names: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        for name, module in names.items():
-            self.add_module(name, module)
+        self.encoder = small(num_classes=0)
         self.head = nn.Linear(16, 7)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,21 +33,21 @@ class Looping(nn.Module):
         model = small()
         self.how = how
         self.stem, self.head = nn.Sequential(model.patch_embed), model.head
-        self.blocks = nn.ModuleList(model.blocks)
-        if how == "one module":
-            self.blocks = nn.ModuleList([model.blocks[0]] * 4)
         self.plain = list(model.blocks)
+        if how == "one module":
+            self.plain = self.plain[:1] * 4
+        self.blocks = nn.ModuleList(self.plain)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
-        steps = {"plain list": self.plain, "fixed length": self.blocks[:4]}
-        for block in steps.get(self.how, self.blocks):
+        blocks: Any = self.plain if self.how == "plain list" else self.blocks
+        for block in blocks[:4] if self.how == "fixed length" else blocks:
             x = block(x)
         return self.head(x.mean(1))
 
 
 def test_an_encoder_whose_method_is_called_is_refused_and_its_classifier_taken() -> None:
-    net = Around(encoder=small(num_classes=0))
+    net = Around()
     scores = lsvit.evaluate(net, batches(), orders=3)
     lsvit.shuffle(net.encoder)
     for measure in (lsvit.evaluate, lsvit.scan):
@@ -78,9 +77,11 @@ def test_a_list_is_no_model() -> None:
 def test_a_loop_of_a_fixed_length_runs_no_block_twice(printed: Printed) -> None:
     """A longer order is refused, and a scan is without that column."""
     model = Looping("fixed length").eval()
-    with pytest.raises(ValueError, match=r"accepted: orders of at most 4 blocks"):
-        with lsvit.in_order(model, (0, 0, 1, 2, 3)):
-            model(images(2))
+    with (
+        pytest.raises(ValueError, match=r"accepted: orders of at most 4 blocks"),
+        lsvit.in_order(model, (0, 0, 1, 2, 3)),
+    ):
+        model(images(2))
     assert [*model.blocks] == model.plain
     with lsvit.in_order(model, (3, 3, 1, 2)):
         model(images(2))
@@ -91,9 +92,11 @@ def test_a_loop_of_a_fixed_length_runs_no_block_twice(printed: Printed) -> None:
 def test_in_order_says_that_nothing_ran_in_it() -> None:
     model = small().eval()
     plain = model.forward_features(images(2))
-    with pytest.warns(UserWarning, match="was not called inside in_order"):
-        with lsvit.in_order(model, (3, 2, 1, 0)):
-            assert torch.equal(model.forward_features(images(2)), plain)
+    with (
+        pytest.warns(UserWarning, match="was not called inside in_order"),
+        lsvit.in_order(model, (3, 2, 1, 0)),
+    ):
+        assert torch.equal(model.forward_features(images(2)), plain)
 
 
 def test_blocks_of_several_kinds_in_sequence_stand_in_other_stages_too() -> None:
@@ -126,7 +129,8 @@ class Transposed(nn.Module):
 
 
 def test_a_backbone_of_ones_own_may_have_no_classes() -> None:
-    net = Around(encoder=small(num_classes=0), backbone=small(num_classes=0))
+    net = Around()
+    net.backbone = small(num_classes=0)
     assert lsvit.evaluate(net, batches(), orders=2, blocks="encoder.blocks")[0].orders == 1
 
 

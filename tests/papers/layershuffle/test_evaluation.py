@@ -173,6 +173,29 @@ def test_held_out_images_choose_the_regression(
     assert first.C == 0.5
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_class_without_training_images_is_answered_wrongly(
+    pico: ModelPreset, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its images count, and the regression never names it."""
+    read = logistic.read_pixels
+
+    def without_last(data: Path, split: str) -> logistic.Data:
+        images, labels = read(data, split)
+        kept = (labels < 9) | (split != "train")
+        return images[kept], labels[kept]
+
+    monkeypatch.setattr(logistic, "read_pixels", without_last)
+    fields = run_fields(prepared, pico, Variant(route="sequential"), precision="fp32")
+    config = LogisticConfig(**fields, values=[0.1])
+    logistic.evaluate(config, prepared, None, tmp_path, lambda event: None)
+    (row,) = pd.read_csv(tmp_path / ROWS).to_dict("records")
+    fitted = LogisticRegression(C=0.1).fit(*without_last(prepared, "train"))
+    images, labels = read(prepared, "validation")
+    assert row["accuracy"] == pytest.approx((fitted.predict(images) == labels).mean())
+    assert np.isfinite(row["loss"])
+
+
 @pytest.mark.parametrize(("per", "batch_size", "names"), CASES["readings"])
 def test_other_readings(
     per: str, batch_size: int, names: list[str] | None, evaluated: Evaluated

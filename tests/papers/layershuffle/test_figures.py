@@ -193,7 +193,7 @@ def test_a_figure_is_drawn_where_its_samplers_were_run(
 )
 def test_the_routes_shown_are_those_trained(variant: str, per: str, params: Params) -> None:
     """They are those of the first steps, or the first ones of the first step."""
-    ls = params.variants["ls"].model_copy(update={"per": per})
+    ls = params.all_variants["ls"].model_copy(update={"per": per})
     changed = params.model_copy(update={"variants": params.variants | {"ls": ls}})
     config: Any = SimpleNamespace(
         variant=changed.all_variants[variant],

@@ -20,8 +20,11 @@ from scipy.io import savemat
 from pipeline.config.datasets import DatasetPreset
 from pipeline.data import imagenet as imagenet_files
 from pipeline.data import sources
+from pipeline.data.decode import key
 from pipeline.data.imagefiles import Items, list_image_folder
 from pipeline.data.imagenet import DEVKIT, TRAIN_TAR, VALIDATION_TAR, list_imagenet
+from pipeline.data.prepare import choose
+from pipeline.data.resize import Resize
 from pipeline.data.shards import Arrays
 from pipeline.data.sources import find
 from tests.conftest import Printed, cases_of, refused
@@ -227,6 +230,28 @@ def test_folders_are_read_as_torchvision_reads_them(images: Path, printed: Print
     assert "2 beside train and val (labels.csv)" in said
     assert "no image of 2 of 3 classes" in said
     assert "2 images have a second class too" in said
+
+
+def test_other_images_of_the_same_sizes_and_times_are_decoded_anew(images: Path) -> None:
+    """As an archive with fixed times leaves them, unpacked over another one."""
+    file = next((images / "train" / "cat").iterdir())
+    file.write_bytes(b"one")
+    os.utime(file, (1, 1))
+    resize = Resize(8, "bilinear", 8)
+    before = key(list_image_folder(images)[0], resize)
+    assert key(list_image_folder(images)[0], resize) == before
+    file.write_bytes(b"two")
+    os.utime(file, (1, 1))
+    assert key(list_image_folder(images)[0], resize) != before
+
+
+def test_classes_without_an_image_to_train_on_are_counted(printed: Printed) -> None:
+    arrays = Arrays(np.zeros((6, 2, 2, 1), np.uint8), np.array([0, 0, 1, 1, 2, 3]))
+    splits = {"train": arrays, "validation": arrays}
+    choose("birds", DatasetPreset(source="embedded", train=6), splits)
+    assert not printed()
+    choose("birds", DatasetPreset(source="embedded", train=4), splits)
+    assert "leave 2 of 4 classes no image to train on" in printed()
 
 
 def test_validation_images_that_are_trained_on_are_told(images: Path, printed: Printed) -> None:

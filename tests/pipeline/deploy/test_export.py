@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from pipeline.files import read_json, write_json
 from pipeline.jobs.files import WEIGHTS
 from pipeline.models.start import complete, load_start
 from pipeline.models.weights import build, create_backbone, normalisation
+from pipeline.tracking.sync import sync
 from stages.commands import app
 from tests.conftest import Training, cases_of, change_json, refused
 
@@ -103,7 +105,10 @@ def test_an_export_is_the_model_that_was_trained(
         bare = ModelPreset(timm=architecture, weights="mine/", head=head, num_classes=outputs)
         given = complete(bare)
         again: Any = create_backbone(given, len(training.classes))
-        assert load_start(again, given, training.classes)["head"] == "loaded"
+        lines: list[str] = []
+        assert load_start(again, given, training.classes, lines.append)["head"] == "loaded"
+        left_out = "position.safetensors: left out" in " ".join(lines)
+        assert left_out == (name in ("ls_pos", "ls_pred"))
         with torch.no_grad():
             assert torch.equal(RoutedModel(again.eval())(images, route), model(images, route))
         data = training.data
@@ -193,6 +198,43 @@ def test_a_card_without_results(trained: Training) -> None:
         card: Any = ModelCard((folder / "README.md").read_text())
         assert not card.data.eval_results
         assert card.data.license is None
+
+
+def test_a_card_of_a_training_that_was_not_evaluated(trained: Training) -> None:
+    """The results are of the one before it, by what DVC noted."""
+    trained()
+    write_results(Path("results"))
+    for evaluated, shown in (("b.dir", False), ("a.dir", True)):
+        write_lock(
+            {
+                "finetune-variants": {"outs": [{"path": "outs/finetune", "md5": "a.dir"}]},
+                "prune-eval": {"deps": [{"path": "outs/finetune", "md5": evaluated}]},
+            }
+        )
+        folder, _ = export("ls", 0, papers=PAPERS)
+        card: Any = ModelCard((folder / "README.md").read_text())
+        assert bool(card.data.eval_results) == shown
+
+
+def test_a_training_of_another_scale_than_the_parameters(trained: Training) -> None:
+    """As an interrupted run at another scale leaves them."""
+    trained()
+    preset = {"path": "outs/params/model.json", "md5": "of another scale"}
+    outs = [{"path": "outs/finetune", "md5": "a.dir"}]
+    write_lock({"finetune-variants": {"deps": [preset], "outs": outs}})
+    for command in (partial(export, "ls", 0), sync):
+        with refused("stage finetune-variants ran with another model or scale than outs/params"):
+            command(papers=PAPERS)
+
+
+def write_lock(stages: dict[str, Any]) -> None:
+    Path("dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
+
+
+def test_a_route_that_is_no_order_is_not_exported(trained: Training) -> None:
+    trained("shared")
+    with refused("trained with route repeat_first, accepted: a variant that runs each"):
+        export("shared", 0, papers=PAPERS)
 
 
 def test_the_exported_config(trained: Training, prepared: Path) -> None:

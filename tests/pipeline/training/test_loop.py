@@ -190,6 +190,7 @@ def test_one_cycle_rises_and_falls(params: Any) -> None:
     assert max(rates) == pytest.approx(1.0, abs=0.02)
     assert 3 <= rates.index(max(rates)) <= 7
     assert rates[-1] < 0.01
+    assert rates_of(options, 1) == [1.0]
 
 
 def test_a_plateau_lowers_the_rate_after_its_patience(params: Any) -> None:
