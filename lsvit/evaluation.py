@@ -64,7 +64,7 @@ def evaluate(
         ValueError: as :func:`lsvit.shuffle`, `orders` or a number in `keep` is not what is
             accepted, the loader gives something else than tensors, or targets that are no classes
             of the model, the model's answer has no logits (B, classes), or its forward pass needs
-            all blocks.
+            all blocks, or runs other ones than asked for.
     """
     path = find_blocks(model, blocks)
     num_layers = count_blocks(model, path)
@@ -186,9 +186,9 @@ def run_orders(
             answers.append(torch.stack(batch_answers))
             if batch_targets is not None:
                 targets.append(_check_targets(batch_targets.cpu(), logits))
-    images = sum(answer.shape[1] for answer in answers)
-    if not images:
-        raise ValueError("loader: found no batch, accepted: at least one")
+        images = sum(answer.shape[1] for answer in answers)
+        if not images:
+            raise ValueError("loader: found no batch, accepted: at least one")
     all_targets = torch.cat(targets) if targets else None
     if all_targets is not None and len(all_targets) != images:
         raise ValueError(

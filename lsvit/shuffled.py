@@ -256,6 +256,7 @@ class Shuffle:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Put an order in the place of the list: torch calls this before the forward pass."""
         self._restore()
+        self._cut = False
         if self.fixed is None and not (self._draw and model.training):
             self._guard(dict)  # whatever recomputes this pass finds the original order
             return None
