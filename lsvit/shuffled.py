@@ -10,7 +10,6 @@ Weights, names and state_dict are those of the model.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from functools import partial
 from typing import Any
 
@@ -23,11 +22,11 @@ from lsvit.blocks import COMPILED, Blocks, check_least, check_whole, count_block
 from lsvit.latin import Latin
 from lsvit.latin import latin as draw_latin
 from lsvit.latin_blocks import LatinBlocks, TokenModel, route_tokens
+from lsvit.reordered import InOriginalOrder, Modules, reorder, repeat
 from lsvit.routed import RoutedModel
 from lsvit.routes import OneRoute, Route, Sampler, as_route, between, generator
 
 Draw = Callable[[np.random.Generator, int], Route | Latin]  # (generator, num_layers) -> order
-Modules = dict[str, nn.Module | None]  # as torch keeps them, by name
 NUM_HOOKS = 4  # of a Shuffle: two on the model, two on its list of blocks
 
 
@@ -281,7 +280,7 @@ class Shuffle:
             self._routed = route_tokens(model, self.blocks, self._routed)
             container._modules = {"0": LatinBlocks(self._routed, order)}
         else:
-            container._modules = _reorder(container._modules, order)
+            container._modules = reorder(container._modules, order)
             if len(order) > self.num_layers:
                 self._expect_last(container._modules, order)
         return None
@@ -336,7 +335,7 @@ class Shuffle:
     def _expect_last(self, modules: Modules, order: Route) -> None:
         """A loop of a fixed length would leave out what is behind it, without a word."""
         name = next(reversed(modules))
-        last = _repeat(modules[name], order)
+        last = repeat(modules[name], order)
         last.register_forward_pre_hook(self._note_last)
         modules[name] = last
         self._cut = True
@@ -361,7 +360,7 @@ class Shuffle:
             self._original = None
             if torch.is_grad_enabled() and container not in self._guarded:
                 self._guarded = (*self._guarded, container)
-        self._guard(_InOriginalOrder)
+        self._guard(InOriginalOrder)
 
     def _guard(self, kind: type[Modules]) -> None:
         if torch.compiler.is_compiling():
@@ -375,32 +374,6 @@ class Shuffle:
 
     def __repr__(self) -> str:
         return f"Shuffle(blocks={self.blocks!r}, seed={self.seed}, step={self.step})"
-
-
-class _InOriginalOrder(dict[str, nn.Module | None]):
-    """The modules of a list that has run in another order. No backward pass may take them.
-
-    It takes them if a checkpointed function looks blocks up in the list: they would be recomputed
-    in their original order, and gradients would be wrong. Items may be read, by which torch finds
-    parameters; so do `children()` and slices of nn.Sequential, which are not refused.
-    """
-
-    def __getitem__(self, name: str) -> nn.Module | None:
-        _refuse_recomputing()
-        return super().__getitem__(name)
-
-    def values(self) -> Any:
-        _refuse_recomputing()
-        return super().values()
-
-
-def _refuse_recomputing() -> None:
-    if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
-        raise ValueError(
-            "a list of shuffled blocks is read inside a backward pass, where a checkpointed "
-            "function would run them in their original order; checkpoint a block itself, as "
-            "checkpoint(block, x), and let hooks keep the blocks that they need"
-        )
 
 
 def _shuffles_of(module: nn.Module) -> list[Shuffle]:
@@ -433,37 +406,3 @@ def _attached(model: nn.Module, path: str) -> Shuffle | None:
 @torch.compiler.disable
 def _refuse_compiled() -> None:
     raise ValueError(COMPILED)
-
-
-def _reorder(modules: Modules, order: Route) -> Modules:
-    """The modules in this order, below the names of the first places."""
-    names = [*modules, *map(str, range(len(modules), len(order)))]
-    blocks = [block for _, block in modules.items()]  # values() may be refused
-    reordered: Modules = {}
-    for depth, layer in enumerate(order):
-        assert not isinstance(layer, tuple)
-        block = blocks[layer]
-        if layer in order[:depth]:
-            block = _repeat(block, order)
-        reordered[names[depth]] = block
-    return reordered
-
-
-def _repeat(block: Any, order: Route) -> Any:
-    """Another module of the same weights, since `children()` gives a module once."""
-    again = copy(block)
-    for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
-        vars(again)[hooks] = copy(vars(block)[hooks])  # its own
-    again.register_forward_pre_hook(partial(_refuse_cache, order), with_kwargs=True)
-    return again
-
-
-def _refuse_cache(
-    order: Route, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    for value in (*args, *kwargs.values()):
-        if hasattr(value, "get_seq_length"):  # as transformers' caches have it
-            raise ValueError(
-                f"order {order}: a repeated block would read its own keys in the cache, "
-                "accepted: use_cache=False"
-            )
