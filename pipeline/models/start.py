@@ -18,7 +18,6 @@ from lsvit.checkpoint import (
     read_checkpoint,
     read_spec,
 )
-from lsvit.predict import PART_FILES
 from lsvit.text import folder_name, one_line
 from pipeline.config.presets import ModelPreset
 from pipeline.config.variant import papers_variant
@@ -153,9 +152,9 @@ def check_start(model: Any, preset: ModelPreset, say: Say = print, root: Path = 
     digest = sha256(path)
     if preset.sha256 and digest != preset.sha256:
         raise UserError(f"{path}: its sha256 is {digest}, params.yaml expects {preset.sha256}")
-    for part in PART_FILES.values():
-        if file and file.with_name(part).is_file():
-            say(f"{file.with_name(part)}: left out, since other models do not start from it")
+    for part in PARTS:
+        if file and file.with_name(f"{part}.safetensors").is_file():
+            say(f"{part}.safetensors: left out, since other models do not start from it")
     if about:
         _compare(model, preset, about, path.parent / CONFIG)
     elif file:

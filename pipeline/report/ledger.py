@@ -380,11 +380,12 @@ def tabulate(ledger: dict[str, Any], only: Collection[str] | None = None) -> tup
     title = f"{cell}, protocol {ledger['protocol']}; measured: mean and {ledger['interval']}"
     columns = ("claim", "published", "measured", "published effect", "orders", "verdict")
     table = Table(title=title, title_justify="left", show_lines=True)
-    for column in columns:
-        table.add_column(column, overflow="fold")  # an id is not cut off
-    for entry in by_verdict(ledger["claims"]):
-        if only is not None and entry["id"] not in only:
-            continue
+    entries = [e for e in by_verdict(ledger["claims"]) if only is None or e["id"] in only]
+    id_width = max((len(entry["id"]) for entry in entries), default=0) + 1
+    for column in columns:  # an id is not cut off
+        min_width = id_width if column == "claim" else None
+        table.add_column(column, overflow="fold", min_width=min_width)
+    for entry in entries:
         verdict = f"[{COLOURS[entry['verdict']]}]{entry['verdict']}[/]{_holm(entry)}"
         if entry["reason"]:
             verdict += f"\n[dim]{entry['reason']}[/]"

@@ -156,7 +156,7 @@ def test_what_cannot_be_scanned_is_refused_before_it_runs() -> None:
     with refused("seed: found -1, accepted: at least 0", ValueError):
         lsvit.scan(small(), batches(), seed=-1)
     once = iter(batches())
-    with refused("found list_iterator, accepted: what can be read twice", ValueError):
+    with refused("found list_iterator, accepted: what can be read again", ValueError):
         lsvit.scan(small(), once)
     assert len(list(once)) == 2
 
