@@ -30,8 +30,11 @@ def find_blocks(model: nn.Module, blocks: Blocks = None) -> str:
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: found {type(model).__name__}, accepted: a torch.nn.Module")
-    if isinstance(model, nn.ModuleList):
-        raise ValueError("model: found a nn.ModuleList, accepted: the model that calls its blocks")
+    if getattr(model.forward, "__func__", None) is nn.Module.forward:  # as of nn.ModuleList
+        raise ValueError(
+            f"model: found {type(model).__name__}, which has no forward pass, "
+            "accepted: the model that calls its blocks"
+        )
     path = blocks
     if isinstance(path, nn.Module):
         names = [name for name, module in model.named_modules() if module is blocks]

@@ -157,8 +157,10 @@ def _runs_twice(model: nn.Module, batch: Any, blocks: str) -> bool:
     """
     if isinstance(model, RoutedModel):
         return not len(model.position)
+    args, kwargs, _ = read_batch(batch, model)
+    longer = (0, *range(count_blocks(model, blocks)))
     try:
-        run_orders(model, [batch], [(0, *range(count_blocks(model, blocks)))], blocks)
+        run_orders(model, [kwargs or args[0]], [longer], blocks)
     except (ValueError, IndexError):
         say(f"{type(model).__name__}: runs no more blocks than its list has, so none twice")
         return False

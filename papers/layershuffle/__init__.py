@@ -13,6 +13,7 @@ PAPER = Paper(
     labels=LABELS,
     without_colour=(*CONTROLS, "refit*"),
     trained=("baseline", "finetune"),
+    check="papers.layershuffle.checks:check",
     check_layers="papers.layershuffle.checks:check_layers",
     tables="papers.layershuffle.tables",
     figures="papers.layershuffle.figures",

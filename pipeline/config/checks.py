@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.config.params import AUTO, Cell, Params
 from pipeline.config.presets import ModelPreset
 from pipeline.config.resolve import Value, find_most, resolved
-from pipeline.config.samplers import forms, limit, sampler_name
+from pipeline.config.samplers import ORDERLESS, forms, limit, sampler_name
 from pipeline.config.sections import Finetune, Optimisation, Pretrain
 from pipeline.config.types import AtMost, Section
 from pipeline.config.variant import BASELINE, PRETRAINED, UNTRAINED, Variant
@@ -15,7 +15,6 @@ from pipeline.errors import at_most, collect_errors, mistake, raise_all, unknown
 
 PRESET_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 VARIANT_NAME = r"[A-Za-z0-9][A-Za-z0-9_]*"
-ENDING = "_misled"  # of the rows of a variant that is told wrong positions
 ENDPOINT = r"[^:\s]+:\d+"
 
 
@@ -79,10 +78,8 @@ def _check_variant_names(params: Params) -> Iterator[str]:
         declared[f"scales.{name}.variants"] = scale.variants
     for place, variants in declared.items():
         for name, variant in variants.items():
-            if not re.fullmatch(VARIANT_NAME, name) or name in taken or name.endswith(ENDING):
-                wanted = (
-                    f"letters, digits, _, but not {', '.join(taken)}, and no {ENDING} at its end"
-                )
+            if not re.fullmatch(VARIANT_NAME, name) or name in taken:
+                wanted = f"letters, digits, _, but not {', '.join(taken)}"
                 yield f"params.yaml: {place}: found the name {name!r}, accepted: {wanted}"
             if variant is None and name not in params.variants:
                 yield unknown_name(place, name, params.variants)
@@ -118,8 +115,11 @@ def _check_values(params: Params) -> list[str]:
     unknown = []
     for section in params.running_sections:
         for name in getattr(params.resolve(section), "variants", ()):
+            key = f"{section.name}.variants"
             if name not in params.all_variants:
-                unknown.append(unknown_name(f"{section.name}.variants", name, params.all_variants))
+                unknown.append(unknown_name(key, name, params.all_variants))
+            elif params.all_variants[name].route in ORDERLESS and not section.own_route:
+                lines.append(mistake(key, name, "variants that run each of their layers once"))
     if not unknown:
         for paper in params.running:
             lines += paper.run("check", params)

@@ -79,12 +79,12 @@ def list_split(folder: Path, classes: list[str] | None = None) -> tuple[Items, l
     known = classes or names
     if len(set(map(folder_name, names))) < len(names):
         raise UserError(f"{folder}: two folders whose names differ by Unicode's normal form alone")
-    if unknown := set(names) - set(known):
+    label_of = {folder_name(name): label for label, name in enumerate(known)}
+    if unknown := {name for name in names if folder_name(name) not in label_of}:
         raise UserError(
             f"{folder / min(unknown)}: a class that the training images do not have; "
             f"they have {len(known)}"
         )
-    label_of = {name: label for label, name in enumerate(known)}
     identities: list[int] = []
     rows: list[Row] = []
     for place, name in files:
@@ -93,7 +93,7 @@ def list_split(folder: Path, classes: list[str] | None = None) -> tuple[Items, l
         own_class, slash, _ = inside.partition("/")
         if slash:
             stat = os.stat(path)  # noqa: PTH116
-            label = label_of[own_class]
+            label = label_of[folder_name(own_class)]
             identities.append(hash((stat.st_dev, stat.st_ino)))
             # Unpacking an archive sets the time of modification, but not that of change.
             rows.append((os.fsencode(inside), 0, stat.st_size, stat.st_ctime_ns, label))

@@ -260,12 +260,13 @@ def test_the_list_of_blocks_is_one_or_named() -> None:
     uneven = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 4)))
     with refused("found no list of blocks", ValueError):
         lsvit.shuffle(uneven)
-    pair = nn.ModuleDict({"a": Nested(), "b": Nested()})
-    with refused(r"'a.parts.h', 'b.parts.h'; name one", ValueError):
+    pair = Nested()
+    pair.other = Nested()
+    with refused(r"'parts.h', 'other.parts.h'; name one", ValueError):
         lsvit.shuffle(pair)
-    assert lsvit.shuffle(pair, blocks="b.parts.h").blocks == "b.parts.h"
-    listed = pair["a"].get_submodule("parts.h")
-    assert lsvit.shuffle(pair, blocks=listed).blocks == "a.parts.h"
+    assert lsvit.shuffle(pair, blocks="other.parts.h").blocks == "other.parts.h"
+    listed = pair.get_submodule("parts.h")
+    assert lsvit.shuffle(pair, blocks=listed).blocks == "parts.h"
     with (
         pytest.warns(match="was not called"),
         lsvit.in_order(pair, (1, 0), blocks=listed) as runner,

@@ -254,6 +254,15 @@ def test_classes_without_an_image_to_train_on_are_counted(printed: Printed) -> N
     assert "leave 2 of 4 classes no image to train on" in printed()
 
 
+def test_a_class_in_another_normal_form_is_the_same_class(images: Path) -> None:
+    """As a folder has it that was copied from macOS."""
+    write_empty(images / "train", "caf\u00e9/1.png")
+    write_empty(images / "val", "cafe\u0301/1.png")
+    splits, classes = list_image_folder(images)
+    assert classes == ["caf\u00e9", "cat", "dog"]
+    assert (splits["validation"].labels == 0).sum() == 1
+
+
 def test_validation_images_that_are_trained_on_are_told(images: Path, printed: Printed) -> None:
     """A link instead of a second folder is a common way to begin, and easily forgotten."""
     list_image_folder(images)
