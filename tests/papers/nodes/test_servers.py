@@ -166,9 +166,9 @@ def test_real_processes_go_on_without_one(
     model = weights.open()
     holders = place(2, 1, 6)
 
-    def serve(policy: Policy, deadline: float) -> list[Answer]:
+    def serve(policy: Policy, **times: float) -> list[Answer]:
         """Six micro-batches, three at a time."""
-        options = SERVICE.model_copy(update={"deadline": deadline})
+        options = SERVICE.model_copy(update=times)
         nodes.hold(weights, holders, options)
         client = Client(holders, options, time.time, generator("test"))
         served = asyncio.run(nodes.serve(client, policy, [started(model)] * 6, 3))
@@ -177,14 +177,19 @@ def test_real_processes_go_on_without_one(
         return [answer for answer, _ in served]
 
     with nodes_cluster.cluster(2, 0.0) as nodes:
-        for answer in serve("any", 2000):
+        # A machine under load stops a process for seconds: here nobody loses patience for minutes.
+        for answer in serve("any", deadline=100_000, patience=100_000):
             assert sorted(answer.route) == [*range(6)]
         ticks = [[pair] for tick in nodes_schedules.latin_ticks(1, 2) for pair in tick]
         (state,) = nodes.follow(ticks, [started(model)])
         assert same_as_one_pass(model, state, (0, 1))
         nodes.kill(1)
-        for answer in serve("any", 2000):
-            assert ({*answer.route}, answer.lost) == ({0, 2, 4}, False)
-        for answer in serve("strict", 40):
+        routes = set()
+        for answer in serve("any", deadline=20_000):
+            assert not answer.lost
+            routes.add(frozenset(answer.route))
+        assert {0, 2, 4} in routes  # a node that is only slow may have been left out too
+        assert all(route <= {0, 2, 4} for route in routes)
+        for answer in serve("strict", deadline=40):
             assert answer.lost
             assert answer.route in ((), (0,))
