@@ -185,7 +185,7 @@ def test_real_processes_go_on_without_one(
         assert same_as_one_pass(model, state, (0, 1))
         nodes.kill(1)
         routes = set()
-        for answer in serve("any", deadline=20_000):
+        for answer in serve("any", deadline=2000):
             assert not answer.lost
             routes.add(frozenset(answer.route))
         assert {0, 2, 4} in routes  # a node that is only slow may have been left out too
