@@ -7,14 +7,14 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from lsvit.routes import Order
 from pipeline.config.sections import PaperSection
 from pipeline.config.types import (
+    NUMBER,
     Added,
     Count,
     Fraction,
     Merged,
-    Natural,
     NoEffect,
     NonNegative,
-    Positive,
+    Part,
     Section,
     Seed,
     Share,
@@ -79,11 +79,11 @@ class Recipe(Section):
 
     repeats: Count = 1
     """Repeated augmentation: how often an epoch shows an image."""
-    crop: Annotated[Positive, Field(le=1), Added(1.0)] = 1.0
+    crop: Annotated[Part, Added(1.0)] = 1.0
     """Random resized crop: the least share of an image's area that is kept; 1: none."""
     flip: Annotated[Share, Added(0.0)] = 0.0
     """Probability of a horizontal flip."""
-    randaugment: Annotated[Natural, Field(le=10), Added(0)] = 0
+    randaugment: Annotated[int, Field(ge=0, le=10), NUMBER, Added(0)] = 0
     """Magnitude of RandAugment; 0: none."""
     erasing: Share = 0.0
     """Probability of random erasing."""

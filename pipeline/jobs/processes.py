@@ -58,7 +58,7 @@ def _leave(code: int) -> None:
 def start_workers(*modules: str) -> None:
     """Start the process that all workers are forked from. It imports these modules, and torch.
 
-    The stage itself never does, and reads its parameters in the meantime.
+    The stage itself never does, and plans its jobs in the meantime.
     """
     multiprocessing.set_forkserver_preload(list(modules))
     forkserver.ensure_running()

@@ -25,7 +25,7 @@ class Stage:
     """A running stage.
 
     Args:
-        module: of its jobs. Workers import it while the stage reads its parameters.
+        module: of its jobs. Workers import it while the stage plans its jobs.
         papers: whose sections params.yaml has.
         of: whose trainings its tracker logs: a paper's, or those of "pretrain". A stage that trains
             nothing logs its results alone.
