@@ -67,7 +67,8 @@ def draw_pruning(figures: Figures, rows: pd.DataFrame, others: pd.DataFrame, cha
     frames = [others]
     for variant, look in figures.looks(dict.fromkeys(rows["variant"])).items():
         for way, style in WAYS.items():
-            own = rows[(rows["variant"] == variant) & rows["way"].isin([way, "whole"])]
+            ways = [way] if way == "healed" else [way, "whole"]  # healed ones are of other images
+            own = rows[(rows["variant"] == variant) & rows["way"].isin(ways)]
             name = f"{look['label']}, {way}"
             looks[name] = look | {"linestyle": style, "label": name}
             if (own["way"] == way).any():
@@ -81,7 +82,8 @@ def draw_pruning(figures: Figures, rows: pd.DataFrame, others: pd.DataFrame, cha
     axes[0, 0].set(xlabel="MFLOPs of an image", ylabel="validation accuracy (%)", ylim=(0, 100))
     draw_chance(axes[0, 0], chance)
     figures.finish(figure, "questions_pruning", columns=2)
-    return CAPTIONS["pruning"].format(**describe_rows(rows))
+    pruned = rows[rows["way"] != "healed"]
+    return CAPTIONS["pruning"].format(**describe_rows(pruned), most=lines["images"].max())
 
 
 def draw_passes(figures: Figures, rows: pd.DataFrame) -> str:

@@ -5,6 +5,8 @@ import pandas as pd
 
 from pipeline.report.evidence import Evidence
 
+STARTS = ("separate", "common")  # of trainings that are merged
+
 
 def _rows(e: Evidence, variant: str, part: str, way: str, measure: str) -> pd.DataFrame:
     where = {"variant": variant, "part": part, "way": way, "measure": measure}
@@ -28,11 +30,17 @@ def beyond_chance(e: Evidence, variant: str, way: str) -> np.ndarray:
 
 
 def kept(e: Evidence, variant: str, part: str, way: str) -> np.ndarray:
-    """What merged models keep of the single ones' accuracy above chance, mean over the counts."""
+    """What merged models keep of the single ones' accuracy above chance.
+
+    It is the mean over the numbers of trainings that are merged from all starts, of all variants.
+    """
     rows = _rows(e, variant, part, way, "accuracy")
     what = f"{e.label(variant)} from {part} starts"
     single = e.by_seed(rows[rows["count"] == 1], "value", what)
-    merged = e.by_seed(rows[rows["count"] > 1], "value", what)
+    merges = e.table("questions")
+    merges = merges[merges["part"].isin(STARTS) & (merges["count"] > 1)]
+    alike = set.intersection(*merges.groupby(["variant", "part"])["count"].agg(set))
+    merged = e.by_seed(rows[rows["count"].isin(alike)], "value", what)
     return e.excess(100 * merged, 100 * single)
 
 

@@ -35,17 +35,29 @@ class NotComparable(NoVerdict):
 def refuse_ceiling(*values: np.ndarray, above: float = math.inf, below: float = -math.inf) -> None:
     """Raise NotComparable if all values to be compared lie at a ceiling or at a floor.
 
+    Their means over the seeds count, as one seed apart tells nothing of the others.
+
     Args:
         values: (seeds,) each.
         above: where all values above are as good as each other.
         below: where all values below are.
     """
-    lowest = min(value.min() for value in values)
-    highest = max(value.max() for value in values)
-    if lowest > above:
+    means = [value.mean() for value in values]
+    if min(means) > above:
         raise NotComparable(f"all lie at a ceiling, above {above:g}: nothing to tell apart")
-    if highest < below:
+    if max(means) < below:
         raise NotComparable(f"all lie at a floor, below {below:g}: nothing to tell apart")
+
+
+def subtract(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Seed by seed.
+
+    Raises:
+        NotRun: they are not of equally many seeds, as where seeds share their starting weights.
+    """
+    if len(values) != len(others):
+        raise NotRun(f"values of {len(values)} and of {len(others)} seeds have no pairs")
+    return values - others
 
 
 class Counts(NamedTuple):

@@ -22,6 +22,7 @@ from pipeline.report.evidence import (
     NothingToTell,
     NotRun,
     NoVerdict,
+    subtract,
 )
 from pipeline.report.statistics import LEVEL, METHOD, Estimate, estimate, holm, n_to_decide, p_value
 
@@ -110,7 +111,7 @@ def _measure(claim: Claim, measures: Measures, evidence: Evidence) -> Measured:
     with np.errstate(divide="ignore", invalid="ignore"):
         values: Any = measure(evidence, **claim.arguments)
         if claim.minus is not None:
-            values = values - measure(evidence, **(claim.arguments | claim.minus))
+            values = subtract(values, measure(evidence, **(claim.arguments | claim.minus)))
     return values if isinstance(values, Measured) else Counts(values)
 
 

@@ -161,6 +161,7 @@ def fit(
     branch = branch.to(device)
     optimizer = make_optimizer(branch, options)
     scheduler = make_scheduler(optimizer, options, steps=0)
+    scaler = torch.amp.GradScaler(device.type, enabled=execution.precision == "fp16")
     losses: list[float] = []
     best: dict[str, Any] = {}
     while len(losses) < options.epochs and not stops(losses, options.stop_patience):
@@ -171,8 +172,9 @@ def fit(
             optimizer.zero_grad()
             with execution.context():
                 loss = task_loss(branch(tokens).float(), train.labels[rows.to(device)])
-            loss.backward()
-            optimizer.step()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
         losses.append(task_loss(answers(branch, judge.tokens, execution), judge.labels).item())
         if not math.isfinite(losses[-1]):
             raise UserError(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from lsvit.routed import RoutedModel
@@ -46,6 +47,7 @@ from pipeline.jobs.files import ARRAYS, HISTORY, ROWS, WEIGHTS, read_meta, sha25
 from pipeline.jobs.rows import read_rows
 from pipeline.models.weights import build
 from pipeline.training import loop as training
+from pipeline.training.devices import Execution
 from pipeline.training.judging import kept_epoch
 from pipeline.training.loop import train
 from pipeline.training.objectives import Batch, is_right, task_loss
@@ -337,6 +339,18 @@ def test_images_that_choose_and_images_that_report(bench: Bench, raw: Path, tmp_
     prepare("bars", DatasetPreset(source="embedded", heldout=16), raw, tmp_path / "data")
     parts = exits.open_parts(bench.config(images=50), tmp_path / "data", model)
     assert [len(parts[name].rows) for name in ("train", "judge", "report")] == [50, 16, 40]
+
+
+def test_small_gradients_are_not_lost_in_fp16(bench: Bench) -> None:
+    """A branch that is nearly sure has some below what fp16 holds, unless its loss is scaled."""
+    branch = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False))
+    start = torch.tensor([[12.0, 0.0], [-4.0, 0.0]])
+    branch[1].weight.data.copy_(start)
+    tokens = torch.tensor([[[1.0, 0.0]]]).repeat(64, 1, 1)
+    recorded = exits.Recorded(tokens, torch.zeros(64, dtype=torch.long))
+    half = Execution(torch.device("cpu"), "fp16")
+    exits.fit(branch, recorded, recorded, 0.1, bench.config(), half)
+    assert not torch.equal(branch[1].weight, start)
 
 
 def test_the_best_epoch_of_the_best_learning_rate_is_kept(

@@ -61,6 +61,26 @@ def test_without_a_table_its_claims_are_not_run(table: str, name: str) -> None:
     assert judged(PAPER, name, made_up({table: pd.DataFrame()}))["verdict"] == NOT_RUN
 
 
+@pytest.mark.parametrize(("seeds", "verdict", "mean"), CASES["protocols"])
+def test_what_choosing_on_the_reported_images_gains(
+    seeds: list[list[float]], verdict: str, mean: float | None
+) -> None:
+    """LS is chosen by random orders. Original order, and variants of ours, do not count."""
+    rows = []
+    for seed, (epoch, gain) in enumerate(seeds):
+        for variant in ("ls", "ls_latin"):
+            row = {"variant": variant, "seed": seed, "sequential": 0.5, "arbitrary": 0.6}
+            lower = {"sequential": 0.9, "arbitrary": 0.6 - gain / 100}
+            rows.append(row | {"protocol": "paper", "epoch": 4})
+            rows.append(row | {"protocol": "heldout", "epoch": epoch} | lower)
+    table = pd.DataFrame(rows)
+    table.loc[table["variant"] == "ls_latin", "arbitrary"] *= 0.5
+    entry = judged(PAPER, "control.protocol", made_up({"protocols": table}))
+    assert entry["verdict"] == verdict
+    if mean is not None:
+        assert entry["measured"]["mean"] == pytest.approx(mean)
+
+
 def test_table_1_is_that_of_the_tables() -> None:
     claims = {claim.id: claim for claim in load_claims(PAPER).claims}
     for (dataset, model), names in CELLS.items():

@@ -22,7 +22,14 @@ from pipeline.report import check
 from pipeline.report.check import check_ledger
 from pipeline.report.claims import Claim, load_claims
 from pipeline.report.comparison import changes, moved, read_cells, same_cell
-from pipeline.report.evidence import Counts, Evidence, NotComparable, refuse_ceiling
+from pipeline.report.evidence import (
+    Counts,
+    Evidence,
+    NotComparable,
+    NotRun,
+    refuse_ceiling,
+    subtract,
+)
 from pipeline.report.ledger import (
     FAILS,
     HOLDS,
@@ -81,13 +88,23 @@ def test_an_entry(values: list[float], keys: dict[str, Any], expected: dict[str,
 
 
 def test_values_at_a_ceiling_are_not_compared() -> None:
-    best, good, none = np.array([0.995, 1]), np.array([0.9, 1]), np.array([0.001, 0.002])
+    # One seed below 0.99 makes no difference.
+    best, good, none = np.array([0.989, 1]), np.array([0.9, 1]), np.array([0.001, 0.012])
     refuse_ceiling(best, good, above=0.99)
     refuse_ceiling(good, none, below=0.01)
     with pytest.raises(NotComparable):
         refuse_ceiling(best, best, above=0.99)
     with pytest.raises(NotComparable):
         refuse_ceiling(none, none, below=0.01)
+
+
+def test_values_of_unlike_numbers_of_seeds_are_no_pairs() -> None:
+    """As of trainings and the fewer starting weights that they share."""
+    assert subtract(np.array([3, 4]), np.array([1, 1])).tolist() == [2, 3]
+    with pytest.raises(NotRun, match="values of 5 and of 2 seeds"):
+        subtract(np.arange(5), np.arange(2))
+    entry = judged([1.0, 2.0], minus=np.array([1.0]), holds=(0, INF))
+    assert entry["verdict"] == NOT_RUN
 
 
 def test_each_family_is_corrected_by_itself() -> None:
