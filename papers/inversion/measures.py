@@ -185,9 +185,7 @@ def non_unique(e: Evidence) -> Counts:
     met = rows[rows["verdict"].isin(ANOTHER_MEETS)]
     images = met[met["point"] == f"{FIRST}1"].groupby("seed")["image"].nunique()
     if len(images) < rows["seed"].nunique():
-        raise NothingToTell(
-            "the descent does not meet the output: whether another input does is open"
-        )
+        raise NothingToTell("the descent meets no output: whether another input does is open")
     another = at(met.assign(another=met["verdict"].map(ANOTHER_MEETS)), 0, "another")
     return Counts(100 * another - 50, step=100 / images.min())
 

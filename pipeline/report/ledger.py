@@ -111,7 +111,8 @@ def _measure(claim: Claim, measures: Measures, evidence: Evidence) -> Measured:
     with np.errstate(divide="ignore", invalid="ignore"):
         values: Any = measure(evidence, **claim.arguments)
         if claim.minus is not None:
-            values = subtract(values, measure(evidence, **(claim.arguments | claim.minus)))
+            others: Any = measure(evidence, **(claim.arguments | claim.minus))
+            values = subtract(values, others)
     return values if isinstance(values, Measured) else Counts(values)
 
 

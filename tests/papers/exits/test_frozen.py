@@ -343,14 +343,15 @@ def test_images_that_choose_and_images_that_report(bench: Bench, raw: Path, tmp_
 
 def test_small_gradients_are_not_lost_in_fp16(bench: Bench) -> None:
     """A branch that is nearly sure has some below what fp16 holds, unless its loss is scaled."""
-    branch = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False))
+    linear = nn.Linear(2, 2, bias=False)
     start = torch.tensor([[12.0, 0.0], [-4.0, 0.0]])
-    branch[1].weight.data.copy_(start)
+    linear.weight.data.copy_(start)
+    branch = nn.Sequential(nn.Flatten(), linear)
     tokens = torch.tensor([[[1.0, 0.0]]]).repeat(64, 1, 1)
     recorded = exits.Recorded(tokens, torch.zeros(64, dtype=torch.long))
     half = Execution(torch.device("cpu"), "fp16")
     exits.fit(branch, recorded, recorded, 0.1, bench.config(), half)
-    assert not torch.equal(branch[1].weight, start)
+    assert not torch.equal(linear.weight, start)
 
 
 def test_the_best_epoch_of_the_best_learning_rate_is_kept(

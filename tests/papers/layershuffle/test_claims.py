@@ -69,7 +69,12 @@ def test_what_choosing_on_the_reported_images_gains(
     rows = []
     for seed, (epoch, gain) in enumerate(seeds):
         for variant in ("ls", "ls_latin"):
-            row = {"variant": variant, "seed": seed, "sequential": 0.5, "arbitrary": 0.6}
+            row: dict[str, Any] = {
+                "variant": variant,
+                "seed": seed,
+                "sequential": 0.5,
+                "arbitrary": 0.6,
+            }
             lower = {"sequential": 0.9, "arbitrary": 0.6 - gain / 100}
             rows.append(row | {"protocol": "paper", "epoch": 4})
             rows.append(row | {"protocol": "heldout", "epoch": epoch} | lower)
