@@ -9,7 +9,7 @@ from papers.exits.section import COUNTING, LAST_EXIT
 from papers.exits.tables import CLASSIFIER_WISE, LABELS
 from pipeline.config.params import Params
 from pipeline.config.variant import BASELINE
-from pipeline.report.captions import read_captions
+from pipeline.report.captions import counted, read_captions
 from pipeline.report.figures import (
     GREY,
     Figures,
@@ -125,7 +125,7 @@ def draw_tradeoff(figures: Figures, rows: pd.DataFrame, guess: float, name: str)
         task=task,
         reference=reference,
         variant=variant,
-        seeds=rows["seed"].nunique(),
+        seeds=counted(rows["seed"].nunique(), "seed"),
         circled=early["circled"].sum(),
         early=len(early),
     )
@@ -162,7 +162,7 @@ def draw_orders(figures: Figures, rows: pd.DataFrame, chance: float, keep: int) 
         data=title_of(rows),
         branches=", ".join(LABELS[branch] for branch in LABELS if branch in common),
         keep=keep,
-        seeds=rows["seed"].nunique(),
+        seeds=counted(rows["seed"].nunique(), "seed"),
     )
 
 
@@ -185,7 +185,7 @@ def draw_dynamic(figures: Figures, budgets: pd.DataFrame, exits: pd.DataFrame) -
         fewest=budgets["exits"].min(),
         most=budgets["exits"].max(),
         excess=100 * max((sure["flops"] / sure["budget"]).max() - 1, 0),
-        seeds=budgets["seed"].nunique(),
+        seeds=counted(budgets["seed"].nunique(), "seed"),
     )
 
 
@@ -218,7 +218,7 @@ def draw(results: Results, params: Params) -> dict[str, str]:
     about = results.read("exits")
     frozen = exits[(exits["strategy"] == CLASSIFIER_WISE) & exits["order"].isin(ORDERS)]
     classes = frozen[frozen["dataset"] != COUNTING]
-    counted = frozen[(frozen["dataset"] == COUNTING) & (frozen["order"] == "sequential")]
+    objects = frozen[(frozen["dataset"] == COUNTING) & (frozen["order"] == "sequential")]
     captions = {}
     if len(classes):
         variants = classes["variant"].unique()
@@ -229,8 +229,8 @@ def draw(results: Results, params: Params) -> dict[str, str]:
         captions["Exits, trade-off"] = draw_tradeoff(figures, rows, chance, "exits_tradeoff")
         captions["Exits, orders"] = draw_orders(figures, classes, chance, about["keep"])
         captions["Exits, dynamic"] = draw_dynamic(figures, budgets, rows)
-    if len(counted):
+    if len(objects):
         most = about["counting"]["most"]
         guess = np.abs(np.arange(most + 1) - most / 2).mean()
-        captions["Exits, counting"] = draw_tradeoff(figures, counted, guess, "exits_counting")
+        captions["Exits, counting"] = draw_tradeoff(figures, objects, guess, "exits_counting")
     return captions

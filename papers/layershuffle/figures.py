@@ -18,7 +18,7 @@ from papers.layershuffle.section import Analysis
 from pipeline.config.params import Params
 from pipeline.config.variant import PRETRAINED
 from pipeline.jobs.rows import mean_rows
-from pipeline.report.captions import read_captions
+from pipeline.report.captions import counted, read_captions
 from pipeline.report.evaluations import summarise
 from pipeline.report.figures import (
     GREY,
@@ -121,7 +121,8 @@ def draw_first_layers(figures: Figures, samplers: pd.DataFrame, chance: float) -
 
 
 def _describe_counts(rows: pd.DataFrame) -> str:
-    return CAPTIONS["counts"].format(seeds=rows["seed"].nunique(), images=rows["images"].max())
+    seeds = counted(rows["seed"].nunique(), "seed")
+    return CAPTIONS["counts"].format(seeds=seeds, images=rows["images"].max())
 
 
 def draw_umap(
@@ -277,7 +278,7 @@ def draw_training_curves(
     axes[1, 0].set(xlabel="epoch")
     figures.finish(figure, "training_curves")
     seeds = rows.groupby("variant")["seed"].nunique().max()
-    return CAPTIONS["training_curves"].format(seeds=seeds)
+    return CAPTIONS["training_curves"].format(seeds=counted(seeds, "seed"))
 
 
 def draw_forms(figures: Figures, rows: pd.DataFrame, forms: list[str]) -> str:
@@ -313,7 +314,7 @@ def draw_forms(figures: Figures, rows: pd.DataFrame, forms: list[str]) -> str:
         xticklabels=forms,
     )
     figures.finish(figure, "order_forms")
-    return CAPTIONS["forms"].format(seeds=full["seed"].nunique())
+    return CAPTIONS["forms"].format(seeds=counted(full["seed"].nunique(), "seed"))
 
 
 def draw(results: Results, params: Params) -> dict[str, str]:

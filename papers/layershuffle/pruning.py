@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from lsvit.routes import ORDERS
 from papers.layershuffle.section import ALL
 from pipeline.config.variant import BASELINE
-from pipeline.report.captions import read_captions
+from pipeline.report.captions import counted, read_captions
 from pipeline.report.evaluations import count_orders
 from pipeline.report.figures import (
     GREY,
@@ -75,10 +75,10 @@ def draw_pruning(
     figures.finish(figure, name, handles)
     full = lines[lines["full"]]
     noun = "orders" if full["orders"].max() > 1 else "order"
-    counts = [f"k = {cell.keep}: {cell.orders}" for cell in refits.itertuples()]
+    counts = [f"k = {cell.keep}: {counted(cell.orders, 'order')}" for cell in refits.itertuples()]
     return CAPTIONS["pruning"].format(
         order="their original order" if order == "sequential" else "random order",
-        seeds=lines["n"].max(),
+        seeds=counted(lines["n"].max(), "seed"),
         pruned=_describe_pruned(lines[lines["choose"] == "random"]),
         orders=count_orders(full, noun),
         images=full["images"].max(),
@@ -109,7 +109,7 @@ def draw_pruning_of_all(figures: Figures, cells: pd.DataFrame, chance: float) ->
         draw_chance(axis, chance)
     axes[1, 0].set(xlabel="layers kept")
     figures.finish(figure, "pruning")
-    return CAPTIONS["pruning_of_all"].format(seeds=cells["n"].max())
+    return CAPTIONS["pruning_of_all"].format(seeds=counted(cells["n"].max(), "seed"))
 
 
 def _draw_kept(axis: Axes, cells: pd.DataFrame, looks: dict[str, Look], apart: float = 0) -> None:

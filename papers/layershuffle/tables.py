@@ -182,7 +182,7 @@ def floors_table(rows: pd.DataFrame) -> pd.DataFrame:
         lead = find_lead(rows, floor)
         if lead is None:
             continue
-        judged = "yes"
+        judged = "yes" if lead.n > 1 else "open: one seed has no interval"
         if is_as_good(lead):
             judged = f"no: {floor.unjudged}"
             if floor.claims:

@@ -113,6 +113,8 @@ def test_a_floor_that_is_as_good_is_said(rows: pd.DataFrame) -> None:
     three = full.assign(variant="refit_3", keep=3)
     rows = pd.concat([rows[rows["variant"] != "refit_3"], regression, three])
     assert floors_table(rows).to_numpy().tolist() == CASES["floors"]
+    one_seed = floors_table(rows[rows["seed"] == 0])
+    assert set(one_seed["can be judged"]) == {"open: one seed has no interval"}
     paired = differences(rows)
     of_regression = paired[paired["variant"] == "logistic_regression"]
     assert set(of_regression["order"]) == {"sequential"}
