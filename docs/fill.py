@@ -35,6 +35,7 @@ FUNCTIONS = (
     tables.result,
     tables.gate,
     tables.gap,
+    tables.last_layer,
     tables.counts,
     tables.served,
     tables.simulated,

@@ -138,6 +138,22 @@ def gap(read: Read, file: str, dataset: str, other: str) -> str:
     return f"{row['mean']:.2f} ({interval}), on validation images {lead:.1f}"
 
 
+def last_layer(read: Read, file: str, variant: str) -> str:
+    """Accuracy along single routes of random layers, with the model's last layer and without."""
+    rows = pd.read_csv(io.StringIO(read(file)))
+    last = str(rows["keep"].max() - 1)
+    own = rows[(rows["variant"] == variant) & (rows["choose"] == "random") & (rows["routes"] == 1)]
+    has_last = own["route"].str.split("-").map(lambda layers: last in layers)
+    cells = []
+    for keep, routes in own.groupby("keep"):
+        parts = (routes[has_last[routes.index]], routes[~has_last[routes.index]])
+        spans = [100 * part["accuracy"].agg(["min", "max"]) for part in parts]
+        texts = [f"{span['min']:.0f} to {span['max']:.0f}" for span in spans]
+        counted = [f"{text} ({len(part)})" for text, part in zip(texts, parts, strict=True)]
+        cells.append([str(keep), *counted])
+    return markdown_table(["layers kept", "with the last layer", "without it"], cells)
+
+
 def counts(read: Read, file: str) -> str:
     """Claims by paper and verdict in a ledger."""
     entries = {entry["id"]: entry for entry in json.loads(read(file))["claims"]}
