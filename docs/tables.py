@@ -142,7 +142,10 @@ def last_layer(read: Read, file: str, variant: str) -> str:
     """Accuracy along single routes of random layers, with the model's last layer and without."""
     rows = pd.read_csv(io.StringIO(read(file)))
     last = str(rows["keep"].max() - 1)
-    own = rows[(rows["variant"] == variant) & (rows["choose"] == "random") & (rows["routes"] == 1)]
+    own = rows[(rows["variant"] == variant) & (rows["routes"] == 1)]
+    own = own[own["keep"] < own["keep"].max()]
+    if "choose" in own:  # older results have random layers alone
+        own = own[own["choose"] == "random"]
     has_last = own["route"].str.split("-").map(lambda layers: last in layers)
     cells = []
     for keep, routes in own.groupby("keep"):
