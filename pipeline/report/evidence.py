@@ -50,12 +50,12 @@ def refuse_ceiling(*values: np.ndarray, above: float = math.inf, below: float = 
 
 
 def subtract(values: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Seed by seed.
+    """Seed by seed, or minus the one value that all seeds have in common.
 
     Raises:
-        NotRun: they are not of equally many seeds, as where seeds share their starting weights.
+        NotRun: they have no pairs, as five trainings and two starting weights.
     """
-    if len(values) != len(others):
+    if len(others) not in (1, len(values)):
         raise NotRun(f"values of {len(values)} and of {len(others)} seeds have no pairs")
     return values - others
 

@@ -100,10 +100,11 @@ def test_values_at_a_ceiling_are_not_compared() -> None:
 
 def test_values_of_unlike_numbers_of_seeds_are_no_pairs() -> None:
     """As of trainings and the fewer starting weights that they share."""
-    assert subtract(np.array([3, 4]), np.array([1, 1])).tolist() == [2, 3]
+    assert subtract(np.array([3, 4]), np.array([1, 2])).tolist() == [2, 2]
+    assert subtract(np.array([3, 4]), np.array([1])).tolist() == [2, 3]  # published weights
     with pytest.raises(NotRun, match="values of 5 and of 2 seeds"):
         subtract(np.arange(5), np.arange(2))
-    entry = judged([1.0, 2.0], minus=np.array([1.0]), holds=(0, INF))
+    entry = judged([1.0, 2.0, 3.0], minus=np.array([1.0, 2.0]), holds=(0, INF))
     assert entry["verdict"] == NOT_RUN
 
 
